@@ -104,7 +104,7 @@ def witness(broker: Cluster) -> Witness:
 def postgres() -> Iterator[PostgresSystem]:
     """An empty schema ``public``, on the server that all tests of the process share."""
     from shared_servers import new_postgres
-    from sparkonce.sinks.postgres.connection import close_all
+    from sparkonce.sinks.sql.postgres.connection import close_all
 
     system = new_postgres()
     yield system

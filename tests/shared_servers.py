@@ -16,7 +16,7 @@ import pytest
 from psycopg import sql
 
 from sparkonce.errors import SparkonceError
-from sparkonce.sinks.postgres.connection import close_all
+from sparkonce.sinks.sql.postgres.connection import close_all
 from sparkonce_lab.rig.kafka import Cluster
 from sparkonce_lab.rig.servers.hdfs import Hdfs
 from sparkonce_lab.rig.servers.mariadb import MariaDBServer

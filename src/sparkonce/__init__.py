@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from sparkonce.guarantees import Guarantee as Guarantee
     from sparkonce.sinks.files.sink import FilesSink as FilesSink
     from sparkonce.sinks.kafka.sink import KafkaSink as KafkaSink
-    from sparkonce.sinks.mysql.sink import MySQLSink as MySQLSink
-    from sparkonce.sinks.postgres.sink import PostgresSink as PostgresSink
     from sparkonce.sinks.redis.sink import RedisSink as RedisSink
+    from sparkonce.sinks.sql.mysql.sink import MySQLSink as MySQLSink
+    from sparkonce.sinks.sql.postgres.sink import PostgresSink as PostgresSink
     from sparkonce.sinks.tables.delta import DeltaSink as DeltaSink
     from sparkonce.sinks.tables.iceberg import IcebergSink as IcebergSink
     from sparkonce.sinks.write_ahead.sink import WriteAheadSink as WriteAheadSink
@@ -48,8 +48,8 @@ HOMES = {
     "Guarantee": "sparkonce.guarantees",
     "IcebergSink": "sparkonce.sinks.tables.iceberg",
     "KafkaSink": "sparkonce.sinks.kafka.sink",
-    "MySQLSink": "sparkonce.sinks.mysql.sink",
-    "PostgresSink": "sparkonce.sinks.postgres.sink",
+    "MySQLSink": "sparkonce.sinks.sql.mysql.sink",
+    "PostgresSink": "sparkonce.sinks.sql.postgres.sink",
     "RedisSink": "sparkonce.sinks.redis.sink",
     "WriteAheadSink": "sparkonce.sinks.write_ahead.sink",
     "await_end": "sparkonce.spark.job.ending",

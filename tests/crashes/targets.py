@@ -193,12 +193,15 @@ def database(name: str, commit: str, *columns: str, kind: type[Target] = Target,
         make: Any = partial(PostgresSystem, megabytes=160, settings=settings, alone=True, answers_within_s=20.0)
         sinks, server = "postgres", PostgresSystem
         options = {"lock_timeout_s": 2.0, **options}
-        given["preload"] = ("psycopg", "sparkonce.sinks.postgres.writer", "sparkonce.sinks.postgres.committer")
+        given["preload"] = ("psycopg", "sparkonce.sinks.sql.postgres.dialect", "sparkonce.sinks.sql.writer")
     else:
         make = partial(MySQLSystem, megabytes=given.pop("megabytes", 96), alone=True, answers_within_s=20)
         sinks, server = "mariadb", MySQLSystem
-        given["preload"] = ("sparkonce.sinks.mysql.writer", "sparkonce.sinks.mysql.committer")
-        given["waits"] = {"sparkonce.sinks.mysql.committer:_WAIT_S": 2, "sparkonce.sinks.mysql.committer:_IDLE_S": 1}
+        given["preload"] = ("sparkonce.sinks.sql.mysql.dialect", "sparkonce.sinks.sql.writer")
+        given["waits"] = {
+            "sparkonce.sinks.sql.mysql.finishing:_WAIT_S": 2,
+            "sparkonce.sinks.sql.mysql.finishing:_IDLE_S": 1,
+        }
     requests = server.REQUESTS[commit]
     given = {
         "server": sinks,

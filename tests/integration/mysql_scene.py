@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.ownership import TransactionName
-from sparkonce.sinks.mysql.connection import MARIADB, MYSQL
+from sparkonce.sinks.sql.mysql.connection import MARIADB, MYSQL
 from sparkonce.testing.hooks import SinkHooks
 from sparkonce_lab.systems.mysql import MySQLSystem
 

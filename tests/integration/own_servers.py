@@ -14,7 +14,7 @@ from conformance import test_files, test_kafka, test_mysql, test_postgres, test_
 from shared_servers import KILLS_BROKER, broker_to_kill
 from sparkonce.protocol.state import Phase
 from sparkonce.sink import TwoPhaseCommitSink
-from sparkonce.sinks.postgres.connection import close_all
+from sparkonce.sinks.sql.postgres.connection import close_all
 from sparkonce_lab.rig.process import Server
 from sparkonce_lab.rig.servers.mariadb import MariaDBServer
 from sparkonce_lab.rig.servers.postgres import PostgresServer

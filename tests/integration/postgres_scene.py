@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sparkonce.sinks.postgres.sink import PostgresSink
+from sparkonce.sinks.sql.postgres.sink import PostgresSink
 from sparkonce_lab.systems.postgres import PostgresSystem
 
 

@@ -12,8 +12,8 @@ import one_run
 from sparkonce.errors import PrepareError
 from sparkonce.protocol.handles import Handle, Outcome
 from sparkonce.protocol.ownership import TransactionName
-from sparkonce.sinks.mysql.markers import stage_table
-from sparkonce.sinks.mysql.sink import MySQLSink
+from sparkonce.sinks.sql.mysql.names import stage_table
+from sparkonce.sinks.sql.mysql.sink import MySQLSink
 from sparkonce.testing.hooks import SinkHooks
 from sparkonce.testing.scene import Scene
 from sparkonce_lab.systems.mysql import MySQLSystem

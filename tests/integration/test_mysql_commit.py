@@ -16,10 +16,12 @@ from integration.mysql_scene import MAY_NOT_RECOVER, Numbers, name_of, visible
 from sparkonce.errors import PrepareError, UnknownOutcomeError
 from sparkonce.protocol.handles import Handle, Outcome
 from sparkonce.protocol.ownership import TransactionName
-from sparkonce.sinks.mysql import committer, markers
-from sparkonce.sinks.mysql.committer import MySQLCommitter
-from sparkonce.sinks.mysql.markers import FORMAT_ID, Xid, lock_name, stage_table
-from sparkonce.sinks.mysql.sink import MySQLSink
+from sparkonce.sinks.sql.committer import SqlCommitter
+from sparkonce.sinks.sql.mysql import finishing
+from sparkonce.sinks.sql.mysql.dialect import MYSQL_DIALECT
+from sparkonce.sinks.sql.mysql.names import FORMAT_ID, Xid, lock_name, stage_table
+from sparkonce.sinks.sql.mysql.sink import MySQLSink
+from sparkonce.sinks.sql.transactions import Location, SqlTransaction
 from sparkonce.testing.hooks import SinkHooks
 from sparkonce.testing.scene import Scene
 from sparkonce_lab.faults import Fault
@@ -55,7 +57,7 @@ def test_nota_proves_nothing_while_the_connection_that_prepared_is_open(
             cursor.execute(statement)
         return int(caught.value.args[0])
 
-    monkeypatch.setattr("sparkonce.sinks.mysql.connection.Connection.end", lambda self: None)
+    monkeypatch.setattr("sparkonce.sinks.sql.mysql.connection.Connection.end", lambda self: None)
     writer = scene.open(0)
     handle = scene.handle(writer.prepare(), rows=2)
     monkeypatch.undo()
@@ -90,7 +92,7 @@ def test_without_the_right_to_list_what_is_prepared_nothing_is_lost(
 
     eventually(is_ended, "the server knows that the connection that prepared it has ended")
     with monkeypatch.context() as on_mysql:
-        on_mysql.setattr("sparkonce.sinks.mysql.committer.flavour_of", lambda _: MAY_NOT_RECOVER)
+        on_mysql.setattr("sparkonce.sinks.sql.mysql.dialect.flavour_of", lambda _: MAY_NOT_RECOVER)
         (found,) = scene.new_committer().commit([handle])
         assert (found.outcome, "XA_RECOVER_ADMIN" in found.reason) == (Outcome.UNKNOWN, True)
         with pytest.raises(UnknownOutcomeError, match="XA_RECOVER_ADMIN"):
@@ -111,7 +113,8 @@ def test_an_ok_that_did_nothing_is_not_believed(scene: Scene, mariadb: MySQLSyst
     name = TransactionName(
         prefix=scene.facts["prefix"], query=scene.query, token=scene.owner.token, batch=0, slot=0, copy="0" * 12
     )
-    marker = markers.Marker(name=name, kind="two_phase", server=scene.facts["server"], begun_ms=1)
+    location = Location(server=scene.facts["server"])
+    marker = SqlTransaction(kind="two_phase", name=name, location=location, begun_ms=1)
     xid = Xid.of(name)
     before = mariadb.prepared()
     with closing(mariadb.connect()) as preparing, preparing.cursor() as cursor:
@@ -124,7 +127,7 @@ def test_an_ok_that_did_nothing_is_not_believed(scene: Scene, mariadb: MySQLSyst
         cursor.execute(f"XA END {xid}")
         cursor.execute(f"XA PREPARE {xid}")
         reset_connection(preparing)
-        handle = scene.handle(marker.fields(), rows=1)
+        handle = scene.handle(MYSQL_DIALECT.fields.write(marker), rows=1)
         for _ in range(2):
             (answer,) = scene.committer.commit([handle])
             assert answer.outcome is Outcome.RETRY
@@ -167,13 +170,13 @@ def test_an_abort_that_comes_too_late_for_a_branch_that_only_recovery_lists(
     """It was prepared after the markers were read. Its xid does not say in which batch."""
     handle = scene.prepare(0, batch=3)
     with monkeypatch.context() as earlier:
-        earlier.setattr(markers, "not_committed", lambda *_: [])
+        earlier.setattr(finishing, "unsettled", lambda *_: [])
         (found,) = scene.lingering()
     assert name_of(found).batch == 0
     xid = Xid.of(name_of(handle))
     mariadb.ask(f"XA COMMIT {xid}")
     assert scene.abort(found) == [Outcome.ALREADY_COMMITTED]
-    monkeypatch.setattr(committer, "recovered", lambda *_: {xid})  # as it was before the commit
+    monkeypatch.setattr(finishing, "recovered", lambda *_: {xid})  # as it was before the commit
     assert scene.lingering() == []
     assert visible(mariadb) == [0, 1]
 
@@ -193,7 +196,7 @@ def test_the_server_dies_between_prepare_and_commit(scene: Scene, mariadb: MySQL
 
 @BOTH
 def test_a_lost_reply_to_the_commit(scene: Scene, mariadb: MySQLSystem, monkeypatch: pytest.MonkeyPatch) -> None:
-    from sparkonce.sinks.mysql.connection import Connection
+    from sparkonce.sinks.sql.mysql.connection import Connection
 
     handle = scene.prepare(0)
     run = Connection.run
@@ -219,7 +222,7 @@ def test_a_lost_reply_to_the_commit(scene: Scene, mariadb: MySQLSystem, monkeypa
 @BOTH
 def test_a_paused_writer_loses_its_connection(scene: Scene, mariadb: MySQLSystem) -> None:
     writer = scene.open(0)
-    writer._load(writer._connection)  # type: ignore[attr-defined]  # what a chunk of rows would do
+    writer._rows.finish()  # type: ignore[attr-defined]  # what a chunk of rows would do
     (found,) = scene.lingering()
     copy = name_of(found).copy
     assert mariadb.ask("SELECT IS_USED_LOCK(%s)", lock_name(copy)) != [(None,)]
@@ -238,8 +241,8 @@ def test_a_merge_that_may_still_land_is_never_lost(
     scene: Scene, mariadb: MySQLSystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A driver's connection was cut while the server was merging: its successor waits, or ends it if it is idle."""
-    monkeypatch.setattr(committer, "_WAIT_S", 2)
-    monkeypatch.setattr(committer, "_IDLE_S", 1)
+    monkeypatch.setattr(finishing, "_WAIT_S", 2)
+    monkeypatch.setattr(finishing, "_IDLE_S", 1)
     handle = scene.prepare(0)
     with closing(mariadb.connect()) as first, first.cursor() as cursor:
         lock = merge_lock(mariadb, scene, handle)
@@ -260,8 +263,8 @@ def test_a_merge_between_two_statements_is_left_alone(
 ) -> None:
     """The server shows it as idle for a moment."""
     handle = scene.prepare(0)
-    monkeypatch.setattr(committer, "_WAIT_S", 0)
-    monkeypatch.setattr(committer, "_IDLE_S", 3600)
+    monkeypatch.setattr(finishing, "_WAIT_S", 0)
+    monkeypatch.setattr(finishing, "_IDLE_S", 3600)
     with closing(mariadb.connect()) as first, first.cursor() as cursor:
         cursor.execute("SELECT GET_LOCK(%s, 0)", [merge_lock(mariadb, scene, handle)])
         (answer,) = scene.committer.commit([handle])
@@ -431,7 +434,7 @@ def test_a_lost_table_of_markers_is_not_taken_for_lost_rows(scene: Scene, mariad
 def test_a_connection_that_comes_back_after_the_others_were_closed_is_closed(scene: Scene) -> None:
     """Given back by a thread for which nobody waits any more."""
     committer = scene.new_committer()
-    assert isinstance(committer, MySQLCommitter)
+    assert isinstance(committer, SqlCommitter)
     with committer.lent() as kept:
         pass
     assert kept.connection.open

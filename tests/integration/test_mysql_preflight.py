@@ -16,12 +16,12 @@ from integration.mysql_scene import MAY_NOT_RECOVER, NOT_BULK
 from shared_servers import needs_mariadb, new_mariadb
 from sparkonce.errors import ConfigurationError, PreflightError
 from sparkonce.guarantees import Guarantee
-from sparkonce.sink import Facts
-from sparkonce.sinks.mysql import preflight
-from sparkonce.sinks.mysql.connection import MARIADB, MYSQL, Connection
-from sparkonce.sinks.mysql.preflight import MySQLPreflightRequest
-from sparkonce.sinks.mysql.sink import MySQLSink
-from sparkonce.sinks.mysql.writer import WriterSettings
+from sparkonce.sink import Facts, Owner, Token, WriterContext
+from sparkonce.sinks.sql.mysql import preflight
+from sparkonce.sinks.sql.mysql.connection import MARIADB, MYSQL, Connection
+from sparkonce.sinks.sql.mysql.preflight import MySQLPreflightRequest
+from sparkonce.sinks.sql.mysql.sink import MySQLSink
+from sparkonce.sinks.sql.settings import Target
 from sparkonce_lab.rig.servers.mariadb import MariaDBServer
 from sparkonce_lab.systems.mysql import MySQLSystem
 
@@ -42,8 +42,8 @@ def mysql(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     def become(uuid: str) -> None:
         said = str(MYSQL.identity).replace("@@server_uuid", f"'{uuid}'")
         like = replace(MARIADB, identity=said)
-        for module in ("preflight", "committer"):
-            monkeypatch.setattr(f"sparkonce.sinks.mysql.{module}.flavour_of", lambda _: like)
+        for module in ("preflight", "dialect"):
+            monkeypatch.setattr(f"sparkonce.sinks.sql.mysql.{module}.flavour_of", lambda _: like)
 
     return become
 
@@ -230,7 +230,7 @@ def test_a_user_who_may_not_list_prepared_transactions_is_refused(
     mariadb: MySQLSystem, monkeypatch: pytest.MonkeyPatch, commit: str
 ) -> None:
     facts = check(mariadb, commit=commit)
-    monkeypatch.setattr("sparkonce.sinks.mysql.preflight.flavour_of", lambda _: MAY_NOT_RECOVER)
+    monkeypatch.setattr("sparkonce.sinks.sql.mysql.preflight.flavour_of", lambda _: MAY_NOT_RECOVER)
     with pytest.raises(PreflightError, match=r"XA RECOVER.* error 1401.* Next: Grant XA_RECOVER_ADMIN to the user"):
         check(mariadb, recorded=facts, commit=commit)
     check(mariadb, guarantee=Guarantee.AT_LEAST_ONCE)
@@ -302,9 +302,10 @@ def test_credentials_are_not_shown(mariadb: MySQLSystem) -> None:
     assert SECRET not in repr(sink)
     assert SECRET not in repr(pickle.loads(pickle.dumps(sink)))  # noqa: S301 - pickled here
     settings: Any = {"password": SECRET}
-    asked = MySQLPreflightRequest(settings=settings, table="t", key_columns=(), commit="", prefix="", schema=None)
-    how = WriterSettings(settings=settings, table="t", key_columns=(), prefix="", server="", lock_wait_s=1)
-    assert SECRET not in f"{asked}{how}"
+    asked = MySQLPreflightRequest(settings=settings, target=Target(table="t"), commit="", prefix="", schema=None)
+    owner = Owner(query=QUERY, token=Token(0, "0" * 8))
+    writer = sink.writer(WriterContext(owner=owner, batch=0, slot=0, copy="0"))
+    assert SECRET not in f"{asked}{vars(writer)}"
 
 
 @needs_mariadb

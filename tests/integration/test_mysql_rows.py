@@ -15,8 +15,8 @@ from integration.mysql_scene import NOT_BULK
 from sparkonce.errors import PreflightError, PrepareError
 from sparkonce.guarantees import Guarantee
 from sparkonce.sink import SinkWriter
-from sparkonce.sinks.mysql.connection import Connection
-from sparkonce.sinks.mysql.sink import MySQLSink
+from sparkonce.sinks.sql.mysql.connection import Connection
+from sparkonce.sinks.sql.mysql.sink import MySQLSink
 from sparkonce.testing.hooks import SinkHooks
 from sparkonce.testing.scene import Scene
 from sparkonce_lab.systems.mysql import MySQLSystem

@@ -10,7 +10,7 @@ import pytest
 from integration.mysql_scene import Numbers, visible
 from sparkonce.errors import PreflightError, PrepareError, UnknownOutcomeError
 from sparkonce.protocol.handles import Outcome
-from sparkonce.sinks.mysql.sink import MySQLSink
+from sparkonce.sinks.sql.mysql.sink import MySQLSink
 from sparkonce.testing.scene import Scene
 from sparkonce_lab.systems.mysql import MySQLSystem
 
@@ -60,7 +60,7 @@ def test_what_a_table_refuses_is_found_before_the_decision(mariadb: MySQLSystem,
         assert caught.value.next_step
         assert visible(mariadb) == before
         if "key" in what and number == "1062":
-            assert "key 'PRIMARY' (number)" in caught.value.message
+            assert "refuses rows by key 'PRIMARY' (number)" in caught.value.message
         if number == "1526":
             assert "no partition for value '…'" in caught.value.message
 
@@ -91,7 +91,7 @@ def test_a_table_that_can_refuse_nothing_more_is_not_merged_twice(
     mariadb.ask(f"CREATE TABLE target ({columns}) ENGINE=InnoDB")
     with closing(scene_of(mariadb)) as scene:
         handle = scene.prepare(0)
-        monkeypatch.setattr("sparkonce.sinks.mysql.committer._merge_one", None)
+        monkeypatch.setattr("sparkonce.sinks.sql.mysql.finishing.merge_steps", None)
         assert scene.committer.check_prepared([handle]) == ""
 
 

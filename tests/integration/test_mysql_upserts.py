@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import closing
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from sparkonce.errors import ConfigurationError, PreflightError, PrepareError, SchemaError
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.handles import Outcome
-from sparkonce.sinks.mysql.sink import MySQLSink
+from sparkonce.sinks.sql.mysql.sink import MySQLSink
 from sparkonce.testing.hooks import SinkHooks
 from sparkonce.testing.scene import Scene
 from sparkonce_lab.systems.mysql import MySQLSystem
@@ -70,6 +71,32 @@ def test_a_row_without_a_value_deletes_the_tables_row_unless_it_is_older(mariadb
     second: list[Row] = [(1, 4, None), (2, 6, None), (3, 6, "d"), (3, 7, None), (5, 7, None), (5, 8, "e")]
     write(upsert(mariadb, order_by="at", delete_when="source.text IS NULL"), [first, second])
     assert mariadb.ask("SELECT * FROM newest ORDER BY id") == [(1, 5, "a"), (5, 8, "e")]
+
+
+class Changes(SinkHooks):
+    """As change data capture has them, with the columns ``op`` and ``Gone``."""
+
+    batches: Sequence[Sequence[tuple[int, str | None, str | None, bool | None]]] = (
+        [(1, "a", "c", False), (2, "b", None, None), (3, "c", "c", None)],
+        [(1, None, "d", None), (2, "B", None, None), (3, "C", "u", True), (4, "d", "D", False)],
+    )
+
+    def make_rows(self, start: int, count: int) -> pa.RecordBatch:
+        ids, texts, ops, gone = (list(column) for column in zip(*self.batches[start], strict=True))
+        text, op = pa.array(texts, pa.string()), pa.array(ops, pa.string())
+        return pa.record_batch({"Gone": pa.array(gone, pa.bool_()), "id": ids, "text": text, "op": op})
+
+
+def test_columns_that_only_say_whether_a_row_deletes_are_not_written(mariadb: MySQLSystem) -> None:
+    """The table has neither `op` nor `Gone`. A condition that is null deletes nothing."""
+    sink = upsert(mariadb, delete_when="source.op = 'd' OR source.gone")
+    sink.columns(Changes().make_rows(0, 3).schema)
+    with closing(Scene(Changes(), sink)) as scene:
+        for batch in range(2):
+            handle = scene.prepare(batch, 3 + batch, batch=batch)
+            assert scene.committer.check_prepared([handle]) == ""
+            assert scene.commit(handle) == [Outcome.COMMITTED]
+    assert mariadb.ask("SELECT id, text FROM newest ORDER BY id") == [(2, "B"), (4, "d")]
 
 
 def test_a_null_that_deletes_nothing_is_refused_before_the_decision(mariadb: MySQLSystem) -> None:

@@ -26,11 +26,11 @@ from sparkonce.protocol.state import Phase
 from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.sinks.files.names import values_of
 from sparkonce.sinks.files.sink import FilesSink
-from sparkonce.sinks.mysql.markers import quote
-from sparkonce.sinks.mysql.orphans import list_open as list_mysql_orphans
-from sparkonce.sinks.mysql.sink import MySQLSink
-from sparkonce.sinks.postgres.orphans import list_open as list_orphans
-from sparkonce.sinks.postgres.sink import PostgresSink
+from sparkonce.sinks.sql.mysql.names import quote
+from sparkonce.sinks.sql.mysql.orphans import list_open as list_mysql_orphans
+from sparkonce.sinks.sql.mysql.sink import MySQLSink
+from sparkonce.sinks.sql.postgres.orphans import list_open as list_orphans
+from sparkonce.sinks.sql.postgres.sink import PostgresSink
 from sparkonce_lab.systems.mysql import MySQLSystem
 from sparkonce_lab.systems.postgres import PostgresSystem
 

@@ -20,7 +20,7 @@ from integration.own_servers import suite as suite
 from small_job import SmallJob
 from sparkonce.errors import LogError, PrepareError
 from sparkonce.protocol.state import Phase
-from sparkonce.sinks.postgres.connection import close_all
+from sparkonce.sinks.sql.postgres.connection import close_all
 from sparkonce_lab.rig.disk import SmallDisk, cannot_mount
 
 needs_disk = pytest.mark.skipif(bool(cannot_mount()), reason=cannot_mount())

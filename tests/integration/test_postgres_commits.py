@@ -15,17 +15,18 @@ from psycopg import sql
 from integration.postgres_scene import new_sink
 from one_run import QUERY, finish, open_writer, outcomes, owner, prepare
 from shared_servers import needs_postgres
-from sparkonce.errors import PreflightError, PrepareError, UnknownOutcomeError
+from sparkonce.errors import PreflightError, PrepareError, SchemaError, UnknownOutcomeError
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.handles import Finished, Handle, Outcome
 from sparkonce.protocol.ownership import Token
-from sparkonce.sinks._shared.databases import IdlePool
-from sparkonce.sinks.postgres import committer as committer_module
-from sparkonce.sinks.postgres import committer as staged_module
-from sparkonce.sinks.postgres.connection import connect, is_alive, is_idle
-from sparkonce.sinks.postgres.markers import KEPT_BATCHES
-from sparkonce.sinks.postgres.settings import Conninfo, Limits
-from sparkonce.sinks.postgres.sink import PostgresSink
+from sparkonce.sinks.sql.committer import AT_ONCE
+from sparkonce.sinks.sql.pool import IdlePool
+from sparkonce.sinks.sql.postgres import finishing
+from sparkonce.sinks.sql.postgres.connection import connect, is_alive, is_idle
+from sparkonce.sinks.sql.postgres.settings import Conninfo
+from sparkonce.sinks.sql.postgres.sink import PostgresSink
+from sparkonce.sinks.sql.settings import Limits
+from sparkonce.sinks.sql.transactions import KEPT_BATCHES
 from sparkonce_lab.systems.postgres import PostgresSystem
 
 pytestmark = needs_postgres
@@ -141,15 +142,15 @@ def test_a_staging_table_cannot_be_changed_between_the_count_and_the_move(
     given = sink(postgres)
     handle = prepare(given, rows(1, 2))
     (table,) = postgres.stages()
-    counted = staged_module._changed
+    counted = finishing._miscounted
 
-    def late(*args: Any) -> Finished | None:
+    def late(*args: Any) -> str:
         found = counted(*args)
         with pytest.raises(psycopg.errors.LockNotAvailable):
             postgres.ask(f"SET lock_timeout = 1; DELETE FROM {table}")  # noqa: S608
         return found
 
-    monkeypatch.setattr(staged_module, "_changed", late)
+    monkeypatch.setattr(finishing, "_miscounted", late)
     assert outcomes(finish(given, handle)) == [COMMITTED]
     assert ids(postgres) == [1, 2]
 
@@ -482,6 +483,40 @@ def test_a_row_without_a_value_deletes_the_tables_row_unless_it_is_older(postgre
     assert postgres.ask("SELECT * FROM newest ORDER BY id") == [(1, 5, "a"), (5, 8, "e")]
 
 
+@pytest.mark.parametrize("guarantee", [Guarantee.EXACTLY_ONCE, Guarantee.AT_LEAST_ONCE])
+def test_columns_that_only_say_whether_a_row_deletes_are_not_written(
+    postgres: PostgresSystem, guarantee: Guarantee
+) -> None:
+    """The table has neither `op` nor `Gone`, as change data capture has them. A null condition deletes nothing."""
+    postgres.ask("CREATE TABLE newest (id bigint PRIMARY KEY, text text NOT NULL)")
+    rule = "source.op = 'd' OR source.\"Gone\""
+    given = sink(postgres, table="newest", mode="upsert", key_columns=["id"], delete_when=rule, guarantee=guarantee)
+    batches: list[list[tuple[int, str | None, str | None, bool | None]]] = [
+        [(1, "a", "c", False), (2, "b", None, None), (3, "c", "c", None)],
+        [(1, None, "d", None), (2, "B", None, None), (3, "C", "u", True), (4, "d", "D", False)],
+    ]
+    for batch, values in enumerate(batches):
+        ids, texts, ops, gone = zip(*values, strict=True)
+        more = {"op": pa.array(ops, pa.string()), "Gone": pa.array(gone, pa.bool_())}
+        data = pa.record_batch(
+            {"Gone": more["Gone"], "id": ids, "text": pa.array(texts, pa.string()), "op": more["op"]}
+        )
+        assert given.columns(data.schema) == ("Gone", "id", "text", "op")
+        handle = prepare(given, data, batch=batch)
+        if guarantee is Guarantee.EXACTLY_ONCE:
+            with closing(given.committer()) as committer:
+                assert committer.check_prepared([handle]) == ""
+                assert outcomes(committer.commit([handle])) == [COMMITTED]
+    assert postgres.ask("SELECT * FROM newest ORDER BY id") == [(2, "B"), (4, "d")]
+
+
+def test_a_column_of_no_type_by_which_rows_delete_is_refused(postgres: PostgresSystem) -> None:
+    postgres.ask("CREATE TABLE newest (id bigint PRIMARY KEY)")
+    given = sink(postgres, table="newest", mode="upsert", key_columns=["id"], delete_when="source.ops IS NULL")
+    with pytest.raises(SchemaError, match="Column 'ops', by which rows delete, is a list"):
+        given.columns(pa.schema([("id", pa.int64()), ("ops", pa.list_(pa.string()))]))
+
+
 def test_a_null_that_deletes_nothing_is_refused_before_the_decision(postgres: PostgresSystem) -> None:
     postgres.ask("CREATE TABLE newest (id bigint PRIMARY KEY, kind text, value text NOT NULL)")
     given = sink(postgres, table="newest", mode="upsert", key_columns=["id"], delete_when="source.kind = 'd'")
@@ -549,7 +584,7 @@ def test_many_slots_are_upserted_in_one_statement(postgres: PostgresSystem) -> N
 
 
 def test_a_large_slot_goes_in_pieces(postgres: PostgresSystem, monkeypatch: pytest.MonkeyPatch) -> None:
-    from sparkonce.sinks.postgres import encoding
+    from sparkonce.sinks.sql.postgres import encoding
 
     monkeypatch.setattr(encoding, "LARGEST_PIECE_BYTES", 1000)
     given = sink(postgres, commit="two_phase")
@@ -564,5 +599,5 @@ def test_connections_are_used_again_and_not_hoarded(postgres: PostgresSystem) ->
     assert len(sessions(postgres)) == 1
     with closing(given.committer()) as committer:
         committer.commit(handles)
-        assert len(sessions(postgres)) <= 1 + committer_module.AT_ONCE
+        assert len(sessions(postgres)) <= 1 + AT_ONCE
     assert postgres.ask(sql.SQL("SELECT count(*) FROM t")) == [(20,)]

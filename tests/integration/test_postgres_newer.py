@@ -12,7 +12,7 @@ from one_run import finish, open_writer, outcomes, prepare
 from other_servers import programs_of
 from shared_servers import new_postgres
 from sparkonce.protocol.handles import Handle, Outcome, transaction_fields
-from sparkonce.sinks.postgres.connection import close_all
+from sparkonce.sinks.sql.postgres.connection import close_all
 from sparkonce_lab.rig.servers.postgres import PostgresServer
 from sparkonce_lab.systems.postgres import PostgresSystem
 

@@ -18,7 +18,7 @@ from shared_servers import needs_postgres
 from small_job import SmallJob
 from sparkonce.cli.main import app
 from sparkonce.protocol.state import Phase
-from sparkonce.sinks.postgres.orphans import list_open
+from sparkonce.sinks.sql.postgres.orphans import list_open
 from sparkonce_lab.systems.postgres import PostgresSystem
 
 pytestmark = needs_postgres

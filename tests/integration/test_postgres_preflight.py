@@ -19,9 +19,9 @@ from sparkonce.errors import ConfigurationError, PreflightError, PrepareError, S
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.handles import Outcome
 from sparkonce.protocol.ownership import Token
-from sparkonce.sinks.postgres import preflight
-from sparkonce.sinks.postgres.connection import close_all
-from sparkonce.sinks.postgres.sink import PostgresSink
+from sparkonce.sinks.sql.postgres import preflight
+from sparkonce.sinks.sql.postgres.connection import close_all
+from sparkonce.sinks.sql.postgres.sink import PostgresSink
 from sparkonce_lab.rig.servers.postgres import PostgresServer
 from sparkonce_lab.systems.postgres import PostgresSystem
 

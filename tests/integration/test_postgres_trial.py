@@ -13,8 +13,8 @@ from one_run import finish, outcomes, prepare
 from shared_servers import needs_postgres
 from sparkonce.errors import PrepareError, UnknownOutcomeError
 from sparkonce.protocol.handles import Handle, Outcome
-from sparkonce.sinks.postgres.connection import connect
-from sparkonce.sinks.postgres.sink import PostgresSink
+from sparkonce.sinks.sql.postgres.connection import connect
+from sparkonce.sinks.sql.postgres.sink import PostgresSink
 from sparkonce_lab.systems.postgres import PostgresSystem
 
 pytestmark = needs_postgres
@@ -137,7 +137,7 @@ def test_a_table_that_can_refuse_nothing_more_is_not_merged_twice(
     postgres.ask(statement)
     given = sink(postgres, **({"mode": "upsert", "key_columns": ["id"]} if "KEY (id)" in statement else {}))
     handle = prepare(given, rows(1))
-    monkeypatch.setattr("sparkonce.sinks.postgres.committer._merge", None)
+    monkeypatch.setattr("sparkonce.sinks.sql.postgres.finishing.merge", None)
     assert check(given, handle) == ""
 
 

@@ -20,9 +20,9 @@ from sparkonce.cli.main import app
 from sparkonce.protocol.state import Phase
 from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.sinks.files.sink import FilesSink
-from sparkonce.sinks.mysql.sink import MySQLSink
-from sparkonce.sinks.postgres.sink import PostgresSink
 from sparkonce.sinks.redis.sink import RedisSink
+from sparkonce.sinks.sql.mysql.sink import MySQLSink
+from sparkonce.sinks.sql.postgres.sink import PostgresSink
 from sparkonce_lab.rig.servers.redis import RedisServer
 from sparkonce_lab.systems.mysql import MySQLSystem
 from sparkonce_lab.systems.postgres import PostgresSystem

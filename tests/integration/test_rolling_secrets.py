@@ -29,10 +29,10 @@ from sparkonce.errors import (
 from sparkonce.protocol.state import Phase
 from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.sinks.files.sink import FilesSink
-from sparkonce.sinks.mysql.sink import MySQLSink
-from sparkonce.sinks.postgres.connection import close_all
-from sparkonce.sinks.postgres.sink import PostgresSink
 from sparkonce.sinks.redis.sink import RedisSink
+from sparkonce.sinks.sql.mysql.sink import MySQLSink
+from sparkonce.sinks.sql.postgres.connection import close_all
+from sparkonce.sinks.sql.postgres.sink import PostgresSink
 from sparkonce.storage.objects import ObjectFiles
 from sparkonce_lab.rig.servers.postgres import PostgresServer
 from sparkonce_lab.rig.servers.redis import RedisServer

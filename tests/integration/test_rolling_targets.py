@@ -22,7 +22,7 @@ from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.sinks.files.sink import FilesSink
 from sparkonce.sinks.kafka.committer import KafkaCommitter
 from sparkonce.sinks.kafka.sink import KafkaSink
-from sparkonce.sinks.postgres.connection import close_all
+from sparkonce.sinks.sql.postgres.connection import close_all
 from sparkonce_lab.kafka import list_transactions
 from sparkonce_lab.systems.mysql import MySQLSystem
 from sparkonce_lab.systems.postgres import PostgresSystem

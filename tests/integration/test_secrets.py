@@ -22,10 +22,10 @@ from shared_servers import needs_postgres, needs_redis, new_postgres
 from small_job import SmallJob
 from sparkonce.errors import ConfigurationError, SparkonceError
 from sparkonce.sinks.files.sink import FilesSink
-from sparkonce.sinks.mysql.sink import MySQLSink
-from sparkonce.sinks.postgres.connection import close_all
-from sparkonce.sinks.postgres.sink import PostgresSink
 from sparkonce.sinks.redis.sink import RedisSink
+from sparkonce.sinks.sql.mysql.sink import MySQLSink
+from sparkonce.sinks.sql.postgres.connection import close_all
+from sparkonce.sinks.sql.postgres.sink import PostgresSink
 from sparkonce.sinks.write_ahead.sink import WriteAheadSink
 from sparkonce_lab.rig.servers.postgres import PostgresServer
 from sparkonce_lab.rig.servers.redis import RedisServer

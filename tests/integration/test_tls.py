@@ -22,13 +22,13 @@ from sparkonce.errors import PreflightError, PrepareError
 from sparkonce.protocol.ownership import Token
 from sparkonce.protocol.state import Phase
 from sparkonce.sink import Owner, TwoPhaseCommitSink, WriterContext
-from sparkonce.sinks.mysql.orphans import list_open as list_mysql_orphans
-from sparkonce.sinks.mysql.sink import MySQLSink
-from sparkonce.sinks.postgres.connection import close_all
-from sparkonce.sinks.postgres.orphans import list_open as list_orphans
-from sparkonce.sinks.postgres.sink import PostgresSink
 from sparkonce.sinks.redis.orphans import list_open as list_redis_orphans
 from sparkonce.sinks.redis.sink import RedisSink
+from sparkonce.sinks.sql.mysql.orphans import list_open as list_mysql_orphans
+from sparkonce.sinks.sql.mysql.sink import MySQLSink
+from sparkonce.sinks.sql.postgres.connection import close_all
+from sparkonce.sinks.sql.postgres.orphans import list_open as list_orphans
+from sparkonce.sinks.sql.postgres.sink import PostgresSink
 from sparkonce_lab.rig.servers.mariadb import MariaDBServer
 from sparkonce_lab.rig.servers.postgres import PostgresServer
 from sparkonce_lab.rig.servers.redis import RedisServer

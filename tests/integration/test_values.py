@@ -29,7 +29,7 @@ from shared_servers import redis_server
 from sparkonce import FilesSink, KafkaSink, MySQLSink, PostgresSink, RedisSink, WriteAheadSink
 from sparkonce.errors import SchemaError, SparkonceError
 from sparkonce.sink import TwoPhaseCommitSink
-from sparkonce.sinks.mysql.connection import Connection
+from sparkonce.sinks.sql.mysql.connection import Connection
 from sparkonce.storage.local import LocalFiles
 from sparkonce.testing.hooks import SinkHooks
 from sparkonce.testing.scene import Scene

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pymysql
@@ -19,16 +20,18 @@ from simulation.spark import BATCHES_APART_MS
 from simulation.systems import System, Writer
 from sparkonce.errors import PrepareError
 from sparkonce.protocol.ownership import TransactionName
-from sparkonce.sinks._shared.settings import TWO_PHASE
-from sparkonce.sinks.mysql.committer import MySQLCommitter
-from sparkonce.sinks.mysql.connection import MARIADB, Session
-from sparkonce.sinks.mysql.markers import Marker, Xid
-from sparkonce.sinks.mysql.outcomes import NO_SUCH_THREAD, XAER_NOTA
+from sparkonce.sinks.sql.committer import SqlCommitter
+from sparkonce.sinks.sql.mysql.connection import MARIADB, Session
+from sparkonce.sinks.sql.mysql.dialect import MYSQL_DIALECT
+from sparkonce.sinks.sql.mysql.names import Xid
+from sparkonce.sinks.sql.mysql.outcomes import NO_SUCH_THREAD, XAER_NOTA
+from sparkonce.sinks.sql.settings import TWO_PHASE, Limits
+from sparkonce.sinks.sql.transactions import Location, SqlTransaction
 
 if TYPE_CHECKING:
     from simulation.engine import Simulation
     from simulation.oracle import Key
-    from sparkonce.protocol.handles import Handle, Scalar
+    from sparkonce.protocol.handles import Scalar
 
 SPECIFIC_ACCESS_DENIED = 1227
 
@@ -46,6 +49,7 @@ class Branch:
 class MariaDB(System):
     """A server."""
 
+    facts: Mapping[str, str] = {"prefix": "p", "server": "s"}
     key_field = "transaction"
 
     def __init__(self, simulation: Simulation, name: str) -> None:
@@ -57,8 +61,8 @@ class MariaDB(System):
         self.closing: list[Branch] = []
         simulation.events.append(self.notice)
 
-    def committer(self) -> MySQLCommitter:
-        return _Committer(self)
+    def committer(self) -> SqlCommitter:
+        return SqlCommitter(DIALECT, self, self.name, server=self.name, limits=Limits(answer_s=10.0))
 
     def no_answer(self) -> Exception:
         return pymysql.err.OperationalError(2013, "Lost connection")
@@ -127,7 +131,7 @@ class MariaDB(System):
 
 
 class Link:
-    """A driver's connection: what `sparkonce.sinks.mysql` executes on it."""
+    """A driver's connection: what `sparkonce.sinks.sql.mysql` executes on it."""
 
     open = True
 
@@ -178,23 +182,19 @@ class Link:
         self.open = False
 
 
-class _Committer(MySQLCommitter):
-    def __init__(self, server: MariaDB) -> None:
-        super().__init__({}, server.name, commit_timeout_s=10.0)
-        self._model = server
+def _session(server: MariaDB, *_: object) -> Session:
+    return Session(connection=Link(server), flavour=MARIADB, server="s")  # type: ignore[arg-type]
 
-    def open_session(self) -> Session:
-        return Session(connection=Link(self._model), flavour=MARIADB, server="s")  # type: ignore[arg-type]
 
-    def is_alive(self, session: Session) -> bool:
-        return False
+DIALECT = replace(MYSQL_DIALECT, connect=_session, is_alive=lambda _: False)
 
 
 # --- in place of the product's statements -----------------------------------------------------------------------------
 
 
-def _marker(name: TransactionName) -> Marker:
-    return Marker(name=name, kind=TWO_PHASE, server="s", begun_ms=name.batch * BATCHES_APART_MS)
+def _marker(name: TransactionName) -> SqlTransaction:
+    begun_ms = name.batch * BATCHES_APART_MS
+    return SqlTransaction(kind=TWO_PHASE, name=name, location=Location(server="s"), begun_ms=begun_ms)
 
 
 def _asked(words: str, read: Callable[..., Any]) -> Callable[..., Any]:
@@ -213,17 +213,22 @@ def _is_seen(server: MariaDB, name: TransactionName) -> bool:
     return name.copy in server.branches or name.copy in server.committed
 
 
-def _not_committed(server: MariaDB, *_: object) -> list[Marker]:
+def _not_committed(server: MariaDB, *_: object) -> list[SqlTransaction]:
     return [_marker(one.name) for one in server.branches.values()]
 
 
 REPLACED: tuple[tuple[str, str, Any], ...] = (
-    ("committer", "recovered", _asked("XA RECOVER", _prepared)),
-    ("markers", "committed", lambda link, names: _asked("looks for markers", _committed)(link, list(names))),
-    ("markers", "is_seen", _asked("looks for a marker, dirty", _is_seen)),
-    ("markers", "not_committed", _asked("lists open", _not_committed)),
-    ("markers", "of_query", _asked("reads markers", lambda server, *_: list(map(_marker, server.committed.values())))),
-    ("committer", "list_staging_tables", lambda _: []),
+    ("finishing", "recovered", _asked("XA RECOVER", _prepared)),
+    ("finishing", "marked", lambda link, names: _asked("looks for markers", _committed)(link, list(names))),
+    ("finishing", "is_seen", _asked("looks for a marker, dirty", _is_seen)),
+    ("finishing", "unsettled", _asked("lists open", _not_committed)),
+    (
+        "finishing",
+        "markers_of",
+        _asked("reads markers", lambda server, *_: list(map(_marker, server.committed.values()))),
+    ),
+    ("finishing", "list_staging_tables", lambda _: []),
+    ("finishing", "identity", lambda *_: "s"),
 )
 """The product's functions that generate SQL, by module: this server does not understand any."""
 
@@ -266,7 +271,7 @@ class _Writer(Writer):
             raise PrepareError("the connection was ended")
         self.system.simulation.stop_here()
         self._end()
-        return _marker(self._name).fields()
+        return MYSQL_DIALECT.fields.write(_marker(self._name))
 
     def _branch(self) -> Branch | None:
         """Returns the branch, as long as this connection exists."""
@@ -286,10 +291,4 @@ class _Writer(Writer):
         self.left = True
         self._end()
         if self._name.copy in self.system.branches:
-            self.system.committer().abort([_handle(self._name)])
-
-
-def _handle(name: TransactionName) -> Handle:
-    from sparkonce.protocol.handles import Handle, transaction_fields
-
-    return Handle(sink="", slot=0, transaction=transaction_fields(_marker(name).fields()))
+            self.system.committer().abort([MYSQL_DIALECT.fields.handle("", _marker(self._name))])

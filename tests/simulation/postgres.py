@@ -10,33 +10,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import psycopg
-from psycopg import sql
 
 from simulation.engine import Words
 from simulation.systems import System, Writer
 from sparkonce.errors import PrepareError
-from sparkonce.protocol.handles import transaction_fields
 from sparkonce.protocol.ownership import TransactionName
-from sparkonce.protocol.traces import Trace
-from sparkonce.sinks._shared.committing import Every
-from sparkonce.sinks._shared.settings import STAGED, TWO_PHASE
-from sparkonce.sinks.postgres import committer as product
-from sparkonce.sinks.postgres.committer import PostgresCommitter
-from sparkonce.sinks.postgres.markers import MarkerState
-from sparkonce.sinks.postgres.names import BackendName, Location, PostgresTransaction
-from sparkonce.sinks.postgres.settings import Limits
+from sparkonce.sinks.sql.committer import SqlCommitter
+from sparkonce.sinks.sql.postgres import finishing as product
+from sparkonce.sinks.sql.postgres.dialect import POSTGRES_DIALECT
+from sparkonce.sinks.sql.postgres.finishing import MarkerState
+from sparkonce.sinks.sql.postgres.names import BackendName
+from sparkonce.sinks.sql.settings import STAGED, TWO_PHASE, Limits, Target
+from sparkonce.sinks.sql.transactions import Location, SqlTransaction
 
 if TYPE_CHECKING:
     from simulation.engine import Simulation
     from simulation.oracle import Key
     from sparkonce.protocol.handles import Scalar
 
-PLACE = Location(system="1", database="d", commits="public")
+PLACE = Location(server="1", database="d", schema="public")
+TARGET = Target(schema="public", table="t").to_text(("number",))
 LIMITS = Limits()
 
 
@@ -77,13 +76,8 @@ class Postgres(System):
         self.staging: dict[TransactionName, Session] = {}
         self.locks: dict[TransactionName, Connection] = {}
 
-    def committer(self) -> PostgresCommitter:
-        made = PostgresCommitter.__new__(PostgresCommitter)
-        made._sessions = _Connections(self)  # type: ignore[assignment]
-        made._name, made._server, made._answer_s, made._newest = self.name, self.name, LIMITS.answer_s, ()
-        made._limits, made._tidying, made._target = LIMITS, Every(product.TIDY_EVERY), None
-        made._on_conflict = ""
-        return made
+    def committer(self) -> SqlCommitter:
+        return SqlCommitter(DIALECT, self, self.name, server=self.name, limits=LIMITS)
 
     def lingering(self) -> list[Key]:
         staged = [name for name in self.staging if self.markers[name] == "staged"]
@@ -151,7 +145,7 @@ class Postgres(System):
         for name in found:
             self.locks[name] = connection
         connection.held = found
-        return {name: (self.markers[name], "t") for name in found}
+        return {name: (self.markers[name], TARGET) for name in found}
 
     def finish_staged(self, connection: Connection, names: Sequence[TransactionName], commit: bool) -> None:
         if any(self.locks.get(name) is not connection for name in names):
@@ -176,8 +170,7 @@ class Postgres(System):
         return MarkerState(
             state=self.markers.get(name),
             is_prepared=name in self.prepared,
-            system="1",
-            database="d",
+            location=PLACE,
             newest=newest,
             row_security=False,
         )
@@ -188,7 +181,7 @@ def _error(kind: type[psycopg.Error]) -> psycopg.Error:
 
 
 class Connection:
-    """A driver's connection: what `sparkonce.sinks.postgres` executes on it."""
+    """A driver's connection: what `sparkonce.sinks.sql.postgres` executes on it."""
 
     def __init__(self, server: Postgres) -> None:
         self.server = server
@@ -213,27 +206,22 @@ class Connection:
         server = self.server
         if query is product._TERMINATE:
             return _Rows(self.ask(("ends sessions",), lambda: server.terminate(params[0])))
-        if isinstance(query, str):  # BEGIN and ROLLBACK of a staged commit
-            server.free(self)
-            return _Rows([])
-        parts = list(query)
-        if isinstance(parts[0], Step):
-            step = parts[0]
-            self.ask((step,), lambda: server.finish_staged(self, step.names, step.commit))
-            return _Rows([])
-        if len(parts) == 1:  # COMMIT, if nothing was left to do
-            server.free(self)
-            return _Rows([])
-        head, text = parts[0], parts[1]
-        if isinstance(head, sql.SQL) and head._obj in ("COMMIT PREPARED ", "ROLLBACK PREPARED "):
-            name = TransactionName.parse(text._obj)
-            commit = head._obj.startswith("COMMIT")
-            if name is None or not self.ask((head._obj.strip(), name), lambda: server.finish(name, commit)):
-                raise _error(psycopg.errors.UndefinedObject)
-            return _Rows([])
-        if isinstance(head, sql.SQL) and head._obj == "SELECT DISTINCT target FROM ":
-            return _Rows([])  # no table of the model can reject a row, so nothing is merged on trial
-        raise NotImplementedError(repr(query))
+        head, text = list(query)[:2]
+        if head._obj not in ("COMMIT PREPARED ", "ROLLBACK PREPARED "):
+            raise NotImplementedError(repr(query))
+        name = TransactionName.parse(text._obj)
+        commit = head._obj.startswith("COMMIT")
+        if name is None or not self.ask((head._obj.strip(), name), lambda: server.finish(name, commit)):
+            raise _error(psycopg.errors.UndefinedObject)
+        return _Rows([])
+
+    def finish_staged(self, names: Sequence[TransactionName], commit: bool) -> None:
+        """What one message of a driver does to staged copies; without any, it ends the transaction."""
+        if not names:
+            self.server.free(self)
+            return
+        what = f"{'commits' if commit else 'drops'} staged {', '.join(map(str, names))}"
+        self.ask((what,), lambda: self.server.finish_staged(self, names, commit))
 
     def close(self) -> None:
         if not self.adrift:
@@ -248,37 +236,6 @@ class _Rows:
         return self._rows
 
 
-class _Connections:
-    def __init__(self, server: Postgres) -> None:
-        self._server = server
-
-    @contextmanager
-    def lent(self) -> Iterator[Connection]:
-        connection = Connection(self._server)
-        try:
-            yield connection
-        except BaseException:
-            connection.close()
-            raise
-
-    def close(self) -> None:
-        pass
-
-
-class Step(sql.Composable):
-    """What one message of a driver does to staged rows."""
-
-    def __init__(self, names: Sequence[TransactionName], commit: bool) -> None:
-        super().__init__("")
-        self.names, self.commit = list(names), commit
-
-    def __str__(self) -> str:
-        return f"{'commits' if self.commit else 'drops'} staged {', '.join(map(str, self.names))}"
-
-    def as_bytes(self, context: Any = None) -> bytes:
-        raise NotImplementedError
-
-
 # --- in place of the product's statements -----------------------------------------------------------------------------
 
 
@@ -286,20 +243,16 @@ def _names_if_staged(server: Postgres) -> list[TransactionName]:
     return [name for name, state in server.markers.items() if state == "staged"]
 
 
-def _traces(server: Postgres) -> list[Trace]:
-    committed = [name for name, state in server.markers.items() if state == "committed"]
-    return [
-        Trace(token=one.token, committed=transaction_fields(_transaction(server.kind, one).fields()), batch=one.batch)
-        for one in committed
-    ]
+def _committed(server: Postgres) -> list[SqlTransaction]:
+    return [_transaction(server.kind, name) for name, state in server.markers.items() if state == "committed"]
 
 
 def _not_committed(link: Connection, names: Sequence[TransactionName], _: Location) -> list[TransactionName]:
     return [one for one in names if link.server.markers.get(one) != "committed"]
 
 
-def _transaction(kind: str, name: TransactionName) -> PostgresTransaction:
-    return PostgresTransaction(kind=kind, name=name, location=PLACE)
+def _transaction(kind: str, name: TransactionName) -> SqlTransaction:
+    return SqlTransaction(kind=kind, name=name, location=PLACE)
 
 
 def _asked(words: str, read: Callable[[Postgres], Any]) -> Callable[..., Any]:
@@ -310,20 +263,34 @@ def _look_for(link: Connection, name: TransactionName, _: Location) -> Any:
     return link.ask(("looks for", name), lambda: link.server.look(name))
 
 
+def _begin(link: Connection, *_: object) -> bool:
+    link.server.free(link)
+    return True
+
+
+DIALECT = replace(
+    POSTGRES_DIALECT,
+    connect=lambda server, *_: Connection(server),
+    is_idle=lambda _: False,
+    within=lambda *_: nullcontext(),
+    begin=_begin,
+    merge=lambda *_: "",
+    commit=lambda link, _, merged: link.finish_staged([one.name for one in merged], True),
+    drop=lambda link, _, names, __: link.finish_staged(names, False),
+    roll_back=lambda link: link.server.free(link),
+    refusers=lambda *_: False,  # no table of the model can refuse a row, so that nothing is merged on trial
+    not_committed=_not_committed,
+    committed=_asked("reads markers", _committed),
+    tidy=lambda *_: None,
+)
+"""The product's dialect, without the SQL of staged copies."""
+
 REPLACED: tuple[tuple[str, str, Any], ...] = (
-    ("committer", "look_for", _look_for),
-    ("committer", "_lock", lambda link, names, _: link.ask(("locks markers",), lambda: link.server.lock(link, names))),
-    ("committer", "begin", lambda *_, **__: "BEGIN"),
-    ("committer", "_changed", lambda *_: None),
-    ("committer", "_merge", lambda *_: None),
-    ("committer", "_commit", lambda waiting, _: Step(waiting, True)),
-    ("committer", "_abort", lambda waiting, _: Step(waiting, False)),
-    ("committer", "_list_sessions", _asked("lists sessions", lambda server: [*map(BackendName.of, server.sessions)])),
-    ("committer", "list_prepared", _asked("lists prepared", lambda server: list(server.prepared))),
-    ("committer", "list_staged", _asked("lists staged", _names_if_staged)),
-    ("committer", "not_committed", _not_committed),
-    ("committer", "read_traces", _asked("reads markers", _traces)),
-    ("committer", "tidy", lambda *_: None),
+    ("finishing", "look_for", _look_for),
+    ("finishing", "_lock", lambda link, _, names: link.ask(("locks markers",), lambda: link.server.lock(link, names))),
+    ("finishing", "list_sessions", _asked("lists sessions", lambda server: [*map(BackendName.of, server.sessions)])),
+    ("finishing", "list_prepared", _asked("lists prepared", lambda server: list(server.prepared))),
+    ("finishing", "list_staged", _asked("lists staged", _names_if_staged)),
 )
 """The product's functions that generate SQL, by module: this server does not understand any."""
 
@@ -370,10 +337,12 @@ class _Writer(Writer):
         self._prepared = True
         if not self.ask(("prepares", self._name), prepare):
             raise PrepareError("the session was ended")
-        return _transaction(self.system.kind, self._name).fields()
+        return POSTGRES_DIALECT.fields.write(_transaction(self.system.kind, self._name))
 
     def abort(self) -> None:
         self.left = True
         self.system.sessions.pop(self._name, None)
         if self._prepared:
-            self.system.committer().abort([_transaction(self.system.kind, self._name).handle("")])
+            self.system.committer().abort(
+                [POSTGRES_DIALECT.fields.handle("", _transaction(self.system.kind, self._name))]
+            )

@@ -221,11 +221,10 @@ _REPLACED: tuple[tuple[Any, str, Any], ...] = (
         for name in ("encode_record", "decode_record", "encode_floor", "decode_floor")
     ),
     (f"{_SINKS}.files.committer", "read_handle", lru_cache(MOST_REMEMBERED)(read_handle)),
-    (f"{_SINKS}.postgres.committer", "within", lambda *_: _NOTHING),
     *((f"{_SINKS}.kafka.{module}", name, value) for module, name, value in (*wire.REPLACED, *producers.REPLACED)),
     (f"{_SINKS}.kafka.transaction_client", "KafkaConnection", lambda cluster: wire.Wire(cluster, kafka.BROKERS)),
-    *((f"{_SINKS}.postgres.{module}", name, value) for module, name, value in postgres.REPLACED),
-    *((f"{_SINKS}.mysql.{module}", name, value) for module, name, value in mariadb.REPLACED),
+    *((f"{_SINKS}.sql.postgres.{module}", name, value) for module, name, value in postgres.REPLACED),
+    *((f"{_SINKS}.sql.mysql.{module}", name, value) for module, name, value in mariadb.REPLACED),
     *((f"{_SINKS}.files.{module}", name, value) for module, name, value in files.REPLACED),
     *((f"{_SINKS}.files.s3.{module}", name, value) for module, name, value in s3.REPLACED),
     *((f"{_SINKS}.write_ahead.{module}", name, value) for module, name, value in staged.REPLACED),

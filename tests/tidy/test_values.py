@@ -18,7 +18,7 @@ ALLOWED = {
     "sinks/kafka/writer.py": "names of topics",
     "sinks/memory/sink.py": "for tests",
     "sinks/memory/server.py": "for tests",
-    "sinks/mysql/encoding.py": "texts of arrow_text, and hexadecimal digits",
+    "sinks/sql/mysql/encoding.py": "texts of arrow_text, and hexadecimal digits",
     "sparkonce_rabbitmq/sinks/queue_publisher.py": "bytes, numbers, and strings that are known to be UTF-8",
     "sparkonce_rabbitmq/sinks/routing.py": "bytes",
     "sinks/redis/names.py": "bytes",

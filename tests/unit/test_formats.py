@@ -24,19 +24,22 @@ from sparkonce.protocol.handles import Handle, Outcome, transaction_fields
 from sparkonce.protocol.ownership import Token, TransactionalId, TransactionName
 from sparkonce.protocol.view import Amend, Claim, Commit, Decision, Floor, LogView, Record, Run, Void
 from sparkonce.sinks._shared.committing import HandleCommitter
-from sparkonce.sinks._shared.databases import DatabaseCommitter
 from sparkonce.sinks.files import manifests
 from sparkonce.sinks.files import store as files_handle
 from sparkonce.sinks.files.manifests import CommittedFile, Manifest, ManifestName
 from sparkonce.sinks.files.names import file_path, name_in
 from sparkonce.sinks.files.s3.requests import TRANSACTION, UPLOAD, name_text
 from sparkonce.sinks.kafka.committer import fields_of, transaction_of
-from sparkonce.sinks.mysql import markers as mysql_markers
-from sparkonce.sinks.mysql.markers import FORMAT_ID, StagingTable, Xid, parse_recovered, stage_table
-from sparkonce.sinks.postgres.names import FIELDS, BackendName, Location, PostgresTransaction, staging_table
-from sparkonce.sinks.postgres.settings import Target
-from sparkonce.sinks.postgres.statements import create_commits
 from sparkonce.sinks.redis import names as redis
+from sparkonce.sinks.sql.committer import SqlCommitter
+from sparkonce.sinks.sql.mysql import finishing as mysql_markers
+from sparkonce.sinks.sql.mysql.dialect import MYSQL_DIALECT
+from sparkonce.sinks.sql.mysql.names import FORMAT_ID, StagingTable, Xid, parse_recovered, stage_table
+from sparkonce.sinks.sql.postgres.dialect import POSTGRES_DIALECT
+from sparkonce.sinks.sql.postgres.names import BackendName, staging_table
+from sparkonce.sinks.sql.postgres.statements import create_commits
+from sparkonce.sinks.sql.settings import Limits, Target, UpsertRules
+from sparkonce.sinks.sql.transactions import Location, SqlTransaction
 from sparkonce.sinks.tables.table import Label
 from sparkonce.sinks.write_ahead.ledger import Entry, entries_of, text_of
 from sparkonce.storage.local import LocalFiles
@@ -164,15 +167,16 @@ def test_handles() -> None:
     assert fields_of(transaction_of(HANDLE)) == dict(HANDLE.transaction)
 
     postgres = {"name": TEXT, "commit": "staged", "system": "7", "database": "shop", "commits": "public"}
-    assert postgres.keys() == FIELDS
-    found = PostgresTransaction.of(postgres)
-    assert found == PostgresTransaction(kind="staged", name=NAME, location=Location.of(postgres))
-    assert found.fields() == postgres
+    found = POSTGRES_DIALECT.fields.read(postgres)
+    assert found == SqlTransaction(
+        kind="staged", name=NAME, location=Location(server="7", database="shop", schema="public")
+    )
+    assert POSTGRES_DIALECT.fields.write(found) == postgres
 
     mysql: dict[str, str | int] = {"transaction": TEXT, "commit": "staged", "server": "a1", "begun_ms": 7}
-    marker = mysql_markers.Marker.of(mysql)
-    assert marker is not None
-    assert (marker.name, marker.fields()) == (NAME, mysql)
+    found = MYSQL_DIALECT.fields.read(mysql)
+    assert found == SqlTransaction(kind="staged", name=NAME, location=Location(server="a1"), begun_ms=7)
+    assert MYSQL_DIALECT.fields.write(found) == mysql
 
     staged = redis.StagedTransaction(NAME, 5)
     assert redis.fields_of(NAME, 5) == (("seen", 5), ("transaction", TEXT))
@@ -207,17 +211,19 @@ def test_a_handle_with_a_field_of_a_newer_version_is_left_alone() -> None:
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             if module.name.endswith((".committer", "sparkonce_pravega.application")):
                 importlib.import_module(module.name)
-    known: list[Any] = []
+    known: list[Any] = [
+        SqlCommitter(one, None, "s", server="", limits=Limits()) for one in (MYSQL_DIALECT, POSTGRES_DIALECT)
+    ]
     kinds: list[Any] = [HandleCommitter]
     while kinds:
         kinds += (kind := kinds.pop()).__subclasses__()
-        if kind.__module__.startswith("sparkonce") and kind not in (HandleCommitter, DatabaseCommitter):
-            known.append(kind)
+        if kind.__module__.startswith("sparkonce") and kind not in (HandleCommitter, SqlCommitter):
+            known.append(kind.__new__(kind))
     assert len(known) >= 8
-    for kind in known:
-        newer = handle_of(**dict.fromkeys((*kind.handle_fields, "lease"), 1))
-        for end in (kind.commit, kind.abort):
-            (answer,) = end(kind.__new__(kind), [newer])
+    for committer in known:
+        newer = handle_of(**dict.fromkeys((*committer.handle_fields, "lease"), 1))
+        for end in (committer.commit, committer.abort):
+            (answer,) = end([newer])
             assert answer.outcome is Outcome.UNKNOWN
             assert answer.reason.startswith(
                 "The handle has fields that this version of sparkonce does not know: lease. Run the version that wrote"
@@ -242,7 +248,7 @@ def test_names_on_servers() -> None:
     assert branch.gtrid + branch.bqual == b"60a1de000000.5-60a1de0a.0123456789abshop.eu"
     assert parse_recovered(FORMAT_ID, 36, 7, (branch.gtrid + branch.bqual).hex()) == branch
     assert FORMAT_ID == 0x53504F31
-    stage = StagingTable(name=NAME, begun_ms=7, table="t", keys=("k",))
+    stage = StagingTable(name=NAME, begun_ms=7, target=Target(table="t", mode="upsert", keys=("k",)))
     assert stage.comment() == f'{{"sparkonce":"{TEXT}","begun_ms":7,"table":"t","keys":["k"]}}'
     assert stage_table(NAME.copy) == "sparkonce_stage_0123456789ab"
     assert StagingTable.parse("sparkonce_stage_0123456789ab", stage.comment()) == stage
@@ -263,7 +269,7 @@ def test_tables_and_entries_on_servers() -> None:
         '"sparkonce_commits" (name text PRIMARY KEY, prefix text NOT NULL, query text NOT NULL, batch bigint NOT NULL, '
         "state text NOT NULL, target text NOT NULL, begun timestamptz NOT NULL);"
     ) in create_commits("public").as_string(None)
-    target = Target(schema="public", table="t", mode="upsert", keys=("k",), order_by="at")
+    target = Target(schema="public", table="t", mode="upsert", keys=("k",), rules=UpsertRules(order_by="at"))
     text = (
         '{"schema":"public","table":"t","mode":"upsert","keys":["k"],"on_conflict":"update","order_by":"at",'
         '"columns":["k","v","at"]}'

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 
 from sparkonce.errors import PrepareError
-from sparkonce.sinks.mysql import encoding
-from sparkonce.sinks.mysql.encoding import check, nested_text, types_of
-from sparkonce.sinks.mysql.target import MySQLColumn
+from sparkonce.sinks.sql.mysql import encoding
+from sparkonce.sinks.sql.mysql.encoding import check, nested_text, types_of
+from sparkonce.sinks.sql.mysql.target import MySQLColumn
 
 COLUMN = MySQLColumn(
     name="c",

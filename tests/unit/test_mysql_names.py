@@ -4,10 +4,11 @@ import pytest
 
 from sparkonce.protocol.handles import Outcome
 from sparkonce.protocol.ownership import Token, TransactionName
-from sparkonce.sinks.mysql.connection import MARIADB, MYSQL, flavour_of, numbers_of
-from sparkonce.sinks.mysql.markers import FORMAT_ID, StagingTable, Xid, parse_recovered, quote, stage_table
-from sparkonce.sinks.mysql.outcomes import outcome_of
-from sparkonce.sinks.mysql.statements import merge, upsert_tail
+from sparkonce.sinks.sql.mysql.connection import MARIADB, MYSQL, flavour_of, numbers_of
+from sparkonce.sinks.sql.mysql.names import FORMAT_ID, StagingTable, Xid, parse_recovered, quote, stage_table
+from sparkonce.sinks.sql.mysql.outcomes import outcome_of
+from sparkonce.sinks.sql.mysql.statements import merge_steps, upsert_tail
+from sparkonce.sinks.sql.settings import Target
 
 NAME = TransactionName(
     prefix="sparkonce.é",
@@ -52,7 +53,7 @@ def test_rows_of_xa_recover(data: bytes | str) -> None:
 
 
 def test_a_staging_table_is_read_back() -> None:
-    stage = StagingTable(name=NAME, begun_ms=5, table="a 'b\\", keys=("k", "l"))
+    stage = StagingTable(name=NAME, begun_ms=5, target=Target(table="a 'b\\", mode="upsert", keys=("k", "l")))
     table = stage_table(NAME.copy)
     assert StagingTable.parse(table, stage.comment()) == stage
     assert len(table) <= 64
@@ -90,7 +91,7 @@ def test_versions_that_lose_prepared_transactions_are_too_old() -> None:
 
     assert upsert_tail(MARIADB, ["k", "v"], ["K"]) == " ON DUPLICATE KEY UPDATE `v` = VALUES(`v`)"
     assert upsert_tail(MYSQL, ["k"], ["k"]) == " AS sparkonce_new ON DUPLICATE KEY UPDATE `k` = sparkonce_new.`k`"
-    assert "ON DUPLICATE" not in merge("s", "t", ["k"], [])
+    assert "ON DUPLICATE" not in merge_steps("s", Target(table="t"), ["k"])[0]
 
     assert {outcome_of(number, "").outcome for number in range(5000)} == {Outcome.RETRY, Outcome.UNKNOWN}
 

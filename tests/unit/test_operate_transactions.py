@@ -17,7 +17,7 @@ from sparkonce.protocol.view import Decision, Floor, LogView, Run
 from sparkonce.sinks._shared.orphans import Orphan
 from sparkonce.sinks.kafka.orphans import KafkaOrphan
 from sparkonce.sinks.kafka.sink import KafkaSink
-from sparkonce.sinks.postgres.sink import PostgresSink
+from sparkonce.sinks.sql.postgres.sink import PostgresSink
 
 QUERY = "60a1de00-0000-4000-8000-000000000001"
 SHORT = "60a1de000000"

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkonce.errors import SchemaError
-from sparkonce.sinks.postgres import encoding as encode_module
-from sparkonce.sinks.postgres.encoding import ServerType, encode_rows, encoder
+from sparkonce.sinks.sql.postgres import encoding as encode_module
+from sparkonce.sinks.sql.postgres.encoding import ServerType, encode_rows, encoder
 
 _EXACT = Context(prec=100)
 

@@ -8,10 +8,13 @@ from psycopg.errors import ProtocolViolation
 
 from sparkonce.errors import ConfigurationError, PreflightError
 from sparkonce.protocol.ownership import Token, TransactionName
-from sparkonce.sinks.postgres.names import BackendName, Location, PostgresTransaction, staging_table
-from sparkonce.sinks.postgres.preflight import _check_transactions
-from sparkonce.sinks.postgres.settings import Conninfo, Target
-from sparkonce.sinks.postgres.sink import PostgresSink
+from sparkonce.sinks.sql.postgres.dialect import POSTGRES_DIALECT
+from sparkonce.sinks.sql.postgres.names import BackendName, staging_table
+from sparkonce.sinks.sql.postgres.preflight import _check_transactions
+from sparkonce.sinks.sql.postgres.settings import Conninfo
+from sparkonce.sinks.sql.postgres.sink import PostgresSink
+from sparkonce.sinks.sql.settings import Target
+from sparkonce.sinks.sql.transactions import Location, SqlTransaction
 
 LONGEST = TransactionName(
     prefix="p" * 100, query="0123456789ab", token=Token(10**19 - 1, "f" * 8), batch=10**18, slot=10**8, copy="c" * 12
@@ -45,11 +48,13 @@ def test_a_target_is_read_back_as_it_was_written_down() -> None:
         with pytest.raises(ValueError, match=r"Expecting|not the description"):
             Target.from_text(broken)
 
-    one = PostgresTransaction(kind="staged", name=LONGEST, location=Location(system="1", database="d", commits="c"))
-    assert PostgresTransaction.of(one.fields()) == one
-    assert PostgresTransaction.of(dict(one.handle("s").transaction)) == one
+    location = Location(server="1", database="d", schema="c")
+    one = SqlTransaction(kind="staged", name=LONGEST, location=location)
+    fields = POSTGRES_DIALECT.fields
+    assert fields.read(fields.write(one)) == one
+    assert fields.read(dict(fields.handle("s", one).transaction)) == one
     for other in ({}, {"commit": "other"}, {"name": "psql"}, {"more": 1}):
-        assert PostgresTransaction.of({**one.fields(), **other} if other else {}) is None
+        assert fields.read({**fields.write(one), **other} if other else {}) is None
 
 
 def test_libpqs_settings_are_filled_up_and_never_shown() -> None:

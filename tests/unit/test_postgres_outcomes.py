@@ -4,7 +4,7 @@ import psycopg
 import pytest
 
 from sparkonce.protocol.handles import Outcome
-from sparkonce.sinks.postgres.outcomes import FINISHING, code_of, finished, prepare_error
+from sparkonce.sinks.sql.postgres.outcomes import FINISHING, code_of, finished, prepare_error
 
 NOT_LISTED = ["XX000", "58030", "42601", "2F002"]
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from sparkonce.sinks.postgres.connection import warn_of_wire
+from sparkonce.sinks.sql.postgres.connection import warn_of_wire
 
 
 def is_warned_of(caplog: pytest.LogCaptureFixture, **given: bytes) -> bool:

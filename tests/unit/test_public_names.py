@@ -56,7 +56,7 @@ def test_importing_needs_nothing_heavy() -> None:
         "sparkonce.analysis.explanation",
         "sparkonce.sink",
         "sparkonce.sinks.kafka",
-        "sparkonce.sinks.mysql",
+        "sparkonce.sinks.sql.mysql",
         "sparkonce.testing.conformance",
         "sparkonce.avro.registry",
         "sparkonce.avro.transcode",

@@ -15,7 +15,7 @@ import pytest
 from sparkonce.errors import PrepareError
 from sparkonce.sinks._shared.arrow import all_finite, json_text, plain_text
 from sparkonce.sinks.files.formats import csv_lines, json_lines, text_lines
-from sparkonce.sinks.mysql.encoding import nested_text
+from sparkonce.sinks.sql.mysql.encoding import nested_text
 
 ROWS: list[tuple[pa.Array, list[str]]] = [
     (pa.array([1, None, -128], pa.int8()), ["1", "null", "-128"]),

@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
@@ -20,22 +20,25 @@ from sparkonce.sink import Owner
 from sparkonce.sinks._shared import settings
 from sparkonce.sinks._shared.arrow import bytes_of, cut, halves
 from sparkonce.sinks._shared.committing import FOREIGN, NOTHING, Claims, Every, HandleCommitter, finish_each
-from sparkonce.sinks._shared.databases import DatabaseCommitter, IdlePool, has_nothing_to_read
 from sparkonce.sinks._shared.error_table import UNLISTED, ErrorTable, Meaning
 from sparkonce.sinks._shared.preflight import Attempts, check_same, refusal
 from sparkonce.sinks.files import committer as files
-from sparkonce.sinks.mysql import markers as mysql
-from sparkonce.sinks.postgres import markers as postgres
 from sparkonce.sinks.redis import committer as redis
+from sparkonce.sinks.sql import settings as sql_settings
+from sparkonce.sinks.sql import transactions as sql
+from sparkonce.sinks.sql.committer import SqlCommitter
+from sparkonce.sinks.sql.pool import IdlePool, has_nothing_to_read
+from sparkonce.sinks.sql.postgres.dialect import POSTGRES_DIALECT
+from sparkonce.sinks.sql.settings import Limits
+from sparkonce.sinks.sql.transactions import Location, SqlTransaction
 from sparkonce.sinks.write_ahead import committer as write_ahead
 
 COMMITTED = Finished(outcome=Outcome.COMMITTED)
 ABORTED = Finished(outcome=Outcome.ABORTED)
 SINKS_KEEP = {
     "files": files.KEPT_BATCHES,
-    "mysql": mysql.KEPT_BATCHES,
-    "postgres": postgres.KEPT_BATCHES,
     "redis": redis.KEPT_BATCHES,
+    "sql": sql.KEPT_BATCHES,
     "write_ahead": write_ahead.KEEP_BATCHES,
 }
 
@@ -166,89 +169,80 @@ class Server:
     fails: bool = False
 
 
-class Database(DatabaseCommitter[int, Session]):
-    errors = (ServerError,)
-    name_field = "number"
+def connect(server: Server, *_: object) -> Session:
+    if server.fails:
+        raise ServerError("away")
+    server.sessions.append(Session(server.has))
+    return server.sessions[-1]
 
-    def __init__(self, server: Server) -> None:
-        super().__init__("s", "The server", answer_s=1.0)
-        self.server = server
 
-    def open_session(self) -> Session:
-        if self.server.fails:
-            raise ServerError("away")
-        self.server.sessions.append(Session(self.server.has))
-        return self.server.sessions[-1]
+def finish(session: Session, one: SqlTransaction, commit: bool, _: float) -> Finished:
+    if not commit:
+        return ABORTED
+    session.has.add(one.name.batch)
+    return COMMITTED
 
-    def is_idle(self, session: Session) -> bool:
-        return not session.closed
 
-    def is_alive(self, session: Session) -> bool:
-        return session.has is self.server.has
+def database(server: Server) -> SqlCommitter:
+    dialect = replace(
+        POSTGRES_DIALECT,
+        tidy=lambda *_: None,
+        errors=(ServerError,),
+        connect=connect,
+        is_idle=lambda session: not session.closed,
+        is_alive=lambda session: session.has is server.has,
+        within=lambda *_: threading.Lock(),
+        finished=lambda error: Finished(outcome=Outcome.RETRY, reason=f"{error}."),
+        not_committed=lambda session, names, _: [name for name in names if name.batch not in session.has],
+        finish_prepared=finish,
+        end_writers=lambda *_: True,
+    )
+    return SqlCommitter(dialect, server, "s", server="The server", limits=Limits(answer_s=1.0))
 
-    def within(self, session: Session, limit_s: float) -> Any:
-        return threading.Lock()
 
-    def outcome_of(self, error: Exception) -> Finished:
-        return Finished(outcome=Outcome.RETRY, reason=f"{error}.")
-
-    def not_committed(self, session: Session, handles: Sequence[Handle]) -> list[Handle]:
-        return [one for one in handles if int(one["number"]) not in session.has]
-
-    def transaction_of(self, handle: Handle) -> int:
-        return int(handle["number"])
-
-    def commit_all(self, wanted: Mapping[int, Handle]) -> Mapping[int, Finished]:
-        def finish(session: Session) -> Mapping[int, Finished]:
-            session.has.update(wanted)
-            return dict.fromkeys(wanted, COMMITTED)
-
-        return self.answer_all(list(wanted), 5.0, finish)
-
-    def abort_all(self, wanted: Mapping[int, Handle]) -> Mapping[int, Finished]:
-        return {one: self.answer(lambda _: ABORTED) for one in wanted}
-
-    def list_lingering(self, owners: Sequence[Owner]) -> Sequence[Handle]:
-        raise NotImplementedError
+def prepared(batch: int) -> Handle:
+    name = TransactionName(prefix="p", query="0" * 12, token=Token(0, "0" * 8), batch=batch, slot=0, copy="0" * 12)
+    one = SqlTransaction(kind="two_phase", name=name, location=Location(server="1", database="d", schema="c"))
+    return POSTGRES_DIALECT.fields.handle("s", one)
 
 
 def test_a_session_is_used_again_and_closed_after_an_error() -> None:
     server = Server()
-    committer = Database(server)
-    assert committer.commit([handle(1), handle(2)]) == [COMMITTED] * 2
-    assert committer.abort([handle(3)]) == [ABORTED]
+    committer = database(server)
+    assert committer.commit([prepared(1)]) == [COMMITTED]
+    assert committer.abort([prepared(3)]) == [ABORTED]
     (session,) = server.sessions
     with pytest.raises(UnknownOutcomeError, match=r"The server did not say why: lost\."), committer.asking("why"):
         raise ServerError("lost")
     assert session.closed
 
-    committer = Database(Server(fails=True))
-    assert committer.commit([handle(1)])[0].outcome is Outcome.RETRY
-    assert committer.abort([handle(1)])[0].outcome is Outcome.RETRY
+    committer = database(Server(fails=True))
+    assert committer.commit([prepared(1)])[0].outcome is Outcome.RETRY
+    assert committer.abort([prepared(1)])[0].outcome is Outcome.RETRY
 
 
 def test_a_new_session_without_the_newest_commit_is_a_server_that_went_back() -> None:
     server = Server()
-    committer = Database(server)
-    committer.commit([handle(1)])
-    committer.note_newest([handle(1), handle(None)])
-    committer.note_newest([handle(None)])
+    committer = database(server)
+    committer.commit([prepared(1)])
+    committer.conclude(0, [prepared(1), Handle(sink="s", slot=1)])
+    committer.conclude(0, [Handle(sink="s", slot=1)])
     server.has = {1}
-    assert committer.commit([handle(2)]) == [COMMITTED]
+    assert committer.commit([prepared(2)]) == [COMMITTED]
     server.has = set()
     with pytest.raises(StaleServerError):
-        committer.commit([handle(3)])
+        committer.commit([prepared(3)])
     assert server.sessions[-1].closed
 
     server = Server(has={1})
-    committer = Database(server)
-    assert list(committer.missing([handle(1), handle(2)])) == [handle(2)]
+    committer = database(server)
+    assert list(committer.missing([prepared(1), prepared(2)])) == [prepared(2)]
     server.has = {2}
-    assert committer.commit([handle(5)]) == [COMMITTED]
-    assert list(committer.missing([handle(2)])) == []
+    assert committer.commit([prepared(5)]) == [COMMITTED]
+    assert list(committer.missing([prepared(2)])) == []
     server.has = set()
     with pytest.raises(StaleServerError):
-        committer.missing([handle(2)])
+        committer.missing([prepared(2)])
 
 
 def test_so_many_are_kept_and_the_others_closed() -> None:
@@ -306,14 +300,14 @@ def test_names_are_compared_field_by_field() -> None:
 
 
 def test_settings_that_databases_share() -> None:
-    assert settings.mode("upsert", "id") == settings.mode("upsert", ["id"]) == ("upsert", ("id",))
-    assert settings.mode("append", ()) == ("append", ())
+    assert sql_settings.mode("upsert", "id") == sql_settings.mode("upsert", ["id"]) == ("upsert", ("id",))
+    assert sql_settings.mode("append", ()) == ("append", ())
 
     assert settings.name_prefix("sparkonce", "orders é", most_bytes=64) == "sparkonce.orders é"
 
-    assert settings.commit("staged") == "staged"
+    assert sql_settings.commit("staged") == "staged"
     with pytest.raises(ConfigurationError, match="commit='xa' is not known"):
-        settings.commit("xa")
+        sql_settings.commit("xa")
 
 
 @pytest.mark.parametrize(
@@ -321,7 +315,7 @@ def test_settings_that_databases_share() -> None:
 )
 def test_a_mode_and_its_key_columns_must_fit(mode: str, keys: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"key_columns|mode='other'"):
-        settings.mode(mode, keys)
+        sql_settings.mode(mode, keys)
 
 
 @pytest.mark.parametrize(("prefix", "name"), [("", "s"), ("p" * 60, "s" * 10), ("a\nb", "s"), ("a", "\0"), (1, "s")])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sparkonce.sinks._shared.settings import named, with_source
+from sparkonce.sinks.sql.settings import named, with_source
 
 CONDITION = """source.at >= target."At" AND 'source.x' <> source . "weird ""q" -- source.y
  AND /* source.z */ x.source.k = SOURCE.Big AND my_source.a = E'it\\'s source.b' AND `source.c` > source.`d`"""

@@ -18,10 +18,10 @@ from sparkonce.sinks.files.s3.store import _not_whole
 from sparkonce.sinks.files.store import preparing
 from sparkonce.sinks.kafka.pooled_producer import PooledProducer
 from sparkonce.sinks.kafka.writer import _broken
-from sparkonce.sinks.mysql.writer import MySQLWriter
-from sparkonce.sinks.postgres.outcomes import prepare_error
 from sparkonce.sinks.redis.outcomes import Refusal
 from sparkonce.sinks.redis.writer import _refused
+from sparkonce.sinks.sql.mysql.outcomes import prepare_error as mysql_error
+from sparkonce.sinks.sql.postgres.outcomes import prepare_error
 
 FATAL = 'connection failed: connection to server at "127.0.0.1", port 5432 failed: FATAL:  '
 
@@ -40,8 +40,7 @@ def postgres_connecting(words: str) -> PrepareError:
 
 
 def mysql(error: Exception) -> PrepareError:
-    writer = Mock(_name=Mock(copy="0" * 12), _how=Mock(table="t"))
-    return MySQLWriter._refused(writer, "did not take rows", error)
+    return mysql_error(error, "slot 1")
 
 
 def redis(code: str, text: str = "") -> PrepareError:

@@ -9,8 +9,8 @@ import pytest
 from sparkonce.errors import MOST_CHARACTERS, one_line
 from sparkonce.sinks.files.hdfs import of_error as of_hdfs_error
 from sparkonce.sinks.files.s3.requests import refusal
-from sparkonce.sinks.mysql.connection import server_message as mysql_words
-from sparkonce.sinks.postgres.outcomes import server_message as postgres_words
+from sparkonce.sinks.sql.mysql.connection import server_message as mysql_words
+from sparkonce.sinks.sql.postgres.outcomes import server_message as postgres_words
 
 FORGED = "a\r\n2026-11-23 sparkonce batch=99 committed\x1b[31m\x00\u2028\u202e\x9b"
 AS_ONE = "a 2026-11-23 sparkonce batch=99 committed [31m"

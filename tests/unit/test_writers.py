@@ -18,11 +18,10 @@ from sparkonce.sink import Owner, WriterContext
 from sparkonce.sinks.files.local import LocalStore
 from sparkonce.sinks.files.store import FileState
 from sparkonce.sinks.kafka.writer import KafkaWriter, WriterLimits
-from sparkonce.sinks.postgres.committer import _gone
-from sparkonce.sinks.postgres.encoding import ServerType, encode_rows, encoder
-from sparkonce.sinks.postgres.markers import MarkerState
-from sparkonce.sinks.postgres.names import Location
-from sparkonce.sinks.postgres.writer import PostgresWriter
+from sparkonce.sinks.sql.postgres.encoding import ServerType, encode_rows, encoder
+from sparkonce.sinks.sql.postgres.finishing import MarkerState, verdict
+from sparkonce.sinks.sql.postgres.writer import CopyRows
+from sparkonce.sinks.sql.transactions import Location
 from sparkonce.sinks.write_ahead.folder import DiskFolder, RowsState
 from sparkonce.sinks.write_ahead.ledger import Ledger
 from sparkonce.sinks.write_ahead.rows import read
@@ -82,8 +81,8 @@ def test_kafka_has_all_rows_in_order_before_they_are_prepared() -> None:
 def test_postgres_gets_each_value_as_it_is() -> None:
     rows = pa.record_batch({"number": [-7, 7]})
     sent: list[bytes] = []
-    writer: Any = PostgresWriter.__new__(PostgresWriter)
-    writer._copy, writer._rows, writer._is_text_read = (
+    writer: Any = CopyRows.__new__(CopyRows)
+    writer._copy, writer._count, writer._is_text_read = (
         SimpleNamespace(write=lambda one: sent.append(bytes(one))),
         0,
         False,
@@ -95,8 +94,9 @@ def test_postgres_gets_each_value_as_it_is() -> None:
 
 
 def test_postgres_has_committed_what_has_a_marker() -> None:
-    found = MarkerState(state="committed", is_prepared=False, system="1", database="d", newest=1, row_security=False)
-    answer = _gone(found, NAME, Location(system="1", database="d", commits="public"))
+    location = Location(server="1", database="d", schema="public")
+    found = MarkerState(state="committed", is_prepared=False, location=location, newest=1, row_security=False)
+    answer = verdict(found, NAME, location)
     assert answer.outcome is Outcome.ALREADY_COMMITTED
 
 

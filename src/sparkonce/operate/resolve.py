@@ -31,7 +31,7 @@ from sparkonce.protocol.state import State
 from sparkonce.protocol.view import LogView, Run
 from sparkonce.sink import Owner, SinkCommitter, TwoPhaseCommitSink
 from sparkonce.sinks._shared.orphans import Orphan, run_of, token_in
-from sparkonce.sinks._shared.settings import CONFLICTS, MergesStaged
+from sparkonce.sinks.sql.settings import CONFLICTS, MergesStaged
 from sparkonce.storage.files import CheckpointFiles
 from sparkonce.storage.local import LocalFiles
 from sparkonce.version import __version__

@@ -28,13 +28,18 @@ _REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
 class SystemKind(str, Enum):
-    """The systems whose open transactions can be listed. Each has a module ``sparkonce.sinks.<kind>.orphans``."""
+    """The systems whose open transactions can be listed. Each has a module ``orphans`` in its `package`."""
 
     FILES = "files"
     KAFKA = "kafka"
     MYSQL = "mysql"
     POSTGRES = "postgres"
     REDIS = "redis"
+
+    @property
+    def package(self) -> str:
+        """The package of its sink."""
+        return f"sparkonce.sinks.{'sql.' * (self in (SystemKind.MYSQL, SystemKind.POSTGRES))}{self.value}"
 
     @property
     def variable(self) -> str:
@@ -84,7 +89,7 @@ class NamedSystem:
             SparkonceError: If the system does not respond.
         """
         try:
-            module = import_module(f"sparkonce.sinks.{self.kind.value}.orphans")
+            module = import_module(f"{self.kind.package}.orphans")
         except ImportError as error:
             raise ConfigurationError(
                 f"System {self.name!r} cannot be asked: {error}.",
@@ -201,7 +206,7 @@ def sink_of(file: OperatorFile, name: str, facts: Facts) -> TwoPhaseCommitSink:
     found = file.systems[system]
     kind = _CLASSES[found.kind]
     try:
-        cls = getattr(import_module(f"sparkonce.sinks.{found.kind.value}.sink"), kind)
+        cls = getattr(import_module(f"{found.kind.package}.sink"), kind)
         settings, more = _first_argument(found, facts)
         sink: TwoPhaseCommitSink = cls(settings, name=name, **{**more, **_known(name, found.kind, facts), **arguments})
     except (TypeError, ImportError) as error:  # a missing or an unknown argument, or no client
@@ -226,7 +231,7 @@ def _first_argument(system: NamedSystem, facts: Facts) -> tuple[Any, dict[str, A
 
         return parse_line(given), {}
     if system.kind is SystemKind.MYSQL:
-        from sparkonce.sinks.mysql.settings import parse_settings
+        from sparkonce.sinks.sql.mysql.settings import parse_settings
 
         known = {"database": facts["database"]} if "database" in facts else {}
         return {**known, **(parse_settings(given) if isinstance(given, str) else given)}, {}
@@ -312,7 +317,7 @@ def _system(path: str, name: str, given: Any) -> NamedSystem:
     if isinstance(settings, dict):
         _check_plain(path, name, settings)
         if kind is SystemKind.MYSQL:
-            from sparkonce.sinks.mysql.settings import read_texts
+            from sparkonce.sinks.sql.mysql.settings import read_texts
 
             settings |= read_texts({key: value for key, value in settings.items() if isinstance(value, str)})
     return NamedSystem(name=name, kind=kind, settings=settings)

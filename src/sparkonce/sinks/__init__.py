@@ -2,7 +2,7 @@
 
 - ``kafka``: topics, in Kafka's transactions.
 - ``files``: folders and buckets of files.
-- ``postgres``, ``mysql``: tables of PostgreSQL, and of MariaDB and MySQL.
+- ``sql``: tables of PostgreSQL, and of MariaDB and MySQL.
 - ``redis``: keys of Redis.
 - ``write_ahead``: a function of the user's, applied to files of rows.
 - ``memory``: a system in this process, for tests.

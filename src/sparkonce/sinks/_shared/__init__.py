@@ -2,7 +2,6 @@
 
 On the driver:
     ``committing``: answers in the order of the handles, finishes in parallel, tidies every so many batches.
-    ``databases``: a committer over pooled sessions, which turns a database's errors into outcomes.
     ``error_table``: a server's error code, class or phrase → outcome → sentence.
     ``preflight``: refuses a setting or a server, with what to do about it.
     ``orphans``: one open thing on a server, as ``sparkonce transactions list`` lists it.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import ClassVar, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from sparkonce.protocol.handles import Finished, Handle, Outcome
 from sparkonce.protocol.ownership import Token
@@ -29,7 +29,7 @@ class HandleCommitter(SinkCommitter, Generic[T]):
             and what it names stays as it is. Empty if they are not looked at.
     """
 
-    handle_fields: ClassVar[frozenset[str]] = frozenset()
+    handle_fields: frozenset[str] = frozenset()
 
     @abc.abstractmethod
     def transaction_of(self, handle: Handle) -> T | Finished:

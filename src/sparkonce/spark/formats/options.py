@@ -17,10 +17,10 @@ from sparkonce.errors import ConfigurationError
 from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.sinks.files.sink import FilesSink
 from sparkonce.sinks.kafka.sink import KafkaSink
-from sparkonce.sinks.mysql.settings import read_texts
-from sparkonce.sinks.mysql.sink import MySQLSink
-from sparkonce.sinks.postgres.sink import PostgresSink
 from sparkonce.sinks.redis.sink import RedisSink
+from sparkonce.sinks.sql.mysql.settings import read_texts
+from sparkonce.sinks.sql.mysql.sink import MySQLSink
+from sparkonce.sinks.sql.postgres.sink import PostgresSink
 from sparkonce.storage.files import CheckpointFiles
 from sparkonce.storage.location import checked_location
 from sparkonce.storage.opening import OF_STORES, open_location

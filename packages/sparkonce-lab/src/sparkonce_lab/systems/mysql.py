@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from sparkonce.errors import ConfigurationError, PreflightError
-from sparkonce.sinks.mysql.markers import Xid, quote, stage_table
-from sparkonce.sinks.mysql.settings import parse_settings
+from sparkonce.sinks.sql.mysql.names import Xid, quote, stage_table
+from sparkonce.sinks.sql.mysql.settings import parse_settings
 from sparkonce_lab.rig.process import HOST
 from sparkonce_lab.rig.proxy import after
 from sparkonce_lab.rig.servers.mariadb import MISSING, NEXT, MariaDBServer
@@ -213,7 +213,7 @@ class MySQLSystem(ServerSystem, VerifiedSystem):
     @staticmethod
     def build(arguments: Mapping[str, Any]) -> TwoPhaseCommitSink:
         """See `System.build`."""
-        from sparkonce.sinks.mysql.sink import MySQLSink
+        from sparkonce.sinks.sql.mysql.sink import MySQLSink
 
         return MySQLSink(**arguments)
 

@@ -218,7 +218,7 @@ class PostgresSystem(ServerSystem, VerifiedSystem):
     @staticmethod
     def build(arguments: Mapping[str, Any]) -> TwoPhaseCommitSink:
         """See `System.build`."""
-        from sparkonce.sinks.postgres.sink import PostgresSink
+        from sparkonce.sinks.sql.postgres.sink import PostgresSink
 
         return PostgresSink(**arguments)
 
@@ -244,7 +244,7 @@ class PostgresSystem(ServerSystem, VerifiedSystem):
 
     def read(self) -> pa.Table:
         """See `VerifiedSystem.read`."""
-        from sparkonce.sinks.postgres.connection import within
+        from sparkonce.sinks.sql.postgres.connection import within
         from sparkonce_lab.systems.observed import COLUMNS, of_csv
 
         ask = f"COPY (SELECT {', '.join(COLUMNS)} FROM {self.schema}.{self.table}) TO STDOUT (FORMAT csv)"  # noqa: S608 - ours
@@ -300,7 +300,7 @@ class PostgresSystem(ServerSystem, VerifiedSystem):
 
         It is cut if a paused server never responds.
         """
-        from sparkonce.sinks.postgres.connection import within
+        from sparkonce.sinks.sql.postgres.connection import within
 
         with self._one_asks:
             try:

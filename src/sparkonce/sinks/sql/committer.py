@@ -1,0 +1,414 @@
+"""The driver half: finishes what writers in other processes have prepared or staged.
+
+Staged copies are finished together, in one transaction, into which one driver at a time is let in. A driver whose
+commit was not answered asks again, waits until the first commit has ended, and then reads its result.
+
+Prepared transactions are finished one by one: by the server's answer first, then by the marker that each leaves.
+
+A new session may lead to a server that took over, or came back, without the newest commits. So the committer keeps the
+newest finished batch's handles, and looks for them in each new session and before each merge.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from sparkonce.errors import SparkonceError, StaleServerError, UnknownOutcomeError
+from sparkonce.protocol.handles import Finished, Handle, Outcome, transaction_fields
+from sparkonce.protocol.ownership import TransactionName
+from sparkonce.protocol.traces import Trace
+from sparkonce.sink import Facts, Owner
+from sparkonce.sinks._shared.committing import FOREIGN, Claims, Every, HandleCommitter, finish_each
+from sparkonce.sinks.sql.dialect import Dialect, Session, StagedCopy
+from sparkonce.sinks.sql.pool import IdlePool
+from sparkonce.sinks.sql.settings import APPEND, STAGED, TWO_PHASE, Limits, Target
+from sparkonce.sinks.sql.transactions import GONE, OPEN, Location, SqlTransaction
+
+log = logging.getLogger(__name__)
+
+AT_ONCE = 8
+"""Connections that finish prepared transactions side by side: each waits for the server's disk."""
+
+TIDY_EVERY = 20
+"""Batches: tidying costs a round trip."""
+
+NOTHING_UNDONE = "See whether the server can be reached, and the user's rights; nothing was undone."
+NOT_HERE = "The table shows none of the batch's rows; another sink of the query may already show its own."
+_BUSY = Finished(outcome=Outcome.RETRY, reason="Another connection is merging rows of this query.")
+
+Answers = dict[SqlTransaction, Finished]
+
+
+class SqlCommitter(HandleCommitter[SqlTransaction]):
+    """Commits and aborts by name, from any process.
+
+    Args:
+        dialect: The database's functions.
+        to: The server's address and the user's credentials, as the dialect takes them.
+        name: The sink's name, for the handles that `list_lingering` makes.
+        server: The server's name in messages, without credentials.
+        limits: How long each kind of request may take.
+        target: The table of staged rows, which is checked before each decision; None for others.
+        on_conflict: What an operator has chosen for appended rows whose key is there: ``nothing`` leaves them out,
+            ``update`` replaces the others. Empty to refuse the merge.
+    """
+
+    def __init__(
+        self,
+        dialect: Dialect,
+        to: Any,
+        name: str,
+        *,
+        server: str,
+        limits: Limits,
+        target: Target | None = None,
+        on_conflict: str = "",
+    ) -> None:
+        self.handle_fields = frozenset(dialect.fields.names.values())
+        self._dialect = dialect
+        self._to = to
+        self._name = name
+        self._server = server
+        self._limits = limits
+        self._target = target
+        self._on_conflict = on_conflict
+        self._newest: tuple[Handle, ...] = ()
+        self._tidying = Every(TIDY_EVERY)
+        self._sessions = IdlePool(self._connect, is_idle=dialect.is_idle, is_alive=dialect.is_alive)
+
+    # --- SinkCommitter ----------------------------------------------------------------------------------------------
+
+    def transaction_of(self, handle: Handle) -> SqlTransaction | Finished:
+        """Returns the transaction that a handle names, or `FOREIGN`."""
+        return self._dialect.fields.read(dict(handle.transaction)) or FOREIGN
+
+    def commit_all(self, wanted: Mapping[SqlTransaction, Handle]) -> Answers:
+        """Commits staged copies in one transaction, and prepared transactions one by one."""
+        prepared = [one.name for one in wanted if one.kind == TWO_PHASE]
+        if self._dialect.settle is not None and prepared:
+            # If the server cannot be asked, the commits say so.
+            with suppress(*self._dialect.errors), self.lent() as session:
+                self._dialect.settle(session, prepared, self._give_up_at())
+        return self._finish(wanted, commit=True)
+
+    def abort_all(self, wanted: Mapping[SqlTransaction, Handle]) -> Answers:
+        """Ends the sessions of writers first, and aborts what they have prepared or staged."""
+        try:
+            with self.lent(2 * self._limits.answer_s) as session:
+                ended = self._dialect.end_writers(session, list(wanted), self._give_up_at())
+        except self._dialect.errors as error:
+            return dict.fromkeys(wanted, self._dialect.finished(error))
+        if not ended:
+            busy = Finished(outcome=Outcome.RETRY, reason="The server has not ended the writer's session yet.")
+            return dict.fromkeys(wanted, busy)
+        return self._finish(wanted, commit=False)
+
+    def list_lingering(self, owners: Sequence[Owner]) -> Sequence[Handle]:
+        """Lists prepared transactions, staged copies, and those that are still being written.
+
+        Raises:
+            UnknownOutcomeError: if the server does not say.
+        """
+        claims = Claims(owners)
+        found: dict[SqlTransaction, None] = {}
+        names = self._dialect.fields.names
+        for location in dict.fromkeys(Location.of(one.facts, names) for one in owners if one.facts.get("prefix")):
+            with self.asking("which transactions are open") as session:
+                listed = self._dialect.list_open(session, claims, location)
+                found |= dict.fromkeys(one for one in listed if claims.has(one.name))
+        return [self._dialect.fields.handle(self._name, one) for one in found]
+
+    def before_decision(self, facts: Facts) -> str:  # noqa: ARG002 - the table is asked
+        """Checks the table of staged rows. Other writers have checked it under the lock that their rows hold."""
+        if self._target is None or self._dialect.fragile is None:
+            return ""
+        try:
+            with self.asking("whether the table is as it was") as session:
+                fragile = self._dialect.fragile(session, self._target)
+        except UnknownOutcomeError as error:
+            log.warning("%s The batch is decided: its commit checks again.", error.message)
+            return ""
+        return fragile and f"rows of table {self._target} may go where they are not safe: {fragile}"
+
+    def check_prepared(self, handles: Sequence[Handle]) -> str:
+        """Merges the staged rows of all slots on trial: what the table refuses now is refused before the decision.
+
+        Raises:
+            PrepareError: if the table refuses a row, in the server's words.
+            UnknownOutcomeError: if the server does not say, or the table is locked.
+        """
+        read = {one: handle.rows for handle in handles if isinstance(one := self._read(handle), SqlTransaction)}
+        for location, rows in _groups(one for one in read if one.kind == STAGED):
+            try:
+                with self.lent(self._limits.commit_s + self._limits.answer_s) as session:
+                    wrong = self._try_merge(session, location, {one.name: read[one] for one in rows})
+            except self._dialect.errors as error:
+                raise self._refused(error) from error
+            if wrong:
+                return wrong
+        return ""
+
+    def list_traces(self, query: str, facts: Facts) -> Sequence[Trace]:
+        """Lists what the markers show as committed.
+
+        Raises:
+            UnknownOutcomeError: if the server does not say.
+        """
+        if "prefix" not in facts:
+            return ()
+        location = Location.of(facts, self._dialect.fields.names)
+        with self.asking("what it remembers of this query") as session:
+            found = list(self._dialect.committed(session, facts["prefix"], query, location))
+        write = self._dialect.fields.write
+        return [
+            Trace(token=one.name.token, committed=transaction_fields(write(one)), batch=one.name.batch) for one in found
+        ]
+
+    def missing(self, handles: Sequence[Handle]) -> Sequence[Handle]:
+        """Returns those that the server has not committed. See `SinkCommitter.missing`.
+
+        Raises:
+            UnknownOutcomeError: if the server does not say.
+        """
+        with self.asking("which markers it has") as session:
+            gone = self._not_committed(session, handles)
+        if not gone:
+            self._note_newest(handles)
+        return gone
+
+    def conclude(self, batch: int, handles: Sequence[Handle]) -> None:
+        """Deletes what merged copies have left, and now and then the markers of batches long gone.
+
+        Raises:
+            UnknownOutcomeError: if the server cannot be reached.
+        """
+        self._note_newest(handles)
+        known = [one for handle in handles if isinstance(one := self.transaction_of(handle), SqlTransaction)]
+        is_due = bool(known) and self._tidying.is_due(batch)
+        if is_due or (not self._dialect.has_transactional_ddl and any(one.kind == STAGED for one in known)):
+            with self.asking("that it has tidied up") as session:
+                self._dialect.tidy(session, known, batch, is_due)
+        if is_due:
+            self._tidying.done(batch)
+
+    def close(self) -> None:
+        """Closes the sessions."""
+        self._sessions.close()
+
+    # --- sessions ---------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def lent(self, limit_s: float | None = None) -> Iterator[Session]:
+        """Lends a session that nobody else uses meanwhile, for so long at most; after any error it is closed."""
+        with self._sessions.lent() as session, self._dialect.within(session, limit_s or self._limits.answer_s):
+            yield session
+
+    @contextmanager
+    def asking(self, what: str) -> Iterator[Session]:
+        """Lends a session for a question about more than one transaction.
+
+        Raises:
+            UnknownOutcomeError: instead of an error of the server.
+        """
+        try:
+            with self.lent() as session:
+                yield session
+        except self._dialect.errors as error:
+            raise UnknownOutcomeError(
+                f"{self._server} did not say {what}: {self._dialect.finished(error).reason}", next_step=NOTHING_UNDONE
+            ) from error
+
+    def _connect(self) -> Session:
+        session = self._dialect.connect(self._to, f"sparkonce driver {self._name}", self._limits)
+        try:
+            with self._dialect.within(session, self._limits.answer_s):
+                self._check_newest(session)
+        except BaseException:
+            session.close()
+            raise
+        return session
+
+    def _give_up_at(self) -> float:
+        return time.monotonic() + self._limits.answer_s
+
+    # --- the newest commit as a witness -----------------------------------------------------------------------------
+
+    def _note_newest(self, handles: Sequence[Handle]) -> None:
+        """Keeps a finished batch's handles, which each new session must have."""
+        self._newest = tuple(handle for handle in handles if handle.transaction) or self._newest
+
+    def _check_newest(self, session: Session) -> None:
+        """Refuses a server without the newest finished batch.
+
+        Raises:
+            StaleServerError: naming the sink and the batch.
+        """
+        if self._newest and (gone := self._not_committed(session, self._newest)):
+            raise went_back(self._name, str(gone[0][self._dialect.fields.names["name"]]))
+
+    def _not_committed(self, session: Session, handles: Sequence[Handle]) -> list[Handle]:
+        """Returns those without a marker, but for markers that may have been tidied away."""
+        read = {one: handle for handle in handles if isinstance(one := self.transaction_of(handle), SqlTransaction)}
+        gone = {
+            (location, name)
+            for location, group in _groups(read)
+            for name in self._dialect.not_committed(session, [one.name for one in group], location)
+        }
+        return [handle for one, handle in read.items() if (one.location, one.name) in gone]
+
+    # --- finishing --------------------------------------------------------------------------------------------------
+
+    def _finish(self, wanted: Mapping[SqlTransaction, Handle], *, commit: bool) -> Answers:
+        answers: Answers = {}
+        for one in (one for one in wanted if one.kind == OPEN):
+            answers[one] = FOREIGN if commit else self._abort_session(one)
+        prepared = [one for one in wanted if one.kind == TWO_PHASE]
+        answers |= finish_each(prepared, lambda one: self._finish_prepared(one, commit), at_once=AT_ONCE)
+        for location, group in _groups(one for one in wanted if one.kind == STAGED):
+            rows = {one.name: wanted[one].rows for one in group}
+            try:
+                with self.lent(self._limits.commit_s + self._limits.answer_s) as session:
+                    found = self._finish_staged(session, location, group, rows, commit=commit)
+            except self._dialect.errors as error:
+                found = dict.fromkeys(rows, self._dialect.finished(error))
+            answers |= {one: found[one.name] for one in group}
+        return answers
+
+    def _finish_prepared(self, one: SqlTransaction, commit: bool) -> Finished:
+        try:
+            with self.lent() as session:
+                return self._dialect.finish_prepared(session, one, commit, self._give_up_at())
+        except self._dialect.errors as error:
+            return self._dialect.finished(error)
+
+    def _abort_session(self, one: SqlTransaction) -> Finished:
+        """Aborts what a session, which is gone by now, has prepared or staged just before."""
+        try:
+            with self.lent() as session:
+                left = [self._dialect.fields.handle(self._name, each) for each in self._dialect.left_by(session, one)]
+        except self._dialect.errors as error:
+            return self._dialect.finished(error)
+        answers = self.abort(left) if left else ()
+        return answers[0] if answers else Finished(outcome=Outcome.ABORTED)
+
+    def _finish_staged(
+        self,
+        session: Session,
+        location: Location,
+        group: Sequence[SqlTransaction],
+        rows: Mapping[TransactionName, int],
+        *,
+        commit: bool,
+    ) -> dict[TransactionName, Finished]:
+        dialect = self._dialect
+        session = dialect.refreshed(session)
+        self._check_newest(session)
+        if not dialect.begin(session, list(rows), self._limits):
+            return dict.fromkeys(rows, _BUSY)
+        try:
+            waiting, answers = dialect.stages(session, location, list(rows), commit)
+            stages = {name: stage for name, stage in waiting.items() if stage is not None}
+            wrong = self._merge(session, location, stages, rows, self._on_conflict) if stages else None
+        except ValueError as error:
+            dialect.roll_back(session)
+            reason = f"A marker is damaged: {error}"
+            return dict.fromkeys(rows, Finished(outcome=Outcome.UNKNOWN, reason=reason))
+        if wrong is not None:
+            dialect.roll_back(session)
+            return {**answers, **dict.fromkeys(waiting, wrong)}
+        if commit:
+            dialect.commit(session, location, [one for one in group if one.name in waiting])
+        else:
+            dialect.drop(session, location, list(waiting), self._give_up_at())
+            answers = {name: GONE if one.outcome is Outcome.LOST else one for name, one in answers.items()}
+        done = Finished(outcome=Outcome.COMMITTED if commit else Outcome.ABORTED)
+        return {**answers, **dict.fromkeys(waiting, done)}
+
+    def _merge(
+        self,
+        session: Session,
+        location: Location,
+        stages: Mapping[TransactionName, StagedCopy],
+        rows: Mapping[TransactionName, int],
+        on_conflict: str = "",
+        *,
+        is_trial: bool = False,
+    ) -> Finished | None:
+        """Merges the rows into their tables; returns an answer if they, or a table, are not what they were."""
+        for stage, members in _by_target(stages):
+            settled: StagedCopy | Finished = stage
+            if on_conflict and stage.target.mode == APPEND:
+                settled = self._dialect.settled(session, stage, on_conflict)
+                log.warning("Rows that are in the way of table %s: on_conflict=%r.", stage.target, on_conflict)
+            if isinstance(settled, Finished):
+                return settled
+            tables = {name: (stages[name].table, rows[name]) for name in members}
+            if wrong := self._dialect.merge(session, location, settled, tables, is_trial):
+                return Finished(outcome=Outcome.UNKNOWN, reason=wrong)
+        return None
+
+    def _try_merge(self, session: Session, location: Location, rows: Mapping[TransactionName, int]) -> str:
+        """Merges these copies, and rolls back, where their tables may refuse any row. Returns what is wrong."""
+        dialect, names = self._dialect, list(rows)
+        if not dialect.begin(session, names, self._limits):
+            raise UnknownOutcomeError(f"{self._server}: {_BUSY.reason}", next_step=NOTHING_UNDONE)
+        try:
+            waiting, _ = dialect.stages(session, location, names, True)
+            stages = {name: stage for name, stage in waiting.items() if stage is not None}
+            wrong = None
+            if any(dialect.refusers(session, stage) for stage, _ in _by_target(stages)):
+                wrong = self._merge(session, location, stages, rows, is_trial=True)
+        except dialect.errors as error:
+            with suppress(*dialect.errors):
+                dialect.roll_back(session)
+            if not dialect.refers_to_unit(session, error, names, location):
+                raise
+            # They are invisible before the decision. After it, the commits are repeated until that sink's is through.
+            log.debug("Rows that another sink of the batch has staged may be what a foreign key misses: %s", error)
+            return ""
+        dialect.roll_back(session)
+        return wrong.reason if wrong is not None else ""
+
+    def _refused(self, error: Exception) -> SparkonceError:
+        found = self._dialect.finished(error)
+        if found.outcome is Outcome.RETRY:
+            what = f"{self._server} did not say if the table takes the batch: {found.reason}"
+            return UnknownOutcomeError(what, next_step=NOTHING_UNDONE)
+        with self.asking("what its constraint says") as session:
+            named = self._dialect.named(session, error, self._target) if self._target is not None else ""
+        by = f" by {named}" if named else ""
+        return self._dialect.prepare_error(error, f"Table {self._target} refuses rows{by}, so the batch is not decided")
+
+
+def _groups(some: Any) -> list[tuple[Location, list[SqlTransaction]]]:
+    """Returns transactions by their location; those of another prefix or query apart."""
+    found: dict[tuple[Location, str, str], list[SqlTransaction]] = {}
+    for one in some:
+        found.setdefault((one.location, getattr(one.name, "prefix", ""), one.name.query), []).append(one)
+    return [(location, group) for (location, _, _), group in found.items()]
+
+
+def _by_target(stages: Mapping[TransactionName, StagedCopy]) -> list[tuple[StagedCopy, list[TransactionName]]]:
+    """Returns the names of staged copies, in the order of slots, by their target and columns."""
+    found: dict[tuple[Target, tuple[str, ...]], list[TransactionName]] = {}
+    for name in sorted(stages, key=lambda one: (one.slot, one.copy)):
+        found.setdefault((stages[name].target, stages[name].columns), []).append(name)
+    return [(stages[names[0]], names) for names in found.values()]
+
+
+def went_back(sink: str, transaction: str) -> StaleServerError:
+    """Returns the error of a run whose server went back to an older state under it, without one of its last commits."""
+    name = TransactionName.parse(transaction)
+    batches = [] if name is None else [name.batch]
+    return StaleServerError(
+        f"Sink {sink!r} has connected anew, and its server does not have {transaction} any more, which was committed "
+        f"there with batch {batches}: it went back to an older state (a fail-over to a replica that lagged, a restored "
+        "backup).",
+        next_step="Bring the newer state back, if there is one, and start again: the start says which batches are "
+        "missing, and how to go on without them.",
+        missing={sink: batches},
+    )

@@ -1,0 +1,345 @@
+"""A PyMySQL connection: strict, in UTC, with a deadline for each reply, and two ways to send many rows.
+
+MariaDB's bulk protocol, which PyMySQL doesn't know, sends rows in binary to a prepared statement. LOAD DATA sends them
+as text. PyMySQL answers LOAD DATA LOCAL by opening any file that the server names. Here the server gets the rows,
+whatever file it names, and a request for a file at any other time is an error.
+
+`Flavour` lists the differences between MariaDB and MySQL. MariaDB's side is tried against MariaDB 10.11. MySQL's is
+written by its manual (8.0 and 8.4) and has not been tried.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from sparkonce.arguments import missing_package
+from sparkonce.errors import one_line
+from sparkonce.sinks._shared.settings import see_files
+from sparkonce.sinks.sql.mysql.settings import TLS_FILES, connection_settings
+from sparkonce.sinks.sql.pool import has_nothing_to_read
+
+try:
+    import pymysql
+    import pymysql.connections
+    from pymysql.constants import CLIENT, COMMAND
+except ImportError as error:
+    raise missing_package("MySQLSink", "PyMySQL", "mysql") from error
+
+MySQLError = pymysql.err.MySQLError
+SERVER_ERRORS = (MySQLError, OSError)
+"""The exceptions that PyMySQL raises instead of an answer."""
+
+SQL_MODE = (
+    "STRICT_ALL_TABLES,NO_ZERO_DATE,NO_ZERO_IN_DATE,ERROR_FOR_DIVISION_BY_ZERO,NO_AUTO_VALUE_ON_ZERO,"
+    "NO_ENGINE_SUBSTITUTION"
+)
+_SESSION = (
+    f"SET SESSION sql_mode='{SQL_MODE}', time_zone='+00:00', sql_notes=1, max_error_count=64, wait_timeout=28800, "
+    "net_read_timeout=600, net_write_timeout=600, innodb_lock_wait_timeout={lock_s}, lock_wait_timeout={lock_s}"
+)
+_PACKET_BYTES = 256 * 1024
+_BULK_EXECUTE = 0xFA
+_BULK_CAPABILITY = struct.pack("<I", 1 << 2)
+_TYPES_FOLLOW = 128
+_HELLO = slice(9, 32)
+"""The reserved bytes of a client's first packets. MariaDB reads its own capabilities in the last four of them."""
+
+_FIRST_WARNINGS = "SHOW WARNINGS LIMIT 3"
+_VALUE = re.compile(r"(?:\b(entry|value:?) '(?:.*'(?= for )|.*'$)|(no partition for value) .*)")
+"""A row's value in an error or a warning. The name of a key or a column follows it."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The server's answer to a statement that writes rows.
+
+    Attributes:
+        rows: The number of rows affected.
+        warnings: The number of warnings of any level.
+    """
+
+    rows: int
+    warnings: int
+
+
+class Connection(pymysql.connections.Connection):  # type: ignore[misc]  # PyMySQL has no types
+    """A connection, for one thread at a time.
+
+    Attributes:
+        takes_bulk: True if the server has MariaDB's bulk protocol, see `execute`.
+    """
+
+    takes_bulk = False
+    _greets = False
+
+    def rows(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """Returns the rows of a query. A statement with values must not hold names with a percent sign."""
+        with self.cursor() as cursor:
+            cursor.execute(statement, values or None)
+            return list(cursor.fetchall())
+
+    def row(self, statement: str, values: Sequence[Any] = ()) -> tuple[Any, ...]:
+        """Returns the first row; empty if there is none."""
+        found = self.rows(statement, values)
+        return found[0] if found else ()
+
+    def run(self, statement: str, values: Sequence[Any] = ()) -> Loaded:
+        """Runs a statement that gives no rows."""
+        with self.cursor() as cursor:
+            affected = cursor.execute(statement, values or None)
+            return Loaded(int(affected), int(cursor.warning_count))
+
+    def send(self, statement: bytes) -> Loaded:
+        """Runs a statement that is text already."""
+        self.query(statement)
+        return Loaded(int(self._affected_rows), int(self._result.warning_count))
+
+    def load(self, statement: str, pieces: Iterable[memoryview]) -> Loaded:
+        """Runs a LOAD DATA LOCAL statement and feeds it from memory.
+
+        Args:
+            statement: Its file name is ignored.
+            pieces: The file's content.
+        """
+        self._execute_command(COMMAND.COM_QUERY, statement)
+        answer = self._read_packet()
+        if not answer.is_load_local_packet():
+            raise pymysql.err.InternalError(0, "the server did not ask for the rows of LOAD DATA LOCAL")
+        for piece in pieces:
+            for start in range(0, len(piece), _PACKET_BYTES):
+                self.write_packet(piece[start : start + _PACKET_BYTES])
+        self.write_packet(b"")
+        done = self._read_ok_packet_of_load()
+        return Loaded(int(done.affected_rows), int(done.warning_count))
+
+    def prepare(self, statement: str) -> int:
+        """Prepares a statement, and returns its number."""
+        self._execute_command(COMMAND.COM_STMT_PREPARE, statement)
+        answer = self._read_packet()
+        number, columns, values = struct.unpack("<xIHH", answer.read(9))
+        for count in (values, columns):
+            for _ in range(count + 1 if count else 0):  # each, and the packet that ends them
+                self._read_packet()
+        return int(number)
+
+    def execute(self, number: int, types: bytes, rows: memoryview) -> Loaded:
+        """Runs a prepared statement for many rows at once.
+
+        Args:
+            number: See `prepare`.
+            types: See `sparkonce.sinks.sql.mysql.encoding.types_of`.
+            rows: See `sparkonce.sinks.sql.mysql.encoding.bulk_rows`.
+        """
+        self._execute_command(_BULK_EXECUTE, b"".join((struct.pack("<IH", number, _TYPES_FOLLOW), types, rows)))
+        self._read_query_result()
+        return Loaded(int(self._result.affected_rows), int(self._result.warning_count))
+
+    def first_warnings(self) -> str:
+        """Returns the first warnings of the last statement."""
+        return "; ".join(
+            f"{level} {number}: {without_values(message)}" for level, number, message in self.rows(_FIRST_WARNINGS)
+        )
+
+    def end(self) -> None:
+        """Closes the connection; never raises."""
+        if self.open:
+            self.close()
+
+    def is_alive(self) -> bool:
+        """Returns True if the server has kept this connection while it was idle."""
+        return bool(self.open) and has_nothing_to_read(self._sock.fileno())
+
+    @contextmanager
+    def within(self, limit_s: float) -> Iterator[None]:
+        """Waits so long for each reply meanwhile."""
+        before: tuple[Any, Any] = self._read_timeout, self._write_timeout  # type: ignore[has-type]
+        self._read_timeout = self._write_timeout = limit_s
+        try:
+            yield
+        finally:
+            self._read_timeout, self._write_timeout = before
+
+    def write_packet(self, payload: bytes | memoryview) -> None:
+        """Sends one packet; the first ones list this client's capabilities."""
+        if self._greets and bytes(payload[_HELLO]) == bytes(23):
+            payload = b"".join((payload[:28], _BULK_CAPABILITY, payload[32:]))
+        super().write_packet(payload)
+
+    def _request_authentication(self) -> None:
+        # MySQL sets this flag and MariaDB does not. A client that sets it is taken for one of MySQL's.
+        self.takes_bulk = self._greets = not self.server_capabilities & CLIENT.LONG_PASSWORD
+        if self.takes_bulk:
+            self.client_flag &= ~CLIENT.LONG_PASSWORD
+        try:
+            super()._request_authentication()
+        finally:
+            self._greets = False
+
+    def _read_ok_packet_of_load(self) -> Any:
+        packet = self._read_packet()
+        if not packet.is_ok_packet():
+            raise pymysql.err.InternalError(0, "the server did not end LOAD DATA LOCAL with OK")
+        done = pymysql.connections.OKPacketWrapper(packet)
+        self.server_status = done.server_status
+        return done
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """A connection, and the server that it leads to.
+
+    Attributes:
+        connection: The connection.
+        flavour: The kind of server.
+        server: Its identity, see `sparkonce.sinks.sql.mysql.finishing.identity`.
+    """
+
+    connection: Connection
+    flavour: Flavour
+    server: str
+
+    def close(self) -> None:
+        """Closes the connection; never raises."""
+        self.connection.end()
+
+
+def connect(
+    settings: Mapping[str, Any], *, program: str, timeout_s: float, lock_wait_s: int, connect_timeout_s: int = 10
+) -> Connection:
+    """Opens a connection and sets it up.
+
+    Args:
+        settings: See `sparkonce.sinks.sql.mysql.settings`.
+        program: Its name in the server's list of connections (attribute ``program_name``).
+        timeout_s: How long to wait for each reply.
+        lock_wait_s: How long a statement waits for a lock of another session, in whole seconds.
+        connect_timeout_s: How long to wait for the connection, unless ``connect_timeout`` says otherwise.
+
+    Raises:
+        pymysql.err.MySQLError: if the server refuses or does not answer.
+        OSError: if a file of the settings cannot be read.
+    """
+    arguments = connection_settings(settings)
+    see_files(arguments, TLS_FILES)
+    arguments.pop("local_infile", None)
+    arguments.setdefault("connect_timeout", connect_timeout_s)
+    connection = Connection(
+        **arguments,
+        charset="utf8mb4",
+        autocommit=True,
+        read_timeout=timeout_s,
+        write_timeout=timeout_s,
+        # Declares that files can be sent, while PyMySQL itself refuses to open any.
+        client_flag=CLIENT.LOCAL_FILES,
+        local_infile=False,
+        program_name=program,
+        init_command=_SESSION.format(lock_s=lock_wait_s),
+    )
+    try:
+        connection.run("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
+    except BaseException:
+        connection.end()
+        raise
+    return connection
+
+
+def number_of(error: BaseException) -> int | None:
+    """Returns the server's or the client's error number; None if there is none."""
+    number = error.args[0] if error.args and isinstance(error, MySQLError) else None
+    return number if isinstance(number, int) else None
+
+
+def server_message(error: BaseException) -> str:
+    """Returns the server's own words in one line, without the values of rows, which are logged at DEBUG."""
+    message = error.args[1] if len(error.args) > 1 else str(error) or type(error).__name__
+    return without_values(message).rstrip(".")
+
+
+def numbered_message(error: BaseException) -> str:
+    """Returns the server's own words after its error number, if it has one."""
+    number = number_of(error)
+    return server_message(error) if number is None else f"error {number}, {server_message(error)}"
+
+
+def without_values(message: object) -> str:
+    """Returns what the server says in one line, with an ellipsis for a value that it repeats."""
+    line = one_line(message)
+    shown = _VALUE.sub(lambda found: f"{found[1] or found[2]} '…'", line)
+    if shown != line:
+        log.debug("The server said: %s", line)
+    return shown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flavour:
+    """The statements and limits of one of the servers.
+
+    Attributes:
+        name: Its name in messages.
+        oldest: The oldest version that is taken, as numbers.
+        why_oldest: The lack of older ones.
+        recover: Lists prepared transactions, with ids that survive any character set.
+        identity: Gives the server's own id, and the comment of the table of markers; None where it has no id, see
+            `sparkonce.sinks.sql.mysql.finishing`.
+        new_value: The value that was to be inserted, in ``ON DUPLICATE KEY UPDATE``; ``{}`` is the column.
+        row_alias: The text between VALUES and ``ON DUPLICATE KEY UPDATE``.
+        recover_right: The right that ``XA RECOVER`` needs.
+    """
+
+    name: str
+    oldest: tuple[int, ...]
+    why_oldest: str
+    recover: str
+    identity: str | None
+    new_value: str
+    row_alias: str
+    recover_right: str
+
+
+MARIADB = Flavour(
+    name="MariaDB",
+    oldest=(10, 5),
+    why_oldest="before 10.5 a prepared transaction is rolled back when its connection ends (MDEV-742)",
+    recover="XA RECOVER",
+    identity=None,
+    new_value="VALUES({})",
+    row_alias="",
+    recover_right="none",
+)
+MYSQL = Flavour(
+    name="MySQL",
+    oldest=(8, 0, 19),
+    why_oldest="before 5.7.7 a prepared transaction is rolled back when its connection ends, and before 8.0.19 upserts "
+    "cannot name the new row",
+    recover="XA RECOVER CONVERT XID",
+    identity="SELECT @@server_uuid, (SELECT TABLE_COMMENT FROM information_schema.TABLES "
+    "WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME = 'sparkonce_commits')",
+    new_value="sparkonce_new.{}",
+    row_alias=" AS sparkonce_new",
+    recover_right="XA_RECOVER_ADMIN",
+)
+
+_VERSION = re.compile(r"(?:5\.5\.5-)?(\d+)\.(\d+)\.(\d+)")
+
+
+def flavour_of(version: str) -> Flavour:
+    """Returns the kind of a server.
+
+    Args:
+        version: Its answer to ``SELECT VERSION()``.
+    """
+    return MARIADB if "mariadb" in version.lower() else MYSQL
+
+
+def numbers_of(version: str) -> tuple[int, ...]:
+    """Returns the version as numbers; empty if there are none."""
+    match = _VERSION.match(version)
+    return tuple(int(part) for part in match.groups()) if match else ()

@@ -1,0 +1,590 @@
+"""Finishes transactions in MariaDB and MySQL, prepared or staged, by the table of markers.
+
+A copy's marker is written in the transaction that shows its rows: the XA branch, or the merge of staging tables. Read
+at READ UNCOMMITTED, the table also shows transactions that are not committed yet. So open transactions of dead or
+paused workers are found without any privilege and without ``performance_schema``.
+
+XA branches were prepared by connections of workers, and MariaDB's OK is not enough to commit or roll one back. When a
+connection that has prepared a branch ends, the server releases the branch a moment before InnoDB does. An ``XA COMMIT``
+or ``XA ROLLBACK`` in between is answered with OK, forgets the branch, and does nothing: the rows stay prepared,
+invisible and locked, and nothing lists them until the server restarts (measured with 10.11.19: 16 of 26 branches of 30
+MB that were committed right after their connection had closed). So the committer ends the connection, waits a moment,
+and reads the marker after every OK: a branch that was forgotten all the same is neither committed nor lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import re
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from sparkonce.protocol.handles import Finished, Outcome
+from sparkonce.protocol.ownership import Token, TransactionName
+from sparkonce.sinks._shared.committing import Claims
+from sparkonce.sinks.sql.dialect import StagedCopy
+from sparkonce.sinks.sql.mysql.connection import (
+    MARIADB,
+    Connection,
+    Flavour,
+    MySQLError,
+    Session,
+    number_of,
+    server_message,
+)
+from sparkonce.sinks.sql.mysql.names import StagingTable, Xid, lock_name, parse_recovered, quote, stage_table
+from sparkonce.sinks.sql.mysql.outcomes import (
+    DUPLICATE_KEY,
+    LOCKED,
+    NO_PARENT,
+    NO_SUCH_TABLE,
+    NO_SUCH_THREAD,
+    ROLLED_BACK,
+    XAER_NOTA,
+    finished,
+)
+from sparkonce.sinks.sql.mysql.statements import ROW, merge_steps
+from sparkonce.sinks.sql.mysql.target import columns_of_key, describe, may_refuse
+from sparkonce.sinks.sql.settings import STAGED, TWO_PHASE, UPSERT, Limits, Target
+from sparkonce.sinks.sql.transactions import KEPT_BATCHES, MARKED, Location, SqlTransaction, absent_verdict
+
+log = logging.getLogger(__name__)
+
+# --- markers ---------------------------------------------------------------------------------------------------------
+
+COMMITS = "sparkonce_commits"
+SERVERS = "sparkonce_servers"
+TABLES = {
+    COMMITS: f"CREATE TABLE {COMMITS} (prefix VARBINARY(64) NOT NULL, query VARBINARY(12) NOT NULL, "
+    "batch BIGINT UNSIGNED NOT NULL, copy VARBINARY(12) NOT NULL, slot INT UNSIGNED NOT NULL, "
+    "position BIGINT UNSIGNED NOT NULL, nonce VARBINARY(8) NOT NULL, kind VARBINARY(9) NOT NULL, "
+    "begun_ms BIGINT UNSIGNED NOT NULL, connection BIGINT UNSIGNED NOT NULL, "
+    "PRIMARY KEY (prefix, query, batch, copy)) ENGINE=InnoDB",
+    SERVERS: f"CREATE TABLE {SERVERS} (host VARBINARY(300) NOT NULL PRIMARY KEY, id VARBINARY(32) NOT NULL) "
+    "ENGINE=InnoDB",
+}
+"""The statements that make the sink's own tables, by name. The second one is for MariaDB alone."""
+
+_COLUMNS = "prefix, query, batch, copy, slot, position, nonce, kind, begun_ms"
+KNOWN_COLUMNS = {COMMITS: frozenset({*_COLUMNS.split(", "), "connection"}), SERVERS: frozenset({"host", "id"})}
+"""The columns of each table."""
+_MOVED = re.compile(r"server (?P<new>\S+) was (?P<old>\S+)")
+_HOST = "CONCAT(@@hostname, ':', @@port)"
+_DIRTY = "SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED"
+
+
+def insert(connection: Connection, one: SqlTransaction) -> None:
+    """Writes the marker, in the transaction that is open."""
+    name = one.name
+    connection.run(
+        f"INSERT INTO {COMMITS} ({_COLUMNS}, connection) "  # noqa: S608 - ours
+        "VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, CONNECTION_ID())",
+        (
+            name.prefix.encode(),
+            name.query.encode(),
+            name.batch,
+            name.copy.encode(),
+            name.slot,
+            name.token.position,
+            name.token.nonce.encode(),
+            one.kind.encode(),
+            one.begun_ms,
+        ),
+    )
+
+
+def marked(connection: Connection, names: Iterable[TransactionName]) -> set[TransactionName]:
+    """Returns those of these that are committed. Names of batch 0 are looked for in all batches, see `Xid.named`."""
+    groups: dict[tuple[str, str, int], list[TransactionName]] = {}
+    for name in names:
+        groups.setdefault((name.prefix, name.query, name.batch), []).append(name)
+    found: set[TransactionName] = set()
+    for (prefix, query, batch), wanted in groups.items():
+        placeholders = ", ".join(["%s"] * len(wanted))
+        of_batch = "batch = %s" if batch else "batch >= %s"
+        rows = connection.rows(
+            f"SELECT {_COLUMNS} FROM {COMMITS} WHERE prefix = %s AND query = %s AND {of_batch} "  # noqa: S608 - ours
+            f"AND copy IN ({placeholders})",
+            (prefix.encode(), query.encode(), batch, *(name.copy.encode() for name in wanted)),
+        )
+        there = {Xid.of(_transaction(row, "").name) for row in rows}
+        found |= {name for name in wanted if Xid.of(name) in there}
+    return found
+
+
+def markers_of(connection: Connection, prefix: str, query: str, server: str) -> list[SqlTransaction]:
+    """Returns all of a query's markers that the session sees."""
+    rows = connection.rows(
+        f"SELECT {_COLUMNS} FROM {COMMITS} WHERE prefix = %s AND query = %s",  # noqa: S608 - ours
+        (prefix.encode(), query.encode()),
+    )
+    return [_transaction(row, server) for row in rows]
+
+
+def queries(connection: Connection) -> list[tuple[str, str]]:
+    """Returns the prefix and query of all markers, also of transactions that are not committed."""
+    connection.run(_DIRTY)
+    rows = connection.rows(f"SELECT DISTINCT prefix, query FROM {COMMITS}")  # noqa: S608 - ours
+    return [(_text(prefix), _text(query)) for prefix, query in rows]
+
+
+def unsettled(connection: Connection, prefix: str, query: str, server: str) -> list[SqlTransaction]:
+    """Returns a query's open and prepared transactions: a dirty read, less those committed a moment later."""
+    connection.run(_DIRTY)
+    with_open = markers_of(connection, prefix, query, server)
+    settled = {one.name for one in markers_of(connection, prefix, query, server)} if with_open else set()
+    return [one for one in with_open if one.name not in settled]
+
+
+def is_seen(connection: Connection, name: TransactionName) -> bool:
+    """Returns True if a transaction's marker is there, committed or not: then the transaction is not gone."""
+    connection.run(_DIRTY)
+    return bool(marked(connection, [name]))
+
+
+def _absent(connection: Connection, name: TransactionName, lost: str) -> Finished:
+    (newest,) = connection.row(
+        f"SELECT MAX(batch) FROM {COMMITS} WHERE prefix = %s AND query = %s",  # noqa: S608 - ours
+        (name.prefix.encode(), name.query.encode()),
+    )
+    return absent_verdict(name, -1 if newest is None else int(newest), lost)
+
+
+def identity(connection: Connection, flavour: Flavour) -> str:
+    """Returns the server's identity; empty if the sink has not been started on it.
+
+    MySQL has ``server_uuid``, and after a failover another one: so the comment on the table of markers may name the
+    server of before, ``server <new> was <old>``, which is void on all others. MariaDB has no such id: the first start
+    draws one, and stores it with host name and port. A replica, a restored copy and a clone have that row, too, but
+    other host names or ports.
+    """
+    if flavour.identity is not None:
+        server, comment = connection.row(flavour.identity)
+        moved = _MOVED.fullmatch(str(comment or "").strip())
+        return moved["old"] if moved is not None and moved["new"] == str(server) else str(server)
+    found = connection.row(f"SELECT id FROM {SERVERS} WHERE host = {_HOST}")  # noqa: S608 - ours
+    return found[0].decode() if found else ""
+
+
+def draw_identity(connection: Connection, drawn: str) -> None:
+    """Gives a MariaDB server its id, unless it has one."""
+    connection.run(f"INSERT IGNORE INTO {SERVERS} (host, id) SELECT {_HOST}, %s", (drawn.encode(),))
+
+
+def refreshed(session: Session) -> Session:
+    """Returns the session with the server's id as it is now."""
+    return replace(session, server=identity(session.connection, session.flavour))
+
+
+def not_committed(session: Session, names: Sequence[TransactionName], location: Location) -> list[TransactionName]:
+    """Returns those without a marker on the server that prepared them, unless it may have been tidied away."""
+    if location.server != session.server:
+        return []
+    there = marked(session.connection, names)
+    return [one for one in names if one not in there and _absent(session.connection, one, "").outcome is Outcome.LOST]
+
+
+def committed(session: Session, prefix: str, query: str, _location: Location) -> list[SqlTransaction]:
+    """Returns what a query has committed, as far as its markers have not been tidied away."""
+    return markers_of(session.connection, prefix, query, session.server)
+
+
+def tidy(session: Session, known: Sequence[SqlTransaction], batch: int, is_due: bool) -> None:
+    """Drops the batch's staging tables, and if that is due, those and the markers of much older batches."""
+    connection = session.connection
+    try:
+        _drop_all(connection, [one.name for one in known if one.kind == STAGED])
+        for prefix, query in {(one.name.prefix, one.name.query) for one in known} if is_due else ():
+            mine = [one.name for one in list_staging_tables(connection)]
+            mine = [one for one in mine if (one.prefix, one.query) == (prefix, query) and one.batch < batch]
+            _drop_all(connection, sorted(marked(connection, mine), key=str))
+            if batch > KEPT_BATCHES:
+                connection.run(
+                    f"DELETE FROM {COMMITS} WHERE prefix = %s AND query = %s AND batch < %s",  # noqa: S608 - ours
+                    (prefix.encode(), query.encode(), batch - KEPT_BATCHES),
+                )
+    except MySQLError as error:
+        if number_of(error) not in LOCKED:
+            raise
+        log.info("Old markers or staging tables are left for later: %s.", server_message(error))
+
+
+def _drop_all(connection: Connection, names: Sequence[TransactionName]) -> None:
+    if names:
+        connection.run("DROP TABLE IF EXISTS " + ", ".join(quote(stage_table(name.copy)) for name in names))
+
+
+def _transaction(row: Sequence[object], server: str) -> SqlTransaction:
+    prefix, query, batch, copy, slot, position, nonce, kind, begun_ms = row
+    name = TransactionName(
+        prefix=_text(prefix),
+        query=_text(query),
+        token=Token(int(str(position)), _text(nonce)),
+        batch=int(str(batch)),
+        slot=int(str(slot)),
+        copy=_text(copy),
+    )
+    return SqlTransaction(kind=_text(kind), name=name, location=Location(server=server), begun_ms=int(str(begun_ms)))
+
+
+def _text(value: object) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+# --- writers, and what they have prepared ----------------------------------------------------------------------------
+
+_ASK_AGAIN_S = 0.005
+SETTLE_S = 0.1
+"""The time that InnoDB gets to notice that a connection has ended: microseconds, unless its thread is kept waiting."""
+
+_RELEASE_S = 0.5
+"""The time that the server may take to release a branch whose writer closes its connection after PREPARE."""
+
+_LOST = "The branch is not prepared on this server any more, and has no marker: it was rolled back."
+_FORGOTTEN = Finished(
+    outcome=Outcome.RETRY,
+    reason="The server holds the rows prepared and does not list them (a fault of MariaDB, see docs/mysql.md): restart "
+    "the server, and it will. Nothing is lost.",
+)
+
+
+def list_open(session: Session, claims: Claims, _location: Location) -> list[SqlTransaction]:
+    """Lists open and prepared branches, and staging tables."""
+    connection, location = session.connection, Location(server=session.server)
+    found = {one.name: one for whose in claims for one in unsettled(connection, *whose, session.server)}
+    copies = {name.copy for name in found}
+    branches = [xid.named() for xid in recovered(connection, session.flavour) if xid.copy not in copies]
+    found |= {name: SqlTransaction(kind=TWO_PHASE, name=name, location=location) for name in branches}
+    found |= {
+        one.name: SqlTransaction(kind=STAGED, name=one.name, location=location, begun_ms=one.begun_ms)
+        for one in list_staging_tables(connection)
+    }
+    own = {name: one for name, one in found.items() if claims.has(name)}
+    settled = marked(connection, own)
+    return [one for name, one in own.items() if name not in settled]
+
+
+def recovered(connection: Connection, flavour: Flavour) -> set[Xid]:
+    """Returns all prepared branches of sparkonce's, of any query."""
+    found = (parse_recovered(*row) for row in connection.rows(flavour.recover))
+    return {xid for xid in found if xid is not None}
+
+
+def end_writers(session: Session, wanted: Sequence[SqlTransaction], _give_up_at: float) -> bool:
+    """Ends the connections that write these. Who finishes them waits until the server has noticed."""
+    for one in wanted:
+        end_holder(session.connection, one.name)
+    return True
+
+
+def settle_all(session: Session, names: Sequence[TransactionName], give_up_at: float) -> None:
+    """See `settle`."""
+    settle(session.connection, names, give_up_at)
+
+
+def settle(connection: Connection, names: Iterable[TransactionName], give_up_at: float) -> None:
+    """Waits until the connections of these writers have ended, and then for InnoDB to notice."""
+    waiting = [lock_name(name.copy) for name in names]
+    ask_until = min(time.monotonic() + _RELEASE_S, give_up_at)
+    while waiting and time.monotonic() < ask_until:
+        answers = connection.row("SELECT " + ", ".join(["IS_USED_LOCK(%s)"] * len(waiting)), waiting)
+        waiting = [lock for lock, holder in zip(waiting, answers, strict=True) if holder is not None]
+        if waiting:
+            time.sleep(_ASK_AGAIN_S)
+    time.sleep(SETTLE_S)
+
+
+def end_holder(connection: Connection, name: TransactionName) -> bool:
+    """Ends the connection of a transaction's writer, and returns whether it was there."""
+    # The lock that it has held since it began tells it apart, also from a connection with the same number after a
+    # restart of the server.
+    (holder,) = connection.row("SELECT IS_USED_LOCK(%s)", (lock_name(name.copy),))
+    if holder is None or int(holder) == connection.thread_id():
+        return False
+    try:
+        connection.run(f"KILL CONNECTION {int(holder)}")
+    except MySQLError as error:
+        if number_of(error) != NO_SUCH_THREAD:
+            raise
+    return True
+
+
+def finish_prepared(session: Session, one: SqlTransaction, commit: bool, give_up_at: float) -> Finished:
+    """Commits a prepared branch, or rolls a branch back."""
+    finish = commit_prepared if commit else rollback_prepared
+    return _wrong_server(session, one.location) or finish(session, one.name, give_up_at)
+
+
+def _wrong_server(session: Session, location: Location) -> Finished | None:
+    """Returns UNKNOWN for a transaction of another server: nothing of it can be seen here."""
+    if session.server == location.server:
+        return None
+    return Finished(
+        outcome=Outcome.UNKNOWN,
+        reason=f"The settings lead to the server {session.server or 'without an id'!r}, and the rows were prepared on "
+        f"{location.server!r}: a replica, a copy, or a renamed host. Point the sink to the server that has them.",
+    )
+
+
+def commit_prepared(session: Session, name: TransactionName, give_up_at: float) -> Finished:
+    """Commits a prepared branch.
+
+    The server answers XAER_NOTA for a branch that is committed, that is rolled back, or that another connection is
+    finishing; MariaDB also as long as the connection that prepared it is there. ``XA RECOVER`` lists the last two. A
+    branch that it does not list has been finished before: the marker, read afterwards, tells whether by a commit.
+
+    Args:
+        session: A connection that is in no transaction.
+        name: The transaction's name.
+        give_up_at: Until when to ask, by `time.monotonic`.
+    """
+    xid, connection = Xid.of(name), session.connection
+    ask_until = min(time.monotonic() + _RELEASE_S, give_up_at)
+    answered = Outcome.ALREADY_COMMITTED
+    while True:
+        refusal = _try(connection, f"XA COMMIT {xid}")
+        if refusal is None:
+            answered = Outcome.COMMITTED
+        elif not _is_absent(refusal):
+            return finished(refusal)
+        elif xid in recovered(connection, session.flavour):
+            if time.monotonic() >= ask_until:
+                # It is decided, so its writer has nothing more to do: its connection only holds the branch.
+                end_holder(connection, name)
+                return finished(refusal)
+            time.sleep(_ASK_AGAIN_S)
+            continue
+        if marked(connection, [name]):
+            return Finished(outcome=answered)
+        return _FORGOTTEN if is_seen(connection, name) else _absent(connection, name, _LOST)
+
+
+def rollback_prepared(session: Session, name: TransactionName, give_up_at: float) -> Finished:
+    """Rolls a branch back, prepared or not. A writer that still has it loses its connection.
+
+    Args:
+        session: A connection that is in no transaction.
+        name: The transaction's name.
+        give_up_at: Until when to ask, by `time.monotonic`.
+    """
+    xid, connection = Xid.of(name), session.connection
+    end_holder(connection, name)
+    settle(connection, [name], give_up_at)
+    while True:
+        refusal = _try(connection, f"XA ROLLBACK {xid}")
+        if refusal is not None and not _is_absent(refusal):
+            return finished(refusal)
+        listed = xid in recovered(connection, session.flavour)
+        if not listed and marked(connection, [name]):
+            return MARKED
+        if not listed and not is_seen(connection, name):
+            return Finished(outcome=Outcome.ABORTED)
+        held = end_holder(connection, name)
+        if time.monotonic() >= give_up_at or not (listed or held):
+            return _FORGOTTEN
+        settle(connection, [name], give_up_at)
+
+
+def _is_absent(refusal: Exception) -> bool:
+    return number_of(refusal) == XAER_NOTA or number_of(refusal) in ROLLED_BACK
+
+
+def _try(connection: Connection, statement: str) -> Exception | None:
+    try:
+        connection.run(statement)
+    except MySQLError as error:
+        if not connection.open:
+            raise
+        refusal: Exception = error
+        return refusal
+    return None
+
+
+# --- staged copies ---------------------------------------------------------------------------------------------------
+
+_WAIT_S = 5
+_IDLE_S = 3
+"""The longest time between two statements of a merge, unless the driver is paused or cut off."""
+
+_KEY = re.compile(r"for key '(?:[^']*\.)?([^']+)'")
+_PARENT = re.compile(r"REFERENCES (?:`[^`]+`\.)?`((?:[^`]|``)+)`")
+_STAGE_LOST = "Neither the staging table nor the marker of its merge is there: nothing of it is visible."
+_UNREADABLE = Finished(
+    outcome=Outcome.UNKNOWN,
+    reason="The staging table is there, and its comment, which says where the rows go, was changed: put it back.",
+)
+_TABLES = (
+    "SELECT TABLE_NAME, TABLE_COMMENT FROM information_schema.TABLES WHERE TABLE_SCHEMA = DATABASE() "
+    "AND TABLE_NAME LIKE 'sparkonce\\_stage\\_%'"
+)
+_IDLE = "SELECT ID FROM information_schema.PROCESSLIST WHERE ID = %s AND COMMAND = 'Sleep' AND TIME >= %s"
+
+
+def list_staging_tables(connection: Connection) -> list[StagingTable]:
+    """Returns all staging tables of sparkonce's in the database, of any query."""
+    found = (StagingTable.parse(str(table), str(comment)) for table, comment in connection.rows(_TABLES))
+    return [one for one in found if one is not None]
+
+
+def begin_merge(session: Session, names: Sequence[TransactionName], _limits: Limits) -> bool:
+    """Begins the transaction, under a lock that one connection at a time holds for a query.
+
+    The server releases the lock when the connection has ended and its transaction is finished. So the holder sees
+    whether an earlier merge, whose reply was lost, was committed.
+    """
+    connection = session.connection
+    digest = hashlib.sha256(f"{names[0].prefix}.{names[0].query}".encode()).hexdigest()[:24]
+    lock = f"sparkonce:merge:{digest}"
+    (got,) = connection.row("SELECT GET_LOCK(%s, %s)", (lock, _WAIT_S))
+    if got != 1:
+        _end_idler(connection, lock)
+        return False
+    connection.run("START TRANSACTION")
+    return True
+
+
+def _end_idler(connection: Connection, lock: str) -> None:
+    """Ends a connection that holds the lock and is idle: of a driver that is paused or cut off.
+
+    Its transaction is rolled back, and the next driver merges. Ending one that is at work would gain nothing.
+    """
+    (holder,) = connection.row("SELECT IS_USED_LOCK(%s)", (lock,))
+    if holder is None:
+        return
+    if connection.row(_IDLE, (int(holder), _IDLE_S)):
+        with contextlib.suppress(MySQLError):
+            connection.run(f"KILL CONNECTION {int(holder)}")
+
+
+def stages(
+    session: Session, location: Location, names: Sequence[TransactionName], commit: bool
+) -> tuple[dict[TransactionName, StagedCopy | None], dict[TransactionName, Finished]]:
+    """Returns the stages of those that are not committed, and the other answers."""
+    connection = session.connection
+    if (wrong := _wrong_server(session, location)) is not None:
+        return {}, dict.fromkeys(names, wrong)
+    answers = dict.fromkeys(marked(connection, names), MARKED)
+    left = [name for name in names if name not in answers]
+    if not commit:
+        return dict.fromkeys(left), answers
+    there = {one.name: one.target for one in list_staging_tables(connection)} if left else {}
+    answers |= {name: _not_listed(connection, name) for name in left if name not in there}
+    return {name: _stage(connection, name, there[name]) for name in left if name in there}, answers
+
+
+def _stage(connection: Connection, name: TransactionName, target: Target) -> StagedCopy:
+    table = stage_table(name.copy)
+    names = [column.name for column in describe(connection, table)]
+    return StagedCopy(table=table, target=target, columns=tuple(names[names.index(ROW) + 1 :]))
+
+
+def _not_listed(connection: Connection, name: TransactionName) -> Finished:
+    """Returns the answer for a staging table that is not listed."""
+    # information_schema lists only the tables that the user has a right on.
+    try:
+        connection.rows(f"SELECT 1 FROM {quote(stage_table(name.copy))} LIMIT 0")  # noqa: S608 - quoted
+    except MySQLError as error:
+        if not connection.open:
+            raise
+        if number_of(error) != NO_SUCH_TABLE:
+            return finished(error)
+        return _absent(connection, name, _STAGE_LOST)
+    return _UNREADABLE
+
+
+def move(
+    session: Session,
+    _location: Location,
+    stage: StagedCopy,
+    tables: Mapping[TransactionName, tuple[str, int]],
+    is_trial: bool,
+) -> str:
+    """Moves the rows of staging tables, and sees that as many came as were prepared, and none was changed."""
+    connection = session.connection
+    for table, rows in tables.values():
+        what = f"The merge of {table} into {stage.target} would have changed rows, and was rolled back"
+        try:
+            for step in merge_steps(table, stage.target, stage.columns):
+                merged = connection.run(step)
+                if merged.warnings:
+                    return f"{what}: {connection.first_warnings()}."
+        except MySQLError as error:
+            if not is_trial and connection.open and len(error.args) > 1:
+                error.args = (error.args[0], f"{error.args[1]} (in the merge of {table})")
+            raise
+        came = merged.rows
+        if stage.target.mode == UPSERT:  # whose count is not that of its rows
+            # Counted afterwards, a row that was deleted in between is missed, too.
+            (came,) = connection.row(f"SELECT COUNT(*) FROM {quote(table)}")  # noqa: S608 - quoted
+        if came != rows:
+            return (
+                f"{what}: {came} rows came where {rows} were prepared. Put the rows back; or, where they are gone for "
+                "good, drop the staging table: then they count as lost, and are written again."
+            )
+    return ""
+
+
+def settled(_session: Session, stage: StagedCopy, on_conflict: str) -> StagedCopy:
+    """Returns the rules for rows that were to be appended, where an operator has said what a conflict does."""
+    return replace(stage, target=replace(stage.target, mode=UPSERT, on_conflict=on_conflict))
+
+
+def commit_merge(session: Session, _location: Location, merged: Sequence[SqlTransaction]) -> None:
+    """Writes the markers, and commits. The staging tables are dropped later: that would end the transaction."""
+    for one in merged:
+        insert(session.connection, one)
+    session.connection.run("COMMIT")
+    roll_back(session)
+
+
+def drop(session: Session, _location: Location, names: Sequence[TransactionName], give_up_at: float) -> None:
+    """Drops staging tables."""
+    # The connection that was just ended may still hold a table while it rolls back; each try waits for it.
+    while True:
+        try:
+            _drop_all(session.connection, names)
+            break
+        except MySQLError as error:
+            if number_of(error) not in LOCKED or time.monotonic() >= give_up_at:
+                raise
+    roll_back(session)
+
+
+def roll_back(session: Session) -> None:
+    """Rolls the transaction back, if it is still open, and lets others in."""
+    session.connection.run("ROLLBACK")
+    session.connection.row("SELECT RELEASE_ALL_LOCKS()")
+
+
+def refusers(session: Session, stage: StagedCopy) -> bool:
+    """Returns True if the target may refuse a row that its staging table has taken."""
+    target = stage.target
+    return bool(target.rules.conditions) or may_refuse(
+        session.connection, target.table, stage.columns, target.keys, has_checks=session.flavour is MARIADB
+    )
+
+
+def refers_to_unit(session: Session, error: Exception, names: Sequence[TransactionName], _location: Location) -> bool:
+    """Returns True if another sink of the batch may have rows for a table that a foreign key refers to."""
+    found = _PARENT.search(str(error.args[-1])) if number_of(error) == NO_PARENT else None
+    if found is None:
+        return False
+    one, parent = names[0], found[1].replace("``", "`")
+    others = [xid.named() for xid in recovered(session.connection, session.flavour)]
+    others += [
+        stage.name
+        for stage in list_staging_tables(session.connection)
+        if stage.target.table == parent and stage.name.batch == one.batch
+    ]
+    return any(name.query == one.query and name.prefix != one.prefix for name in others)
+
+
+def named(session: Session, error: Exception, target: Target) -> str:
+    """Returns the key that a row has twice, with its columns."""
+    key = _KEY.search(server_message(error)) if number_of(error) == DUPLICATE_KEY else None
+    if key is None:
+        return ""
+    return f"key {key[1]!r} ({', '.join(columns_of_key(session.connection, target.table, key[1]))})"

@@ -1,0 +1,176 @@
+"""The names of XA branches, staging tables and locks, and what a staging table's comment says."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, replace
+
+from sparkonce.protocol.codec import read_json
+from sparkonce.protocol.ownership import Token, TransactionName
+from sparkonce.sinks.sql.settings import APPEND, UPSERT, Target, UpsertRules
+
+FORMAT_ID = 0x53504F31
+"""``SPO1``: the formatID of every xid of ours."""
+
+PREFIX_LIMIT_BYTES = 64
+"""The prefix is the xid's ``bqual``, which both servers limit to 64 bytes."""
+
+COMMENT_LIMIT = 2048
+"""The most characters of a table's comment."""
+
+_GTRID = re.compile(
+    rb"(?P<query>[0-9a-f]{12})\.(?P<position>0|[1-9][0-9]{0,18})-(?P<nonce>[0-9a-f]{8})\.(?P<copy>[0-9a-f]{12})"
+)
+_FOUR_BYTES = re.compile("[\U00010000-\U0010ffff]")
+_STAGE = re.compile(r"sparkonce_stage_(?P<copy>[0-9a-f]{12})")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Xid:
+    """The id of one copy's branch of an XA transaction.
+
+    ``gtrid`` is ``<query>.<position>-<nonce>.<copy>``, at most 54 bytes, and ``bqual`` the prefix: both servers
+    allow 64 bytes for each.
+
+    Attributes:
+        prefix: See `TransactionName.prefix`.
+        query: See `TransactionName.query`.
+        token: See `TransactionName.token`.
+        copy: See `TransactionName.copy`.
+    """
+
+    prefix: str
+    query: str
+    token: Token
+    copy: str
+
+    @classmethod
+    def of(cls, name: TransactionName) -> Xid:
+        """Returns the xid of a transaction, without batch and slot: the copy alone is unique."""
+        return cls(prefix=name.prefix, query=name.query, token=name.token, copy=name.copy)
+
+    @classmethod
+    def parse(cls, format_id: int, gtrid: bytes, bqual: bytes) -> Xid | None:
+        """Returns the xid as a value, or None if it is not one of sparkonce's."""
+        match = _GTRID.fullmatch(gtrid)
+        if format_id != FORMAT_ID or match is None or not 0 < len(bqual) <= PREFIX_LIMIT_BYTES:
+            return None
+        try:
+            prefix = bqual.decode()
+        except UnicodeDecodeError:
+            return None
+        token = Token(int(match["position"]), match["nonce"].decode())
+        return cls(prefix=prefix, query=match["query"].decode(), token=token, copy=match["copy"].decode())
+
+    @property
+    def gtrid(self) -> bytes:
+        """The global part."""
+        return f"{self.query}.{self.token.position}-{self.token.nonce}.{self.copy}".encode()
+
+    @property
+    def bqual(self) -> bytes:
+        """The branch qualifier."""
+        return self.prefix.encode()
+
+    def __str__(self) -> str:
+        """Returns it as XA statements take it."""
+        return f"X'{self.gtrid.hex()}',X'{self.bqual.hex()}',{FORMAT_ID}"
+
+    def named(self) -> TransactionName:
+        """Returns a name with this xid. Its batch and slot are unknown: 0."""
+        return TransactionName(prefix=self.prefix, query=self.query, token=self.token, batch=0, slot=0, copy=self.copy)
+
+
+def parse_recovered(format_id: int, gtrid_length: int, bqual_length: int, data: bytes | str) -> Xid | None:
+    """Returns the xid of a row of ``XA RECOVER``, or None if it is not one of sparkonce's.
+
+    Args:
+        format_id: The xid's format ID.
+        gtrid_length: In bytes.
+        bqual_length: In bytes.
+        data: Both parts in one: as bytes, or as ``0x`` and hexadecimal digits (``CONVERT XID``).
+    """
+    if isinstance(data, str):
+        try:
+            data = bytes.fromhex(data.removeprefix("0x"))
+        except ValueError:
+            return None
+    if len(data) != gtrid_length + bqual_length:
+        return None
+    return Xid.parse(format_id, data[:gtrid_length], data[gtrid_length:])
+
+
+def stage_table(copy: str) -> str:
+    """Returns the name of a copy's staging table. Its comment has the transaction's name: tables' end at 64 bytes."""
+    return f"sparkonce_stage_{copy}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagingTable:
+    """A staging table, as its comment describes it.
+
+    Attributes:
+        name: The transaction's name.
+        begun_ms: When it was begun, milliseconds since the epoch by the server's clock.
+        target: The target of the rows.
+    """
+
+    name: TransactionName
+    begun_ms: int
+    target: Target
+
+    def comment(self) -> str:
+        """Returns the comment that `parse` reads."""
+        fields = {
+            "sparkonce": str(self.name),
+            "begun_ms": self.begun_ms,
+            "table": self.target.table,
+            "keys": self.target.keys,
+            **self.target.rules.given(),
+        }
+        text = json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
+        # Comments hold three bytes a character, and a question mark instead of a longer one.
+        return _FOUR_BYTES.sub(lambda found: json.dumps(found[0])[1:-1], text)
+
+    @classmethod
+    def parse(cls, table: str, comment: str) -> StagingTable | None:
+        """Returns the staging table of this name and comment, or None if it is not one of sparkonce's."""
+        match = _STAGE.fullmatch(table)
+        try:
+            fields = read_json(comment.encode()) if match else None
+        except ValueError:
+            return None
+        if match is None or not isinstance(fields, dict):
+            return None
+        name = TransactionName.parse(str(fields.get("sparkonce", "")))
+        begun, keys = fields.get("begun_ms"), fields.get("keys")
+        if name is None or name.copy != match["copy"] or not isinstance(begun, int) or not isinstance(keys, list):
+            return None
+        rules = UpsertRules(**{setting: str(fields[setting]) for setting in UpsertRules.SETTINGS if setting in fields})
+        target = Target(table=str(fields.get("table")), keys=tuple(map(str, keys)), rules=rules)
+        return cls(name=name, begun_ms=begun, target=replace(target, mode=UPSERT if keys else APPEND))
+
+
+def longest_comment(prefix: str, target: Target) -> int:
+    """Returns the most characters that a staging table's comment may take."""
+    far = 10**18
+    name = TransactionName(
+        prefix=prefix, query="0" * 12, token=Token(far, "0" * 8), batch=far, slot=10**9, copy="0" * 12
+    )
+    return len(StagingTable(name=name, begun_ms=far, target=target).comment())
+
+
+def lock_name(copy: str) -> str:
+    """Returns the name of the lock (``GET_LOCK``) that a writer's connection holds while it lives."""
+    return f"sparkonce:{copy}"
+
+
+def quote(identifier: str) -> str:
+    """Returns an identifier for a statement."""
+    return "`" + identifier.replace("`", "``") + "`"
+
+
+def plain_literal(text: str) -> str:
+    """Returns a string for a statement that takes no expression there; for the sink's own sql_mode."""
+    return "'" + text.replace("\\", "\\\\").replace("'", "''") + "'"

@@ -1,0 +1,144 @@
+"""Lists what sparkonce has open on a server, for the operator. Reads only.
+
+Prepared branches belong to the server, and everything else to some database: so all databases that the user may see are
+searched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sparkonce.protocol.ownership import TransactionName
+from sparkonce.sinks._shared.orphans import Orphan, run_of, shown
+from sparkonce.sinks._shared.preflight import Attempts
+from sparkonce.sinks.sql.mysql import finishing
+from sparkonce.sinks.sql.mysql.connection import SERVER_ERRORS, Connection, connect, flavour_of, numbered_message
+from sparkonce.sinks.sql.mysql.names import Xid, lock_name, quote, stage_table
+from sparkonce.sinks.sql.mysql.settings import address, parse_settings
+from sparkonce.sinks.sql.settings import TWO_PHASE
+from sparkonce.sinks.sql.transactions import SqlTransaction
+
+ANSWER_WITHIN_S = 30.0
+
+_DATABASES = (
+    "SELECT DISTINCT TABLE_SCHEMA FROM information_schema.TABLES "
+    "WHERE TABLE_NAME = 'sparkonce_commits' OR TABLE_NAME LIKE 'sparkonce\\_stage\\_%'"
+)
+_HAS_MARKERS = "SELECT 1 FROM information_schema.TABLES WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME = %s"
+_SIZE = (
+    "SELECT DATA_LENGTH + INDEX_LENGTH, IS_USED_LOCK(%s) FROM information_schema.TABLES "
+    "WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME = %s"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MySQLOrphan(Orphan):
+    """An open transaction, session or staging table.
+
+    A ``session`` writes a branch of XA, and ``prepared`` is one that waits for its end; if no database that the user
+    may see has its marker, it shows neither batch nor slot nor age. ``hidden`` is one that MariaDB holds and does not
+    list, see `sparkonce.sinks.sql.mysql.finishing`. ``staged`` is a staging table, ``merged`` one whose rows are in the
+    target.
+
+    Attributes:
+        database: That of its marker; empty if it cannot be seen.
+    """
+
+    database: str = shown("database")
+
+
+def list_open(settings: str | Mapping[str, Any]) -> list[MySQLOrphan]:
+    """Lists all of sparkonce's that the user of the settings may see, in all databases, the oldest first.
+
+    Args:
+        settings: PyMySQL's, as for the sink, as a mapping or as `parse_settings` reads it. ``database`` may be left
+            out.
+
+    Raises:
+        ConfigurationError: if a setting is none.
+        PreflightError: if the server does not answer.
+    """
+    parsed = parse_settings(settings) if isinstance(settings, str) else settings
+    with Attempts(SERVER_ERRORS, numbered_message).of(
+        f"Listing what is open on the server at {address(parsed)}",
+        "check host, port, user, password, that the server runs, and the user's rights.",
+    ):
+        connection = connect(
+            {"database": "information_schema", **parsed},
+            program="sparkonce transactions",
+            timeout_s=ANSWER_WITHIN_S,
+            lock_wait_s=1,
+        )
+        with contextlib.closing(connection):
+            return sorted(_find(connection), key=lambda orphan: -orphan.age_s)
+
+
+def _find(connection: Connection) -> Iterator[MySQLOrphan]:
+    # In the order in which a transaction goes through its states: one on its way is seen at least once.
+    version, now = connection.row("SELECT VERSION(), CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS UNSIGNED)")
+    flavour, now_ms = flavour_of(str(version)), int(now)
+    branches: dict[Xid, tuple[str, SqlTransaction]] = {}
+    for (name,) in connection.rows(_DATABASES):
+        database = str(name)
+        connection.select_db(database)
+        yield from _stages(connection, database, now_ms)
+        branches |= {Xid.of(marker.name): (database, marker) for marker in _not_committed(connection)}
+    for xid in finishing.recovered(connection, flavour):
+        if xid not in branches:
+            yield _orphan("prepared", str(xid), xid.named(), "", -1, "the locks of its rows", place_known=False)
+    for xid, (database, marker) in branches.items():
+        connection.select_db(database)
+        (holder,) = connection.row("SELECT IS_USED_LOCK(%s)", (lock_name(xid.copy),))
+        age_s = (now_ms - marker.begun_ms) / 1000
+        if holder is not None:
+            yield _orphan("session", str(xid), marker.name, database, age_s, f"connection {holder}")
+        elif xid in finishing.recovered(connection, flavour):
+            yield _orphan("prepared", str(xid), marker.name, database, age_s, "the locks of its rows")
+        elif not finishing.marked(connection, [marker.name]) and finishing.is_seen(connection, marker.name):
+            yield _orphan("hidden", str(xid), marker.name, database, age_s, "the locks of its rows")
+
+
+def _not_committed(connection: Connection) -> list[SqlTransaction]:
+    if not connection.rows(_HAS_MARKERS, (finishing.COMMITS,)):
+        return []
+    found = [one for whose in finishing.queries(connection) for one in finishing.unsettled(connection, *whose, "")]
+    # Markers of staged copies are written by the merge, whose tables are listed anyway.
+    return [marker for marker in found if marker.kind == TWO_PHASE]
+
+
+def _stages(connection: Connection, database: str, now_ms: int) -> Iterator[MySQLOrphan]:
+    stages = finishing.list_staging_tables(connection)
+    done = (
+        finishing.marked(connection, [one.name for one in stages])
+        if connection.rows(_HAS_MARKERS, (finishing.COMMITS,))
+        else ()
+    )
+    for stage in stages:
+        table = stage_table(stage.name.copy)
+        size, holder = connection.row(_SIZE, (lock_name(stage.name.copy), table)) or (0, None)
+        holds = f"{int(size or 0) // 1024} KiB for {stage.target.table}"
+        if holder is not None:
+            holds += f", connection {holder}"
+        kind = "merged" if stage.name in done else "staged"
+        age_s = (now_ms - stage.begun_ms) / 1000
+        yield _orphan(kind, f"{quote(database)}.{quote(table)}", stage.name, database, age_s, holds)
+
+
+def _orphan(
+    kind: str, shown: str, name: TransactionName, database: str, age_s: float, holds: str, *, place_known: bool = True
+) -> MySQLOrphan:
+    return MySQLOrphan(
+        kind=kind,
+        name=shown,
+        query=name.query,
+        run=run_of(name.token),
+        batch=name.batch if place_known else -1,
+        slot=name.slot if place_known else -1,
+        copy=name.copy,
+        age_s=age_s,
+        holds=(holds,),
+        database=database,
+    )

@@ -1,0 +1,236 @@
+"""The server's errors when a transaction is finished: number → outcome → sentence. An unlisted one is UNKNOWN.
+
+The table never gives LOST, which takes three observations: the server is the one that prepared the transaction, ``XA
+RECOVER`` does not list it (or its staging table is not there), and its marker row, read after that, is absent.
+XAER_NOTA alone proves nothing: MariaDB gives it also while the connection that prepared is still there (measured with
+10.11), and for a transaction that is committed.
+"""
+
+from __future__ import annotations
+
+import re
+
+from sparkonce.errors import OutageError, PrepareError
+from sparkonce.protocol.handles import Finished, Outcome
+from sparkonce.sinks._shared.error_table import ErrorTable, Meaning
+from sparkonce.sinks.sql.mysql.connection import number_of, numbered_message, server_message
+
+XAER_NOTA = 1397
+DUPLICATE_KEY = 1062
+NO_PARENT = 1452
+NO_PARTITION = 1526
+NO_SUCH_TABLE = 1146
+NO_SUCH_THREAD = 1094
+
+ROLLED_BACK = frozenset({1402, 1613, 1614})
+"""XA_RBROLLBACK, XA_RBTIMEOUT, XA_RBDEADLOCK: the server has aborted the branch, or is about to."""
+
+LOCKED = frozenset({1205, 1213})
+"""Another transaction holds the row or the table."""
+
+ABOUT_ROWS = frozenset(
+    {1048, DUPLICATE_KEY, 1264, 1265, 1292, 1366, 1406, NO_PARENT, NO_PARTITION, 1644, 1690, 3819, 4025}
+)
+"""A row is refused for its values: null, duplicate, range, type, length, foreign key, a trigger's SIGNAL, a CHECK."""
+
+_NO_REPLY = frozenset({0, 2002, 2003, 2005, 2006, 2013, 2027, 2055})
+
+_OF_FILES = frozenset({3, 20, 1005, 1026, 1030, 1180})
+"""Errors with a file, in the table space or in the log, of which the operating system says why."""
+_FULL = re.compile(r"rr(?:or|code|no):? 28\b|No space left|Disk full|Disk quota exceeded")
+"""ENOSPC by its number. EDQUOT's, 122, is also one of the server's own (HA_ERR_INTERNAL_ERROR)."""
+
+
+_NOTHING_LOST = "Nothing is lost."
+_GRANT = "Grant the right."
+_NOT_APPLIED = (
+    "The whole merge was rolled back, and the table shows nothing of it; other sinks of the query may show their rows."
+)
+_UPDATE = "UPDATE one in its staging table, of whose rows none may be missing."
+_PUT_RIGHT = f"Put right what refuses the row, or {_UPDATE}"
+
+ERRORS = ErrorTable(
+    {
+        1020: Meaning(Outcome.RETRY, "The row has changed meanwhile.", name="ER_CHECKREAD"),
+        1021: Meaning(
+            Outcome.RETRY, "The server's disk is full.", "Make room there.", outage=True, name="ER_DISK_FULL"
+        ),
+        1037: Meaning(Outcome.RETRY, "The server is out of memory.", name="ER_OUTOFMEMORY"),
+        1040: Meaning(
+            Outcome.RETRY,
+            "max_connections is used up.",
+            "Raise it, or use fewer slots.",
+            outage=True,
+            name="ER_CON_COUNT_ERROR",
+        ),
+        1041: Meaning(Outcome.RETRY, "The server is out of memory.", name="ER_OUT_OF_RESOURCES"),
+        1044: Meaning(Outcome.UNKNOWN, _NOTHING_LOST, _GRANT, name="ER_DBACCESS_DENIED_ERROR"),
+        1045: Meaning(
+            Outcome.UNKNOWN,
+            f"The credentials are refused. {_NOTHING_LOST}",
+            "Correct them.",
+            name="ER_ACCESS_DENIED_ERROR",
+        ),
+        1053: Meaning(Outcome.RETRY, "The server is stopping.", outage=True, name="ER_SERVER_SHUTDOWN"),
+        1062: Meaning(
+            Outcome.UNKNOWN,
+            f"A row of the batch has a key that the table, or another row of the batch, has already. {_NOT_APPLIED}",
+            "Run sparkonce transactions resolve CHECKPOINT --config FILE --on-conflict nothing, which keeps the "
+            "table's rows, or --on-conflict update, which replaces them. Or remove the row that is in the way.",
+            name="ER_DUP_ENTRY",
+        ),
+        1114: Meaning(
+            Outcome.RETRY, "The tablespace is full.", "Make room there.", outage=True, name="ER_RECORD_FILE_FULL"
+        ),
+        1142: Meaning(Outcome.UNKNOWN, _NOTHING_LOST, _GRANT, name="ER_TABLEACCESS_DENIED_ERROR"),
+        1143: Meaning(Outcome.UNKNOWN, _NOTHING_LOST, _GRANT, name="ER_COLUMNACCESS_DENIED_ERROR"),
+        1146: Meaning(
+            Outcome.UNKNOWN,
+            "A table that the sink needs is gone, the target or sparkonce_commits.",
+            "Restore it; without the latter it is unknown which transactions are committed.",
+            name="ER_NO_SUCH_TABLE",
+        ),
+        1158: Meaning(Outcome.RETRY, "The connection broke.", outage=True, name="ER_NET_READ_ERROR"),
+        1159: Meaning(Outcome.RETRY, "The connection broke.", outage=True, name="ER_NET_READ_INTERRUPTED"),
+        1160: Meaning(Outcome.RETRY, "The connection broke.", outage=True, name="ER_NET_ERROR_ON_WRITE"),
+        1161: Meaning(Outcome.RETRY, "The connection broke.", outage=True, name="ER_NET_WRITE_INTERRUPTED"),
+        1180: Meaning(
+            Outcome.UNKNOWN, "The commit failed inside the server.", "See its log.", name="ER_ERROR_DURING_COMMIT"
+        ),
+        1203: Meaning(
+            Outcome.RETRY,
+            "max_user_connections is used up.",
+            "Raise it, or use fewer slots.",
+            outage=True,
+            name="ER_TOO_MANY_USER_CONNECTIONS",
+        ),
+        1205: Meaning(Outcome.RETRY, "Another transaction holds a lock on it.", name="ER_LOCK_WAIT_TIMEOUT"),
+        1206: Meaning(
+            Outcome.RETRY, "innodb_buffer_pool_size is too small for so many locks.", name="ER_LOCK_TABLE_FULL"
+        ),
+        1213: Meaning(Outcome.RETRY, "The server ended a deadlock by a rollback.", name="ER_LOCK_DEADLOCK"),
+        1226: Meaning(Outcome.RETRY, "The user's hourly limit is used up.", name="ER_USER_LIMIT_REACHED"),
+        1227: Meaning(
+            Outcome.UNKNOWN,
+            _NOTHING_LOST,
+            f"{_GRANT} On MySQL it is XA_RECOVER_ADMIN.",
+            name="ER_SPECIFIC_ACCESS_DENIED_ERROR",
+        ),
+        1290: Meaning(
+            Outcome.UNKNOWN,
+            "The server is read-only now: it may have become a replica.",
+            "Point the sink to the primary.",
+            name="ER_OPTION_PREVENTS_STATEMENT",
+        ),
+        1317: Meaning(Outcome.RETRY, "Somebody killed the statement.", name="ER_QUERY_INTERRUPTED"),
+        1370: Meaning(Outcome.UNKNOWN, _NOTHING_LOST, _GRANT, name="ER_PROCACCESS_DENIED_ERROR"),
+        1397: Meaning(Outcome.RETRY, "The connection that prepared it has not ended yet.", name="XAER_NOTA"),
+        1398: Meaning(Outcome.UNKNOWN, "The server does not take the xid.", name="XAER_INVAL"),
+        1399: Meaning(
+            Outcome.RETRY, "The connection was in another transaction; it is opened anew.", name="XAER_RMFAIL"
+        ),
+        1400: Meaning(
+            Outcome.RETRY, "The connection was in another transaction; it is opened anew.", name="XAER_OUTSIDE"
+        ),
+        1401: Meaning(
+            Outcome.UNKNOWN,
+            # `Sql_cmd_xa_recover::check_xa_recover_privilege` in MySQL: 1227, which names the right, is but a warning.
+            "The server failed in the branch. MySQL says the same to a user without XA_RECOVER_ADMIN.",
+            "See the server's log, and XA RECOVER; grant the right if it is missing, and nothing is lost.",
+            name="XAER_RMERR",
+        ),
+        1402: Meaning(Outcome.RETRY, "The server rolls the branch back.", name="XA_RBROLLBACK"),
+        1613: Meaning(Outcome.RETRY, "The server rolls the branch back.", name="XA_RBTIMEOUT"),
+        1614: Meaning(Outcome.RETRY, "The server rolls the branch back.", name="XA_RBDEADLOCK"),
+        1452: Meaning(
+            Outcome.UNKNOWN, f"A foreign key refuses a row. {_NOT_APPLIED}", _PUT_RIGHT, name="ER_NO_REFERENCED_ROW_2"
+        ),
+        1526: Meaning(
+            Outcome.UNKNOWN,
+            f"The table has no partition for a row. {_NOT_APPLIED}",
+            f"Add the partition (ALTER TABLE … ADD PARTITION), or {_UPDATE}",
+            name="ER_NO_PARTITION_FOR_GIVEN_VALUE",
+        ),
+        1644: Meaning(
+            Outcome.UNKNOWN, f"A trigger refuses a row. {_NOT_APPLIED}", _PUT_RIGHT, name="ER_SIGNAL_EXCEPTION"
+        ),
+        1836: Meaning(
+            Outcome.UNKNOWN, "The server is read-only now.", "Point the sink to the primary.", name="ER_READ_ONLY_MODE"
+        ),
+        1927: Meaning(Outcome.RETRY, "Somebody killed the connection.", outage=True, name="ER_CONNECTION_KILLED"),
+        1969: Meaning(Outcome.RETRY, "max_statement_time was too short.", name="ER_STATEMENT_TIMEOUT"),
+        3024: Meaning(Outcome.RETRY, "max_execution_time was too short.", name="ER_QUERY_TIMEOUT"),
+        3819: Meaning(
+            Outcome.UNKNOWN, f"A CHECK refuses a row. {_NOT_APPLIED}", _PUT_RIGHT, name="ER_CHECK_CONSTRAINT_VIOLATED"
+        ),
+        4025: Meaning(
+            Outcome.UNKNOWN,
+            f"A CHECK, or what makes a column JSON, refuses a row. {_NOT_APPLIED}",
+            _PUT_RIGHT,
+            name="ER_CONSTRAINT_FAILED",
+        ),
+    }
+)
+
+
+_STEPS = {
+    DUPLICATE_KEY: "Write with mode='upsert' and key_columns, which replaces the rows that are there; or drop such "
+    "rows in the query (dropDuplicates), or from the table.",
+    NO_PARENT: "Write the rows that these refer to first, filter such rows in the query, or drop the foreign key.",
+    NO_PARTITION: "Add the partition (ALTER TABLE … ADD PARTITION), or filter such rows in the query.",
+    **dict.fromkeys(
+        LOCKED,
+        "Rows of the same key are locked by another slot, or by an earlier copy of this one that is prepared: use "
+        "commit='staged', or partition the rows by key. What is left over is swept when the query starts.",
+    ),
+}
+
+
+def prepare_error(error: BaseException, what: str, staging: str = "", table: str = "") -> PrepareError:
+    """Returns the error of a copy that was being written.
+
+    Args:
+        error: The server's error.
+        what: The copy, in words.
+        staging: The copy's staging table, whose name means nothing to the user; empty for none.
+        table: The target's name, which stands for it in the message.
+    """
+    message = numbered_message(error).replace(staging, table) if staging else numbered_message(error)
+    if is_outage(error):
+        step = "See whether the server is up, can be reached and has room; none of the rows is visible."
+        return OutageError(f"{what}: {message}.", next_step=step)
+    step = _STEPS.get(number_of(error) or 0, "Correct such rows in the query, or what refuses them.")
+    return PrepareError(f"{what}: {message}.", next_step=step)
+
+
+def finished(error: BaseException) -> Finished:
+    """Returns what an error says about the transaction that was to be finished."""
+    return outcome_of(number_of(error), server_message(error))
+
+
+def outcome_of(number: int | None, message: str) -> Finished:
+    """Returns what an error says about the transaction that was to be finished.
+
+    Args:
+        number: The server's or the client's error number; None if there is none.
+        message: The server's own words.
+    """
+    if number is None or number in _NO_REPLY:
+        return Finished(outcome=Outcome.RETRY, reason=f"No reply from the server: {message}.")
+    return ERRORS.finished(number, message)
+
+
+def is_outage(error: BaseException) -> bool:
+    """Returns True if the server could not be reached, or had no room, so that a copy may be written later."""
+    number = number_of(error)
+    if isinstance(error, ConnectionError | TimeoutError) or number in _NO_REPLY:
+        return True
+    if number in _OF_FILES:
+        # The words name the operating system's error.
+        return _FULL.search(server_message(error)) is not None
+    return number is not None and ERRORS.meaning(number).outage
+
+
+def is_no_reply(number: int | None) -> bool:
+    """Returns True if the connection is gone, or was never there."""
+    return number is None or number in _NO_REPLY

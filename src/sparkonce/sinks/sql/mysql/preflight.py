@@ -1,0 +1,424 @@
+"""The checks of a server and a table before anything is claimed or written.
+
+Rights are not read but tried: each statement of writers and driver is sent once in a form that changes nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from sparkonce.errors import ANEW, PreflightError
+from sparkonce.sink import Facts
+from sparkonce.sinks._shared.preflight import Attempts, check_columns, check_same, refusal
+from sparkonce.sinks.sql.mysql import finishing
+from sparkonce.sinks.sql.mysql.connection import (
+    MARIADB,
+    SERVER_ERRORS,
+    Connection,
+    Flavour,
+    MySQLError,
+    connect,
+    flavour_of,
+    numbered_message,
+    numbers_of,
+)
+from sparkonce.sinks.sql.mysql.names import quote, stage_table
+from sparkonce.sinks.sql.mysql.settings import address
+from sparkonce.sinks.sql.mysql.statements import merge_steps, stage_columns
+from sparkonce.sinks.sql.mysql.target import KEYS, MySQLColumn, bind, describe
+from sparkonce.sinks.sql.settings import STAGED, TWO_PHASE, Target
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+log = logging.getLogger(__name__)
+
+REPLY_LIMIT_S = 15.0
+"""The time that each question may take."""
+
+_attempts = Attempts(SERVER_ERRORS, numbered_message)
+
+_LEAST_PACKET_BYTES = 1024 * 1024
+_FEW_CONNECTIONS = 10
+_VARIABLES = (
+    "version",
+    "innodb_flush_log_at_trx_commit",
+    "sync_binlog",
+    "log_bin",
+    "binlog_format",
+    "read_only",
+    "super_read_only",
+    "innodb_read_only",
+    "local_infile",
+    "max_allowed_packet",
+    "max_connections",
+    "wsrep_on",
+)
+_TOO_WIDE = re.compile(r"error 111[78]\b|errno: (139|185)\b")
+"""ER_TOO_MANY_FIELDS, ER_TOO_BIG_ROWSIZE, and InnoDB's own numbers for both."""
+_TABLES = ("BASE TABLE", "SYSTEM VERSIONED")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MySQLPreflightRequest:
+    """The subject of the checks.
+
+    Attributes:
+        settings: The connection's settings.
+        target: The table and its rules.
+        commit: ``two_phase`` or ``staged``; empty below EXACTLY_ONCE.
+        prefix: The prefix of transactions' names.
+        schema: The schema of the rows, if it is known.
+    """
+
+    settings: Mapping[str, Any] = field(repr=False)
+    target: Target
+    commit: str
+    prefix: str
+    schema: pa.Schema | None
+
+
+def preflight(request: MySQLPreflightRequest, recorded: Facts | None) -> Facts:
+    """Checks the server, the table, the rights, and that it is still the recorded server.
+
+    Returns:
+        For EXACTLY_ONCE ``prefix``, ``server``, the server's identity, ``database`` and ``table``.
+
+    Raises:
+        PreflightError: naming the setting and its value.
+    """
+    where = f"The server at {address(request.settings)}"
+    with _attempts.of(where, "Check host, port, user, password and the server."):
+        connection = connect(request.settings, program="sparkonce preflight", timeout_s=REPLY_LIMIT_S, lock_wait_s=5)
+    with contextlib.closing(connection), _attempts.of(where, "See that it runs."):
+        variables = _variables(connection)
+        flavour = flavour_of(variables["version"])
+        _check_server(flavour, variables, request)
+        _note_server(connection, flavour, variables, request)
+        columns = _check_table(connection, request)
+        _check_writing(connection, flavour, request, columns)
+        if not request.commit:
+            return {}
+        database = _check_database(connection, recorded)
+        if flavour.identity is None:
+            _make_table(connection, finishing.SERVERS)
+            finishing.draw_identity(connection, secrets.token_hex(8))
+        server = _check_identity(connection, flavour, recorded)
+        _make_table(connection, finishing.COMMITS, is_new="server" not in (recorded or {}))
+        _check_commit(connection, flavour, request, columns)
+    return {"prefix": request.prefix, "server": server, "database": database, "table": request.target.table}
+
+
+# --- the server ------------------------------------------------------------------------------------------------------
+
+
+def _variables(connection: Connection) -> dict[str, str]:
+    names = ", ".join(f"'{name}'" for name in _VARIABLES)
+    rows = connection.rows(f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({names})")
+    return {str(name).lower(): str(value) for name, value in rows}
+
+
+def _is_on(variables: Mapping[str, str], name: str) -> bool:
+    return variables.get(name, "OFF").upper() in {"ON", "1"}
+
+
+def _check_server(flavour: Flavour, variables: Mapping[str, str], request: MySQLPreflightRequest) -> None:
+    version = variables["version"]
+    if numbers_of(version) < flavour.oldest:
+        oldest = ".".join(map(str, flavour.oldest))
+        raise PreflightError(
+            f"The server is {flavour.name} {version}, and the sink needs {oldest} or newer: {flavour.why_oldest}.",
+            next_step=f"Update the server to {flavour.name} {oldest} or newer.",
+            setting="version",
+        )
+    for name in ("read_only", "super_read_only", "innodb_read_only"):
+        if _is_on(variables, name) or variables.get(name, "").upper().startswith("READ_ONLY"):
+            raise refusal(name, variables[name], "the server takes no writes", "Point the sink to the primary.")
+    if _is_on(variables, "log_bin") and variables.get("binlog_format", "").upper() == "STATEMENT":
+        raise refusal(
+            "binlog_format",
+            "STATEMENT",
+            "READ COMMITTED, which the sink uses, needs rows in the binary log",
+            "Set it to ROW.",
+        )
+    if int(variables["max_allowed_packet"]) < _LEAST_PACKET_BYTES:
+        raise refusal(
+            "max_allowed_packet",
+            variables["max_allowed_packet"],
+            "rows come in larger packets",
+            "Set it to 1M or more.",
+        )
+    if not request.commit:
+        return
+    durable = variables["innodb_flush_log_at_trx_commit"]
+    if durable not in {"1", "3"}:
+        raise refusal(
+            "innodb_flush_log_at_trx_commit",
+            durable,
+            "prepared transactions would not survive a crash of the machine",
+            "Set it to 1.",
+        )
+    if request.commit == TWO_PHASE and _is_on(variables, "wsrep_on"):
+        raise refusal("wsrep_on", "ON", "Galera has no XA", "Use commit='staged'.")
+
+
+def _note_server(
+    connection: Connection, flavour: Flavour, variables: Mapping[str, str], request: MySQLPreflightRequest
+) -> None:
+    if connection.takes_bulk:
+        log.info("Rows go to %s by its bulk protocol.", flavour.name)
+    elif not request.settings.get("local_infile", True):
+        log.info("Rows go to %s by INSERT: the setting local_infile is off.", flavour.name)
+    elif not _is_on(variables, "local_infile"):
+        log.warning(
+            "Rows go to %s by INSERT, which is slower: the server has local_infile=OFF. Turn it on for LOAD DATA.",
+            flavour.name,
+        )
+    elif request.target.keys and request.commit != STAGED:
+        log.info("Rows go to %s by INSERT … ON DUPLICATE KEY UPDATE.", flavour.name)
+    else:
+        log.info("Rows go to %s by LOAD DATA LOCAL.", flavour.name)
+    if request.commit and _is_on(variables, "log_bin") and variables.get("sync_binlog") != "1":
+        log.warning(
+            "sync_binlog=%s: after a crash of the machine, replicas may lack committed rows. Set it to 1.",
+            variables.get("sync_binlog"),
+        )
+    connected = connection.row("SHOW GLOBAL STATUS LIKE 'Threads_connected'")
+    free = int(variables["max_connections"]) - int(connected[1]) if connected else _FEW_CONNECTIONS
+    if free < _FEW_CONNECTIONS:
+        log.warning(
+            "max_connections=%s leaves %d free: each running slot takes one, and the driver up to 8.",
+            variables["max_connections"],
+            free,
+        )
+
+
+# --- the table -------------------------------------------------------------------------------------------------------
+
+
+def _check_table(connection: Connection, request: MySQLPreflightRequest) -> list[MySQLColumn]:
+    columns = describe(connection, request.target.table)
+    database = request.settings["database"]
+    if not columns:
+        raise PreflightError(
+            f"There is no table {request.target} in database {database!r}, or no right to see it.",
+            next_step="Create it, or grant SELECT and INSERT on it.",
+            setting="table",
+        )
+    rows = connection.rows(
+        "SELECT TABLE_NAME, TABLE_TYPE, ENGINE FROM information_schema.TABLES WHERE TABLE_SCHEMA = DATABASE() "
+        "AND TABLE_NAME = %s",
+        (request.target.table,),
+    )
+    _, kind, engine = next((row for row in rows if row[0] == request.target.table), rows[0])
+    if str(kind).upper() not in _TABLES:
+        raise PreflightError(
+            f"{request.target} is a {str(kind).lower()}, and rows go into tables.",
+            next_step="Name the table itself.",
+            setting="table",
+        )
+    if str(engine or "").lower() != "innodb":
+        raise PreflightError(
+            f"{request.target} is a table of engine {engine}, and only InnoDB has transactions.",
+            next_step="ALTER TABLE … ENGINE=InnoDB, or name another table.",
+            setting="table",
+        )
+    if request.schema is not None:
+        bind(request.target, columns, request.schema)
+    if request.target.keys:
+        _check_keys(connection, request, columns)
+    return columns
+
+
+def _check_keys(connection: Connection, request: MySQLPreflightRequest, columns: Sequence[MySQLColumn]) -> None:
+    # An upsert replaces the row that any unique key finds: so there must be just one such key that rows can meet.
+    by_name = {column.name.lower(): column for column in columns}
+    unique: dict[str, list[str]] = {}
+    partial = set()
+    for index, column, part in connection.rows(KEYS, (request.target.table,)):
+        unique.setdefault(str(index), []).append(str(column).lower())
+        if part is not None:
+            partial.add(str(index))
+    keys = {key.lower() for key in request.target.keys}
+    matching = [index for index, parts in unique.items() if set(parts) == keys and index not in partial]
+    if not matching:
+        raise refusal(
+            "key_columns",
+            list(request.target.keys),
+            f"table {request.target} has no unique key of exactly these columns; it has {sorted(unique.values())}",
+            "Add one, or name the columns of one that is there.",
+        )
+    if nullable := sorted(key for key in keys if by_name[key].nullable):
+        raise refusal(
+            "key_columns",
+            list(request.target.keys),
+            f"{nullable} of table {request.target} take NULL, and rows with NULL are never the same row",
+            "Make them NOT NULL.",
+        )
+    written = {name.lower() for name in request.schema.names} if request.schema is not None else set(by_name)
+    others = [
+        index
+        for index, parts in unique.items()
+        if set(parts) != keys and not any(by_name[part].automatic and part not in written for part in parts)
+    ]
+    if others and request.schema is not None:
+        raise refusal(
+            "key_columns",
+            list(request.target.keys),
+            f"table {request.target} has other unique keys, too, {sorted(others)}: a row that meets another one "
+            "there would replace that one",
+            "Drop them, or choose mode='append'.",
+        )
+
+
+def _check_writing(
+    connection: Connection, flavour: Flavour, request: MySQLPreflightRequest, columns: Sequence[MySQLColumn]
+) -> None:
+    names = [column.name for column in columns if not column.generated]
+    if request.schema is not None:
+        lower = {name.lower() for name in request.schema.names}
+        names = [name for name in names if name.lower() in lower]
+    listed = ", ".join(quote(name) for name in names)
+    nothing = (
+        f"INSERT INTO {quote(request.target.table)} ({listed}) "  # noqa: S608 - quoted
+        f"SELECT {', '.join(['NULL'] * len(names))} FROM DUAL WHERE FALSE"
+    )
+    rights = "INSERT"
+    if request.target.keys:
+        rights = "SELECT, INSERT and UPDATE"
+        table = quote(request.target.table)
+        nothing += " ON DUPLICATE KEY UPDATE " + ", ".join(
+            f"{table}.{quote(name)} = {table}.{quote(name)}" for name in names
+        )
+    with _attempts.of(
+        f"Writing to table {request.target} on {flavour.name}",
+        f"Grant {rights} on it to the user of the settings.",
+    ):
+        connection.run(nothing)
+
+
+# --- what commits ----------------------------------------------------------------------------------------------------
+
+
+def _make_table(connection: Connection, name: str, *, is_new: bool = True) -> None:
+    there = connection.rows(
+        "SELECT 1 FROM information_schema.TABLES WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME = %s", (name,)
+    )
+    if not there and not is_new:
+        raise PreflightError(
+            f"The table {name} is gone, and without it this query's commits are unknown.",
+            next_step=f"Put it back, with all its rows, or {ANEW}.",
+            setting="database",
+        )
+    if not there:
+        statement = finishing.TABLES[name]
+        with _attempts.of(
+            f"Making the table {name}", f"Grant CREATE on the database, or make it yourself: {statement}."
+        ):
+            connection.run(statement.replace("CREATE TABLE", "CREATE TABLE IF NOT EXISTS", 1))
+    found = connection.rows(
+        "SELECT COLUMN_NAME FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME = %s",
+        (name,),
+    )
+    check_columns("database", name, (str(column).lower() for (column,) in found), finishing.KNOWN_COLUMNS[name])
+    with _attempts.of(f"Writing to {name}", f"Grant SELECT, INSERT and DELETE on {name} to the user."):
+        connection.run(f"DELETE FROM {name} WHERE FALSE")  # noqa: S608 - one of ours
+        connection.run(f"INSERT INTO {name} SELECT * FROM {name} WHERE FALSE")  # noqa: S608 - one of ours
+
+
+def _check_commit(
+    connection: Connection, flavour: Flavour, request: MySQLPreflightRequest, columns: Sequence[MySQLColumn]
+) -> None:
+    with _attempts.of(
+        "XA RECOVER, which tells prepared transactions from finished ones,",
+        f"Grant {flavour.recover_right} to the user of the settings.",
+    ):
+        connection.rows(flavour.recover)
+    if request.commit != STAGED:
+        return
+    name = stage_table(secrets.token_hex(6))
+    probe = quote(name)
+    with _attempts.of(
+        "Making a staging table", "Grant CREATE, DROP, SELECT and INSERT on the database to the user of the settings."
+    ):
+        bound = bind(request.target, columns, request.schema) if request.schema is not None else []
+        known = {column.name for column in columns}
+        parts = stage_columns(bound, known)
+        try:
+            connection.run(f"CREATE TABLE {probe} ({', '.join(parts)}) ENGINE=InnoDB")
+        except MySQLError as error:
+            if _TOO_WIDE.search(numbered_message(error)) is None:
+                raise
+            raise refusal(
+                "commit",
+                repr(STAGED),
+                f"table {request.target} is at InnoDB's limits, and a staging table has a column more: "
+                f"{numbered_message(error)}",
+                "Use commit='two_phase', or fewer or shorter columns.",
+            ) from None
+        connection.run(f"INSERT INTO {probe} SELECT * FROM {probe} WHERE FALSE")  # noqa: S608 - ours
+        try:
+            _check_rules(connection, request, name, [one.name for one in bound if one.name in known])
+        finally:
+            connection.run(f"DROP TABLE {probe}")
+
+
+def _check_rules(connection: Connection, request: MySQLPreflightRequest, stage: str, written: Sequence[str]) -> None:
+    """Merges an empty staging table by the rules of the upsert, which the server may refuse."""
+    if not request.target.rules.given() or not written:
+        return
+    try:
+        for step in merge_steps(stage, request.target, written):
+            connection.run(step)
+    except MySQLError as error:
+        shown = " and ".join(f"{setting}={text!r}" for setting, text in request.target.rules.given().items())
+        raise PreflightError(
+            f"The server refuses to upsert into table {request.target} with {shown}: {numbered_message(error)}",
+            next_step="Write the server's SQL, over source.… (the batch's row) and target.… (the table's row). "
+            "delete_when needs the right DELETE on the table.",
+            setting=next(iter(request.target.rules.given())),
+        ) from None
+
+
+def _check_database(connection: Connection, recorded: Facts | None) -> str:
+    (database,) = connection.row("SELECT IF(@@lower_case_table_names, LOWER(DATABASE()), DATABASE())")
+    # Markers and staging tables are the database's: in another one all that was committed would seem lost.
+    check_same(
+        "database",
+        str(database),
+        recorded,
+        "database",
+        "this query wrote to database {before} until now, and its markers and open transactions are there",
+        f"Name the database of before, or {ANEW}.",
+    )
+    return str(database)
+
+
+def _check_identity(connection: Connection, flavour: Flavour, recorded: Facts | None) -> str:
+    server = finishing.identity(connection, flavour)
+    before = (recorded or {}).get("server", server)
+    if before != server:
+        host = connection.row("SELECT CONCAT(@@hostname, ':', @@port)")[0]
+        advice = f"Point the sink to the old server, or {ANEW}."
+        if flavour is MARIADB:
+            advice += (
+                f" If this is the old server with a new name, remove the row {server!r} from {finishing.SERVERS}, and "
+                f"set host to {host!r} in the row {before!r}."
+            )
+        else:
+            advice += (
+                " If this is the new primary, with all that the old one had committed or prepared: ALTER TABLE "
+                f"{finishing.COMMITS} COMMENT='server {server} was {before}'."
+            )
+        raise PreflightError(
+            f"The settings lead to the server {server!r} ({host}), but this query wrote to {before!r} until now.",
+            next_step=advice,
+            setting="host",
+        )
+    return server

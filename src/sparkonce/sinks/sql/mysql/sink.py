@@ -1,0 +1,198 @@
+"""The sink for tables of MariaDB and MySQL."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from sparkonce.arguments import need_package, nonempty
+from sparkonce.errors import ConfigurationError
+from sparkonce.guarantees import Guarantee
+from sparkonce.needs import WorkerNeeds, files_of
+from sparkonce.sink import Facts, SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
+from sparkonce.sinks._shared import settings as shared
+from sparkonce.sinks.sql import settings as sql_settings
+from sparkonce.sinks.sql.mysql.names import COMMENT_LIMIT, PREFIX_LIMIT_BYTES, longest_comment
+from sparkonce.sinks.sql.mysql.settings import TLS_FILES, address, connection_settings
+from sparkonce.sinks.sql.settings import TWO_PHASE, UPSERT, Limits, MergesStaged, Target, UpsertRules
+from sparkonce.sinks.sql.transactions import DIRECT
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+_PORT = 3306
+ANSWER_S = 10.0
+"""The time that one call of the committer may take, but for a merge."""
+
+
+class MySQLSink(MergesStaged, TwoPhaseCommitSink):
+    """Writes rows to a table of MariaDB 10.5 or newer, or MySQL 8.0.19 or newer.
+
+    Args:
+        settings: PyMySQL's, for example ``{"host": "db", "user": "etl", "password": "…", "database": "shop"}``. All its
+            processes must reach the same server, the primary.
+        table: The target, an InnoDB table in ``database``. Taken literally: a dot or a space is a part of the name.
+        name: Unique within the query, and the same after a restart.
+        mode: ``append`` inserts, and a row whose key is there already is an error. ``upsert`` replaces the row with the
+            same ``key_columns``, or inserts it.
+        key_columns: For ``upsert``: the columns of a unique key of the table; one as a text, several as a list.
+        order_by: For ``upsert``: of rows with one key, the one with the greatest value of this column wins, also over
+            the table's row. Among equals, and without it, the last row of the highest slot of the newest batch does.
+        update_when: For ``upsert``: a further condition in SQL under which a row replaces the table's, such as
+            ``source.version > target.version``. ``source`` is the batch's row, ``target`` the table's.
+        delete_when: For ``upsert``: rows for which this holds, such as ``source.value IS NULL``, delete the table's row
+            of their key. These three need ``commit="staged"`` and EXACTLY_ONCE.
+        commit: ``staged`` writes to a table a slot, which the driver merges in one transaction a batch. ``two_phase``
+            writes into the target in XA transactions, one a slot. See docs/mysql.md for which is better when.
+        prefix: Begins, with `name`, the names of all transactions: 64 bytes at most together.
+        guarantee: Below EXACTLY_ONCE rows are visible as soon as their slot has written them.
+        commit_timeout_s: How long the merge of a staged batch may take, in seconds.
+        lock_timeout_s: How long to wait for rows that another transaction has locked, in seconds.
+
+    Raises:
+        ConfigurationError: naming the setting that is missing, unknown, or contradicts another.
+    """
+
+    def __init__(
+        self,
+        settings: Mapping[str, Any],
+        *,
+        table: str,
+        name: str = "mysql",
+        mode: str = "append",
+        key_columns: str | Sequence[str] = (),
+        order_by: str | None = None,
+        update_when: str | None = None,
+        delete_when: str | None = None,
+        commit: str = "staged",
+        prefix: str = "sparkonce",
+        guarantee: Guarantee = Guarantee.EXACTLY_ONCE,
+        commit_timeout_s: float = 300.0,
+        lock_timeout_s: float = 10.0,
+    ) -> None:
+        super().__init__(name, guarantee)
+        need_package("MySQLSink", "PyMySQL", "pymysql", "mysql")
+        self.settings = connection_settings(settings)
+        mode, keys = sql_settings.mode(mode, key_columns)
+        rules = UpsertRules.of(mode, order_by=order_by, update_when=update_when, delete_when=delete_when)
+        table = nonempty("table", table, example="the name of the target table")
+        self.target = Target(table=table, mode=mode, keys=keys, rules=rules)
+        self.commit = sql_settings.commit(commit)
+        if rules.given() and (self.commit == TWO_PHASE or guarantee is not Guarantee.EXACTLY_ONCE):
+            setting = next(iter(rules.given()))
+            raise ConfigurationError(
+                f"{setting} with commit={commit!r} and guarantee={guarantee.name}: rows are compared when a staged "
+                "batch is merged.",
+                next_step="Leave commit and guarantee out.",
+                setting=setting,
+            )
+        self.prefix = shared.name_prefix(prefix, name, most_bytes=PREFIX_LIMIT_BYTES)
+        if (size := longest_comment(self.prefix, self.target)) > COMMENT_LIMIT:
+            raise ConfigurationError(
+                f"table, key_columns and conditions take {size} characters of a staging table's comment, and "
+                f"{COMMENT_LIMIT} are allowed.",
+                next_step="Make the conditions shorter: compute a column in the DataFrame, and read that.",
+                setting="update_when" if rules.update_when else "delete_when",
+            )
+        self.limits = Limits(
+            commit_s=shared.seconds("commit_timeout_s", commit_timeout_s, least=1),
+            lock_s=shared.seconds("lock_timeout_s", lock_timeout_s, least=1),
+            answer_s=ANSWER_S,
+        )
+        self._schema: pa.Schema | None = None
+
+    def __repr__(self) -> str:
+        """Returns it without credentials."""
+        return (
+            f"MySQLSink({address(self.settings)}/{self.settings['database']}, table={self.target}, name={self.name!r})"
+        )
+
+    @property
+    def tells_refused(self) -> bool:
+        """See `TwoPhaseCommitSink.tells_refused`."""
+        return True
+
+    def conditions(self) -> Sequence[str]:
+        """Returns what the promise rests on."""
+        if self.guarantee is not Guarantee.EXACTLY_ONCE:
+            return ()
+        conditions = [
+            "innodb_flush_log_at_trx_commit stays 1, and what the server says is on disk is on disk",
+            "the table sparkonce_commits is neither emptied nor restored without the target table",
+            "after a failover the new primary has all that the old one had committed or prepared; one without the "
+            "newest finished batch is found, and stops the query",
+            "the target has no triggers that write to tables without transactions",
+        ]
+        if self.commit == TWO_PHASE:
+            conditions.append("readers do not use READ UNCOMMITTED, and may see one slot's rows before another's")
+            if self.target.mode == UPSERT:
+                conditions.append("rows are partitioned by key: no key is in two slots of a batch")
+        else:
+            conditions.append("readers do not use READ UNCOMMITTED")
+        return conditions
+
+    def columns(self, schema: pa.Schema) -> Sequence[str]:
+        """Returns all columns; arrays and structs are written as JSON.
+
+        Raises:
+            SchemaError: naming the column whose type the sink does not take, or the key column that is missing.
+        """
+        from sparkonce.sinks.sql.mysql.target import check_kinds, check_names
+
+        names = super().columns(schema)
+        check_kinds(schema)
+        check_names(schema, self.target.keys)
+        self.target.rules.check_columns(names, fold=True)
+        self._schema = schema
+        return names
+
+    def preflight(self, query: str, recorded: Facts | None) -> Facts:  # noqa: ARG002 - the same for all queries
+        """Checks the server, the table and the rights; makes the sink's own tables at the first start.
+
+        The rows' columns are checked, too, if `columns` was called before.
+        """
+        from sparkonce.sinks.sql.mysql.preflight import MySQLPreflightRequest, preflight
+
+        request = MySQLPreflightRequest(
+            settings=self.settings,
+            target=self.target,
+            commit=self.commit if self.guarantee is Guarantee.EXACTLY_ONCE else "",
+            prefix=self.prefix,
+            schema=self._schema,
+        )
+        return preflight(request, recorded)
+
+    def worker_needs(self) -> WorkerNeeds:
+        """See `TwoPhaseCommitSink.worker_needs`."""
+        host, port = str(self.settings.get("host") or ""), self.settings.get("port") or _PORT
+        # A file of defaults may name another server.
+        known = not self.settings.keys() & {"unix_socket", "read_default_file"}
+        return WorkerNeeds(
+            modules=("pymysql",),
+            files=files_of(self.settings, (*TLS_FILES, "read_default_file")),
+            addresses=((host, int(port)),) if host and known else (),
+        )
+
+    def writer(self, context: WriterContext) -> SinkWriter:
+        """Makes a writer, which connects when the first rows come."""
+        from sparkonce.sinks.sql.mysql.dialect import MYSQL_DIALECT
+        from sparkonce.sinks.sql.writer import SqlWriter
+
+        commit = self.commit if self.guarantee is Guarantee.EXACTLY_ONCE else DIRECT
+        return SqlWriter(MYSQL_DIALECT, self.settings, self.target, commit, self.limits, context)
+
+    def committer(self) -> SinkCommitter:
+        """Makes what finishes transactions of either kind, whatever ``commit`` is now."""
+        from sparkonce.sinks.sql.committer import SqlCommitter
+        from sparkonce.sinks.sql.mysql.dialect import MYSQL_DIALECT
+
+        return SqlCommitter(
+            MYSQL_DIALECT,
+            self.settings,
+            self.name,
+            server=f"The server at {address(self.settings)}",
+            limits=self.limits,
+            target=self.target,
+            on_conflict=self.decided_conflicts,
+        )

@@ -1,0 +1,122 @@
+"""The statements that write and merge rows."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from sparkonce.sinks.sql.mysql.connection import Flavour
+from sparkonce.sinks.sql.mysql.names import quote
+from sparkonce.sinks.sql.mysql.target import MySQLColumn
+from sparkonce.sinks.sql.settings import APPEND, Target, read_by
+
+
+def load_into(table: str, column_list: str) -> str:
+    """Returns LOAD DATA for the text of `sparkonce.sinks.sql.mysql.encoding.load_text`."""
+    return (
+        f"LOAD DATA LOCAL INFILE 'sparkonce' INTO TABLE {quote(table)} CHARACTER SET utf8mb4 "
+        f"FIELDS TERMINATED BY '\\t' ESCAPED BY '\\\\' LINES TERMINATED BY '\\n' {column_list}"
+    )
+
+
+def insert_into(table: str, columns: Sequence[str]) -> str:
+    """Returns the head of an INSERT."""
+    return f"INSERT INTO {quote(table)} ({', '.join(quote(column) for column in columns)})"
+
+
+def placeholders(count: int) -> str:
+    """Returns a row of a prepared INSERT."""
+    return f"({', '.join('?' * count)})"
+
+
+def upsert_tail(flavour: Flavour, columns: Sequence[str], keys: Sequence[str]) -> str:
+    """Returns the tail that makes an ``INSERT … VALUES`` replace the other columns of a row with the same key."""
+    value = flavour.new_value
+    return f"{flavour.row_alias} ON DUPLICATE KEY UPDATE " + ", ".join(
+        f"{quote(column)} = {value.format(quote(column))}" for column in updated(columns, keys)
+    )
+
+
+def merge_steps(stage: str, target: Target, columns: Sequence[str]) -> list[str]:
+    """Returns the statements that merge a staging table's rows into the target.
+
+    Without rules, they go in the order in which they were written. By rules, of each key one row counts: new keys are
+    inserted first, which locks the rows of all keys, so that nobody changes them before they are compared.
+
+    Args:
+        stage: The staging table.
+        target: The target and its rules.
+        columns: The columns that the staging table has of the target.
+    """
+    keys, rules, table = target.keys, target.rules, quote(target.table)
+    if not rules.given():
+        names = ", ".join(f"sparkonce_stage.{quote(column)}" for column in columns)
+        statement = (
+            f"{insert_into(target.table, columns)} SELECT {names} "  # noqa: S608 - quoted
+            f"FROM {quote(stage)} AS sparkonce_stage ORDER BY sparkonce_row"
+        )
+        if target.mode == APPEND:
+            return [statement]
+        first = f"{table}.{quote(columns[0])}"
+        sets = f"{first} = {first}"
+        if target.on_conflict == "update":
+            sets = ", ".join(f"{table}.{quote(one)} = sparkonce_stage.{quote(one)}" for one in updated(columns, keys))
+        return [f"{statement} ON DUPLICATE KEY UPDATE {sets}"]
+    listed = ", ".join(map(quote, columns))
+    more = rules.staged_only(sorted(read_by(rules.delete_when)), columns, fold=True)
+    staged = ", ".join(map(quote, [*columns, *more]))
+    last = [*([f"{quote(rules.order_by)} DESC"] if rules.order_by else []), "sparkonce_row DESC"]
+    rank = f"ROW_NUMBER() OVER (PARTITION BY {', '.join(map(quote, keys))} ORDER BY {', '.join(last)})"
+    newest = (
+        f"(SELECT {staged} FROM (SELECT {staged}, {rank} AS sparkonce_rank FROM {quote(stage)}) AS sparkonce_ranked "  # noqa: S608 - quoted
+        "WHERE sparkonce_rank = 1) AS source"
+    )
+    same = " AND ".join(f"target.{quote(key)} = source.{quote(key)}" for key in keys)
+    joined = f"{table} AS target JOIN {newest} ON {same}"
+    newer, order = [], quote(rules.order_by)
+    if rules.order_by:
+        newer = [f"(target.{order} IS NULL OR source.{order} >= target.{order})"]
+    steps, remaining = [], []
+    if rules.delete_when:
+        steps.append(f"DELETE target FROM {joined} WHERE {' AND '.join([*newer, _condition(rules.delete_when)])}")
+        remaining = [f"{_condition(rules.delete_when)} IS NOT TRUE"]
+    where = f" WHERE {remaining[0]}" if remaining else ""
+    key = f"{table}.{quote(keys[0])}"
+    new = f"SELECT {listed} FROM {newest}{where}"  # noqa: S608 - quoted
+    steps.append(f"{insert_into(target.table, columns)} {new} ON DUPLICATE KEY UPDATE {key} = {key}")
+    update = [*newer, *([_condition(rules.update_when)] if rules.update_when else []), *remaining]
+    sets = ", ".join(f"target.{quote(one)} = source.{quote(one)}" for one in updated(columns, keys))
+    steps.append(f"UPDATE {joined} SET {sets} WHERE {' AND '.join(update)}")  # noqa: S608 - quoted
+    return steps
+
+
+def _condition(text: str) -> str:
+    return f"(\n{text}\n)"
+
+
+def updated(columns: Sequence[str], keys: Sequence[str]) -> list[str]:
+    """Returns the columns that an upsert sets; a key sets itself where there is no other."""
+    lower = {key.lower() for key in keys}
+    others = [column for column in columns if column.lower() not in lower]
+    return others or list(columns[:1])
+
+
+ROW = "sparkonce_row"
+"""The column of a staging table that counts its rows. What stands before it is not written to the target."""
+
+
+def stage_columns(columns: Sequence[MySQLColumn], known: Collection[str]) -> list[str]:
+    """Returns the definitions of a staging table's columns.
+
+    Args:
+        columns: Those that are staged.
+        known: The names of the target's columns.
+    """
+    only_staged = [definition(column) for column in columns if column.name not in known]
+    written = [definition(column) for column in columns if column.name in known]
+    return [*only_staged, f"{ROW} BIGINT UNSIGNED NOT NULL AUTO_INCREMENT PRIMARY KEY", *written]
+
+
+def definition(column: MySQLColumn) -> str:
+    """Returns the definition of a staging table's column, which takes the values that the target's takes."""
+    null = "NULL" if column.nullable else "NOT NULL"
+    return f"{quote(column.name)} {column.full_type} {column.collation} {null}"

@@ -1,0 +1,335 @@
+"""The target table as the server describes it, and which of Spark's types it takes without changing a value.
+
+A server in strict mode refuses a value that does not fit. But it silently rounds microseconds, takes NULL for "now" in
+a TIMESTAMP and for "the next one" in an AUTO_INCREMENT column, and the text ``1`` for the first value of an ENUM
+(measured with MariaDB 10.11). So these are refused here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from sparkonce.errors import PreflightError, SchemaError
+from sparkonce.sinks.sql.mysql.connection import Connection
+from sparkonce.sinks.sql.settings import Target
+
+_COLUMNS = (
+    "SELECT TABLE_NAME, COLUMN_NAME, DATA_TYPE, COLUMN_TYPE, IS_NULLABLE, COLUMN_DEFAULT, EXTRA, DATETIME_PRECISION, "
+    "CHARACTER_SET_NAME, COLLATION_NAME FROM information_schema.COLUMNS "
+    "WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME = %s ORDER BY ORDINAL_POSITION"
+)
+_CHECKS = (
+    "SELECT CONSTRAINT_NAME, CHECK_CLAUSE FROM information_schema.CHECK_CONSTRAINTS "
+    "WHERE CONSTRAINT_SCHEMA = DATABASE() AND TABLE_NAME = %s ORDER BY CONSTRAINT_NAME"
+)
+KEYS = (
+    "SELECT INDEX_NAME, COLUMN_NAME, SUB_PART FROM information_schema.STATISTICS WHERE TABLE_SCHEMA = DATABASE() "
+    "AND TABLE_NAME = %s AND NON_UNIQUE = 0 ORDER BY INDEX_NAME, SEQ_IN_INDEX"
+)
+_ANY_CHECK = (
+    "SELECT 1 FROM information_schema.TABLE_CONSTRAINTS WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME = %s "
+    "AND CONSTRAINT_TYPE = 'CHECK' LIMIT 1"
+)
+_REFUSERS = (
+    "SELECT (SELECT COUNT(*) FROM information_schema.KEY_COLUMN_USAGE WHERE REFERENCED_TABLE_NAME IS NOT NULL "
+    "AND (TABLE_SCHEMA = DATABASE() AND TABLE_NAME = %s "
+    "OR REFERENCED_TABLE_SCHEMA = DATABASE() AND REFERENCED_TABLE_NAME = %s)) + "
+    "(SELECT COUNT(*) FROM information_schema.TRIGGERS WHERE EVENT_OBJECT_SCHEMA = DATABASE() "
+    "AND EVENT_OBJECT_TABLE = %s AND EVENT_MANIPULATION IN ('INSERT', %s)) + "
+    "(SELECT COUNT(*) FROM information_schema.PARTITIONS WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME = %s "
+    "AND REGEXP_INSTR(PARTITION_METHOD, '^(RANGE|LIST)') > 0 AND NOT EXISTS "
+    "(SELECT 1 FROM information_schema.PARTITIONS WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME = %s "
+    "AND PARTITION_DESCRIPTION IN ('MAXVALUE', 'DEFAULT')))"
+)
+_QUOTED = re.compile(r"`((?:[^`]|``)*)`")
+_DIGITS = re.compile(r"(?:double|float)\(\d+,(\d+)\)")
+_ENUM_VALUE = re.compile(r"'((?:[^']|'')*)'")
+
+_INTEGERS = frozenset({"tinyint", "smallint", "mediumint", "int", "bigint"})
+_TEXTS = frozenset({"char", "varchar", "tinytext", "text", "mediumtext", "longtext", "json"})
+_BYTES = frozenset({"binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob"})
+_TIMES = frozenset({"datetime", "timestamp"})
+_FROM_TEXT = frozenset({"enum", "set", "uuid", "inet4", "inet6", "time", "year"})
+_UNSIGNED = "bigint unsigned"
+"""For decimals without a fraction: no integer of Spark's is as large."""
+_WHOLE = _INTEGERS | {"bit", "decimal"}
+
+TAKES: dict[str, frozenset[str]] = {
+    "boolean": _WHOLE,
+    "integer": _WHOLE | {"double"},
+    "decimal": frozenset({"decimal", _UNSIGNED}),
+    "float": frozenset({"float", "double"}),
+    "double": frozenset({"double"}),
+    "string": _TEXTS | _FROM_TEXT,
+    "binary": _BYTES,
+    "date": frozenset({"date", *_TIMES}),
+    "timestamp": _TIMES,
+    "nested": frozenset({"json", "longtext", "mediumtext", "text"}),
+}
+"""The types of columns that take each kind of values. Other types might change a value."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MySQLColumn:
+    """A column of the target table.
+
+    Attributes:
+        name: As the table spells it.
+        type: The type's name in lower case, ``int``.
+        full_type: With length and sign, ``int(10) unsigned``.
+        nullable: True if it takes NULL.
+        optional: True if a row may be inserted without it.
+        automatic: True if it is AUTO_INCREMENT.
+        generated: True if the server computes it.
+        fraction_digits: The digits of fractional seconds, for ``datetime``, ``timestamp`` and ``time``.
+        collation: Character set and collation, for a definition; empty for other types.
+    """
+
+    name: str
+    type: str
+    full_type: str
+    nullable: bool
+    optional: bool
+    automatic: bool
+    generated: bool
+    fraction_digits: int
+    collation: str
+
+    @property
+    def digits(self) -> int | None:
+        """Returns the digits behind the point to which a ``double(7,2)`` or ``float(7,2)`` rounds; None without."""
+        found = _DIGITS.match(self.full_type)
+        return int(found[1]) if found else None
+
+    @property
+    def choices(self) -> list[str]:
+        """Returns the values of an ENUM or a SET."""
+        return [value.replace("''", "'") for value in _ENUM_VALUE.findall(self.full_type)]
+
+
+def describe(connection: Connection, table: str) -> list[MySQLColumn]:
+    """Returns the columns of a table; none if there is no such table, or no right to see it."""
+    rows = connection.rows(_COLUMNS, (table,))
+    exact = [row for row in rows if row[0] == table]
+    return [_column(row) for row in exact or rows]
+
+
+def checks_of(connection: Connection, table: str, columns: Sequence[str]) -> dict[str, str]:
+    """Returns the conditions of a table's CHECKs that name these columns alone, by name; a JSON column has one, too.
+
+    Only for MariaDB: MySQL's staging tables have columns of its JSON type.
+    """
+    return {
+        str(name): str(condition)
+        for name, condition in connection.rows(_CHECKS, (table,))
+        if {one.replace("``", "`") for one in _QUOTED.findall(str(condition))} <= set(columns)
+    }
+
+
+def may_refuse(
+    connection: Connection, table: str, columns: Sequence[str], keys: Sequence[str], *, has_checks: bool
+) -> bool:
+    """Returns True if a table may refuse a row that its staging table has taken.
+
+    Args:
+        connection: A connection.
+        table: The target.
+        columns: The columns that are written.
+        keys: The key columns of an upsert; none to append.
+        has_checks: True if staging tables have those CHECKs that name written columns alone.
+    """
+    written = {column.lower() for column in columns}
+    known = describe(connection, table)
+    # Of a key that the server draws, a trial would prove nothing.
+    drawn = {one.name.lower() for one in known if one.automatic} - written
+    unique: dict[str, set[str]] = {}
+    for index, column, part in connection.rows(KEYS, (table,)):
+        name = "" if part is not None else str(column).lower()
+        unique.setdefault(str(index), set()).add(name)
+    others = [parts for parts in unique.values() if parts != {key.lower() for key in keys} and not parts & drawn]
+    if others or any(one.generated for one in known):
+        return True
+    (count,) = connection.row(_REFUSERS, (table, table, table, "UPDATE" if keys else "", table, table))
+    if count:
+        return True
+    if not has_checks:
+        return bool(connection.rows(_ANY_CHECK, (table,)))
+    return len(connection.rows(_CHECKS, (table,))) > len(checks_of(connection, table, columns))
+
+
+def columns_of_key(connection: Connection, table: str, key: str) -> list[str]:
+    """Returns the columns of a unique key."""
+    return [str(column) for index, column, _ in connection.rows(KEYS, (table,)) if index == key]
+
+
+def _column(row: Sequence[object]) -> MySQLColumn:
+    _, name, kind, full, nullable, default, extra, digits, charset, collation = row
+    extras = str(extra or "").lower()
+    automatic = "auto_increment" in extras
+    generated = "generated" in extras and "default_generated" not in extras
+    return MySQLColumn(
+        name=str(name),
+        type=str(kind).lower(),
+        full_type=str(full),
+        nullable=str(nullable) == "YES",
+        optional=str(nullable) == "YES" or default is not None or automatic or generated,
+        automatic=automatic,
+        generated=generated or "invisible" in extras,
+        fraction_digits=int(str(digits)) if digits is not None else 6,
+        collation=f"CHARACTER SET {charset} COLLATE {collation}" if charset and collation else "",
+    )
+
+
+def has_utf8(column: MySQLColumn) -> bool:
+    """Returns True if a column holds texts as the sink sends them."""
+    return column.type in _TEXTS and column.collation.startswith("CHARACTER SET utf8mb4 ")
+
+
+def kind_of(kind: pa.DataType) -> str:
+    """Returns the kind of values that an Arrow type holds; empty if the sink does not take it."""
+    tests = (
+        (pa.types.is_boolean, "boolean"),
+        (pa.types.is_integer, "integer"),
+        (pa.types.is_decimal, "decimal"),
+        (pa.types.is_float32, "float"),
+        (pa.types.is_float64, "double"),
+        (lambda one: pa.types.is_string(one) or pa.types.is_large_string(one), "string"),
+        (lambda one: pa.types.is_binary(one) or pa.types.is_large_binary(one), "binary"),
+        (pa.types.is_date32, "date"),
+        (pa.types.is_timestamp, "timestamp"),
+        (lambda one: _is_nested(one) and is_json(one), "nested"),
+    )
+    return next((name for test, name in tests if test(kind)), "")
+
+
+def is_json(kind: pa.DataType) -> bool:
+    """Returns True if a type has a form in JSON that loses nothing."""
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return is_json(kind.value_type)
+    if pa.types.is_struct(kind):
+        return all(is_json(kind.field(index).type) for index in range(kind.num_fields))
+    return kind_of(kind) not in {"", "binary", "nested"}
+
+
+def _is_nested(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_struct(kind))
+
+
+def check_kinds(schema: pa.Schema) -> None:
+    """Sees that the sink takes every column, whatever the table.
+
+    Raises:
+        SchemaError: naming the column and its type.
+    """
+    for field in schema:
+        if not kind_of(field.type):
+            raise SchemaError(
+                f"Column {field.name!r} is a {field.type}, which the sink cannot write.",
+                next_step="Cast it, turn it into a string (to_json), or drop it.",
+            )
+
+
+_STAGED = {
+    "boolean": "tinyint(1)",
+    "integer": "bigint",
+    "float": "double",
+    "double": "double",
+    "string": "longtext",
+    "binary": "longblob",
+    "date": "date",
+    "timestamp": "datetime(6)",
+    "nested": "longtext",
+}
+
+
+def _staged_column(field: pa.Field) -> MySQLColumn:
+    """Returns the column of a staging table for one that the target does not have, and that says if a row deletes."""
+    kind = kind_of(field.type)
+    full = f"decimal({field.type.precision},{field.type.scale})" if kind == "decimal" else _STAGED[kind]
+    return MySQLColumn(
+        name=field.name,
+        type=full.partition("(")[0],
+        full_type=full,
+        nullable=True,
+        optional=True,
+        automatic=False,
+        generated=False,
+        fraction_digits=6,
+        collation="CHARACTER SET utf8mb4 COLLATE utf8mb4_bin" if full == "longtext" else "",
+    )
+
+
+def bind(target: Target, columns: Sequence[MySQLColumn], schema: pa.Schema) -> list[MySQLColumn]:
+    """Returns the table's column for each of the rows' columns; or the staging table's, see `UpsertRules.staged_only`.
+
+    Args:
+        target: The table and its rules.
+        columns: See `describe`.
+        schema: The schema of the rows.
+
+    Raises:
+        PreflightError: naming the column that the table lacks, needs, or cannot hold without changing it.
+    """
+    table = target.table
+    by_name = {column.name.lower(): column for column in columns}
+    staged_only = target.rules.staged_only(schema.names, by_name, fold=True)
+    by_name |= {name.lower(): _staged_column(schema.field(name)) for name in staged_only}
+    bound = [_bound(table, by_name, field) for field in schema]
+    written = {column.name for column in bound}
+    if len(written) != len(bound):
+        raise PreflightError(
+            f"Columns {schema.names} name a column of table {table!r} twice: its names are the same in either case.",
+            next_step="Rename or drop one of them.",
+        )
+    missing = [column.name for column in columns if not column.optional and column.name not in written]
+    if missing:
+        raise PreflightError(
+            f"Table {table!r} needs a value in {missing}, which have no default and are not among the rows' columns.",
+            next_step="Add them to the DataFrame, or give them a default in the table.",
+        )
+    return bound
+
+
+def _bound(table: str, by_name: dict[str, MySQLColumn], field: pa.Field) -> MySQLColumn:
+    column = by_name.get(field.name.lower())
+    if column is None:
+        raise PreflightError(
+            f"Table {table!r} has no column {field.name!r}; it has {sorted(one.name for one in by_name.values())}.",
+            next_step="Rename or drop the column, or add it to the table.",
+        )
+    if column.generated:
+        raise PreflightError(
+            f"Column {column.name!r} of table {table!r} is generated by the server.",
+            next_step="Drop it from the DataFrame.",
+        )
+    kind = kind_of(field.type)
+    taken = TAKES.get(kind, frozenset())
+    is_whole = kind == "decimal" and field.type.scale == 0 and column.full_type.startswith("bigint")
+    name = _UNSIGNED if is_whole and "unsigned" in column.full_type else column.type
+    if name not in taken:
+        to = " to string" if column.type in _FROM_TEXT else ""
+        raise PreflightError(
+            f"Column {column.name!r} of table {table!r} is {column.full_type}, and the rows have {field.type}: values "
+            "might change.",
+            next_step=f"Cast it{to} in the DataFrame, or use one of {', '.join(sorted(taken))} in the table.",
+        )
+    return column
+
+
+def check_names(schema: pa.Schema, key_columns: Sequence[str]) -> None:
+    """Sees that the rows have the key columns of an upsert.
+
+    Raises:
+        SchemaError: naming the one that is missing.
+    """
+    have = {name.lower() for name in schema.names}
+    for key in key_columns:
+        if key.lower() not in have:
+            raise SchemaError(
+                f"key_columns names {key!r}, and the rows have {schema.names}.",
+                next_step="Add the column to the DataFrame, or name another.",
+            )

@@ -1,0 +1,197 @@
+"""Writes one copy's rows into MariaDB or MySQL: in an XA branch, to a staging table, or directly to the target."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from sparkonce.errors import PrepareError
+from sparkonce.sinks.sql.mysql.connection import MARIADB, Loaded, Session, connect, flavour_of
+from sparkonce.sinks.sql.mysql.encoding import bulk_rows, column_list, insert_values, load_text, types_of
+from sparkonce.sinks.sql.mysql.finishing import identity, insert
+from sparkonce.sinks.sql.mysql.names import StagingTable, Xid, lock_name, plain_literal, quote, stage_table
+from sparkonce.sinks.sql.mysql.statements import insert_into, load_into, placeholders, stage_columns, upsert_tail
+from sparkonce.sinks.sql.mysql.target import bind, checks_of, describe, kind_of
+from sparkonce.sinks.sql.settings import STAGED, TWO_PHASE, UPSERT
+from sparkonce.sinks.sql.transactions import DIRECT, Location, SqlTransaction
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from sparkonce.sinks.sql.writer import Copy
+
+REPLY_LIMIT_S = 300.0
+"""The time to wait for one reply, for example to 4 MiB of rows."""
+
+FLUSH_BYTES = 4 * 1024 * 1024
+"""The size of a LOAD DATA statement, about."""
+
+_PACKET_SHARE = 0.75
+_PACKET_BYTES = 1024 * 1024
+
+
+def take(copy: Copy) -> Session:
+    """Connects. A connection is not used again: its end releases a prepared branch.
+
+    Raises:
+        PrepareError: if it leads to another server than the query was started on.
+    """
+    name = copy.name
+    connection = connect(
+        copy.to,
+        program=f"sparkonce {name.query}.{name.token.position}-{name.token.nonce}.{name.batch}.{name.slot}",
+        timeout_s=REPLY_LIMIT_S,
+        lock_wait_s=int(copy.limits.lock_s),
+    )
+    try:
+        flavour = flavour_of(str(connection.row("SELECT VERSION()")[0]))
+        server, wanted = "", copy.facts.get("server", "")
+        if copy.commit != DIRECT and (server := identity(connection, flavour)) != wanted:
+            raise PrepareError(
+                f"The settings lead to the server {server or 'without an id'!r}, and the query was started on "
+                f"{wanted!r}.",
+                next_step="A load balancer or a failover may have moved the workers: let all reach one primary.",
+            )
+        return Session(connection=connection, flavour=flavour, server=server)
+    except BaseException:
+        connection.end()
+        raise
+
+
+def open_copy(session: Session, copy: Copy) -> int:
+    """Begins the transaction, under a lock that shows whose it is."""
+    connection = session.connection
+    begun, _ = connection.row(
+        "SELECT CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS UNSIGNED), GET_LOCK(%s, 0)", (lock_name(copy.name.copy),)
+    )
+    if copy.commit == TWO_PHASE:
+        connection.run(f"XA START {Xid.of(copy.name)}")
+        location = Location(server=session.server)
+        insert(connection, SqlTransaction(kind=TWO_PHASE, name=copy.name, location=location, begun_ms=int(begun)))
+    return int(begun)
+
+
+class TableRows:
+    """Sends rows to a table, by the fastest way that the server takes.
+
+    Args:
+        session: The connection.
+        copy: The copy.
+        begun_ms: When it was begun.
+        schema: The schema of the rows.
+    """
+
+    def __init__(self, session: Session, copy: Copy, begun_ms: int, schema: pa.Schema) -> None:
+        connection = session.connection
+        self._connection, self._flavour = connection, session.flavour
+        self._copy = copy
+        self._schema = schema
+        self._table = copy.target.table
+        self._replaces = copy.target.mode == UPSERT
+        self._prepared: tuple[int, bytes] | None = None
+        self.reset()
+        packet, takes_files = connection.row("SELECT @@max_allowed_packet, @@local_infile")
+        self._packet_bytes = min(int(int(packet) * _PACKET_SHARE), _PACKET_BYTES)
+        self._takes_files = bool(takes_files) and bool(copy.to.get("local_infile", True))
+        known = describe(connection, self._table)
+        self._bound = bind(copy.target, known, schema)
+        if copy.commit == STAGED:
+            self._make_stage(begun_ms, {column.name for column in known})
+        if copy.commit != TWO_PHASE:
+            connection.run("START TRANSACTION")
+
+    def write(self, rows: pa.RecordBatch, *, alone: bool = False) -> None:
+        """Encodes the rows, and sends them: as text once there is enough of it."""
+        if self._connection.takes_bulk:
+            self._execute(rows)
+        elif self._replaces or not self._takes_files:
+            self._insert(rows)
+        else:
+            for piece in load_text(rows, self._bound):
+                self._pieces.append(piece)
+                self._bytes += len(piece)
+            self._rows += rows.num_rows
+            if alone or self._bytes >= FLUSH_BYTES:
+                self.finish()
+
+    def finish(self) -> None:
+        """Sends the text that waits."""
+        pieces, rows = self._pieces, self._rows
+        self.reset()
+        if not rows:
+            return
+        kinds = [kind_of(field.type) for field in self._schema]
+        quoted = [quote(column.name) for column in self._bound]
+        loaded = self._connection.load(load_into(self._table, column_list(self._bound, kinds, quoted)), pieces)
+        # LOAD DATA LOCAL turns every error into a warning, also a duplicate key, whose row it leaves out.
+        if loaded != Loaded(rows, 0):
+            raise self._incomplete(loaded, rows)
+
+    def reset(self) -> None:
+        """Drops the text that waits."""
+        self._pieces: list[memoryview] = []
+        self._rows = self._bytes = 0
+
+    def _make_stage(self, begun_ms: int, known: set[str]) -> None:
+        """Makes the staging table, with the target's checks of the written columns alone, and writes there."""
+        target, copy = self._copy.target, self._copy.name
+        if target.rules.delete_when:  # a row that deletes has a key, and may have nothing else
+            keys = {key.lower() for key in target.keys}
+            self._bound = [one if one.name.lower() in keys else replace(one, nullable=True) for one in self._bound]
+        parts = stage_columns(self._bound, known)
+        if self._flavour is MARIADB:
+            checks = checks_of(self._connection, target.table, [column.name for column in self._bound])
+            parts += [f"CONSTRAINT {quote(name)} CHECK ({condition})" for name, condition in checks.items()]
+        stage = StagingTable(name=copy, begun_ms=begun_ms, target=target)
+        self._table, self._replaces = stage_table(copy.copy), False
+        self._connection.run(
+            f"CREATE TABLE {quote(self._table)} ({', '.join(parts)}) "
+            f"ENGINE=InnoDB COMMENT={plain_literal(stage.comment())}"
+        )
+
+    def _execute(self, rows: pa.RecordBatch) -> None:
+        connection = self._connection
+        if self._prepared is None:
+            head, tail = self._around_values()
+            number = connection.prepare(f"{head}{placeholders(len(self._bound))}{tail}")
+            self._prepared = number, types_of(self._bound, rows.schema)
+        number, types = self._prepared
+        pieces = bulk_rows(rows, self._bound, self._packet_bytes)
+        self._send((connection.execute(number, types, piece) for piece in pieces), rows.num_rows)
+
+    def _insert(self, rows: pa.RecordBatch) -> None:
+        head, tail = (text.encode() for text in self._around_values())
+        pieces = insert_values(rows, self._bound, self._packet_bytes - len(head) - len(tail))
+        self._send((self._connection.send(b"".join((head, piece, tail))) for piece in pieces), rows.num_rows)
+
+    def _around_values(self) -> tuple[str, str]:
+        names = [column.name for column in self._bound]
+        tail = upsert_tail(self._flavour, names, self._copy.target.keys) if self._replaces else ""
+        return insert_into(self._table, names) + " VALUES ", tail
+
+    def _send(self, answers: Iterator[Loaded], rows: int) -> None:
+        """Sends statement by statement, and compares the counts of rows: an upsert's count is not that of its rows."""
+        arrived = 0
+        for answer in answers:
+            arrived += answer.rows
+            if answer.warnings:
+                raise self._incomplete(answer, rows)
+        if not self._replaces and arrived != rows:
+            raise self._incomplete(Loaded(arrived, 0), rows)
+
+    def _incomplete(self, loaded: Loaded, rows: int) -> PrepareError:
+        return PrepareError(
+            f"{self._flavour.name} took {loaded.rows} of {rows} rows for table {self._copy.target} as they are, with "
+            f"{loaded.warnings} warnings: {self._connection.first_warnings()}.",
+            next_step="Correct the rows or the table; none of the rows is visible.",
+        )
+
+
+def prepare(session: Session, copy: Copy) -> None:
+    """Prepares the branch, or commits the transaction."""
+    if copy.commit == TWO_PHASE:
+        session.connection.run(f"XA END {Xid.of(copy.name)}")
+        session.connection.run(f"XA PREPARE {Xid.of(copy.name)}")
+    else:
+        session.connection.run("COMMIT")

@@ -1,0 +1,151 @@
+"""Connections to the server: their settings, a deadline for every call, and idle ones of this process.
+
+All settings of a session are made by ``SET LOCAL`` inside transactions, so that a connection can be used again, and
+that a pooler which gives a server's session to another client after each transaction does not carry them over.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import re
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import psycopg
+from psycopg import sql
+from psycopg.pq import TransactionStatus
+
+from sparkonce.sinks.sql.pool import IdlePool, has_nothing_to_read
+from sparkonce.sinks.sql.postgres.settings import Conninfo
+from sparkonce.sinks.sql.settings import Limits
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+log = logging.getLogger(__name__)
+
+_LOCAL = re.compile(r"localhost|127\.\d+\.\d+\.\d+|::1|[/@].*")
+_ASKED = frozenset({"host", "hostaddr", "sslmode", "gssencmode"})
+
+
+def connect(to: Conninfo) -> Connection:
+    """Opens a connection in autocommit: transactions are begun and ended by statements of ours.
+
+    Raises:
+        psycopg.OperationalError: if the server cannot be reached or refuses.
+    """
+    return psycopg.connect(**dict(to.settings), autocommit=True, prepare_threshold=None)  # type: ignore[arg-type]
+
+
+def warn_of_wire(connection: Connection) -> None:
+    """Warns if the server is another machine and need not prove who it is: libpq's default asks for no proof."""
+    options = {option.keyword.decode(): option.val or b"" for option in connection.pgconn.info}
+    # Not the others: a password need not be text.
+    parameters = {name: options.get(name, b"").decode(errors="replace") for name in _ASKED}
+    host, mode = parameters["host"] or parameters["hostaddr"], parameters["sslmode"]
+    if mode == "verify-full" or parameters["gssencmode"] == "require":
+        return
+    if not host or all(_LOCAL.fullmatch(one) for one in host.split(",")):
+        return
+    log.warning(
+        "sslmode=%s: the connection to %s is %s, and any server that answers there is trusted. "
+        "sslmode=verify-full with sslrootcert has it prove who it is.",
+        *(mode, host, "encrypted" if connection.pgconn.ssl_in_use else "not encrypted"),
+    )
+
+
+@contextmanager
+def within(connection: Connection, limit_s: float) -> Iterator[None]:
+    """Cuts the connection when the time is up, so that the call that waits on it fails."""
+    # The server's own timeouts do not help when the whole server is blocked.
+    timer = threading.Timer(limit_s, _cut, [connection])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _cut(connection: Connection) -> None:
+    # Its own descriptor: the connection may be closed, and its number used again, at this very moment.
+    with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(connection.fileno())) as wire:
+        wire.shutdown(socket.SHUT_RDWR)
+
+
+def is_idle(connection: Connection) -> bool:
+    """Returns True if a connection is open and in no transaction."""
+    return not connection.closed and connection.info.transaction_status == TransactionStatus.IDLE
+
+
+def is_alive(connection: Connection) -> bool:
+    """Returns True if the server has kept an idle connection."""
+    try:
+        return has_nothing_to_read(connection.fileno())
+    except psycopg.Error:
+        return False
+
+
+_pools: dict[tuple[int, Conninfo], IdlePool[Connection]] = {}
+_pools_lock = threading.Lock()
+
+
+def pool_of_process(to: Conninfo) -> IdlePool[Connection]:
+    """Returns the idle connections of this process: a Python worker runs one task after another."""
+    with _pools_lock:
+        made = IdlePool(lambda: connect(to), is_idle=is_idle, is_alive=is_alive)
+        return _pools.setdefault((os.getpid(), to), made)
+
+
+@atexit.register
+def close_all() -> None:
+    """Closes the idle connections of this process."""
+    with _pools_lock:
+        own = [key for key in _pools if key[0] == os.getpid()]
+        for key in own:
+            _pools.pop(key).close()
+
+
+def begin(limits: Limits, statement_s: float, application_name: str, idle_s: float) -> sql.Composed:
+    """Returns what begins a transaction whose settings do not depend on the server's, the role's or the database's.
+
+    Args:
+        limits: How long a lock is waited for.
+        statement_s: How long one statement may take.
+        application_name: The session's name meanwhile.
+        idle_s: How long the server waits for the next statement of a client that may be gone, with all locks held.
+    """
+    settings = {
+        "statement_timeout": _ms(statement_s),
+        "lock_timeout": _ms(limits.lock_s),
+        "idle_in_transaction_session_timeout": _ms(idle_s),
+        "application_name": application_name,
+    }
+    parts: list[sql.Composable] = [
+        sql.SQL("set_config({}, {}, true)").format(name, value) for name, value in settings.items()
+    ]
+    # Whoever has it lower, such as remote_write, keeps it: only 'off' loses what the server has confirmed.
+    parts.append(
+        sql.SQL(
+            "CASE current_setting('synchronous_commit') WHEN 'off' "
+            "THEN set_config('synchronous_commit', 'on', true) END"
+        )
+    )
+    # Since PostgreSQL 17. It counts whatever the transaction does. The server starts its timer at BEGIN with the role's
+    # or database's value, and never prolongs it: only turning it off first replaces it.
+    parts += [
+        sql.SQL(
+            "CASE WHEN current_setting('transaction_timeout', true) IS NOT NULL "
+            "THEN set_config('transaction_timeout', {}, true) END"
+        ).format(value)
+        for value in ("0", _ms(2 * statement_s))
+    ]
+    return sql.SQL("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; SELECT {};").format(sql.SQL(", ").join(parts))
+
+
+def _ms(seconds: float) -> str:
+    return f"{max(1, round(seconds * 1000))}ms"

@@ -1,0 +1,468 @@
+"""Finishes transactions in PostgreSQL, prepared or staged, by the table of markers.
+
+The marker of a prepared transaction is written by it, and shows with its rows. The marker of a staged copy is there
+from its prepare on, says where its rows go, and is locked by whoever finishes it. Its rows are merged, its marker
+changed and its table dropped in one transaction.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import psycopg
+from psycopg import sql
+
+from sparkonce.protocol.handles import Finished, Outcome
+from sparkonce.protocol.ownership import TransactionName
+from sparkonce.sinks._shared.committing import Claims
+from sparkonce.sinks._shared.preflight import check_columns
+from sparkonce.sinks.sql.committer import NOT_HERE
+from sparkonce.sinks.sql.dialect import StagedCopy
+from sparkonce.sinks.sql.postgres.catalog import list_changes, read_signature, read_table, unique_keys
+from sparkonce.sinks.sql.postgres.connection import Connection, begin
+from sparkonce.sinks.sql.postgres.names import BackendName, staging_table
+from sparkonce.sinks.sql.postgres.outcomes import NOT_FOUND
+from sparkonce.sinks.sql.postgres.settings import COMMITS_TABLE
+from sparkonce.sinks.sql.postgres.statements import COMMITS_COLUMNS, COMMITTED_STATE, STAGED_STATE, commits, merge
+from sparkonce.sinks.sql.settings import STAGED, TWO_PHASE, UPSERT, Limits, Target
+from sparkonce.sinks.sql.transactions import (
+    GONE,
+    KEPT_BATCHES,
+    MARKED,
+    OPEN,
+    Location,
+    SqlTransaction,
+    absent_verdict,
+)
+
+_SOON_S = 0.01
+_TERMINATE = """
+SELECT pg_catalog.pg_terminate_backend(pid) FROM pg_catalog.pg_stat_activity
+WHERE application_name = ANY (%s) AND datname = pg_catalog.current_database() AND pid <> pg_catalog.pg_backend_pid()
+"""
+_MOVED = re.compile(r"system (?P<new>[0-9]+) was (?P<old>[0-9]+)")
+_SYSTEM = """
+SELECT system_identifier::text, (
+    SELECT pg_catalog.obj_description(c.oid, 'pg_class')
+    FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+    WHERE n.nspname = %s AND c.relname = %s)
+FROM pg_catalog.pg_control_system()
+"""
+
+
+# --- markers ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MarkerState:
+    """The server's answer about one transaction.
+
+    Attributes:
+        state: Its marker's state; None without a marker.
+        is_prepared: True if it is among the prepared transactions.
+        location: The database that was asked.
+        newest: The newest batch of its query and prefix that has a marker, -1 if none has.
+        row_security: True if policies may have hidden markers from this role.
+    """
+
+    state: str | None
+    is_prepared: bool
+    location: Location
+    newest: int
+    row_security: bool
+
+
+def find_commits(connection: Connection, schema: str) -> tuple[int, bool, bool] | None:
+    """Returns the table's number, and whether it keeps its rows over a crash and policies may hide some of them."""
+    return connection.execute(
+        "SELECT c.oid::int8, c.relkind = 'r' AND c.relpersistence = 'p', pg_catalog.row_security_active(c.oid) "
+        "FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
+        "WHERE n.nspname = %s AND c.relname = %s",
+        (schema, COMMITS_TABLE),
+    ).fetchone()
+
+
+def check_markers(connection: Connection, schema: str) -> None:
+    """Refuses a table of markers with columns of a newer version. Raises `PreflightError`."""
+    found = connection.execute(
+        "SELECT a.attname::text FROM pg_catalog.pg_attribute a JOIN pg_catalog.pg_class c ON c.oid = a.attrelid "
+        "JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
+        "WHERE n.nspname = %s AND c.relname = %s AND a.attnum > 0 AND NOT a.attisdropped",
+        (schema, COMMITS_TABLE),
+    ).fetchall()
+    check_columns("commits_schema", f"{schema}.{COMMITS_TABLE}", (name for (name,) in found), COMMITS_COLUMNS)
+
+
+def look_for(connection: Connection, name: TransactionName, location: Location) -> MarkerState:
+    """Looks for one transaction. Raises `psycopg.Error` if the server does not say."""
+    table = commits(location.schema)
+    query = sql.SQL(
+        "SELECT (SELECT state FROM {table} WHERE name = {name}), "
+        "EXISTS (SELECT FROM pg_catalog.pg_prepared_xacts WHERE gid = {name}), pg_catalog.current_database()::text, "
+        "(SELECT max(batch) FROM {table} WHERE query = {query} AND prefix = {prefix} AND state = {committed}), "
+        "pg_catalog.row_security_active({table_name}::text)"
+    ).format(
+        table=table,
+        table_name=table.as_string(connection),
+        name=str(name),
+        query=name.query,
+        prefix=name.prefix,
+        committed=COMMITTED_STATE,
+    )
+    ((state, is_prepared, database, newest, row_security),) = connection.execute(query).fetchall()
+    server = read_system(connection, location.schema) if location.server else ""
+    return MarkerState(
+        state=state,
+        is_prepared=is_prepared,
+        location=Location(server=server, database=database, schema=location.schema),
+        newest=-1 if newest is None else newest,
+        row_security=row_security,
+    )
+
+
+def verdict(found: MarkerState, name: TransactionName, location: Location) -> Finished:
+    """Returns the verdict on a transaction that the server did not have when it was asked to finish it."""
+    if found.state is not None:
+        return MARKED
+    if found.is_prepared:
+        return Finished(outcome=Outcome.RETRY, reason="It has been prepared just now.")
+    if found.location != location:
+        return Finished(
+            outcome=Outcome.UNKNOWN,
+            reason=f"This is database {found.location.database} of system {found.location.server or '?'}, and the "
+            f"transaction was prepared in {location.database} of {location.server or '?'}: connect there.",
+        )
+    if found.row_security:
+        return Finished(
+            outcome=Outcome.UNKNOWN,
+            reason="Row-level security may hide the marker from this role: DISABLE ROW LEVEL SECURITY on the table "
+            f"{COMMITS_TABLE}, and start the query again.",
+        )
+    return absent_verdict(name, found.newest, "Neither the transaction nor its marker is there.")
+
+
+def not_committed(
+    connection: Connection, names: Sequence[TransactionName], location: Location
+) -> list[TransactionName]:
+    """Returns those of these that are not committed here, and cannot have been tidied away."""
+    there = {one.name for one in _marked(connection, location, names, COMMITTED_STATE)}
+
+    def is_gone(name: TransactionName) -> bool:
+        found = look_for(connection, name, location)
+        if found.state == COMMITTED_STATE:
+            return False
+        is_there = found.state is not None or found.is_prepared
+        return is_there or verdict(found, name, location).outcome is Outcome.LOST
+
+    return [name for name in names if name not in there and is_gone(name)]
+
+
+def _marked(
+    connection: Connection, location: Location, names: Sequence[TransactionName], state: str
+) -> Iterator[SqlTransaction]:
+    yield from _read(connection, location, sql.SQL("name = ANY ({})").format([str(name) for name in names]), state)
+
+
+def committed(connection: Connection, prefix: str, query: str, location: Location) -> Iterator[SqlTransaction]:
+    """Yields each transaction that a query has committed and that has not been tidied away."""
+    found = _read(connection, location, sql.SQL("query = {} AND prefix = {}").format(query, prefix), COMMITTED_STATE)
+    yield from (one for one in found if (one.name.prefix, one.name.query) == (prefix, query))
+
+
+def list_staged(connection: Connection, location: Location, queries: Sequence[str]) -> list[TransactionName]:
+    """Returns the staged copies of these queries that are neither committed nor aborted."""
+    found = _read(connection, location, sql.SQL("query = ANY ({})").format(list(queries)), STAGED_STATE)
+    return [one.name for one in found]
+
+
+def _read(connection: Connection, location: Location, where: sql.Composed, state: str) -> Iterator[SqlTransaction]:
+    query = sql.SQL("SELECT name, target FROM {} WHERE {} AND state = {}").format(
+        commits(location.schema), where, state
+    )
+    for text, target in connection.execute(query).fetchall():
+        if (name := TransactionName.parse(text)) is not None:
+            # Only a staged copy has a description of its target.
+            yield SqlTransaction(kind=STAGED if target else TWO_PHASE, name=name, location=location)
+
+
+def read_system(connection: Connection, schema: str) -> str:
+    """Returns the cluster's number, which its copies share; empty if this role may not read it.
+
+    pg_upgrade, and a move by dump and restore, give another one. So the comment on the table of markers may say whose
+    successor a cluster is: ``system <new> was <old>``. In a copy elsewhere that is void: its number is a third one.
+
+    Args:
+        connection: In no failed transaction.
+        schema: Where the table of markers is, or will be.
+    """
+    ((allowed,),) = connection.execute(
+        "SELECT pg_catalog.has_function_privilege('pg_catalog.pg_control_system()', 'EXECUTE')"
+    ).fetchall()
+    if not allowed:
+        return ""
+    ((system, comment),) = connection.execute(_SYSTEM, (schema, COMMITS_TABLE)).fetchall()
+    moved = _MOVED.fullmatch(str(comment or "").strip())
+    return moved["old"] if moved is not None and moved["new"] == system else str(system)
+
+
+def tidy(connection: Connection, known: Sequence[SqlTransaction], batch: int, _is_due: bool) -> None:
+    """Deletes the markers of batches that no log names any more."""
+    for schema, prefix, query in {(one.location.schema, one.name.prefix, one.name.query): None for one in known}:
+        connection.execute(
+            sql.SQL("DELETE FROM {} WHERE query = {} AND prefix = {} AND state = {} AND batch < {}").format(
+                commits(schema), query, prefix, COMMITTED_STATE, batch - KEPT_BATCHES
+            )
+        )
+
+
+# --- writers, and what they have prepared ----------------------------------------------------------------------------
+
+
+def list_open(connection: Connection, claims: Claims, location: Location) -> Iterator[SqlTransaction]:
+    """Yields sessions that write, prepared transactions and staged copies."""
+    # In the order in which a transaction goes through these states: one on its way is seen at least once.
+    for kind, names in (
+        (OPEN, list_sessions(connection)),
+        (TWO_PHASE, list_prepared(connection)),
+        (STAGED, list_staged(connection, location, claims.queries)),
+    ):
+        yield from (SqlTransaction(kind=kind, name=name, location=location) for name in names)
+
+
+def list_sessions(connection: Connection) -> list[BackendName]:
+    """Returns the sessions in this database that write."""
+    rows = connection.execute(
+        "SELECT application_name FROM pg_catalog.pg_stat_activity WHERE datname = pg_catalog.current_database()"
+    ).fetchall()
+    return [name for (text,) in rows if (name := BackendName.parse(text)) is not None]
+
+
+def list_prepared(connection: Connection) -> list[TransactionName]:
+    """Returns those of sparkonce in this database."""
+    rows = connection.execute(
+        "SELECT gid FROM pg_catalog.pg_prepared_xacts WHERE database = pg_catalog.current_database()"
+    ).fetchall()
+    return [name for (gid,) in rows if (name := TransactionName.parse(gid)) is not None]
+
+
+def left_by(connection: Connection, one: SqlTransaction) -> list[SqlTransaction]:
+    """Returns what a session has prepared or staged."""
+    prepared, staged = list_prepared(connection), list_staged(connection, one.location, [one.name.query])
+    return [
+        SqlTransaction(kind=kind, name=name, location=one.location)
+        for kind, names in ((TWO_PHASE, prepared), (STAGED, staged))
+        for name in names
+        if BackendName.of(name) == one.name
+    ]
+
+
+def end_writers(connection: Connection, wanted: Sequence[SqlTransaction], give_up_at: float) -> bool:
+    """Ends the sessions that write these, and returns whether they are gone."""
+    names = (one.name for one in wanted)
+    texts = [str(name if isinstance(name, BackendName) else BackendName.of(name)) for name in names]
+    while connection.execute(_TERMINATE, (texts,)).fetchall():
+        if time.monotonic() >= give_up_at:
+            return False
+        time.sleep(_SOON_S)
+    return True
+
+
+def finish_prepared(connection: Connection, one: SqlTransaction, commit: bool, _give_up_at: float) -> Finished:
+    """Commits or aborts a prepared transaction."""
+    statement = sql.SQL("COMMIT PREPARED {}" if commit else "ROLLBACK PREPARED {}")
+    try:
+        connection.execute(statement.format(str(one.name)))
+    except psycopg.errors.UndefinedObject as error:
+        if error.sqlstate != NOT_FOUND:
+            raise
+        # Read after the refusal: a commit makes the marker visible before it removes the name.
+        found = verdict(look_for(connection, one.name, one.location), one.name, one.location)
+        return GONE if found.outcome is Outcome.LOST and not commit else found
+    return Finished(outcome=Outcome.COMMITTED if commit else Outcome.ABORTED)
+
+
+# --- staged copies ---------------------------------------------------------------------------------------------------
+
+
+def begin_merge(connection: Connection, _names: Sequence[TransactionName], limits: Limits) -> bool:
+    """Begins the transaction. Others wait for the locks on its markers."""
+    # Other drivers wait lock_s for these locks, and ask again: one that is gone must not hold them for longer.
+    connection.execute(begin(limits, limits.commit_s, "sparkonce finishing", idle_s=limits.lock_s))
+    return True
+
+
+def stages(
+    connection: Connection, location: Location, names: Sequence[TransactionName], commit: bool
+) -> tuple[dict[TransactionName, StagedCopy | None], dict[TransactionName, Finished]]:
+    """Locks the markers of these, and returns the stages of those that are not committed, and the other answers.
+
+    Raises:
+        ValueError: if a marker is damaged.
+    """
+    found = _lock(connection, location, names)
+    waiting: dict[TransactionName, StagedCopy | None] = {}
+    answers: dict[TransactionName, Finished] = {}
+    for name in names:
+        state, text = found.get(name, ("", ""))
+        if not state:
+            answers[name] = verdict(look_for(connection, name, location), name, location)
+        elif state == COMMITTED_STATE:
+            answers[name] = MARKED
+        elif commit:
+            target, columns = Target.from_text(text)
+            waiting[name] = StagedCopy(table=staging_table(name), target=target, columns=columns)
+        else:
+            waiting[name] = None
+    return waiting, answers
+
+
+def _lock(
+    connection: Connection, location: Location, names: Sequence[TransactionName]
+) -> dict[TransactionName, tuple[str, str]]:
+    """Locks the markers that are there, and returns the state and target of each.
+
+    All drivers lock in the same order, so that none blocks another for ever.
+    """
+    rows = connection.execute(
+        sql.SQL("SELECT name, state, target FROM {} WHERE name = ANY ({}) ORDER BY name FOR UPDATE").format(
+            commits(location.schema), [str(name) for name in names]
+        )
+    ).fetchall()
+    by_text = {str(name): name for name in names}
+    return {by_text[text]: (state, target) for text, state, target in rows}
+
+
+def move(
+    connection: Connection,
+    location: Location,
+    stage: StagedCopy,
+    tables: Mapping[TransactionName, tuple[str, int]],
+    is_trial: bool,
+) -> str:
+    """Locks staging tables, sees that each holds as many rows as were prepared, and moves them into the target.
+
+    The answer is not LOST: the rows may be put back, and a decision names the others.
+    """
+    if wrong := _miscounted(connection, location, tables):
+        return wrong
+    staged = [table for table, _ in tables.values()]
+    merging = merge(stage.target, stage.columns, [sql.Identifier(location.schema, table) for table in staged])
+    cursor = connection.execute(sql.SQL("; ").join([merging, list_changes(stage.target, location.schema, staged)]))
+    while cursor.nextset():
+        pass
+    if found := [text for (text,) in cursor.fetchall()]:
+        return (
+            f"Table {stage.target} has changed since the rows were prepared: {'; '.join(found)}. {NOT_HERE} Put it "
+            "back (a column its type, by ALTER TABLE; a partition by DETACH), and start the query again; change it "
+            "once the query is stopped and its last batch is committed."
+        )
+    if is_trial:
+        connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
+    return ""
+
+
+def _miscounted(connection: Connection, location: Location, tables: Mapping[TransactionName, tuple[str, int]]) -> str:
+    quoted = [sql.Identifier(location.schema, table) for table, _ in tables.values()]
+    counts = sql.SQL(" UNION ALL ").join(
+        sql.SQL("SELECT {}, count(*) FROM {}").format(number, table) for number, table in enumerate(quoted)
+    )
+    lock = sql.SQL("LOCK TABLE {} IN ACCESS EXCLUSIVE MODE").format(sql.SQL(", ").join(quoted))
+    cursor = connection.execute(sql.SQL("; ").join([lock, counts]))
+    cursor.nextset()
+    found: dict[int, int] = dict(cursor.fetchall())
+    for number, (name, (_, rows)) in enumerate(tables.items()):
+        if found[number] != rows:
+            return (
+                f"Staging table {quoted[number].as_string(connection)} holds {found[number]} rows, and {rows} were "
+                f"prepared. {NOT_HERE} Put the rows back; or, where they are gone for good, drop the table, and in the "
+                f"same transaction the row {str(name)!r} of {COMMITS_TABLE}: then they count as lost, and are written "
+                "again."
+            )
+    return ""
+
+
+def settled(connection: Connection, stage: StagedCopy, on_conflict: str) -> StagedCopy | Finished:
+    """Returns the rules for rows that were to be appended, where an operator has said what a conflict does.
+
+    To replace rows takes one index that decides: the primary key if all of it is written, else another one.
+    """
+    target = stage.target
+    if on_conflict == "nothing":
+        return replace(stage, target=replace(target, mode=UPSERT, on_conflict="nothing"))
+    table = read_table(connection, target)
+    known = unique_keys(connection, table.oid) if table is not None else []
+    fitting = [keys for keys, not_null, alike in known if not_null and alike and keys <= set(stage.columns)]
+    if fitting:
+        return replace(stage, target=replace(target, mode=UPSERT, keys=tuple(sorted(fitting[0]))))
+    return Finished(
+        outcome=Outcome.UNKNOWN,
+        reason=f"Table {target} has no unique index on written NOT NULL columns, by which rows could be replaced.",
+        next_step="Run the command with --on-conflict nothing.",
+    )
+
+
+def commit_merge(connection: Connection, location: Location, merged: Sequence[SqlTransaction]) -> None:
+    """Changes the markers, drops the staging tables, and commits."""
+    names = [one.name for one in merged]
+    update = sql.SQL("UPDATE {} SET state = {} WHERE name = ANY ({})").format(
+        commits(location.schema), COMMITTED_STATE, [str(name) for name in names]
+    )
+    _end(connection, [update, *_drop(location, names)] if names else [])
+
+
+def drop(connection: Connection, location: Location, names: Sequence[TransactionName], _give_up_at: float) -> None:
+    """Drops the staging tables, deletes their markers, and commits."""
+    delete = sql.SQL("DELETE FROM {} WHERE name = ANY ({})").format(
+        commits(location.schema), [str(name) for name in names]
+    )
+    _end(connection, [*_drop(location, names), delete] if names else [])
+
+
+def _drop(location: Location, names: Sequence[TransactionName]) -> list[sql.Composed]:
+    tables = sql.SQL(", ").join(sql.Identifier(location.schema, staging_table(name)) for name in names)
+    return [sql.SQL("DROP TABLE IF EXISTS {}").format(tables)]
+
+
+def _end(connection: Connection, steps: Sequence[sql.Composed]) -> None:
+    # In one message: whatever happens to this driver now, the server carries it out to the end.
+    connection.execute(sql.SQL("; ").join([*steps, sql.SQL("COMMIT")]))
+
+
+def roll_back(connection: Connection) -> None:
+    """Rolls the transaction back."""
+    connection.execute("ROLLBACK")
+
+
+def refers_to_unit(
+    connection: Connection, error: Exception, names: Sequence[TransactionName], location: Location
+) -> bool:
+    """Returns True if another sink of the batch may hold the rows that a foreign key misses."""
+    if not isinstance(error, psycopg.errors.ForeignKeyViolation):
+        return False
+    one = names[0]
+
+    def is_other(name: TransactionName) -> bool:
+        return name.prefix != one.prefix and (name.query, name.batch) == (one.query, one.batch)
+
+    if any(map(is_other, list_prepared(connection))):
+        return True
+    found = connection.execute(
+        "SELECT n.nspname::text, r.relname::text FROM pg_catalog.pg_constraint c "
+        "JOIN pg_catalog.pg_class r ON r.oid = c.confrelid JOIN pg_catalog.pg_namespace n ON n.oid = r.relnamespace "
+        "WHERE c.conname = %s AND c.contype = 'f'",
+        (error.diag.constraint_name,),
+    ).fetchall()
+    others = [str(name) for name in list_staged(connection, location, [one.query]) if is_other(name)]
+    texts = connection.execute(
+        sql.SQL("SELECT DISTINCT target FROM {} WHERE name = ANY ({})").format(commits(location.schema), others)
+    ).fetchall()
+    targets = [Target.from_text(text)[0] for (text,) in texts]
+    return any((target.schema, target.table) in found for target in targets)
+
+
+def fragile(connection: Connection, target: Target) -> str:
+    """Returns the tables, the target or partitions, that do not keep its rows over a crash, and why."""
+    return read_signature(connection, target)[1]

@@ -1,0 +1,153 @@
+"""Lists what sparkonce has open in a database, for the operator. Reads only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from sparkonce.protocol.ownership import TransactionName
+from sparkonce.sinks._shared.orphans import Orphan, run_of, shown
+from sparkonce.sinks._shared.preflight import Attempts
+from sparkonce.sinks.sql.postgres.connection import Connection, connect, within
+from sparkonce.sinks.sql.postgres.names import BackendName, staging_table
+from sparkonce.sinks.sql.postgres.outcomes import server_message
+from sparkonce.sinks.sql.postgres.settings import COMMITS_TABLE, Conninfo
+from sparkonce.sinks.sql.postgres.statements import STAGED_STATE, commits
+
+ANSWER_WITHIN_S = 30.0
+
+# A prepared transaction has no session: its locks have no pid, and go together with the lock on its own number.
+_PREPARED = """
+WITH held AS (
+    SELECT t.transactionid, l.relation, l.database, l.mode
+    FROM pg_catalog.pg_locks t JOIN pg_catalog.pg_locks l USING (virtualtransaction)
+    WHERE t.locktype = 'transactionid' AND t.granted AND t.mode = 'ExclusiveLock' AND t.pid IS NULL
+      AND l.relation IS NOT NULL AND l.pid IS NULL)
+SELECT p.gid, p.owner::text, EXTRACT(EPOCH FROM pg_catalog.clock_timestamp() - p.prepared)::float8,
+       ARRAY(SELECT h.relation::regclass::text || ' ' || h.mode FROM held h
+             WHERE h.transactionid = p.transaction ORDER BY 1),
+       (SELECT count(*)::int FROM pg_catalog.pg_locks w
+        WHERE NOT w.granted AND (w.transactionid = p.transaction OR EXISTS (
+            SELECT FROM held h
+            WHERE h.transactionid = p.transaction AND h.relation = w.relation AND h.database = w.database)))
+FROM pg_catalog.pg_prepared_xacts p WHERE p.database = pg_catalog.current_database()
+"""
+_COMMITS = """
+SELECT n.nspname::text FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE c.relname = %s AND c.relkind = 'r' AND pg_catalog.has_table_privilege(c.oid, 'SELECT')
+  AND pg_catalog.has_schema_privilege(n.oid, 'USAGE')
+"""
+_SIZE = """
+SELECT pg_catalog.pg_get_userbyid(relowner)::text, pg_catalog.pg_size_pretty(pg_catalog.pg_total_relation_size(oid))
+FROM pg_catalog.pg_class WHERE oid = pg_catalog.to_regclass(%s)
+"""
+_SESSIONS = """
+SELECT application_name, usename::text, EXTRACT(EPOCH FROM pg_catalog.clock_timestamp() - xact_start)::float8, pid
+FROM pg_catalog.pg_stat_activity WHERE datname = pg_catalog.current_database()
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PostgresOrphan(Orphan):
+    """An open transaction or session.
+
+    A ``prepared`` one holds locks, shown as ``relation mode``, a ``staged`` one its table, shown with its size, and a
+    ``session`` is a process of the server. Sessions show neither batch nor slot, and begin with their transaction.
+
+    Attributes:
+        owner: The role that may finish it.
+        blocks: How many sessions wait for it.
+    """
+
+    owner: str = shown("role")
+    blocks: int = shown("waiting for it")
+
+
+def list_open(settings: str | Mapping[str, Any]) -> list[PostgresOrphan]:
+    """Lists all of sparkonce's in one database, the oldest first.
+
+    Every role sees the locks of others; staged copies are shown to roles that may read the tables of markers.
+
+    Args:
+        settings: ``conninfo``, as the sink has it.
+
+    Raises:
+        ConfigurationError: if psycopg is not installed, or the settings are not libpq's.
+        PreflightError: if the server does not answer.
+    """
+    to = Conninfo.of(settings)
+    attempts = Attempts((psycopg.Error,), server_message)
+    next_step = "Check the address, that the server runs, the credentials and the role's rights."
+    with (
+        attempts.of(f"Listing what is open in PostgreSQL at {to}", next_step),
+        closing(connect(to)) as connection,
+        within(connection, ANSWER_WITHIN_S),
+    ):
+        found = [*_prepared(connection), *_staged(connection), *_sessions(connection)]
+    return sorted(found, key=lambda orphan: -orphan.age_s)
+
+
+def _prepared(connection: Connection) -> list[PostgresOrphan]:
+    orphans = []
+    for gid, owner, age_s, locks, blocks in connection.execute(_PREPARED).fetchall():
+        name = TransactionName.parse(gid)
+        if name is not None:
+            orphans.append(_orphan("prepared", gid, name, float(age_s), owner, tuple(locks), blocks))
+    return orphans
+
+
+def _staged(connection: Connection) -> list[PostgresOrphan]:
+    orphans = []
+    for (schema,) in connection.execute(_COMMITS, (COMMITS_TABLE,)).fetchall():
+        rows = connection.execute(
+            sql.SQL(
+                "SELECT name, EXTRACT(EPOCH FROM pg_catalog.clock_timestamp() - begun)::float8 FROM {} WHERE state = {}"
+            ).format(commits(schema), STAGED_STATE)
+        ).fetchall()
+        for text, age_s in rows:
+            name = TransactionName.parse(text)
+            if name is not None:
+                table = sql.Identifier(schema, staging_table(name)).as_string(connection)
+                size = connection.execute(_SIZE, (table,)).fetchone()
+                owner, words = (size[0], f"{table} {size[1]}") if size else ("", f"{table} is gone")
+                orphans.append(_orphan("staged", text, name, float(age_s), owner, (words,)))
+    return orphans
+
+
+def _sessions(connection: Connection) -> list[PostgresOrphan]:
+    orphans = []
+    for text, owner, age_s, pid in connection.execute(_SESSIONS).fetchall():
+        name = BackendName.parse(text)
+        if name is not None:
+            orphans.append(_orphan("session", text, name, float(age_s or 0), owner, (f"pid {pid}",)))
+    return orphans
+
+
+def _orphan(
+    kind: str,
+    shown_name: str,
+    name: TransactionName | BackendName,
+    age_s: float,
+    owner: str,
+    holds: tuple[str, ...],
+    blocks: int = 0,
+) -> PostgresOrphan:
+    batch, slot = (name.batch, name.slot) if isinstance(name, TransactionName) else (-1, -1)
+    return PostgresOrphan(
+        kind=kind,
+        name=shown_name,
+        query=name.query,
+        run=run_of(name.token),
+        batch=batch,
+        slot=slot,
+        copy=name.copy,
+        age_s=age_s,
+        owner=owner,
+        holds=holds,
+        blocks=blocks,
+    )

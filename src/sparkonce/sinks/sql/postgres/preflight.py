@@ -1,0 +1,461 @@
+"""The checks of a server and a table before anything is claimed or written."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from psycopg import sql
+
+from sparkonce.errors import ANEW, PreflightError
+from sparkonce.guarantees import Guarantee
+from sparkonce.protocol.ownership import TransactionName
+from sparkonce.sink import Facts
+from sparkonce.sinks._shared.preflight import Attempts, check_same, refusal
+from sparkonce.sinks.sql.postgres.catalog import (
+    MEND_PARTITION,
+    CatalogTable,
+    check_keys,
+    list_refusers,
+    may_on_schema,
+    read_table,
+    row_triggers,
+    unique_keys,
+)
+from sparkonce.sinks.sql.postgres.connection import Connection, connect, warn_of_wire, within
+from sparkonce.sinks.sql.postgres.finishing import check_markers, find_commits, read_system
+from sparkonce.sinks.sql.postgres.outcomes import POOL_TRANSACTIONS, STATEMENT_POOLING, server_message
+from sparkonce.sinks.sql.postgres.settings import COMMITS_TABLE, Conninfo
+from sparkonce.sinks.sql.postgres.statements import create_commits, merge_steps
+from sparkonce.sinks.sql.settings import APPEND, TWO_PHASE, UPSERT, Target, quoted, read_by
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from typing_extensions import LiteralString
+
+log = logging.getLogger(__name__)
+
+TIMEOUT_S = 15.0
+"""The time to wait for a server that is starting, and for all questions once it answers."""
+
+OLDEST = 120_000
+_PAUSE_S = 0.25
+_STARTING = ("57P03", "starting up", "not yet accepting")
+_MADE_BY_ANOTHER = ("23505", "42P07", "42710")
+_TABLES = {"r": "table", "p": "partitioned table"}
+_KINDS = {"v": "view", "m": "materialized view", "f": "foreign table", "S": "sequence", "i": "index"}
+_WRONG_SQL = ("42", "22", "0A")
+"""The classes of SQLSTATE of statements that no server of this version takes."""
+_RIGHTS = ("SELECT", "INSERT", "UPDATE", "DELETE")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PostgresPreflightRequest:
+    """The subject of the checks.
+
+    Attributes:
+        to: The server's address.
+        target: The table and its rules.
+        commit: ``staged`` or ``two_phase``.
+        commits_schema: The schema of the markers and staging tables.
+        prefix: The beginning of this sink's names.
+        guarantee: Below EXACTLY_ONCE nothing about transactions is checked.
+        schema: The schema of the rows, if it is known.
+    """
+
+    to: Conninfo
+    target: Target
+    commit: str
+    commits_schema: str
+    prefix: str
+    guarantee: Guarantee
+    schema: pa.Schema | None
+
+
+def preflight(request: PostgresPreflightRequest, query: str, recorded: Facts | None) -> tuple[Facts, CatalogTable]:
+    """Checks server, table, limits and permissions, and makes the table of markers if it is not there.
+
+    Raises:
+        PreflightError: naming the setting and its value.
+    """
+    recorded = recorded or {}
+    if request.guarantee is Guarantee.EXACTLY_ONCE:
+        _check_same_schema(request, recorded)
+    with _connected(request) as connection:
+        warn_of_wire(connection)
+        facts = _check_server(connection, request, recorded)
+        table = _check_table(connection, request)
+        if request.guarantee is not Guarantee.EXACTLY_ONCE:
+            return facts, table
+        _check_durable(connection, request, table)
+        _warn_of_changes(connection, request, table)
+        if request.commit == TWO_PHASE:
+            _check_two_phase(connection, request, query, table)
+        else:
+            _check_staged(connection, request)
+        _check_commits(connection, request, is_new="commits" not in recorded)
+        target = {"schema": request.target.schema, "table": request.target.table}
+        return {**facts, "commits": request.commits_schema, "prefix": request.prefix, **target}, table
+
+
+def read_target(request: PostgresPreflightRequest) -> CatalogTable:
+    """Reads only the table, for callers that need its columns before preflight.
+
+    Raises:
+        PreflightError: if it is not there or may not be written.
+    """
+    with _connected(request) as connection:
+        return _check_table(connection, request)
+
+
+@contextmanager
+def _connected(request: PostgresPreflightRequest) -> Iterator[Connection]:
+    attempts = Attempts((psycopg.Error,), server_message)
+    with (
+        closing(_connect(request.to)) as connection,
+        attempts.of(f"Checking PostgreSQL at {request.to}", "See the server's own words and its log."),
+        within(connection, TIMEOUT_S),
+    ):
+        yield connection
+
+
+def _connect(to: Conninfo) -> Connection:
+    give_up_at = time.monotonic() + TIMEOUT_S
+    found = _try_to_connect(to)
+    # Nothing else is tried again: some servers lock users out who keep giving a wrong password.
+    while isinstance(found, str) and any(one in found for one in _STARTING) and time.monotonic() < give_up_at:
+        time.sleep(_PAUSE_S)
+        found = _try_to_connect(to)
+    if isinstance(found, str):
+        raise PreflightError(
+            f"PostgreSQL at {to} cannot be reached: {found}.",
+            next_step="Check the address, that the server runs, the credentials and pg_hba.conf.",
+            setting="conninfo",
+        )
+    return found
+
+
+def _try_to_connect(to: Conninfo) -> Connection | str:
+    """Returns a connection, or why there is none."""
+    try:
+        return connect(to)
+    except psycopg.Error as error:
+        return server_message(error)
+
+
+def _check_same_schema(request: PostgresPreflightRequest, recorded: Facts) -> None:
+    check_same(
+        "commits_schema",
+        request.commits_schema,
+        recorded,
+        "commits",
+        "this query has its markers and staging tables in schema {before}",
+        f"Set commits_schema={{before}}, whatever the schema of the table is, or {ANEW}.",
+    )
+
+
+def _check_server(connection: Connection, request: PostgresPreflightRequest, recorded: Facts) -> Facts:
+    version, standby, database, pid = _row(
+        connection,
+        "SELECT pg_catalog.current_setting('server_version_num')::int, pg_catalog.pg_is_in_recovery(), "
+        "pg_catalog.current_database()::text, pg_catalog.pg_backend_pid()",
+    )
+    if version < OLDEST:
+        raise refusal(
+            "server_version_num",
+            version,
+            f"PostgreSQL {OLDEST // 10_000} is the oldest that is supported",
+            "Update the server.",
+        )
+    if standby:
+        raise PreflightError(
+            f"The server at {request.to} is a standby (pg_is_in_recovery), which takes no rows.",
+            next_step="Connect to the primary: name all hosts and set target_session_attrs=read-write.",
+            setting="conninfo",
+        )
+    if pid != connection.info.backend_pid:
+        log.info(
+            "There is a connection pooler before PostgreSQL at %s. Sessions and transactions may be pooled, statements "
+            "not: everything is set within transactions.",
+            request.to,
+        )
+    _check_transactions(connection, request)
+    facts = {"system": read_system(connection, request.commits_schema), "database": database}
+    before = {name: recorded.get(name, facts[name]) for name in facts}
+    if not before["system"]:
+        # Handles say so, too; a right that is granted later must not make this another server.
+        facts["system"] = ""
+    if before != facts:
+        raise PreflightError(
+            f"conninfo leads to database {database!r} of system {facts['system'] or '?'}, and this query has written "
+            f"to {before['database']!r} of system {before['system']}: its open transactions are there.",
+            next_step=_next_step_for(request, before["system"], facts["system"]),
+            setting="conninfo",
+        )
+    return facts
+
+
+def _check_transactions(connection: Connection, request: PostgresPreflightRequest) -> None:
+    """Does what a batch does: begins a transaction of several statements."""
+    try:
+        for statement in ("BEGIN", "SELECT 1", "ROLLBACK"):
+            connection.execute(statement)
+    except psycopg.errors.ProtocolViolation as error:
+        if STATEMENT_POOLING not in str(error):
+            raise
+        raise PreflightError(
+            f"The server at {request.to} takes no transactions: {server_message(error)}.",
+            next_step=POOL_TRANSACTIONS,
+            setting="conninfo",
+        ) from None
+
+
+def _next_step_for(request: PostgresPreflightRequest, before: str, now: str) -> str:
+    advice = f"Connect to the database of before, or {ANEW}."
+    if not now:
+        return "GRANT EXECUTE ON FUNCTION pg_catalog.pg_control_system() TO the role of the query, as before."
+    if before == now:
+        return advice
+    return (
+        f"{advice} If this is the server of before after pg_upgrade, or all of that database moved here: COMMENT ON "
+        f"TABLE {quoted(request.commits_schema)}.{COMMITS_TABLE} IS 'system {now} was {before}'."
+    )
+
+
+def _check_table(connection: Connection, request: PostgresPreflightRequest) -> CatalogTable:
+    target = request.target
+    table = read_table(connection, target)
+    if table is None:
+        schema, dot, name = target.table.partition(".")
+        raise PreflightError(
+            f"There is no table {target} that this role can see.",
+            next_step=f"Give schema={schema!r} and table={name!r} apart."
+            if dot and name
+            else "Make it, or correct schema and table: each exactly as the catalog has it.",
+            setting="table",
+        )
+    if table.kind not in _TABLES:
+        raise PreflightError(
+            f"{target} is a {_KINDS.get(table.kind, table.kind)}, and rows go into tables.",
+            next_step="Name the table itself.",
+            setting="table",
+        )
+    rights = ["INSERT"] if target.mode == APPEND else ["INSERT", "SELECT", "UPDATE"]
+    of_table = ["DELETE"] if target.rules.delete_when else []
+    missing = [
+        right
+        for right in rights
+        if not _row(connection, "SELECT pg_catalog.has_any_column_privilege(%s::oid, %s)", table.oid, right)[0]
+    ]
+    missing += [
+        right
+        for right in of_table
+        if not _row(connection, "SELECT pg_catalog.has_table_privilege(%s::oid, %s)", table.oid, right)[0]
+    ]
+    _check_usage(connection, target.schema, "schema")
+    if missing:
+        raise PreflightError(
+            f"No permission on table {target}: {', '.join(missing)} missing.",
+            next_step=f"GRANT {', '.join(missing)} ON {target} TO the role of the query.",
+            setting="table",
+        )
+    if target.mode == UPSERT:
+        check_keys(connection, target, table)
+        _check_conditions(connection, request, table)
+    return table
+
+
+def _check_conditions(connection: Connection, request: PostgresPreflightRequest, table: CatalogTable) -> None:
+    """Has the server plan the merge of a batch, whose conditions it may refuse."""
+    target, schema = request.target, request.schema
+    if not target.rules.conditions:
+        return
+    staged: sql.Composable = sql.Identifier(target.schema, target.table)
+    known = {column.name for column in table.columns}
+    if schema is None and target.rules.staged_only(read_by(target.rules.delete_when), known):
+        return  # without the types of columns that only rows have, nothing can be planned
+    more = [one for one in table.staged(schema, target).columns if one.name not in known] if schema is not None else []
+    if more:
+        nulls = [sql.SQL("NULL::{} AS {}").format(sql.SQL(one.declared), sql.Identifier(one.name)) for one in more]
+        staged = sql.SQL("(SELECT *, ctid, {} FROM {}) AS t").format(sql.SQL(", ").join(nulls), staged)
+    columns = [column.name for column in table.columns if not column.computed]
+    try:
+        for step in merge_steps(target, columns, [staged]):
+            connection.execute(sql.SQL("EXPLAIN ") + step)
+    except psycopg.Error as error:
+        if (error.sqlstate or "")[:2] not in _WRONG_SQL:
+            raise
+        shown = " and ".join(f"{setting}={condition!r}" for setting, condition in target.rules.conditions.items())
+        raise PreflightError(
+            f"PostgreSQL refuses {shown} for table {target}: {server_message(error)}.",
+            next_step="Write it in PostgreSQL's SQL, over source.… (the batch's row) and target.… (the table's row).",
+            setting=next(iter(target.rules.conditions)),
+        ) from None
+
+
+def _warn_of_changes(connection: Connection, request: PostgresPreflightRequest, table: CatalogTable) -> None:
+    if "3" in table.rules:
+        log.warning(
+            "Table %s has rules ON INSERT. They apply with commit='staged', which inserts, and may silently leave rows "
+            "out or send them elsewhere; with commit='two_phase', which copies, they do not.",
+            request.target,
+        )
+    if count := row_triggers(connection, table.oid):
+        log.warning(
+            "Table %s has %d trigger(s) BEFORE INSERT FOR EACH ROW. They may silently change rows, or leave them out: "
+            "progress counts the rows that were given to the table.",
+            *(request.target, count),
+        )
+
+
+def _check_durable(connection: Connection, request: PostgresPreflightRequest, table: CatalogTable) -> None:
+    if table.fragile:
+        raise PreflightError(
+            f"Rows of table {request.target} may go where they are not safe: {table.fragile}.",
+            next_step=MEND_PARTITION,
+            setting="table",
+        )
+    (fsync,) = _row(connection, "SELECT pg_catalog.current_setting('fsync')")
+    if fsync != "on":
+        raise refusal(
+            "fsync",
+            fsync,
+            "the server may lose confirmed commits when its machine crashes",
+            "Set fsync=on, or choose another guarantee.",
+        )
+
+
+def _check_two_phase(
+    connection: Connection, request: PostgresPreflightRequest, query: str, table: CatalogTable
+) -> None:
+    (most,) = _row(connection, "SELECT pg_catalog.current_setting('max_prepared_transactions')::int")
+    if most == 0:
+        raise refusal(
+            "max_prepared_transactions",
+            most,
+            "the server takes no prepared transactions",
+            "Set max_prepared_transactions above the slots of all queries together and restart the server, or use "
+            "commit='staged', which needs none.",
+        )
+    gids = [gid for (gid,) in connection.execute("SELECT gid FROM pg_catalog.pg_prepared_xacts").fetchall()]
+    # This query's own are finished or swept before it writes.
+    others = [gid for gid in gids if not _is_own(gid, request.prefix, query)]
+    if len(others) >= most:
+        raise PreflightError(
+            f"max_prepared_transactions={most}, and {len(others)} are in use by others.",
+            next_step="Raise it and restart the server, or finish abandoned ones (`sparkonce transactions list "
+            "--system postgres` lists sparkonce's, pg_prepared_xacts all).",
+            setting="max_prepared_transactions",
+        )
+    log.info(
+        "max_prepared_transactions=%d, of which %d are free; each slot of a batch takes one.", most, most - len(others)
+    )
+    if table.row_security:
+        raise PreflightError(
+            f"Row-level security applies to this role on table {request.target}, and COPY does not work then.",
+            next_step="Use commit='staged', or a role with BYPASSRLS.",
+            setting="commit",
+        )
+    if keys := unique_keys(connection, table.oid):
+        log.warning(
+            "Table %s has %d unique index(es). With commit='two_phase' a slot that is tried again waits for its first "
+            "try, if that was prepared and its worker lost, until lock_timeout_s ends the batch; commit='staged' does "
+            "not.",
+            *(request.target, len(keys)),
+        )
+
+
+def _check_staged(connection: Connection, request: PostgresPreflightRequest) -> None:
+    found = may_on_schema(connection, request.commits_schema, "CREATE")
+    if not found:
+        raise refusal(
+            "commits_schema",
+            repr(request.commits_schema),
+            "there is no such schema" if found is None else "no permission to make staging tables in it",
+            f"CREATE SCHEMA {quoted(request.commits_schema)}, or GRANT CREATE, USAGE on it TO the query's role.",
+        )
+    if refusers := list_refusers(connection, request.target):
+        log.info(
+            "Table %s has %s. With commit='staged' each batch is merged on trial before it is decided, see "
+            "docs/postgres.md.",
+            *(request.target, " and ".join(refusers)),
+        )
+
+
+def _check_commits(connection: Connection, request: PostgresPreflightRequest, *, is_new: bool) -> None:
+    name = f"{quoted(request.commits_schema)}.{quoted(COMMITS_TABLE)}"
+    _check_usage(connection, request.commits_schema, "commits_schema")
+    found = find_commits(connection, request.commits_schema)
+    if found is None and not is_new:
+        raise PreflightError(
+            f"The table of markers {name} is gone, and without it this query's commits are unknown.",
+            next_step=f"Put it back, with all its rows, or {ANEW}.",
+            setting="commits_schema",
+        )
+    if found is None:
+        statement = create_commits(request.commits_schema).as_string(connection)
+        try:
+            connection.execute(create_commits(request.commits_schema))
+        except psycopg.Error as error:
+            # Of two that start at once one makes it, and the other finds it.
+            if error.sqlstate not in _MADE_BY_ANOTHER:
+                raise PreflightError(
+                    f"The table of markers {name} is not there and cannot be made: {server_message(error)}.",
+                    next_step=f"Let its owner run: {statement}; then GRANT "
+                    f"{', '.join(_RIGHTS)} ON {name} TO the role of the query. Or set commits_schema.",
+                    setting="commits_schema",
+                ) from None
+        found = find_commits(connection, request.commits_schema)
+    oid, is_durable, row_security = found or (0, False, False)
+    missing = [
+        right
+        for right in _RIGHTS
+        if not _row(connection, "SELECT pg_catalog.has_table_privilege(%s::oid, %s)", oid, right)[0]
+    ]
+    if missing:
+        raise PreflightError(
+            f"No permission on the table of markers {name}: {', '.join(missing)} missing.",
+            next_step=f"GRANT {', '.join(missing)} ON {name} TO the role of the query, or set commits_schema.",
+            setting="commits_schema",
+        )
+    check_markers(connection, request.commits_schema)
+    if not is_durable:
+        raise PreflightError(
+            f"{name} is a view, or is unlogged: markers would be lost when the server crashes.",
+            next_step="Make it an ordinary table: ALTER TABLE … SET LOGGED.",
+            setting="commits_schema",
+        )
+    if row_security:
+        raise PreflightError(
+            f"Row-level security applies to this role on the table of markers {name}: markers may be hidden from it.",
+            next_step=f"ALTER TABLE {name} DISABLE ROW LEVEL SECURITY, or give the role BYPASSRLS.",
+            setting="commits_schema",
+        )
+
+
+def _check_usage(connection: Connection, schema: str, setting: str) -> None:
+    # The catalog shows tables, and rights on them, also to roles that may not use their schema.
+    if may_on_schema(connection, schema, "USAGE") is False:
+        raise refusal(
+            setting,
+            repr(schema),
+            "no permission on the schema: USAGE missing",
+            f"GRANT USAGE ON SCHEMA {quoted(schema)} TO the role of the query.",
+        )
+
+
+def _is_own(gid: str, prefix: str, query: str) -> bool:
+    name = TransactionName.parse(gid)
+    return name is not None and (name.prefix, name.query) == (prefix, query)
+
+
+def _row(connection: Connection, query: LiteralString, *values: object, **named: object) -> tuple[Any, ...]:
+    row = connection.execute(query, named or values).fetchone()
+    if row is None:
+        raise RuntimeError("the catalog gave no row")
+    return row

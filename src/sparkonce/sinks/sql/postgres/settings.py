@@ -1,0 +1,121 @@
+"""The user's settings of the database and the table, as plain values that can be pickled and compared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sparkonce.arguments import mapping, missing_package
+from sparkonce.errors import ConfigurationError
+from sparkonce.needs import files_of
+
+COMMITS_TABLE = "sparkonce_commits"
+
+_IDENTIFIER_LIMIT_BYTES = 63
+_PORT = 5432
+_FILES = ("sslrootcert", "sslcert", "sslkey", "sslcrl", "passfile")
+_DEFAULTS = {
+    "connect_timeout": "10",
+    "tcp_user_timeout": "30000",
+    "keepalives_idle": "30",
+    "keepalives_interval": "10",
+    "keepalives_count": "3",
+    "application_name": "sparkonce",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Conninfo:
+    """libpq's settings. Shows the server's address alone, never a secret.
+
+    Attributes:
+        settings: By libpq's names.
+    """
+
+    settings: tuple[tuple[str, str], ...] = field(repr=False)
+
+    def __str__(self) -> str:
+        known = dict(self.settings)
+        parts = [f"{name}={known[name]}" for name in ("host", "hostaddr", "port", "dbname", "user") if name in known]
+        return " ".join(parts) or "libpq's defaults"
+
+    def __repr__(self) -> str:
+        return f"Conninfo({self})"
+
+    def files(self) -> tuple[tuple[str, str], ...]:
+        """Returns the files that the settings name, except ``sslrootcert=system``, which is none."""
+        return tuple(each for each in files_of(dict(self.settings), _FILES) if each[1] != "system")
+
+    def addresses(self) -> tuple[tuple[str, int], ...]:
+        """Returns the servers' addresses, as far as the settings name them; none for sockets in the file system."""
+        known = dict(self.settings)
+        hosts = (known.get("hostaddr") or known.get("host") or "").split(",")
+        ports = (known.get("port") or "").split(",")
+        ports = ports * len(hosts) if len(ports) == 1 else ports
+        pairs = zip(hosts, ports, strict=False)
+        return tuple((host, int(port or _PORT)) for host, port in pairs if host and host[0] not in "/@")
+
+    @classmethod
+    def of(cls, conninfo: str | Mapping[str, Any]) -> Conninfo:
+        """Reads a connection string, a URI or a mapping.
+
+        Raises:
+            ConfigurationError: if psycopg is not installed, or the settings are none of libpq's. They are not
+                repeated: one may be a password.
+        """
+        psycopg = import_psycopg()
+        if not isinstance(conninfo, str):
+            mapping("conninfo", conninfo, example="'host=… dbname=… user=…', or a mapping of libpq's settings")
+        try:
+            if isinstance(conninfo, str):
+                parameters = psycopg.conninfo.conninfo_to_dict(conninfo)
+            else:
+                # libpq checks the names of a string only.
+                parameters = psycopg.conninfo.conninfo_to_dict(psycopg.conninfo.make_conninfo(**conninfo))
+        except psycopg.ProgrammingError:
+            raise ConfigurationError(
+                "conninfo is not a connection string that libpq understands, or has a setting that it does not know.",
+                next_step=_hint(conninfo),
+                setting="conninfo",
+            ) from None
+        encoding = str(parameters.get("client_encoding", "UTF8")).upper().replace("-", "")
+        if encoding != "UTF8":
+            raise ConfigurationError(
+                f"client_encoding={parameters['client_encoding']!r}: rows come from Spark as UTF-8.",
+                next_step="Leave client_encoding out; the server converts to its own encoding.",
+            )
+        whole = {**_DEFAULTS, **parameters, "client_encoding": "UTF8"}
+        return cls(tuple(sorted((name, str(value)) for name, value in whole.items() if value is not None)))
+
+
+def _hint(conninfo: str | Mapping[str, Any]) -> str:
+    """Returns the next step for settings that libpq does not take. Their values are not repeated."""
+    if isinstance(conninfo, str) and conninfo.startswith("jdbc:"):
+        return "Leave 'jdbc:' out: libpq takes the same URL, with user and password in it or as user=… password=…."
+    if not isinstance(conninfo, str) and "database" in conninfo:
+        return "Call the database dbname: that is libpq's name."
+    return "Give 'host=… dbname=… user=…', a postgresql:// URI, or a mapping of libpq's settings."
+
+
+def check_identifier(setting: str, name: str) -> None:
+    """Raises `ConfigurationError` for a name that PostgreSQL would cut off or refuse."""
+    if not isinstance(name, str) or not name or "\0" in name or len(name.encode()) > _IDENTIFIER_LIMIT_BYTES:
+        raise ConfigurationError(
+            f"{setting}={name!r} is no name in PostgreSQL: 1 to {_IDENTIFIER_LIMIT_BYTES} bytes, none of them NUL.",
+            next_step="Give schema and table apart, each exactly as the catalog has it, without quotes.",
+        )
+
+
+def import_psycopg() -> Any:
+    """Imports the client library.
+
+    Raises:
+        ConfigurationError: if it is not installed.
+    """
+    try:
+        import psycopg
+        import psycopg.conninfo
+    except ImportError as error:
+        raise missing_package("PostgresSink", f"psycopg ({error})", "postgres") from error
+    return psycopg

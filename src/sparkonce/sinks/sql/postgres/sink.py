@@ -1,0 +1,210 @@
+"""The sink for tables of PostgreSQL."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from sparkonce.arguments import need_package
+from sparkonce.errors import ConfigurationError
+from sparkonce.guarantees import Guarantee
+from sparkonce.needs import WorkerNeeds
+from sparkonce.protocol.ownership import NAME_PREFIX_LIMIT_BYTES
+from sparkonce.sink import Facts, SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
+from sparkonce.sinks._shared import settings as shared
+from sparkonce.sinks.sql import settings as sql_settings
+from sparkonce.sinks.sql.postgres.settings import Conninfo, check_identifier
+from sparkonce.sinks.sql.settings import STAGED, TWO_PHASE, UPSERT, Limits, MergesStaged, Target, UpsertRules
+from sparkonce.sinks.sql.transactions import DIRECT
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from sparkonce.sinks.sql.postgres.catalog import CatalogTable
+    from sparkonce.sinks.sql.postgres.preflight import PostgresPreflightRequest
+
+
+class PostgresSink(MergesStaged, TwoPhaseCommitSink):
+    """Writes rows into a table of PostgreSQL, by COPY in binary.
+
+    Args:
+        conninfo: The server's address: libpq's ``host=… dbname=… user=…``, a ``postgresql://`` URI, or a mapping of
+            libpq's settings. Never shown. The workers connect with it, too.
+        table: The table's name, exactly as the catalog has it, without quotes.
+        schema: The table's schema.
+        mode: ``append`` adds rows; ``upsert`` replaces those with the same key.
+        key_columns: For ``upsert``: the columns of a unique index, none of which may be null; one as a text, several
+            as a list.
+        order_by: For ``upsert``: of rows with one key, the one with the greatest value of this column wins, also over
+            the table's row. Among equals, and without it, the last row of the highest slot of the newest batch does.
+        update_when: For ``upsert``: a further condition in SQL under which a row replaces the table's, such as
+            ``source.version > target.version``. ``source`` is the batch's row, ``target`` the table's.
+        delete_when: For ``upsert``: rows for which this holds, such as ``source.value IS NULL``, delete the table's row
+            of their key.
+        on_conflict: For ``upsert``: ``update`` replaces the row that is there, ``nothing`` keeps it.
+        commit: ``staged`` or ``two_phase``, see docs/postgres.md. ``upsert`` needs ``staged``.
+        commits_schema: The schema of the markers (``sparkonce_commits``) and staging tables; None for `schema`.
+        prefix: Begins, with `name`, the names of all transactions: 100 bytes at most together.
+        name: Unique within the query, and the same after a restart.
+        guarantee: EXACTLY_ONCE holds rows back until the batch is decided; the others show each slot's rows at once.
+        slot_timeout_s: How long one slot's transaction may stay open until it is prepared, in seconds.
+        commit_timeout_s: How long the commit of a staged batch may take, in seconds.
+        lock_timeout_s: How long to wait for a lock of another session, in seconds.
+
+    Raises:
+        ConfigurationError: naming the setting that is wrong or contradicts another.
+    """
+
+    def __init__(
+        self,
+        conninfo: str | Mapping[str, Any],
+        *,
+        table: str,
+        schema: str = "public",
+        mode: str = "append",
+        key_columns: str | Sequence[str] = (),
+        order_by: str | None = None,
+        update_when: str | None = None,
+        delete_when: str | None = None,
+        on_conflict: str = "update",
+        commit: str = "staged",
+        commits_schema: str | None = None,
+        prefix: str = "sparkonce",
+        name: str = "postgres",
+        guarantee: Guarantee = Guarantee.EXACTLY_ONCE,
+        slot_timeout_s: float = 3600.0,
+        commit_timeout_s: float = 300.0,
+        lock_timeout_s: float = 10.0,
+    ) -> None:
+        super().__init__(name, guarantee)
+        need_package("PostgresSink", "psycopg", "psycopg", "postgres")
+        mode, keys = sql_settings.mode(mode, key_columns)
+        check_identifier("schema", schema)
+        check_identifier("table", table)
+        self.target = Target(
+            schema=schema,
+            table=table,
+            mode=mode,
+            keys=keys,
+            on_conflict=on_conflict,
+            rules=UpsertRules.of(
+                mode, on_conflict, order_by=order_by, update_when=update_when, delete_when=delete_when
+            ),
+        )
+        self.target.check()
+        self.commit = sql_settings.commit(commit)
+        if mode == UPSERT and commit == TWO_PHASE:
+            raise ConfigurationError(
+                "commit='two_phase' with mode='upsert': two slots, or two tries of one, that hold the same key would "
+                "wait for each other's prepared transaction until both give up.",
+                next_step="Leave commit out: commit='staged' writes the whole batch in one transaction.",
+                setting="commit",
+            )
+        self.commits_schema = schema if commits_schema is None else commits_schema
+        check_identifier("commits_schema", self.commits_schema)
+        self.prefix = shared.name_prefix(prefix, name, most_bytes=NAME_PREFIX_LIMIT_BYTES)
+        self.limits = Limits(slot_s=slot_timeout_s, commit_s=commit_timeout_s, lock_s=lock_timeout_s)
+        self.limits.check()
+        self._to = Conninfo.of(conninfo)
+        self._table: CatalogTable | None = None
+        self._fitting: tuple[pa.Schema, tuple[str, ...]] | None = None
+
+    def __repr__(self) -> str:
+        return f"PostgresSink({self._to}, table={self.target}, commit={self.commit!r}, name={self.name!r})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns the state without the table, which each worker reads itself."""
+        return {**self.__dict__, "_table": None, "_fitting": None}
+
+    @property
+    def tells_refused(self) -> bool:
+        """See `TwoPhaseCommitSink.tells_refused`."""
+        return True
+
+    def conditions(self) -> Sequence[str]:
+        """Returns what the promise rests on."""
+        if self.guarantee is not Guarantee.EXACTLY_ONCE:
+            return ()
+        shared = (
+            "the server keeps confirmed commits: fsync is on, and after a failover the new primary has it "
+            "(synchronous_standby_names); one without the newest finished batch is found, and stops the query",
+            f"nobody but sparkonce changes {self.commits_schema}.sparkonce_commits or the tables sparkonce_*",
+        )
+        if self.commit == STAGED:
+            return (
+                *shared,
+                "between a batch's trial merge and its commit, no other writer adds rows by which a unique index, "
+                "foreign key or trigger refuses it: that stops the query, and other sinks show the batch",
+            )
+        return (
+            *shared,
+            "readers may see one slot of a batch a moment before another",
+            "max_prepared_transactions has room for the slots of all queries",
+        )
+
+    def columns(self, schema: pa.Schema) -> Sequence[str]:
+        """Returns all columns of the query, each of which the table must have with a type that holds its values.
+
+        Raises:
+            SchemaError: naming every column that does not fit, also those of the table that must be there.
+        """
+        if self._fitting is None or not self._fitting[0].equals(schema):
+            super().columns(schema)
+            self._fitting = (schema, self._known_table().select(schema, self.target))
+        return self._fitting[1]
+
+    def preflight(self, query: str, recorded: Facts | None) -> Facts:
+        """Checks the server, its limits, the table and permissions, and makes the table of markers."""
+        from sparkonce.sinks.sql.postgres.preflight import preflight
+
+        facts, self._table = preflight(self._request(), query, recorded)
+        self._fitting = None
+        return facts
+
+    def worker_needs(self) -> WorkerNeeds:
+        """See `TwoPhaseCommitSink.worker_needs`."""
+        return WorkerNeeds(modules=("psycopg",), files=self._to.files(), addresses=self._to.addresses())
+
+    def writer(self, context: WriterContext) -> SinkWriter:
+        """Makes a writer, which connects when the first rows come, or uses an idle connection of this process."""
+        from sparkonce.sinks.sql.postgres.dialect import POSTGRES_DIALECT
+        from sparkonce.sinks.sql.writer import SqlWriter
+
+        commit = self.commit if self.guarantee is Guarantee.EXACTLY_ONCE else DIRECT
+        return SqlWriter(POSTGRES_DIALECT, self._to, self.target, commit, self.limits, context)
+
+    def committer(self) -> SinkCommitter:
+        """Makes what finishes transactions from the driver."""
+        from sparkonce.sinks.sql.committer import SqlCommitter
+        from sparkonce.sinks.sql.postgres.dialect import POSTGRES_DIALECT
+
+        is_staged = self.guarantee is Guarantee.EXACTLY_ONCE and self.commit == STAGED
+        return SqlCommitter(
+            POSTGRES_DIALECT,
+            self._to,
+            self.name,
+            server=f"PostgreSQL at {self._to}",
+            limits=self.limits,
+            target=self.target if is_staged else None,
+            on_conflict=self.decided_conflicts,
+        )
+
+    def _request(self) -> PostgresPreflightRequest:
+        from sparkonce.sinks.sql.postgres.preflight import PostgresPreflightRequest
+
+        return PostgresPreflightRequest(
+            to=self._to,
+            target=self.target,
+            commit=self.commit,
+            commits_schema=self.commits_schema,
+            prefix=self.prefix,
+            guarantee=self.guarantee,
+            schema=self._fitting[0] if self._fitting else None,
+        )
+
+    def _known_table(self) -> CatalogTable:
+        if self._table is None:
+            from sparkonce.sinks.sql.postgres.preflight import read_target
+
+            self._table = read_target(self._request())
+        return self._table

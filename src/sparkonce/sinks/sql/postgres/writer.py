@@ -1,0 +1,197 @@
+"""Writes one copy's rows into PostgreSQL by COPY."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from contextlib import ExitStack, suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from psycopg import sql
+
+from sparkonce.errors import PrepareError
+from sparkonce.sinks.sql.postgres import statements
+from sparkonce.sinks.sql.postgres.catalog import MEND_PARTITION, CatalogTable, read_signature, read_table
+from sparkonce.sinks.sql.postgres.connection import Connection, begin, pool_of_process, within
+from sparkonce.sinks.sql.postgres.encoding import HEADER, TRAILER, encode_rows, read_texts
+from sparkonce.sinks.sql.postgres.names import BackendName, staging_table
+from sparkonce.sinks.sql.postgres.settings import Conninfo
+from sparkonce.sinks.sql.settings import STAGED, TWO_PHASE, UPSERT, Target
+from sparkonce.sinks.sql.transactions import DIRECT
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from sparkonce.sinks.sql.writer import Copy
+
+_DIRECT_STAGING = "sparkonce_rows"
+
+
+def take(copy: Copy) -> Connection:
+    """Returns an idle connection of this process, or a new one."""
+    return pool_of_process(copy.to).take()
+
+
+def give_back(to: Conninfo, connection: Connection) -> None:
+    """Keeps the connection for the next copy."""
+    pool_of_process(to).give_back(connection)
+
+
+def open_copy(connection: Connection, copy: Copy) -> int:
+    """Begins the transaction, which the server shows by its application_name."""
+    name, slot_s = str(BackendName.of(copy.name)), copy.limits.slot_s
+    connection.execute(begin(copy.limits, slot_s, name, idle_s=slot_s))
+    return 0
+
+
+class CopyRows:
+    """Sends rows to a COPY, which the first ones open.
+
+    Args:
+        connection: The connection, in a transaction.
+        copy: The copy.
+        schema: The schema of the rows.
+    """
+
+    def __init__(self, connection: Connection, copy: Copy, _begun_ms: int, schema: pa.Schema) -> None:
+        self._connection = connection
+        self._job = copy
+        self._columns = tuple(schema.names)
+        self._copying = ExitStack()
+        self._copy: Any = None
+        self._cursor: Any = None
+        self._count = 0
+        with within(connection, copy.limits.answer_s + copy.limits.lock_s):
+            known = _table(connection, copy)
+            table = known.staged(schema, copy.target)
+            there = {column.name for column in known.columns}
+            self._written = tuple(name for name in schema.names if name in there)
+            self._encoders = table.encoders(schema, partial(read_texts, connection))
+            self._is_text_read = table.is_text_read(schema)
+            self._signature = table.signature
+            connection.execute(self._opening(table))
+
+    def write(self, rows: pa.RecordBatch, *, alone: bool = False) -> None:
+        """Sends rows: alone in a COPY of their own."""
+        with within(self._connection, self._job.limits.slot_s):
+            if alone or self._is_text_read:  # which a session does not do in the middle of a COPY
+                self._copy_whole(list(encode_rows(rows, self._encoders)), rows.num_rows)
+                return
+            if self._copy is None:
+                self._start_copy(freeze=self._job.commit == STAGED)
+            for piece in encode_rows(rows, self._encoders):
+                self._copy.write(piece)
+        self._count += rows.num_rows
+
+    def finish(self) -> None:
+        """Ends the COPY, and sees that the table is what the rows were encoded for."""
+        connection, job = self._connection, self._job
+        if self._copy is not None:
+            self._end_copy(self._count)
+        # COPY holds a lock on the table: as it is now, so it was for all rows. In binary the server silently takes the
+        # bytes of a bigint for a double, where a column has changed its type.
+        signature, fragile = read_signature(connection, job.target)
+        if signature != self._signature:
+            raise PrepareError(
+                f"Table {job.target} was changed while the batch was written.",
+                next_step="Start the query again if its columns are to change too; the batch is written again.",
+            )
+        if fragile and job.commit != DIRECT:
+            raise PrepareError(
+                f"Rows of table {job.target} may go where they are not safe: {fragile}.", next_step=MEND_PARTITION
+            )
+        connection.execute(sql.SQL("SET LOCAL statement_timeout = {}").format(round(job.limits.commit_s * 1000)))
+        if job.commit == DIRECT and job.target.mode == UPSERT:
+            connection.execute(statements.merge(job.target, self._written, [sql.Identifier(_DIRECT_STAGING)]))
+
+    def reset(self) -> None:
+        """Gives up the COPY, after an error or once the connection is closed."""
+        self._copy = None
+        with suppress(psycopg.Error):
+            self._copying.close()
+
+    def _start_copy(self, *, freeze: bool) -> None:
+        connection, job = self._connection, self._job
+        with within(connection, job.limits.answer_s + job.limits.lock_s):
+            self._cursor = connection.cursor()
+            schema, name = job.target.schema, job.target.table
+            if job.commit == STAGED:
+                schema, name = job.facts["commits"], staging_table(job.name)
+            elif job.commit == DIRECT and job.target.mode == UPSERT:
+                schema, name = "pg_temp", _DIRECT_STAGING
+            statement = statements.copy_into(schema, name, self._columns, freeze=freeze)
+            self._copy = self._copying.enter_context(self._cursor.copy(statement))
+            self._copy.write(HEADER)
+
+    def _copy_whole(self, pieces: Iterable[memoryview], rows: int) -> None:
+        """Writes rows in a COPY of their own."""
+        self._start_copy(freeze=False)
+        for piece in pieces:
+            self._copy.write(piece)
+        self._end_copy(rows)
+
+    def _opening(self, table: CatalogTable) -> sql.Composed:
+        """Returns the statements before the rows, in one round trip."""
+        job = self._job
+        if job.commit == DIRECT:
+            if job.target.mode == "append":
+                return sql.Composed([sql.SQL("SELECT 1")])
+            known = {column.name: column for column in table.columns}
+            parts = [statements.definition(known[name], may_be_null=True) for name in self._columns]
+            return sql.SQL("CREATE TEMP TABLE {} ({}) ON COMMIT DROP").format(
+                sql.Identifier(_DIRECT_STAGING), sql.SQL(", ").join(parts)
+            )
+        schema = job.facts["commits"]
+        if job.commit == TWO_PHASE:
+            return statements.insert_marker(schema, job.name, statements.COMMITTED_STATE, "")
+        text = job.target.to_text(self._written)
+        marker = statements.insert_marker(schema, job.name, statements.STAGED_STATE, text)
+        return marker + statements.create_staging(schema, job.name, table, job.target, self._columns)
+
+    def _end_copy(self, rows: int) -> None:
+        job = self._job
+        self._copy.write(TRAILER)
+        try:
+            self._copying.close()
+        except ValueError as error:
+            # psycopg takes one answer. A pooler adds its own to the server's when the session was ended.
+            raise PrepareError(
+                f"Batch {job.name.batch}, slot {job.name.slot}: the server ended the session of the COPY: {error}.",
+                next_step="See the server's log; the batch is written again.",
+            ) from None
+        taken, self._copy = self._cursor.rowcount, None
+        # A table may have triggers that leave rows out; a staging table has none.
+        if job.commit == STAGED and taken != rows:
+            raise PrepareError(f"Slot {job.name.slot}: the server took {taken} of {rows} rows.")
+
+
+def prepare(connection: Connection, copy: Copy) -> None:
+    """Prepares the transaction, or commits it."""
+    if copy.commit == TWO_PHASE:
+        connection.execute(sql.SQL("PREPARE TRANSACTION {}").format(str(copy.name)))
+        return
+    # Answered with a warning and ROLLBACK if the transaction had failed; every failure has raised before.
+    done = connection.execute("COMMIT").statusmessage
+    if done != "COMMIT":
+        raise PrepareError(f"Slot {copy.name.slot}: the server answered {done} to COMMIT.")
+
+
+_tables: dict[tuple[Conninfo, Target], CatalogTable] = {}
+_tables_lock = threading.Lock()
+
+
+def _table(connection: Connection, copy: Copy) -> CatalogTable:
+    """Returns the table as the catalog has it, which each process reads once as long as it does not change."""
+    key = (copy.to, copy.target)
+    signature, _ = read_signature(connection, copy.target)
+    with _tables_lock:
+        found = _tables.get(key)
+    if found is None or found.signature != signature:
+        found = read_table(connection, copy.target) if signature else None
+        if found is None:
+            raise PrepareError(f"Table {copy.target} is not there any more.", next_step="Put it back.")
+        with _tables_lock:
+            _tables[key] = found
+    return found

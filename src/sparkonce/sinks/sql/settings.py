@@ -1,0 +1,267 @@
+"""What the user says of a table, its rows and the times that requests may take, as values that can be pickled.
+
+The conditions of an upsert are SQL over ``source``, a row of the batch, and ``target``, the table's row with its key.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from sparkonce.arguments import nonempty, one_of
+from sparkonce.errors import ConfigurationError, SchemaError
+from sparkonce.protocol.codec import read_json
+from sparkonce.sinks._shared.settings import columns, seconds
+
+APPEND, UPSERT = "append", "upsert"
+MODES = (APPEND, UPSERT)
+STAGED, TWO_PHASE = "staged", "two_phase"
+COMMITS = (STAGED, TWO_PHASE)
+CONFLICTS = ("update", "nothing")
+
+
+class MergesStaged:
+    """A sink whose staged rows are merged into its table once their batch is decided.
+
+    Attributes:
+        decided_conflicts: What an operator has chosen for rows that were to be appended, and whose keys are in the
+            table by now: one of `CONFLICTS`. Empty to leave them staged.
+    """
+
+    decided_conflicts: str = ""
+
+
+def commit(value: str) -> str:
+    """Returns how a database sink commits: `STAGED` or `TWO_PHASE`."""
+    return one_of("commit", value, COMMITS)
+
+
+def mode(value: str, key_columns: Any) -> tuple[str, tuple[str, ...]]:
+    """Returns whether a table sink appends or upserts, and its key columns: upserts need them, nothing else does."""
+    keys = columns("key_columns", key_columns)
+    if (one_of("mode", value, MODES) == UPSERT) != bool(keys):
+        raise ConfigurationError(
+            f"mode={value!r} with key_columns={list(keys)}: upserts need them, and nothing else does.",
+            next_step="Name the columns of a unique key for mode='upsert', or leave them out.",
+            setting="key_columns",
+        )
+    return value, keys
+
+
+_SKIPPED = r"""[eE]'(?:[^'\\]|\\.|'')*'|'(?:[^']|'')*'|"(?:[^"]|"")*"|`(?:[^`]|``)*`|--[^\n]*|/\*.*?\*/"""
+_NAME = r"""(?:"(?P<double>(?:[^"]|"")*)"|`(?P<back>(?:[^`]|``)*)`|(?P<plain>\w+))"""
+_SIDE = re.compile(rf"(?<![\w.])(?P<side>source|target)\s*\.\s*{_NAME}|{_SKIPPED}", re.IGNORECASE | re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpsertRules:
+    """Says which row of a key counts; empty texts for what was not given.
+
+    Attributes:
+        order_by: The column whose greatest value wins, in the batch and in the table.
+        update_when: The condition under which a row replaces the table's.
+        delete_when: The condition, over the batch's row alone, under which it deletes the table's.
+    """
+
+    order_by: str = ""
+    update_when: str = ""
+    delete_when: str = ""
+
+    SETTINGS: ClassVar = ("order_by", "update_when", "delete_when")
+
+    @classmethod
+    def of(cls, mode: str, on_conflict: str = "update", **given: Any) -> UpsertRules:
+        """Returns the rules that were given, each of which may be None.
+
+        Raises:
+            ConfigurationError: if one contradicts another or the mode.
+        """
+        found = {setting: value for setting, value in given.items() if value is not None}
+        for setting, value in found.items():
+            example = "a column's name" if setting == "order_by" else "a condition in SQL, such as source.n > target.n"
+            nonempty(setting, value, example=example)
+            if mode != UPSERT or on_conflict == "nothing":
+                other = f"mode={mode!r}" if mode != UPSERT else "on_conflict='nothing', which keeps the table's row"
+                raise ConfigurationError(
+                    f"{setting}={value!r} with {other}.",
+                    next_step=f"Leave {setting} out, or set mode='upsert', which replaces rows.",
+                    setting=setting,
+                )
+        rules = cls(**found)
+        if any(side != "source" for side, _ in named(rules.delete_when)):
+            raise ConfigurationError(
+                f"delete_when={rules.delete_when!r} reads target.…, and a row says itself whether it deletes.",
+                next_step="Write it over source.… alone, such as source.value IS NULL.",
+                setting="delete_when",
+            )
+        return rules
+
+    @property
+    def conditions(self) -> dict[str, str]:
+        """The conditions in SQL, by their settings."""
+        return {setting: text for setting, text in self.given().items() if setting != "order_by"}
+
+    def given(self) -> dict[str, str]:
+        """Returns what was given, by its setting."""
+        values = {setting: str(getattr(self, setting)) for setting in self.SETTINGS}
+        return {setting: value for setting, value in values.items() if value}
+
+    def staged_only(self, columns: Iterable[str], there: Iterable[str], *, fold: bool = False) -> list[str]:
+        """Returns the columns of the rows that say whether a row deletes, and that the table does not have.
+
+        Args:
+            columns: The rows' columns.
+            there: The table's columns.
+            fold: True if the server takes names in either case.
+        """
+        known = {name.lower() if fold else name for name in there}
+        read = {name.lower() if fold else name for name in read_by(self.delete_when)} - known
+        return [name for name in columns if (name.lower() if fold else name) in read]
+
+    def check_columns(self, columns: Iterable[str], *, fold: bool = False) -> None:
+        """Sees that the rows have the columns that the rules read.
+
+        Args:
+            columns: The rows' columns.
+            fold: True if the server takes names in either case.
+
+        Raises:
+            SchemaError: naming the one that is missing.
+        """
+        known = {name.lower() if fold else name for name in columns}
+        read = [("order_by", self.order_by)] if self.order_by else []
+        for setting, condition in self.conditions.items():
+            read += [(setting, name) for side, name in named(condition) if side == "source"]
+        for setting, name in read:
+            if (name.lower() if fold else name) not in known:
+                raise SchemaError(
+                    f"{setting}={getattr(self, setting)!r} reads column {name!r}, and the rows have {sorted(columns)}.",
+                    next_step="Add the column to the query, or correct the name.",
+                    setting=setting,
+                )
+
+
+NO_RULES = UpsertRules()
+
+
+def named(condition: str) -> list[tuple[str, str]]:
+    """Returns the sides and columns that a condition reads; names without quotes in lower case."""
+    found = []
+    for match in _SIDE.finditer(condition):
+        if match["side"]:
+            quoted = match["double"] if match["double"] is not None else match["back"]
+            name = match["plain"].lower() if quoted is None else quoted.replace('""', '"').replace("``", "`")
+            found.append((match["side"].lower(), name))
+    return found
+
+
+def read_by(condition: str) -> set[str]:
+    """Returns the columns of the batch's row that a condition reads."""
+    return {name for side, name in named(condition) if side == "source"}
+
+
+def with_source(condition: str, name: str) -> str:
+    """Returns a condition in which the batch's row has another name."""
+
+    def renamed(match: re.Match[str]) -> str:
+        text = match[0]
+        return name + text[len("source") :] if (match["side"] or "").lower() == "source" else text
+
+    return _SIDE.sub(renamed, condition)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """The table that rows go to, and the rules for a row whose key is there.
+
+    Attributes:
+        schema: The table's schema; empty where the connection's database has the table.
+        table: Its name, exactly as the catalog has it.
+        mode: ``append`` or ``upsert``.
+        keys: The columns of the unique index that decides, for ``upsert``.
+        on_conflict: One of `CONFLICTS`, for ``upsert``.
+        rules: Which row of a key counts, for ``upsert``.
+    """
+
+    schema: str = ""
+    table: str
+    mode: str = APPEND
+    keys: tuple[str, ...] = ()
+    on_conflict: str = "update"
+    rules: UpsertRules = NO_RULES
+
+    def __str__(self) -> str:
+        return f"{quoted(self.schema)}.{quoted(self.table)}" if self.schema else repr(self.table)
+
+    def check(self) -> None:
+        """Raises `ConfigurationError` if the settings contradict each other."""
+        one_of("on_conflict", self.on_conflict, CONFLICTS)
+        if self.mode != UPSERT and self.on_conflict != "update":
+            raise ConfigurationError(
+                f"mode={self.mode!r} with on_conflict={self.on_conflict!r}, which is for upserts.",
+                next_step="Leave it out, or set mode='upsert'.",
+                setting="on_conflict",
+            )
+
+    def to_text(self, columns: tuple[str, ...]) -> str:
+        """Returns it and the columns that are written as text, for the marker of a staged copy."""
+        return json.dumps(
+            {
+                "schema": self.schema,
+                "table": self.table,
+                "mode": self.mode,
+                "keys": self.keys,
+                "on_conflict": self.on_conflict,
+                "order_by": self.rules.order_by,
+                **self.rules.conditions,
+                "columns": columns,
+            },
+            separators=(",", ":"),
+        )
+
+    @classmethod
+    def from_text(cls, text: str) -> tuple[Target, tuple[str, ...]]:
+        """Reads what `to_text` wrote.
+
+        Raises:
+            ValueError: if the text is something else.
+        """
+        try:
+            fields = read_json(text.encode())
+            columns = tuple(map(str, fields.pop("columns")))
+            fields["keys"] = tuple(map(str, fields["keys"]))
+            rules = UpsertRules(**{setting: fields.pop(setting, "") for setting in UpsertRules.SETTINGS})
+            return cls(**fields, rules=rules), columns
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"not the description of a table: {error}") from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """The time that each kind of request may take, in seconds.
+
+    Attributes:
+        slot_s: One slot's transaction on the server, from its first row until it is prepared.
+        commit_s: One commit of a whole batch by ``staged``, and one prepare.
+        lock_s: Waiting for a lock of another session.
+        answer_s: Any other answer of the server.
+    """
+
+    slot_s: float = 3600.0
+    commit_s: float = 300.0
+    lock_s: float = 10.0
+    answer_s: float = 15.0
+
+    def check(self) -> None:
+        """Raises `ConfigurationError` for a limit that is none."""
+        seconds("slot_timeout_s", self.slot_s)
+        seconds("commit_timeout_s", self.commit_s)
+        seconds("lock_timeout_s", self.lock_s)
+
+
+def quoted(name: str) -> str:
+    """Returns a name in quotes: what a message advises can then be run."""
+    return '"' + name.replace('"', '""') + '"'

@@ -1,0 +1,176 @@
+"""The executor half: writes one copy's rows, and makes them durable without showing them."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from sparkonce.errors import OutageError, PrepareError
+from sparkonce.protocol.handles import Outcome
+from sparkonce.protocol.ownership import TransactionName
+from sparkonce.sink import Facts, Refused, SinkWriter, WriterContext
+from sparkonce.sinks._shared.arrow import offered
+from sparkonce.sinks.sql.committer import SqlCommitter
+from sparkonce.sinks.sql.settings import Limits, Target
+from sparkonce.sinks.sql.transactions import DIRECT, Location, SqlTransaction
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from sparkonce.sinks.sql.dialect import Dialect, Rows, Session
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copy:
+    """The work of one copy.
+
+    Attributes:
+        to: The server's address and the user's credentials, as the dialect takes them.
+        target: The table and its rules.
+        commit: ``staged``, ``two_phase`` or `DIRECT`.
+        limits: How long each kind of request may take.
+        facts: The facts of the run.
+        name: The transaction's name.
+    """
+
+    to: Any = field(repr=False)
+    target: Target
+    commit: str
+    limits: Limits
+    facts: Facts
+    name: TransactionName
+
+
+class SqlWriter(SinkWriter):
+    """Writes one copy's rows in one transaction.
+
+    Args:
+        dialect: The database's functions.
+        to: See `Copy`, as for `target`, `commit` and `limits`.
+        context: Which copy this is.
+    """
+
+    def __init__(
+        self, dialect: Dialect, to: Any, target: Target, commit: str, limits: Limits, context: WriterContext
+    ) -> None:
+        owner = context.owner
+        name = TransactionName(
+            prefix=owner.facts.get("prefix", "direct"),
+            query=owner.query,
+            token=owner.token,
+            batch=context.batch,
+            slot=context.slot,
+            copy=secrets.token_hex(6),
+        )
+        self._copy = Copy(to=to, target=target, commit=commit, limits=limits, facts=owner.facts, name=name)
+        self._dialect = dialect
+        self._session: Session = None
+        self._rows: Rows | None = None
+        self._begun_ms = 0
+        self._prepared = False
+
+    def begin(self) -> None:
+        """Connects, and begins the transaction, which the server shows from now on by its name."""
+        with self._explained():
+            self._session = self._dialect.take(self._copy)
+            with self._dialect.within(self._session, self._copy.limits.answer_s + self._copy.limits.lock_s):
+                self._begun_ms = self._dialect.open(self._session, self._copy)
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        """Sends rows. See `SinkWriter.write`."""
+        with self._explained():
+            self._to_rows(rows.schema).write(rows)
+
+    def offer(self, rows: pa.RecordBatch) -> Refused:
+        """Writes rows behind a savepoint, and halves of them where the server refuses them. See `SinkWriter.offer`."""
+        with self._explained():
+            to = self._to_rows(rows.schema)
+            with self._dialect.within(self._open(), self._copy.limits.slot_s):
+                return offered(rows, lambda part: self._attempt(to, part))
+
+    def _attempt(self, to: Rows, rows: pa.RecordBatch) -> str:
+        """Writes these rows and returns an empty text, or none of them and returns the reason."""
+        dialect, session, reason = self._dialect, self._open(), ""
+        dialect.execute(session, "SAVEPOINT sparkonce_rows")
+        try:
+            to.write(rows, alone=True)
+        except OutageError:
+            raise
+        except PrepareError as error:
+            reason = error.message
+        except dialect.errors as error:
+            if not dialect.is_about_row(error):
+                raise
+            reason = dialect.message(error)
+        if reason:
+            to.reset()
+            dialect.execute(session, "ROLLBACK TO SAVEPOINT sparkonce_rows")
+        dialect.execute(session, "RELEASE SAVEPOINT sparkonce_rows")
+        return reason
+
+    def prepare(self) -> Mapping[str, str | int]:
+        """Sends the rest, and prepares or commits. See `SinkWriter.prepare`."""
+        session, limits = self._open(), self._copy.limits
+        with self._explained(), self._dialect.within(session, limits.commit_s + limits.answer_s):
+            if self._rows is None:
+                raise PrepareError(f"Slot {self._copy.name.slot} prepares without rows.")
+            self._rows.finish()
+            self._prepared = True
+            self._dialect.prepare(session, self._copy)
+        self.close()
+        return {} if self._copy.commit == DIRECT else self._dialect.fields.write(self._transaction())
+
+    def abort(self) -> None:
+        """Ends the session, and aborts what outlives it; a sweep finds what cannot be undone now."""
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()
+        if session is None and not self._prepared:
+            return
+        if self._rows is not None:
+            self._rows.reset()
+        if self._copy.commit != DIRECT and (self._prepared or not self._dialect.has_transactional_ddl):
+            self._prepared = False
+            committer = SqlCommitter(self._dialect, self._copy.to, "", server="The server", limits=self._copy.limits)
+            try:
+                (done,) = committer.abort([self._dialect.fields.handle("", self._transaction())])
+            finally:
+                committer.close()
+            if done.outcome is not Outcome.ABORTED:
+                log.warning("%s is left to the driver: %s", self._copy.name, done.reason)
+
+    def close(self) -> None:
+        """Gives the session back. A prepared transaction stays."""
+        session, self._session = self._session, None
+        if session is not None:
+            self._dialect.give_back(self._copy.to, session)
+
+    def _to_rows(self, schema: pa.Schema) -> Rows:
+        """Returns what takes rows, for which the first ones open the table."""
+        if self._rows is None:
+            self._rows = self._dialect.rows(self._open(), self._copy, self._begun_ms, schema)
+        return self._rows
+
+    def _transaction(self) -> SqlTransaction:
+        location = Location.of(self._copy.facts, self._dialect.fields.names)
+        return SqlTransaction(kind=self._copy.commit, name=self._copy.name, location=location, begun_ms=self._begun_ms)
+
+    def _open(self) -> Session:
+        if self._session is None:
+            raise PrepareError(f"Slot {self._copy.name.slot} has no open transaction.")
+        return self._session
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        name, target = self._copy.name, self._copy.target
+        try:
+            yield
+        except self._dialect.errors as error:
+            what = f"Batch {name.batch}, slot {name.slot}, table {target}"
+            raise self._dialect.prepare_error(error, what, self._dialect.staging_table(name), target.table) from None
