@@ -368,6 +368,11 @@ class TwoPhaseCommitSink(abc.ABC):
         return True
 
     @property
+    def writes_with_session(self) -> bool:
+        """True if its committer writes with the driver's classic Spark session, which Spark Connect does not have."""
+        return False
+
+    @property
     def target_name(self) -> str | None:
         """The topic or table that the sink writes to, for `sparkonce.explain`; None to show the sink's name instead."""
         return None

@@ -47,8 +47,6 @@ START = [
     Mistake("once.start()", "missing 1 required positional argument: 'df'", TypeError),
     Mistake("once.start('orders')", "df='orders' is not a DataFrame"),
     Mistake("once.start(spark.range(5))", "df=<DataFrame> does not stream"),
-    Mistake("once.start(connect_rows)", "is of Spark Connect (pyspark.sql.connect.dataframe)"),
-    Mistake("read_kafka(connect_spark, settings, topics='t')", "is of Spark Connect (pyspark.sql.connect.session)"),
     Mistake("once(spark.range(5), 0)", "ExactlyOnce was called outside a streaming query"),
     Mistake("ExactlyOnce(sink, checkpoint='/dev/null/cp').start(rows)", "cannot be written to, or has no hard links"),
     Mistake("ExactlyOnce(sink, checkpoint='/proc/cp').start(rows)", "cannot be written to, or has no hard links"),

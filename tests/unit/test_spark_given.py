@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import errno
 import os
-import pickle
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from pyspark import cloudpickle
+from pyspark.sql.connect.plan import DataSource, Join, LogicalPlan
 
+from sparkonce import DeltaSink, FilesSink
 from sparkonce.errors import ConfigurationError
+from sparkonce.spark import exactly_once
+from sparkonce.spark.connect import check_can_connect
 from sparkonce.spark.exactly_once import ExactlyOnce
-from sparkonce.spark.start.arguments import check_classic, never_pickled
+from sparkonce.spark.plans import sources_of_client
+from sparkonce.spark.start.arguments import check_classic
 from sparkonce.storage.local import LocalFiles
 
 
@@ -52,7 +59,40 @@ def test_connect_is_known_by_its_module() -> None:
         check_classic("df", frame)
     check_classic("df", object())
 
-    # Spark Connect pickles the function given to foreachBatch, and prints the underlying error.
-    assert ExactlyOnce.__reduce__ is never_pickled
-    with pytest.raises(ConfigurationError, match=r"Connect's foreachBatch.*Next: Start a classic session"):
-        pickle.dumps(ExactlyOnce.__new__(ExactlyOnce))
+
+def test_what_needs_the_jvm_is_refused_by_name_through_connect() -> None:
+    files, table = FilesSink("/data/rows"), DeltaSink("/data/table", name="newest")
+    check_can_connect([files], None)
+    check_can_connect([files], 1)
+    with pytest.raises(ConfigurationError, match=r"Sink 'newest' is a DeltaSink, .* classic Spark session.*Next: Use"):
+        check_can_connect([files, table], None)
+    with pytest.raises(ConfigurationError, match=r"rows_per_slot=500: .*Next: Leave it out"):
+        check_can_connect([files], 500)
+
+
+def test_a_pickled_query_keeps_its_settings_and_names_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = FilesSink("/data/one", name="one"), FilesSink("/data/other", name="other")
+    once = ExactlyOnce({one: None, other: lambda df: df}, checkpoint="/data/c", outage_patience_s=7, display=True)
+    pickled = cloudpickle.dumps(once)
+
+    copy = cloudpickle.loads(pickled)
+    assert copy.checkpoint == once.checkpoint
+    assert [sink.name for sink in copy.sinks] == ["one", "other"]
+    assert copy._timing == once._timing
+    monkeypatch.setattr(exactly_once, "__version__", "0.0.9")
+    with pytest.raises(ConfigurationError, match=r"client has sparkonce .* and the server of Spark Connect 0\.0\.9"):
+        cloudpickle.loads(pickled)
+
+
+def test_the_sources_of_a_connect_query_are_read_from_its_plan() -> None:
+    def kafka(topic: str) -> LogicalPlan:
+        return DataSource("kafka", options={"Subscribe": topic}, is_streaming=True)
+
+    table = DataSource("parquet", options={"path": "/data/customers"})
+    joined = Join(Join(kafka("a"), kafka("b"), None, "inner"), table, None, "inner")
+    frame: Any = SimpleNamespace(_plan=joined, sparkSession=SimpleNamespace(client=None))
+    found = sources_of_client(frame)
+    assert [(one.format, one.where, one.options) for one in found] == [
+        ("kafka", "a", {"subscribe": "a"}),
+        ("kafka", "b", {"subscribe": "b"}),
+    ]

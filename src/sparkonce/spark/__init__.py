@@ -1,6 +1,7 @@
 """The rim: the only place that knows Spark.
 
 - ``exactly_once``: the object that a user gives to ``foreachBatch``; it puts the parts together.
+- ``connect``: the run of a query of Spark Connect, in the process next to its server.
 - ``start``: everything that is checked before Spark runs a batch.
 - ``checkpoints``: reaches a checkpoint as Spark does.
 - ``work``: writes a batch on the executors, by ``slot_tasks``; ``views`` says which rows go to which sink; ``grouping``

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
+from pyspark import cloudpickle
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -23,16 +24,18 @@ from sparkonce.log import DecisionLog
 from sparkonce.protocol.events import BatchAsked
 from sparkonce.protocol.ownership import short_query
 from sparkonce.sink import TwoPhaseCommitSink
-from sparkonce.source import Source, all_registered
+from sparkonce.source import Source, SourceFacts, all_registered
 from sparkonce.sources.groups import GroupOffsets, GroupReporter
 from sparkonce.sources.offsets import rows_read
 from sparkonce.spark.arrow_batches import ArrowBatches
 from sparkonce.spark.checkpoints.opening import open_for
 from sparkonce.spark.checkpoints.planned import check_planned, is_as_planned
+from sparkonce.spark.connect import ConnectRun, ConnectWork, check_can_connect, missing_offsets, start_on_server
 from sparkonce.spark.grouping import grouping_of, slots_decided
-from sparkonce.spark.jvm import JvmCache
-from sparkonce.spark.plans import kafka_sources, reads_plainly, registered_sources, running_plan
+from sparkonce.spark.jvm import JvmCache, is_connect
+from sparkonce.spark.plans import kafka_sources, reads_plainly, registered_sources, running_plan, sources_of_client
 from sparkonce.spark.query_end import close_at_end, running, warn_if_left
+from sparkonce.spark.shipped import build_of
 from sparkonce.spark.show.failures import is_of_a_stop, without_causes
 from sparkonce.spark.start.arguments import (
     Trigger,
@@ -41,7 +44,6 @@ from sparkonce.spark.start.arguments import (
     check_name,
     groups,
     location_of,
-    never_pickled,
     new_writer,
     running_query,
     trigger_keywords,
@@ -135,6 +137,7 @@ class ExactlyOnce:
         timeline: bool = True,
         display: bool | None = None,
     ) -> None:
+        self._given = {name: value for name, value in locals().items() if name != "self"}
         views = views_of(sinks)
         self._letters = letters_of(views, dead_letters)
         self._max_refused = whole_number("max_refused", max_refused, least=1)
@@ -173,6 +176,8 @@ class ExactlyOnce:
         self._started = False
         self._query: StreamingQuery | None = None
         self._followed = ""
+        self._remote: ConnectRun | None = None
+        self._sources_of_client: tuple[SourceFacts, ...] | None = None
 
     def __repr__(self) -> str:
         return f"ExactlyOnce({list(self._sinks)}, checkpoint={self.checkpoint!r})"
@@ -229,6 +234,8 @@ class ExactlyOnce:
         options: Mapping[str, str] | None,
     ) -> StreamingQuery:
         check_frame(df)
+        if is_connect(df):
+            check_can_connect(self.sinks, self._rows_per_slot)
         writer = new_writer(
             df,
             checkpoint=self.checkpoint,
@@ -237,6 +244,11 @@ class ExactlyOnce:
             query_name=query_name,
             options=options,
         )
+        if is_connect(df):
+            self._check_columns(df)  # the rest is checked on the server, by the first batch
+            self._sources_of_client = sources_of_client(df)
+            self._query = start_on_server(writer, self)
+            return self._query
         self._open(df).check()
         self._preflight(df, self._check_columns(df), output_mode, trigger)
         self._started = True
@@ -252,7 +264,7 @@ class ExactlyOnce:
             SparkonceError: if the query must stop.
         """
         try:
-            rows, done = self._commit(df, batch)
+            rows, done = (self._commit_on_server if is_connect(df) else self._commit)(df, batch)
         except SparkonceError as error:
             logger.debug("Batch %d stopped the query.", batch, exc_info=error)
             if not is_of_a_stop(error):
@@ -262,25 +274,38 @@ class ExactlyOnce:
             raise without_causes(error) from None
         self.listener.committed(done)
         warn_of_refused(self._letters, done)
-        self._advice.look(df.sparkSession, rows, done)
+        if self._remote is None:
+            self._advice.look(df.sparkSession, rows, done)
+
+    def _commit_on_server(self, df: DataFrame, batch: int) -> tuple[int | None, BatchProgress]:
+        if self._remote is None:
+            check_can_connect(self.sinks, self._rows_per_slot)
+            self._remote = ConnectRun(
+                df,
+                batch,
+                checkpoint=self.checkpoint,
+                sinks=self.sinks,
+                shares=self._shares,
+                max_refused=self._max_refused,
+                patience_s=self._timing.outage_patience_s,
+                sources=self._sources_of_client,
+                check_columns=self._check_columns,
+                new_driver=self._new_driver,
+            )
+        run = self._remote.driver
+        _check_once_a_batch(run, batch)
+        if self._topics is not None and run.state.view.decision(batch) is None:
+            self._topics.check_same()
+        return self._remote.commit(df, batch)
 
     def _commit(self, df: DataFrame, batch: int) -> tuple[int | None, BatchProgress]:
         checkpoint, patience_s = SparkCheckpoint(self._open(df)), self._timing.outage_patience_s
         offsets = input_offsets(checkpoint, batch, patience_s)
         run_id, query = running_query(df)
         run = self._driver(df, run_id, query, offsets or ())
-        if run.progress and run.progress[-1].batch == batch:
-            raise ConfigurationError(
-                f"Batch {batch} was given to this ExactlyOnce twice. Its rows are committed, and those of the second "
-                "call would not be written.",
-                next_step="Call it once in your function. For several sinks or filters give it "
-                "{sink: lambda df: df.where('…'), other: None}.",
-            )
+        _check_once_a_batch(run, batch)
         if offsets is None:
-            raise ConfigurationError(
-                f"checkpoint={self.checkpoint!r} has no offsets/{batch}, which Spark writes before it runs a batch.",
-                next_step="Give ExactlyOnce the same folder as the query's option checkpointLocation.",
-            )
+            raise missing_offsets(self.checkpoint, batch)
         check_planned(df.sparkSession, query, batch, checkpoint, offsets, self._cache)
         decision = run.state.view.decision(batch)
         if self._topics is not None and decision is None:
@@ -307,7 +332,11 @@ class ExactlyOnce:
         self.listener.display.end()
         self._end(self._run)
 
-    __reduce__ = never_pickled
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles the settings, as Spark Connect's ``foreachBatch`` does: the run begins on the server."""
+        given = {**self._given, "display": False}
+        pickled = cloudpickle.dumps((given, self._sources_of_client))
+        return unpickled, (__version__, build_of("sparkonce"), pickled)
 
     def _follow(self, query: StreamingQuery, name: str) -> None:
         if self._followed == (run := query.runId):
@@ -347,6 +376,15 @@ class ExactlyOnce:
         self._others = [source for _, source in (all_registered() if plan is None else registered_sources(plan))]
         if plan is not None and not self._started and SparkCheckpoint(files).is_unrecorded(0):
             warn_of_slots(df.sparkSession, plan, (), samples, self.sinks)
+        driver = self._new_driver(run, query, files, sources, offsets)
+        self._cache = JvmCache()
+        if (found := running(df.sparkSession, query)) is not None:  # of another writer than `start`, for one
+            self._follow(found, found.name or "")
+        return driver
+
+    def _new_driver(
+        self, run: str, query: str, files: CheckpointFiles, sources: Sequence[SourceFacts], offsets: Sequence[str]
+    ) -> RunDriver:
         self._topics = None
         if sources:
             from sparkonce.sources.topics import SourceTopics  # imports kafka-python
@@ -366,10 +404,8 @@ class ExactlyOnce:
             reporters=[*([] if topics is None else [topics]), *map(GroupReporter, self._groups)],
             topics=dict if topics is None else lambda recorded: topics.kept(recorded, offsets),
         )
-        self._run, self._cache = (run, driver), JvmCache()
+        self._run = run, driver
         self.listener.begin_run(query, run, driver, files)
-        if (found := running(df.sparkSession, query)) is not None:  # of another writer than `start`, for one
-            self._follow(found, found.name or "")
         return driver
 
     def _preflight(
@@ -421,7 +457,7 @@ class ExactlyOnce:
     def _check_columns(self, df: DataFrame) -> Sequence[ShareSample]:
         """Checks columns, types and settings before anything is claimed."""
         samples = check_columns(df, self._shares)
-        check_plans(samples)
+        check_plans(samples, ConnectWork if is_connect(df) else SparkWork)
         speculation = str(df.sparkSession.conf.get("spark.speculation", "false")).lower() == "true"
         once = [sink.name for sink in self._sinks.values() if sink.guarantee is Guarantee.AT_MOST_ONCE]
         if speculation and once:
@@ -431,3 +467,31 @@ class ExactlyOnce:
                 next_step="Turn spark.speculation off, or choose another guarantee.",
             )
         return samples
+
+
+def _check_once_a_batch(run: RunDriver, batch: int) -> None:
+    if run.progress and run.progress[-1].batch == batch:
+        raise ConfigurationError(
+            f"Batch {batch} was given to this ExactlyOnce twice. Its rows are committed, and those of the second "
+            "call would not be written.",
+            next_step="Call it once in your function. For several sinks or filters give it "
+            "{sink: lambda df: df.where('…'), other: None}.",
+        )
+
+
+def unpickled(version: str, build: str, pickled: bytes) -> ExactlyOnce:
+    """Returns an `ExactlyOnce` with the settings that a client of Spark Connect has pickled.
+
+    Raises:
+        ConfigurationError: if the client has another sparkonce.
+    """
+    if (version, build) != (here := (__version__, build_of("sparkonce"))):
+        raise ConfigurationError(
+            f"The client has sparkonce {version} (build {build}), and the server of Spark Connect {here[0]} (build "
+            f"{here[1]}).",
+            next_step="Install the same on both.",
+        )
+    given, sources = cloudpickle.loads(pickled)
+    made = ExactlyOnce(**given)
+    made._sources_of_client = sources
+    return made

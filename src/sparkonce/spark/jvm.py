@@ -9,8 +9,6 @@ import os
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any, TypeVar, cast
 
-from py4j.java_gateway import JavaClass
-from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
@@ -24,6 +22,8 @@ def jvm() -> Any:
     Raises:
         ConfigurationError: if there is none.
     """
+    from pyspark import SparkContext  # not in a client of Spark Connect
+
     context = SparkContext._active_spark_context
     if context is None or context._jvm is None:
         raise ConfigurationError("There is no Spark session.", next_step="Explain the query while its session lives.")
@@ -35,12 +35,19 @@ def execution_of(spark: SparkSession, query: str) -> Any:
     return spark._jsparkSession.sharedState().activeStreamingQueries().get(jvm().java.util.UUID.fromString(query))
 
 
+def is_connect(thing: object) -> bool:
+    """Returns True if a session, DataFrame or query is one of Spark Connect, which has no JVM in this process."""
+    return type(thing).__module__.startswith("pyspark.sql.connect")
+
+
 def no_rows(spark: SparkSession, schema: StructType) -> DataFrame:
     """Returns a DataFrame without rows, and leaves the active session as it is.
 
     PySpark's ``createDataFrame`` would make this session the active one of the whole process. A query's batches have
     a copy of the session that started it, so everything that asks for the active session would find that copy.
     """
+    if is_connect(spark):
+        return spark.createDataFrame([], schema)
     kind = jvm().org.apache.spark.sql.types.DataType.fromJson(schema.json())
     return DataFrame(spark._jsparkSession.createDataFrame(jvm().java.util.ArrayList(), kind), spark)
 
@@ -116,6 +123,8 @@ def require_class(session: SparkSession, module: str, name: str) -> None:
     Raises:
         ConfigurationError: if not; it says how to get the module.
     """
+    from py4j.java_gateway import JavaClass
+
     found = session._jvm
     for part in name.split("."):
         found = getattr(found, part)

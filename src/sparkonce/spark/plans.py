@@ -10,9 +10,9 @@ import json
 import logging
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from sparkonce.analysis.facts import KafkaSourceFacts, lower_names
 from sparkonce.source import FILES, Source, SourceFacts, registered
@@ -75,6 +75,28 @@ def running_plan(spark: SparkSession, query: str) -> Any:
 def kafka_sources(plan: Any) -> tuple[SourceFacts, ...]:
     """Returns the Kafka sources of an analyzed plan."""
     return tuple(source for source in source_facts(plan) if source.format == "kafka")
+
+
+def sources_of_client(df: DataFrame) -> tuple[SourceFacts, ...]:
+    """Returns the streaming sources of a DataFrame of Spark Connect, as its client asks the server to read them.
+
+    Those that a text in SQL names are not among them.
+    """
+    client: Any = df.sparkSession
+    reads = _reads(cast(Any, df)._plan.to_proto(client.client))
+    found = [read.data_source for read in reads if read.is_streaming and read.HasField("data_source")]
+    return tuple(_named_source(one.format, "", lower_names(dict(one.options))) for one in found)
+
+
+def _reads(message: Any) -> Iterator[Any]:
+    """Yields every ``Read`` in a message of Spark Connect's protocol."""
+    if message.DESCRIPTOR.full_name == "spark.connect.Read":
+        yield message
+    for _, value in message.ListFields():
+        parts = value.values() if hasattr(value, "values") else value if hasattr(value, "__len__") else [value]
+        for part in parts:
+            if hasattr(part, "ListFields"):
+                yield from _reads(part)
 
 
 def registered_sources(plan: Any) -> list[tuple[SourceFacts, Source]]:

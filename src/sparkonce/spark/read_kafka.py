@@ -13,7 +13,7 @@ from sparkonce.arguments import flag, mapping, nonempty, one_of, texts, whole_nu
 from sparkonce.errors import ConfigurationError
 from sparkonce.sources.kafka import Starting, consumer_settings, starting_options
 from sparkonce.sources.packages import KAFKA_MODULE
-from sparkonce.spark.jvm import missing
+from sparkonce.spark.jvm import is_connect, missing
 from sparkonce.spark.start.arguments import check_session
 
 _OURS: Mapping[str, str] = {
@@ -76,7 +76,8 @@ def read_kafka(
     Raises:
         ConfigurationError: if a setting or argument is wrong, or the session does not have the connector.
     """
-    check_session(spark)
+    if not is_connect(spark):
+        check_session(spark)
     one_of("isolation_level", isolation_level, ("read_committed", "read_uncommitted"))
     consumer = consumer_settings(settings)
     if consumer.setdefault("isolation.level", isolation_level) != isolation_level:
@@ -140,6 +141,8 @@ def _which(
 
 
 def _check_pattern(spark: SparkSession, pattern: str) -> None:
+    if is_connect(spark):
+        return  # Spark says so when the query starts
     try:
         spark.sparkContext._jvm.java.util.regex.Pattern.compile(pattern)
     except IllegalArgumentException as error:

@@ -20,12 +20,14 @@ from sparkonce.spark.shipped import Needs
 from sparkonce.spark.worker import checked_first, lighten_worker
 
 _BATCH = "sparkonce.batch"
+_BY_PROPERTY = -1
 _OUTPUT = pa.schema(
     [
         ("handle", pa.string()),
         ("batch", pa.int64()),
         ("stage", pa.int32()),
         ("attempt", pa.int32()),
+        ("task", pa.int64()),
         ("rows", pa.int64()),
         ("size", pa.int64()),
     ]
@@ -48,7 +50,7 @@ def answers_of(rows: DataFrame, task: SlotTask, needs: Needs, cache: JvmCache) -
     """
     session, context = rows.sparkSession, rows.sparkSession.sparkContext
     context.setLocalProperty(_BATCH, str(task.batch))
-    pickled = cloudpickle.dumps(_slot_writer(replace(task, batch=0)))
+    pickled = cloudpickle.dumps(_slot_writer(replace(task, batch=_BY_PROPERTY)))
 
     def function() -> Column:
         function = pandas_udf(checked_first(pickled, needs), _ANSWER, PythonEvalType.SQL_MAP_ARROW_ITER_UDF)
@@ -60,10 +62,16 @@ def answers_of(rows: DataFrame, task: SlotTask, needs: Needs, cache: JvmCache) -
     return DataFrame(rows._jdf.mapInArrow(column._jc, False, None), session)
 
 
+def answers_through_connect(rows: DataFrame, task: SlotTask, needs: Needs) -> DataFrame:
+    """Returns the same where no thread of the driver has local properties: each batch has a function of its own."""
+    return rows.mapInArrow(checked_first(cloudpickle.dumps(_slot_writer(task)), needs), _ANSWER)
+
+
 def _slot_writer(task: SlotTask):  # type: ignore[no-untyped-def]
     def write(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
-        if context is None or (number := context.getLocalProperty(_BATCH)) is None:
+        number = context and (context.getLocalProperty(_BATCH) if task.batch == _BY_PROPERTY else task.batch)
+        if context is None or number is None:
             raise RuntimeError("Rows are written inside a Spark task of a batch only.")
         copy = f"{context.stageId()}.{context.taskAttemptId()}.{context.attemptNumber()}"
         attempt = context.attemptNumber()
@@ -78,6 +86,7 @@ def _slot_writer(task: SlotTask):  # type: ignore[no-untyped-def]
                 "batch": [whole.batch] * len(handles),
                 "stage": [context.stageId()] * len(handles),
                 "attempt": [attempt] * len(handles),
+                "task": [context.taskAttemptId()] * len(handles),
                 "rows": [sent[0], *others],
                 "size": [sent[1], *others],
             },

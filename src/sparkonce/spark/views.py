@@ -90,6 +90,7 @@ class Share:
             return batch
         try:
             made = self.view(batch)
+            streams = isinstance(made, DataFrame) and made.isStreaming  # Spark Connect only now looks at the view
         except AnalysisException as error:
             reason = str(error).splitlines()[0].rstrip(";")
             raise ConfigurationError(
@@ -103,7 +104,7 @@ class Share:
                 f"The view of sink {sorted(self.sinks)} returned a {type(made).__name__}, and must return a DataFrame.",
                 next_step="Return what the sink is to write, for example: lambda df: df.where('amount > 0').",
             )
-        if made.isStreaming:
+        if streams:
             raise ConfigurationError(
                 f"The view of sink {sorted(self.sinks)} returned a DataFrame that streams, and not its batch.",
                 next_step="Use the view's argument, which is the batch: lambda df: df.where('amount > 0').",

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager
 from functools import partial
-from typing import TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
 
-from pyspark import StatusTracker, StorageLevel, inheritable_thread_target
+from pyspark import StorageLevel, inheritable_thread_target
 from pyspark.errors import AnalysisException
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType, VariantType
 
@@ -26,11 +27,15 @@ from sparkonce.sink import Owner
 from sparkonce.spark.arrow_batches import ArrowBatches
 from sparkonce.spark.grouping import Grouping
 from sparkonce.spark.jvm import JvmCache, quoted
+from sparkonce.spark.shipped import Needs
 from sparkonce.spark.show.failures import short_error
 from sparkonce.spark.show.jobs import described
 from sparkonce.spark.slot_tasks import answers_of
 from sparkonce.spark.views import Share, ShareSample, arrow_schema, computed_once, types_inside
 from sparkonce.spark.worker import needs_of
+
+if TYPE_CHECKING:
+    from pyspark import StatusTracker
 
 logger = logging.getLogger("sparkonce")
 
@@ -101,7 +106,7 @@ class SparkWork:
         exact = all(sink.guarantee is Guarantee.EXACTLY_ONCE for share in asked for sink in share.sinks.values())
         purpose = f"writing batch {self._batch} to {', '.join(sinks)}"
         try:
-            with described(self._df.sparkSession, purpose), computed_once(self._df, asked) as batch:
+            with self._described(purpose), computed_once(self._df, asked) as batch:
                 planned = [self._plan(share, share.of(batch), sinks) for share in asked]
                 written = self._write_planned(planned, only, computed, may_fail=exact)
         except Exception as error:
@@ -135,6 +140,10 @@ class SparkWork:
         written = self._run(jobs)
         self._arrow.learn(self._sent)
         return written
+
+    def _described(self, purpose: str) -> AbstractContextManager[None]:
+        """Says in Spark's UI what the jobs inside are for."""
+        return described(self._df.sparkSession, purpose)
 
     def _run(self, jobs: Sequence[Callable[[], _Result]]) -> Sequence[_Result]:
         """Runs the jobs side by side. Raises the first error once all have ended: no writer is then at work."""
@@ -192,7 +201,7 @@ class SparkWork:
     def _plan(self, share: Share, df: DataFrame, sinks: Mapping[str, Owner]) -> _Planned:
         """Plans a view's job: its columns, a fingerprint for each sink, and the sinks' tasks."""
         # A view may have other columns in each batch. So may rows that the user's own function gives.
-        kinds = df._jdf.schema().json()
+        kinds = self._kinds(df)
         schema = self._cache.get(("schema", kinds), lambda: arrow_schema(df.schema))
         tasks: list[SinkTask] = []
         hashed: list[tuple[str, tuple[str, ...]]] = []
@@ -222,39 +231,62 @@ class SparkWork:
             )
         needed = {column: None for task in tasks if task.fingerprint for column in task.columns}
         names = (*needed, *marks)
-        chosen = self._cache.get(
+        rows = self._selected(
+            df,
             (kinds, names, *hashed),
-            lambda: df._jcols(*map(_column, names), *(row_hash(some, df.schema).alias(name) for name, some in hashed)),
+            lambda: [*map(_column, names), *(row_hash(some, df.schema).alias(name) for name, some in hashed)],
         )
-        rows = DataFrame(df._jdf.select(chosen), df.sparkSession)
         if self._grouping is not None and self._grouping.is_worth_it(rows):
             rows = self._grouping.grouped(rows)
         return rows, tasks
 
+    def _kinds(self, df: DataFrame) -> str:
+        """Returns a text that is the same for the same columns and types."""
+        return str(df._jdf.schema().json())
+
+    def _selected(self, df: DataFrame, key: Hashable, columns: Callable[[], Sequence[Column]]) -> DataFrame:
+        """Returns these columns of the rows.
+
+        Args:
+            df: The rows.
+            key: Everything that the columns depend on.
+            columns: Makes the columns.
+        """
+        return DataFrame(df._jdf.select(self._cache.get(key, lambda: df._jcols(*columns()))), df.sparkSession)
+
     def _write_rows(
         self, rows: DataFrame, tasks: Sequence[SinkTask], only: frozenset[tuple[str, int]] | None
     ) -> _Written:
-        needs = needs_of([task.sink for task in tasks], rows.sparkSession.sparkContext.master)
+        needs = needs_of([task.sink for task in tasks], self._master())
         if any(task.sink.guarantee is Guarantee.AT_MOST_ONCE for task in tasks):
             # After a loss of shuffle files Spark reruns a stage whose tasks may have written, and counts their attempts
             # from 0 again: a task cannot tell. Without a shuffle before it only tasks are tried again, which can.
             rows = rows.localCheckpoint()
             needs["addresses"] = []  # their client waits for a server that is away, and the driver does not write again
         task = SlotTask(batch=self._batch, sinks=tuple(tasks), only=only, max_refused=self._max_refused)
-        written = answers_of(rows, task, needs, self._cache)
-        answers = written.collect()
+        answers, slots = self._answers(rows, task, needs)
         if any(answer["batch"] != self._batch for answer in answers):
             raise PrepareError(f"Spark's tasks wrote batch {self._batch} as another one.")
         handles = [decode_handle(answer["handle"]) for answer in answers]
         self._sent.append((sum(answer["rows"] for answer in answers), sum(answer["size"] for answer in answers)))
-        slots = _slots_of(written)
         counts = {part.sink.name: sum(handle.sink == part.sink.name for handle in handles) for part in tasks}
         if any(count != slots for count in counts.values()):
             raise PrepareError(f"The batch has {slots} slots, but the handles returned are {counts} by sink.")
         self._check_refused(handles, [part.sink.name for part in tasks if not part.fingerprint])
-        speculation = self._df.sparkSession.conf.get("spark.speculation", "false").lower() == "true"
         again = any(answer["attempt"] > 0 for answer in answers)
-        return handles, speculation or again or self._was_resubmitted({answer["stage"] for answer in answers})
+        return handles, again or self._speculates() or self._was_resubmitted(answers)
+
+    def _master(self) -> str:
+        return str(self._df.sparkSession.sparkContext.master)
+
+    def _speculates(self) -> bool:
+        return str(self._df.sparkSession.conf.get("spark.speculation", "false")).lower() == "true"
+
+    def _answers(self, rows: DataFrame, task: SlotTask, needs: Needs) -> tuple[Sequence[Row], int]:
+        """Writes the rows, and returns the tasks' answers and the number of tasks, which tells a truncated answer."""
+        written = answers_of(rows, task, needs, self._cache)
+        answers = written.collect()
+        return answers, _slots_of(written)
 
     def _check_refused(self, handles: Sequence[Handle], letters: Sequence[str]) -> None:
         for name in letters:
@@ -265,20 +297,20 @@ class SparkWork:
                     next_step=f"Correct the rows, or raise max_refused if so many may go to sink {name!r}.",
                 )
 
-    def _was_resubmitted(self, stages: set[int]) -> bool:
-        """Tells if Spark ran one of the stages again, or no longer knows.
+    def _was_resubmitted(self, answers: Sequence[Row]) -> bool:
+        """Tells if Spark ran one of the tasks' stages again, or no longer knows.
 
         Spark reruns a stage when an executor is lost with its shuffle files; it may notice only after this call. The
         tasks' attempts then count from 0 again, and a Python `TaskContext` does not name the stage's attempt.
         """
         tracker = self._df.sparkSession.sparkContext._jsc.statusTracker()  # PySpark's asks for much more of a stage
-        found = [tracker.getStageInfo(stage) for stage in stages]
+        found = [tracker.getStageInfo(stage) for stage in {answer["stage"] for answer in answers}]
         return any(stage is None or stage.currentAttemptId() > 0 for stage in found)
 
     def run_into_nothing(self) -> None:
         """Runs the plan into Spark's ``noop`` sink."""
         try:
-            with described(self._df.sparkSession, f"running batch {self._batch} once more, which writes nothing"):
+            with self._described(f"running batch {self._batch} once more, which writes nothing"):
                 self._df.write.format("noop").mode("overwrite").save()
         except Exception as error:  # noqa: BLE001 - of any kind: Spark's error for a failed job
             raise short_error(error) from None
@@ -306,7 +338,7 @@ def _tasks_have_ended(tracker: StatusTracker, group: str) -> bool:
     )
 
 
-def check_plans(samples: Sequence[ShareSample]) -> None:
+def check_plans(samples: Sequence[ShareSample], kind: type[SparkWork] = SparkWork) -> None:
     """Analyzes the very plan of each view's job, on a batch without rows: fingerprints, and checks of the rows.
 
     Raises:
@@ -316,7 +348,8 @@ def check_plans(samples: Sequence[ShareSample]) -> None:
     for one in samples:
         share = one.share
         try:
-            SparkWork(one.batch, 0, [share])._plan(share, one.frame, dict.fromkeys(share.sinks, nobody))
+            rows, _ = kind(one.batch, 0, [share])._plan(share, one.frame, dict.fromkeys(share.sinks, nobody))
+            _ = rows.columns  # Spark Connect analyzes a plan when it is asked for something
         except AnalysisException as error:
             for column in one.frame.schema:
                 _check_fingerprint(one.frame, column)
@@ -328,7 +361,7 @@ def check_plans(samples: Sequence[ShareSample]) -> None:
 
 def _check_fingerprint(rows: DataFrame, column: StructField) -> None:
     try:
-        rows.select(row_hash([column.name], rows.schema))
+        _ = rows.select(row_hash([column.name], rows.schema)).columns
     except AnalysisException as error:
         raise SchemaError(
             f"Column {column.name!r} is {column.dataType.simpleString()}, for which Spark has no hash. Without one a "

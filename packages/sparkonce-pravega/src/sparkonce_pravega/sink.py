@@ -99,6 +99,11 @@ class PravegaSink(WriteAheadSink):
         return super().columns(schema)
 
     @property
+    def writes_with_session(self) -> bool:
+        """True: through Spark Connect there is no session that it could use."""
+        return True
+
+    @property
     def takes_dead_letters(self) -> bool:
         """False: Pravega may reject an event after the decision."""
         return False

@@ -106,6 +106,11 @@ class TableSink(WriteAheadSink, abc.ABC):
         return names
 
     @property
+    def writes_with_session(self) -> bool:
+        """True: through Spark Connect there is no session that it could use."""
+        return True
+
+    @property
     def takes_dead_letters(self) -> bool:
         """False: a table may reject a row after the decision."""
         return False

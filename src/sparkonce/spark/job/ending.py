@@ -13,7 +13,6 @@ from contextlib import contextmanager, suppress
 from queue import SimpleQueue
 from typing import Any, NoReturn
 
-from pyspark import SparkContext
 from pyspark.sql.streaming.query import StreamingQuery
 
 from sparkonce.errors import ConfigurationError, QueryFailedError, SparkonceError
@@ -128,6 +127,10 @@ def _failure(name: str, cause: BaseException) -> QueryFailedError:
 
 def spark_is_gone() -> bool:
     """Tells if Spark's context was stopped, or its JVM no longer answers."""
+    try:
+        from pyspark import SparkContext  # not in a client of Spark Connect
+    except ImportError:
+        return False
     context = SparkContext._active_spark_context
     try:
         return context is not None and bool(context._jsc.sc().isStopped())

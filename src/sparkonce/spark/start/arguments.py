@@ -1,13 +1,10 @@
-"""Checks a query's arguments (session, frame, trigger, options, checkpoint) before any server is asked.
-
-Spark Connect is refused: the parts of its queries run in processes that cannot share one run.
-"""
+"""Checks a query's arguments (session, frame, trigger, options, checkpoint) before any server is asked."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -17,7 +14,7 @@ from sparkonce.errors import ConfigurationError
 from sparkonce.guarantees import Guarantee
 from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.sources.groups import GroupOffsets
-from sparkonce.spark.jvm import execution_of, field
+from sparkonce.spark.jvm import execution_of, field, is_connect
 from sparkonce.spark.start.checks import CheckpointLocation
 from sparkonce.storage.location import checked_location, local_folder
 
@@ -54,12 +51,11 @@ def check_session(spark: object) -> None:
 
 
 def check_frame(df: object) -> None:
-    """Checks that it is a streaming DataFrame of a classic session.
+    """Checks that it is a streaming DataFrame.
 
     Raises:
         ConfigurationError: if it is not.
     """
-    check_classic("df", df)
     if not isinstance(df, DataFrame) or not df.isStreaming:
         wrong = "does not stream" if isinstance(df, DataFrame) else "is not a DataFrame"
         raise ConfigurationError(
@@ -219,41 +215,26 @@ _NEXT = (
 
 
 def check_classic(what: str, thing: object) -> None:
-    """Refuses Spark Connect's classes. They are known by their module, which may be missing.
+    """Refuses Spark Connect's classes, where the JVM is needed.
 
     Raises:
         ConfigurationError: if it is one of them.
     """
-    if type(thing).__module__.startswith("pyspark.sql.connect"):
+    if is_connect(thing):
         raise ConfigurationError(
-            f"{what} is of Spark Connect ({type(thing).__module__}), and sparkonce works only in the process of "
-            "Spark's driver.",
+            f"{what} is of Spark Connect ({type(thing).__module__}), and this needs the process of Spark's driver.",
             next_step=_NEXT,
             setting=what,
         )
 
 
-def never_pickled(_: object) -> NoReturn:
-    """Refuses to send an object to another process, as Spark Connect's ``foreachBatch`` would.
-
-    Raises:
-        ConfigurationError: always.
-    """
-    raise ConfigurationError(
-        "ExactlyOnce works only in the process of Spark's driver, and something sends it to another one, as Spark "
-        "Connect's foreachBatch does.",
-        next_step=_NEXT,
-    )
-
-
 def running_query(df: DataFrame) -> tuple[str, str]:
     """Returns the run's and the query's id, which Spark keeps as the thread's local properties in ``foreachBatch``."""
-    check_classic("df", df)
     context = df.sparkSession.sparkContext
     run, query = context.getLocalProperty("spark.jobGroup.id"), context.getLocalProperty("sql.streaming.queryId")
     if not run or not query:
         raise ConfigurationError(
             "ExactlyOnce was called outside a streaming query.",
-            next_step="Give it to df.writeStream.foreachBatch(…), on a classic Spark session (not Spark Connect).",
+            next_step="Give it to df.writeStream.foreachBatch(…).",
         )
     return run, query

@@ -6,16 +6,20 @@ import logging
 import threading
 import uuid
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from sparkonce.errors import ConfigurationError, PreflightError, SparkonceError
 from sparkonce.needs import WorkerNeeds
 from sparkonce.sink import TwoPhaseCommitSink
+from sparkonce.spark.jvm import is_connect
 from sparkonce.spark.shipped import NEXT_STEPS, REPORT, Needs, reporter
 from sparkonce.spark.show.failures import is_stop, message_and_next, short_error
 from sparkonce.spark.worker import is_local, needs_of
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
 
 logger = logging.getLogger("sparkonce")
 
@@ -44,37 +48,45 @@ def check_executors(
         ConfigurationError: if a wheel is given as one of Python's files.
         PreflightError: naming each host that lacks something, and how to ship it.
     """
+    if is_connect(spark):
+        _judge(_ask(spark, needs_of(sinks, str(spark.conf.get("spark.master", "")), sources), None), ())
+        return
     context = spark.sparkContext
     _refuse_wheels(context)
     needs = needs_of(sinks, context.master, sources)
     proof = (context.applicationId, repr(needs))
     if proof in _proven:
         return
-    found = _ask(spark, needs)
+    # Spark offers each executor one task before it offers a second one.
+    found = _ask(spark, needs, max(len(context._jsc.sc().statusTracker().getExecutorInfos()) - 1, 1))
     _judge(found, _wheels(context.listFiles))
     if is_local(context.master) and found:
         _proven.add(proof)
 
 
-def _ask(spark: SparkSession, needs: Needs) -> list[tuple[str, str, str]]:
-    """Returns the workers' reports, or nothing if no executor has answered in time."""
-    context = spark.sparkContext
-    # Spark offers each executor one task before it offers a second one.
-    tasks = max(len(context._jsc.sc().statusTracker().getExecutorInfos()) - 1, 1)
+def _ask(spark: SparkSession, needs: Needs, tasks: int | None) -> list[tuple[str, str, str]]:
+    """Returns the workers' reports, or nothing if no executor has answered in time.
+
+    Args:
+        spark: The session.
+        needs: What a worker needs.
+        tasks: The number of tasks to ask by; None for one on each core.
+    """
     tag, is_late = f"sparkonce-executors-{uuid.uuid4()}", threading.Event()
 
     def give_up() -> None:
         is_late.set()
-        context.cancelJobsWithTag(tag)
+        spark.interruptTag(tag)
 
     timer = threading.Timer(ANSWER_WITHIN_S, give_up)
     timer.daemon = True
     try:
         # Not in a job group of its own: a query that is stopped cancels the jobs of its group.
-        context.addJobTag(tag)
+        spark.addTag(tag)
         timer.start()
         # By the function that writes batches, too: Spark then uses the same Python workers, which have to start anyway.
-        return [tuple(row) for row in spark.range(0, tasks, 1, tasks).mapInArrow(reporter(needs), REPORT).collect()]
+        asked = spark.range(0, tasks or 1, 1, tasks).mapInArrow(reporter(needs), REPORT)
+        return [tuple(row) for row in asked.collect()]
     except Exception as error:  # noqa: BLE001 - of any kind: Spark's error for a failed job
         if not is_late.is_set():
             raise _failure(error) from None
@@ -86,7 +98,7 @@ def _ask(spark: SparkSession, needs: Needs) -> list[tuple[str, str, str]]:
         return []
     finally:
         timer.cancel()
-        context.removeJobTag(tag)
+        spark.removeTag(tag)
 
 
 def _failure(error: Exception) -> SparkonceError:

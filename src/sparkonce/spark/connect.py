@@ -1,0 +1,286 @@
+"""A query of Spark Connect: what its client checks, and the run in the Python process beside the server.
+
+Spark pickles what ``foreachBatch`` is given, and calls it in one process beside the Connect server for as long as the
+query runs (``pyspark.sql.connect.streaming.worker.foreach_batch_worker``). There is no JVM in it: this module uses only
+PySpark's public API. The process is killed when the query ends, and so may be killed anywhere: the next run recovers,
+as it does after a killed driver.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame, Row, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+from sparkonce.driver.outage import Outage
+from sparkonce.driver.progress import BatchProgress
+from sparkonce.driver.run import RunDriver
+from sparkonce.driver.start import check_log
+from sparkonce.errors import ConfigurationError, PreflightError
+from sparkonce.executor import SlotTask
+from sparkonce.protocol.events import BatchAsked
+from sparkonce.protocol.sweeping import LOSERS_END_WITHIN_S
+from sparkonce.sink import TwoPhaseCommitSink
+from sparkonce.source import SourceFacts, all_registered, registered
+from sparkonce.sources.offsets import rows_read
+from sparkonce.spark.arrow_batches import ArrowBatches
+from sparkonce.spark.checkpoints.opening import open_for
+from sparkonce.spark.grouping import Grouping, slots_decided
+from sparkonce.spark.jvm import JvmCache
+from sparkonce.spark.shipped import Needs
+from sparkonce.spark.show.failures import message_and_next
+from sparkonce.spark.slot_tasks import answers_through_connect
+from sparkonce.spark.start.checks import input_offsets
+from sparkonce.spark.start.executors import check_executors
+from sparkonce.spark.views import Share
+from sparkonce.spark.work import SparkWork
+from sparkonce.storage.files import CheckpointFiles
+from sparkonce.storage.spark import SparkCheckpoint
+
+logger = logging.getLogger("sparkonce")
+
+_TOLD_WITHIN_S = 2.0
+_SERVER = "On the server of Spark Connect install the same sparkonce as on the client, with the extras of the sinks"
+
+
+def check_can_connect(sinks: Sequence[TwoPhaseCommitSink], rows_per_slot: int | None) -> None:
+    """Refuses what needs the driver's JVM.
+
+    Raises:
+        ConfigurationError: naming the sink or the setting.
+    """
+    for sink in sinks:
+        if sink.writes_with_session:
+            raise ConfigurationError(
+                f"Sink {sink.name!r} is a {type(sink).__name__}, which writes with a classic Spark session, and this "
+                "query is one of Spark Connect.",
+                next_step="Use a classic session for this query, or another sink; docs/connect.md lists them.",
+                setting="sinks",
+            )
+    if rows_per_slot not in (None, 1):
+        raise ConfigurationError(
+            f"rows_per_slot={rows_per_slot}: Spark Connect does not show how many partitions a batch has, so its "
+            "partitions cannot be grouped the same way again.",
+            next_step="Leave it out: each partition is a slot. Fewer partitions (spark.sql.shuffle.partitions, or "
+            "minPartitions of the source) make fewer slots.",
+            setting="rows_per_slot",
+        )
+
+
+def start_on_server(writer: DataStreamWriter, commit: Callable[[DataFrame, int], None]) -> StreamingQuery:
+    """Starts a query on the server.
+
+    Raises:
+        PreflightError: if the server's Python cannot load what commits the batches.
+    """
+    try:
+        return writer.foreachBatch(commit).start()
+    except PySparkException as error:
+        if "STREAMING_PYTHON_RUNNER_INITIALIZATION_FAILURE" not in str(error):
+            raise
+        message, next_step = message_and_next(error)
+        if "No module named" in message:
+            next_step = f"{_SERVER}, for the Python that PYSPARK_PYTHON names there. See docs/connect.md."
+        raise PreflightError(
+            f"The server of Spark Connect cannot load this query. {message}", next_step=next_step
+        ) from None
+
+
+class ConnectWork(SparkWork):
+    """Runs one batch's plan by PySpark's public API alone. See `sparkonce.driver.work.BatchWork`.
+
+    A collect is never cut short silently: the client asks again until the server's ``ResultComplete``.
+    """
+
+    is_alive: Callable[[], bool] = staticmethod(lambda: True)
+    """Returns False once the query has been stopped. The run sets it."""
+
+    def is_stopped(self) -> bool:
+        """Returns True if the query is no longer the running one. Usually this process is killed before."""
+        return not self.is_alive()
+
+    def _described(self, _purpose: str) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def _cancel_if_stopped(self) -> None:
+        """Does nothing: a stopped query's process is killed, and `ConnectRun` then interrupts its jobs."""
+
+    def _let_tasks_end(self) -> None:
+        """Waits until Spark has killed the other tasks of a failed batch, which nothing here can watch."""
+        time.sleep(LOSERS_END_WITHIN_S)
+
+    def _kinds(self, df: DataFrame) -> str:
+        return str(df.schema.json())
+
+    def _selected(self, df: DataFrame, key: Hashable, columns: Callable[[], Sequence[Column]]) -> DataFrame:
+        return df.select(*self._cache.get(key, columns))
+
+    def _master(self) -> str:
+        return str(self._cache.get("master", lambda: self._df.sparkSession.conf.get("spark.master", "")))
+
+    def _speculates(self) -> bool:
+        return self._cache.get("speculates", super()._speculates)
+
+    def _answers(self, rows: DataFrame, task: SlotTask, needs: Needs) -> tuple[Sequence[Row], int]:
+        answers = answers_through_connect(rows, task, needs).collect()
+        return answers, len(answers) // max(1, len(task.sinks))
+
+    def _was_resubmitted(self, answers: Sequence[Row]) -> bool:
+        """Tells if other tasks may have begun between the batch's own: a stage that ran again has such a gap.
+
+        Spark numbers the tasks of all its jobs in one sequence. A stage whose tasks all ran again has no gap: what its
+        first tasks left open is found by the sweep that follows within ``sweep_every_s``.
+        """
+        numbers = {answer["task"] for answer in answers}
+        return bool(numbers) and max(numbers) - min(numbers) >= len(numbers)
+
+
+class ConnectRun:
+    """The run of a query in the process beside the server. One process has one run.
+
+    Args:
+        df: The first batch.
+        batch: Its number.
+        checkpoint: The query's checkpoint.
+        sinks: The sinks, which are told of the checkpoint.
+        shares: What each sink takes of a batch.
+        max_refused: See `SparkWork`.
+        patience_s: The time to wait for a checkpoint that cannot be reached.
+        sources: The sources that the client has seen; None if it has seen none, because `start` was not called.
+        check_columns: Checks the columns of a batch.
+        new_driver: Returns the driver of a run, by Spark's run id, the query's id, the checkpoint's files, the Kafka
+            sources, and the end offsets of the first batch.
+
+    Raises:
+        ConfigurationError: if the checkpoint is not that of a query that runs in this session.
+        SparkonceError: if the run cannot start.
+    """
+
+    def __init__(
+        self,
+        df: DataFrame,
+        batch: int,
+        *,
+        checkpoint: str,
+        sinks: Sequence[TwoPhaseCommitSink],
+        shares: Sequence[Share],
+        max_refused: int,
+        patience_s: float,
+        sources: Sequence[SourceFacts] | None,
+        check_columns: Callable[[DataFrame], object],
+        new_driver: Callable[[str, str, CheckpointFiles, Sequence[SourceFacts], Sequence[str]], RunDriver],
+    ) -> None:
+        self._session = session = df.sparkSession
+        self._shares, self._max_refused, self._patience_s = shares, max_refused, patience_s
+        self._cache = JvmCache()
+        files = open_for(session, checkpoint, sinks)
+        self._checkpoint = SparkCheckpoint(files)
+        self._query, self._run_id = self._running_query()
+        offsets = self._offsets(batch)
+        # Its tasks run on when its process is killed. Those of an earlier run of this session end here.
+        session.interruptTag(tag := f"sparkonce-{self._query}")
+        session.addTag(tag)
+        _interrupt_at_end(session, tag)
+        check_columns(df)
+        check_log(files, Outage(patience_s))
+        check_executors(session, sinks)
+        ArrowBatches().bind([df], may_fail=False)
+        kafka = [source for source in sources or () if source.format == "kafka"]
+        before = input_offsets(self._checkpoint, batch - 1, patience_s)
+        # Without the sources, any may have made the offsets.
+        made_by = [registered(source.format) for source in sources or ()]
+        self._others = [one for one in made_by if one] if sources else [source for _, source in all_registered()]
+        self.driver = new_driver(self._run_id, self._query, files, kafka, offsets)
+        if kafka:
+            from sparkonce.sources.topics import check_names  # imports kafka-python
+
+            is_decided = self.driver.state.view.decision(batch) is not None
+            check_names(kafka, before or offsets, batch if is_decided else None)
+
+    def commit(self, df: DataFrame, batch: int) -> tuple[int | None, BatchProgress]:
+        """Commits a batch, and returns the number of rows that it has read, if that is known.
+
+        Raises:
+            SparkonceError: if the query must stop.
+        """
+        offsets = self._offsets(batch)
+        before = input_offsets(self._checkpoint, batch - 1, self._patience_s)
+        rows = rows_read(before, offsets, self._others)
+        # A run of a classic session may have decided the batch as one slot.
+        is_one = slots_decided(self.driver.state.view.decision(batch)) == 1
+        grouping = Grouping(1, merges=True) if is_one else None
+        work = ConnectWork(df, batch, self._shares, grouping, self._max_refused, _UNBOUND, self._cache)
+        work.is_alive = self._is_alive
+        asked = BatchAsked(batch=batch, offsets=offsets, previous_offsets=before)
+        return rows, self.driver.run_batch(asked, work, rows)
+
+    def _offsets(self, batch: int) -> tuple[str, ...]:
+        if (offsets := input_offsets(self._checkpoint, batch, self._patience_s)) is None:
+            raise missing_offsets(self._checkpoint.files.location, batch)
+        return offsets
+
+    def _running_query(self) -> tuple[str, str]:
+        """Returns the id of the checkpoint's query, and the id of its run."""
+        found = self._checkpoint.query_id()
+        running = {str(query.id): str(query.runId) for query in self._session.streams.active}
+        if found is None or found not in running:
+            raise ConfigurationError(
+                f"checkpoint={self._checkpoint.files.location!r} holds {f'query {found}' if found else 'no query'}, "
+                f"and this session runs {', '.join(running) or 'none'}.",
+                next_step="Give ExactlyOnce the same folder as the query's option checkpointLocation, on a store that "
+                "the server of Spark Connect reaches under the same name.",
+                setting="checkpoint",
+            )
+        return found, running[found]
+
+    def _is_alive(self) -> bool:
+        try:
+            found = self._session.streams.get(self._query)
+            return found is not None and str(found.runId) == self._run_id
+        except Exception as error:  # noqa: BLE001 - of any kind: the deadline of the wait counts
+            logger.debug("Whether query %s still runs is not known: %s", self._query, error)
+            return True
+
+
+def missing_offsets(location: str, batch: int) -> ConfigurationError:
+    """Returns the error for a checkpoint without the offsets of a running batch."""
+    return ConfigurationError(
+        f"checkpoint={location!r} has no offsets/{batch}, which Spark writes before it runs a batch.",
+        next_step="Give ExactlyOnce the same folder as the query's option checkpointLocation.",
+    )
+
+
+class _Unbound(ArrowBatches):
+    """Leaves each batch's bound as the run has set it: here a change costs two requests, and is seen by the client."""
+
+    def bind(self, frames: Sequence[DataFrame], *, may_fail: bool) -> Sequence[DataFrame]:  # noqa: ARG002
+        return frames
+
+    def release(self, session: SparkSession) -> None:
+        pass
+
+
+_UNBOUND = _Unbound()
+
+
+def _interrupt_at_end(session: SparkSession, tag: str) -> None:
+    """Ends the run's jobs when Spark ends this process. Nothing depends on it: their rows can never be committed."""
+
+    def end(number: int, _frame: Any) -> None:
+        asking = threading.Thread(target=session.interruptTag, args=(tag,), daemon=True)
+        asking.start()
+        asking.join(_TOLD_WITHIN_S)
+        os._exit(128 + number)
+
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, end)

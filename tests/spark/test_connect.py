@@ -1,0 +1,158 @@
+"""Queries of Spark Connect: committed exactly once by the Python process next to the server."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from eventually import LIMIT_S
+from spark.connect_server import Client, ConnectServer
+from spark.harness import Job, new_name
+from spark.kills import hold_at
+from spark.pipeline import ENDED, REFUSED
+from spark.processes import path_of_tests
+from sparkonce.log import DecisionLog
+from sparkonce.protocol.view import LogView
+from sparkonce.storage.local import LocalFiles
+from sparkonce_lab.kafka import create_topic, produce, read_committed
+from sparkonce_lab.rig.kafka import Cluster
+from sparkonce_lab.rig.kafka.jars import spark_kafka_jars
+
+pytestmark = [pytest.mark.kafka, pytest.mark.spark]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConnectServer]:
+    made = ConnectServer(tmp_path_factory.mktemp("connect"))
+    yield made
+    made.kill()
+
+
+def test_a_query_into_kafka_is_committed_exactly_once(broker: Cluster, server: ConnectServer, tmp_path: Path) -> None:
+    with Job(broker.bootstrap, tmp_path / "job", rows=600, rows_per_batch=300, slots=2) as job:
+        Client(server, [job], tmp_path / "client.log").finish()
+        verdict = job.judge()
+        assert verdict.is_exactly_once, verdict
+        assert job.decided() >= 1
+
+
+@pytest.mark.slow
+def test_what_the_first_batch_refuses_is_said_on_the_client(
+    broker: Cluster, server: ConnectServer, tmp_path: Path
+) -> None:
+    program = """
+import sys
+from pyspark.sql import SparkSession
+from sparkonce import ExactlyOnce, KafkaSink, await_end, read_kafka
+url, bootstrap, source, target, checkpoint = sys.argv[1:]
+spark = SparkSession.builder.remote(url).getOrCreate()
+rows = read_kafka(spark, {"bootstrap.servers": bootstrap}, topics=source).select("value")
+once = ExactlyOnce(KafkaSink({"bootstrap.servers": bootstrap}, topic=target), checkpoint=checkpoint)
+await_end(once.start(rows, trigger={"availableNow": True}))
+"""
+    source, target = new_name("source"), new_name("target")
+    create_topic(broker.bootstrap, source, 1)
+    produce(broker.bootstrap, source, [{"key": b"k", "value": b"v", "partition": 0}], timeout_s=LIMIT_S)
+    arguments = [server.url, broker.bootstrap, source, target, str(tmp_path / "c")]
+    said = run(program, arguments)
+    assert said.returncode == 1
+    assert f"topic={target!r} does not exist" in said.stderr
+    assert "Next: " in said.stderr
+
+    create_topic(broker.bootstrap, target, 1)
+    assert run(program, arguments).returncode == 0
+    assert [record.value for record in read_committed(broker.bootstrap, target)] == [b"v"]
+    claimed = DecisionLog(LocalFiles(tmp_path / "c")).read(LogView()).newest_run
+    assert claimed is not None
+    assert [name for name, _ in claimed.sources] == [source], "the log keeps the id of the topic"
+
+
+@pytest.mark.slow
+def test_a_query_outlives_its_client_and_is_taken_over_by_a_second_one(
+    broker: Cluster, server: ConnectServer, tmp_path: Path
+) -> None:
+    with Job(broker.bootstrap, tmp_path / "job", rows=1_200, rows_per_batch=300, slots=2) as job:
+        first = hold_at("WRITING", job, batch=0)
+        client = Client(server, [job], tmp_path / "first.log")
+        first.wait(client.check)
+        client.kill()
+
+        second = hold_at("DECIDING", job, batch=1)
+        first.release()
+        old = second.wait()
+        assert job.decided() == 0, "the query went on without its client"
+
+        taking_over = Client(server, [job], tmp_path / "second.log")
+        job.gate.wait_for(lambda: job.gate.arrivals[-1].pid != old.pid, "another process has begun", taking_over.check)
+        second.release()
+        taking_over.finish()
+        assert job.gate.last(REFUSED) is None
+        assert [one.told["failed"] for one in job.gate.at(ENDED)] == [""]
+        verdict = job.judge()
+        assert verdict.is_exactly_once, verdict
+
+
+@pytest.mark.slow
+def test_a_process_that_lost_its_server_does_not_commit_after_a_newer_claim(broker: Cluster, tmp_path: Path) -> None:
+    with Job(broker.bootstrap, tmp_path / "job", rows=600, rows_per_batch=300, slots=2) as job:
+        first = ConnectServer(tmp_path / "first")
+        late = hold_at("DECIDING", job, batch=1)
+        client = Client(first, [job], tmp_path / "first.log")
+        orphan = late.wait(client.check)
+        first.kill(spare=orphan.pid)
+        client.kill()
+
+        second = ConnectServer(tmp_path / "second")
+        try:
+            Client(second, [job], tmp_path / "second.log").finish()
+            late.release()
+            job.gate.wait_for(lambda: job.gate.last(REFUSED) is not None, "the orphan has stopped")
+            refused = job.gate.last(REFUSED)
+            assert refused is not None
+            assert (refused.pid, refused.told["kind"]) == (orphan.pid, "SupersededError")
+            verdict = job.judge()
+            assert verdict.is_exactly_once, verdict
+        finally:
+            second.kill()
+            first.kill()
+
+
+@pytest.mark.slow
+def test_the_quick_start_runs_unchanged_but_for_its_session(broker: Cluster, tmp_path: Path) -> None:
+    """The server is then a part of the client's program."""
+    program = """
+import sys
+from pyspark.sql import SparkSession, functions as F
+from sparkonce import ExactlyOnce, KafkaSink, await_end, read_kafka
+bootstrap, jars, checkpoint = sys.argv[1:]
+spark = SparkSession.builder.remote("local[2]").config("spark.jars", jars).getOrCreate()
+BROKER = {"bootstrap.servers": bootstrap}
+orders = read_kafka(spark, BROKER, topics="orders")
+order = F.from_json(F.col("value").cast("string"), "customer string, cents long").alias("o")
+totals = orders.select(order).groupBy("o.customer").agg(F.count("*").alias("orders"), F.sum("o.cents").alias("cents"))
+rows = totals.select(F.col("customer").alias("key"), F.to_json(F.struct("*")).alias("value"))
+
+once = ExactlyOnce(KafkaSink(BROKER, topic="totals"), checkpoint=checkpoint)
+query = once.start(rows, output_mode="update", trigger={"availableNow": True})
+await_end(query)
+"""
+    for topic in ("orders", "totals"):
+        create_topic(broker.bootstrap, topic, 1)
+    orders = [b'{"customer": "ada", "cents": 5}', b'{"customer": "ada", "cents": 7}']
+    produce(broker.bootstrap, "orders", [{"value": one, "partition": 0} for one in orders], timeout_s=LIMIT_S)
+    jars = ",".join(map(str, spark_kafka_jars()))
+    done = run(program, [broker.bootstrap, jars, str(tmp_path / "checkpoint")])
+    assert done.returncode == 0, done.stderr
+    found = [(record.key, record.value) for record in read_committed(broker.bootstrap, "totals")]
+    assert found == [(b"ada", b'{"customer":"ada","orders":2,"cents":12}')]
+
+
+def run(program: str, arguments: list[str]) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, **path_of_tests(), "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+    command = [sys.executable, "-c", program, *arguments]
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=LIMIT_S, check=False)

@@ -1,0 +1,127 @@
+"""Queries of Spark Connect are killed at every phase: each system shows a whole batch or nothing of it.
+
+Eight queries share one server. Each is held at another point, and then their processes are killed, or the whole server
+is, or the queries are stopped. What is left, the next start commits or undoes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eventually import eventually
+from shared_servers import needs_postgres, postgres_server
+from spark.connect_server import Client, ConnectServer
+from spark.harness import Job
+from spark.kills import WITHIN_TASKS, Sight, from_batch, hold_at, look
+from spark.pipeline import KAFKA
+from spark.processes import kill
+from spark.test_kills import DECIDED, KILLS, ROWS, ROWS_PER_BATCH, STATEFUL, SYSTEMS
+from sparkonce_lab.rig.kafka import Cluster
+from sparkonce_lab.systems.base import VerifiedSystem
+from sparkonce_lab.systems.files import FilesSystem
+from sparkonce_lab.systems.postgres import PostgresSystem
+from striking.gate import Hold
+from striking.points import BEFORE_CONCLUDE, FIRST, HALFWAY, PREPARED, WRITTEN
+
+pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(3600), needs_postgres]
+
+CORES = 2 + sum(point in WITHIN_TASKS for kills in KILLS for point, _ in kills)
+
+
+@pytest.fixture
+def jobs(kafka: Cluster, tmp_path: Path) -> Iterator[Sequence[Job]]:
+    with ExitStack() as stack:
+
+        def new_systems() -> Iterator[VerifiedSystem]:
+            for system in (PostgresSystem(commit="staged", server=postgres_server()), FilesSystem(tmp_path)):
+                yield stack.enter_context(system.placed(tmp_path, "id text", "batch bigint"))
+
+        def new_job(number: int) -> Job:
+            plan = "spark.plans:distinct" if number in STATEFUL else "spark.plans:stateless"
+            every = {"rows": ROWS, "rows_per_batch": ROWS_PER_BATCH, "slots": 2, "keep_batches": 2}
+            points = (WRITTEN, PREPARED, HALFWAY, BEFORE_CONCLUDE)
+            made = Job(
+                kafka.bootstrap,
+                tmp_path / str(number),
+                again=number in STATEFUL,
+                plan=plan,
+                systems=list(new_systems()),
+                tidy_every_batches=1,
+                points=points,
+                **every,
+            )
+            return stack.enter_context(made)
+
+        yield [new_job(number) for number in range(len(KILLS))]
+
+
+@pytest.mark.parametrize("fault", ["worker"])
+def test_each_row_is_there_once_whatever_is_killed(jobs: Sequence[Job], tmp_path: Path, fault: str) -> None:
+    server = ConnectServer(tmp_path / "first", cores=CORES)
+    try:
+        seen: list[Sequence[Sight]] = []
+        for strike in range(2):
+            cells = {job: kills[strike] for job, kills in zip(jobs, KILLS, strict=True)}
+            holds = {job: held(job, *cell) for job, cell in cells.items()}
+            client = Client(server, jobs, tmp_path / f"client-{strike}.log")
+            for job, hold in holds.items():
+                await_arrival(job, hold, client)
+            seen.append([look(cells[job][0], job) for job in jobs])
+            server = struck(fault, server, client, jobs, tmp_path / f"server-{strike}")
+            for hold in holds.values():
+                hold.release()  # a task that nobody has ended writes on, into nothing
+        Client(server, jobs, tmp_path / "last.log", rows_per_batch=2 * ROWS).finish()
+    finally:
+        server.kill()
+
+    for number, job in enumerate(jobs):
+        for strike, (point, _) in enumerate(KILLS[number]):
+            check_sight(seen[strike][number], point)
+        found = job.visible()
+        assert found[KAFKA] == found["postgres"] == found["files"], "the systems differ in a batch"
+        assert sorted(row for row, _ in found[KAFKA].elements()) == job.ids
+        eventually(lambda job=job: job.open() == {kind: [] for kind in SYSTEMS}, f"nothing is open of query {number}")
+
+
+def held(job: Job, point: str, told: Mapping[str, Any]) -> Hold:
+    return hold_at(point, job, None if point in FIRST else from_batch(job.decided() + 1), **told)
+
+
+def await_arrival(job: Job, hold: Hold, client: Client) -> None:
+    job.gate.wait_for(lambda: bool(hold.arrivals), hold.words, client.check)
+    hold.cancel()
+
+
+def struck(fault: str, server: ConnectServer, client: Client, jobs: Sequence[Job], folder: Path) -> ConnectServer:
+    """Strikes all queries, and returns the server for the next start, once no process of theirs is left."""
+    processes = [phase.pid for job in jobs if (phase := job.phase()) is not None]
+    assert len(processes) == len(jobs) == len(set(processes))
+    if fault == "server":
+        server.kill()
+        client.kill()
+        return ConnectServer(folder, cores=CORES)
+    if fault == "stop":
+        client.send("stop")
+    for pid in processes if fault == "worker" else ():
+        kill(pid)
+    client.wait(600)
+    client.kill()
+    eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in processes), "the queries' processes are gone")
+    return server
+
+
+def check_sight(sight: Sight, point: str) -> None:
+    for kind in SYSTEMS:
+        early = [row for row in sight.visible[kind] if row[1] > sight.decided]
+        assert not early, f"{kind} shows rows of a batch that was not decided at {point}: {early[:3]}"
+    if point in (WRITTEN, PREPARED, "WRITING", "DECIDING"):
+        assert sight.decided < sight.batch
+    if point in DECIDED:
+        assert sight.decided == sight.batch
+    if point in (WRITTEN, PREPARED, HALFWAY, "DECIDING", "FINISHING"):
+        assert sight.is_open, f"nothing is open, so the kill proves nothing: {sight}"
