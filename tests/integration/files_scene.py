@@ -1,4 +1,4 @@
-"""A files sink's life without Spark: write slots, commit, conclude, look."""
+"""A files sink without Spark: write slots, commit, conclude, and read the result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of Kafka's driver half do and ask without the code under test."""
+"""What the tests of the Kafka committer do and check without using the code under test."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 def eventually(ask: Callable[[], T], good: Callable[[T], bool]) -> T:
-    """The first good answer."""
+    """Retries until an answer is good, and returns it."""
     deadline_s = time.monotonic() + LIMIT_S
     while not good(answer := ask()):
         assert time.monotonic() < deadline_s, f"still {answer!r}"
@@ -106,7 +106,7 @@ class Witness:
         return name
 
     def delete_topic(self, name: str) -> None:
-        """Waits until clients are told so, too."""
+        """Deletes a topic, and waits until clients are told so too."""
         for done in self.admin.delete_topics([name]).values():
             done.result(LIMIT_S)
         eventually(lambda: name in self.admin.list_topics(timeout=LIMIT_S).topics, lambda there: not there)
@@ -121,7 +121,7 @@ class Witness:
             return list(pool.map(lambda value: self.prepare(topic, value), values))
 
     def state(self, *handles: Handle) -> set[str]:
-        """The states that these transactions are in."""
+        """Returns the states of these transactions."""
         names = [str(handle["transactional_id"]) for handle in handles]
         return {one.state for one in describe_transactions(self.bootstrap, names, timeout_s=LIMIT_S).values()}
 

@@ -13,18 +13,18 @@ from sparkonce.testing.hooks import SinkHooks
 from sparkonce_lab.systems.mysql import MySQLSystem
 
 NOT_BULK = property(lambda _: False, lambda _self, _: None)
-"""Instead of `Link.takes_bulk`: rows go to MariaDB as they go to MySQL."""
+"""Replaces `Link.takes_bulk`, so that rows are sent to MariaDB in the way that MySQL requires."""
 _FATAL = "XAER_RMERR: Fatal error occurred in the transaction branch - check your data for consistency"
 MAY_NOT_RECOVER = replace(
     MARIADB,
     recover=f"SIGNAL SQLSTATE 'XAE03' SET MYSQL_ERRNO = 1401, MESSAGE_TEXT = '{_FATAL}'",
     recover_right=MYSQL.recover_right,
 )
-"""MariaDB asks for no right to ``XA RECOVER``. Here it says what MySQL does to a user without XA_RECOVER_ADMIN."""
+"""MariaDB needs no privilege for ``XA RECOVER``. This makes it answer like MySQL to a user without XA_RECOVER_ADMIN."""
 
 
 class Numbers(SinkHooks):
-    """Rows of one column, ``number``."""
+    """Rows with a single column, ``number``."""
 
     def make_rows(self, start: int, count: int) -> pa.RecordBatch:
         return pa.record_batch({"number": list(range(start, start + count))})

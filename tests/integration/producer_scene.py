@@ -1,4 +1,4 @@
-"""Producers of rows by the batch, what they tell, and the topics that they write to."""
+"""Batch producers, what they report, and the topics they write to."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WAIT_S = 30.0
 
 
 class Told:
-    """Keeps what a producer tells."""
+    """Records what a producer reports."""
 
     def __init__(self) -> None:
         self.acknowledged = 0
@@ -44,7 +44,7 @@ class Told:
 
 
 class Kafka:
-    """Makes producers of one broker, and ends them."""
+    """Makes producers for one broker, and closes them."""
 
     def __init__(self, bootstrap: str) -> None:
         self.bootstrap = bootstrap

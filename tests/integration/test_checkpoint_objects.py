@@ -1,6 +1,6 @@
-"""The files of a checkpoint in an S3 bucket, by the client that needs no JVM, and behind a network that loses answers.
+"""Checkpoint files in an S3 bucket, through the client that needs no JVM, on a network that loses replies.
 
-The witness is another client, boto3.
+The results are checked with another client, boto3.
 """
 
 from __future__ import annotations
@@ -216,12 +216,13 @@ def test_a_store_proves_itself_once(bucket: Bucket, between: Between) -> None:
     prove(ObjectFiles("s3a://other", "proof", files._access))  # a moved checkpoint
     assert len(between.seen) > 2 * RACES
     between.seen.clear()
-    prove(object_files(bucket, "proof", between.url.replace("127.0.0.1", "localhost")))  # its data, on another store
+    # the checkpoint's data, now on another store
+    prove(object_files(bucket, "proof", between.url.replace("127.0.0.1", "localhost")))
     assert len(between.seen) > 2 * RACES
 
 
 def test_a_store_with_two_winners_is_refused(bucket: Bucket, between: Between) -> None:
-    """The proxy takes the condition away from one put of the last race, as a store would that looks and then puts."""
+    """The proxy removes the condition from one put of the last race, like a store that checks first and then writes."""
     files = object_files(bucket, "two-winners", between.url)
     races: list[str] = []
 

@@ -16,7 +16,7 @@ from sparkonce_lab.demo.result import CrashPoint
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark]
 
-# A shell without job control starts what is in its background, such as these tests, deaf to SIGINT.
+# A shell without job control starts background processes, such as these tests, with SIGINT ignored.
 MAIN = """
 import signal
 signal.signal(signal.SIGINT, signal.default_int_handler)

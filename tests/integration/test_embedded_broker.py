@@ -218,7 +218,7 @@ def test_without_an_archive_nothing_stops(tmp_path, caplog):
     assert archive_flags(kept, fail) == ()
     assert "No node starts with this flag" in caplog.text
     asked = []
-    for _ in range(2):  # a JVM that makes none is not asked again
+    for _ in range(2):  # a JVM that creates no archive is not asked again
         assert archive_flags(kept, asked.append) == ()
     assert len(asked) == 1
     assert archive_flags(kept / "below-a-file", asked.append) == ()

@@ -1,7 +1,7 @@
-"""Whole queries into each sink but Kafka's, on its real server, with the real driver and without Spark.
+"""Whole queries into each sink except Kafka's, with its real server and the real driver, without Spark.
 
-What a server has lost of a decided batch is written again, or the query stops and says exactly what is missing. Below
-exactly-once a killed run doubles or loses rows as its guarantee says, and no others.
+If a server has lost part of a decided batch, that part is written again, or the query stops and reports exactly what is
+missing. Below exactly-once, a killed run duplicates or loses rows only as its guarantee allows.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def numbers(*batches: int, slots: Sequence[int] = range(SLOTS)) -> Counter[int]:
 
 
 def decided_and_lost(suite: SystemSuite, query: Query, *lost: int) -> None:
-    """Batch 1 is decided, its driver dies before it has committed anything, and then these slots are lost."""
+    """Decides batch 1, kills the driver before it has committed anything, and then loses these slots."""
     query.job.run(0)
     query.job.kill(1, Phase.FINISHING)
     assert Counter(suite.visible()) == numbers(0)
@@ -114,7 +114,7 @@ def test_a_replay_that_gives_other_rows_stops_the_query_and_says_what_is_missing
     decided_and_lost(suite, query, 1)
     query.shift[1] = 1_000_000
     name = suite.make().name
-    for _ in range(2):  # a second start finds the same, and says the same
+    for _ in range(2):  # a second start has the same result and the same message
         with pytest.raises(TransactionLostError) as caught:
             query.job.run(1)
         assert caught.value.details["lost"] == ((name, 1, ROWS),)
@@ -122,10 +122,10 @@ def test_a_replay_that_gives_other_rows_stops_the_query_and_says_what_is_missing
         assert caught.value.details["same_rows"] is False
         assert caught.value.details["offsets"] == query.job.decision(1).offsets
         assert Counter(suite.visible()) == numbers(0) + numbers(1, slots=[0])
-        # MariaDB's staging table of the slot that was committed is dropped when the batch is concluded.
+        # MariaDB's staging table of the committed slot is dropped when the batch is concluded.
         committed = str(dict(query.job.decision(1).handles[0].transaction).get("transaction", "")).rpartition(".")[2]
         assert [one for one in suite.system.left_open() if not committed or committed not in one] == []
-    query.shift.clear()  # with its input back it heals, and nothing stood there that was in the way
+    query.shift.clear()  # it heals as soon as its input is back, with nothing in the way
     query.job.run(1, 2)
     assert Counter(suite.visible()) == numbers(0, 1, 2)
 

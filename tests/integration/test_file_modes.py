@@ -82,7 +82,7 @@ def test_settings_of_a_broker_are_for_its_user(tmp_path: Path) -> None:
 def test_a_link_in_the_place_of_a_temporary_file_is_not_followed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As if somebody had guessed the name."""
+    """This simulates an attacker who has guessed the name."""
     guessed = uuid.UUID(int=7)
     monkeypatch.setattr(uuid, "uuid4", lambda: guessed)
     victim = tmp_path / "victim"
@@ -111,7 +111,7 @@ def test_a_link_in_the_place_of_rows_is_not_followed(tmp_path: Path) -> None:
 def test_a_link_in_the_place_of_a_published_file_is_not_followed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    """A copy's name is random; here it is known to whoever plants the link."""
+    """The name of a task attempt is random, but whoever plants the link knows it here."""
     monkeypatch.setattr(secrets, "token_hex", lambda count=32: "ab" * count)
     out, victim = tmp_path / "out", tmp_path / "victim"
     job = SmallJob(

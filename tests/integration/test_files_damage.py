@@ -1,4 +1,4 @@
-"""Held files that somebody or some disk has changed between the prepare and the commit."""
+"""Prepared files that are changed between prepare and commit, by somebody or by a disk failure."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def grow(path: Path) -> None:
 
 
 def fill_with_zeros(path: Path) -> None:
-    """As a file system does whose journal knew the size, and whose disk lost the blocks."""
+    """Simulates a file system whose journal knew the file's size, but whose disk lost the blocks."""
     path.write_bytes(bytes(path.stat().st_size))
 
 

@@ -72,8 +72,12 @@ def test_what_a_reader_takes_away_after_the_batch_is_whole_is_not_lost(tmp_path:
 
 
 def test_what_is_durable_when(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file and its first name before the handle, its second name before the first one goes, that it has gone
-    before the batch is whole: from then on readers may take the second one away, and it must not be made again."""
+    """Checks the order in which things become durable.
+
+    First the file under its first name, and then the handle. The second name follows before the first one is removed,
+    and the removal before the end of the batch. From then on, readers may delete the second name, and it must not be
+    created again.
+    """
     life = Life(FilesSink(tmp_path / "out", partition_by="p"))
     done: list[str] = []
 
@@ -114,8 +118,11 @@ def test_one_missing_file_keeps_the_others_of_its_transaction_back(tmp_path: Pat
 def test_a_driver_that_looked_before_the_loss_publishes_nothing_after_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It sleeps between its look and its publishing; meanwhile a file goes, and a newer driver calls the batch lost
-    and writes it again. Were the sleeper to publish what is left, those rows would be there twice."""
+    """The driver stalls between its check and its publishing.
+
+    Meanwhile, a file is lost, and a newer driver declares the batch lost and writes it again. If the stalled driver
+    published the remaining files, their rows would be duplicated.
+    """
     root = tmp_path / "out"
     sleeper, newer = Life(FilesSink(root, partition_by="p")), Life(FilesSink(root, partition_by="p"))
     handle = sleeper.prepare(PARTS)
@@ -153,8 +160,10 @@ def test_a_driver_that_publishes_while_another_calls_the_batch_lost_is_seen(
 def test_a_link_that_is_under_way_when_a_file_is_discarded_is_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another driver's link has found the file by its held name, and is made when that one is gone: on NFS it names
-    the file by its handle, which is good as long as the file has any name."""
+    """Another driver's link call has found the file under its held name, and is executed when that name is gone.
+
+    NFS refers to the file by its handle, which is valid as long as the file has any name.
+    """
     root = tmp_path / "out"
     life = Life(FilesSink(root, partition_by="p"))
     handle = life.prepare(PARTS)
@@ -195,7 +204,7 @@ def test_a_partitions_folder_that_somebody_deletes_is_not_a_loss(
 
 
 def test_a_bare_mount_point_that_was_written_to_once_is_not_a_loss(tmp_path: Path) -> None:
-    """The query was started once without the disk, so the folder below the mount point is one of ours, too."""
+    """The query once started without the disk, so the folder below the mount point is also one of ours."""
     root, disk, bare = tmp_path / "out", tmp_path / "disk", tmp_path / "bare"
     FilesSink(root).preflight(QUERY, None)
     root.rename(bare)
@@ -222,7 +231,7 @@ def test_a_bare_mount_point_that_was_written_to_once_is_not_a_loss(tmp_path: Pat
 
 
 def test_a_backup_of_hard_links_publishes_nothing(tmp_path: Path) -> None:
-    """``cp -al`` gives each file another name, and a file that is held back is no more published for it."""
+    """``cp -al`` gives each file another name, which must not publish files that are held back."""
     root = tmp_path / "out"
     life = Life(FilesSink(root, partition_by="p"))
     handle, lingering = life.prepare(PARTS), life.open(TWO.append_column("p", pa.array(["a", "a"])))
@@ -244,7 +253,7 @@ def test_another_folder_at_the_same_path_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_id_can_be_put_back(tmp_path: Path) -> None:
-    """Somebody deletes it while the query runs, and the next start makes a new one. An editor ends the line."""
+    """Somebody deletes it while the query runs, and the next start creates a new one. An editor adds a newline."""
     root = tmp_path / "out"
     sink = FilesSink(root)
     life = Life(sink)
@@ -262,7 +271,7 @@ def test_the_id_can_be_put_back(tmp_path: Path) -> None:
 
 
 def test_partitions_whose_folders_would_be_one_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on macOS. Simulated: what is made there is found under its name in upper case, too."""
+    """This happens on macOS. It is simulated: everything created can also be found under its upper-case name."""
 
     def folding(path: object) -> bool:
         here = Path(str(path))
@@ -422,7 +431,7 @@ def test_the_names_of_new_folders_are_durable(tmp_path: Path, monkeypatch: pytes
     root = tmp_path / "new" / "out"
     FilesSink(root).preflight(QUERY, None)
     assert {root / ".sparkonce", root, root.parent, tmp_path} <= set(synced)
-    # Another driver may have made a folder and been killed before it was durable.
+    # Another driver may have created a folder, and died before the folder was durable.
     (root / ".sparkonce" / "lists").mkdir()
     synced.clear()
     local.LocalStore(root).put(".sparkonce/lists/one", b"[]")

@@ -86,7 +86,7 @@ def test_a_damaged_file_is_not_published_but_lost(place: Place, partition_by: tu
 
 
 def test_a_folder_that_was_made_anew_is_not_a_loss(place: Place) -> None:
-    """Somebody moves it away, and another query makes one of that name."""
+    """Somebody moves the folder away, and another query creates one with the same name."""
     life, parts = place.life(), place.life(partition_by="p")
     one, several = life.prepare(ONE), parts.prepare(ONE)
     place.client.rename(place.folder, f"{place.folder}-moved")

@@ -1,4 +1,4 @@
-"""The clients of a checkpoint on HDFS: what a Python worker is given, and what each says that it cannot have."""
+"""The clients of a checkpoint on HDFS: what a Python worker is given, and how each of them reports what it lacks."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_driver_without_the_package(jvm: Any, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The client itself asks for minutes, whatever it hears."""
+    """Shortens the time for which the client itself retries, which is minutes by default."""
     monkeypatch.setattr(hdfs, "DEADLINE_S", 1.0)
 
 
@@ -144,7 +144,7 @@ def test_a_name_node_without_a_port_listens_on_hadoops(monkeypatch: pytest.Monke
 
 
 def test_what_a_dead_writer_has_left_open_hinders_nobody() -> None:
-    """The name node lets it hold its lease for an hour more. It has a temporary name, which nobody else uses."""
+    """The name node keeps its lease for another hour, but the temporary name is used by nobody else."""
     url = new_url()
     program = (
         "import sys\nfrom hdfs_native import Client, WriteOptions\n"

@@ -1,4 +1,4 @@
-"""What a broker gets of rows that go to librdkafka by the batch, and what the producer tells of it."""
+"""What a broker receives of rows that go to librdkafka in batches, and what the producer reports."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_the_first_rows_without_a_key_are_one_batch_of_one_partition(kafka: Kafk
     "settings", [{"partitioner": "random"}, {"partitioner": "murmur2_random"}], ids=["random", "by key"]
 )
 def test_a_setting_that_spreads_rows_is_followed(kafka: Kafka, settings: Mapping[str, Any]) -> None:
-    """Otherwise librdkafka, too, sends all rows without a key of 10 ms to one partition."""
+    """Otherwise librdkafka also sends all keyless rows of 10 ms to a single partition."""
     topic, producer = kafka.topic(partitions=4), kafka.producer(sticky_partitioning_linger_ms=0, **settings)
     assert producer.produce(topic, values(*map(str, range(1000)))) == 1000
     deliver(producer)

@@ -34,7 +34,10 @@ def fragile() -> Iterator[tuple[Kafka, Cluster]]:
 
 
 def lent(producer: BatchProducer, topic: str, letter: str) -> int:
-    """Produces a thousand rows of 1,000 bytes, and forgets them. Returns the bytes of Arrow's memory that are kept."""
+    """Produces a thousand rows of 1,000 bytes and drops its references.
+
+    Returns the number of Arrow bytes still kept.
+    """
     gc.collect()
     before = pa.total_allocated_bytes()
     producer.produce(topic, values(*[letter * 1_000] * 1_000, partition=[0] * 1_000))
@@ -45,7 +48,7 @@ def lent(producer: BatchProducer, topic: str, letter: str) -> int:
 def test_rows_are_read_from_arrow_s_memory_which_is_kept_until_they_have_arrived(kafka: Kafka) -> None:
     topic, producer = kafka.topic(), kafka.producer(linger_ms=30_000)
     assert (kept := lent(producer, topic, "a")) >= 1_000_000
-    others = [values(*["z" * 1_000] * 1_000) for _ in range(5)]  # would come into its place
+    others = [values(*["z" * 1_000] * 1_000) for _ in range(5)]  # would reuse freed memory
     before = pa.total_allocated_bytes()
     deliver(producer)
     assert before - pa.total_allocated_bytes() == kept
@@ -86,7 +89,7 @@ def test_another_task_lends_again_after_rows_that_librdkafka_chose_for(kafka: Ka
 
 
 def test_borrowed_buffers_are_used_by_one_thread_at_a_time(kafka: Kafka) -> None:
-    """The worker's keeper polls while a task produces."""
+    """The worker's background thread polls while a task produces."""
     topic, producer = kafka.topic(), kafka.producer()
     seen: dict[str, bool] = {}
 
@@ -118,7 +121,7 @@ def test_memory_of_a_row_that_fails_is_kept_until_the_producer_has_ended(kafka: 
 
 
 def test_memory_outlives_a_producer_that_nobody_ends() -> None:
-    """Its threads go on reading."""
+    """Its threads continue to read."""
     script = """
 import gc, pyarrow as pa
 from sparkonce.sinks.kafka.batch_producer import BatchProducer
@@ -135,7 +138,7 @@ print(pa.total_allocated_bytes())
 @pytest.mark.slow
 @KILLS_BROKER
 def test_rows_whose_request_gets_no_answer_are_sent_again_from_the_same_memory(fragile: tuple[Kafka, Cluster]) -> None:
-    """Also those above 64 KB, which librdkafka does not copy into its requests."""
+    """This includes rows above 64 KB, which librdkafka does not copy into its requests."""
     kafka, cluster = fragile
     topic, producer = kafka.topic(), kafka.producer(socket_timeout_ms=1_000)
     producer.produce(topic, values("before"))
@@ -144,7 +147,7 @@ def test_rows_whose_request_gets_no_answer_are_sent_again_from_the_same_memory(f
     sizes = [10, 100_000, 10, 70_000] * 5
     producer.produce(topic, values(*["a" * size for size in sizes], partition=[0] * len(sizes)))
     others = []
-    while len(others) < 60:  # longer than a request waits; memory that is free now gets other letters
+    while len(others) < 60:  # longer than the request timeout; freed memory is overwritten with other letters
         producer.flush(0.05)
         others.append(values(*["z" * size for size in sizes]))
     cluster.brokers[0].resume()

@@ -68,7 +68,7 @@ def test_a_commit_after_the_broker_timed_it_out_is_lost(
 def test_only_what_is_open_at_exactly_this_epoch_is_begun(
     witness: Witness, topic: str, committer: KafkaCommitter
 ) -> None:
-    """Its time is the broker's: whatever the executor's clock said, and how long ago the id was begun."""
+    """The broker's time counts, whatever the executor's clock said and however old the id is."""
     before_ms = time.time_ns() // 1_000_000
     handles = witness.prepare_all(topic, ["open", "aborted", "committed"])
     opened, aborted, committed = (replace(one.handle, opened_ms=1) for one in handles)

@@ -1,4 +1,4 @@
-"""A topic is deleted, or deleted and made again, under a query that writes to it: whatever that costs, it is said."""
+"""A topic is deleted, or deleted and recreated, while a query writes to it. Any resulting loss is reported."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ pytestmark = pytest.mark.kafka
 
 WARNING = "was deleted and made again since this query's last run"
 FAST = {"topic.metadata.propagation.max.ms": 500}
-"""How long librdkafka waits for a topic that is not there to appear; 30 s unless told."""
+"""How long librdkafka waits for a missing topic to appear. The default is 30 s."""
 
 
 class Scene:
-    """A query with a topic of its own, and somebody who deletes it."""
+    """A query with a topic of its own, which can be deleted."""
 
     def __init__(self, witness: Witness, checkpoint: Path, guarantee: Guarantee) -> None:
         self.witness = witness
@@ -39,7 +39,7 @@ class Scene:
         )
 
     def _rows(self, batch: int, slot: int) -> pa.RecordBatch:
-        """Before the last slot of batch 1 is written, and after all others are prepared, something happens."""
+        """Triggers an action after all other slots are prepared and before the last slot of batch 1 is written."""
         if (batch, slot) == (1, 1):
             self.before()
             self.before = lambda: None
@@ -57,7 +57,7 @@ class Scene:
         self.create()
 
     def visible(self) -> list[str]:
-        """Reads once the broker has written the markers of what it has answered."""
+        """Reads the visible rows, once the broker has written the markers of all transactions it acknowledged."""
         eventually(lambda: self.transactions("PrepareCommit", "PrepareAbort"), lambda ending: not ending)
         return self.witness.committed(self.topic)
 
@@ -80,7 +80,7 @@ def scene(witness: Witness, tmp_path: Path) -> Scene:
 
 @pytest.fixture
 def warnings(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
-    """Our warnings since the last time that this was asked."""
+    """Returns our new warnings since the previous call."""
 
     def taken() -> list[str]:
         ours = [record for record in caplog.records if record.name.startswith("sparkonce")]
@@ -93,7 +93,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
 
 @pytest.mark.parametrize("last_slot", [pytest.param("with rows", marks=pytest.mark.slow), "without rows"])
 def test_deleted_while_a_batch_is_written(scene: Scene, warnings: Callable[[], list[str]], last_slot: str) -> None:
-    """Without rows in the last slot, no writer is there to see it."""
+    """If the last slot has no rows, there is no writer that could notice."""
     scene.job.run(0)
     scene.before = scene.delete
     scene.empty = set() if last_slot == "with rows" else {(1, 1)}
@@ -114,7 +114,7 @@ def test_deleted_while_a_batch_is_written(scene: Scene, warnings: Callable[[], l
 
 @pytest.mark.slow
 def test_made_again_while_a_batch_is_written(scene: Scene, warnings: Callable[[], list[str]]) -> None:
-    """Both slots are acknowledged, the first one's rows are gone: half of the batch must not become visible."""
+    """Both slots are acknowledged, but the first one's rows are gone. Half of the batch must not become visible."""
     scene.job.run(0)
     scene.before = scene.delete_and_create
     with pytest.raises(PrepareError, match=f"'{scene.topic}' was deleted and made again while this query ran"):
@@ -134,7 +134,7 @@ def test_made_again_while_a_batch_is_written(scene: Scene, warnings: Callable[[]
 def test_after_the_decision_the_next_batch_says_it(
     scene: Scene, warnings: Callable[[], list[str]], again: bool
 ) -> None:
-    """A producer that still knows the deleted topic sends its rows again and again: the writer asks for the topic."""
+    """A producer that still knows the deleted topic retries its rows forever, so the writer asks about the topic."""
     strike = scene.delete_and_create if again else scene.delete
 
     def listen(phase: Phase, number: int) -> None:
@@ -178,7 +178,7 @@ def test_between_a_decision_and_the_next_start_that_start_says_it(
 
 def test_brokers_are_asked_which_topics_there_are(scene: Scene, witness: Witness) -> None:
     lookup = TopicLookup({"bootstrap.servers": witness.bootstrap}, is_transactional=True)
-    scene.job.run(0)  # which makes Kafka's own topic of transactions
+    scene.job.run(0)  # creates Kafka's internal topic of transactions
     assert lookup.is_there([scene.topic, "never-made", "not/a/name"]) == {scene.topic: True, "never-made": False}
     scene.delete()
     eventually(lambda: lookup.is_there([scene.topic]), lambda told: told == {scene.topic: False})

@@ -191,7 +191,7 @@ def test_a_decided_batch_that_timed_out_at_the_last_epoch_is_written_again(
     job = SmallJob(
         tmp_path, lambda: [KafkaSink(settings, topic=topic)], lambda *_: pa.record_batch({"value": ["row"]}), slots=1
     )
-    witness.prepare(topic).producer.abort_transaction(LIMIT_S)  # the coordinators are there
+    witness.prepare(topic).producer.abort_transaction(LIMIT_S)  # makes sure that the coordinators are available
     job.kill(0, Phase.FINISHING)
     decision = job.decision(0)
     assert [handle["epoch"] for handle in decision.handles] == [LAST_EPOCH]
@@ -203,7 +203,7 @@ def test_a_decided_batch_that_timed_out_at_the_last_epoch_is_written_again(
 
 
 def at_the_last_epoch(cluster: Cluster, witness: Witness, topic: str, timeouts_ms: Mapping[str, int]) -> list[Prepared]:
-    """Transactions of one row each, as prepared by the last producer that its producer id has an epoch for."""
+    """Returns transactions of one row each, prepared with the last epoch that a producer id allows."""
     names = {value: new_name("worn") for value in timeouts_ms}
     for name in names.values():
         first = witness.prepare(topic, transactional_id=name)
@@ -220,7 +220,10 @@ def at_the_last_epoch(cluster: Cluster, witness: Witness, topic: str, timeouts_m
 
 
 def wear_out(address: str, transactional_id: str, times: int) -> None:
-    """Initialises an id so many times, each of which raises its epoch. Sends all at once, for there are many."""
+    """Initializes an id many times, each of which increments its epoch.
+
+    Pipelines the requests, since there are many.
+    """
     request = InitProducerIdRequest(
         transactional_id=transactional_id, transaction_timeout_ms=60_000, producer_id=-1, producer_epoch=-1
     )

@@ -1,4 +1,4 @@
-"""The broker forgets a transactional id before its last batch was finished: nobody can tell what became of that."""
+"""The broker forgets a transactional id before its last batch was finished, so its outcome is unknown forever."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FORGETFUL = {
     "transactional.id.expiration.ms": 3_000,
     "transaction.remove.expired.transaction.cleanup.interval.ms": 200,
 }
-"""A week and an hour unless told."""
+"""The defaults are a week and an hour."""
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +64,6 @@ def test_an_outcome_that_the_broker_has_forgotten_stays_unknown(
     claims = [path for path in job.files() if path not in before]
     assert len(claims) == 2, "and nothing was decided"
 
-    # An operator who has found the batch's rows, or has brought them there, tells Spark that it is done.
+    # An operator who has found or restored the batch's rows tells Spark that the batch is done.
     job.run(2)
     assert witness.committed(topic) == batches(*visible, 2)

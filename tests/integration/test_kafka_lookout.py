@@ -1,4 +1,7 @@
-"""An open transaction of another application hides a query's committed rows: who it is, and since when, is said."""
+"""An open transaction of another application hides a query's committed rows.
+
+The warning tells whose it is and its age.
+"""
 
 from __future__ import annotations
 
@@ -143,7 +146,7 @@ def test_what_is_the_querys_own_is_not_named(witness: Witness, topic: str, look:
 def test_a_marker_that_is_missing_is_said_when_it_stays_so(
     witness: Witness, topic: str, lookout: KafkaLookout, look: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No broker here loses one: its coordinator is made to say that the transaction is committed."""
+    """No test broker loses transactions, so its coordinator is made to report the transaction as committed."""
     ask = lookout._client.describe_transactions
     mine = witness.prepare(topic, transactional_id=own())
 

@@ -1,6 +1,7 @@
-"""A job on another implementation of the broker (franz-go's kfake), which refuses requests or loses answers.
+"""A job on another implementation of the broker (franz-go's kfake), which refuses requests or loses replies.
 
-It proves nothing about Apache Kafka: it is a second opinion on what answers mean, and refuses what Kafka rarely does.
+This proves nothing about Apache Kafka. It is a second opinion on the meaning of answers, and refuses requests that
+Kafka rarely refuses.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Commits while brokers crash, hang and move: every answer is RETRY or the truth."""
+"""Commits while brokers crash, hang and move partitions. Every answer is either RETRY or correct."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_an_abort_and_a_sweep_after_an_orderly_restart(
     before = committer.list_lingering([owner])
     cluster.brokers[0].restart()
     eventually(lambda: "socket disconnected" in caplog.text, bool)
-    # What a closed connection costs is said by who asks next.
+    # The caller of the next request reports the effects of a closed connection.
     assert [one for one in caplog.records if one.name.startswith("kafka.") and one.levelno >= logging.WARNING] == []
     assert [handle.transaction for handle in before] == [prepared.handle.transaction]
     assert until_final(committer.abort, before) == [Outcome.ABORTED]
@@ -90,7 +90,7 @@ def test_a_broker_that_hangs_is_no_answer(cluster: Cluster, witness: Witness, cl
 
 @pytest.mark.slow
 def test_only_what_has_left_may_arrive_late(cluster: Cluster, committer: KafkaCommitter) -> None:
-    """An abort that was written and not answered may; one whose broker refused the connection may not."""
+    """An abort that was sent but not answered may arrive late. One whose connection was refused cannot."""
     client = committer._client
     nobodys = KafkaTransaction("nobody's", 0, 0)
 
@@ -106,7 +106,7 @@ def test_only_what_has_left_may_arrive_late(cluster: Cluster, committer: KafkaCo
     assert (hung.code, hung.never_sent) == (None, False)
     eventually(lambda: end(60.0).code, lambda code: code == INVALID_PRODUCER_ID_MAPPING)
     cluster.brokers[0].kill()
-    client.close()  # a connection whose end is not noticed yet takes what is written to it
+    client.close()  # a connection that was closed unnoticed still accepts writes
     try:
         refused = end(0.5)
     finally:

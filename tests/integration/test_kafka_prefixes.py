@@ -20,7 +20,7 @@ pytestmark = pytest.mark.kafka
 
 
 class Scene:
-    """A query whose prefix may be another one in each run."""
+    """A query whose prefix may change with each run."""
 
     def __init__(self, witness: Witness, checkpoint: Path) -> None:
         self._witness = witness
@@ -34,7 +34,7 @@ class Scene:
         )
 
     def ids(self, prefix: str, *states: str) -> list[str]:
-        """Of this query, under exactly this prefix."""
+        """Returns the ids of this query under exactly this prefix."""
         start = f"{prefix}.{self.job.short_query}."
         return list(list_transactions(self._witness.bootstrap, states=states, prefix=start))
 
@@ -60,7 +60,7 @@ def scene(witness: Witness, tmp_path: Path) -> Scene:
 )
 def test_the_longest_and_oddest_prefix(scene: Scene, tmp_path: Path, odd: str) -> None:
     def filled(odd: str) -> str:
-        """As many of these as there is room for, and the prefix is nobody else's."""
+        """Returns a prefix of the maximum length that repeats the given characters, and that nobody else uses."""
         name = new_name()
         left = PREFIX_LIMIT_BYTES - len(name)
         text = odd * (left // len(odd.encode()))

@@ -1,4 +1,7 @@
-"""Rows of open transactions that brokers delete: what was decided of them is written again, not committed as it is."""
+"""Brokers delete rows of open transactions.
+
+If these are decided, they are written again and not committed as they are.
+"""
 
 from __future__ import annotations
 
@@ -58,14 +61,14 @@ class Job:
         return Counter((record.value or b"").decode().rpartition("-")[0] for record in found)
 
     def await_seen(self, rows: Counter[str]) -> None:
-        """Waits for the markers of commits, which brokers write after they have answered."""
+        """Waits for the commit markers, which brokers write after they have answered."""
         eventually(lambda: self.seen() == rows, f"readers see {rows}")
 
     def expected(self, batches: int, slots: Sequence[int] = range(SLOTS)) -> Counter[str]:
         return Counter(f"{batch}-{slot}-{number}" for batch in range(batches) for slot in slots for number in range(4))
 
     def delete_rows(self, *partitions: int, but: int = 0) -> None:
-        """As retention does: all that the partitions hold, but for the last rows."""
+        """Deletes all but the last rows of these partitions, as retention does."""
         for partition in partitions:
             spot = TopicPartition(self.topic, partition, self.offset(partition, OffsetSpec.latest()) - but)
             for done in self.witness.admin.delete_records([spot]).values():
@@ -102,7 +105,7 @@ def test_what_is_deleted_of_a_decided_batch_is_written_again(
 
 
 def test_a_run_that_dies_before_the_abort_leaves_it_to_the_next(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who comes later need not see that rows are gone: the log says that these handles are void."""
+    """A later run need not notice that rows are gone, since the log says that these handles are void."""
 
     def _dies(*_: object) -> Sequence[Any]:
         raise KeyboardInterrupt
@@ -130,7 +133,7 @@ def test_rows_that_cannot_be_made_again_stop_the_query(job: Job) -> None:
 
 
 def test_what_was_deleted_before_the_transactions_is_not_missed(job: Job, caplog: pytest.LogCaptureFixture) -> None:
-    """A partition that begins just where the open transaction does, and one with an older one of somebody else's."""
+    """One partition begins exactly at the open transaction, and another has an older one of another application."""
     job.job.run(0)
     job.delete_rows(0, 1, 2)
     job.job.kill(1, Phase.FINISHING)
@@ -162,7 +165,7 @@ def test_a_broker_that_does_not_say_is_asked_again(job: Job, monkeypatch: pytest
 
 @pytest.mark.slow
 def test_retention_itself(tmp_path: Path) -> None:
-    """Time alone deletes rows of open transactions."""
+    """Rows of open transactions are deleted merely because of their age."""
     overrides = {"log.retention.check.interval.ms": 200, "log.initial.task.delay.ms": 200}
     with Cluster(overrides=overrides) as cluster:
         witness = Witness(cluster.bootstrap)

@@ -1,4 +1,4 @@
-"""The driver connects with the settings of the writers, and says what a user is not allowed to do."""
+"""The driver connects with the writers' settings, and reports what its user is not allowed to do."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ pytestmark = pytest.mark.kafka
 Settings = dict[str, Any]
 
 FAILS_WITHIN_S = 1.0
-"""How long a preflight asks that is to fail: it does not give up before."""
+"""How long a preflight that is expected to fail keeps trying, since it does not give up earlier."""
 
-# kafka-python leaves the socket of a failed TLS handshake, or of a refused login over TLS, to the garbage collector.
+# kafka-python leaves it to the garbage collector to close the socket of a failed TLS handshake or a refused TLS login.
 leaves_sockets = pytest.mark.filterwarnings("ignore:unclosed <ssl.SSLSocket:ResourceWarning")
 
 
@@ -233,7 +233,7 @@ def test_a_wrong_password(sasl: Callable[..., Settings], monkeypatch: pytest.Mon
 
 
 def source_of(settings: Settings, topic: str, **more: str) -> SourceFacts:
-    """Spark's source with the settings of Java's client that `read_kafka` makes of these."""
+    """Returns Spark's source with the Java client settings that `read_kafka` derives from these."""
     options = {f"kafka.{name}": one for name, one in {**consumer_settings(settings), **more}.items()}
     return SourceFacts(format="kafka", options={"subscribe": topic, **options})
 
@@ -265,7 +265,7 @@ def test_a_start_asks_a_sources_brokers_as_javas_client_would(
         ]
 
     def known() -> list[Mapping[str, int]] | None:
-        try:  # a permission takes effect a moment after it is given
+        try:  # a permission takes effect with a short delay
             return asked()
         except PreflightError as error:
             if "may not be seen by this user" not in str(error):
@@ -301,7 +301,7 @@ def test_permissions_are_named(
             eventually_refused(message)
 
     def eventually_refused(message: str) -> None:
-        # A permission takes effect a moment after it is given.
+        # A permission takes effect with a short delay.
         def attempt() -> str:
             try:
                 check(settings, topic)
@@ -354,13 +354,13 @@ ODD_PREFIX = 'it\'s "odd"; %s/../é數 *'
 
 
 class Rights:
-    """What a user may do, one by one, and a job of this user's.
+    """The permissions of a user, one by one, and a job that runs as this user.
 
     Args:
-        witness: Gives and takes rights.
+        witness: Grants and revokes permissions.
         cluster: The broker.
-        keys: Of its authority.
-        tag: Told apart from other users.
+        keys: The keys of its certificate authority.
+        tag: Distinguishes the user from others.
     """
 
     def __init__(self, witness: Witness, cluster: Cluster, keys: Path, tag: str) -> None:
@@ -383,7 +383,7 @@ class Rights:
             "group": (ResourceType.GROUP, self.group, literal, AclOperation.READ),
             "source": (ResourceType.TOPIC, self.source, literal, AclOperation.READ),
         }
-        """What docs/kafka.md lists."""
+        """The permissions listed in docs/kafka.md."""
 
     def binding(self, right: str) -> AclBinding:
         kind, name, pattern, operation = self.least[right]
@@ -573,7 +573,7 @@ def test_nothing_is_written_to_a_broker_without_a_proof(
     authority: str,
     words: str,
 ) -> None:
-    """The driver finds out first; then what a writer is given is tried for itself, and librdkafka refuses too."""
+    """The driver notices first. Then the writer's own settings are tried separately, and librdkafka is refused too."""
     monkeypatch.setattr(preflight_module, "TIMEOUT_S", FAILS_WITHIN_S)
     rights = Rights(witness, cluster, keys, "proof")
     rights.give(*rights.least)
@@ -613,7 +613,7 @@ def test_a_password_is_shown_nowhere(
     settings = {**rights.settings, "sasl.password": CANARY}
 
     def make(**changed: Any) -> KafkaSink:
-        if changed:  # it is to fail, and need not take long
+        if changed:  # it is expected to fail, and should not take long
             monkeypatch.setattr(preflight_module, "TIMEOUT_S", FAILS_WITHIN_S)
         return KafkaSink({**settings, **changed}, topic=rights.topic, prefix=rights.prefix)
 

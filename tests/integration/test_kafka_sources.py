@@ -1,4 +1,4 @@
-"""What a start asks a real broker about a query's Kafka sources, given nothing but the source's options."""
+"""What a start asks a real broker about a query's Kafka sources, given only the source's options."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NOON_MS = 1_769_860_800_000
 
 @pytest.fixture(scope="module")
 def numbers(broker: Cluster, witness: Witness) -> str:
-    """A topic of two partitions with a row a second from noon on, in turns."""
+    """A topic of two partitions with one row per second from noon on, in alternating partitions."""
     topic = witness.create_topic()
     produce(
         broker.bootstrap,

@@ -1,4 +1,4 @@
-"""A Kafka cluster that went back to an older state, or another one in its place: what is missing is said, not lost."""
+"""A Kafka cluster is restored from a backup, or replaced. Missing batches are reported, and not silently lost."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def values(*batches: int) -> list[str]:
 
 
 class Place:
-    """A cluster whose data can be kept and put back, and a query that writes to it."""
+    """A cluster whose data can be saved and restored, and a query that writes to it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -76,7 +76,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
 
 @pytest.mark.slow
 def test_a_cluster_that_was_restored_from_an_older_copy_is_found(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ids that it does not know, of commits that it would still remember: their runs began after the copy was made."""
+    """It does not know ids of commits that it should remember, since their runs began after the backup was made."""
     place.job.run(0)
     place.save()
     place.job.run(1)

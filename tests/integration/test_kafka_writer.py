@@ -51,7 +51,7 @@ WAIT_S = 30.0
 
 
 class Kafka:
-    """A broker, and what the tests ask it; none of it through the code under test, but for the commit."""
+    """A broker and what the tests ask it. Only the commit uses the code under test."""
 
     def __init__(self, bootstrap: str) -> None:
         self.bootstrap = bootstrap
@@ -79,7 +79,7 @@ class Kafka:
             wait_until(lambda: all(done.outcome is Outcome.COMMITTED for done in committer.commit(handles)))
         finally:
             committer.close()
-        # The answer comes before the markers are written that let readers pass.
+        # The reply arrives before the markers that make rows visible are written.
         wait_until(lambda: all(self.state(fields) == "CompleteCommit" for fields in prepared))
 
 
@@ -107,7 +107,7 @@ def owner() -> Owner:
 
 @pytest.fixture(params=["by batch", "by row"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Sends rows to librdkafka by the batch, or one by one as where that cannot be."""
+    """Sends rows to librdkafka in batches, or one by one, as on platforms where batches are impossible."""
     monkeypatch.setattr(producer_module, "takes_batches", lambda _: request.param == "by batch")
     return str(request.param)
 
@@ -124,7 +124,7 @@ both_ways = pytest.mark.usefixtures("way")
 
 
 def prepare(sink: KafkaSink, owner: Owner, *batches: pa.RecordBatch, batch: int = 0) -> Fields:
-    """One task, from its first row to its handle, with its producer gone."""
+    """Runs one task, from its first row to its handle, after which its producer is closed."""
     columns = {name for rows in batches for name in rows.schema.names}
     writer = open_writer(sink, owner, batch, columns=sorted(columns))
     writer.begin()
@@ -255,12 +255,12 @@ def test_a_row_that_the_topics_settings_refuse_is_named_with_them(kafka: Kafka, 
 def test_a_row_that_is_refused_while_others_are_handed_over_is_told_too(
     kafka: Kafka, owner: Owner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """librdkafka takes no more rows then, and says "Erroneous state" before it reports which row was refused."""
+    """librdkafka then refuses more rows with "Erroneous state", before it reports which row was rejected."""
     topic = kafka.create_topic(partitions=2, max_message_bytes="5000")
     writer = open_writer(KafkaSink(kafka.settings, topic=topic), owner)
     writer.begin()
     poll = PooledProducer.poll
-    # What a call for the first partition has caused is not heard of before the call for the second one.
+    # Errors caused by the call for the first partition are only reported after the call for the second one.
     monkeypatch.setattr(PooledProducer, "poll", lambda self, timeout_s: timeout_s and poll(self, timeout_s))
     writer.write(pa.record_batch({"value": ["x" * 10_000], "partition": pa.array([0], pa.int32())}))
     fits = pa.record_batch({"value": ["fits"], "partition": pa.array([1], pa.int32())})
@@ -284,7 +284,7 @@ def test_a_partition_that_is_not_there_is_named_whenever_librdkafka_finds_out(ow
     if is_known:
         writer._pooled.producer.list_topics(topic, WAIT_S)
     else:
-        cluster.brokers[0].pause()  # nobody tells of the topic before the rows are handed over
+        cluster.brokers[0].pause()  # nobody reports the topic before the rows are handed over
         writer.write(rows)
         cluster.brokers[0].resume()
     with pytest.raises(PrepareError) as told:
@@ -399,7 +399,7 @@ def test_a_fatal_error_that_another_thread_was_told_of_is_named(
     kafka: Kafka, owner: Owner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class ToldElsewhere:
-        """A producer of whose fatal error another thread's call was told, at the moment when this one's call ran."""
+        """A producer whose fatal error was reported to another thread's call while this one was running."""
 
         def __init__(self, producer: Producer) -> None:
             self._producer = producer
@@ -413,7 +413,7 @@ def test_a_fatal_error_that_another_thread_was_told_of_is_named(
         def __getattr__(self, name: str) -> Any:
             return getattr(self._producer, name)
 
-    monkeypatch.setattr(producers_module, "POLL_EVERY_S", WAIT_S)  # or the keeper would be told
+    monkeypatch.setattr(producers_module, "POLL_EVERY_S", WAIT_S)  # otherwise the background thread would get the error
     topic = kafka.create_topic()
     writer = open_writer(KafkaSink(kafka.settings, topic=topic), owner)
     writer.begin()
@@ -425,7 +425,8 @@ def test_a_fatal_error_that_another_thread_was_told_of_is_named(
     writer.write(pa.record_batch({"value": ["a"]}))
     try:
         pooled.producer.flush(WAIT_S)
-    except (KafkaException, KafkaError, SystemError):  # the second is no exception for `pytest.raises`
+    # KafkaError does not derive from Exception, which `pytest.raises` requires
+    except (KafkaException, KafkaError, SystemError):
         pass
     else:
         pytest.fail("nobody was told of the fence")

@@ -1,4 +1,4 @@
-"""CHECKs of a table of MariaDB, and what makes a column JSON, before and after the decision."""
+"""CHECK constraints of a MariaDB table, including those that make a column JSON, before and after the decision."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_what_a_check_refuses_is_refused_before_the_decision(
 def test_what_is_refused_after_the_decision_says_where_and_what_to_do(
     scene: Scene, mariadb: MySQLSystem, ids: tuple[int, ...], words: str, step: str
 ) -> None:
-    """A CHECK about a column that is not written, and two rows of one key."""
+    """A CHECK that involves a column that is not written, and two rows with the same key."""
     handle = prepare(scene, *ids)
     name = TransactionName.parse(str(handle["transaction"]))
     assert name is not None

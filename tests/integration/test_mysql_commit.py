@@ -1,4 +1,4 @@
-"""What the server does between prepare and commit, and what the committer makes of it."""
+"""Server events between prepare and commit, and how the committer handles them."""
 
 from __future__ import annotations
 
@@ -76,8 +76,8 @@ def test_nota_proves_nothing_while_the_connection_that_prepared_is_open(
 def test_without_the_right_to_list_what_is_prepared_nothing_is_lost(
     scene: Scene, mariadb: MySQLSystem, monkeypatch: pytest.MonkeyPatch, rolled_back: bool
 ) -> None:
-    """On MySQL, XA_RECOVER_ADMIN that was taken away after the start: what else would tell lost from held?"""
-    # The answer about a branch whose connection is still open.
+    """On MySQL, XA_RECOVER_ADMIN is revoked after the start. Without it, lost and held branches look the same."""
+    # This is the server's answer about a branch whose connection is still open.
     xaer_nota = 1397
     handle = scene.prepare(1)
 
@@ -106,7 +106,7 @@ def test_an_ok_that_did_nothing_is_not_believed(scene: Scene, mariadb: MySQLSyst
     """MariaDB forgets a branch that is finished before InnoDB knows that its connection has ended."""
 
     def reset_connection(connection: Any) -> None:
-        """COM_RESET_CONNECTION: the server lets go of the branch, and InnoDB does not."""
+        """Sends COM_RESET_CONNECTION. The server releases the branch, but InnoDB does not."""
         connection._execute_command(0x1F, b"")
         connection._read_ok_packet()
 
@@ -167,7 +167,7 @@ def test_xids_of_others_are_left_alone(scene: Scene, mariadb: MySQLSystem) -> No
 def test_an_abort_that_comes_too_late_for_a_branch_that_only_recovery_lists(
     scene: Scene, mariadb: MySQLSystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was prepared after the markers were read. Its xid does not say in which batch."""
+    """It was prepared after the markers were read. Its xid does not contain the batch."""
     handle = scene.prepare(0, batch=3)
     with monkeypatch.context() as earlier:
         earlier.setattr(finishing, "unsettled", lambda *_: [])
@@ -176,7 +176,7 @@ def test_an_abort_that_comes_too_late_for_a_branch_that_only_recovery_lists(
     xid = Xid.of(name_of(handle))
     mariadb.ask(f"XA COMMIT {xid}")
     assert scene.abort(found) == [Outcome.ALREADY_COMMITTED]
-    monkeypatch.setattr(finishing, "recovered", lambda *_: {xid})  # as it was before the commit
+    monkeypatch.setattr(finishing, "recovered", lambda *_: {xid})  # the state before the commit
     assert scene.lingering() == []
     assert visible(mariadb) == [0, 1]
 
@@ -261,7 +261,7 @@ def test_a_merge_that_may_still_land_is_never_lost(
 def test_a_merge_between_two_statements_is_left_alone(
     scene: Scene, mariadb: MySQLSystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The server shows it as idle for a moment."""
+    """The server reports it as idle for a moment."""
     handle = scene.prepare(0)
     monkeypatch.setattr(finishing, "_WAIT_S", 0)
     monkeypatch.setattr(finishing, "_IDLE_S", 3600)
@@ -306,7 +306,10 @@ def test_a_staging_table_that_was_changed_is_not_merged(scene: Scene, mariadb: M
 
 @pytest.mark.parametrize("change", ["TRUNCATE {}", "DELETE FROM {} LIMIT 1", "INSERT INTO {} VALUES (9, 9)"])
 def test_a_staging_table_of_an_upsert_that_was_changed_is_not_merged(mariadb: MySQLSystem, change: str) -> None:
-    """Nor is any other of the batch. Once what is left of it is dropped, as the answer says, it is lost and healed."""
+    """No other table of the batch is merged either.
+
+    Once its remains are dropped as advised, it counts as lost and is healed.
+    """
     given = MySQLSink(mariadb.settings, table="target", mode="upsert", key_columns=["number"])
     with closing(Scene(Numbers(), given)) as scene:
         kept, changed = scene.prepare(0), scene.prepare(10, slot=1)
@@ -334,7 +337,7 @@ def test_a_staging_table_that_cannot_be_read_is_not_lost(scene: Scene, mariadb: 
 
 
 def test_a_staging_table_that_may_not_be_seen_is_not_lost(mariadb: MySQLSystem) -> None:
-    """Without a right on a table, information_schema shows none."""
+    """Without privileges on a table, information_schema does not show it."""
     user = f"user_{secrets.token_hex(3)}"
     mariadb.ask(f"CREATE USER {user}@'127.0.0.1'")
     mariadb.ask(f"GRANT ALL ON {mariadb.database}.* TO {user}@'127.0.0.1'")
@@ -352,7 +355,7 @@ def test_a_staging_table_that_may_not_be_seen_is_not_lost(mariadb: MySQLSystem) 
 
 @pytest.mark.parametrize("commit", ["two_phase", "staged"])
 def test_names_may_have_any_characters(mariadb: MySQLSystem, commit: str) -> None:
-    """Comments and identifiers of the server hold characters of three bytes, and a question mark for others."""
+    """The server stores comments and identifiers as 3-byte UTF-8, and replaces other characters with ``?``."""
     given = MySQLSink(mariadb.settings, table="target", commit=commit, prefix="é漢😀")
     with closing(Scene(Numbers(), given)) as odd:
         kept, left = odd.prepare(0), odd.prepare(10)
@@ -396,7 +399,7 @@ def test_markers_are_tidied_whichever_batches_have_rows(scene: Scene, mariadb: M
 
 @BOTH
 def test_what_may_have_been_tidied_away_is_not_lost(scene: Scene) -> None:
-    """A driver that was paused for hundreds of batches asks again for one that was committed."""
+    """A driver that was paused for hundreds of batches asks again about a committed transaction."""
     old, recent, newest = handles = [scene.prepare(10 * batch, batch=batch) for batch in (0, 2, 201)]
     assert scene.commit(*handles) == COMMITTED * 3
     scene.committer.conclude(201, [newest])
@@ -408,7 +411,7 @@ def test_what_may_have_been_tidied_away_is_not_lost(scene: Scene) -> None:
 
 @BOTH
 def test_another_server_knows_nothing(scene: Scene, mariadb: MySQLSystem) -> None:
-    """A replica, or a copy: it does not have the transaction, and that says nothing."""
+    """A replica or a copy of the server does not have the transaction, which proves nothing."""
     handle = scene.prepare(0)
     ((host,),) = mariadb.ask("SELECT host FROM sparkonce_servers")
     mariadb.ask("UPDATE sparkonce_servers SET host = 'elsewhere:1'")
@@ -432,7 +435,7 @@ def test_a_lost_table_of_markers_is_not_taken_for_lost_rows(scene: Scene, mariad
 
 @BOTH
 def test_a_connection_that_comes_back_after_the_others_were_closed_is_closed(scene: Scene) -> None:
-    """Given back by a thread for which nobody waits any more."""
+    """It was returned by a thread that nobody waits for anymore."""
     committer = scene.new_committer()
     assert isinstance(committer, SqlCommitter)
     with committer.lent() as kept:

@@ -48,7 +48,7 @@ def listed(scene: Scene, mariadb: MySQLSystem) -> list[MySQLOrphan]:
 
 def test_all_of_a_batch_under_way_is_listed_with_its_age(two_phase: Scene, mariadb: MySQLSystem) -> None:
     def connection_of(mariadb: MySQLSystem, *, slot: int) -> int:
-        """Finds the connection that writes it, by its uncommitted marker."""
+        """Finds the connection that writes a slot by its uncommitted marker."""
         with closing(mariadb.connect()) as connection, connection.cursor() as cursor:
             cursor.execute("SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED")
             cursor.execute("SELECT connection FROM sparkonce_commits WHERE slot = %s", [slot])
@@ -73,7 +73,8 @@ def test_all_of_a_batch_under_way_is_listed_with_its_age(two_phase: Scene, maria
 def test_staging_tables_are_listed_until_they_are_dropped(staged: Scene, mariadb: MySQLSystem) -> None:
     handle = staged.prepare(0, batch=5, slot=1)
     table = stage_table(name_of(handle).copy)
-    mariadb.ask("CREATE TABLE sparkonce_stage_000000000000 (number BIGINT)")  # nobody's: it has no comment
+    # belongs to nobody, since it has no comment
+    mariadb.ask("CREATE TABLE sparkonce_stage_000000000000 (number BIGINT)")
     (one,) = listed(staged, mariadb)
     assert (one.kind, one.batch, one.slot, one.name) == ("staged", 5, 1, f"`{mariadb.database}`.`{table}`")
     assert one.holds[0].endswith(" KiB for target")

@@ -37,7 +37,7 @@ def mariadb(mariadb: MySQLSystem) -> MySQLSystem:
 
 @pytest.fixture
 def mysql(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Makes MariaDB say what MySQL says of itself: that it has this ``server_uuid``."""
+    """Makes MariaDB report a ``server_uuid``, as MySQL does."""
 
     def become(uuid: str) -> None:
         said = str(MYSQL.identity).replace("@@server_uuid", f"'{uuid}'")
@@ -94,7 +94,7 @@ def test_a_primary_after_a_failover_goes_on_as_the_one_before(
 
 
 def test_another_database_of_the_same_server_is_refused(mariadb: MySQLSystem) -> None:
-    """A copy, which has the server's identity too; on MySQL any other: the markers stayed behind."""
+    """A copied database has the server's identity too, and on MySQL any database does. But its markers are missing."""
     facts = check(mariadb)
     other = new_mariadb()
     for table in ("target", "sparkonce_servers"):
@@ -107,7 +107,7 @@ def test_another_database_of_the_same_server_is_refused(mariadb: MySQLSystem) ->
 
 
 def test_a_table_of_markers_that_is_gone_is_not_made_again(mariadb: MySQLSystem) -> None:
-    """An empty one would make lost of all that is committed."""
+    """An empty table would make everything that is committed look lost."""
     facts = check(mariadb)
     mariadb.ask("RENAME TABLE sparkonce_commits TO away")
     with pytest.raises(PreflightError, match=r"sparkonce_commits is gone.* Next: Put it back"):
@@ -214,7 +214,7 @@ def test_without_local_infile_rows_arrive_all_the_same(mariadb: MySQLSystem, mon
 def test_a_server_that_is_too_old_is_refused(
     mariadb: MySQLSystem, monkeypatch: pytest.MonkeyPatch, version: str, refused: str
 ) -> None:
-    """It says of itself that it is; before MariaDB 10.5 a prepared transaction ends with its connection."""
+    """The server reports that it is too old. Before MariaDB 10.5, a prepared transaction ends with its connection."""
     asked = preflight._variables
     monkeypatch.setattr(preflight, "_variables", lambda link: {**asked(link), "version": version})
     if not refused:

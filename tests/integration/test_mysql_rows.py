@@ -31,7 +31,7 @@ WAYS = pytest.mark.parametrize("how", [BULK, BY_LOAD, BY_INSERT], ids=["bulk", "
 
 
 def go(how: dict[str, Any], mariadb: MySQLSystem, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The settings for one way to the server; without the bulk protocol rows go as they go to MySQL."""
+    """Returns the settings for one way of sending rows. Without the bulk protocol, rows are sent as to MySQL."""
     if not how["bulk"]:
         monkeypatch.setattr(Connection, "takes_bulk", NOT_BULK)
     return {**mariadb.settings, "local_infile": how.get("local_infile", True)}
@@ -39,7 +39,7 @@ def go(how: dict[str, Any], mariadb: MySQLSystem, monkeypatch: pytest.MonkeyPatc
 
 @pytest.fixture(params=[BULK, BY_LOAD, BY_INSERT, STAGED], ids=["bulk", "load", "insert", "staged"])
 def write(request: pytest.FixtureRequest, mariadb: MySQLSystem, monkeypatch: pytest.MonkeyPatch) -> Write:
-    """Writes a table's only batch and gives what a second connection reads of it."""
+    """Writes the only batch of a table, and returns what a second connection reads."""
     settings = go(request.param, mariadb, monkeypatch)
 
     def write(columns: str, rows: pa.RecordBatch, select: str = "*", **more: Any) -> list[tuple[Any, ...]]:
@@ -184,7 +184,7 @@ def test_rows_that_the_table_refuses(
     values: list[int],
     words: str,
 ) -> None:
-    """LOAD DATA LOCAL leaves such rows out and goes on."""
+    """LOAD DATA LOCAL skips such rows and continues."""
     mariadb.ask("CREATE TABLE IF NOT EXISTS parent (id INT PRIMARY KEY) ENGINE=InnoDB")
     mariadb.ask("DROP TABLE IF EXISTS target")
     mariadb.ask(f"CREATE TABLE target (it {column}) ENGINE=InnoDB")
@@ -249,7 +249,7 @@ def test_types_that_might_change_a_value_are_refused_at_start(
 def test_large_rows_and_small_packets(
     mariadb: MySQLSystem, monkeypatch: pytest.MonkeyPatch, how: dict[str, Any]
 ) -> None:
-    """Statements are cut to max_allowed_packet; what is larger alone is refused by the server's own words."""
+    """Statements are limited to max_allowed_packet. A larger single row gets the server's own error."""
     mariadb.ask("DROP TABLE IF EXISTS target")
     mariadb.ask("CREATE TABLE target (place INT, it LONGTEXT) ENGINE=InnoDB")
     sink = MySQLSink(go(how, mariadb, monkeypatch), table="target", commit="two_phase")

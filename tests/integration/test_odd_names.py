@@ -1,7 +1,7 @@
-"""Names that would be statements if they were not quoted: the server is asked what it has afterwards.
+"""Names that would act as SQL if they were not quoted. Afterwards, the server is asked which objects it has.
 
-Each table, schema, column, prefix and sink is called by such a name, in every mode; batches are committed, aborted and
-taken over after a kill. Then exactly that table has the rows, and no other object was made, changed or dropped.
+Each table, schema, column, prefix and sink has such a name, in every mode. Batches are committed, aborted and recovered
+after a kill. Then exactly the right table has the rows, and no other object was created, changed or dropped.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ def each(longest: str) -> pytest.MarkDecorator:
 def live(
     checkpoint: Path, make: Callable[[], TwoPhaseCommitSink], columns: list[str], seen: Callable[[], None]
 ) -> None:
-    """Commits a batch, is killed in the next ones before and after their decisions, and commits on.
+    """Commits a batch, is killed before and after the decisions of the next ones, and then continues to commit.
 
-    ``seen`` is called while something is open on the server.
+    ``seen`` is called while a transaction is open on the server.
     """
 
     def rows(batch: int, slot: int) -> pa.RecordBatch:
@@ -73,7 +73,7 @@ def live(
         return pa.RecordBatch.from_arrays([numbers] * len(columns), names=columns)
 
     job = SmallJob(checkpoint, lambda: [make()], rows)
-    if make().guarantee is not Guarantee.EXACTLY_ONCE:  # a kill may double
+    if make().guarantee is not Guarantee.EXACTLY_ONCE:  # a kill may duplicate rows
         job.run(0, 1, 2, 3)
         return
     job.run(0)
@@ -213,7 +213,7 @@ def wanted_partitions() -> list[tuple[int, str | None]]:
 
 
 def partitions_found(files: dict[str, bytes]) -> list[tuple[int, str | None]]:
-    """By path under the root: each has one folder, whose name gives the value back, and each row is there once."""
+    """Returns the folder of each partition by its value. Each partition has one folder, and each row exists once."""
     found = []
     for path, content in files.items():
         folder, _, _ = path.partition("/")

@@ -1,4 +1,4 @@
-"""A server that stops while a batch is written or finished, and starts again: the run goes on."""
+"""A server stops while a batch is being written or finished, and starts again. The run continues."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Query:
     """A query into a suite's sink.
 
     Attributes:
-        before: Called before the rows of batch 1's last slot are written: the other one is prepared then.
+        before: Called before the rows of batch 1's last slot are written, when the other slot is prepared.
     """
 
     def __init__(self, suite: Any, folder: Path, deadline_s: float = 60.0) -> None:
@@ -49,7 +49,7 @@ class Query:
 
 @contextmanager
 def once_logged(words: str, action: Callable[[], object]) -> Iterator[list[str]]:
-    """Does something when a line with these words is logged for the first time; gives all lines from WARNING on."""
+    """Runs an action when a line with this text is first logged. Yields all lines from WARNING on."""
     lines: list[str] = []
     left = [action]
 
@@ -76,7 +76,7 @@ def once_logged(words: str, action: Callable[[], object]) -> Iterator[list[str]]
 @pytest.mark.parametrize("crash", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["killed", "stopped"])
 @on("postgres-two_phase", slow=["kafka", "postgres-staged", "mariadb-two_phase", "mariadb-staged", "redis", "s3"])
 def test_a_server_that_is_away_while_slots_are_prepared(suite: Any, tmp_path: Path, crash: bool) -> None:
-    """It is started once the run has found that what it has prepared cannot even be undone."""
+    """The server is restarted once the run has found that it cannot even undo what it has prepared."""
     query = Query(suite, tmp_path)
     query.before = suite.server.kill if crash else suite.server.stop
     with once_logged("is not undone yet", suite.server.start) as lines:
@@ -117,7 +117,7 @@ def test_a_server_that_stays_away(suite: Any, tmp_path: Path) -> None:
 
 
 def take_all(connect: Callable[[], Any], refused: type[Exception]) -> list[Any]:
-    """Opens connections until the server takes no more."""
+    """Opens connections until the server refuses more."""
     taken: list[Any] = []
     with suppress(refused):
         while True:
@@ -132,7 +132,7 @@ def test_postgresql_has_no_connection_left(suite: Any, tmp_path: Path) -> None:
     query, taken = Query(suite, tmp_path), list[Any]()
 
     def take_connections() -> None:
-        close_all()  # the sink would reuse the first slot's connection
+        close_all()  # otherwise the sink would reuse the first slot's connection
         taken.extend(take_all(lambda: psycopg.connect(suite.server.conninfo()), psycopg.OperationalError))
 
     query.before = take_connections

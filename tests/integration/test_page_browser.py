@@ -161,7 +161,7 @@ def test_a_user_is_alarmed_and_can_read_why(browser: Browser, scene: PageScene) 
             assert browser.run(icon) == "/icon/0.svg"
             assert browser.run("document.getElementById('news').getAttribute('aria-live')") == "polite"
 
-            # The run stops: title, icon, list and screen reader say so, and nothing in the words is code.
+            # After the run stops, the title, icon, list and screen reader show it, and hostile text is not executed.
             error = WatchedEvent(at_ms=now_ms(), kind="stopped", batch=60, text=f"LogError: {hostile}", next_step="Go.")
             scene.change([error], phase=Phase.STOPPED.value, since_ms=now_ms())
             browser.until("document.title", lambda title: title == "(1) sparkonce")
@@ -190,7 +190,7 @@ def test_a_user_is_alarmed_and_can_read_why(browser: Browser, scene: PageScene) 
             assert ("application", "Batches by time") in found
             assert [role for role, name in found if role in {"button", "link", "table"} and not name] == []
 
-            # The next run goes on.
+            # The next run continues.
             scene.change(phase=Phase.IDLE.value, since_ms=now_ms())
             browser.until("document.title", lambda title: title == "sparkonce")
             assert "Over: totals: the run has stopped" in text(browser, "news")

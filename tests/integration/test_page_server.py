@@ -141,7 +141,7 @@ def test_a_checkpoint_that_breaks_is_an_alarm_and_the_page_goes_on(server: PageS
     read(server)
     newest = max((scene.path / "sparkonce" / "records").iterdir())
     newest.write_bytes(b"not a record")
-    (scene.path / "commits" / "3").write_text("v1\n{}")  # other names, so that it is read again
+    (scene.path / "commits" / "3").write_text("v1\n{}")  # changes the file names, so that the checkpoint is read again
     keys = eventually(lambda: [one["key"] for one in state(server)["alarms"]], "there is an alarm", limit_s=LIMIT_S)
     assert keys == [f"unreadable {scene.path}"]
     assert state(server)["queries"][0]["newest"] == 2
@@ -195,7 +195,7 @@ def test_the_command_serves_until_it_is_interrupted(
 ) -> None:
     path = scene.path.rename(scene.path.with_name(place))
     command = [sys.executable, "-m", "sparkonce", "ui", "--checkpoint", str(path), "--port", "0", *options]
-    heard = signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs us in the background ignores it
+    heard = signal.signal(signal.SIGINT, signal.default_int_handler)  # a process in the background has SIGINT ignored
     try:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ)
     finally:

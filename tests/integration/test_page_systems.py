@@ -1,4 +1,4 @@
-"""The live page on a real broker: what is open there, its verdict, and how far readers of held partitions get."""
+"""The live page with a real broker: open transactions, their verdicts, and how far readers of held partitions get."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LIMIT_S = 120
 
 
 class Held:
-    """A transaction that the newest run has open, and one that nobody knows."""
+    """An open transaction of the newest run, and one that nobody knows."""
 
     def __init__(self, witness: Witness, folder: Path) -> None:
         self.scene = PageScene(folder / "totals")
@@ -53,7 +53,7 @@ class Held:
 
     def close(self) -> None:
         for one in (self.mine, self.unknown):
-            with suppress(KafkaException):  # ended by the test
+            with suppress(KafkaException):  # the test has ended it
                 one.producer.abort_transaction()
 
 

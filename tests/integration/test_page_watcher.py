@@ -1,4 +1,4 @@
-"""The live page's looks at checkpoints and systems: each waits for nobody but itself."""
+"""The live page's reads of checkpoints and systems, none of which waits for any other."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def scene(tmp_path: Path) -> PageScene:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked(NamedSystem):
-    """A system that answers as a test wants."""
+    """A system whose answers the test controls."""
 
     answer: Callable[[], list[Orphan]] = field(compare=False)
 
@@ -208,7 +208,7 @@ def test_a_log_that_is_not_read_in_time_judges_by_its_last_reading(scene: PageSc
 @pytest.mark.parametrize("order", [("old", "new"), ("new", "old")])
 def test_of_two_copies_of_a_query_the_newest_log_counts(scene: PageScene, tmp_path: Path, order: list[str]) -> None:
     shutil.copytree(scene.path, tmp_path / "copy")
-    scene.job.run(3)  # another run, of which the copy does not know
+    scene.job.run(3)  # another run, which is missing in the copy
     paths = {"old": tmp_path / "copy", "new": scene.path}
     with watching({one: LocalFiles(paths[one]) for one in order}, lambda: [mine(scene)]) as watcher:
         eventually(lambda: verdicts(watcher), "it is judged", limit_s=LIMIT_S)
@@ -239,7 +239,7 @@ def test_another_query_in_the_folder_replaces_what_was_shown(scene: PageScene) -
     assert shown_batches(one) == [(scene.run, number) for number in range(5)]
     before = one.newer(0)
     other = begin_anew(scene, 2)
-    ms[0] += int(READ_AGAIN_S * 1000) + 1000  # the names of its files are the same
+    ms[0] += int(READ_AGAIN_S * 1000) + 1000  # its file names are unchanged
     one.poll()
     assert shown_batches(one) == [(other.run, 0), (other.run, 1)]
     assert one.newer(0)["first"] > before["last"]

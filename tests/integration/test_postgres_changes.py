@@ -1,4 +1,4 @@
-"""Tables that change under a query: where partitions of them are, and which types their columns have."""
+"""Tables that change while a query writes to them: the location of their partitions, and the types of columns."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ either = pytest.mark.parametrize("why", [FOREIGN, UNLOGGED])
 
 @pytest.fixture(autouse=True)
 def remote(postgres: PostgresSystem) -> None:
-    """A table of this same server that it takes for another server's."""
+    """Creates a foreign table that PostgreSQL treats as remote, although it is on the same server."""
     postgres.ask("CREATE EXTENSION postgres_fdw; CREATE TABLE remote (id bigint, k bigint)")
     postgres.ask(
         "CREATE SERVER other FOREIGN DATA WRAPPER postgres_fdw "
@@ -60,7 +60,10 @@ def ids(postgres: PostgresSystem, table: str = "t") -> list[int]:
 @both
 @either
 def test_a_partition_that_keeps_no_promise_is_refused_by_name(postgres: PostgresSystem, why: str, commit: str) -> None:
-    """Wherever in the tree: rows that a foreign server has committed alone came twice after a crash."""
+    """This applies anywhere in the tree.
+
+    Rows that a foreign server committed separately were duplicated after a crash.
+    """
     attach(postgres, why)
     postgres.ask("CREATE TABLE top (id bigint, k bigint) PARTITION BY RANGE (id)")
     postgres.ask("ALTER TABLE top ATTACH PARTITION t FOR VALUES FROM (0) TO (9)")
@@ -83,7 +86,7 @@ def test_a_partition_that_comes_while_rows_are_written(postgres: PostgresSystem,
 
 
 def test_a_partition_that_comes_before_the_decision(postgres: PostgresSystem) -> None:
-    """A server that does not say is no reason: the commit looks again."""
+    """If a server does not answer, that is no reason to stop, since the commit checks again."""
     given = new_sink(postgres)
     run = owner(given)
     prepare(given, ROWS, run=run)
@@ -100,7 +103,7 @@ def test_a_partition_that_comes_before_the_decision(postgres: PostgresSystem) ->
 
 
 def test_a_partition_that_comes_after_the_decision(postgres: PostgresSystem) -> None:
-    """The batch waits, also over a crash of the server, and is committed once the partition is another."""
+    """The batch waits, even across a server crash, and is committed once the partition is replaced."""
     mend = "ALTER TABLE t DETACH PARTITION part; CREATE TABLE good PARTITION OF t FOR VALUES IN (1)"
     given = new_sink(postgres)
     handle = prepare(given, ROWS)

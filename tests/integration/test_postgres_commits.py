@@ -98,7 +98,7 @@ def test_checks_and_not_null_are_refused_before_the_decision(postgres: PostgresS
 
 
 def test_staged_rows_that_the_table_refuses_wait_for_the_operator(postgres: PostgresSystem) -> None:
-    """Decided, not visible, not lost: once the table lets them in, the same handle commits."""
+    """They are decided but neither visible nor lost. Once the table accepts them, the same handle commits."""
     postgres.ask("ALTER TABLE t ADD CONSTRAINT one UNIQUE (id); INSERT INTO t VALUES (2)")
     given = sink(postgres)
     handles = [prepare(given, rows(1), slot=0), prepare(given, rows(2), slot=1)]
@@ -117,7 +117,10 @@ def test_staged_rows_that_the_table_refuses_wait_for_the_operator(postgres: Post
     "change", ["TRUNCATE {}", "DELETE FROM {} WHERE id = 3", "INSERT INTO {} VALUES (9, 'not ours')"]
 )
 def test_a_staging_table_that_was_changed_is_not_moved(postgres: PostgresSystem, mode: str, change: str) -> None:
-    """Nor is any other of the batch. Once what is left of it is dropped, as the answer says, it is lost and healed."""
+    """No other table of the batch is moved either.
+
+    Once its remains are dropped as advised, it counts as lost and is healed.
+    """
     postgres.ask("ALTER TABLE t ADD PRIMARY KEY (id)")
     given = sink(postgres, mode=mode, key_columns=["id"]) if mode == "upsert" else sink(postgres)
     handles = [prepare(given, rows(1, 2), slot=0), prepare(given, rows(3, 4), slot=1)]
@@ -156,7 +159,7 @@ def test_a_staging_table_cannot_be_changed_between_the_count_and_the_move(
 
 
 def test_a_second_try_waits_for_the_first_ones_key_and_then_gives_up(postgres: PostgresSystem) -> None:
-    """The reason why upsert is staged, and why preflight warns of unique indexes."""
+    """This is why upserts are staged, and why preflight warns about unique indexes."""
     postgres.ask("ALTER TABLE t ADD UNIQUE (id)")
     given = sink(postgres, commit="two_phase")
     first = prepare(given, rows(1))
@@ -222,7 +225,7 @@ def test_a_batch_of_many_slots_is_committed_by_two_drivers_at_once(postgres: Pos
 
 
 def test_a_staged_batch_is_seen_as_a_whole_or_not_at_all(postgres: PostgresSystem) -> None:
-    """A lock on the markers holds the commit back; readers see nothing, and the second driver is told to ask again."""
+    """A lock on the markers delays the commit. Readers see nothing, and the second driver is told to retry."""
     given = sink(postgres)
     handles = [prepare(given, rows(slot), slot=slot) for slot in range(3)]
     with psycopg.connect(postgres.server.conninfo()) as other:
@@ -254,7 +257,7 @@ def test_other_peoples_transactions_and_tables_are_never_touched(postgres: Postg
 
 @both
 def test_a_handle_of_an_older_mode_is_still_committed(postgres: PostgresSystem, commit: str) -> None:
-    """The query was started again with the other setting."""
+    """The query was restarted with the other setting."""
     handle = prepare(sink(postgres, commit=commit), rows(1))
     other = sink(postgres, commit="staged" if commit == "two_phase" else "two_phase")
     assert outcomes(finish(other, handle)) == [COMMITTED]
@@ -349,7 +352,7 @@ def test_a_server_that_stands_still_is_not_waited_for_beyond_the_deadline(
 
 
 def test_a_connection_that_comes_back_after_the_others_were_closed_is_closed(postgres: PostgresSystem) -> None:
-    """Given back by a thread for which nobody waits any more."""
+    """It was returned by a thread that nobody waits for anymore."""
     to = Conninfo.of(postgres.server.conninfo())
     connections = IdlePool(lambda: connect(to), is_idle=is_idle, is_alive=is_alive)
     with connections.lent(), connections.lent() as idle:

@@ -98,7 +98,7 @@ def test_a_server_that_cannot_be_reached_is_said_without_a_secret(postgres: Post
 
 
 def test_what_the_page_says_takes_orphans_of_a_query_away_that_is_gone_for_good(postgres: PostgresSystem) -> None:
-    """docs/postgres.md, "Orphans"."""
+    """Runs the SQL from docs/postgres.md, "Orphans"."""
     held, staged = prepare(sink(postgres, commit="two_phase"), ROWS), prepare(sink(postgres), ROWS)
     name = str(held["name"])
     postgres.ask(f"ROLLBACK PREPARED '{name}'")
@@ -110,10 +110,13 @@ def test_what_the_page_says_takes_orphans_of_a_query_away_that_is_gone_for_good(
 
 
 def test_an_orphan_holds_vacuum_back_until_the_query_is_started_again(postgres: PostgresSystem, tmp_path: Path) -> None:
-    """In any table of the database. Asked of the files: VACUUM gives their end back when nothing in it is needed."""
+    """This affects every table in the database.
+
+    It is measured by file size, which VACUUM reduces when the end is unused.
+    """
 
     def vacuumed(postgres: PostgresSystem) -> int:
-        """The size of the other table, in bytes, after VACUUM."""
+        """Returns the size of the other table in bytes after VACUUM."""
         postgres.ask("VACUUM other")
         ((size,),) = postgres.ask("SELECT pg_relation_size('other')")
         return int(size)

@@ -191,7 +191,7 @@ def test_policies_that_may_hide_markers_are_refused_and_those_of_others_are_not(
     postgres.ask("GRANT INSERT ON t TO plain; GRANT ALL ON SCHEMA public TO plain")
     new_sink(postgres, user="plain").preflight(QUERY, None)
     postgres.ask(f"ALTER TABLE sparkonce_commits ENABLE ROW LEVEL SECURITY; {HIDING}")
-    new_sink(postgres, user="plain").preflight(QUERY, None)  # its owner
+    new_sink(postgres, user="plain").preflight(QUERY, None)  # the owner of the table
     for statement in ("FORCE ROW LEVEL SECURITY", "NO FORCE ROW LEVEL SECURITY, OWNER TO postgres"):
         postgres.ask(f"ALTER TABLE sparkonce_commits {statement}; GRANT ALL ON sparkonce_commits TO plain")
         refused(postgres, "Row-level security.*sparkonce_commits", "BYPASSRLS", user="plain")
@@ -224,7 +224,8 @@ def test_a_table_of_markers_that_a_crash_would_empty_is_refused(postgres: Postgr
 
 def test_a_table_of_markers_that_a_newer_version_has_changed_is_refused(postgres: PostgresSystem) -> None:
     facts = new_sink(postgres).preflight(QUERY, None)
-    postgres.ask("ALTER TABLE sparkonce_commits ADD sparkonce_lease bigint, ADD audited_by text")  # one is not ours
+    # one of these columns is not ours
+    postgres.ask("ALTER TABLE sparkonce_commits ADD sparkonce_lease bigint, ADD audited_by text")
     for recorded in (None, facts):
         with pytest.raises(
             PreflightError, match=r"public\.sparkonce_commits has columns .* not know: sparkonce_lease"
@@ -266,7 +267,7 @@ def test_another_database_than_before_is_refused(postgres: PostgresSystem) -> No
 def test_another_schema_of_markers_than_before_is_refused_and_nothing_is_lost(
     postgres: PostgresSystem, commit: str
 ) -> None:
-    """Also where it follows the schema of the table, which may change."""
+    """This also holds where it follows the table's schema, which may change."""
     postgres.ask("DROP SCHEMA IF EXISTS b CASCADE; CREATE SCHEMA b; CREATE TABLE b.t (LIKE t)")
     run = owner(new_sink(postgres, commit=commit))
     decided, left = (prepare(new_sink(postgres, commit=commit), ROWS, run=run, batch=batch) for batch in (0, 1))
@@ -285,7 +286,7 @@ def test_another_schema_of_markers_than_before_is_refused_and_nothing_is_lost(
 
 
 def test_a_table_of_markers_that_is_gone_is_not_made_again(postgres: PostgresSystem) -> None:
-    """An empty one would make lost of all that is committed."""
+    """An empty table would make everything that is committed look lost."""
     facts = new_sink(postgres).preflight(QUERY, None)
     postgres.ask("ALTER TABLE sparkonce_commits RENAME TO away")
     with pytest.raises(PreflightError, match=r'"public"."sparkonce_commits" is gone.* Next: Put it back'):
@@ -295,7 +296,10 @@ def test_a_table_of_markers_that_is_gone_is_not_made_again(postgres: PostgresSys
 
 
 def test_a_server_that_was_upgraded_goes_on_as_the_one_that_it_was(postgres: PostgresSystem) -> None:
-    """pg_upgrade gives another system_identifier. The refusal says what to run; in a copy elsewhere that is void."""
+    """pg_upgrade changes the system_identifier.
+
+    The refusal says what to run, and in a copy elsewhere that has no effect.
+    """
     given = new_sink(postgres)
     facts = {**given.preflight(QUERY, None), "system": "7"}
     run = replace(owner(given), facts=facts)
@@ -333,7 +337,7 @@ def test_the_optional_right_may_be_granted_later_but_not_taken(postgres: Postgre
 
 
 def test_a_handle_of_another_database_is_unknown_and_not_lost(postgres: PostgresSystem) -> None:
-    """It is prepared, elsewhere."""
+    """It is prepared in the other database."""
     given = new_sink(postgres, commit="two_phase")
     handle = prepare(given, ROWS)
     postgres.ask("CREATE DATABASE other")
@@ -375,7 +379,7 @@ def test_what_refuses_rows_too_late_is_said_at_start(
 def test_a_trigger_may_leave_rows_out_in_either_way(
     postgres: PostgresSystem, caplog: pytest.LogCaptureFixture, commit: str
 ) -> None:
-    """That is the table's owner's wish; the warning says that nobody counts them."""
+    """The table's owner wants it that way, and the warning says that nobody counts these rows."""
     postgres.ask(f"{LEAVES_OUT} BEFORE INSERT ON t {FOR_EACH}")
     given = new_sink(postgres, commit=commit)
     given.preflight(QUERY, None)
@@ -386,7 +390,7 @@ def test_a_trigger_may_leave_rows_out_in_either_way(
 
 
 def test_a_check_of_the_row_as_a_whole_does_not_stop_staging(postgres: PostgresSystem) -> None:
-    """Its condition names the table, which a staging table cannot."""
+    """The condition refers to the table by name, which is impossible in a staging table."""
     postgres.ask("ALTER TABLE t ADD CHECK (t IS NOT NULL), ADD CHECK (tableoid > 0)")
     given = new_sink(postgres)
     assert outcomes(finish(given, prepare(given, ROWS))) == [Outcome.COMMITTED]

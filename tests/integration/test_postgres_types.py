@@ -34,7 +34,7 @@ KEPT: list[tuple[str, pa.DataType, int]] = [
 
 
 def test_what_a_column_keeps_of_times_is_written_and_the_rest_refused(postgres: PostgresSystem) -> None:
-    """The server rounds or cuts off without a word."""
+    """The server would round or truncate them silently."""
     for number, (declared, kind, unit_us) in enumerate(KEPT):
         postgres.ask(f"CREATE TABLE k{number} (x {declared})")
         sink = new_sink(postgres, table=f"k{number}")

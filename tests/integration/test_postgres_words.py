@@ -1,4 +1,4 @@
-"""What PostgreSQL says of rows, and what of it gets into messages and logs."""
+"""What PostgreSQL reports about rows, and which parts of it appear in messages and logs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The package as a user gets it, and the lines of docs/quickstart.md, typed outside the clone."""
+"""The package as users get it, and the commands of docs/quickstart.md, run outside the repository."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Shell = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The wheel of each project, by the name of its package."""
+    """The wheel of each project, by package name."""
     folder = tmp_path_factory.mktemp("dist")
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
     for project in PROJECTS.values():
@@ -41,7 +41,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def shell(
     request: pytest.FixtureRequest, wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Shell]:
-    """A shell outside the clone: with the wheels before this environment's packages, or as the page installs it."""
+    """A shell outside the repository. The wheels precede this environment's packages, or the page installs them."""
     folder = tmp_path_factory.mktemp("outside")
     cache, conf = folder / "cache", folder / "conf"
     cache.mkdir()

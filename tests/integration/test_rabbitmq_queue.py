@@ -1,4 +1,4 @@
-"""Tests of the receiver of a queue on a real server: what is kept, what is acknowledged, what comes again."""
+"""The receiver of a queue with a real server: what it stores and acknowledges, and what is redelivered."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def rabbit(tmp_path: Path) -> RabbitQueueSystem:
 
 
 class Driver:
-    """A query's driver as far as the receiver sees it, on a checkpoint that the test keeps.
+    """The receiver's view of a query's driver, with a checkpoint that the test controls.
 
     Args:
-        root: Of the checkpoint.
+        root: The checkpoint folder.
         server: The server's settings.
         queue: The queue.
-        given: Of `ReceiverSettings` and `ConsumerSettings`.
+        given: Fields of `ReceiverSettings` and `ConsumerSettings`.
     """
 
     def __init__(self, root: Path, server: RabbitMQ, queue: str, **given: Any) -> None:
@@ -55,13 +55,13 @@ class Driver:
         self.consumer.start()
 
     def kept(self) -> list[str]:
-        """Returns the messages that are kept, in order."""
+        """Returns the stored messages, in order."""
         self.consumer.check()
         tables = [self.segments.read(number).table() for number in self.segments.numbers()]
         return [bytes(one).decode() for table in tables for one in table.column("value").to_pylist()]
 
     def finish(self) -> None:
-        """Records a batch that has read all that is kept, as Spark does."""
+        """Records a batch that has read all stored messages, as Spark does."""
         batch = len(self.files.names("commits"))
         position = json.dumps({QUEUE: self.identity, NEXT: self.segments.numbers()[-1] + 1})
         for log in ("offsets", "commits"):
@@ -100,7 +100,7 @@ def test_messages_are_acknowledged_when_their_batch_is_finished(
 
 
 def left(rabbit: RabbitQueueSystem, driver: Driver, queue: str) -> int:
-    """Stops a driver that has acknowledged all it may, and returns how many messages the queue still has."""
+    """Stops a driver that has acknowledged everything it may, and returns the number of messages left in the queue."""
     eventually(lambda: not driver.receiver._held, "all are acknowledged")
     driver.consumer.stop()
     return len(rabbit.peek(queue))
@@ -119,7 +119,7 @@ def test_it_goes_on_after_its_server_was_restarted(rabbit: RabbitQueueSystem, dr
     def publishes(rabbit: RabbitQueueSystem, queue: str, names: list[str]) -> bool:
         try:
             rabbit.publish(queue, names)
-        except Exception:  # noqa: BLE001 - whatever it is, it is asked again: a queue that was restarted looks for a leader
+        except Exception:  # noqa: BLE001 - retried whatever it is, since a restarted queue first elects a leader
             return False
         return True
 

@@ -38,12 +38,12 @@ PUBLISHER = f"sparkonce.{QUERY}.rabbitmq"
 
 
 class StreamScene:
-    """One query's sink.
+    """The sink of one query.
 
     Args:
         server: The server.
-        root: For the checkpoint.
-        arguments: Of the stream.
+        root: The parent of the checkpoint.
+        arguments: The arguments with which the stream is declared.
     """
 
     def __init__(self, server: RabbitServer, root: Path, **arguments: Any) -> None:
@@ -55,13 +55,13 @@ class StreamScene:
         self._opened: list[StreamCommitter] = []
 
     def sink(self, files: CheckpointFiles | None = None, **changed: Any) -> RabbitMQStreamSink:
-        """The sink, told of its checkpoint."""
+        """Returns the sink, configured with its checkpoint."""
         sink = RabbitMQStreamSink(**{"server": self.server, "stream": self.stream, "body": "raw", **changed})
         sink.use_checkpoint(files or LocalFiles(self.root))
         return sink
 
     def prepare(self, bodies: Sequence[str], batch: int = 0, slot: int = 0, **kept: Any) -> Handle:
-        """A slot's rows, prepared."""
+        """Prepares the rows of a slot."""
         return prepare(self.sink(**kept), pa.record_batch({"value": list(bodies)}), batch=batch, slot=slot)
 
     def committer(self, **kept: Any) -> StreamCommitter:
@@ -72,17 +72,17 @@ class StreamScene:
         return made
 
     def close(self) -> None:
-        """Closes what was opened."""
+        """Closes everything that was opened."""
         for one in self._opened:
             one.close()
 
     def finish(self, committer: StreamCommitter, batch: int, *handles: Handle) -> None:
-        """Commits and concludes a batch, which has to work."""
+        """Commits and concludes a batch, and checks that this succeeds."""
         assert [one.outcome.value for one in committer.commit(handles)] == ["committed"] * len(handles)
         committer.conclude(batch, handles)
 
     def bodies(self) -> list[str]:
-        """The bodies that a reader sees."""
+        """Returns the bodies that a reader sees."""
         return [body.decode() for body in self.witness.messages(self.stream)]
 
 
@@ -113,7 +113,7 @@ def test_the_server_answers_as_the_simulation_has_it(scene: StreamScene) -> None
 
 
 def test_two_drivers_publish_the_same_batch_at_once(scene: StreamScene, tmp_path: Path) -> None:
-    kept = PlainStore(tmp_path / "plain")  # it has no locks, so both do publish
+    kept = PlainStore(tmp_path / "plain")  # this store has no locks, so both of them publish
     slots = [scene.prepare(numbered(20_000 * slot, 20_000), slot=slot, files=kept) for slot in range(2)]
     committers = [scene.committer(files=kept) for _ in range(4)]
     with ThreadPoolExecutor(len(committers)) as pool:
@@ -166,7 +166,7 @@ def test_goes_on_after_the_last_message_that_is_there(
     publish = PublisherConnection.publish
 
     def publish_two(self: PublisherConnection, frame: Any) -> None:
-        """Cuts the connection after two frames, of three large messages each, before the confirms are read."""
+        """Cuts the connection after two frames of three large messages each, before any confirms are read."""
         publish(self, frame)
         sent.append(frame)
         if len(sent) == 2:

@@ -1,4 +1,4 @@
-"""Tests of reading RabbitMQ streams on a real server: each message once or an error, whatever the server forgets."""
+"""Reading RabbitMQ streams from a real server: each message once, or an error, whatever the server forgets."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def asker(rabbit: RabbitStreamSystem) -> Iterator[StreamAsker]:
 
 
 def end_of(rabbit: RabbitStreamSystem, stream: str) -> int:
-    """Returns the offset behind a stream's last message."""
+    """Returns the offset after a stream's last message."""
     with closing(StreamAsker(rabbit.settings(), patience_s=30)) as asker:
         return asker.ends((stream,))[stream].get("offset", 0)
 

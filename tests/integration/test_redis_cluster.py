@@ -84,7 +84,7 @@ def test_a_transaction_of_which_a_list_is_gone_is_not_begun(query: Query, everyw
 def test_rows_that_are_sent_before_the_end_are_part_of_it(
     query: Query, everywhere: Everywhere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Memory of a worker is bounded: rows are sent whenever there are so many."""
+    """A worker uses limited memory, since it sends rows in groups of a fixed size."""
     monkeypatch.setattr(writing, "BUFFER_BYTES", 10_000)
     parts = [rows().slice(start, 500) for start in range(0, KEYS * TIMES, 500)]
     handle = query.prepare(*parts)
@@ -96,7 +96,7 @@ def test_rows_that_are_sent_before_the_end_are_part_of_it(
 def test_rows_of_an_abort_that_was_cut_off_are_deleted_by_the_next_sweep(
     query: Query, everywhere: Everywhere, monkeypatch: pytest.MonkeyPatch, prepared: bool
 ) -> None:
-    """The ledger says that it is aborted, and whoever noted that could not delete its rows any more."""
+    """The ledger says that it is aborted, but the process that recorded this could no longer delete the rows."""
     monkeypatch.setattr(writing, "BUFFER_BYTES", 0)
     if prepared:
         query.prepare(rows())
@@ -118,7 +118,7 @@ def test_rows_of_an_abort_that_was_cut_off_are_deleted_by_the_next_sweep(
 
 
 def test_staged_rows_that_are_gone_too_early_are_not_called_lost(query: Query, everywhere: Everywhere) -> None:
-    """The node may have applied them, and have lost that with the end of its log."""
+    """The node may have applied them, and then lost that with the end of its log."""
     handle = query.prepare(rows())
     name = str(handle[names.TRANSACTION]).encode()
     for client in everywhere.clients[:1]:
@@ -153,14 +153,14 @@ def late(query: Query, cluster: RedisCluster) -> Iterator[SinkCommitter]:
 
 
 def home_of(handle: Handle) -> int:
-    """The node of its ledger."""
+    """Returns the node of the handle's ledger."""
     name = TransactionName.parse(str(handle[names.TRANSACTION]))
     assert name is not None
     return names.ledger_of(name).hash_slot * 3 // HASH_SLOTS
 
 
 def await_age(everywhere: Everywhere, query: Query, handle: Handle, age_ms: int) -> None:
-    """Until the ledger's node says that the transaction was prepared so long ago."""
+    """Waits until the ledger's node says that the transaction was prepared this long ago."""
     prepared = entry_of(query, everywhere, handle).prepared_ms
     home = everywhere.clients[home_of(handle)]
 
@@ -174,10 +174,10 @@ def await_age(everywhere: Everywhere, query: Query, handle: Handle, age_ms: int)
 def test_a_batch_that_has_ended_on_one_node_is_lost_whole(
     query: Query, late: SinkCommitter, everywhere: Everywhere
 ) -> None:
-    """The ledger's node has run since it was prepared: no commit has ever begun, so none of it is applied."""
+    """The ledger's node has been running since the prepare, so no commit can have begun or applied anything."""
 
     def end_staged_rows(everywhere: Everywhere, handle: Handle, *nodes: int) -> None:
-        """As their time to live ends."""
+        """Deletes staged rows, as when their time to live ends."""
         name = str(handle[names.TRANSACTION]).encode()
         for node in nodes:
             client = everywhere.clients[node]
@@ -224,7 +224,7 @@ def test_a_batch_that_was_applied_and_is_forgotten_is_not_called_lost(
 
 @pytest.mark.slow
 def test_a_node_that_is_master_again_does_not_say_what_was_done_meanwhile(tmp_path: Path) -> None:
-    """The replica that took over for a while applied the batch, and did not get to pass that on."""
+    """The replica that took over meanwhile applied the batch, but could not replicate it."""
 
     def become_master(node: Any, other: Any) -> None:
         eventually(
@@ -304,7 +304,7 @@ def test_the_ledgers_node_is_out_of_memory(
 
 
 def test_what_fills_the_memory_can_be_swept(query: Query, everywhere: Everywhere) -> None:
-    """Otherwise rows that a dead worker has staged would keep the query from going on until they end."""
+    """Otherwise, rows staged by a dead worker would block the query until they expire."""
     handle = query.prepare(rows())
     try:
         for node in range(3):

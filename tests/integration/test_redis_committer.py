@@ -54,7 +54,7 @@ def query(server: RedisServer, client: Any) -> Iterator[Query]:
 
 
 def apply_chunks(query: Query, client: Any, handle: Handle, count: int) -> None:
-    """What a committer does that dies after so many chunks."""
+    """Applies a number of chunks, like a committer that dies after them."""
     committer = query.sink.committer()
     found = names.StagedTransaction.of(handle)
     assert found is not None
@@ -80,7 +80,7 @@ def test_a_commit_that_stopped_between_chunks_is_finished_by_another_driver(quer
 
 
 def test_only_what_is_staged_whole_is_begun_and_since_when_the_server_says(query: Query, client: Any) -> None:
-    """Whatever the executor's clock said."""
+    """The server's time counts, whatever the executor's clock said."""
     before_ms = time.time_ns() // 1_000_000
     staying, aborted, committed, expired = (query.prepare(rows(10), slot=slot) for slot in range(4))
     unprepared = query.open(rows(10), slot=4)
@@ -140,7 +140,7 @@ def test_committers_at_the_same_time(query: Query, client: Any) -> None:
 
 @pytest.mark.parametrize("lost", range(1, 9))
 def test_any_reply_of_a_commit_is_lost(query: Query, client: Any, monkeypatch: pytest.MonkeyPatch, lost: int) -> None:
-    """The request was carried out, and the connection breaks before the answer."""
+    """The request is executed, and the connection is closed before the reply."""
     handle = query.prepare(rows())
     receive, count = Nodes._receive, 0
 
@@ -214,7 +214,7 @@ def test_memory_is_full(query: Query, client: Any) -> None:
 
 
 def go_back(server: RedisServer, copy: Path) -> None:
-    """The server crashes, and comes back without what it did since the copy."""
+    """Crashes the server, and restarts it without the changes since the copy."""
     server.kill()
     shutil.rmtree(server.folder)
     shutil.copytree(copy, server.folder)
@@ -225,7 +225,7 @@ def go_back(server: RedisServer, copy: Path) -> None:
 def test_a_server_that_lost_no_more_than_the_batch(
     query: Query, server: RedisServer, client: Any, tmp_path: Path, at: str
 ) -> None:
-    """What is gone was applied nowhere, so the rows may be written again."""
+    """The missing rows were applied nowhere, so they may be written again."""
     query.commit(query.prepare(rows(KEYS)))
     if at == "nothing":
         shutil.copytree(server.folder, tmp_path / "copy")
@@ -256,7 +256,7 @@ def test_a_ledger_that_ended_while_no_rows_came_is_not_taken_for_lost_commits(
 
 
 def test_a_server_that_lost_earlier_commits_too(query: Query, server: RedisServer, client: Any, tmp_path: Path) -> None:
-    """To write this batch again would hide that others are gone."""
+    """Writing this batch again would hide that others are missing."""
     query.committer.abort([query.prepare(rows(KEYS))])
     shutil.copytree(server.folder, tmp_path / "copy")
     query.commit(query.prepare(rows(KEYS)))
@@ -268,7 +268,7 @@ def test_a_server_that_lost_earlier_commits_too(query: Query, server: RedisServe
         assert "counts 0 commits, and 1 were seen" in answer.reason
         committer.close()
     assert sums(client) == [0] * KEYS
-    # As docs/redis.md says, to go on without what is lost.
+    # Does what docs/redis.md says to continue without the missing rows.
     client.hincrby(query.ledger, "#commits", 1)
     query.commit(handle)  # the old connection
     assert query.commit(handle) == [Outcome.LOST]

@@ -38,7 +38,7 @@ def preflight(sink: RedisSink, recorded: dict[str, str] | None = None) -> dict[s
 
 @pytest.fixture
 def settings(client: Any) -> Iterator[Any]:
-    """Sets settings of the server, and sets them back."""
+    """Changes server settings, and restores them afterwards."""
     before: dict[str, str] = {}
 
     def change(name: str, value: str) -> None:
@@ -116,7 +116,7 @@ def test_what_weakens_the_guarantee_is_said(
         preflight(RedisSink(server.url))
         assert caplog.records == []
         if name == "maxmemory":
-            client.set("much", bytes(8 << 20))  # beside it, what another connection takes does not count
+            client.set("much", bytes(8 << 20))  # other connections use little memory in comparison
             value = str(int(client.info("memory")["used_memory"] * 1.1))
         settings(name, value)
         preflight(RedisSink(server.url))
@@ -158,7 +158,7 @@ def test_a_cluster_and_a_server_are_told_apart(server: RedisServer, cluster: Red
     ids=["rights to other keys", "a wrong password", "nobody listens"],
 )
 def test_a_server_that_cannot_be_used(server: RedisServer, client: Any, login: str, says: str) -> None:
-    """Single commands are tried in test_redis_rights.py."""
+    """test_redis_rights.py tests the individual commands."""
     client.execute_command("ACL SETUSER worker reset on >secret ~other:* +@all")
     url = f"redis://{login}@{server.address}/0" if login else f"redis://127.0.0.1:{free_port()}/0"
     with pytest.raises(PreflightError, match=says) as raised:
@@ -180,11 +180,12 @@ def replica(server: RedisServer, client: Any, tmp_path: Path) -> Iterator[RedisS
         assert client.wait(1, 30_000) == 1
         client.delete("first")
         give_up_at = time.monotonic() + 30.0
-        while (told := client.info("replication"))["connected_slaves"] != 1:  # those of earlier tests, killed
+        # replicas of earlier tests, which were killed
+        while (told := client.info("replication"))["connected_slaves"] != 1:
             assert time.monotonic() < give_up_at, told
         yield started
     finally:
-        started.kill()  # one that has just copied its master's data writes its first log, and does not end before
+        started.kill()  # a replica that has just copied its master first writes its log, and does not terminate before
 
 
 def test_a_replica_is_refused(replica: RedisServer) -> None:
@@ -209,7 +210,7 @@ def test_replicas_are_waited_for(server: RedisServer, replica: RedisServer, clie
 def test_replicas_are_waited_for_until_they_count_the_commit(
     server: RedisServer, replica: RedisServer, client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A master that did not count it is taken for one that has lost it, and stops the query at its next batch."""
+    """A master that did not count it would look like one that lost it, and the query would stop at its next batch."""
     query = Query(RedisSink(server.url, wait_replicas=1, timeout_s=1.0))
     handle = query.prepare(pa.record_batch({"key": ["a"], "value": ["1"]}))
     run = Nodes.run
@@ -235,7 +236,7 @@ def test_sentinels_say_where_the_master_is(
     server: RedisServer, replica: RedisServer, client: Any, tmp_path: Path
 ) -> None:
     class Sentinel(Server):
-        """``redis-server --sentinel`` that watches one master."""
+        """A ``redis-server --sentinel`` that monitors one master."""
 
         def initialise(self) -> None:
             lines = [f"port {self.port}", f"bind {HOST}", f"dir {self.folder}"]

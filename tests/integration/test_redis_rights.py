@@ -1,4 +1,4 @@
-"""Redis with the rights of docs/redis.md and no others: a whole job, and each right taken away."""
+"""Redis with exactly the permissions in docs/redis.md: a complete job, and jobs that lack one permission."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ WRITING: dict[str, tuple[dict[str, Any], Row]] = {
     "zincrby": ({"structure": "increment", "member": "m"}, {"m": "a", "amount": 1}),
     "expire": ({"structure": "set", "ttl_s": 1000}, {"member": "a"}),
 }
-"""For each command that the page adds for rows: a sink, and a row that needs it."""
+"""For each command that the page lists for rows, a sink and a row that need it."""
 TYPES = {"value": pa.string(), "score": pa.float64()}
 
 
@@ -53,13 +53,13 @@ def named(command: str) -> str:
 
 
 class Job:
-    """A query of a user who has what the page lists, and the commands for rows.
+    """A query whose user has the permissions that the page lists, including the commands for rows.
 
     Args:
-        server: The only server.
-        folder: For the checkpoint.
-        row: What every row has beside its key. Keys come again in every batch.
-        settings: Of the sink.
+        server: The shared server.
+        folder: The parent of the checkpoint.
+        row: The fields of each row besides its key. The keys repeat in each batch.
+        settings: Settings of the sink.
     """
 
     def __init__(self, server: RedisServer, folder: Path, row: Row, **settings: Any) -> None:
@@ -133,8 +133,8 @@ def test_the_rights_in_the_docs_are_enough(new_job: Callable[..., Job], command:
 
 
 def test_every_command_in_the_docs_is_used(server: RedisServer, client: Any, new_job: Callable[..., Job]) -> None:
-    """By the server's own count, of all that follows the checks at a start."""
-    # Who the server is, is asked at a start only.
+    """According to the server's own statistics, of everything after the checks at the start."""
+    # The server's identity is only checked at the start.
     at_start = {"get", "set"}
     new_job({"amount": 1}, structure="increment")
     query = Query(RedisSink(f"redis://spark:secret@{server.address}/0", structure="increment", key_template="user:{n}"))
@@ -174,7 +174,7 @@ def test_a_command_that_is_missing_at_the_start(client: Any, new_job: Callable[.
     ("phase", "command"), [(Phase.WRITING, "rpush"), (Phase.FINISHING, "evalsha"), (Phase.FINISHING, "lset")]
 )
 def test_a_command_that_goes_while_the_query_runs(new_job: Callable[..., Job], phase: Phase, command: str) -> None:
-    """It stops the batch, and is named at the next start; what is applied twice would show in increments."""
+    """The batch stops, and the next start names the command. Increments would show rows that were applied twice."""
     job = new_job({"amount": 1}, structure="increment")
     job.job.run(0)
     with pytest.raises(SparkonceError, match=r"has no permissions to run|can't run this command"):
@@ -188,7 +188,7 @@ def test_a_command_that_goes_while_the_query_runs(new_job: Callable[..., Job], p
 
 @pytest.mark.parametrize("right", ["mset", "expire", "zincrby", "~user:*"])
 def test_a_right_on_rows_that_goes(new_job: Callable[..., Job], right: str) -> None:
-    """It cannot be tried without writing a row: it stops the commit, by name, again and again."""
+    """This cannot be checked without writing a row. Each commit attempt fails with an error that names it."""
     settings, row = WRITING.get(right, WRITING["incrby"])
     job = new_job(row, **settings)
     job.job.run(0)

@@ -24,7 +24,7 @@ Write = Callable[..., None]
 
 @pytest.fixture(params=[Guarantee.EXACTLY_ONCE, Guarantee.AT_LEAST_ONCE], ids=["staged", "direct"])
 def write(request: pytest.FixtureRequest, server: RedisServer, client: Any) -> Iterator[Write]:
-    """Writes columns through a sink of its own, to the end."""
+    """Writes columns through a sink of its own, and completes the batch."""
 
     def call(columns: dict[str, Any], **shape: Any) -> None:
         query = Query(RedisSink(server.url, guarantee=request.param, **shape))
@@ -190,7 +190,7 @@ def test_what_redis_would_refuse_is_refused_before_the_decision(
 
 
 def test_the_keys_in_which_the_sink_keeps_its_own_are_not_written(write: Write, client: Any) -> None:
-    """A ledger or staged rows of any query, and the server's identity, however the key is made."""
+    """The ledger and staged rows of any query, and the server's identity, are protected however the key is built."""
     rows = {"who": ["user", "sparkonce"], "what": ["{redis.x}:ledger", "{redis.x}:ledger"], "value": ["1", "2"]}
     with pytest.raises(PrepareError, match=r"such as b'sparkonce:\{redis\.x\}:ledger'"):
         write(rows, key_template="{who}:{what}")

@@ -1,4 +1,4 @@
-"""The rows that a database refuses for its own rules are told one by one, and the others are written."""
+"""Rows that violate a database's own rules are reported one by one, and the others are written."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sparkonce_lab.systems.mysql import MySQLSystem
 from sparkonce_lab.systems.postgres import PostgresSystem
 
 NUMBERS = [1, 2, 2, 3, None, 4, 5, 66, 7, 8]
-"""The second 2 is a duplicate, 66 is no number of the other table, 7 is refused by a trigger."""
+"""The second 2 is a duplicate, 66 is missing in the referenced table, and a trigger rejects 7."""
 ROWS = pa.record_batch({"number": pa.array(NUMBERS, pa.int64()), "word": ["w"] * 9 + ["far too long"]})
 TABLES = (
     "CREATE TABLE known (number bigint PRIMARY KEY)",
@@ -28,7 +28,7 @@ TABLES = (
 
 
 def offer(sink: TwoPhaseCommitSink, run: Owner) -> tuple[Refused, Handle]:
-    """Offers the rows, and prepares those that are taken."""
+    """Offers the rows to the sink, and prepares the accepted ones."""
     writer = sink.writer(WriterContext(owner=run, batch=0, slot=0, copy="1.0.0"))
     writer.begin()
     told = writer.offer(ROWS)

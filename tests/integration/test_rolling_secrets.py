@@ -1,4 +1,7 @@
-"""Passwords and certificates are changed under a run. It goes on where they are read again; elsewhere it is started."""
+"""Passwords and certificates change during a run.
+
+It continues where they are re-read, and otherwise must be restarted.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +58,10 @@ def job_of(folder: Path, make: Callable[[], TwoPhaseCommitSink]) -> SmallJob:
 
 
 def run(job: SmallJob, change: Callable[[], object], phase: Phase = Phase.WRITING) -> None:
-    """One run of two batches. The change comes in the second, and the run's connections are cut with it."""
+    """Runs two batches.
+
+    The secret changes during the second one, and the run's connections are cut at the same time.
+    """
 
     def listen(entered: Phase, batch: int) -> None:
         if (entered, batch) == (phase, 1):
@@ -159,7 +165,7 @@ def test_mariadb_reads_a_file_of_defaults_again(mariadb: MySQLSystem, tmp_path: 
 
 
 class FromFile:
-    """Gives redis-py the login that a file holds when a connection is made, as its ``CredentialProvider`` does."""
+    """Gives redis-py the credentials from a file for each new connection, through its ``CredentialProvider``."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -169,7 +175,7 @@ class FromFile:
 
 
 class RedisLogin:
-    """A user of a Redis who may have two passwords at a time, and whose rows are counters: what is doubled shows."""
+    """A Redis user who may have two passwords at a time, and whose rows are counters, which show duplicates."""
 
     def __init__(self, server: RedisServer, folder: Path) -> None:
         self.client = witness_of(server)
@@ -184,7 +190,7 @@ class RedisLogin:
         self.client.execute_command("ACL SETUSER", self.user, *rules)
 
     def keep_only(self, password: str) -> None:
-        """Takes all others away. Connections outlive that, so they are cut, too."""
+        """Removes all other passwords, and cuts the connections, which would otherwise stay logged in."""
         self.allow("resetpass", f">{password}")
         self.cut()
 
@@ -257,7 +263,7 @@ print(json.dumps({"Version": 1, "Expiration": soon.isoformat(), **json.load(open
 
 
 class Keys:
-    """Two users of a bucket, of whom one may use it at a time, and a profile that a program gives the keys."""
+    """Two users of a bucket, only one of which has access at a time, and a profile whose keys come from a program."""
 
     def __init__(self, bucket: Bucket, folder: Path) -> None:
         self.bucket = bucket
@@ -269,7 +275,7 @@ class Keys:
         program.write_text(PROCESS)
         self.config = folder / "aws.config"
         command = f"{sys.executable} {program} {self.given}"
-        self.profile = f"rotated-{secrets.token_hex(4)}"  # a process keeps the client of a profile
+        self.profile = f"rotated-{secrets.token_hex(4)}"  # a process caches the client of a profile
         self.config.write_text(f"[profile {self.profile}]\ncredential_process = {command}\n")
         self.change(0)
 
@@ -306,7 +312,7 @@ def rotated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Keys:
 
 @pytest.mark.slow
 def test_keys_of_s3_that_expire_are_asked_for_again(rotated: Keys, tmp_path: Path) -> None:
-    """An upload that one user began is completed by the other."""
+    """One user starts an upload, and the other one completes it."""
     run(
         job_of(tmp_path, lambda: rotated.sink(profile_name=rotated.profile)), lambda: rotated.change(1), Phase.FINISHING
     )
@@ -326,7 +332,7 @@ def test_keys_of_s3_that_expire_are_asked_for_again(rotated: Keys, tmp_path: Pat
 def test_keys_of_the_checkpoint_that_were_given_need_a_start(
     rotated: Keys, tmp_path: Path, phase: Phase, refused: int, seen: tuple[int, ...]
 ) -> None:
-    """Commits what is decided all the same: it is the next decision that the store refuses."""
+    """Decided transactions are still committed. The store only refuses the next decision."""
 
     def lines_of(folder: Path) -> list[str]:
         return sorted(line for file in folder.glob("*.txt") for line in file.read_text().splitlines())
@@ -334,7 +340,7 @@ def test_keys_of_the_checkpoint_that_were_given_need_a_start(
     place = "checkpoints/totals"
 
     def log_with(keys: Keys, user: int) -> ObjectFiles:
-        """The checkpoint's folder, by the keys that one of the users has been given."""
+        """Returns the checkpoint's folder with the keys of one of the users."""
         access, secret = keys.users[user]
         return object_files(keys.bucket, place, access_key_id=access, secret_access_key=secret)
 

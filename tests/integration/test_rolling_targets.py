@@ -62,13 +62,13 @@ class OnKafka:
             assert until_final(committer.abort, [handle]) == [Outcome.ABORTED]
 
     def open(self, job: SmallJob) -> list[str]:
-        """The query's open transactions."""
+        """Returns the query's open transactions."""
         names = list_transactions(self.witness.bootstrap, states=("Ongoing",))
         return [name for name in names if job.short_query in name]
 
 
 class OnTables:
-    """Tables in the schema or database that the system has made."""
+    """Tables in the schema or database that the system has created."""
 
     fact = "table"
 
@@ -271,13 +271,13 @@ def test_a_guarantee_is_raised_from_the_first_batch_that_is_not_decided(kafka: O
 
 
 def test_a_shorter_timeout_is_that_of_new_transactions(kafka: OnKafka, tmp_path: Path) -> None:
-    """One that is open keeps the timeout that its producer had: the broker has it."""
+    """An open transaction keeps the timeout that its producer had, since the broker stores it."""
     query = Query(tmp_path, lambda: KafkaSink({**kafka.settings, "transaction.timeout.ms": 900_000}, topic=topic))
     topic = kafka.topics["old"]
     query.job.run(0)
     query.job.kill(1, Phase.FINISHING)
     decided = query.job.decision(1).handles
-    # As long as the shorter timeout: another query's transaction of that timeout is aborted meanwhile.
+    # Waits as long as the shorter timeout: meanwhile, another query's transaction with this timeout is aborted.
     short = kafka.witness.prepare(kafka.topics["new"], timeout_ms=1_000)
     eventually(lambda: kafka.witness.state(short.handle), lambda states: states == {"CompleteAbort"})
     assert kafka.witness.state(*decided) == {"Ongoing"}

@@ -1,4 +1,4 @@
-"""What is refused before the start, and what a right that is taken away later does."""
+"""What is refused before the start, and what happens if a permission is revoked later."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ RIGHTS = {
     "s3:AbortMultipartUpload",
     "s3:DeleteObject",
 }
-"""What docs/s3.md says that the sink needs."""
+"""The permissions that the sink needs according to docs/s3.md."""
 
 
 @pytest.fixture(scope="module")
 def user(s3: S3Server) -> tuple[str, str]:
-    """Somebody with an access key and a secret, and no rights."""
+    """Returns the access key and secret of a user without permissions."""
     access_key, secret_key = f"user-{secrets.token_hex(4)}", secrets.token_hex(16)
     s3.add_user(access_key, secret_key)
     return access_key, secret_key
@@ -218,7 +218,7 @@ def test_without_conditions_none_is_sent(bucket: Bucket, between: Between) -> No
 
 
 def test_other_etags_than_md5_will_do(bucket: Bucket, between: Between) -> None:
-    """With SSE-KMS the ETag of a part is no MD5, and that of the whole is not known beforehand."""
+    """With SSE-KMS, the ETag of a part is not an MD5, and the ETag of the whole object is unknown in advance."""
 
     def etag(request: Request) -> str | Reply:
         if request.is_part:
@@ -257,7 +257,7 @@ def test_credentials_of_the_environment_are_found(bucket: Bucket, monkeypatch: p
 
 def test_a_certificate_is_verified(tmp_path: Path, s3: S3Server) -> None:
     class TlsServer(S3Server):
-        """The same behind TLS."""
+        """The same server behind TLS."""
 
         keys: Path
 

@@ -1,4 +1,4 @@
-"""Finishing what was uploaded: by whom, how often and whatever has happened meanwhile."""
+"""Completing uploads: by whichever driver, however often, and whatever has happened in the meantime."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_lost_reply_is_asked_for_again(bucket: Bucket, between: Between) -> No
     store = new_store(bucket, endpoint_url=between.url)
     between.act = lambda request: CUT_REPLY if request.is_complete else GO_ON
     assert publish(store, fields).outcome is Outcome.RETRY
-    assert sum(request.is_complete for request in between.seen) == 1  # boto3 did not send it again by itself
+    assert sum(request.is_complete for request in between.seen) == 1  # boto3 did not retry by itself
     assert bucket.objects() == {key(fields): b"rows"}
     between.act = lambda _: GO_ON
     for _ in range(2):
@@ -74,13 +74,13 @@ GONE = refusal(404, "NoSuchUpload")
         Reply(429, b""),
         refusal(400, "Throttling"),
         refusal(409, "ConditionalRequestConflict"),
-        refusal(200, "InternalError"),  # S3 may find out after it has begun to answer
+        refusal(200, "InternalError"),  # S3 may fail after it has begun to send the response
         GONE,  # of an upload that is there
     ],
     ids=["429 without a body", "throttling", "conflict", "failed late", "gone"],
 )
 def test_a_store_that_refuses_once_is_asked_again(bucket: Bucket, between: Between, answer: Reply) -> None:
-    """Each kind of request is refused once. boto3 repeats nothing here: each answer is the table's to read."""
+    """Each kind of request is refused once. boto3 does not retry, so our own error table decides about each answer."""
     fields = seal(new_store(bucket))
     store = new_store(bucket, endpoint_url=between.url, attempts=1)
     refused: set[tuple[str, bool]] = set()
@@ -104,7 +104,10 @@ def test_a_store_that_refuses_once_is_asked_again(bucket: Bucket, between: Betwe
 def test_a_busy_store_does_not_make_a_loss_of_what_was_published(
     bucket: Bucket, between: Between, published: bool
 ) -> None:
-    """The completion says that the upload is gone; what must be asked next is refused once each, without a body."""
+    """The completion reports that the upload is gone.
+
+    Each of the following requests is refused once, without a body.
+    """
     fields = seal(new_store(bucket))
     if published:
         publish(new_store(bucket), fields)
@@ -127,7 +130,7 @@ def test_a_busy_store_does_not_make_a_loss_of_what_was_published(
 
 
 def test_done_without_an_object_is_not_done(bucket: Bucket, between: Between) -> None:
-    """Versitygw says "done" while another completion is still at work."""
+    """Versitygw reports success while another completion is still in progress."""
     fields = seal(new_store(bucket))
     store = new_store(bucket, endpoint_url=between.url)
     done = f"<CompleteMultipartUploadResult><ETag>{fields['checksum']}</ETag></CompleteMultipartUploadResult>"
@@ -167,7 +170,7 @@ def test_one_that_somebody_overwrote_is_unknown(bucket: Bucket, store: S3Store) 
 
 
 def test_an_aborted_one_is_not_taken_for_a_strangers(bucket: Bucket, store: S3Store) -> None:
-    """Versitygw answers 200 to the completion of an upload that is not there, if any object is."""
+    """Versitygw answers 200 to the completion of an upload that does not exist, if there is any object."""
     fields = seal(store)
     bucket.abort(str(fields["upload_id"]))
     bucket.client.put_object(Bucket=bucket.name, Key=key(fields), Body=b"rows")
@@ -176,7 +179,10 @@ def test_an_aborted_one_is_not_taken_for_a_strangers(bucket: Bucket, store: S3St
 
 
 def test_one_that_was_deleted_is_unknown_where_versions_are_kept(bucket: Bucket, between: Between) -> None:
-    """S3 tells of the mark with HeadObject; versitygw with GetObject alone, hence not by itself."""
+    """S3 reports the delete marker with HeadObject.
+
+    Versitygw does so only with GetObject, so it stays undetected there.
+    """
     fields = seal(new_store(bucket))
     publish(new_store(bucket), fields)
     bucket.client.delete_object(Bucket=bucket.name, Key=key(fields))
@@ -201,7 +207,7 @@ def test_a_server_that_was_away_has_it_still(bucket: Bucket) -> None:
 
 
 def test_a_completion_still_at_work_is_not_taken_for_a_loss(bucket: Bucket, store: S3Store) -> None:
-    """Versitygw takes the upload out of all listings while it puts the object together, and is killed right then."""
+    """Versitygw hides the upload from all listings while it assembles the object, and is killed at that moment."""
     fields = seal(store)
     with at_work(bucket, fields):
         assert publish(store, fields).outcome is Outcome.RETRY
@@ -212,7 +218,7 @@ def test_a_completion_still_at_work_is_not_taken_for_a_loss(bucket: Bucket, stor
 
 @contextmanager
 def at_work(bucket: Bucket, fields: Fields) -> Iterator[None]:
-    """Versitygw takes the upload out of all listings while it puts the object together. Then the object is there."""
+    """Versitygw hides the upload from all listings while it assembles the object. Then the object exists."""
     held = bucket.server.folder / "data" / bucket.name / ".sgwtmp" / "multipart"
     folder = held / hashlib.sha256(key(fields).encode()).hexdigest() / str(fields["upload_id"])
     working = folder.with_name(f"{folder.name}.{fields['checksum']}.inprogress")
@@ -232,7 +238,7 @@ def handle_of(*files: Fields) -> Handle:
 def test_a_completion_that_begins_while_the_rest_is_given_up_is_waited_for(
     bucket: Bucket, store: S3Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another driver looked before a file of the transaction was lost, and completes the rest of it just now."""
+    """Another driver checked before a file of the transaction was lost, and now completes the others."""
     lost, left = seal(store), seal(store)
     handle, committer = handle_of(lost, left), FilesCommitter(store, "files", manifest=False)
     bucket.abort(str(lost["upload_id"]))

@@ -140,7 +140,7 @@ def test_what_is_swept_while_it_is_written_is_not_sealed(bucket: Bucket) -> None
     (listed,) = bucket.uploads()
     upload_of = {"Bucket": bucket.name, "Key": listed["Key"], "UploadId": listed["UploadId"]}
     while not bucket.client.list_parts(**upload_of).get("Parts"):
-        pass  # a part that arrives while its upload is aborted may be taken
+        pass  # a part that arrives while its upload is being aborted may be accepted
     store.discard([one.fields for one in left])
     with pytest.raises(PrepareError, match="NoSuchUpload"):
         held.seal()
@@ -236,7 +236,7 @@ def test_small_files_are_put_read_listed_and_deleted(bucket: Bucket) -> None:
 
 @pytest.mark.slow
 def test_a_large_file_takes_little_memory(bucket: Bucket) -> None:
-    """A slow store must not make a fast writer hold it all: 200 MB through 4 threads of 8 MiB."""
+    """A slow store must not make a fast writer buffer everything: 200 MB go through 4 threads with 8 MiB each."""
     program = """
 import pickle, sys
 from sparkonce.sinks.files.names import file_path
@@ -262,5 +262,5 @@ print(peak_bytes() - before)
         [sys.executable, "-c", program], input=given, capture_output=True, timeout=120, check=False, env=os.environ
     )
     assert run.returncode == 0, run.stderr.decode()
-    # Four parts under way, one being filled, and the copies that HTTP makes of one at a time.
+    # Four parts in flight, one being filled, and the copies that the HTTP client makes, one at a time.
     assert 8 * MIB < int(run.stdout) < 80 * MIB

@@ -1,6 +1,6 @@
-"""A secret in the settings of every sink but Kafka's, and where it must never be; see `canary`.
+"""A secret in the settings of each sink except Kafka's, and the places where it must never appear, see `canary`.
 
-Kafka's is in test_kafka_security.py, which has a secured broker.
+Kafka's is tested in test_kafka_security.py, which has a secured broker.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def test_a_redis_url_that_cannot_be_read(url: str) -> None:
 
 
 def test_s3(bucket: Bucket, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The server's own key stands for the canary: it has no other."""
+    """The server's own key is the secret, since the server has no other."""
     options = bucket.server.settings()
     secret = str(options["aws_secret_access_key"])
 
@@ -139,7 +139,7 @@ def test_s3(bucket: Bucket, tmp_path: Path, caplog: pytest.LogCaptureFixture) ->
 
 
 def test_s3_takes_no_credentials_in_its_addresses() -> None:
-    """They would be in the log's facts."""
+    """They would be stored in the log's facts."""
     for location, more in (
         (f"s3://a:{CANARY}@bucket/x", {}),
         ("s3://bucket/x", {"endpoint_url": f"http://a:{CANARY}@h"}),

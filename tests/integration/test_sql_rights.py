@@ -1,7 +1,7 @@
-"""PostgreSQL and MariaDB with the rights that their pages list and no others: a whole job, and each right taken away.
+"""PostgreSQL and MariaDB with exactly the documented privileges: a complete job, and jobs that lose one privilege.
 
-What else is missing at a start is asked in test_postgres_preflight.py and test_mysql_preflight.py; here it goes while
-the query runs.
+test_postgres_preflight.py and test_mysql_preflight.py test what is missing at the start. Here, privileges are revoked
+while the query runs.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def new_job(checkpoint: Path, make: Callable[[], TwoPhaseCommitSink]) -> SmallJo
 
 
 def live(job: SmallJob, orphans: Callable[[], list[Any]]) -> None:
-    """Writes, is killed before and after a decision, is seen by the operator, sweeps, commits."""
+    """Runs a job that writes, is killed before and after a decision, is inspected, sweeps, and commits."""
     job.run(0)
     job.kill(1, Phase.DECIDING, lambda: len(orphans()) == 2 or pytest.fail("the command sees other than the 2 slots"))
     job.run(1)
@@ -56,7 +56,7 @@ def live(job: SmallJob, orphans: Callable[[], list[Any]]) -> None:
 
 
 def taken_away(job: SmallJob, phase: Phase, take: Callable[[], None], give: Callable[[], None], words: str) -> None:
-    """Takes a right at a phase, sees it named, then and at the next start; gives it back, and goes on."""
+    """Revokes a privilege in a phase, checks the errors then and at the next start, grants it again, and continues."""
     job.run(0)
     took: list[int] = []
 
@@ -77,7 +77,7 @@ def taken_away(job: SmallJob, phase: Phase, take: Callable[[], None], give: Call
 
 
 def least(postgres: PostgresSystem, mode: str) -> Callable[[], PostgresSink]:
-    """The schema of the markers is one of their own, so that CREATE is for them alone."""
+    """The markers have a schema of their own, so the CREATE privilege is limited to them."""
     postgres.ask("CREATE ROLE least LOGIN; CREATE SCHEMA markers")
     postgres.ask("REVOKE ALL ON SCHEMA public FROM PUBLIC; GRANT USAGE ON SCHEMA public TO least")
     postgres.ask("CREATE TABLE t (id bigint PRIMARY KEY, text text)")
@@ -174,13 +174,13 @@ def mariadb(mariadb: MySQLSystem) -> Iterator[MySQLSystem]:
 
 
 def least_of_mariadb(mariadb: MySQLSystem, mode: str) -> Callable[[], MySQLSink]:
-    """The sink's own tables are made by the administrator, so that CREATE is for staging tables alone."""
+    """An administrator creates the sink's own tables, so the CREATE privilege is only needed for staging tables."""
     MySQLSink(mariadb.settings, table="t", **MODES[mode]).preflight("0123456789ab", None)
     for table in ("sparkonce_commits", "sparkonce_servers"):
         mariadb.ask(f"GRANT SELECT, INSERT, DELETE ON {table} TO least")
     mariadb.ask(f"GRANT SELECT, INSERT{', UPDATE' if mode == 'upsert' else ''} ON t TO least")
     if mode != "two_phase":
-        # Staging tables have names that are drawn: rights on them are rights on the database.
+        # Staging tables have random names, so privileges on them are privileges on the whole database.
         mariadb.ask(f"GRANT SELECT, INSERT, CREATE, DROP ON {mariadb.database}.* TO least")
     settings = {**mariadb.settings, "user": "least"}
     return lambda: MySQLSink(settings, table="t", commit_timeout_s=2, lock_timeout_s=1, **MODES[mode])

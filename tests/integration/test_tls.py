@@ -1,4 +1,4 @@
-"""PostgreSQL, MariaDB and Redis behind TLS: whole jobs go through, and nothing is written where a proof is missing."""
+"""PostgreSQL, MariaDB and Redis with TLS: complete jobs succeed, and without a valid certificate nothing is written."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ OLDER, NEWEST = Token(0, "00000001"), Token(1, "00000002")
 
 
 class Scene:
-    """A query of two runs, and its transactions on the broker."""
+    """A query with two runs, and its transactions on the broker."""
 
     def __init__(self, witness: Witness, checkpoint: Path) -> None:
         self.witness, self.checkpoint = witness, checkpoint
@@ -68,7 +68,7 @@ class Scene:
 
     def close(self) -> None:
         for one in self._opened:
-            with suppress(KafkaException):  # ended by the command
+            with suppress(KafkaException):  # the command has ended it
                 one.producer.abort_transaction()
 
 
@@ -103,7 +103,7 @@ def test_a_transaction_is_described_with_what_it_blocks(scene: Scene) -> None:
 
 @pytest.fixture
 def billing(scene: Scene) -> Iterator[Prepared]:
-    """Another application's producer, which has left a transaction open in the scene's topic."""
+    """The producer of another application, which has an open transaction in the scene's topic."""
     other = scene.witness.prepare(scene.topic, "theirs", transactional_id=new_name("billing"))
     yield other
     other.producer.abort_transaction()
@@ -140,7 +140,7 @@ def test_another_applications_transaction_that_blocks_readers_is_named_and_descr
 def test_a_transaction_whose_marker_is_missing_is_told_from_one_that_is_open(
     scene: Scene, billing: Prepared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No broker here loses one: its coordinator is made to say that the transaction is committed."""
+    """No test broker loses transactions, so its coordinator is made to report the transaction as committed."""
     ask = TransactionClient.describe_transactions
 
     def says(*given: Any, **named: Any) -> list[Any]:

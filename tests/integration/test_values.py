@@ -1,7 +1,7 @@
-"""Every type of Spark's at its extremes, through every sink, and read back by a client of another make.
+"""Extreme values of each Spark type are written by each sink, and read back with an independent client.
 
-Each value arrives as it was, or is refused by the name of its column. Rows are Arrow's here, as Spark gives them to
-workers; `spark/test_values_kept.py` sends the same rows through Spark.
+Each value arrives unchanged, or is refused with an error that names its column. The rows here are Arrow data, as Spark
+passes them to workers. `spark/test_values_kept.py` sends the same rows through Spark.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from sparkonce_rabbitmq import RabbitMQ, RabbitMQQueueSink, RabbitMQStreamSink
 
 @dataclass(frozen=True)
 class No:
-    """Refused in these words, by a column of this type if the target's columns have types."""
+    """Refused with this message, by a column of this type if the target's columns have types."""
 
     words: str
     column: str = ""
@@ -51,7 +51,7 @@ class No:
 
 @dataclass(frozen=True)
 class As:
-    """Kept by a column of this type as other values, which the docs say."""
+    """Stored in a column of this type as other values, as documented."""
 
     column: str
     values: Sequence[Any]
@@ -59,14 +59,15 @@ class As:
 
 @dataclass(frozen=True)
 class Case:
-    """Values of a type, and what becomes of them in each sink.
+    """Values of a type, and what each sink does with them.
 
     Attributes:
-        name: Spark's type.
-        arrow: The same in Arrow.
-        values: Days of a date, microseconds of a time or an interval, bytes of a string; else Python's values.
-        cells: By sink, the type of a column that keeps the values, or `No`, or `As`. Sinks without types keep what is
-            not named.
+        name: Spark's name of the type.
+        arrow: The Arrow type.
+        values: Days for a date, microseconds for a time or an interval, and bytes for a string. Otherwise Python
+            values.
+        cells: For each sink, the type of a column that stores the values, or `No`, or `As`. Sinks without column types
+            store everything that is not listed.
     """
 
     name: str
@@ -195,13 +196,13 @@ TABLE = [
 
 
 def array_of(case: Case, rows: int) -> pa.Array:
-    """The values, and nulls up to so many rows."""
+    """Returns the values, padded with nulls to this number of rows."""
     values = [*case.values, *[None] * (rows - len(case.values))]
     if pa.types.is_string(case.arrow):
         return pa.array(values, pa.binary()).view(case.arrow)
     if case.arrow == pa.list_(pa.string()):
         return pa.array(values, pa.list_(pa.binary())).cast(case.arrow)
-    if case.arrow == NOT_NULL:  # as Spark sends it: what is in a null struct is null
+    if case.arrow == NOT_NULL:  # as Spark sends it, where everything in a null struct is null
         fields = pa.array([None if value is None else value["a"] for value in values], pa.int32())
         return pa.StructArray.from_arrays([fields], fields=list(NOT_NULL), mask=fields.is_null())
     return pa.array(values, case.arrow)
@@ -285,7 +286,7 @@ def of_text(kind: pa.DataType, text: Any, *, base64_bytes: bool = True) -> Any:
 
 
 class Way:
-    """A sink: how a target for cases is made, and what another client reads there.
+    """A sink: how to create a target for the cases, and how another client reads it.
 
     Attributes:
         cell: The name of the sink in the table.
@@ -297,14 +298,14 @@ class Way:
         self.folder = folder
 
     def prepare(self, request: pytest.FixtureRequest) -> None:
-        """Makes what all targets need."""
+        """Prepares what all targets need."""
 
     def sink(self, name: str, columns: dict[str, Case]) -> TwoPhaseCommitSink:
-        """Makes an empty target of this name, with such columns beside `id`."""
+        """Creates an empty target with this name and these columns besides `id`, and returns its sink."""
         raise NotImplementedError
 
     def read(self, name: str, columns: dict[str, Case]) -> dict[str, list[Any]]:
-        """Each column's values, by `id`."""
+        """Returns the values of each column, ordered by `id`."""
         raise NotImplementedError
 
     def column_type(self, case: Case) -> str:

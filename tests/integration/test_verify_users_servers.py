@@ -1,4 +1,4 @@
-"""Servers that the user names: what the verifier may do to them, and that it leaves nothing behind."""
+"""User-provided servers: what the verifier may do to them, and that it leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ OF_CONNECTIONS = {
 
 @dataclass(frozen=True)
 class Users:
-    """A server that the user has: how to name it, its faults, and what is on it."""
+    """A server that the user has: its address, the possible faults, and its content."""
 
     make: Callable[[], Injectable]
     faults: set[Fault]
@@ -118,7 +118,7 @@ def users(request: pytest.FixtureRequest) -> Users:
 
 
 LEFT = {"__consumer_offsets", "__transaction_state", "sparkonce:id"}
-"""What a server keeps for itself, and by which Redis is known again."""
+"""What a server keeps for itself, and the key that identifies a Redis server."""
 
 
 def test_it_is_struck_where_it_can_be_and_nothing_is_left_behind(users: Users, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The dashboard and the alert rules of docs/watching, asked of a real Prometheus that scrapes real figures."""
+"""The dashboard and the alert rules of docs/watching, evaluated by a real Prometheus that scrapes real metrics."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ QUERIES = {"busy": "11111111-0000-4000-8000-000000000001", "dead": "11111111-000
 
 @pytest.fixture(scope="module")
 def port() -> Iterator[int]:
-    """Serves a query that is busy, and one that has stopped."""
+    """Serves the metrics of a busy query and of a stopped one."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(watch_figures, "_known", {})
         busy, dead = Figures(), Figures()
@@ -88,7 +88,7 @@ def test_a_real_prometheus_takes_all_of_it(port: int, tmp_path: Path) -> None:
         running = subprocess.Popen([*command, f"--web.listen-address={address}"], stdout=out, stderr=out)
     try:
         eventually(is_up, "Prometheus has scraped our figures")
-        # The dashboard's expressions as Grafana sends them, by the titles of their panels.
+        # The dashboard's expressions as Grafana sends them, by panel title.
         answers = {
             f"{panel['title']} {target['refId']}": ask(
                 "query",
@@ -147,13 +147,13 @@ FIRES: dict[str, list[dict[str, str]]] = {
         series("transactions_total", "0+4x30"),
     ],
 }
-"""What Prometheus has scraped for half an hour. Counts often begin above 0: the first scrape comes after a restart."""
+"""What Prometheus has scraped in half an hour. Counters often begin above 0, as after a restart."""
 
 
 @NEEDS_PROMETHEUS
 @pytest.mark.parametrize("alert", [*FIRES, ""])
 def test_each_alert_fires_by_its_own_series_and_by_no_other(alert: str, tmp_path: Path) -> None:
-    """promtool evaluates the rules at a time of its own; without an alert's name nothing may fire."""
+    """promtool evaluates the rules at a given time. Where no alert is named, nothing may fire."""
     quiet = [
         series("phase", "1x30", phase="stopped", instance="an old driver"),
         series("phase", "1x30", phase="idle"),
@@ -215,7 +215,7 @@ def test_dashboard_and_rules_name_figures_that_there_are(port: int) -> None:
 
 
 def test_grafanas_schema_knows_all_of_the_dashboard() -> None:
-    """Reads and writes the dashboard: what the schema's reader does not know is then gone."""
+    """Reads and writes the dashboard again, which drops everything that the schema does not contain."""
     dashboards = pytest.importorskip("grafana_foundation_sdk.models.dashboard")
     from grafana_foundation_sdk.cog.encoder import JSONEncoder
     from grafana_foundation_sdk.cog.plugins import register_default_plugins

@@ -24,7 +24,7 @@ from sparkonce.protocol.state import Phase
 
 
 def copy(source: Path, target: Path) -> None:
-    """Replaces everything in the target, with owners and links."""
+    """Replaces the target's content with the source's, including owners and links."""
     target.mkdir(exist_ok=True)
     subprocess.run(["find", str(target), "-mindepth", "1", "-delete"], check=True)
     subprocess.run(["cp", "-a", f"{source}/.", str(target)], check=True)
@@ -63,7 +63,7 @@ def test_a_start_finds_what_is_missing_and_goes_on_when_it_is_told_to(suite: Any
     save(suite, saved)
     job.run(1, 2)
     put_back(suite, saved)
-    for accepted in ({}, {name: 1}):  # what is accepted says up to where
+    for accepted in ({}, {name: 1}):  # the batch up to which losses are accepted for a sink
         job.accept_lost = accepted
         with pytest.raises(StaleServerError) as caught:
             job.run(3)
@@ -114,7 +114,7 @@ def test_a_server_that_goes_back_under_a_run_stops_it(suite: Any, tmp_path: Path
 
 @on("files", slow=["postgres-two_phase"])
 def test_what_changed_with_the_sink_itself_stops_nothing(suite: Any, tmp_path: Path) -> None:
-    """A lower guarantee and back, and log and server restored together."""
+    """For example a lower guarantee for a while, or restoring the log and the server together."""
     job, saved = job_into(suite), tmp_path / "saved"
     job.run(0, 1)
     save(suite, saved)

@@ -68,7 +68,7 @@ def test_a_driver_that_is_killed_in_a_commit(
 
     assert set(commit(sink, *handles)) <= COMMITTED
     assert commit(sink, *handles) == [Outcome.ALREADY_COMMITTED] * 2
-    # The first call has done its work, and nothing says so.
+    # The first call has done its work, but this is recorded nowhere.
     again = 0 if point != "applied" or grade is not NEITHER else 1
     slots = [0, 1] + ([0] if again and per == "slot" else [0, 1] if again else [])
     assert sorted(target.visible()) == sorted(numbers(0, slots))
@@ -92,7 +92,7 @@ def test_a_repeat_names_the_slot_that_may_be_there_twice(
 
 
 def test_a_member_of_a_group_brings_the_others_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which rows one call gets never changes: not when fewer are asked for, and not when more are."""
+    """The rows of a call never change, whether fewer or more handles are committed."""
     sink, target = sink_of(tmp_path, TRANSACTIONAL, per="batch"), target_of(tmp_path, TRANSACTIONAL)
     handles = [prepare(sink, slot=slot) for slot in range(4)]
     kill_in_commit(monkeypatch, tmp_path, TRANSACTIONAL, handles[:2], "called", per="batch")
@@ -107,7 +107,7 @@ def test_a_member_of_a_group_brings_the_others_with_it(tmp_path: Path, monkeypat
 
 @pytest.mark.parametrize("per", ["slot", "batch"])
 def test_two_drivers_at_once_apply_once(tmp_path: Path, per: str) -> None:
-    """The second one is told to ask again while the first is at it, even where a repeat would double rows."""
+    """The second driver is told to retry while the first is busy, even where a repeated call would duplicate rows."""
     begun, second_asked = threading.Event(), threading.Event()
     target = target_of(tmp_path, NEITHER)
 
@@ -140,7 +140,7 @@ def test_a_batch_that_another_driver_finishes_meanwhile_is_not_called_lost(
     take = WriteAheadCommitter._take
 
     def paused(*arguments: Any) -> bool:
-        """The other driver does all of its commit after this one has read the ledger."""
+        """The other driver does its complete commit after this one has read the ledger."""
         monkeypatch.undo()
         assert commit(sink, *handles) == [Outcome.COMMITTED] * 3
         return take(*arguments)
@@ -223,7 +223,7 @@ def test_an_executor_that_does_not_see_the_folder_writes_nothing(tmp_path: Path)
 
 
 class Moody:
-    """Raises what it is told to, in turn."""
+    """Raises the given errors, one per call."""
 
     def __init__(self, target: Callable[..., object], *errors: Exception) -> None:
         self.target, self.errors = target, list(errors)
@@ -265,7 +265,7 @@ def test_a_refusal_stops_at_once_and_keeps_the_rows(tmp_path: Path) -> None:
     with pytest.raises(UnknownOutcomeError, match="no such table"):
         committer.commit(handles)
     assert target.calls() == []
-    assert commit(sink, *handles) == [Outcome.COMMITTED] * 2  # the next run, the table made
+    assert commit(sink, *handles) == [Outcome.COMMITTED] * 2  # the next run, after the table was created
     assert sorted(target.visible()) == numbers(0, range(2))
 
 
@@ -291,7 +291,8 @@ def test_a_function_that_hangs_does_not_hang_the_driver(tmp_path: Path) -> None:
         answers = committer.commit(handles)
         assert [answer.outcome for answer in answers] == [Outcome.RETRY] * 2
         assert "has not returned after 0.01 s" in answers[0].reason
-    assert commit(sink, handles[0]) == [Outcome.RETRY]  # nor does another run in this process call it beside
+    # another run in this process does not call it concurrently either
+    assert commit(sink, handles[0]) == [Outcome.RETRY]
     go_on.set()
     while {answer.outcome for answer in committer.commit(handles)} - COMMITTED:
         pass

@@ -96,7 +96,7 @@ def test_only_rows_that_no_commit_has_begun_with_are_lost(
 
 @pytest.mark.parametrize("per", PERS)
 def test_rows_of_one_call_are_lost_together(tmp_path: Path, per: str) -> None:
-    """In two calls they might do something else than in one. What a call of its own can bring is brought."""
+    """Two calls might have another effect than one. Rows that can be applied in a separate call are applied."""
     sink, handles = stage(tmp_path, per)
     delete_rows(sink, handles[1:])
     first = [Outcome.COMMITTED, Outcome.ALREADY_COMMITTED] if per == "slot" else [Outcome.LOST] * 2
@@ -113,7 +113,7 @@ def test_rows_of_one_call_are_lost_together(tmp_path: Path, per: str) -> None:
 def test_no_part_of_a_call_is_applied_while_a_file_of_it_comes_and_goes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file system may show a file that it does not hand over yet."""
+    """A file system may list a file that it cannot open yet."""
     sink, handles = stage(tmp_path, "batch")
     take = DiskFolder.take
     monkeypatch.setattr(DiskFolder, "take", lambda self, name: name.slot == 0 and take(self, name))
@@ -126,7 +126,7 @@ def test_no_part_of_a_call_is_applied_while_a_file_of_it_comes_and_goes(
 def test_no_commit_begins_with_rows_that_another_driver_has_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Some of them are gone once this one has taken them all."""
+    """Some of them are gone after this one has taken them all."""
     sink, handles = stage(tmp_path, "batch")
     begin = Ledger.begin
 
@@ -142,7 +142,7 @@ def test_no_commit_begins_with_rows_that_another_driver_has_given_up(
 
 
 def test_rows_that_a_commit_has_begun_with_are_not_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another driver finds them all there, and is faster."""
+    """Another driver finds all of them there, and is faster."""
     sink, handles = stage(tmp_path, "batch")
     path, give_up = path_of(sink, handles[1], RowsState.PREPARED), Ledger.give_up
     away = path.rename(tmp_path / "away")
@@ -161,7 +161,7 @@ def test_rows_that_a_commit_has_begun_with_are_not_given_up(tmp_path: Path, monk
 @pytest.mark.parametrize("per", PERS)
 def test_a_query_stops_rather_than_write_rows_again_that_may_be_there(tmp_path: Path, per: str) -> None:
     class Query(World):
-        """A query that writes to nothing but this sink."""
+        """A query whose only sink is this one."""
 
         def __init__(self, root: Path, per: str) -> None:
             super().__init__(root / "checkpoint")
@@ -194,7 +194,7 @@ def test_a_query_stops_rather_than_write_rows_again_that_may_be_there(tmp_path: 
 def test_rows_that_come_back_are_applied_again_and_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, per: str
 ) -> None:
-    """From a backup that was made when they were prepared: in a state in which an abort could delete them."""
+    """The backup was made when they were prepared, in a state in which an abort could delete them."""
     sink, handles = stage(tmp_path, per)
     shutil.rmtree(tmp_path / "backup")
     shutil.copytree(tmp_path / "rows", tmp_path / "backup")
@@ -225,7 +225,7 @@ def test_nothing_is_lost_where_the_ledger_is_not_there(tmp_path: Path, per: str)
 
 @pytest.mark.parametrize("injury", ["another version", "torn", "of another kind"])
 def test_a_note_that_cannot_be_read_is_not_taken_for_one_that_names_nothing(tmp_path: Path, injury: str) -> None:
-    """What it names has been applied, and its rows and markers are gone: called lost it would be there twice."""
+    """Its rows have been applied, and their markers are gone. If they counted as lost, they would be duplicated."""
     sink = sink_of(tmp_path, NEITHER)
     sink.preflight(QUERY, None)
     handle = prepare(sink)
@@ -264,7 +264,7 @@ def test_a_driver_that_begins_late_finds_what_another_has_begun(
 def test_rows_are_durably_taken_before_it_is_noted_and_it_is_noted_before_the_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever of it the disk keeps after a power failure, the function was not called without a note."""
+    """Whatever part of it the disk keeps after a power failure, the function was not called without a note."""
     sink, handles = stage(tmp_path, "slot")
     steps: list[str] = []
     fsync = os.fsync

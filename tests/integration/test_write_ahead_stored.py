@@ -1,4 +1,4 @@
-"""Rows on a store without renames: an abort, a commit, and a writer meet at any request, or one is killed there."""
+"""Rows in a store without renames. An abort, a commit and a writer overlap at each request, or one is killed there."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from sparkonce.write_ahead import Applies
     ("first", "second"), [("commit", "abort"), ("abort", "commit"), ("write", "abort"), ("abort", "write")]
 )
 def test_two_processes_meet_at_any_request(tmp_path: Path, first: str, second: str, then: str) -> None:
-    """The first one stops before a request; the second one does all it wants; the first one goes on, or dies."""
+    """The first process stops before a request, the second one does all its work, and the first continues or dies."""
     for point in count():
         root = tmp_path / str(point)
         target = SqliteTarget(root / "target")

@@ -26,7 +26,7 @@ FINAL = {Outcome.COMMITTED, Outcome.ALREADY_COMMITTED}
 
 
 class Query:
-    """What a query does to a system, without Spark: one slot a batch."""
+    """Does what a query does to a system, without Spark, with one slot per batch."""
 
     def __init__(self, system: VerifiedSystem) -> None:
         self.system = system
@@ -104,21 +104,21 @@ def rows_of(batch: int) -> pa.RecordBatch:
 
 
 def until(holds: Callable[[], bool], what: str) -> None:
-    """Asks again while it does not hold, or cannot be asked."""
+    """Retries until the condition is true. Errors count as false."""
     give_up_at = time.monotonic() + LIMIT_S
     while True:
         problem = ""
         try:
             if holds():
                 return
-        except Exception as error:  # noqa: BLE001 - it is asked again
+        except Exception as error:  # noqa: BLE001 - retried
             problem = repr(error)
         assert time.monotonic() < give_up_at, f"not within {LIMIT_S:g} s: {what} {problem}"
         time.sleep(0.05)
 
 
 def batches_in(system: VerifiedSystem) -> list[tuple[int, int]]:
-    """Batch and key of what a reader finds."""
+    """Returns the batch and key of each row that a reader finds."""
     found = system.read()
     assert found.schema == OBSERVED
     return sorted(zip(found["batch"].to_pylist(), found["key"].to_pylist(), strict=True))

@@ -1,4 +1,4 @@
-"""A write-ahead sink's life without Spark: prepare slots, commit, be killed in a commit, look at the files."""
+"""A write-ahead sink without Spark: prepare slots, commit, die during a commit, and inspect the files."""
 
 from __future__ import annotations
 
@@ -33,8 +33,12 @@ METHODS: dict[str, tuple[type, str]] = {
     "deleted": (DiskFolder, "delete_rows"),
 }
 POINTS = ("before", "started", "begun", "called", "applied", "noted", "deleted")
-"""Before anything; taken from aborts; noted that it begins; in the function, before it does anything; after it has;
-and so on."""
+"""Points in a commit, in order.
+
+The first is before anything is done. At the next ones, the rows are protected from aborts, the begin is recorded, the
+function is called but has done nothing, and the function has returned. Then the commit is recorded, and the rows are
+deleted.
+"""
 
 
 class KilledError(BaseException):

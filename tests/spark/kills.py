@@ -114,14 +114,14 @@ def strike(
     read: bool = True,
     **started: Any,
 ) -> dict[OneJob, Sight]:
-    """Starts the jobs in one process, kills it when each is held at its point, and tells what was to be seen then.
+    """Starts the jobs in one process, kills it when each is held at its point, and returns what was seen then.
 
     Args:
         cells: The jobs and their cells.
-        log: What the process prints.
-        due: In which batches they are to be held; by default in those that nobody has decided yet.
-        read: Whether readers are asked, too.
-        started: More of `start_held`.
+        log: The file for the output of the process.
+        due: The batches in which the jobs are held. By default, the undecided ones.
+        read: Whether readers are asked as well.
+        started: More arguments of `start_held`.
     """
     holds = {}
     for job, (point, told) in cells.items():

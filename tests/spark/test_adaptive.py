@@ -26,7 +26,7 @@ MERGING = "spark.sql.adaptive.coalescePartitions.enabled"
 SPLIT, MERGED = ({"spark.sql.adaptive.enabled": "true", MERGING: value} for value in ("false", "true"))
 
 LOST = ("whole", "part")
-"""Jobs whose transactions the broker is to abort before the next run, all of the one, and a half of the other."""
+"""The jobs whose transactions the broker aborts before the next run: all of one job's, and half of the other's."""
 
 WITH_CONNECTOR = ("4.0.0", "4.1.1", "4.2.0")
 """PySpark versions whose Kafka connector can be downloaded. With other versions, queries read files."""

@@ -97,7 +97,10 @@ def groups(rows: int) -> list[Event]:
 
 
 def visits(rows: int) -> list[Event]:
-    """Names that come every ten seconds for two minutes and stay away for 80 s, ten at a time, others after 1,000 s."""
+    """Names that appear every ten seconds for two minutes, then pause for 80 s.
+
+    After 1,000 s, there are ten new ones.
+    """
     seconds = (second for second in range(2 * rows) if second % 200 < 120)
     return shuffled(Event(f"u{second // 1000}-{second % 10}", EPOCH_S + second) for second in islice(seconds, rows))
 

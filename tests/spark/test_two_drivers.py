@@ -28,7 +28,7 @@ SUPERSEDED = "SupersededError"
 STALE = "StaleBatchError"
 """The driver had not claimed yet. It now claims as the newest run, and is asked for a batch that is already done."""
 BY_SPARK = "oncurrent"
-"""Spark's own words, where the newer driver has already written into Spark's logs what the older one wants to write."""
+"""Spark's own error, if the newer driver has already written the log entry that the older one wants to write."""
 
 STOPPED_BY = {"CLAIMING": STALE, "DECIDING": SUPERSEDED, "FINISHING": BY_SPARK}
 """Where the older driver was when the newer one took over, and the error that stops it when it wakes up."""

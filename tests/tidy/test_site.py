@@ -111,7 +111,7 @@ def test_the_reference_of_commands_has_each_with_its_options(site: Path) -> None
 
 
 def test_the_site_names_no_address_that_it_does_not_have(site: Path) -> None:
-    """While mkdocs.yml has no `site_url`: no canonical links, no sitemap, and a 404 page that finds its style sheet."""
+    """Without a `site_url` in mkdocs.yml, there are no canonical links and no sitemap, and the 404 page has its CSS."""
     assert [name for name, _ in pages(site) if 'rel="canonical"' in (site / name).read_text()] == []
     assert not (site / "sitemap.xml").exists()
     missing = Seen()
