@@ -19,10 +19,10 @@ _WIDEST = 120
 
 def render(parts: Sequence[Part], level: Guarantee, weakest: Sequence[Part]) -> RenderableType:
     """Returns a row for each part, and below them the level of the whole query with its weakest parts."""
-    shown = Table(show_lines=True, expand=True)
-    shown.add_column("part", overflow="fold", ratio=2)
-    shown.add_column("level", no_wrap=True)
-    shown.add_column("why, and what to change", overflow="fold", ratio=5)
+    shown = Table(box=None, padding=(0, 2, 1, 0), pad_edge=False, expand=True, header_style="bold")
+    shown.add_column("PART", overflow="fold", ratio=2)
+    shown.add_column("LEVEL", no_wrap=True)
+    shown.add_column("WHY, AND WHAT TO CHANGE", overflow="fold", ratio=5)
     for part in parts:
         head = f"[bold]{part.role.value}[/]\n{escape(part.name)}"
         shown.add_row(head, _level(part.level), _findings(part))
@@ -33,7 +33,7 @@ def as_text(shown: RenderableType) -> str:
     """Returns it without colors, as wide as the terminal but at most 120 columns."""
     text = io.StringIO()
     _console(text, min(shutil.get_terminal_size().columns, _WIDEST)).print(shown)
-    return text.getvalue().rstrip("\n")
+    return "\n".join(line.rstrip() for line in text.getvalue().rstrip("\n").splitlines())
 
 
 def as_html(shown: RenderableType) -> str:

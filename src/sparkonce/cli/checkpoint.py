@@ -13,7 +13,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sparkonce.cli.output import FormatOption, OutputFormat, columns, pairs, show, show_checks, shown_time
+from sparkonce.cli.output import (
+    Command,
+    FormatOption,
+    OutputFormat,
+    counted,
+    marked,
+    print_pairs,
+    print_table,
+    show,
+    show_checks,
+    shown_age,
+    shown_time,
+)
 from sparkonce.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -24,7 +36,9 @@ if TYPE_CHECKING:
 app = typer.Typer(help="See the state of a query, and what its next start would do.", no_args_is_help=True)
 
 
-Location = Annotated[str, typer.Argument(help="The checkpoint: a folder or a URL that Spark accepts.")]
+Location = Annotated[
+    str, typer.Argument(metavar="CHECKPOINT", help="The checkpoint: a folder or a URL that Spark accepts.")
+]
 
 
 Moved = Annotated[bool, typer.Option("--moved", help="Check a start with checkpoint_moved=True.")]
@@ -55,26 +69,27 @@ _CLASSES = ("spark.driver.extraClassPath", "spark.executor.extraClassPath")
 _DEFAULT_STORE = "spark.hadoop.fs.defaultFS"
 
 
-@app.command("show")
+@app.command("show", cls=Command, short_help="Show the state of a query.")
 def show_status(
     location: Location, moved: Moved = False, conf: Conf = None, form: FormatOption = OutputFormat.TABLE
 ) -> None:
     """Show the state of a query: its newest batch, the run that owns it, and what its next start would do.
 
-    It only reads, so you can run it while the query is running. For example: sparkonce checkpoint show
-    /data/checkpoints/totals
+    It only reads, so you can run it while the query is running.
+
+    For example: sparkonce checkpoint show /data/checkpoints/totals
     """
-    from sparkonce.operate.checkpoint import read_checkpoint
+    from sparkonce.operate.checkpoint import query_name, read_checkpoint
 
     with opened(location, conf) as files:
-        status = read_checkpoint(files, moved=moved)
-    show(asdict(status), form, lambda console, wide: console.print(*_status(status, wide), sep="\n"))
+        status, name = read_checkpoint(files, moved=moved), query_name(files)
+    show({**asdict(status), "name": name}, form, lambda console, wide: _print_status(console, status, name, wide))
 
 
-@app.command()
+@app.command(cls=Command, short_help="List the transactions of a decided batch.")
 def batch(
     location: Location,
-    number: Annotated[int, typer.Argument(min=0, help="Spark's batch id.")],
+    number: Annotated[int, typer.Argument(metavar="BATCH", min=0, help="Spark's batch id.")],
     conf: Conf = None,
     form: FormatOption = OutputFormat.TABLE,
 ) -> None:
@@ -88,21 +103,26 @@ def batch(
         handles = read_handles(files, number)
 
     def _table(to: Any, wide: bool) -> None:
-        table = columns("sink", "slot", "rows", "opened", "transaction", *(["fingerprint"] if wide else []))
-        for one in handles:
-            fields = " ".join(f"{name}={value}" for name, value in one.transaction) or "-"
-            opened_at = shown_time(one.opened_ms or None)
-            more = [f"{one.fingerprint:016x}"] if wide else []
-            table.add_row(one.sink, str(one.slot), f"{one.rows:,}", opened_at, fields, *more)
-        to.print(table)
+        heads = ("sink", "slot", "rows", "opened", *(["fingerprint"] if wide else []), "transaction")
+        rows = [
+            (
+                *(one.sink, str(one.slot), f"{one.rows:,}", shown_time(one.opened_ms or None)),
+                *([f"{one.fingerprint:016x}"] if wide else []),
+                " ".join(f"{name}={value}" for name, value in one.transaction) or "-",
+            )
+            for one in handles
+        ]
+        print_table(to, heads, rows, numbers=("slot", "rows"))
 
     show([{**asdict(one), "transaction": dict(one.transaction)} for one in handles], form, _table)
 
 
-@app.command()
+@app.command(cls=Command, short_help="List the records of the decision log.")
 def history(
     location: Location,
-    last: Annotated[int, typer.Option(min=1, help="Show only this many of the newest records.")] = 1000,
+    last: Annotated[
+        int, typer.Option(metavar="COUNT", min=1, help="Show only this many of the newest records.")
+    ] = 1000,
     conf: Conf = None,
     form: FormatOption = OutputFormat.TABLE,
 ) -> None:
@@ -115,15 +135,17 @@ def history(
     with opened(location, conf) as files:
         _, _, entries = read_log_of(files)
     wanted = list(entries)[-last:]
-    show([asdict(one) for one in wanted], form, lambda console, wide: console.print(_entries(wanted, wide)))
+    show([asdict(one) for one in wanted], form, lambda console, wide: _print_entries(console, wanted, wide))
 
 
-@app.command()
+@app.command(cls=Command, short_help="Check whether a start would be accepted.")
 def check(location: Location, moved: Moved = False, conf: Conf = None, form: FormatOption = OutputFormat.TABLE) -> None:
     """Check whether a start on this checkpoint would be accepted, and what it would do. Also works for a backup.
 
     Servers are not queried. The start itself also refuses a log that knows less than they do. Exits with 1 if a start
-    would be refused. For example: sparkonce checkpoint check /backup/checkpoints/totals --moved
+    would be refused.
+
+    For example: sparkonce checkpoint check /backup/checkpoints/totals --moved
     """
     from sparkonce.operate.checkpoint import check_checkpoint
 
@@ -179,40 +201,45 @@ def hadoop_settings(given: Sequence[str] | None) -> dict[str, str]:
     return {name.removeprefix(_HADOOP): value for name, value in read_conf(given).items() if name.startswith(_HADOOP)}
 
 
-def _status(status: "CheckpointStatus", wide: bool) -> list[Any]:
-    from sparkonce.operate.checkpoint import BatchState
+def _print_status(to: Any, status: "CheckpointStatus", name: str, wide: bool) -> None:
+    from sparkonce.operate.checkpoint import OPERATOR, BatchState
 
     run, newest = status.run, status.newest
-    rows = [("checkpoint", status.location), ("query", status.query or "none has started")]
+    rows: list[tuple[str, Any]] = [
+        ("checkpoint", status.location),
+        ("query", status.query or "No query has started yet."),
+    ]
+    if name:
+        rows.append(("name", name))
     if run is not None:
         where = f", process {run.process} on {run.host}, sparkonce {run.library}" if run.host else ""
+        where += ", by transactions resolve or sweep" if run.spark_run.startswith(OPERATOR) else ""
         rows.append(("newest run", f"{run.run}, since {shown_time(run.claimed_ms)}{where}"))
     if status.end:
-        runs = "1 run" if status.runs == 1 else f"{status.runs} runs"
-        rows.append(("log", f"records {status.floor} to {status.end - 1}; {runs}"))
+        first, last = status.floor, status.end - 1
+        which = f"{first}" if first == last else f"{first} to {last}"
+        rows.append(("log", f"{counted(last - first + 1, 'record')} ({which}) of {counted(status.runs, 'run')}"))
     if newest is not None:
-        rows.append(("newest batch", f"{newest.batch}: {newest.state.value}"))
+        rows.append(("newest batch", marked(newest.state.value, before=f"{newest.batch}: ")))
     if newest is not None and newest.decided_ms is not None:
         rows.append(("decided", shown_time(newest.decided_ms)))
     if newest is not None and newest.opened_ms is not None:
-        age = f", {time.time() - newest.opened_ms / 1000:,.0f} s ago" if newest.state is not BatchState.DONE else ""
+        age = f", {shown_age(time.time() - newest.opened_ms / 1000)} ago" if newest.state is not BatchState.DONE else ""
         rows.append(("first transaction", f"{shown_time(newest.opened_ms)}{age}"))
-    rows.append(("next start", f"{status.next_start.value}: {status.says}"))
+    rows.append(("next start", marked(status.next_start.value, after=f": {status.says}")))
     if status.next_step:
         rows.append(("next step", status.next_step))
     if newest is not None:
         rows.extend((f"offsets of source {number}", line) for number, line in enumerate(newest.offsets))
-    shown = [pairs(rows)]
-    if status.sinks:
-        table = columns("sink", "rows", "transactions", "facts")
-        for name, facts in status.sinks.items():
-            known = [f"{key}={value}" for key, value in facts.items() if wide or key == "prefix"]
-            counts = (
-                [_count(newest.rows, name), _count(newest.transactions, name)] if newest is not None else ["-", "-"]
-            )
-            table.add_row(name, *counts, "\n".join(known))
-        shown.append(table)
-    return shown
+    print_pairs(to, rows)
+    sinks = []
+    for sink, facts in status.sinks.items():
+        known = [f"{key}={value}" for key, value in facts.items() if wide or key == "prefix"]
+        counts = [_count(newest.rows, sink), _count(newest.transactions, sink)] if newest is not None else ["-", "-"]
+        sinks.append((sink, *counts, "\n".join(known)))
+    if sinks:
+        to.print()
+        print_table(to, ("sink", "rows", "transactions", "facts"), sinks, numbers=("rows", "transactions"))
 
 
 def _count(counts: Mapping[str, int], sink: str) -> str:
@@ -227,18 +254,23 @@ def _counts(counts: Mapping[str, int], wide: bool, *, add: bool = True) -> str:
     return "\n".join(f"{sink}: {count:,}" for sink, count in counts.items())
 
 
-def _entries(entries: "list[LogEntry]", wide: bool) -> Any:
-    table = columns("time", "record", "kind", "batch", "run", "rows", "transactions", *(["more"] if wide else []))
+def _print_entries(to: Any, entries: "list[LogEntry]", wide: bool) -> None:
+    from sparkonce.operate.checkpoint import OPERATOR
+
+    rows = []
     for one in entries:
         more = [f"process {one.process} on {one.host}, sparkonce {one.library}"] if one.kind == "claim" else one.offsets
-        table.add_row(
-            shown_time(one.at_ms),
-            str(one.position),
-            one.kind,
-            "-" if one.batch is None else str(one.batch),
-            one.run,
-            _counts(one.rows, wide, add=False),
-            _counts(one.transactions, wide) + (f", {one.void} void" if one.void else ""),
-            *(["\n".join(more)] if wide else []),
+        rows.append(
+            (
+                shown_time(one.at_ms),
+                str(one.position),
+                "claim by hand" if one.spark_run.startswith(OPERATOR) else one.kind,
+                "-" if one.batch is None else str(one.batch),
+                one.run,
+                _counts(one.rows, wide, add=False),
+                _counts(one.transactions, wide) + (f", {one.void} void" if one.void else ""),
+                *(["\n".join(more)] if wide else []),
+            )
         )
-    return table
+    heads = ("time", "record", "kind", "batch", "run", "rows", "transactions", *(["more"] if wide else []))
+    print_table(to, heads, rows, numbers=("record", "batch"))

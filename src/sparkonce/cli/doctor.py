@@ -17,7 +17,9 @@ _REFUSED = 1
 
 
 def doctor(
-    checkpoint: Annotated[str, typer.Argument(help="The query's checkpoint, if there is one to check.")] = "",
+    checkpoint: Annotated[
+        str, typer.Argument(metavar="CHECKPOINT", help="The query's checkpoint, if there is one to check.")
+    ] = "",
     config: ConfigFile = "",
     moved: Moved = False,
     new: Annotated[
@@ -28,8 +30,9 @@ def doctor(
 ) -> None:
     """Check this machine, a checkpoint, the systems in a file and its sinks, as a start would.
 
-    Exits with 1 if something would be refused. For example: sparkonce doctor /data/checkpoints/totals --config
-    systems.yaml
+    Exits with 1 if something would be refused.
+
+    For example: sparkonce doctor /data/checkpoints/totals --config systems.yaml
     """
     from sparkonce.operate.doctor import check_servers
     from sparkonce.operate.systems import read_file

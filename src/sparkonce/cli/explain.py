@@ -3,6 +3,7 @@
 Typer reads the annotations when the command runs, so their types must be imported at runtime.
 """
 
+import shutil
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sparkonce.cli.checkpoint import Conf, hadoop_settings
-from sparkonce.cli.output import AsJson, FormatOption, OutputFormat, show, tell
+from sparkonce.cli.output import AsJson, FormatOption, OutputFormat, echo, show, tell
 from sparkonce.errors import ConfigurationError, SparkonceError
 from sparkonce.guarantees import Guarantee, weakest
 
@@ -30,27 +31,46 @@ class Required(str, Enum):
 
 def explain(
     target: Annotated[
-        str, typer.Argument(help="A checkpoint (a folder or a URL), or a Python file that starts queries.")
+        str,
+        typer.Argument(
+            metavar="TARGET", help="A checkpoint (a folder or a URL), or a Python file that starts queries."
+        ),
     ],
-    arguments: Annotated[list[str] | None, typer.Argument(help="The file's own arguments, after --.")] = None,
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="ARGUMENT", help="The file's own arguments, after --.")
+    ] = None,
     sink: Annotated[
         str | None,
-        typer.Option(help="The Spark format of the sink, if the checkpoint does not show it: kafka, delta, …"),
+        typer.Option(
+            metavar="FORMAT", help="The Spark format of the sink, if the checkpoint does not show it: kafka, delta, …"
+        ),
     ] = None,
     reader: Annotated[
         str | None,
-        typer.Option(help="read_committed, read_uncommitted, spark, files, or a consumer's settings as KEY=VALUE,…."),
+        typer.Option(
+            metavar="READER",
+            help="read_committed, read_uncommitted, spark, files, or a consumer's settings as KEY=VALUE,….",
+        ),
     ] = None,
-    downtime: Annotated[str | None, typer.Option(help="The longest downtime of the query, for example 2h.")] = None,
+    downtime: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="The longest downtime of the query, for example 2h.")
+    ] = None,
     deterministic: Annotated[
-        list[str] | None, typer.Option(help="A Python function that is deterministic. Can be repeated; * for all.")
+        list[str] | None,
+        typer.Option(metavar="FUNCTION", help="A Python function that is deterministic. Can be repeated; * for all."),
     ] = None,
     bootstrap: Annotated[
-        str | None, typer.Option(help="The brokers to query about topics. A query file's source has its own.")
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="The brokers to query about topics. A query file's source has its own."),
     ] = None,
     ask: Annotated[bool, typer.Option(help="Query the brokers for retention, writers and limits.")] = True,
     conf: Conf = None,
-    require: Annotated[Required | None, typer.Option(help="Exit with 1 if the level is weaker than this.")] = None,
+    require: Annotated[
+        Required | None,
+        typer.Option(
+            metavar="LEVEL", help="Exit with 1 if the level is weaker than this: exactly-once or at-least-once."
+        ),
+    ] = None,
     form: FormatOption = OutputFormat.TABLE,
     as_json: AsJson = False,
 ) -> None:
@@ -144,12 +164,13 @@ def _show(found: "list[Explanation]", unseen: str, form: OutputFormat) -> None:
         from rich.console import Console
         from rich.markup import escape
 
-        console = Console(highlight=False)
-        width = min(console.width, _WIDEST)
-        for explanation in found:
-            console.print(f"[bold]{escape(explanation.query)}[/]", width=width)
-            console.print(explanation, width=width)
-        if unseen:
-            console.print(escape(f"{unseen}."), width=width)
+        console = Console(highlight=False, width=min(shutil.get_terminal_size().columns, _WIDEST))
+        with console.capture() as printed:
+            for explanation in found:
+                console.print(f"[bold]{escape(explanation.query)}[/]\n")
+                console.print(explanation)
+            if unseen:
+                console.print(escape(f"{unseen}."))
+        echo(printed.get())
 
     show({"level": level.value, "unseen": unseen, "queries": [each.to_dict() for each in found]}, form, _table)

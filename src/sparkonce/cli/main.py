@@ -14,7 +14,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from sparkonce.cli import checkpoint, doctor, explain, files, new, transactions, ui
-from sparkonce.cli.output import tell
+from sparkonce.cli.output import Command, tell
 from sparkonce.errors import ConfigurationError, SparkonceError
 from sparkonce.version import __version__
 
@@ -33,7 +33,9 @@ class _Commands(TyperGroup):
         if command := super().get_command(ctx, cmd_name):
             return command
         for found in entry_points(group="sparkonce.commands", name=cmd_name):
-            command = get_command(found.load())
+            added = found.load()
+            added.rich_markup_mode = None  # so that its help looks like that of the others
+            command = get_command(added)
             command.name = cmd_name
             return command
         return _missing(cmd_name) if cmd_name in _EXTRAS else None
@@ -53,15 +55,13 @@ class _Commands(TyperGroup):
 
 
 def _missing(name: str) -> TyperCommand:
-    from rich.markup import escape
-
     install = f"pip install 'sparkonce[{_EXTRAS[name]}]'"
 
     def refuse(**_: Any) -> None:
         raise ConfigurationError(f"The command {name!r} is in a package that is not installed.", next_step=install)
 
     anything = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
-    return TyperCommand(name, callback=refuse, help=f"Not installed: {escape(install)}", context_settings=anything)
+    return TyperCommand(name, callback=refuse, help=f"Not installed: {install}", context_settings=anything)
 
 
 app = typer.Typer(
@@ -70,20 +70,28 @@ app = typer.Typer(
     cls=_Commands,
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,
+    rich_markup_mode=None,
+    context_settings={"max_content_width": 100},
 )
 app.add_typer(checkpoint.app, name="checkpoint")
 app.add_typer(transactions.app, name="transactions")
 app.add_typer(files.app, name="files")
-app.command()(new.new)
-app.command()(doctor.doctor)
-app.command()(explain.explain)
+app.command(cls=Command, short_help="Create a first project.")(new.new)
+app.command(cls=Command, short_help="Run the checks of a start.")(doctor.doctor)
+app.command(cls=Command, short_help="Explain what a query guarantees end to end.")(explain.explain)
 app.command("orphans", hidden=True)(transactions.list_all)  # the command's former name
 
 
-@app.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})
+@app.command(
+    cls=Command,
+    short_help="Run a job and wait for its queries.",
+    context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True},
+)
 def run(
-    file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A Python file that starts queries.")],
-    arguments: Annotated[list[str] | None, typer.Argument(help="The file's own arguments.")] = None,
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", exists=True, dir_okay=False, help="A Python file that starts queries.")
+    ],
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="ARGUMENT", help="The file's own arguments.")] = None,
     traceback: Annotated[bool, typer.Option("--traceback", help="Show errors with full tracebacks.")] = False,
 ) -> None:
     """Run a job as `python FILE` would, and wait for the queries that it leaves running.
@@ -97,7 +105,7 @@ def run(
     run_job(file, arguments or [], traceback=traceback)
 
 
-app.command()(ui.ui)
+app.command(cls=Command, short_help="Serve a live page about queries.")(ui.ui)
 
 
 @app.command("version", hidden=True)

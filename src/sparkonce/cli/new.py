@@ -38,7 +38,11 @@ spark-submit --packages "$(python -c 'import sparkonce; print(sparkonce.spark_pa
 """
 
 
-def new(folder: Annotated[Path, typer.Argument(help="The project's folder. Created if it does not exist.")]) -> None:
+def new(
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="The project's folder. Created if it does not exist.")
+    ],
+) -> None:
     """Create a first project: a job that reads Kafka and writes Kafka exactly once, with everything it needs."""
     written = {
         "job.py": files("sparkonce.cli").joinpath("project", "job.py").read_text(encoding="utf-8"),

@@ -1,36 +1,86 @@
-"""Shows a command's result as a table, JSON or YAML (``--format``), and our errors without a traceback."""
+"""Shows a command's help, its result as a table, JSON or YAML (``--format``), and errors without a traceback."""
 
 import json
 import re
 import shutil
 import sys
-import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timezone
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from sparkonce.errors import SparkonceError
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
+    from rich.text import Text
 
     from sparkonce.operate.checkpoint import Check
 
 
 _WIDEST = 1000
-"""The width of tables with columns. The terminal wraps long lines, so names stay whole and can be copied."""
+"""The width of output that is not for a terminal: programs get whole lines."""
 
 _PLAIN = "\x1b[0m"
 
 _PADDING = re.compile(r"(?:\x1b\[[0-9;]*m| )+$")
 
+_LAST_COLUMN = 24
+"""The least width of a table's last column, whose cells are wrapped between words."""
+
 _RESULTS = {True: "ok", False: "refused", None: "not checked"}
 
-_COLORS = {True: "green", False: "bold red", None: "yellow"}
+_GOOD, _BAD, _IN_DOUBT = "green", "bold red", "yellow"
+
+_STYLES = {
+    **dict.fromkeys(("ok", "done", "begins", "resumes", "commits", "writes again", "commit", "running"), _GOOD),
+    **dict.fromkeys(("refused", "is refused", "not running", "stopped"), _BAD),
+    **dict.fromkeys(("not checked", "may be refused", "not known", "foreign", "under way"), _IN_DOUBT),
+    **dict.fromkeys(("decided, and may not be finished", "planned, and not decided"), _IN_DOUBT),
+    "decided, and not in Spark's part of the checkpoint": _IN_DOUBT,
+}
+"""The colors of the words that say how something is."""
+
+_WRONG_VALUE = {
+    "int_parsing": "is not a whole number",
+    "float_parsing": "is not a number",
+    "greater_than_equal": "is too small: the smallest value is {ge:g}",
+    "less_than_equal": "is too large: the largest value is {le:g}",
+}
+"""What is wrong with a value, by the type of pydantic's error, which Typer would show in pydantic's words."""
+
+
+class Command(TyperCommand):
+    """A command whose help and errors name arguments by their ``metavar``, without braces."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Returns the parts of the usage line."""
+        return [one.strip("{}") for one in super().collect_usage_pieces(ctx)]
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Writes the arguments and options, without the names of Python's types."""
+        records = [(one.param_type_name, one.get_help_record(ctx)) for one in self.get_params(ctx)]
+        for kind in ("argument", "option"):
+            if rows := [(one[0].partition(" <")[0], one[1]) for name, one in records if one and name == kind]:
+                with formatter.section(f"{kind.title()}s"):
+                    formatter.write_dl(rows)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parses the arguments, and says in plain words what is wrong with a value."""
+        try:
+            return super().parse_args(ctx, args)
+        except typer.BadParameter as error:
+            if (cause := getattr(error.__cause__, "errors", None)) is None:
+                raise
+            found = cause()[0]
+            words = _WRONG_VALUE.get(found["type"], "").format(**found.get("ctx", {}))
+            what = f"{found['input']!r} {words}." if words else found["msg"].removeprefix("Value error, ")
+            param: Any = error.param
+            name = max(param.opts, key=len) if param.param_type_name == "option" else param.metavar
+            raise typer.BadParameter(what, ctx, param_hint=name) from error
 
 
 class OutputFormat(str, Enum):
@@ -53,7 +103,8 @@ class OutputFormat(str, Enum):
 
 
 FormatOption = Annotated[
-    OutputFormat, typer.Option("--format", help="A table, a wider table, or JSON or YAML for programs.")
+    OutputFormat,
+    typer.Option("--format", metavar="FORMAT", help="table, wide (a table with more columns), json or yaml."),
 ]
 
 AsJson = Annotated[bool, typer.Option("--json", hidden=True, help="The same as --format json.")]
@@ -77,12 +128,13 @@ def show(value: Any, form: OutputFormat, table: "Callable[[Console, bool], None]
         to = console()
         with to.capture() as printed:
             table(to, form is OutputFormat.WIDE)
-        # A table pads its last column to its longest cell, which a terminal would wrap into blank lines.
-        typer.echo(
-            "\n".join(
-                _PADDING.sub(lambda end: _PLAIN * (_PLAIN in end[0]), line) for line in printed.get().splitlines()
-            )
-        )
+        echo(printed.get())
+
+
+def echo(printed: str, *, err: bool = False) -> None:
+    """Writes what a console has printed, without the blanks with which it pads the last column."""
+    lines = (_PADDING.sub(lambda end: _PLAIN * (_PLAIN in end[0]), line) for line in printed.splitlines())
+    typer.echo("\n".join(lines), err=err)
 
 
 def show_checks(checks: "Sequence[Check]", form: OutputFormat) -> bool:
@@ -90,13 +142,9 @@ def show_checks(checks: "Sequence[Check]", form: OutputFormat) -> bool:
     from dataclasses import asdict
 
     def _table(to: "Console", _wide: bool) -> None:
-        from rich.text import Text
-
-        table = columns("check", "result", "found")
-        used = max((len(one.name) for one in checks), default=0) + len("not checked") + 4
-        for one in checks:
-            table.add_row(one.name, Text(_RESULTS[one.ok], style=_COLORS[one.ok]), fitted(one.says, used))
-        to.print(table)
+        print_table(
+            to, ("check", "result", "found"), [(one.name, marked(_RESULTS[one.ok]), one.says) for one in checks]
+        )
         for one in checks:
             if one.next_step:
                 to.print(f"Next, {one.name}: {one.next_step}")
@@ -106,10 +154,24 @@ def show_checks(checks: "Sequence[Check]", form: OutputFormat) -> bool:
 
 
 def console(*, stderr: bool = False) -> "Console":
-    """Returns a console that never truncates lines."""
+    """Returns a console that is as wide as the terminal, or that leaves lines whole if there is none."""
     from rich.console import Console
 
-    return Console(stderr=stderr, highlight=False, soft_wrap=True, markup=False, width=_WIDEST)
+    is_terminal = (sys.stderr if stderr else sys.stdout).isatty()
+    width = shutil.get_terminal_size().columns if is_terminal else _WIDEST
+    return Console(stderr=stderr, highlight=False, soft_wrap=not is_terminal, markup=False, width=width)
+
+
+def counted(count: int, what: str) -> str:
+    """Returns a number of things, such as ``1 record`` or ``1,200 records``."""
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
+
+
+def marked(words: str, before: str = "", after: str = "") -> "Text":
+    """Returns words in the color of what they say: good, bad, or in doubt; with uncolored text around them."""
+    from rich.text import Text
+
+    return Text.assemble(before, (words, _STYLES.get(words, "")), after)
 
 
 def shown_time(ms: int | None) -> str:
@@ -135,40 +197,62 @@ def shown_age(seconds: float) -> str:
     return " ".join(found[:2])
 
 
-def columns(*heads: str) -> "Table":
-    """Returns a table without borders, which other programs can split into columns."""
+def print_table(
+    to: "Console", heads: Sequence[str], rows: "Sequence[Sequence[str | Text]]", *, numbers: Sequence[str] = ()
+) -> None:
+    """Prints a table without borders, which other programs can split into columns.
+
+    If the last column's cells do not fit on the terminal, they are wrapped between words. If the other columns leave no
+    room for that, each row is shown as a block of names and values.
+
+    Args:
+        to: The console.
+        heads: The names of the columns.
+        rows: The cells of each row.
+        numbers: The columns that are aligned to the right.
+    """
+    from rich.cells import cell_len
     from rich.table import Table
 
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    widths = [
+        max(cell_len(line) for cell in (head, *cells) for line in str(cell).splitlines() or [""])
+        for head, *cells in zip(heads, *rows, strict=True)
+    ]
+    left = to.width - sum(widths[:-1]) - 2 * (len(heads) - 1)
+    longest = max((cell_len(word) for row in rows for word in str(row[-1]).split()), default=0)
+    if left < min(widths[-1], max(longest, _LAST_COLUMN)):
+        for number, row in enumerate(rows):
+            if number:
+                to.print()
+            print_pairs(to, list(zip(heads, row, strict=True)))
+        return
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
     for head in heads:
-        table.add_column(head.upper())
-    return table
+        is_last = head == heads[-1]
+        justify: Any = "right" if head in numbers else "left"
+        table.add_column(head.upper(), no_wrap=not is_last, overflow="fold", justify=justify)
+    for row in rows:
+        table.add_row(*row)
+    to.print(table)
 
 
-def pairs(rows: Iterable[tuple[str, str]]) -> "Table":
-    """Returns a table of names and values."""
+def print_pairs(to: "Console", rows: "Iterable[tuple[str, str | Text]]") -> None:
+    """Prints names and values."""
     from rich.table import Table
 
     table = Table.grid(padding=(0, 2, 0, 0))
-    known = list(rows)
-    used = max((len(name) for name, _ in known), default=0) + 2
-    for name, value in known:
-        table.add_row(name, fitted(value, used))
-    return table
-
-
-def fitted(text: str, used: int) -> str:
-    """Wraps a table's last cell so that it fits on the terminal, where the other cells take up this many columns."""
-    if not sys.stdout.isatty():
-        return text
-    width = max(40, shutil.get_terminal_size().columns - used)
-    lines = (textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False) for line in text.splitlines())
-    return "\n".join("\n".join(line) for line in lines)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in rows:
+        table.add_row(name, value)
+    to.print(table)
 
 
 def tell(error: SparkonceError) -> None:
     """Writes the message and the next step to standard error, instead of a traceback."""
-    message, *step = error.lines()
-    typer.secho(message, fg="red", err=True)
-    for line in step:
-        typer.secho(line, err=True)
+    to, (message, *step) = console(stderr=True), error.lines()
+    with to.capture() as printed:
+        to.print(message, style="red")
+        for line in step:
+            to.print(line)
+    echo(printed.get(), err=True)

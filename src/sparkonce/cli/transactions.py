@@ -17,18 +17,21 @@ import typer
 from sparkonce.cli.checkpoint import Conf, opened
 from sparkonce.cli.output import (
     AsJson,
+    Command,
     FormatOption,
     OutputFormat,
-    columns,
     console,
-    pairs,
+    counted,
+    marked,
+    print_pairs,
+    print_table,
     show,
     shown_age,
     shown_time,
     tell,
 )
 from sparkonce.errors import ConfigurationError, LogError, SparkonceError
-from sparkonce.operate.systems import FILE_VARIABLE, NamedSystem, OperatorFile, SystemKind, no_system, read_file
+from sparkonce.operate.systems import FILE_VARIABLE, KINDS, NamedSystem, OperatorFile, SystemKind, no_system, read_file
 
 if TYPE_CHECKING:
     from sparkonce.operate.resolve import Resolved
@@ -38,9 +41,7 @@ if TYPE_CHECKING:
     from sparkonce.storage.files import CheckpointFiles
 
 
-app = typer.Typer(
-    help="See open transactions on servers and what they block, and end sparkonce's own.", no_args_is_help=True
-)
+app = typer.Typer(help="See open transactions on servers, and end sparkonce's own.", no_args_is_help=True)
 
 
 SILENT = 2
@@ -58,6 +59,10 @@ _SWEEP = {**_RESOLVE, "commit": "resolve"}
 """What `sweep` does, which refuses if something must be resolved."""
 
 
+_PARTITION = ("partition", "begins at", "readable to", "end", "behind", "blocks")
+"""The columns about a partition."""
+
+
 _ALL = dict.fromkeys(_RESOLVE, "abort")
 """What a sweep without a log does."""
 
@@ -70,19 +75,25 @@ ConfigFile = Annotated[
 ]
 
 
-SystemOption = Annotated[SystemKind | None, typer.Option("--system", help="Only systems of this kind.")]
+SystemOption = Annotated[
+    SystemKind | None, typer.Option("--system", metavar="KIND", help=f"Only systems of this kind: {KINDS}.")
+]
 
 
 Settings = Annotated[
     str,
     typer.Option(
+        metavar="SETTINGS",
         help="The settings of --system in one line, instead of a file: name=value pairs separated by spaces; for "
-        "postgres a conninfo, for redis the URL. Without either, SPARKONCE_<SYSTEM> is read from the environment."
+        "postgres a conninfo, for redis the URL. Without either, SPARKONCE_<SYSTEM> is read from the environment.",
     ),
 ]
 
 
-Checkpoint = Annotated[str, typer.Option(help="The query's checkpoint, whose log has the verdict on its transactions.")]
+Checkpoint = Annotated[
+    str,
+    typer.Option(metavar="CHECKPOINT", help="The query's checkpoint, whose log has the verdict on its transactions."),
+]
 
 
 Moved = Annotated[
@@ -110,24 +121,32 @@ OnConflict = Annotated[
 ]
 
 
+_QueryName = tuple[str, str]
+"""The short id of a query, with its name."""
+
+
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
 
 
 Patience = Annotated[
-    float, typer.Option("--patience-s", min=0, help="How long to wait for a system that does not respond.")
+    float,
+    typer.Option("--patience-s", metavar="SECONDS", min=0, help="How long to wait for a system that does not respond."),
 ]
 
 
-@app.command("list")
+@app.command("list", cls=Command, short_help="List sparkonce's open transactions.")
 def list_all(
     config: ConfigFile = "",
     system: SystemOption = None,
     settings: Settings = "",
     checkpoint: Checkpoint = "",
     query: Annotated[
-        str, typer.Option(help="Only transactions of this query: its id, or at least the first 12 digits.")
+        str,
+        typer.Option(metavar="ID", help="Only transactions of this query: its id, or at least the first 12 digits."),
     ] = "",
-    older_than_s: Annotated[float, typer.Option(min=0, help="Only transactions older than this, in seconds.")] = 0.0,
+    older_than_s: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0, help="Only transactions older than this.")
+    ] = 0.0,
     conf: Conf = None,
     form: FormatOption = OutputFormat.TABLE,
     as_json: AsJson = False,
@@ -135,12 +154,13 @@ def list_all(
     """List sparkonce's open transactions on all systems, oldest first within each. Changes nothing.
 
     With --checkpoint, it shows the log's verdict on each: to be committed, to be aborted, or in progress. Exits with 2
-    if a system did not respond. For example: sparkonce transactions list --config systems.yaml --checkpoint
-    /data/checkpoints/totals
+    if a system did not respond.
+
+    For example: sparkonce transactions list --config systems.yaml --checkpoint /data/checkpoints/totals
     """
     wanted_query = query_in(query) if query else ""
     systems = _systems(config, system, settings)
-    found = _listing(systems, checkpoint, conf)
+    found, name = _listing(systems, checkpoint, conf)
     if wanted_query:
         found = found.of_query(wanted_query)
     wanted = [one for one in found.found if one.found.age_s < 0 or one.found.age_s >= older_than_s]
@@ -150,23 +170,22 @@ def list_all(
             if len(found.silent) < len(systems):
                 to.print(f"Nothing of sparkonce is open {'on the systems that answered' if found.silent else 'here'}.")
             return
-        table = columns(
-            *("system", "kind", "query", "batch", "slot", "age", "verdict", "name", "holds"),
-            *(("run", "more") if wide else ()),
-        )
-        for one in wanted:
-            table.add_row(*_row(one, wide))
-        to.print(table)
+        heads = ("system", "kind", "query", "batch", "slot", "age", "verdict", "name", "holds")
+        rows = [_row(one, name, wide) for one in wanted]
+        print_table(to, (*heads, *(("run", "more") if wide else ())), rows, numbers=("batch", "slot"))
 
-    show([one.plain() for one in wanted], OutputFormat.of(form, as_json), _table)
+    plain = [{**one.plain(), "query_name": _name_of(one, name)} for one in wanted]
+    show(plain, OutputFormat.of(form, as_json), _table)
     exit_if_silent(found)
 
 
-@app.command()
+@app.command(cls=Command, short_help="List what blocks the readers of a topic.")
 def blocking(
     topic: Annotated[
         list[str] | None,
-        typer.Option(help="A Kafka topic. Can be repeated. Defaults to the topics of the query in --checkpoint."),
+        typer.Option(
+            metavar="TOPIC", help="A Kafka topic. Can be repeated. Defaults to the topics of the query in --checkpoint."
+        ),
     ] = None,
     config: ConfigFile = "",
     system: SystemOption = None,
@@ -203,14 +222,13 @@ def blocking(
                     f"No transaction is open in {', '.join(sorted({one for one, _ in targets}))}, of any application."
                 )
             return
-        table = columns(
-            *("system", "name", "sparkonce's", "producer, epoch", "since", "age", "coordinator", "partition"),
-            *("begins at", "readable to", "end", "behind", "blocks"),
-        )
-        for one in found.found:
-            for number, part in enumerate(one.partitions):
-                table.add_row(*(_of_any(one) if number == 0 else [""] * 7), *_part(part))
-        to.print(table)
+        rows = [
+            [*(_of_any(one) if number == 0 else [""] * 7), *_part(part)]
+            for one in found.found
+            for number, part in enumerate(one.partitions)
+        ]
+        heads = ("system", "name", "sparkonce's", "producer, epoch", "since", "age", "coordinator", *_PARTITION)
+        print_table(to, heads, rows)
         for one in found.found:
             to.print(f"Next, {one.found.name}: {one.next_step}")
 
@@ -218,9 +236,11 @@ def blocking(
     exit_if_silent(found)
 
 
-@app.command()
+@app.command(cls=Command, short_help="Describe an open transaction.")
 def describe(
-    name: Annotated[str, typer.Argument(help="The transaction's name, as `list` or `blocking` shows it.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="The transaction's name, as `list` or `blocking` shows it.")
+    ],
     config: ConfigFile = "",
     system: SystemOption = None,
     settings: Settings = "",
@@ -231,14 +251,15 @@ def describe(
     """Describe an open transaction: its age and timeout, what it blocks, and what to do about it.
 
     For Kafka, this includes other applications' transactions, and shows for each partition where the transaction
-    begins, how far read_committed readers get, and how many offsets they are behind. For example: sparkonce
-    transactions describe NAME --system kafka --settings bootstrap.servers=broker:9092
+    begins, how far read_committed readers get, and how many offsets they are behind.
+
+    For example: sparkonce transactions describe NAME --system kafka --settings bootstrap.servers=broker:9092
     """
     from sparkonce.operate.transactions import describe_foreign
     from sparkonce.sinks.kafka.orphans import KafkaOrphan, list_held
 
     systems = _systems(config, system, settings)
-    found = _listing(systems, checkpoint, conf)
+    found, _ = _listing(systems, checkpoint, conf)
     wanted = next((one for one in found.found if one.found.name == name), None)
     if wanted is None:
         of_others = describe_foreign([one for one in systems if one.name not in found.silent], name)
@@ -262,35 +283,34 @@ def describe(
     def _table(to: Any, _wide: bool) -> None:
         one = wanted.found
         of_query = [("query", one.query), ("run", one.run)] if one.query else [("query", "not one of sparkonce's")]
-        to.print(
-            pairs(
-                [
-                    ("name", one.name),
-                    ("system", wanted.system),
-                    ("kind", one.kind),
-                    *of_query,
-                    *([("batch", f"{one.batch}, slot {one.slot}")] if one.batch >= 0 else []),
-                    ("age", shown_age(one.age_s)),
-                    *_more(one),
-                    ("verdict", f"{wanted.verdict.value}: {wanted.why}"),
-                    *([] if held else [("holds", "\n".join(one.holds))]),
-                ]
-            )
+        print_pairs(
+            to,
+            [
+                ("name", one.name),
+                ("system", wanted.system),
+                ("kind", one.kind),
+                *of_query,
+                *([("batch", f"{one.batch}, slot {one.slot}")] if one.batch >= 0 else []),
+                ("age", shown_age(one.age_s)),
+                *_more(one),
+                ("verdict", marked(wanted.verdict.value, after=f": {wanted.why}")),
+                *([] if held else [("holds", "\n".join(one.holds))]),
+            ],
         )
         if held:
-            table = columns("partition", "begins at", "readable to", "end", "behind", "blocks")
-            for part in held:
-                table.add_row(*_part(part))
-            to.print(table)
+            to.print()
+            print_table(to, _PARTITION, [_part(part) for part in held])
         to.print(f"Next: {wanted.next_step}")
 
     partitions = [asdict(one) for one in held]
     show({**wanted.plain(), "next_step": wanted.next_step, "partitions": partitions}, form, _table)
 
 
-@app.command()
+@app.command(cls=Command, short_help="Commit what is decided and abort the rest.")
 def resolve(
-    checkpoint: Annotated[str, typer.Argument(help="The query's checkpoint: a folder or a URL that Spark accepts.")],
+    checkpoint: Annotated[
+        str, typer.Argument(metavar="CHECKPOINT", help="The query's checkpoint: a folder or a URL that Spark accepts.")
+    ],
     config: ConfigFile = "",
     moved: Moved = False,
     accept_lost: AcceptLost = None,
@@ -304,7 +324,9 @@ def resolve(
 
     It first puts a claim into the log, as a run does, so a driver that is still running stops with SupersededError. It
     touches only transactions of runs that claimed before that, and refuses whatever a start would refuse. Exits with 1
-    if something is left. For example: sparkonce transactions resolve /data/checkpoints/totals --config systems.yaml
+    if something is left.
+
+    For example: sparkonce transactions resolve /data/checkpoints/totals --config systems.yaml
     """
     from sparkonce.operate.resolve import resolve as resolve_query
 
@@ -312,18 +334,22 @@ def resolve(
     with opened(checkpoint, conf) as files:
         sinks = _sinks(files, file)
         accepted = _accepted(accept_lost, sinks)
-        _confirm(files, file, moved=moved, yes=yes)
+        before = _confirm(files, file, moved=moved, yes=yes)
         done = resolve_query(
             files, sinks, moved=moved, accept_lost=accepted, on_conflict=on_conflict, patience_s=patience_s
         )
         left = _listed_after(files, file)
-    _show_done(done, left, form)
+    _show_done(done, before, left, form)
 
 
-@app.command()
+@app.command(cls=Command, short_help="Abort what older runs have left open.")
 def sweep(
-    checkpoint: Annotated[str, typer.Argument(help="The query's checkpoint, if it still exists.")] = "",
-    query: Annotated[str, typer.Option(help="Without a checkpoint: the query's id, or the first 12 digits.")] = "",
+    checkpoint: Annotated[
+        str, typer.Argument(metavar="CHECKPOINT", help="The query's checkpoint, if it still exists.")
+    ] = "",
+    query: Annotated[
+        str, typer.Option(metavar="ID", help="Without a checkpoint: the query's id, or the first 12 digits.")
+    ] = "",
     accept_loss: Annotated[
         str,
         typer.Option(
@@ -344,7 +370,9 @@ def sweep(
 
     With the checkpoint, it puts a claim first, and never touches a decided batch: `transactions resolve` commits that.
     If the checkpoint is gone, nobody can know what was decided, so you must pass --query and --accept-loss. Exits with
-    1 if something is left. For example: sparkonce transactions sweep /data/checkpoints/totals --config systems.yaml
+    1 if something is left.
+
+    For example: sparkonce transactions sweep /data/checkpoints/totals --config systems.yaml
     """
     if bool(checkpoint) == bool(query):
         raise ConfigurationError(
@@ -360,13 +388,13 @@ def sweep(
     with opened(checkpoint, conf) as files:
         if execute:
             sinks = _sinks(files, file)
-            _confirm(files, file, moved=moved, yes=yes)
+            before = _confirm(files, file, moved=moved, yes=yes)
             done = resolve_query(files, sinks, moved=moved, decided=False, patience_s=patience_s)
             left = _listed_after(files, file)
         else:
             found = _listing_of_query(files, file)
     if execute:
-        _show_done(done, left, form)
+        _show_done(done, before, left, form)
     else:
         _show_listing(found, _SWEEP, form)
 
@@ -412,7 +440,7 @@ def _sweep_without_log(
     rows = [(name, ", ".join(f"{count:,} {how}" for how, count in one.items()) or "-") for name, one in ended.items()]
 
     def _table(to: Any, _wide: bool) -> None:
-        to.print(pairs([("query", short), ("reason", reason), *rows]))
+        print_pairs(to, [("query", short), ("reason", reason), *rows])
         _show_left(to, left.found, _ALL)
 
     show(value, form, _table)
@@ -488,13 +516,23 @@ def _accepted(given: Sequence[str] | None, sinks: "Mapping[str, TwoPhaseCommitSi
     return found
 
 
-def _listing(systems: Sequence[NamedSystem], checkpoint: str, conf: list[str] | None) -> "Listing":
+def _listing(systems: Sequence[NamedSystem], checkpoint: str, conf: list[str] | None) -> "tuple[Listing, _QueryName]":
+    """Returns what is open and, with a checkpoint, the short id and name of its query."""
+    from sparkonce.operate.checkpoint import query_name
     from sparkonce.operate.transactions import list_open
+    from sparkonce.protocol.ownership import short_query
+    from sparkonce.storage.spark import SparkCheckpoint
 
     if not checkpoint:
-        return list_open(systems)
+        return list_open(systems), ("", "")
     with opened(checkpoint, conf) as files:
-        return list_open(systems, files)
+        found = list_open(systems, files)
+        return found, (short_query(SparkCheckpoint(files).query_id() or ""), query_name(files))
+
+
+def _name_of(one: "OpenTransaction", name: "_QueryName") -> str:
+    short, known = name
+    return known if one.found.query == short else ""
 
 
 def _listing_of_query(files: "CheckpointFiles", file: OperatorFile) -> "Listing":
@@ -521,14 +559,14 @@ def _listed_after(files: "CheckpointFiles", file: OperatorFile) -> "Listing":
         return Listing(silent={"the second listing": LogError(f"The checkpoint cannot be read: {error}.")})
 
 
-def _confirm(files: "CheckpointFiles", file: OperatorFile, *, moved: bool, yes: bool) -> None:
-    """Asks for confirmation before the claim.
+def _confirm(files: "CheckpointFiles", file: OperatorFile, *, moved: bool, yes: bool) -> "Listing":
+    """Shows what is open, asks for confirmation before the claim, and returns what is open.
 
     For a moved checkpoint it always asks: a copy shares the original's transactions.
     """
     from sparkonce.operate.resolve import newest_run
 
-    run = newest_run(files)
+    run, found = newest_run(files), _listing_of_query(files, file)
     if moved:
         question = (
             f"If this is a copy, and the query runs on {run.location}, its transactions are aborted under it. Was the "
@@ -537,9 +575,10 @@ def _confirm(files: "CheckpointFiles", file: OperatorFile, *, moved: bool, yes: 
     elif not yes:
         question = "A driver that still runs on this checkpoint is superseded, and stops. Go on?"
     else:
-        _show_plan(console(stderr=True), _listing_of_query(files, file).found, _RESOLVE)
-        return
-    _ask(_listing_of_query(files, file), _RESOLVE, question, yes=False)
+        _show_plan(console(stderr=True), found.found, _RESOLVE)
+        return found
+    _ask(found, _RESOLVE, question, yes=False)
+    return found
 
 
 def _ask(found: "Listing", todo: Mapping[str, str], question: str, *, yes: bool) -> None:
@@ -560,13 +599,11 @@ def _show_plan(to: Any, found: "Sequence[OpenTransaction]", todo: Mapping[str, s
     if not found:
         to.print("Nothing of this query is open here.")
         return
-    table = columns("system", "kind", "age", "to do", "name", "why")
-    for one in found:
-        table.add_row(
-            *(one.system, one.found.kind, shown_age(one.found.age_s), todo[one.verdict.value]),
-            *(one.found.name, one.why),
-        )
-    to.print(table)
+    rows = [
+        (one.system, one.found.kind, shown_age(one.found.age_s), todo[one.verdict.value], one.found.name, one.why)
+        for one in found
+    ]
+    print_table(to, ("system", "kind", "age", "to do", "name", "why"), rows)
 
 
 def _show_left(to: Any, left: "Sequence[OpenTransaction]", todo: Mapping[str, str]) -> None:
@@ -575,23 +612,39 @@ def _show_left(to: Any, left: "Sequence[OpenTransaction]", todo: Mapping[str, st
         _show_plan(to, left, todo)
 
 
-def _show_done(done: "Resolved", left: "Listing", form: OutputFormat) -> None:
-    rows = [("claim", done.run)]
+def _show_done(done: "Resolved", before: "Listing", left: "Listing", form: OutputFormat) -> None:
+    from sparkonce.operate.transactions import LogVerdict
+
+    still = {(one.system, one.found.name) for one in left.found}
+    ended = [one for one in before.found if (one.system, one.found.name) not in still]
+    aborted = [one for one in ended if one.verdict in (LogVerdict.ABORT, LogVerdict.UNDER_WAY)]
+    lines = [f"Claimed the log as run {done.run}: a driver that still runs on this checkpoint stops."]
     if done.batch is not None:
-        rows.append(("decided", f"batch {done.batch}: {done.committed:,} transactions are committed"))
+        lines.append(f"Committed batch {done.batch}: {counted(done.committed, 'transaction')}.")
     if done.lost:
-        rows.append(("lost", f"{done.lost:,} transactions: start the query, which writes their rows again"))
-    rows.append(("swept", ", ".join(done.swept) or "-"))
+        lines.append(f"Lost {counted(done.lost, 'transaction')} of it: only the query can write their rows again.")
+    if done.swept:
+        swept = ", ".join(done.swept)
+        lines.append(
+            f"Aborted what older runs had left open in {swept}: {counted(len(aborted), 'transaction')}."
+            if aborted
+            else f"Older runs have left nothing open in {swept}."
+        )
     if done.left:
-        rows.append(("not looked at", f"{', '.join(done.left)}: the file does not say how to make them"))
+        lines.append(f"Did not check {', '.join(done.left)}: the file does not describe them.")
 
     def _table(to: Any, _wide: bool) -> None:
-        to.print(pairs(rows))
+        for line in lines:
+            to.print(line)
         _show_left(to, left.found, _RESOLVE)
-        if not left.found and not left.silent and done.is_all:
-            to.print("Next: start the query when it can run. It asks the servers once more, and goes on after this.")
+        if done.lost:
+            to.print("Next: Start the query, which writes the lost rows again.")
+        elif done.left:
+            to.print("Next: Start the query, which ends what is open in those sinks, or describe them in the file.")
+        elif not left.found and not left.silent:
+            to.print("Next: Start the query when it can run. It checks the servers again, and continues after this.")
 
-    show({**asdict(done), "open": [one.plain() for one in left.found]}, form, _table)
+    show({**asdict(done), "aborted": len(aborted), "open": [one.plain() for one in left.found]}, form, _table)
     exit_if_silent(left)
     if left.found or not done.is_all:
         raise typer.Exit(_NOT_ALL)
@@ -607,13 +660,14 @@ def _more(found: Any) -> list[tuple[str, str]]:
     ]
 
 
-def _row(one: "OpenTransaction", wide: bool) -> list[str]:
+def _row(one: "OpenTransaction", name: _QueryName, wide: bool) -> list[Any]:
     found = one.found
     place = ("-", "-") if found.batch < 0 else (str(found.batch), str(found.slot))
     more = [found.run, ", ".join(f"{head}: {value}" for head, value in _more(found))] if wide else []
     holds = "\n".join(found.holds)
     return [
-        *(one.system, found.kind, found.query, *place, shown_age(found.age_s), one.verdict.value, found.name, holds),
+        *(one.system, found.kind, _name_of(one, name) or found.query, *place, shown_age(found.age_s)),
+        *(marked(one.verdict.value), found.name, holds),
         *more,
     ]
 

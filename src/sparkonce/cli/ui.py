@@ -17,18 +17,26 @@ _FIRST_LOOK_S = 5.0
 
 def ui(
     checkpoint: Annotated[
-        list[str], typer.Option(help="A query's checkpoint: a folder or a URL that Spark accepts. Can be repeated.")
+        list[str],
+        typer.Option(
+            metavar="CHECKPOINT", help="A query's checkpoint: a folder or a URL that Spark accepts. Can be repeated."
+        ),
     ],
     config: ConfigFile = "",
-    host: Annotated[str, typer.Option(help="The address to listen on. There is no login.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="The port, or 0 for any free port.")] = 8765,
+    host: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="The address to listen on. There is no login.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(metavar="PORT", min=0, max=65535, help="The port, or 0 for any free port.")
+    ] = 8765,
     moved: Moved = False,
     conf: Conf = None,
 ) -> None:
     """Serve a live page: queries, their batches by phase, open transactions, and alarms with the next step.
 
-    It only reads, so you can run it while the queries are running. Press Ctrl-C to end it. For example: sparkonce ui
-    --checkpoint /data/checkpoints/totals --config systems.yaml
+    It only reads, so you can run it while the queries are running. Press Ctrl-C to end it.
+
+    For example: sparkonce ui --checkpoint /data/checkpoints/totals --config systems.yaml
     """
     from sparkonce.operate.systems import read_file
     from sparkonce.ui.server import PageServer, is_loopback

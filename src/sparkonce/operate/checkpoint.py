@@ -26,6 +26,7 @@ from sparkonce.sinks._shared.orphans import run_of
 from sparkonce.storage.files import CheckpointFiles
 from sparkonce.storage.local import LocalFiles
 from sparkonce.storage.spark import SparkCheckpoint
+from sparkonce.watch.timeline import TimelineReader
 
 OPERATOR = "operator-"
 """The prefix of the run id in claims by ``transactions resolve`` and ``sweep``, which are not Spark runs."""
@@ -329,6 +330,15 @@ def read_history(log: DecisionLog) -> tuple[LogView, Sequence[LogEntry]]:
         f"The floor of the decision log {log.location} rose {MOST_READS} times while it was read.",
         next_step="Find out which other driver runs on this checkpoint.",
     )
+
+
+def query_name(files: CheckpointFiles) -> str:
+    """Returns the newest name that the checkpoint's query had in Spark, according to its timeline; empty without one.
+
+    Raises:
+        OSError: If the store cannot be read.
+    """
+    return next((one.name for one in reversed(TimelineReader(files).read()) if one.name), "")
 
 
 def told(error: SparkonceError) -> str:

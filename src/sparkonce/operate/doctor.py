@@ -48,14 +48,16 @@ def check_servers(
     for name in dict.fromkeys([*file.sinks, *sorted(to_finish)]):
         shown = f"sink {name}"
         if is_refused:
-            yield Check(name=shown, ok=None, says="The checkpoint is refused, so nobody knows what the log has of it.")
+            yield Check(name=shown, ok=None, says="The checkpoint is refused, so the log's facts about it are unknown.")
         elif name in known and name not in file.sinks and name not in file.systems:
-            yield Check(name=shown, ok=None, says="The file does not say how to make it.")
+            yield Check(name=shown, ok=None, says="The file does not describe it.")
         elif name in known:
             yield _check_sink(file, name, query, known[name])
         elif view.newest_run is not None:
             is_wrong = bool(to_finish - file.sinks.keys() - file.systems.keys())
-            says = "The query never had it" + ("." if is_wrong else ": it is of another one, or its name is wrong.")
+            says = "The query never had it" + (
+                "." if is_wrong else ": it belongs to another query, or its name is wrong."
+            )
             step = "Correct its name in the file." if is_wrong else ""
             yield Check(name=shown, ok=False if is_wrong else None, says=says, next_step=step)
         elif is_new:
@@ -70,7 +72,8 @@ def _check_system(system: NamedSystem) -> Check:
         count = len(system.list_open())
     except SparkonceError as error:
         return Check.failed(name, error)
-    return Check(name=name, ok=True, says=f"It answers: {count:,} open transactions.")
+    says = "1 transaction of sparkonce is open" if count == 1 else f"{count:,} transactions of sparkonce are open"
+    return Check(name=name, ok=True, says=f"It responds; {says}.")
 
 
 def _check_sink(file: OperatorFile, name: str, query: str, recorded: Facts | None) -> Check:
@@ -80,4 +83,4 @@ def _check_sink(file: OperatorFile, name: str, query: str, recorded: Facts | Non
     except SparkonceError as error:
         return Check.failed(shown, error)
     said = ", ".join(f"{key}={value}" for key, value in facts.items())
-    return Check(name=shown, ok=True, says=f"A start takes it{': ' if said else ''}{said}.")
+    return Check(name=shown, ok=True, says=f"A start accepts it{': ' if said else ''}{said}.")

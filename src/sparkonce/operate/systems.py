@@ -52,7 +52,7 @@ class SystemKind(str, Enum):
         return {SystemKind.POSTGRES: "conninfo", SystemKind.REDIS: "url"}.get(self, "")
 
 
-_KINDS = ", ".join(one.value for one in SystemKind)
+KINDS = ", ".join(one.value for one in SystemKind)
 
 
 _CLASSES = {
@@ -141,7 +141,7 @@ def read_file(file: str = "", environment: Mapping[str, str] = os.environ) -> Op
 def no_system() -> ConfigurationError:
     """Returns the error for a command that has no system to query."""
     return ConfigurationError(
-        "No system is named that could be asked.",
+        "No system is named that could be queried.",
         next_step=f"Give --config or {FILE_VARIABLE}, --system with --settings, or one of "
         f"{', '.join(kind.variable for kind in SystemKind)}.",
     )
@@ -301,7 +301,7 @@ def _system(path: str, name: str, given: Any) -> NamedSystem:
     if said not in [kind.value for kind in SystemKind]:
         raise ConfigurationError(
             f"{path!r}: {name!r} is of the system {said!r}, which is not known.",
-            next_step=f"Give it `system:` with one of {_KINDS}.",
+            next_step=f"Give it `system:` with one of {KINDS}.",
         )
     kind = SystemKind(said)
     if isinstance(settings, dict) and kind.only_setting:

@@ -9,32 +9,36 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sparkonce.cli.output import AsJson, FormatOption, OutputFormat, columns, show
+from sparkonce.cli.output import AsJson, Command, FormatOption, OutputFormat, counted, marked, print_table, show
 from sparkonce.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from sparkonce_lab.rig.kafka.detached import Recorded
 
-app = typer.Typer(help="A real Kafka on this machine, for trying out.", no_args_is_help=True)
+app = typer.Typer(
+    help="Run a real Kafka on this machine, to try things out.", no_args_is_help=True, add_completion=False
+)
 
-_DIR_HELP = "Where settings, logs and data are; by default a folder in sparkonce's cache."
-Folder = Annotated[Path | None, typer.Option("--dir", help=_DIR_HELP)]
+_DIR_HELP = "The folder for settings, logs and data. Defaults to one in sparkonce's cache."
+Folder = Annotated[Path | None, typer.Option("--dir", metavar="DIR", help=_DIR_HELP)]
 
 
-@app.command()
+@app.command(cls=Command, short_help="Start brokers in the background.")
 def up(
     folder: Folder = None,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="The first node's port; 0 for any.")] = 0,
-    nodes: Annotated[int, typer.Option(min=1, max=9, help="How many brokers.")] = 1,
-    version: Annotated[str, typer.Option(help="Kafka's version.")] = "4.3.0",
+    port: Annotated[
+        int, typer.Option(metavar="PORT", min=0, max=65535, help="The first node's port, or 0 for any.")
+    ] = 0,
+    nodes: Annotated[int, typer.Option(metavar="COUNT", min=1, max=9, help="The number of brokers.")] = 1,
+    version: Annotated[str, typer.Option(metavar="VERSION", help="Kafka's version.")] = "4.3.0",
     settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A broker property; may be repeated.")
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A broker property. Can be repeated.")
     ] = None,
     topics: Annotated[
         list[str] | None,
-        typer.Option("--topic", metavar="NAME[:PARTITIONS]", help="A topic to make; may be repeated."),
+        typer.Option("--topic", metavar="NAME[:PARTITIONS]", help="A topic to create. Can be repeated."),
     ] = None,
-    heap: Annotated[str, typer.Option(help="Maximum heap of each broker.")] = "1g",
+    heap: Annotated[str, typer.Option(metavar="SIZE", help="The maximum heap of each broker.")] = "1g",
     form: FormatOption = OutputFormat.TABLE,
     as_json: AsJson = False,
 ) -> None:
@@ -62,8 +66,8 @@ def up(
 
     def _table(console: Any, _wide: bool) -> None:
         if not started:
-            unused = "; its settings are as they were" if overrides else ""
-            console.print(f"It is running already{unused}.")
+            unused = ", with its former settings" if overrides else ""
+            console.print(f"It is already running{unused}.")
         _show(console, found)
         place = f" --dir {shlex.quote(str(folder))}" if folder else ""
         new = "" if Path("job.py").exists() else "sparkonce new first-job && cd first-job && "
@@ -76,14 +80,14 @@ def up(
     show({"started": started, **_plain(found)}, OutputFormat.of(form, as_json), _table)
 
 
-@app.command()
+@app.command(cls=Command, short_help="Stop the brokers.")
 def down(
     folder: Folder = None,
     delete: Annotated[bool, typer.Option("--delete", help="Delete data, logs and settings too.")] = False,
     form: FormatOption = OutputFormat.TABLE,
     as_json: AsJson = False,
 ) -> None:
-    """Stop the brokers that ``up`` started in this folder. Their data is kept unless you pass --delete."""
+    """Stop the brokers that `up` started in this folder. Their data is kept unless you pass --delete."""
     from sparkonce_lab.rig.kafka import detached
 
     place = folder or detached.default_folder()
@@ -92,14 +96,14 @@ def down(
     detached.down(place, delete=delete)
 
     def _table(console: Any, _wide: bool) -> None:
-        console.print(f"Ended {len(ended)} broker(s)." if ended else f"Nothing is running in {place}.")
+        console.print(f"Stopped {counted(len(ended), 'broker')}." if ended else f"Nothing is running in {place}.")
         if delete:
             console.print(f"Deleted the data in {place}.")
 
     show({"ended": ended, "deleted": delete, "folder": str(place)}, OutputFormat.of(form, as_json), _table)
 
 
-@app.command()
+@app.command(cls=Command, short_help="Show what is running.")
 def status(folder: Folder = None, form: FormatOption = OutputFormat.TABLE, as_json: AsJson = False) -> None:
     """Show what is running in this folder. Exits with 1 unless every broker is running."""
     from sparkonce_lab.rig.kafka import detached
@@ -157,8 +161,9 @@ def _plain(found: "Recorded") -> dict[str, Any]:
 
 def _show(console: Any, found: "Recorded") -> None:
     console.print(f"Kafka {found.version} is {found.state}: bootstrap.servers = {found.bootstrap}")
-    table = columns("node", "address", "pid", "state")
-    for node in found.nodes:
-        table.add_row(str(node.node_id), node.address, str(node.pid), "running" if node.running else "not running")
-    console.print(table)
+    rows = [
+        (str(node.node_id), node.address, str(node.pid), marked("running" if node.running else "not running"))
+        for node in found.nodes
+    ]
+    print_table(console, ("node", "address", "pid", "state"), rows)
     console.print(f"Data and logs: {found.folder}")

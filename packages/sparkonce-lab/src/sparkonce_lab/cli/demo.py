@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sparkonce.cli.checkpoint import Conf, read_conf
-from sparkonce.cli.output import AsJson, FormatOption, OutputFormat, show
+from sparkonce.cli.output import AsJson, Command, FormatOption, OutputFormat, show
 from sparkonce.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -16,10 +16,12 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False)
 
 
-@app.command()
+@app.command(cls=Command, short_help="Kill a real query in its commits and count its rows.")
 def demo(
-    rows_per_second: Annotated[int, typer.Option(min=50, max=20_000, help="How many orders flow.")] = 1000,
-    seed: Annotated[int, typer.Option(help="Makes the same orders again.")] = 1,
+    rows_per_second: Annotated[
+        int, typer.Option(metavar="COUNT", min=50, max=20_000, help="The number of orders per second.")
+    ] = 1000,
+    seed: Annotated[int, typer.Option(metavar="NUMBER", help="The same seed produces the same orders.")] = 1,
     keep: Annotated[
         Path | None, typer.Option("--keep", metavar="DIR", help="Keep broker, checkpoints and logs in a new folder.")
     ] = None,
@@ -28,8 +30,8 @@ def demo(
         str | None,
         typer.Option(
             metavar="URL",
-            help="A folder of yours, as Spark names it (s3a://…, hdfs://…, a path), in which a new one is made for the "
-            "checkpoints.",
+            help="A folder or URL that Spark accepts (s3a://…, hdfs://…, a path). A new folder for the checkpoints is "
+            "created in it.",
         ),
     ] = None,
     conf: Conf = None,

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sparkonce.cli.checkpoint import Conf, read_conf
-from sparkonce.cli.output import AsJson, FormatOption, OutputFormat, columns, show, tell
+from sparkonce.cli.output import AsJson, Command, FormatOption, OutputFormat, print_table, show, tell
 from sparkonce.errors import SparkonceError
 
 if TYPE_CHECKING:
-    from sparkonce_lab.verdicts import Verdict
+    pass
 
 _STYLES = {0: "bold green", 1: "bold red", 2: "bold yellow"}
 """The style of the last line, by exit code."""
@@ -23,15 +23,15 @@ _STYLES = {0: "bold green", 1: "bold red", 2: "bold yellow"}
 app = typer.Typer(add_completion=False)
 
 
-@app.command()
+@app.command(cls=Command, short_help="Inject faults into a real query and count its rows.")
 def verify(
     system: Annotated[
         list[str] | None,
         typer.Option(
             "--system",
             metavar="NAME[=WHERE]",
-            help="What the query writes to, as one unit: kafka, postgres, mysql, redis, files, s3. Without WHERE a "
-            "server is started for it; WHERE is the place of your own. May be given several times; by default kafka.",
+            help="A system that the query writes to: kafka (the default), postgres, mysql, redis, files, s3. Can be "
+            "repeated to write to several as one unit. WHERE locates your own; without it, a server is started.",
         ),
     ] = None,
     source: Annotated[
@@ -42,39 +42,52 @@ def verify(
         Path | None,
         typer.Option("--kafka-config", metavar="FILE", help="librdkafka's settings for your own Kafka, as JSON."),
     ] = None,
-    brokers: Annotated[int | None, typer.Option(help="How many brokers to start: 1 or 3.", show_default="1")] = None,
+    brokers: Annotated[
+        int | None, typer.Option(metavar="COUNT", help="How many brokers to start: 1 or 3.", show_default="1")
+    ] = None,
     checkpoint: Annotated[
         str | None,
         typer.Option(
             metavar="URL",
-            help="A folder of yours, as Spark names it (s3a://…, hdfs://…, a path), in which a new one is made for the "
-            "query's checkpoint; or s3 for a server that is started for it. By default it is on a disk of its own.",
+            help="A folder or URL that Spark accepts (s3a://…, hdfs://…, a path), in which a new folder for the "
+            "query's checkpoint is created; or s3 to start a server for it. By default, it is on its own disk.",
         ),
     ] = None,
     conf: Conf = None,
-    faults: Annotated[int | None, typer.Option(min=0, help="How many faults to inject.", show_default="12")] = None,
+    faults: Annotated[
+        int | None, typer.Option(metavar="COUNT", min=0, help="How many faults to inject.", show_default="12")
+    ] = None,
     fault: Annotated[
         list[str] | None, typer.Option("--fault", metavar="NAME", help="Only this fault; see --list-faults.")
     ] = None,
     every: Annotated[
-        float | None, typer.Option(min=0, help="Seconds from one fault to the next, at least.", show_default="0")
+        float | None,
+        typer.Option(metavar="SECONDS", min=0, help="The least time between two faults.", show_default="0"),
     ] = None,
     rows: Annotated[
         int | None,
-        typer.Option(min=1, help="How many rows to write to the source, at least.", show_default="20000"),
+        typer.Option(
+            metavar="COUNT", min=1, help="How many rows to write to the source, at least.", show_default="20000"
+        ),
     ] = None,
     rate: Annotated[
-        int | None, typer.Option(min=1, max=100_000, help="How many rows a second.", show_default="1000")
+        int | None,
+        typer.Option(
+            metavar="COUNT", min=1, max=100_000, help="How many rows per second to write.", show_default="1000"
+        ),
     ] = None,
     refuse_every: Annotated[
         int | None,
         typer.Option(
+            metavar="COUNT",
             min=1,
-            help="Of so many rows of a key let Kafka refuse one. It goes to a sink of dead letters, and is counted.",
+            help="Let Kafka refuse one of this many rows per key. It goes to the dead letters, and is counted.",
             show_default="none",
         ),
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Makes the same rows and the same schedule again.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(metavar="NUMBER", help="The same seed produces the same rows and faults.")
+    ] = None,
     folder: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="A new folder for history, logs and report.")
     ] = None,
@@ -83,14 +96,14 @@ def verify(
         typer.Option(
             "--replay",
             metavar="DIR",
-            help="Do again what the history in a folder says, on the same systems. Credentials are not in it: where "
-            "there were some, name every --system again, or --kafka-config.",
+            help="Repeat the run in a folder on the same systems. Credentials are not recorded: if there were some, "
+            "give every --system again, or --kafka-config.",
         ),
     ] = None,
     judge: Annotated[
-        Path | None, typer.Option("--judge", metavar="DIR", help="Only judge the history in a folder, and report.")
+        Path | None, typer.Option("--judge", metavar="DIR", help="Only judge a recorded run, and write its report.")
     ] = None,
-    list_faults: Annotated[bool, typer.Option("--list-faults", help="Name the faults.")] = False,
+    list_faults: Annotated[bool, typer.Option("--list-faults", help="List the faults.")] = False,
     form: FormatOption = OutputFormat.TABLE,
     as_json: AsJson = False,
 ) -> None:
@@ -115,7 +128,7 @@ def verify(
 
     if judge is not None:
         with _could_not_tell(console):
-            _tell(judge, console, form)
+            _tell(judge, form)
         return
     from sparkonce_lab.ask import Asked, options_of
     from sparkonce_lab.history import EVENTS, EventKind, load
@@ -152,7 +165,7 @@ def verify(
             if not isinstance(error, SparkonceError):
                 console.print_exception()
             say(f"{str(error).rstrip('.')}. What was recorded until then is judged")
-        _tell(options.folder, console, form)
+        _tell(options.folder, form)
 
 
 @contextmanager
@@ -173,7 +186,7 @@ def _could_not_tell(console: Any) -> Iterator[None]:
         raise typer.Exit(2) from error
 
 
-def _tell(folder: Path, console: Any, form: OutputFormat) -> None:
+def _tell(folder: Path, form: OutputFormat) -> None:
     from sparkonce_lab.checkers import judge
     from sparkonce_lab.history import load
     from sparkonce_lab.report.figures import EXIT_CODES
@@ -185,25 +198,22 @@ def _tell(folder: Path, console: Any, form: OutputFormat) -> None:
     said = figures["verdict"]
     code = EXIT_CODES[said["outcome"]]
 
-    def _summary(_console: Any, _wide: bool) -> None:
-        console.print(_table(verdicts))
-        console.print(f"sparkonce: {said['words']}", style=_STYLES[code], highlight=False, end="")
-        console.print(f". {said['sentence']}\nReport: {page}", markup=False, highlight=False, soft_wrap=True)
+    def _summary(to: Any, _wide: bool) -> None:
+        from rich.text import Text
+
+        rows = []
+        for one in verdicts:
+            found = (
+                Text(f"{one.count:,}", "bold red" if one.count else "green") if one.looked_at else Text("—", "yellow")
+            )
+            rows.append((one.anomaly.value, one.system or "all", f"{one.looked_at:,}", found))
+        print_table(to, ("anomaly", "where", "examined", "found"), rows, numbers=("examined", "found"))
+        to.print()
+        to.print(Text(f"sparkonce: {said['words']}", _STYLES[code]) + f". {said['sentence']}")
+        to.print(f"Report: {page}")
 
     show(figures, form, _summary)
     raise typer.Exit(code)
-
-
-def _table(verdicts: "tuple[Verdict, ...]") -> Any:
-    from rich.table import Table
-
-    shown = Table(title="What was found", title_justify="left")
-    for name in ("", "where", "looked at", "found"):
-        shown.add_column(name, justify="left" if name in ("", "where") else "right")
-    for one in verdicts:
-        found = f"[bold red]{one.count:,}[/]" if one.count else "[green]0[/]" if one.looked_at else "—"
-        shown.add_row(one.anomaly.value, one.system or "all", f"{one.looked_at:,}", found)
-    return shown
 
 
 def _list_faults(form: OutputFormat) -> None:
@@ -211,11 +221,8 @@ def _list_faults(form: OutputFormat) -> None:
 
     faults = [(one.value, one.words, "a system" if one.of_a_system else "the query") for one in Fault]
 
-    def _table(console: Any, _wide: bool) -> None:
-        shown = columns("fault", "what happens", "strikes")
-        for one in faults:
-            shown.add_row(*one)
-        console.print(shown)
+    def _table(to: Any, _wide: bool) -> None:
+        print_table(to, ("fault", "strikes", "what happens"), [(name, on, what) for name, what, on in faults])
 
     show([dict(zip(("fault", "does", "strikes"), one, strict=True)) for one in faults], form, _table)
 

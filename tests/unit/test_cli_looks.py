@@ -1,0 +1,122 @@
+"""What the command line looks like on terminals of 80 and 120 columns, compared with ``cli_looks/<columns>.txt``.
+
+If a change is intended, write the files anew and review their diff: ``python tests/unit/test_cli_looks.py``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import sys
+import tempfile
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from typer.main import get_command
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from sparkonce.cli.main import app
+from sparkonce.cli.output import OutputFormat, show_checks
+from sparkonce.operate.checkpoint import Check
+from unit.test_operate_checkpoint import checkpoint_of
+
+SNAPSHOTS = Path(__file__).parent / "cli_looks"
+
+WRONG = (
+    "nothing",
+    "verfy",
+    "checkpoint show",
+    "checkpoint batch CHECKPOINT seven",
+    "checkpoint history CHECKPOINT --last 0",
+    "ui --checkpoint CHECKPOINT --port 99999",
+    "doctor --format jsn",
+    "checkpoint show CHECKPOINT --wide",
+    "checkpoint show /nowhere/at/all",
+)
+
+RIGHT = (
+    "checkpoint show CHECKPOINT --moved",
+    "checkpoint show CHECKPOINT",
+    "checkpoint check CHECKPOINT --moved",
+    "checkpoint check CHECKPOINT",
+    "checkpoint history CHECKPOINT --last 3",
+    "checkpoint history CHECKPOINT --last 2 --format wide",
+    "checkpoint batch CHECKPOINT 5",
+    "verify --list-faults",
+)
+
+
+class Terminal(io.StringIO):
+    """A stream that says that it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def shown(line: str, columns: int, checkpoint: Path) -> str:
+    """What a terminal of this width shows for a command line, without its colors."""
+    words = [str(checkpoint) if word == "CHECKPOINT" else word for word in line.split()]
+    terminal = Terminal()
+    with (
+        mock.patch.dict(os.environ, {"COLUMNS": str(columns), "TERM": "xterm"}),
+        contextlib.redirect_stdout(terminal),
+        contextlib.redirect_stderr(terminal),
+        contextlib.suppress(SystemExit),
+    ):
+        app(words, prog_name="sparkonce")
+    return re.sub(r"\x1b\[[0-9;]*m", "", terminal.getvalue()).replace(str(checkpoint), "CHECKPOINT")
+
+
+def commands() -> list[str]:
+    """Every command, as it is called."""
+    found = [""]
+    group = get_command(app)
+    for name in group.list_commands(mock.Mock()):  # type: ignore[attr-defined]
+        command = group.get_command(mock.Mock(), name)  # type: ignore[attr-defined]
+        found += [name, *(f"{name} {inner}" for inner in getattr(command, "commands", {}))]
+    return [one for one in found if one not in ("orphans", "help", "version")]
+
+
+def everything(columns: int) -> str:
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="") as folder:
+        checkpoint = checkpoint_of(Path(folder) / "c", decided=6, begun=6, finished=6)
+        lines = [*(f"{one} --help".strip() for one in commands()), *RIGHT, *WRONG]
+        return "".join(f"$ sparkonce {line}\n{shown(line, columns, checkpoint)}\n" for line in lines)
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_help_results_and_errors_look_as_they_were_reviewed(columns: int) -> None:
+    found = everything(columns)
+    wrong = [line for line in found.splitlines() if line != line.rstrip() or len(line) > columns]
+    assert [line for line in wrong if not line.startswith(("$ ", "Error: "))] == []
+    assert found == (SNAPSHOTS / f"{columns}.txt").read_text("utf-8"), "see this file's docstring"
+
+
+def test_results_are_colored_by_what_they_say_only_on_a_terminal() -> None:
+    checks = [
+        Check(name="Java", ok=True, says="Java 17."),
+        Check(name="sink", ok=False, says="It is gone."),
+        Check(name="other", ok=None, says="The file does not describe it."),
+    ]
+    told = []
+    for stream in (Terminal(), io.StringIO()):
+        with mock.patch.dict(os.environ, {"COLUMNS": "80", "TERM": "xterm"}), contextlib.redirect_stdout(stream):
+            assert show_checks(checks, OutputFormat.TABLE) is False
+        told.append(stream.getvalue())
+    assert [f"\x1b[{code}m{word}" in told[0] for code, word in ((32, "ok"), ("1;31", "refused"), (33, "not"))] == [
+        True,
+        True,
+        True,
+    ]
+    assert "\x1b" not in told[1]
+
+
+if __name__ == "__main__":
+    SNAPSHOTS.mkdir(exist_ok=True)
+    for width in (80, 120):
+        (SNAPSHOTS / f"{width}.txt").write_text(everything(width), "utf-8")
