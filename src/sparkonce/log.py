@@ -1,9 +1,9 @@
-"""The decision log: the records of one query in its checkpoint, in whatever store that is.
+"""The decision log: the records of one query in its checkpoint, in any store.
 
 Layout, under ``<checkpoint>/sparkonce``::
 
     records/00000000000000000007    one file per record
-    floors/00000000000000000000     one file per floor, all but the highest deleted in time
+    floors/00000000000000000000     one file per floor; all but the highest are deleted eventually
 """
 
 from __future__ import annotations
@@ -20,26 +20,27 @@ from sparkonce.storage.files import CheckpointFiles, Landed, Taken
 FOLDER = "sparkonce"
 """The log's subfolder of the checkpoint."""
 MOST_READS = 100
-"""The attempts to read the log, each of which restarts because another driver raised the floor meanwhile."""
+"""How often a read of the log is attempted. It restarts whenever another driver raises the floor during the read."""
 _RECORDS = "records"
 _FLOORS = "floors"
 _READ_AT_ONCE = 8
 
 
 class DecisionLog:
-    """The records of one query, by position, each put once; and floors, of which the highest counts.
+    """The records of one query by position, each written once, and floors, of which only the highest counts.
 
-    Positions count from 0. A put is atomic (no reader sees a part of it), exclusive (of several at one position one
-    lands), and durable before it is answered. Records are read and written as values, or as the bytes of their files.
+    Positions count from 0. A put is atomic (no reader sees a partial record), exclusive (if several writers put at the
+    same position, only one succeeds), and durable before it is acknowledged. Records are read and written as objects,
+    or as the bytes of their files.
 
     Args:
-        checkpoint: The files of the query's checkpoint; the log is in the subfolder ``sparkonce``.
-        make: False for readers, which make no folder that is missing.
-        decides: True for a run that decides batches: Spark's files in the checkpoint are made durable before each
+        checkpoint: The files of the query's checkpoint. The log is in the subfolder ``sparkonce``.
+        make: False for readers, which do not create missing folders.
+        decides: True for a run that decides batches. Spark's files in the checkpoint are made durable before each
             decision.
 
     Raises:
-        OSError: if the folders cannot be made.
+        OSError: If the folders cannot be created.
     """
 
     _decides = False
@@ -56,23 +57,23 @@ class DecisionLog:
             self._files.require(_RECORDS)
             self._files.require(_FLOORS)
         except OSError:
-            for folder in ("", _RECORDS, _FLOORS):  # one by one, so that a kill between them leaves no name unsynced
+            for folder in ("", _RECORDS, _FLOORS):  # in this order, so that a kill between them leaves no unsynced name
                 self._files.make(folder)
 
     @property
     def location(self) -> str:
-        """The folder of the log, with links followed: the same for every path that leads to it."""
+        """The log's folder with links resolved. It is the same for every path that leads to it."""
         return self._files.resolved
 
     # --- values -----------------------------------------------------------------------------------------------------
 
     def read(self, view: LogView) -> LogView:
-        """Reads on from a view to the log's end.
+        """Reads the log from the end of a view to the log's end.
 
         Raises:
-            CorruptRecordError: if a record's bytes are not what was written.
-            NewerFormatError: if a newer library wrote them.
-            LogViolation: if a record stands where no correct run can have put it.
+            CorruptRecordError: If a record's bytes are not what was written.
+            NewerFormatError: If a newer version of the library wrote a record.
+            LogViolation: If there is a record that no correct run can have written at its position.
         """
         for _ in range(MOST_READS):
             floor = self.floor()
@@ -84,12 +85,12 @@ class DecisionLog:
                 for data in self.read_bytes(view.end):
                     view = view.apply(view.end, self._record(view.end, data))
             except LogViolation:
-                # Below a floor that has risen meanwhile there may be a void record that landed late.
+                # If the floor has risen in the meantime, there may be a void record below it that was written late.
                 if self.floor().position <= floor.position:
                     raise
                 view = LogView.at(self.floor())
                 continue
-            # A free position is the log's end only if clean-up did not free it while this was reading.
+            # A free position is the log's end only if cleanup did not delete its record during this read.
             if self.floor().position <= view.floor.position:
                 return view
         raise CorruptRecordError(
@@ -98,28 +99,28 @@ class DecisionLog:
         )
 
     def put(self, position: int, record: Record) -> Record | None:
-        """Puts a record if the position is free. Returns None if it landed, else the record that stands there.
+        """Puts a record if the position is free. Returns None on success, and otherwise the record at that position.
 
         Raises:
-            PutUnknownError: if it is not known whether it landed.
-            OSError: if it surely did not land.
+            PutUnknownError: If it is unknown whether the put succeeded.
+            OSError: If the put definitely failed.
         """
         if self._decides and isinstance(record, Commit):
-            # Spark renames its files into place, and never calls fsync. A decision that outlives them in a crash of
-            # the machine would name offsets and files that nobody has any more.
+            # Spark renames its files into place and never calls fsync. If a machine crash left the decision but not
+            # these files, the decision would refer to offsets and files that no longer exist.
             self._checkpoint.sync_spark()
         answer = self.put_bytes(position, codec.encode_record(record, at_ms=time.time_ns() // 1_000_000))
         return self._record(position, answer.standing) if isinstance(answer, Taken) else None
 
     def standing(self, position: int) -> Record | None:
-        """Returns the record at a position, once it is durable; None if there is none."""
+        """Returns the record at a position once it is durable, or None if there is none."""
         found = self.read_bytes(position)
         return self._record(position, found[0]) if found else None
 
     def floor(self) -> Floor:
         """Returns the highest floor."""
         data = self.floor_bytes()
-        # The floor is read after every put, may be large, and seldom changes.
+        # The floor is read after every put, may be large, and rarely changes.
         if data is not None and data != self._known_floor[0]:
             try:
                 self._known_floor = data, codec.decode_floor(data)
@@ -130,7 +131,7 @@ class DecisionLog:
         return self._known_floor[1]
 
     def raise_floor(self, floor: Floor) -> None:
-        """Makes a floor durable."""
+        """Raises the floor durably."""
         self.raise_floor_bytes(floor.position, codec.encode_floor(floor))
 
     # --- bytes ------------------------------------------------------------------------------------------------------
@@ -139,43 +140,44 @@ class DecisionLog:
         """Puts the bytes of a record if the position is free.
 
         Raises:
-            PutUnknownError: if it is not known whether they landed.
-            OSError: if they surely did not land (disk full, no permission).
+            PutUnknownError: If it is unknown whether the put succeeded.
+            OSError: If the put definitely failed, for example because the disk is full.
         """
         return self._put(_RECORDS, position, data)
 
     def read_bytes(self, position: int) -> Sequence[bytes]:
-        """Returns the records from the position up to the first free one, once they are durable."""
+        """Returns the records from the position up to the first free position, once they are durable."""
         first = self._read(position)
         if first is None:
             return []
         found = [first, *(self._listed(position + 1) if self._files.is_remote else ())]
         while (data := self._read(position + len(found))) is not None:
             found.append(data)
-        # A record is visible before its name is durable. A power cut could take it back: nobody may act on it before.
+        # A record is visible before its name is durable. A power failure could undo it, so nobody may act on it before
+        # that.
         self._files.sync(_RECORDS)
         return found
 
     def floor_bytes(self) -> bytes | None:
-        """Returns the floor with the highest position; None if none was ever raised."""
+        """Returns the floor with the highest position, or None if there is no floor yet."""
         while True:
             newest = max(_positions(self._files, _FLOORS), default=None)
             if newest is None:
                 return None
             if newest != self._read_floor[0]:
                 data = self._files.read(f"{_FLOORS}/{record_name(newest)}")
-                if data is not None:  # else it was deleted since, because there is a higher one
+                if data is not None:  # otherwise it was deleted, because there is a higher one
                     self._files.sync(_FLOORS)
                     self._read_floor = newest, data
             if newest == self._read_floor[0]:
                 return self._read_floor[1]
 
     def raise_floor_bytes(self, position: int, data: bytes) -> None:
-        """Adds a floor, durably. A floor is never lowered: a lower one that arrives late changes nothing."""
+        """Adds a floor durably. A floor is never lowered, so a lower one that arrives late changes nothing."""
         self._put(_FLOORS, position, data)
 
     def delete_below(self, position: int) -> None:
-        """Deletes records below the position, and floors below the highest."""
+        """Deletes the records below the position, and all floors but the highest."""
         highest = max(_positions(self._files, _FLOORS), default=0)
         for folder, limit in ((_RECORDS, position), (_FLOORS, highest)):
             below = [one for one in _positions(self._files, folder) if one < limit]
@@ -183,7 +185,7 @@ class DecisionLog:
             self._files.tidy(folder)
 
     def _put(self, folder: str, position: int, data: bytes) -> Landed | Taken:
-        # A disk that was unmounted leaves an empty folder in its place: a record there would be lost with it.
+        # An unmounted disk leaves an empty folder in its place. A record written there would be lost.
         self._files.require(folder)
         return self._files.put(f"{folder}/{record_name(position)}", data)
 
@@ -191,7 +193,7 @@ class DecisionLog:
         return self._files.read(f"{_RECORDS}/{record_name(position)}")
 
     def _listed(self, position: int) -> Sequence[bytes]:
-        """Returns the records from the position on that a listing shows, some at once: each takes a round trip."""
+        """Returns the listed records from the position on. Reads several at once, since each one takes a round trip."""
         there = _positions(self._files, _RECORDS)
         wanted: list[int] = []
         while position + len(wanted) in there:
@@ -200,7 +202,7 @@ class DecisionLog:
             return []
         with ThreadPoolExecutor(_READ_AT_ONCE) as pool:
             read = list(pool.map(self._read, wanted))
-        # One that was deleted since ends what was found; the reader sees the floor that has risen.
+        # A record that was deleted in the meantime ends the result. The reader then notices the raised floor.
         return [data for number, data in enumerate(read) if data is not None and None not in read[:number]]
 
     def _record(self, position: int, data: bytes) -> Record:
@@ -225,22 +227,22 @@ class DecisionLog:
 
 
 def check_whole(files: CheckpointFiles) -> None:
-    """Refuses a log that lacks a record before its last one, as an incomplete copy does: it would seem to end earlier.
+    """Raises an error if a record before the last one is missing, since the log would then seem to end there.
 
-    Records are put one after the other, and deleted only below the floor.
+    This happens to incomplete copies. Records are written one after the other, and deleted only below the floor.
 
     Args:
         files: The files of the checkpoint.
 
     Raises:
-        CorruptRecordError: if a record is missing.
-        OSError: if the store cannot be read.
+        CorruptRecordError: If a record is missing.
+        OSError: If the store cannot be read.
     """
     log = files.inside(FOLDER)
     for _ in range(MOST_READS):
         floor = max(_positions(log, _FLOORS), default=0)
         there = _positions(log, _RECORDS)
-        # A listing may show a record that was put meanwhile, and not the one before it.
+        # A listing may contain a record that was written meanwhile, but not the one before it.
         missing = (
             one
             for one in range(floor, max(there, default=floor))
@@ -248,7 +250,7 @@ def check_whole(files: CheckpointFiles) -> None:
         )
         if (first := next(missing, None)) is None:
             return
-        if floor == max(_positions(log, _FLOORS), default=0):  # else a driver has deleted them meanwhile
+        if floor == max(_positions(log, _FLOORS), default=0):  # otherwise a driver has deleted them in the meantime
             raise CorruptRecordError(
                 f"The decision log of {files.location!r} has record {max(there)}, and not record {first}.",
                 next_step="Restore the checkpoint and the log together, from one whole copy.",
@@ -256,7 +258,7 @@ def check_whole(files: CheckpointFiles) -> None:
 
 
 def record_name(position: int) -> str:
-    """Returns the name of the file that keeps a record or a floor."""
+    """Returns the name of the file of a record or a floor."""
     return f"{position:020d}"
 
 

@@ -312,13 +312,13 @@ class SinkCommitter(abc.ABC):
 
 
 class Lookout(abc.ABC):
-    """Watches what others do to the readers of a sink's rows, in a thread of its own, while the query runs."""
+    """Watches for things that hold up the readers of a sink's rows, in a thread of its own, while the query runs."""
 
     @abc.abstractmethod
     def look(self, batch_s: float) -> None:
-        """Looks once, and logs what the operator has to act on.
+        """Checks once, and logs what the operator has to act on.
 
-        Must not use what batches need, such as their connections. Its errors are logged at DEBUG, and end nothing.
+        Must not use what batches need, such as their connections. Its errors are logged at DEBUG level and end nothing.
 
         Args:
             batch_s: The duration of the query's last batch, in seconds.
@@ -456,7 +456,7 @@ class TwoPhaseCommitSink(abc.ABC):
         return facts
 
     def lookout(self, query: str, facts: Facts) -> Lookout | None:  # noqa: ARG002 - for those that override it
-        """Makes the sink's lookout; None if others cannot harm the readers of its rows.
+        """Makes the sink's lookout. Returns None if other applications cannot hold up the readers of its rows.
 
         Args:
             query: The short form of the query's id.
