@@ -1,7 +1,7 @@
-"""The contract of a checkpoint's files, wherever they are kept, and what several stores share.
+"""The interface of a checkpoint's files, and code that several stores share.
 
-`within` makes calls that may hang, and waits for them as long as any of them answers. `opened` opens a file that is
-read in parts.
+`within` makes calls that may hang, and waits for them as long as any of them makes progress. `opened` opens a file that
+is read in parts.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from typing import Any, BinaryIO, TypeVar, cast
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Landed:
-    """The answer to a put that landed: the bytes stand under the name, durably."""
+    """The answer to a successful put: the bytes are stored under the name, durably."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taken:
-    """The answer to a put that found the name taken, by other bytes or by the same ones from an earlier put."""
+    """The answer to a put whose name is taken, by other bytes or by the same ones from an earlier put."""
 
     standing: bytes
 
 
 class PutUnknownError(Exception):
-    """A put's reply was lost: it may have landed, or land later."""
+    """The reply to a put was lost. It may have succeeded, or may still succeed later."""
 
 
 _PASSING = frozenset(
@@ -39,21 +39,21 @@ _PASSING = frozenset(
 
 
 def may_pass(error: OSError) -> bool:
-    """Returns True if the error may pass: the store is full, or its server does not answer."""
+    """Returns True if the error may be temporary: the store is full, or its server does not answer."""
     return error.errno in _PASSING
 
 
 class CheckpointFiles(abc.ABC):
-    """The files of one folder: small ones, each read and written whole.
+    """The files of one folder. They are small, and each is read and written as a whole.
 
-    A path is relative to the folder, with ``/`` between its parts. Folders need not be made: a put makes those that are
-    missing. Every call has a deadline, and may be made by several threads at once.
+    A path is relative to the folder, with ``/`` as the separator. Missing folders are created by a put. Every call has
+    a deadline, and may be made by several threads at once.
 
-    Every method raises OSError if the store cannot be reached, or refuses. A missing file is an answer, and no error.
+    Every method raises OSError if the store cannot be reached or refuses the request. A missing file is not an error.
 
     Attributes:
-        modules: The modules of the client, which a Python worker needs.
-        is_remote: True if a read takes a round trip, so that several are better made at once.
+        modules: The client's modules, which a Python worker needs.
+        is_remote: True if a read takes a round trip, so that it is better to make several at once.
     """
 
     modules: tuple[str, ...] = ()
@@ -62,65 +62,65 @@ class CheckpointFiles(abc.ABC):
     @property
     @abc.abstractmethod
     def location(self) -> str:
-        """The folder: an absolute path of this machine, or a URL as Hadoop qualifies it, without a slash at its end."""
+        """The folder: an absolute path on this machine, or a URL as Hadoop qualifies it, without a trailing slash."""
 
     @property
     def resolved(self) -> str:
-        """The location with links followed: the same for every path that leads to the folder."""
+        """The location with links resolved. It is the same for every path that leads to the folder."""
         return self.location
 
     @property
     def endpoint(self) -> str | None:
-        """The address of a store that must prove that it keeps `put`'s promise; None if all of its kind do."""
+        """The address of a store that must prove that it keeps `put`'s guarantee. None if all stores of its kind do."""
         return None
 
     @abc.abstractmethod
     def read(self, path: str) -> bytes | None:
-        """Returns a file's bytes; None if there surely is no such file."""
+        """Returns a file's bytes, or None if the file definitely does not exist."""
 
     @abc.abstractmethod
     def names(self, folder: str) -> Sequence[str]:
-        """Lists the names of the files in a subfolder, in no order; empty if there is no such folder.
+        """Lists the names of the files in a subfolder, in no particular order. Empty if the folder does not exist.
 
-        Names that begin with a dot, which temporary files have, are left out.
+        Names that begin with a dot, such as those of temporary files, are left out.
         """
 
     @abc.abstractmethod
     def put(self, path: str, data: bytes) -> Landed | Taken:
-        """Puts a file if there is none of this name, in one step and durably: of several puts, one lands.
+        """Creates a file atomically and durably if the name is free. Of several puts, only one succeeds.
 
         Raises:
-            PutUnknownError: if it is not known whether it landed.
-            OSError: if it surely did not land, and never will.
+            PutUnknownError: If it is unknown whether the put succeeded.
+            OSError: If the put definitely failed and cannot succeed later.
         """
 
     @abc.abstractmethod
     def replace(self, path: str, data: bytes) -> None:
-        """Puts a file in one step, durably, and replaces any that is there."""
+        """Writes a file atomically and durably, and replaces an existing one."""
 
     @abc.abstractmethod
     def delete(self, paths: Iterable[str]) -> None:
-        """Deletes files. One that is missing is deleted."""
+        """Deletes files. Missing files are ignored."""
 
     def exists(self, path: str) -> bool:
-        """Returns True if there is such a file. A store that need not read it for that overrides this."""
+        """Returns True if the file exists. Stores that can check this without reading the file override the method."""
         return self.read(path) is not None
 
     def open(self, path: str) -> BinaryIO | None:
-        """Opens a file of any size, which can be sought in; None if there surely is no such file.
+        """Opens a file of any size for seeking and reading. Returns None if it definitely does not exist.
 
-        A store that need not hold it in memory overrides this. What is read later raises OSError, too.
+        Stores that need not hold the file in memory override this method. Later reads may raise OSError too.
         """
         data = self.read(path)
         return None if data is None else io.BytesIO(data)
 
     def put_large(self, path: str, file: BinaryIO) -> None:
-        """Puts a file of any size, from an open one's position on: durable, and never seen in part.
+        """Writes a file of any size from the current position of an open file, durably and without partial states.
 
-        Nobody else may use the name. A store that need not hold the file in memory overrides this.
+        Nobody else may use the name. Stores that need not hold the file in memory override this method.
 
         Raises:
-            OSError: also if it is not known whether it landed; it may land later then.
+            OSError: If the file was not written, or if this is unknown. In the latter case, it may still appear later.
         """
         try:
             self.put(path, file.read())
@@ -128,26 +128,26 @@ class CheckpointFiles(abc.ABC):
             raise OSError(errno.ETIMEDOUT, f"It is not known whether it was put: {error}", path) from error
 
     def make(self, folder: str) -> None:  # noqa: B027 - not every store has folders
-        """Makes a subfolder, durably, where the store has folders; nobody needs it there to put files."""
+        """Creates a subfolder durably, if the store has folders. Puts do not depend on it."""
 
     def require(self, folder: str) -> None:  # noqa: B027 - not every store has folders
-        """Raises OSError if a subfolder that was made is gone, where the store has folders.
+        """Raises OSError if a subfolder that was created is gone, if the store has folders.
 
-        Without its disk a folder's files must not be taken for missing, nor put elsewhere.
+        If its disk is not mounted, a folder's files must not look missing, and must not be written elsewhere.
         """
 
     def sync(self, folder: str) -> None:  # noqa: B027 - where a name that is seen is durable, nothing is to be done
-        """Makes every name durable that a reader sees in a subfolder. Nobody may act on what it read before."""
+        """Makes every name that a reader sees in a subfolder durable. Nobody may act on what it read before that."""
 
     def sync_spark(self) -> None:  # noqa: B027 - where a file that is seen is durable, there is nothing to do
-        """Makes durable what Spark has written to its checkpoint, which it does not: a decision rests on these files.
+        """Makes Spark's files in the checkpoint durable, which Spark does not do, since a decision depends on them.
 
         Raises:
-            OSError: if a file may not be durable.
+            OSError: If a file may not be durable.
         """
 
     def emptied(self) -> Sequence[str]:
-        """Lists Spark's files without content, which a crash of the machine may leave on a local disk."""
+        """Lists Spark's empty files, which a machine crash may leave on a local disk."""
         return ()
 
     def mending(self, name: str) -> str:  # noqa: ARG002 - for stores that can do more
@@ -155,14 +155,14 @@ class CheckpointFiles(abc.ABC):
         return "Restore the checkpoint from a copy."
 
     def tidy(self, folder: str) -> None:  # noqa: B027 - not every store needs temporary files
-        """Deletes temporary files of writers that were killed, in a subfolder."""
+        """Deletes the temporary files of killed writers in a subfolder."""
 
     @abc.abstractmethod
     def check(self) -> None:
-        """Checks that files can be put there. Leaves nothing behind.
+        """Checks that files can be written there. Leaves nothing behind.
 
         Raises:
-            ConfigurationError: if not, with the store's reason.
+            ConfigurationError: If not, with the store's reason.
         """
 
     @abc.abstractmethod
@@ -170,28 +170,29 @@ class CheckpointFiles(abc.ABC):
         """Returns the files of a subfolder."""
 
     def for_workers(self) -> CheckpointFiles:
-        """Returns the same files for other processes: it can be pickled, and needs no JVM.
+        """Returns the same files for other processes, in a form that can be pickled and needs no JVM.
 
         Raises:
-            ConfigurationError: if a Python worker cannot reach them as the driver does.
+            ConfigurationError: If a Python worker cannot access them in the way the driver does.
         """
         return self
 
 
 TRIES_S = 15.0
-"""The time for which a put whose outcome is not known is tried again."""
+"""How long a put with an unknown outcome is retried."""
 PAUSE_S = 0.2
 _THREADS = 8
 Answer = TypeVar("Answer")
 
 
 def within(deadline_s: float, calls: Sequence[Callable[[], Answer]]) -> list[Answer | BaseException]:
-    """Returns what each call returned or raised; `TimeoutError` for those without an answer when all are given up.
+    """Returns what each call returned or raised, or `TimeoutError` for calls that were still unanswered at the end.
 
-    Gives up when no call has answered for the length of the deadline, and begins no other from then on. So a server
-    that hangs is waited for once, however many calls there are, and a slow one gets through all of them.
+    It gives up when no call has been answered for the length of the deadline, and starts no more calls after that. So
+    there is only one wait for a server that hangs, however many calls there are, and a slow server completes all of
+    them.
 
-    The calls run beside each other in threads that do not keep the process alive.
+    The calls run concurrently in daemon threads.
     """
     answers: list[Answer | BaseException] = [TimeoutError(f"no answer within {deadline_s:g} s") for _ in calls]
     waiting: queue.SimpleQueue[tuple[int, Callable[[], Answer]]] = queue.SimpleQueue()
@@ -208,7 +209,7 @@ def within(deadline_s: float, calls: Sequence[Callable[[], Answer]]) -> list[Ans
                 return
             try:
                 answered.put((number, call()))
-            except BaseException as error:  # noqa: BLE001 - the waiting caller gets it
+            except BaseException as error:  # noqa: BLE001 - passed to the waiting caller
                 answered.put((number, error))
 
     for _ in range(min(_THREADS, len(calls))):
@@ -231,8 +232,8 @@ def opened(read_part: Callable[[int, int], bytes], size: int) -> BinaryIO:
     """Opens a file.
 
     Args:
-        read_part: Returns the bytes from a position on, so many of them.
-        size: The file's size.
+        read_part: Returns a number of bytes from a position on.
+        size: The size of the file.
     """
     return cast("BinaryIO", io.BufferedReader(_Parts(read_part, size), PART_BYTES))
 

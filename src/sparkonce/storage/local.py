@@ -1,7 +1,7 @@
 """The files of a folder on a local or mounted POSIX disk.
 
-A put writes a temporary file, fsyncs it, and gives it its name by ``link``, which fails if the name is taken and is
-atomic; then the folder is fsynced. So a file is complete and durable before it gets its name.
+A put writes a temporary file, calls fsync, and gives the file its name with ``link``, which is atomic and fails if the
+name is taken. Then it calls fsync on the folder. So a file is complete and durable before it gets its name.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from sparkonce.errors import ConfigurationError
 from sparkonce.storage.files import CheckpointFiles, Landed, PutUnknownError, Taken
 
 _NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EXDEV, errno.EMLINK})
-"""Errors of ``link(2)`` on a file system without hard links, such as vfat, and many that are made by FUSE."""
+"""Errors of ``link(2)`` on a file system without hard links, such as vfat and many FUSE file systems."""
 _SURELY_NOT_LINKED = _NO_LINKS | {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.ENOENT}
-"""Errors of ``link(2)`` after which the name surely does not stand. On NFS others may follow a link that was made."""
+"""Errors of ``link(2)`` after which the name definitely does not exist. On NFS, others may follow a successful link."""
 
 
 class LocalFiles(CheckpointFiles):
@@ -114,7 +114,7 @@ class LocalFiles(CheckpointFiles):
         delete_stale_temporaries(self.folder / folder)
 
     def check(self) -> None:
-        """See `CheckpointFiles.check`. Tries hard links, too."""
+        """See `CheckpointFiles.check`. Also tries hard links."""
         there = self.folder
         try:
             there = next(one for one in (self.folder, *self.folder.parents) if one.exists())
@@ -143,11 +143,11 @@ class LocalFiles(CheckpointFiles):
 
 
 def put_by_link(final: Path, data: bytes) -> Landed | Taken:
-    """Puts a file if there is none of this path, in a folder that exists.
+    """Creates a file in an existing folder if the path is free.
 
     Raises:
-        PutUnknownError: if it is not known whether it landed.
-        OSError: if it surely did not land.
+        PutUnknownError: If it is unknown whether the put succeeded.
+        OSError: If the put definitely failed.
     """
     folder = final.parent
     with temporary_file(folder, data) as temporary:
@@ -174,9 +174,10 @@ def _taken(folder: Path, final: Path) -> Taken:
     """Returns the file under a name that is taken.
 
     Raises:
-        PutUnknownError: if it cannot be read.
+        PutUnknownError: If it cannot be read.
     """
-    # It may be this very put's, for NFS sends a link again whose reply was lost: unread, it leaves the put in doubt.
+    # It may be from this same put, since NFS retries a link whose reply was lost. If it cannot be read, the outcome of
+    # the put is unknown.
     try:
         standing = final.read_bytes()
         sync_folder(folder)
@@ -193,7 +194,7 @@ def temporary_file(folder: Path, data: bytes) -> Iterator[Path]:
     """Writes the bytes to a durable file with a temporary name, which is removed afterwards.
 
     Raises:
-        OSError: if it could not be written; it then has no other name either.
+        OSError: If it could not be written. In this case, it has no other name either.
     """
     path = folder / f".{uuid.uuid4().hex}.tmp"
     try:
@@ -204,13 +205,13 @@ def temporary_file(folder: Path, data: bytes) -> Iterator[Path]:
             os.fsync(file.fileno())
         yield path
     finally:
-        # It has its other name by now, or will have none. An error here would wrongly say that it has none.
+        # The file has its final name by now, or will never get it. An error here would wrongly report that it has none.
         with suppress(OSError):
             path.unlink(missing_ok=True)
 
 
 def delete_stale_temporaries(folder: Path) -> None:
-    """Deletes the temporary files of processes that were killed while they wrote them."""
+    """Deletes the temporary files of processes that were killed while writing them."""
     for temporary in folder.glob(".*.tmp"):
         with suppress(FileNotFoundError):
             if time.time() - temporary.stat().st_mtime > _STALE_TEMPORARY_S:
@@ -218,15 +219,15 @@ def delete_stale_temporaries(folder: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Makes a folder and its missing parents, with durable names.
+    """Creates a folder and its missing parents durably.
 
     Raises:
-        OSError: if it cannot be made.
+        OSError: If it cannot be created.
     """
     folder = folder.absolute()
     missing = [one for one in (folder, *folder.parents) if not one.exists()]
     folder.mkdir(parents=True, exist_ok=True)
-    # Its own name in any case: its maker may have been killed before the name was durable.
+    # The folder itself is always included, since its creator may have been killed before its name was durable.
     for one in dict.fromkeys((folder, folder.parent, *(each.parent for each in missing))):
         sync_folder(one)
 
@@ -235,7 +236,7 @@ def sync_file_system(folder: Path) -> None:
     """Makes everything durable that was written to the file system of a folder (``syncfs(2)``).
 
     Raises:
-        OSError: if something may not be durable.
+        OSError: If something may not be durable.
     """
     try:
         syncfs = ctypes.CDLL(None, use_errno=True).syncfs
