@@ -125,6 +125,7 @@ SEARCHES = {
     "topic does not exist": {"kafka-source/", "operations/", "troubleshooting/"},
     "SupersededError": {"troubleshooting/"},
     "trigger": {"operations/", "scheduled/", "from-flink/"},
+    "performance": {"benchmark/"},
     "transactional id acl": {"kafka/"},
     "retention": {"kafka/"},
     "upgrade spark": {"rolling/", "install/"},

@@ -77,3 +77,22 @@ def test_scripts_that_no_test_runs_find_what_they_import(folder: str) -> None:
         if not hasattr(import_module(str(node.module)), alias.name)
     ]
     assert missing == []
+
+
+FOREIGN = re.compile(
+    r"\b(as it has to|as it looks|asked again|beside the others|begun anew|comes? late|copies that lost|deposed"
+    r"|(is|are|was|were) (away|said|told)|looked at again|made again|stands? still|went back|without a word)\b"
+)
+"""What pages said that no native speaker would."""
+
+
+def test_pages_are_in_plain_english() -> None:
+    def foreign_words() -> Iterator[str]:
+        for page in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "tests" / "README.md"):
+            prose = re.sub(r"^ *```.*?^ *```$|`[^`\n]+`", "", page.read_text(), flags=re.M | re.S)
+            unquoted = re.sub(r'"[^"]*"', "", " ".join(prose.split()))
+            for found in FOREIGN.finditer(unquoted):
+                yield f"{page.relative_to(ROOT)}: {found[0]}"
+
+    messages = "docs/mistakes.md: "  # which the tests write
+    assert [one for one in foreign_words() if not one.startswith(messages)] == []
