@@ -250,7 +250,7 @@ def check_whole(files: CheckpointFiles) -> None:
         )
         if (first := next(missing, None)) is None:
             return
-        if floor == max(_positions(log, _FLOORS), default=0):  # otherwise a driver has deleted them in the meantime
+        if floor == max(_positions(log, _FLOORS), default=0):  # else a driver has deleted them in the meantime
             raise CorruptRecordError(
                 f"The decision log of {files.location!r} has record {max(there)}, and not record {first}.",
                 next_step="Restore the checkpoint and the log together, from one whole copy.",
