@@ -20,12 +20,10 @@ from sparkonce.files import read_manifests
 from sparkonce.protocol.handles import Finished, Handle, Outcome
 from sparkonce.protocol.ownership import Token
 from sparkonce.sinks.files import committer as committer_module
-from sparkonce.sinks.files import local as local
-from sparkonce.sinks.files import local as local_finish
-from sparkonce.sinks.files import local as local_preflight
-from sparkonce.sinks.files import manifests
+from sparkonce.sinks.files import local, manifests
 from sparkonce.sinks.files.sink import FilesSink
 from sparkonce.sinks.files.store import ChecksumStream, read_handle
+from sparkonce.storage import local as local_files
 
 ONE, TWO = pa.table({"x": [1, 2]}), pa.table({"x": [3, 4]})
 PARTS = pa.table({"x": [1, 2, 3], "p": ["a", "b", "c"]})
@@ -197,7 +195,7 @@ def test_a_partitions_folder_that_somebody_deletes_is_not_a_loss(
     life = Life(FilesSink(root, partition_by="p"))
     handle = life.prepare(PARTS.slice(0, 1))
     with monkeypatch.context() as patch:
-        patch.setattr(local_finish.LocalFinisher, "_make", lambda *_: Finished(outcome=Outcome.COMMITTED))
+        patch.setattr(local.LocalStore, "_make", lambda *_: Finished(outcome=Outcome.COMMITTED))
         assert life.commit(handle) == [Outcome.RETRY]
     assert life.commit(handle) == [Outcome.COMMITTED]
     assert rows(root) == [1]
@@ -292,14 +290,17 @@ def test_what_killed_starts_left_is_deleted_once_nobody_can_be_at_it(tmp_path: P
     sink = FilesSink(tmp_path / "out")
     sink.preflight(QUERY, None)
     hidden = tmp_path / "out" / ".sparkonce"
-    left = [hidden / "id-0123456789ab", hidden / "put-0123456789ab", hidden / "held" / "probe-0123456789ab"]
-    kept = [hidden / "put-aaaaaaaaaaaa", hidden / "put-aside", hidden / "id"]
-    for path in {*left, *kept} - {hidden / "id"}:
+    folders = [hidden, hidden / "held", hidden / "lists", tmp_path / "out" / "_manifest"]
+    left = [folder / ".0123456789ab.tmp" for folder in folders]
+    kept = [hidden / ".aaaaaaaaaaaa.tmp", hidden / "aside.tmp"]
+    for path in (*left, *kept):
+        path.parent.mkdir(exist_ok=True)
         path.touch()
     for path in {*left, *kept} - {kept[0]}:
         os.utime(path, (0, 0))
     sink.preflight(QUERY, None)
-    assert sorted(path for path in hidden.rglob("*") if path.is_file()) == sorted(kept)
+    there = {path for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    assert there == {*kept, hidden / "id"}, "another query may be starting"
 
 
 def test_old_manifests_are_merged_and_lose_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -357,7 +358,7 @@ def test_a_damaged_manifest_is_said_to_be(tmp_path: Path) -> None:
 @pytest.mark.parametrize("partition_by", [(), ("p",)])
 @pytest.mark.parametrize(
     ("owner", "call", "published"),
-    [(os, "link", False), (local_finish, "sync_folder", True), (Path, "unlink", True)],
+    [(os, "link", False), (local, "sync_folder", True), (Path, "unlink", True)],
     ids=["before the link", "after the link", "after the fsync"],
 )
 def test_killed_while_publishing(
@@ -426,7 +427,7 @@ def test_the_names_of_new_folders_are_durable(tmp_path: Path, monkeypatch: pytes
         synced.append(folder)
         call(folder)
 
-    for module in (local, local_finish, local_preflight):
+    for module in (local, local_files):
         monkeypatch.setattr(module, "sync_folder", noted)
     root = tmp_path / "new" / "out"
     FilesSink(root).preflight(QUERY, None)
@@ -435,7 +436,8 @@ def test_the_names_of_new_folders_are_durable(tmp_path: Path, monkeypatch: pytes
     (root / ".sparkonce" / "lists").mkdir()
     synced.clear()
     local.LocalStore(root).put(".sparkonce/lists/one", b"[]")
-    assert synced == [root / ".sparkonce", root / ".sparkonce" / "lists"]
+    lists = root / ".sparkonce" / "lists"
+    assert synced == [lists, root / ".sparkonce", lists], "the folder and its name first, then the file's"
 
 
 def test_another_file_at_the_final_path_is_never_overwritten(tmp_path: Path) -> None:
@@ -505,7 +507,7 @@ def test_names_that_a_mounts_cache_hides_are_not_lost(tmp_path: Path, monkeypatc
     (name,) = held(root)
     name.rename(tmp_path / name.name)
     with monkeypatch.context() as patch:
-        patch.setattr(local_finish, "_is_listed", lambda *_: True)
+        patch.setattr(local, "_is_listed", lambda *_: True)
         for answer in [*life.committer.commit([handle]), *life.committer.abort([handle])]:
             assert answer.outcome is Outcome.RETRY
             assert "cache" in answer.reason

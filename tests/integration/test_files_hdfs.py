@@ -137,18 +137,18 @@ def test_what_killed_starts_left_is_deleted_once_nobody_can_be_at_it(
     sink = FilesSink(place.url)
     sink.preflight(QUERY, None)
     hidden = f"{place.folder}/.sparkonce"
-    left = {f"{hidden}/{name}" for name in ("id-0123456789ab", "put-0123456789ab", "held/probe-0123456789ab")}
-    for path in (*left, f"{hidden}/put-aside"):
+    left = {f"{hidden}/{name}" for name in (".0123456789ab.tmp", "held/.0123456789ab.tmp")}
+    for path in (*left, f"{hidden}/aside.tmp"):
         place.client.create(path).close()
 
     def files() -> set[str]:
         return {one.path for one in place.client.list_status(hidden, recursive=True) if not one.isdir}
 
     sink.preflight(QUERY, None)
-    assert files() == {*left, f"{hidden}/put-aside", f"{hidden}/id"}, "another query may be starting"
-    monkeypatch.setattr("sparkonce.sinks.files.hdfs.STALE_S", -60.0)
+    assert files() == {*left, f"{hidden}/aside.tmp", f"{hidden}/id"}, "another query may be starting"
+    monkeypatch.setattr("sparkonce.storage.hdfs._STALE_S", -60.0)
     sink.preflight(QUERY, None)
-    assert files() == {f"{hidden}/put-aside", f"{hidden}/id"}
+    assert files() == {f"{hidden}/aside.tmp", f"{hidden}/id"}
 
 
 def test_collecting_an_open_file_does_not_wait_for_the_cluster(place: Place) -> None:

@@ -57,7 +57,8 @@ class Files(System):
 
     def store(self) -> LocalStore:
         made = LocalStore.__new__(LocalStore)
-        made.location, made._root, made._held = ROOT, FakePath(self, ROOT), FakePath(self, HELD)  # type: ignore[assignment]
+        made.location, made._root, made._held = ROOT, FakePath(self, ROOT), FakePath(self, HELD)
+        made.small = _SmallFiles(self)  # type: ignore[assignment]
         return made
 
     def lingering(self) -> list[Key]:
@@ -179,9 +180,6 @@ class FakePath:
 
         self._call("deletes", unlink)
 
-    def read_bytes(self) -> bytes:
-        return b"f"
-
     def _call(self, what: str, apply: Any) -> Any:
         simulation = self._files.simulation
         simulation.stop_here()
@@ -205,11 +203,19 @@ def _link(source: FakePath, target: FakePath) -> None:
     files.link(source.text, target.text)
 
 
-def _listdir(path: FakePath) -> list[str]:
-    files = path._files
-    files.simulation.stop_here()
-    inside = path.text + "/"
-    return [name.removeprefix(inside) for name in files.names if name.startswith(inside)]
+class _SmallFiles:
+    """The folder's id, and what is in the folder of staged files."""
+
+    def __init__(self, files: Files) -> None:
+        self._files = files
+
+    def read(self, path: str) -> bytes:
+        return b"f"
+
+    def names(self, folder: str) -> list[str]:
+        self._files.simulation.stop_here()
+        inside = f"{ROOT}/{folder}/"
+        return [name.removeprefix(inside) for name in self._files.names if name.startswith(inside)]
 
 
 def matches(path: FakePath, fields: Fields) -> bool:
@@ -230,7 +236,6 @@ def is_listed(root: FakePath, path: str) -> bool:
 
 OS = SimpleNamespace(
     link=_link,
-    listdir=_listdir,
     fspath=os.fspath,
     path=SimpleNamespace(
         lexists=lambda path: path.exists(),

@@ -43,36 +43,19 @@ def may_pass(error: OSError) -> bool:
     return error.errno in _PASSING
 
 
-class CheckpointFiles(abc.ABC):
-    """The files of one folder. They are small, and each is read and written as a whole.
+class SmallFiles(abc.ABC):
+    """The small files of one folder, each read and written as a whole.
 
     A path is relative to the folder, with ``/`` as the separator. Missing folders are created by a put. Every call has
     a deadline, and may be made by several threads at once.
 
     Every method raises OSError if the store cannot be reached or refuses the request. A missing file is not an error.
-
-    Attributes:
-        modules: The client's modules, which a Python worker needs.
-        is_remote: True if a read takes a round trip, so that it is better to make several at once.
     """
-
-    modules: tuple[str, ...] = ()
-    is_remote = True
 
     @property
     @abc.abstractmethod
     def location(self) -> str:
         """The folder: an absolute path on this machine, or a URL as Hadoop qualifies it, without a trailing slash."""
-
-    @property
-    def resolved(self) -> str:
-        """The location with links resolved. It is the same for every path that leads to the folder."""
-        return self.location
-
-    @property
-    def endpoint(self) -> str | None:
-        """The address of a store that must prove that it keeps `put`'s guarantee. None if all stores of its kind do."""
-        return None
 
     @abc.abstractmethod
     def read(self, path: str) -> bytes | None:
@@ -102,6 +85,31 @@ class CheckpointFiles(abc.ABC):
     def delete(self, paths: Iterable[str]) -> None:
         """Deletes files. Missing files are ignored."""
 
+    def make(self, folder: str) -> None:  # noqa: B027 - not every store has folders
+        """Creates a subfolder durably, if the store has folders. Puts do not depend on it."""
+
+
+class CheckpointFiles(SmallFiles):
+    """The files of a checkpoint's folder.
+
+    Attributes:
+        modules: The client's modules, which a Python worker needs.
+        is_remote: True if a read takes a round trip, so that it is better to make several at once.
+    """
+
+    modules: tuple[str, ...] = ()
+    is_remote = True
+
+    @property
+    def resolved(self) -> str:
+        """The location with links resolved. It is the same for every path that leads to the folder."""
+        return self.location
+
+    @property
+    def endpoint(self) -> str | None:
+        """The address of a store that must prove that it keeps `put`'s guarantee. None if all stores of its kind do."""
+        return None
+
     def exists(self, path: str) -> bool:
         """Returns True if the file exists. Stores that can check this without reading the file override the method."""
         return self.read(path) is not None
@@ -126,9 +134,6 @@ class CheckpointFiles(abc.ABC):
             self.put(path, file.read())
         except PutUnknownError as error:
             raise OSError(errno.ETIMEDOUT, f"It is not known whether it was put: {error}", path) from error
-
-    def make(self, folder: str) -> None:  # noqa: B027 - not every store has folders
-        """Creates a subfolder durably, if the store has folders. Puts do not depend on it."""
 
     def require(self, folder: str) -> None:  # noqa: B027 - not every store has folders
         """Raises OSError if a subfolder that was created is gone, if the store has folders.

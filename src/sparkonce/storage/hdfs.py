@@ -183,16 +183,6 @@ def _folder(path: str) -> str:
     return path.rpartition("/")[0]
 
 
-_SETTINGS = ("dfs.", "fs.viewfs.", "fs.defaultFS", "hadoop.security.")
-"""The beginnings of the names of settings that the client reads. Those of other stores may be secrets."""
-_PROVIDER = "dfs.client.failover.proxy.provider"
-_PROVIDERS = tuple(
-    f"org.apache.hadoop.hdfs.server.namenode.ha.{name}"
-    for name in ("ConfiguredFailoverProxyProvider", "RequestHedgingProxyProvider")
-)
-"""The classes that find the active name node, and differ only in whom they ask first."""
-
-
 class HdfsFiles(RenamingFiles):
     """See `CheckpointFiles`. It can be pickled, and makes a client in each process.
 
@@ -200,28 +190,35 @@ class HdfsFiles(RenamingFiles):
         location: The folder's URL, ``hdfs://…``, as Hadoop qualifies it.
         settings: Hadoop's settings; missing ones are read from ``HADOOP_CONF_DIR``.
         user: The user in a process whose environment has no ``HADOOP_USER_NAME``; by default that of the process.
-
-    Raises:
-        ConfigurationError: if a setting has no counterpart.
+        client: More arguments of the client.
+        opened: A client that is open already.
+        replication: The replication of new files; None for the cluster's default.
+        deadline_s: How long the cluster may be silent; None for `DEADLINE_S`.
     """
 
     modules = ("hdfs_native",)
 
-    def __init__(self, location: str, settings: Mapping[str, str] | None = None, user: str = "") -> None:
+    def __init__(
+        self,
+        location: str,
+        settings: Mapping[str, str] | None = None,
+        user: str = "",
+        *,
+        client: Mapping[str, str | None] | None = None,
+        opened: Any = None,
+        replication: int | None = None,
+        deadline_s: float | None = None,
+    ) -> None:
+        self._more: dict[str, Any] = {"client": client, "replication": replication, "deadline_s": deadline_s}
         self._location = location.rstrip("/")
-        self._settings = {name: value for name, value in (settings or {}).items() if name.startswith(_SETTINGS)}
+        self._settings = dict(settings or {})
         self._user = user
         self._scheme, self._authority = urlsplit(location)[:2]
-        for name in (f"{_PROVIDER}.{self._authority}", _PROVIDER):
-            if provider := self._settings.get(name):
-                if provider not in _PROVIDERS:
-                    raise without_jvm(location, name, provider)
-                break
         self._root = self._location.removeprefix(f"{self._scheme}://{self._authority}")
-        self._clients: dict[int, Any] = {}
+        self._clients: dict[int, Any] = {} if opened is None else {os.getpid(): opened}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"location": self._location, "settings": self._settings, "user": self._user}
+        return {"location": self._location, "settings": self._settings, "user": self._user, **self._more}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         HdfsFiles.__init__(self, **state)
@@ -295,7 +292,7 @@ class HdfsFiles(RenamingFiles):
 
     def inside(self, folder: str) -> HdfsFiles:
         """See `CheckpointFiles.inside`."""
-        found = HdfsFiles(self._shown(folder), self._settings, self._user)
+        found = HdfsFiles(self._shown(folder), self._settings, self._user, **self._more)
         found._clients = self._clients
         return found
 
@@ -315,7 +312,7 @@ class HdfsFiles(RenamingFiles):
     def _write(self, path: str, pieces: Iterable[bytes]) -> None:
         from hdfs_native import WriteOptions
 
-        options = WriteOptions(overwrite=False, create_parent=True)
+        options = WriteOptions(replication=self._more["replication"], overwrite=False, create_parent=True)
 
         def finish(_client: Any, _full: str) -> None:
             file.hsync()
@@ -359,11 +356,12 @@ class HdfsFiles(RenamingFiles):
             OSError: if none came, or a refusal.
         """
         client = self._client()
-        (answer,) = within(DEADLINE_S, [lambda: request(client, self._full(path))])
+        deadline_s = self._more["deadline_s"] or DEADLINE_S
+        (answer,) = within(deadline_s, [lambda: request(client, self._full(path))])
         if isinstance(answer, TimeoutError) and answer.errno is None:
             # The client would ask the same name node again, which may be frozen.
             self._clients.pop(os.getpid(), None)
-            raise OSError(errno.ETIMEDOUT, f"No answer within {DEADLINE_S:g} s", self._shown(path))
+            raise OSError(errno.ETIMEDOUT, f"No answer within {deadline_s:g} s", self._shown(path))
         if isinstance(answer, BaseException):
             raise self._error(answer, path) from None
         return answer
@@ -391,12 +389,12 @@ class HdfsFiles(RenamingFiles):
             cluster = f"{self._scheme}://{self._authority}"
             try:
                 try:
-                    client = Client(cluster, settings)
+                    client = Client(cluster, settings, **(self._more["client"] or {}))
                 except RuntimeError as error:
                     if _NO_HOSTS not in str(error) or ":" in self._authority:
                         raise
                     self._resolve()
-                    client = Client(f"{cluster}:{_PORT}", settings)
+                    client = Client(f"{cluster}:{_PORT}", settings, **(self._more["client"] or {}))
             except (ValueError, RuntimeError) as error:
                 raise ConfigurationError(
                     f"checkpoint={self._location!r} cannot be used: {error}.",
@@ -423,6 +421,30 @@ class HdfsFiles(RenamingFiles):
 
     def _shown(self, path: str) -> str:
         return f"{self._location}/{path}" if path else self._location
+
+
+_SETTINGS = ("dfs.", "fs.viewfs.", "fs.defaultFS", "hadoop.security.")
+"""The beginnings of the names of settings that the client reads. Those of other stores may be secrets."""
+_PROVIDER = "dfs.client.failover.proxy.provider"
+_PROVIDERS = tuple(
+    f"org.apache.hadoop.hdfs.server.namenode.ha.{name}"
+    for name in ("ConfiguredFailoverProxyProvider", "RequestHedgingProxyProvider")
+)
+"""The classes that find the active name node, and differ only in whom they ask first."""
+
+
+def checked_settings(location: str, settings: Mapping[str, str]) -> dict[str, str]:
+    """Returns those of Hadoop's settings that the client reads.
+
+    Raises:
+        ConfigurationError: if one of them has no counterpart.
+    """
+    for name in (f"{_PROVIDER}.{urlsplit(location).netloc}", _PROVIDER):
+        if provider := settings.get(name):
+            if provider not in _PROVIDERS:
+                raise without_jvm(location, name, provider)
+            break
+    return {name: value for name, value in settings.items() if name.startswith(_SETTINGS)}
 
 
 def without_jvm(location: str, setting: str, value: str) -> ConfigurationError:

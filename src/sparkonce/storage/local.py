@@ -31,12 +31,14 @@ class LocalFiles(CheckpointFiles):
 
     Args:
         folder: The absolute path of the folder, which may be missing.
+        mode: The permissions of new files, before the process's umask. By default not for everybody.
     """
 
     is_remote = False
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, mode: int = 0o640) -> None:
         self.folder = folder
+        self._mode = mode
 
     @property
     def location(self) -> str:
@@ -66,12 +68,30 @@ class LocalFiles(CheckpointFiles):
     def put(self, path: str, data: bytes) -> Landed | Taken:
         """See `CheckpointFiles.put`."""
         final = self._made(path)
-        return put_by_link(final, data)
+        folder = final.parent
+        with temporary_file(folder, data, self._mode) as temporary:
+            try:
+                os.link(temporary, final)
+            except FileExistsError:
+                return _taken(folder, final)
+            except OSError as error:
+                if error.errno in _NO_LINKS:
+                    raise OSError(
+                        error.errno, f"{error.strerror}: the decision log needs a disk with hard links", str(final)
+                    ) from error
+                if error.errno in _SURELY_NOT_LINKED:
+                    raise
+                raise PutUnknownError(f"link to {final}: {error}") from error
+        try:
+            sync_folder(folder)
+        except OSError as error:
+            raise PutUnknownError(f"fsync of {folder} after {final.name} was linked: {error}") from error
+        return Landed()
 
     def replace(self, path: str, data: bytes) -> None:
         """See `CheckpointFiles.replace`."""
         final = self._made(path)
-        with temporary_file(final.parent, data) as temporary:
+        with temporary_file(final.parent, data, self._mode) as temporary:
             temporary.rename(final)
         sync_folder(final.parent)
 
@@ -133,41 +153,13 @@ class LocalFiles(CheckpointFiles):
 
     def inside(self, folder: str) -> LocalFiles:
         """See `CheckpointFiles.inside`."""
-        return LocalFiles(self.folder / folder)
+        return LocalFiles(self.folder / folder, self._mode)
 
     def _made(self, path: str) -> Path:
         final = self.folder / path
         if not final.parent.is_dir():
             make_folder(final.parent)
         return final
-
-
-def put_by_link(final: Path, data: bytes) -> Landed | Taken:
-    """Creates a file in an existing folder if the path is free.
-
-    Raises:
-        PutUnknownError: If it is unknown whether the put succeeded.
-        OSError: If the put definitely failed.
-    """
-    folder = final.parent
-    with temporary_file(folder, data) as temporary:
-        try:
-            os.link(temporary, final)
-        except FileExistsError:
-            return _taken(folder, final)
-        except OSError as error:
-            if error.errno in _NO_LINKS:
-                raise OSError(
-                    error.errno, f"{error.strerror}: the decision log needs a disk with hard links", str(final)
-                ) from error
-            if error.errno in _SURELY_NOT_LINKED:
-                raise
-            raise PutUnknownError(f"link to {final}: {error}") from error
-    try:
-        sync_folder(folder)
-    except OSError as error:
-        raise PutUnknownError(f"fsync of {folder} after {final.name} was linked: {error}") from error
-    return Landed()
 
 
 def _taken(folder: Path, final: Path) -> Taken:
@@ -190,7 +182,7 @@ _STALE_TEMPORARY_S = 3600
 
 
 @contextmanager
-def temporary_file(folder: Path, data: bytes) -> Iterator[Path]:
+def temporary_file(folder: Path, data: bytes, mode: int = 0o640) -> Iterator[Path]:
     """Writes the bytes to a durable file with a temporary name, which is removed afterwards.
 
     Raises:
@@ -198,7 +190,7 @@ def temporary_file(folder: Path, data: bytes) -> Iterator[Path]:
     """
     path = folder / f".{uuid.uuid4().hex}.tmp"
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o640)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
             file.flush()

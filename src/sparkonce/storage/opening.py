@@ -21,7 +21,7 @@ from xml.etree import ElementTree
 from sparkonce.arguments import need_package
 from sparkonce.errors import ConfigurationError
 from sparkonce.storage.files import CheckpointFiles
-from sparkonce.storage.hdfs import HdfsFiles
+from sparkonce.storage.hdfs import HdfsFiles, checked_settings
 from sparkonce.storage.local import LocalFiles
 from sparkonce.storage.location import HADOOP, checked_location, local_folder
 from sparkonce.storage.objects import ObjectAccess, ObjectFiles
@@ -53,7 +53,7 @@ def open_location(location: str, settings: Mapping[str, str] | None = None) -> C
     url = checked_location(_qualified(checked_location(location), (settings or {}).get("fs.defaultFS", "")))
     scheme, _, rest = url.partition("://")
     if scheme in HADOOP:
-        return HdfsFiles(url, settings)
+        return HdfsFiles(url, checked_settings(url, settings or {}))
     if scheme in _OPENED and settings is not None:
         return object_files(url, PlainSettings(settings))
     if scheme in _OPENED:

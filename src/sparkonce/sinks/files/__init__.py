@@ -3,7 +3,7 @@
 The stores:
 
 - ``local``: a folder of a local or mounted POSIX file system
-- ``hdfs``: a folder in HDFS
+- ``hdfs``: a folder in HDFS; ``renaming`` is common to both
 - ``s3``: a prefix of a bucket
 
 What is common to all of them:

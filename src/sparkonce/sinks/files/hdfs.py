@@ -1,7 +1,7 @@
 """A folder in HDFS as a store, through the client ``hdfs-native``, which needs no Java.
 
-A file is staged under ``.sparkonce/held`` and published by a rename that fails if its target exists: one step in the
-name node's own log. So a sealed file always has exactly one of its two names.
+A file is published by a rename that fails if its target exists: one step in the name node's own log. So a sealed file
+always has exactly one of its two names.
 
 The client repeats requests for minutes on its own. Each request is waited for up to a deadline. A request without an
 answer may still be applied later, which does no harm: it does what was decided, or nothing.
@@ -10,48 +10,26 @@ answer may still be applied later, which does no harm: it does what was decided,
 from __future__ import annotations
 
 import secrets
-import time
-import uuid
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 from urllib.parse import unquote, urlsplit
 
 from sparkonce.arguments import missing_package
-from sparkonce.errors import (
-    ConfigurationError,
-    OutageError,
-    PreflightError,
-    PrepareError,
-    UnknownOutcomeError,
-    one_line,
-)
+from sparkonce.errors import ConfigurationError, OutageError, PreflightError, PrepareError, one_line
 from sparkonce.protocol.handles import COMMITTED, Finished, Outcome
+from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sinks._shared.error_table import ErrorTable, Meaning
-from sparkonce.sinks.files.names import HIDDEN, ID, STALE_S, TEMPORARY, check_lengths, name_in
-from sparkonce.sinks.files.store import (
-    DAMAGED,
-    FOLDER_GONE,
-    FOREIGN,
-    MISSING,
-    ChecksumStream,
-    Fields,
-    FileState,
-    FileStore,
-    Staged,
-    StagedFile,
-)
+from sparkonce.sinks.files.names import check_lengths
+from sparkonce.sinks.files.renaming import HELD, HELD_FOLDER, Answer, RenamingStore
+from sparkonce.sinks.files.store import ChecksumStream, Fields, StagedFile
 from sparkonce.storage.files import within
-from sparkonce.storage.hdfs import create
+from sparkonce.storage.hdfs import HdfsFiles, create
 
 if TYPE_CHECKING:
-    from hdfs_native import Client, WriteOptions
-
-    from sparkonce.protocol.handles import Finished
-    from sparkonce.protocol.ownership import TransactionName
-
+    from hdfs_native import Client
 
 DEADLINE_S = 20.0
 LONGEST_NAME_BYTES = 255
@@ -59,12 +37,8 @@ LONGEST_NAME_BYTES = 255
 LONGEST_PATH = 8000
 """The name node's fixed limit in characters, which are never more than bytes."""
 
-_HELD = ".held"
 
-Answer = TypeVar("Answer")
-
-
-class HdfsStore(FileStore):
+class HdfsStore(RenamingStore):
     """See `FileStore`.
 
     Args:
@@ -78,6 +52,9 @@ class HdfsStore(FileStore):
     Raises:
         ConfigurationError: if the client is not installed, or does not accept the settings.
     """
+
+    absent = "is this the right cluster?"
+    next_step = "See whether the name node runs and can be reached."
 
     def __init__(
         self,
@@ -97,130 +74,127 @@ class HdfsStore(FileStore):
         folder = "/" + unquote(parts.path).strip("/")
         self.location = f"hdfs://{parts.netloc}{folder}".rstrip("/")
         self._root = folder.rstrip("/")
-        self._held = f"{self._root}/{HIDDEN}/held"
+        self._held = f"{self._root}/{HELD_FOLDER}"
         self._deadline_s = deadline_s
         self._known: set[tuple[str, str]] = set()
+        """Paths and checksums of files that need not be read again."""
         self._options = WriteOptions(replication=replication, overwrite=False, create_parent=False)
+        more = {"config_dir": config_dir, **kerberos}
         try:
-            self._client = Client(f"hdfs://{parts.netloc}", dict(config or {}), config_dir, **kerberos)
+            self._client = Client(f"hdfs://{parts.netloc}", dict(config or {}), **more)
         except (ValueError, RuntimeError) as error:
             raise ConfigurationError(
                 f"path={url!r} cannot be used: {error}.", next_step="Correct the address or store_options."
             ) from error
+        self.small = HdfsFiles(
+            self.location,
+            config,
+            client=more,
+            opened=self._client,
+            replication=replication,
+            deadline_s=deadline_s,
+        )
 
     # --- at a start -------------------------------------------------------------------------------------------------
 
     def check(self) -> Mapping[str, str]:
         """See `FileStore.check`. Makes the folder if it is missing, and renames a file there."""
-        (done,) = within(self._deadline_s, [partial(check_folder, self._client, self._root, self._held, self._options)])
-        if isinstance(done, BaseException):
+        name = f".{secrets.token_hex(6)}.tmp"
+        probe, second = self._path(f"{HELD_FOLDER}/{name}"), self._path(name)
+
+        def attempt() -> None:
+            self._client.mkdirs(self._held, 0o755, True)
+            create(self._client, probe, self._options).close()
+            self._client.rename(probe, second, False)
+            self._client.delete(second)
+
+        (done,) = within(self._deadline_s, [attempt])
+        try:
+            if isinstance(done, BaseException):
+                raise done
+            self._tidy()
+            return {"folder": self._identity()}
+        except Exception as error:  # the client's errors have no common base
             raise PreflightError(
-                f"path={self.location!r} cannot be written to: {first_line(done)}",
+                f"path={self.location!r} cannot be written to: {first_line(error)}",
                 next_step="See whether the name node runs, the address is right, and this user may write there.",
                 setting="path",
-            ) from done
-        return {"folder": done}
+            ) from error
 
     # --- files ------------------------------------------------------------------------------------------------------
 
     def stage(self, name: TransactionName, path: str) -> StagedFile:  # noqa: ARG002 - the path holds it
         """See `FileStore.stage`."""
-        held = f"{self._held}/{path.rpartition('/')[2]}{_HELD}"
+        held = f"{self._held}/{path.rpartition('/')[2]}{HELD}"
         check_lengths((self._path(path), held), LONGEST_NAME_BYTES, LONGEST_PATH)
         (file,) = within(self._deadline_s, [partial(create, self._client, held, self._options)])
         if isinstance(file, BaseException):
             raise prepare_error(file, held)
         return HdfsStagedFile(self._client, held, file, path, self._deadline_s * 6)
 
-    def states(self, files: Sequence[Fields]) -> Sequence[FileState]:
-        """See `FileStore.states`."""
-        return self._finisher().states(files)
+    # --- hooks ------------------------------------------------------------------------------------------------------
 
-    def publish(self, files: Sequence[Fields]) -> Sequence[Finished]:
-        """See `FileStore.publish`."""
-        return self._finisher().publish(files)
+    def _call_each(self, call: Callable[[Any], Answer], items: Sequence[Any]) -> list[Answer | BaseException]:
+        """See `RenamingStore`. Files without an answer are left to the next call, which need not read the rest."""
+        return within(self._deadline_s, [partial(call, one) for one in items])
 
-    def discard(self, files: Sequence[Fields]) -> Sequence[Finished]:
-        """See `FileStore.discard`."""
-        return self._finisher().discard(files)
-
-    def _finisher(self) -> HdfsFinisher:
-        return HdfsFinisher(self._client, self.location, self._root, self._held, self._deadline_s, self._known)
-
-    def list_staged(self) -> Iterable[Staged]:
-        """See `FileStore.list_staged`."""
-        for base in self._list(self._held):
-            name = name_in(base.removesuffix(_HELD))
-            if name is not None and base.endswith(_HELD):
-                yield Staged(name=name, fields={"held": base})
-
-    # --- small files ------------------------------------------------------------------------------------------------
-
-    def put(self, path: str, content: bytes) -> None:
-        """See `FileStore.put`."""
-        self._put(path, content, replace=True)
-
-    def _create(self, path: str, content: bytes) -> None:
-        with suppress(FileExistsError):
-            self._put(path, content, replace=False)
-
-    def _put(self, path: str, content: bytes, *, replace: bool) -> None:
-        final, temporary = self._path(path), self._path(f"{HIDDEN}/put-{secrets.token_hex(6)}")
-
-        def attempt() -> None:
-            self._client.mkdirs(final.rpartition("/")[0], 0o755, True)
-            write_durably(self._client, temporary, content, self._options)
-            try:
-                self._client.rename(temporary, final, replace)
-            except FileExistsError:
-                self._client.delete(temporary)
-                raise
-
-        self._ask(f"writing {path}", attempt)
-
-    def get(self, path: str) -> bytes | None:
-        """See `FileStore.get`."""
-        try:
-            return self._ask(f"reading {path}", lambda: bytes(self._client.read(self._path(path)).read()))
-        except FileNotFoundError:
-            return None
-
-    def list_names(self, folder: str) -> Sequence[str]:
-        """See `FileStore.list_names`."""
-        return self._list(self._path(folder))
-
-    def _list(self, folder: str) -> list[str]:
-        def attempt() -> list[str]:
-            return [one.path.rpartition("/")[2] for one in self._client.list_status(folder) if not one.isdir]
-
-        try:
-            return self._ask(f"listing {folder}", attempt)
-        except FileNotFoundError:
-            return []
-
-    def delete(self, paths: Sequence[str]) -> None:
-        """See `FileStore.delete`."""
-        for path in paths:
-            self._ask(f"deleting {path}", partial(self._client.delete, self._path(path)))
+    def _of_error(self, error: BaseException, name: str) -> Finished:
+        return of_error(error, name)
 
     def _path(self, path: str) -> str:
         return f"{self._root}/{path}"
 
-    def _ask(self, what: str, call: Callable[[], Answer]) -> Answer:
-        """Waits up to the deadline for one answer.
+    def _length(self, path: str) -> int | None:
+        try:
+            found = self._client.get_file_info(path)
+        except FileNotFoundError:
+            return None
+        return -1 if found.isdir else int(found.length)
 
-        Raises:
-            UnknownOutcomeError: if none came, or one that tells nothing about the file.
-        """
-        (done,) = within(self._deadline_s, [call])
-        if isinstance(done, BaseException):
-            if isinstance(done, FileNotFoundError | FileExistsError):
-                raise done
-            raise UnknownOutcomeError(
-                f"{self.location}: {what} failed: {first_line(done)}",
-                next_step="See whether the name node runs and can be reached.",
-            ) from done
-        return done
+    def _is_there(self, path: str) -> bool:
+        return self._length(path) is not None
+
+    def _is_whole(self, held: str, fields: Fields) -> bool:
+        if (length := self._length(held)) is None:
+            raise FileNotFoundError(held)
+        return length == fields["size"]
+
+    def _matches(self, path: str, fields: Fields) -> bool:
+        if self._length(path) != fields["size"]:
+            return False
+        # Read once only: within a deadline some of many large files may be read, and the others at the next call.
+        if (path, str(fields["checksum"])) in self._known:
+            return True
+        crc = 0
+        for chunk in self._client.read(path).read_range_stream(0, int(fields["size"])):
+            crc = zlib.crc32(chunk, crc)
+        if f"crc32:{crc:08x}" != fields["checksum"]:
+            return False
+        self._known.add((path, str(fields["checksum"])))
+        return True
+
+    def _has_held_folder(self) -> bool:
+        return self._is_there(self._held)
+
+    def _make(self, folder: str) -> Finished:
+        self._client.mkdirs(self._path(folder), 0o755, True)
+        return Finished(outcome=Outcome.COMMITTED)
+
+    def _give_name(self, held: str, final: str, fields: Fields) -> None:
+        self._client.rename(held, final, False)
+        self._known.add((final, str(fields["checksum"])))
+
+    def _settle(self, files: Sequence[Fields], answers: list[Finished]) -> list[Finished]:  # noqa: ARG002
+        if all(one.outcome in COMMITTED for one in answers):
+            self._known.clear()  # nothing of them is asked again
+        return answers
+
+    def _discard(self, fields: Fields) -> Finished:
+        """See `RenamingStore`. A writer that still writes to a deleted file can no longer close it."""
+        deleted = self._client.delete(self._held_path(fields))
+        if not deleted and "path" in fields and self._matches(self._path(str(fields["path"])), fields):
+            return Finished(outcome=Outcome.ALREADY_COMMITTED)
+        return Finished(outcome=Outcome.ABORTED)
 
 
 _BUFFER_BYTES = 1 << 20
@@ -303,154 +277,6 @@ class _Buffered:
         self.file.write(bytes(full))
 
 
-class HdfsFinisher:
-    """Publishes, looks for and discards files of one folder.
-
-    Args:
-        client: The client.
-        location: The sink's folder with its cluster, for messages.
-        root: The sink's folder, without a slash at its end.
-        held: The folder of staged files within it.
-        deadline_s: How long the cluster may be silent.
-        known: Paths and checksums of files that need not be read again, shared by all finishers of a store.
-    """
-
-    def __init__(
-        self, client: Client, location: str, root: str, held: str, deadline_s: float, known: set[tuple[str, str]]
-    ) -> None:
-        self._client = client
-        self._location = location
-        self._root = root
-        self._held = held
-        self._deadline_s = deadline_s
-        self._known = known
-
-    def states(self, files: Sequence[Fields]) -> Sequence[FileState]:
-        """See `FileStore.states`."""
-        found = within(self._deadline_s, [partial(self._state, one) for one in files])
-        lost = [one for one in found if isinstance(one, BaseException)]
-        if lost:
-            raise UnknownOutcomeError(f"{self._location}: {first_line(lost[0])}")
-        return [one for one in found if not isinstance(one, BaseException)]
-
-    def _state(self, fields: Fields) -> FileState:
-        length = self._length(f"{self._held}/{fields['held']}")
-        if length == fields["size"]:
-            return FileState.STAGED
-        final = self._final(fields)
-        if self._length(final) is None:
-            if length is not None:
-                return FileState.DAMAGED
-            self._client.get_file_info(self._held)  # raises if all are missing
-            return FileState.GONE
-        return FileState.PUBLISHED if self._matches(final, fields) else FileState.UNKNOWN
-
-    # --- publish ----------------------------------------------------------------------------------------------------
-
-    def publish(self, files: Sequence[Fields]) -> Sequence[Finished]:
-        """See `FileStore.publish`. Files without an answer are left to the next call, which need not read the rest."""
-        folders = sorted({_folder(one) for one in files} - {""})
-        made = dict(zip(folders, self._each(self._make, folders), strict=True))
-        going = [one for one in files if _folder(one) not in made or made[_folder(one)].outcome is Outcome.COMMITTED]
-        answers = dict(zip(map(id, going), self._each(self._rename, going), strict=True))
-        found = [answers.get(id(one)) or made[_folder(one)] for one in files]
-        if all(one.outcome in COMMITTED for one in found):
-            self._known.clear()  # nothing of them is asked again
-        return found
-
-    def _make(self, folder: str) -> Finished:
-        self._client.mkdirs(f"{self._root}/{folder}", 0o755, True)
-        return Finished(outcome=Outcome.COMMITTED)
-
-    def _rename(self, fields: Fields) -> Finished:
-        held, final = f"{self._held}/{fields['held']}", self._final(fields)
-        if self._length(held) not in (None, fields["size"]):
-            return self._of_damaged(final)
-        try:
-            self._client.rename(held, final, False)
-        except FileExistsError:
-            return Finished(outcome=Outcome.UNKNOWN, reason=f"{final}: {FOREIGN}")
-        except FileNotFoundError:
-            return self._without_held(fields, held, final)
-        self._known.add((final, str(fields["checksum"])))
-        return Finished(outcome=Outcome.COMMITTED)
-
-    def _of_damaged(self, final: str) -> Finished:
-        if self._length(final) is not None:
-            return Finished(outcome=Outcome.UNKNOWN, reason=f"{final}: {FOREIGN}")
-        return Finished(outcome=Outcome.LOST, reason=f"{final}: {DAMAGED}")
-
-    def _without_held(self, fields: Fields, held: str, final: str) -> Finished:
-        # Looked for first: a file that another driver renames after this is asked for again, and not taken for lost.
-        if self._length(held) is not None:
-            return Finished(outcome=Outcome.RETRY, reason=f"{final}: {FOLDER_GONE}")
-        if self._length(final) is not None:
-            if self._matches(final, fields):
-                return Finished(outcome=Outcome.ALREADY_COMMITTED)
-            return Finished(outcome=Outcome.UNKNOWN, reason=f"{final}: {FOREIGN}")
-        try:
-            self._client.get_file_info(self._held)
-        except FileNotFoundError:
-            # Not one file is missing but all: it is another cluster, or the whole folder is gone.
-            return Finished(outcome=Outcome.UNKNOWN, reason=f"{self._held} is not there: is this the right cluster?")
-        return Finished(outcome=Outcome.LOST, reason=f"{final}: {MISSING}")
-
-    # --- discard ----------------------------------------------------------------------------------------------------
-
-    def discard(self, files: Sequence[Fields]) -> Sequence[Finished]:
-        """See `FileStore.discard`. A writer that still writes to a deleted file can no longer close it."""
-        return self._each(self._discard, files)
-
-    def _discard(self, fields: Fields) -> Finished:
-        deleted = self._client.delete(f"{self._held}/{fields['held']}")
-        if not deleted and "path" in fields and self._matches(self._final(fields), fields):
-            return Finished(outcome=Outcome.ALREADY_COMMITTED)
-        return Finished(outcome=Outcome.ABORTED)
-
-    # --- asking -----------------------------------------------------------------------------------------------------
-
-    def _final(self, fields: Fields) -> str:
-        return f"{self._root}/{fields['path']}"
-
-    def _each(self, call: Callable[[Any], Finished], items: Sequence[Any]) -> list[Finished]:
-        found = within(self._deadline_s, [partial(call, one) for one in items])
-        return [
-            of_error(one, _named(item)) if isinstance(one, BaseException) else one
-            for one, item in zip(found, items, strict=True)
-        ]
-
-    def _length(self, path: str) -> int | None:
-        try:
-            found = self._client.get_file_info(path)
-        except FileNotFoundError:
-            return None
-        return -1 if found.isdir else int(found.length)
-
-    def _matches(self, path: str, fields: Fields) -> bool:
-        """Returns True if a file has its size and its checksum."""
-        if self._length(path) != fields["size"]:
-            return False
-        # Read once only: within a deadline some of many large files may be read, and the others at the next call.
-        if (path, str(fields["checksum"])) in self._known:
-            return True
-        crc = 0
-        for chunk in self._client.read(path).read_range_stream(0, int(fields["size"])):
-            crc = zlib.crc32(chunk, crc)
-        if f"crc32:{crc:08x}" != fields["checksum"]:
-            return False
-        self._known.add((path, str(fields["checksum"])))
-        return True
-
-
-def _named(item: Any) -> str:
-    """Returns the name of a folder, or of a file by its fields."""
-    return item if isinstance(item, str) else str(item.get("path") or item["held"])
-
-
-def _folder(fields: Fields) -> str:
-    return str(fields["path"]).rpartition("/")[0]
-
-
 _RETRY, _UNKNOWN = Outcome.RETRY, Outcome.UNKNOWN
 _NO_FOLDER = "A file is where a folder has to be: move it away."
 
@@ -496,52 +322,3 @@ def prepare_error(error: BaseException, path: str) -> PrepareError:
 def first_line(error: BaseException) -> str:
     """Returns an error's text without the stack that the client appends."""
     return one_line(f"{type(error).__name__}: {str(error).split(chr(10))[0]}")
-
-
-def check_folder(client: Client, root: str, held: str, options: WriteOptions) -> str:
-    """Makes the folder if it is missing, renames a file there, and returns the folder's id.
-
-    Args:
-        client: The client.
-        root: The sink's folder, without a slash at its end.
-        held: The folder of staged files within it.
-        options: The options of a new file.
-    """
-    client.mkdirs(held, 0o755, True)
-    identity = _identity(client, f"{root}/{ID}", options)
-    _delete_stale(client, held, f"{root}/{HIDDEN}")
-    probe, second = f"{held}/probe-{secrets.token_hex(6)}", f"{root}/.probe-{secrets.token_hex(6)}"
-    create(client, probe, options).close()
-    client.rename(probe, second, False)
-    client.delete(second)
-    return identity
-
-
-def _identity(client: Client, path: str, options: WriteOptions) -> str:
-    """Returns the id that tells this folder from another at the same path. The first start makes it."""
-    with suppress(FileNotFoundError):
-        return str(bytes(client.read(path).read()), "ascii").strip()
-    temporary = f"{path}-{secrets.token_hex(6)}"
-    write_durably(client, temporary, uuid.uuid4().hex.encode(), options)
-    try:
-        client.rename(temporary, path, False)
-    except FileExistsError:
-        client.delete(temporary)
-    return str(bytes(client.read(path).read()), "ascii")
-
-
-def _delete_stale(client: Client, *folders: str) -> None:
-    with suppress(Exception):  # it may be another user's, and a start can do without
-        for folder in folders:
-            for one in client.list_status(folder):
-                age_s = time.time() - one.modification_time / 1000
-                if TEMPORARY.fullmatch(one.path.rpartition("/")[2]) and age_s > STALE_S:
-                    client.delete(one.path)
-
-
-def write_durably(client: Client, path: str, content: bytes, options: WriteOptions) -> None:
-    """Writes a new file whose content is on the data nodes' disks."""
-    file = create(client, path, options)
-    file.write(content)
-    file.hsync()
-    file.close()

@@ -24,12 +24,6 @@ HIDDEN = ".sparkonce"
 ID = f"{HIDDEN}/id"
 """The file that tells a folder from another one at its path."""
 
-TEMPORARY = re.compile(r"(put|id|probe)-[0-9a-f]{12}")
-"""Names of what a start tries out, and of small files that are not whole yet. A kill may leave one behind."""
-
-STALE_S = 86_400.0
-"""The age at which a start deletes a temporary file: nobody can still be at work on it."""
-
 _SHORTEN = "Shorten the values of the columns in partition_by, or do not partition by them."
 _FILE = re.compile(r"part-(?P<name>.+)-[0-9]+((\.[a-z0-9]+){1,2})", re.DOTALL)
 

@@ -1,6 +1,6 @@
 """The contract of a store, and what all stores share.
 
-A store stages a file, publishes it once, and lists what is staged; it puts and gets small files. All stores share a
+A store stages a file, publishes it once, and lists what is staged; beside them it has small files. All stores share a
 transaction's handle (which lists its files, or names a list of them if that would be long), the outcome of a
 transaction from those of its files, and the stream that pyarrow writes to, which computes size and checksum and names
 its file if the disk refuses a write.
@@ -22,7 +22,7 @@ from sparkonce.errors import OutageError, PrepareError, UnknownOutcomeError
 from sparkonce.protocol.handles import Finished, Handle, Outcome
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sinks.files.names import HIDDEN, ID
-from sparkonce.storage.files import may_pass
+from sparkonce.storage.files import PutUnknownError, SmallFiles, may_pass
 
 Fields = Mapping[str, str | int]
 """The plain values that finish one file from anywhere.
@@ -91,13 +91,18 @@ class FileStore(abc.ABC):
 
     Attributes:
         location: The store's full path or URL, for readers and messages.
+        small: Its small files: manifests, lists of files, its id.
         keeps_manifests: True if a missing manifest shows that the whole store went back to an older state. False for a
             bucket, whose rules may delete what is old.
+        next_step: The advice where the store does not answer.
     """
 
     keeps_manifests = True
+    next_step = "See whether its disk can be read and written."
 
     location: str
+    small: SmallFiles
+    _made: frozenset[str] = frozenset()
 
     # --- at a start -------------------------------------------------------------------------------------------------
 
@@ -181,51 +186,69 @@ class FileStore(abc.ABC):
 
     # --- small files ------------------------------------------------------------------------------------------------
 
-    @abc.abstractmethod
     def put(self, path: str, content: bytes) -> None:
         """Puts a small file in one step, replacing an older one. Durable when it returns.
 
         Raises:
             UnknownOutcomeError: if that is not sure.
         """
+        with self.asking(path):
+            self._make_folder(path)
+            self.small.replace(path, content)
 
-    def put_new(self, path: str, content: bytes) -> bool:
-        """Puts a small file if there is none of its name; returns whether the file there now has this content.
+    def put_new(self, path: str, content: bytes) -> None:
+        """Puts a small file if there is none of its name. Durable when it returns.
 
         Raises:
             UnknownOutcomeError: if that is not sure.
         """
-        # Asked, and not told by the answer: a request may have been sent twice, the second time in vain.
-        self._create(path, content)
-        return self.get(path) == content
+        with self.asking(path):
+            self._make_folder(path)
+            self.small.put(path, content)
 
-    @abc.abstractmethod
-    def _create(self, path: str, content: bytes) -> None:
-        """Puts a small file in one step, and durable, unless one of its name is there."""
+    def _make_folder(self, path: str) -> None:
+        folder = path.rpartition("/")[0]
+        if folder not in self._made:
+            self.small.make(folder)  # also if it is there: its maker may have been killed before it was durable
+            self._made = self._made | {folder}
 
-    @abc.abstractmethod
     def get(self, path: str) -> bytes | None:
         """Returns the content of a small file; None if there is surely none.
 
         Raises:
             UnknownOutcomeError: if it cannot be asked now.
         """
+        with self.asking(path):
+            return self.small.read(path)
 
-    @abc.abstractmethod
     def list_names(self, folder: str) -> Sequence[str]:
         """Lists the names of the files directly in a folder, without its path; none if there is no such folder.
 
         Raises:
             UnknownOutcomeError: if it cannot be asked now.
         """
+        with self.asking(folder):
+            return self.small.names(folder)
 
-    @abc.abstractmethod
     def delete(self, paths: Sequence[str]) -> None:
         """Deletes files; one that is already gone is no error.
 
         Raises:
             UnknownOutcomeError: if one of them may still be there.
         """
+        with self.asking(paths[0] if paths else ""):
+            self.small.delete(paths)
+
+    @contextmanager
+    def asking(self, path: object) -> Iterator[None]:
+        """Turns an error of the store into an `UnknownOutcomeError` that names the path."""
+        try:
+            yield
+        except (OSError, PutUnknownError) as error:
+            where, reason = getattr(error, "filename", None), getattr(error, "strerror", None)
+            raise UnknownOutcomeError(
+                f"{where or f'{self.location}/{path}'}: {str(reason or error).rstrip('.')}.", next_step=self.next_step
+            ) from error
 
     def close(self) -> None:  # noqa: B027 - optional
         """Frees connections."""

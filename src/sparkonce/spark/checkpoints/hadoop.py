@@ -24,7 +24,7 @@ from py4j.protocol import Py4JError, Py4JJavaError
 from sparkonce.arguments import missing_package
 from sparkonce.errors import ConfigurationError
 from sparkonce.storage.files import CheckpointFiles, Landed, PutUnknownError, Taken, within
-from sparkonce.storage.hdfs import HdfsFiles, RenamingFiles, is_stale, without_jvm
+from sparkonce.storage.hdfs import HdfsFiles, RenamingFiles, checked_settings, is_stale, without_jvm
 
 DEADLINE_S = 30.0
 """The time after which a call is given up. Hadoop's own clients may try again for many minutes."""
@@ -377,4 +377,6 @@ def hdfs_files(jvm: Any, settings: Any, folder: str) -> HdfsFiles:
         if one["key"].startswith(("dfs.", "fs.viewfs.")) and not one["resource"].endswith("-default.xml")
     }
     users = jvm.org.apache.hadoop.security.UserGroupInformation
-    return HdfsFiles(folder, given, str(called(lambda: users.getCurrentUser().getShortUserName())))
+    return HdfsFiles(
+        folder, checked_settings(folder, given), str(called(lambda: users.getCurrentUser().getShortUserName()))
+    )

@@ -12,14 +12,14 @@ from typing import Any
 
 from sparkonce.errors import PreflightError
 from sparkonce.protocol.handles import Outcome
-from sparkonce.sinks.files.names import HIDDEN, STALE_S
+from sparkonce.sinks.files.names import HIDDEN
 from sparkonce.sinks.files.s3.requests import MOST_A_PAGE, OCCUPIED, Answer, ask, list_uploads, read
 from sparkonce.sinks.files.s3.settings import S3Settings
 
 log = logging.getLogger(__name__)
 
 DAY_S = 86_400.0
-_FORSAKEN_AFTER_S = STALE_S
+_FORSAKEN_AFTER_S = DAY_S
 
 ALWAYS: tuple[str, ...] = (
     "nobody else writes, moves or deletes the sink's objects, nor aborts its multipart uploads, before the next batch "

@@ -6,6 +6,7 @@ upload; see the package for how that publishes the file.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import logging
@@ -41,6 +42,7 @@ from sparkonce.sinks.files.s3.requests import (
 )
 from sparkonce.sinks.files.s3.settings import MIB, S3Settings, client, read_location, read_settings
 from sparkonce.sinks.files.store import Fields, FileState, FileStore, Staged, StagedFile
+from sparkonce.storage.files import Landed, PutUnknownError, SmallFiles, Taken
 
 if TYPE_CHECKING:
     from sparkonce.protocol.handles import Finished
@@ -50,7 +52,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _TAKEN = 412
-_ASK_AGAIN = "See whether the store can be reached, and with which rights."
 _AWS = re.compile(r"https?://s3[.a-z0-9-]*\.amazonaws\.com(\.cn)?/?")
 
 
@@ -70,21 +71,23 @@ class S3Store(FileStore):
     """
 
     keeps_manifests = False
+    next_step = "See whether the store can be reached, and with which rights."
 
     def __init__(self, location: str, settings: Mapping[str, Any] | None = None, *, page: int = 1_000) -> None:
         self.location = location.rstrip("/")  # readers append "/" and a file's path
         self.bucket, self.prefix = read_location(location)
         self.settings = read_settings(settings or {})
-        self._page = page
+        self.page = page
         self._start()
 
     def _start(self) -> None:
+        self.small = S3Files(self)
         self._uploader: Uploader | None = None
         self._pool: ThreadPoolExecutor | None = None
         self._findings: Findings | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: self.__dict__[name] for name in ("location", "bucket", "prefix", "settings", "_page")}
+        return {name: self.__dict__[name] for name in ("location", "bucket", "prefix", "settings", "page")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -143,26 +146,26 @@ class S3Store(FileStore):
 
     def states(self, files: Sequence[Fields]) -> Sequence[FileState]:
         """See `FileStore.states`. Sends one request for a staged file, two for others."""
-        seen = self._each(self._finisher().state, files)
+        seen = self.each(self._finisher().state, files)
         for one in seen:
             if not isinstance(one, FileState):
-                raise UnknownOutcomeError(f"{self.location}: {one.reason}", next_step=_ASK_AGAIN)
+                raise UnknownOutcomeError(f"{self.location}: {one.reason}", next_step=self.next_step)
         return [one for one in seen if isinstance(one, FileState)]
 
     def publish(self, files: Sequence[Fields]) -> Sequence[Finished]:
         """See `FileStore.publish`."""
-        return self._each(self._finisher().publish, files)
+        return self.each(self._finisher().publish, files)
 
     def discard(self, files: Sequence[Fields]) -> Sequence[Finished]:
         """See `FileStore.discard`."""
-        return self._each(self._finisher().discard, files)
+        return self.each(self._finisher().discard, files)
 
     def list_staged(self) -> Iterable[Staged]:
         """See `FileStore.list_staged`."""
         seen: set[str] = set()
         # MinIO shows an upload below its whole key, or in its whole bucket.
         for prefix in [self.prefix] if self._is_aws() else [self.prefix, ""]:
-            for found in list_uploads(client(self.settings), self.bucket, prefix, self._page):
+            for found in list_uploads(client(self.settings), self.bucket, prefix, self.page):
                 if isinstance(found, Answer):
                     raise self._unsure("ListMultipartUploads", found)
                 key, upload = found
@@ -174,47 +177,6 @@ class S3Store(FileStore):
                     yield Staged(name=name, fields=fields)
             if seen:
                 return
-
-    # --- small files --------------------------------------------------------------------------------------------------
-
-    def put(self, path: str, content: bytes) -> None:
-        """See `FileStore.put`."""
-        options = self.settings.encryption()
-        self._sure("PutObject", "put_object", Bucket=self.bucket, Key=self.prefix + path, Body=content, **options)
-
-    def _create(self, path: str, content: bytes) -> None:
-        options = self.settings.encryption()
-        asked = {"Bucket": self.bucket, "Key": self.prefix + path, "Body": content, "IfNoneMatch": "*", **options}
-        answer = ask(client(self.settings).put_object, **asked)
-        if isinstance(answer, Answer) and answer.status != _TAKEN:
-            raise self._unsure("PutObject", answer)
-
-    def get(self, path: str) -> bytes | None:
-        """See `FileStore.get`."""
-        answer = ask(read_object, client=client(self.settings), bucket=self.bucket, key=self.prefix + path)
-        if not isinstance(answer, Answer):
-            return bytes(answer["Body"])
-        if answer.status == 404 and answer.code != "NoSuchBucket":
-            return None
-        raise self._unsure("GetObject", answer)
-
-    def list_names(self, folder: str) -> Sequence[str]:
-        """See `FileStore.list_names`."""
-        prefix = f"{self.prefix}{folder.strip('/')}/" if folder.strip("/") else self.prefix
-        asked: dict[str, Any] = {"Bucket": self.bucket, "Prefix": prefix, "Delimiter": "/", "MaxKeys": self._page}
-        names: list[str] = []
-        while True:
-            answer = self._sure("ListObjectsV2", "list_objects_v2", **asked)  # boto3 decodes these keys on its own
-            names += [one["Key"].removeprefix(prefix) for one in answer.get("Contents", ()) if one["Key"] != prefix]
-            if not answer.get("IsTruncated"):
-                return names
-            asked["ContinuationToken"] = answer["NextContinuationToken"]
-
-    def delete(self, paths: Sequence[str]) -> None:
-        """See `FileStore.delete`."""
-        # A request for each: not every store has DeleteObjects.
-        keys = [self.prefix + path for path in paths]
-        self._each(lambda key: self._sure("DeleteObject", "delete_object", Bucket=self.bucket, Key=key), keys)
 
     def close(self) -> None:
         """See `FileStore.close`. Leaves the connections open, which the process's other stores share."""
@@ -235,24 +197,85 @@ class S3Store(FileStore):
             if_none_match=self.settings.if_none_match,
         )
 
-    def _each(self, work: Callable[[Any], T], items: Sequence[Any]) -> list[T]:
+    def each(self, work: Callable[[Any], T], items: Sequence[Any]) -> list[T]:
+        """Returns what each call returned, made by some threads."""
         if len(items) <= 1:
             return [work(item) for item in items]
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self.settings.finish_threads, thread_name_prefix="sparkonce-s3-finish")
         return list(self._pool.map(work, items))
 
-    def _sure(self, request: str, method: str, **arguments: Any) -> Mapping[str, Any]:
-        answer = ask(getattr(client(self.settings), method), **arguments)
-        if isinstance(answer, Answer):
-            raise self._unsure(request, answer)
-        return answer
-
     def _unsure(self, request: str, answer: Answer) -> UnknownOutcomeError:
         return UnknownOutcomeError(
             f"{self.location}: {read(answer, request).reason}",
-            next_step=_ASK_AGAIN,
+            next_step=self.next_step,
         )
+
+
+class S3Files(SmallFiles):
+    """See `SmallFiles`: the small files of a store."""
+
+    def __init__(self, store: S3Store) -> None:
+        self._store = store
+
+    @property
+    def location(self) -> str:
+        """The prefix's URL."""
+        return self._store.location
+
+    def read(self, path: str) -> bytes | None:
+        """See `SmallFiles.read`."""
+        store = self._store
+        answer = ask(read_object, client=client(store.settings), bucket=store.bucket, key=store.prefix + path)
+        if not isinstance(answer, Answer):
+            return bytes(answer["Body"])
+        if answer.status == 404 and answer.code != "NoSuchBucket":
+            return None
+        raise self._failed("GetObject", answer)
+
+    def names(self, folder: str) -> Sequence[str]:
+        """See `SmallFiles.names`."""
+        store = self._store
+        prefix = f"{store.prefix}{folder.strip('/')}/" if folder.strip("/") else store.prefix
+        asked: dict[str, Any] = {"Prefix": prefix, "Delimiter": "/", "MaxKeys": store.page}
+        found: list[str] = []
+        while True:
+            answer = self._sure("ListObjectsV2", "list_objects_v2", **asked)  # boto3 decodes these keys on its own
+            found += [one["Key"].removeprefix(prefix) for one in answer.get("Contents", ()) if one["Key"] != prefix]
+            if not answer.get("IsTruncated"):
+                return [name for name in found if not name.startswith(".")]
+            asked["ContinuationToken"] = answer["NextContinuationToken"]
+
+    def put(self, path: str, data: bytes) -> Landed | Taken:
+        """See `SmallFiles.put`. boto3 may send it again, and then it finds its own bytes."""
+        store = self._store
+        asked = {"Bucket": store.bucket, "Key": store.prefix + path, "Body": data, **store.settings.encryption()}
+        answer = ask(client(store.settings).put_object, **asked, IfNoneMatch="*")
+        if not isinstance(answer, Answer):
+            return Landed()
+        if answer.status == _TAKEN and (standing := self.read(path)) is not None:
+            return Taken(standing=standing)
+        raise PutUnknownError(read(answer, "PutObject").reason)
+
+    def replace(self, path: str, data: bytes) -> None:
+        """See `SmallFiles.replace`."""
+        key, encryption = self._store.prefix + path, self._store.settings.encryption()
+        self._sure("PutObject", "put_object", Key=key, Body=data, **encryption)
+
+    def delete(self, paths: Iterable[str]) -> None:
+        """See `SmallFiles.delete`."""
+        # A request for each: not every store has DeleteObjects.
+        keys = [self._store.prefix + path for path in paths]
+        self._store.each(lambda key: self._sure("DeleteObject", "delete_object", Key=key), keys)
+
+    def _sure(self, request: str, method: str, **arguments: Any) -> Mapping[str, Any]:
+        answer = ask(getattr(client(self._store.settings), method), Bucket=self._store.bucket, **arguments)
+        if isinstance(answer, Answer):
+            raise self._failed(request, answer)
+        return answer
+
+    def _failed(self, request: str, answer: Answer) -> OSError:
+        return OSError(errno.EIO, read(answer, request).reason, self.location)
 
 
 log = logging.getLogger(__name__)
