@@ -296,6 +296,12 @@ class HdfsFiles(RenamingFiles):
         found._clients = self._clients
         return found
 
+    def for_workers(self) -> HdfsFiles:
+        """See `CheckpointFiles.for_workers`. A worker has no ticket of Kerberos."""
+        if (authentication := self._settings.get(AUTHENTICATION, "simple")).lower() != "simple":
+            raise without_jvm(self._location, AUTHENTICATION, authentication)
+        return self
+
     def _read(self, path: str) -> bytes | None:
         return self._unless_missing(path, lambda client, full: bytes(client.read(full).read()))
 
@@ -423,6 +429,7 @@ class HdfsFiles(RenamingFiles):
         return f"{self._location}/{path}" if path else self._location
 
 
+AUTHENTICATION = "hadoop.security.authentication"
 _SETTINGS = ("dfs.", "fs.viewfs.", "fs.defaultFS", "hadoop.security.")
 """The beginnings of the names of settings that the client reads. Those of other stores may be secrets."""
 _PROVIDER = "dfs.client.failover.proxy.provider"

@@ -24,7 +24,7 @@ from py4j.protocol import Py4JError, Py4JJavaError
 from sparkonce.arguments import missing_package
 from sparkonce.errors import ConfigurationError
 from sparkonce.storage.files import CheckpointFiles, Landed, PutUnknownError, Taken, within
-from sparkonce.storage.hdfs import HdfsFiles, RenamingFiles, checked_settings, is_stale, without_jvm
+from sparkonce.storage.hdfs import AUTHENTICATION, HdfsFiles, RenamingFiles, checked_settings, is_stale
 
 DEADLINE_S = 30.0
 """The time after which a call is given up. Hadoop's own clients may try again for many minutes."""
@@ -348,9 +348,6 @@ def _array(jvm: Any, kind: Any, one: Any) -> Any:
     return made
 
 
-_AUTHENTICATION = "hadoop.security.authentication"
-
-
 def hdfs_files(jvm: Any, settings: Any, folder: str) -> HdfsFiles:
     """Returns the files of a folder, by a client that works in any process.
 
@@ -362,9 +359,6 @@ def hdfs_files(jvm: Any, settings: Any, folder: str) -> HdfsFiles:
     Raises:
         ConfigurationError: if a setting has no counterpart, or the client is not installed.
     """
-    authentication = str(settings.get(_AUTHENTICATION, "simple"))
-    if authentication.lower() != "simple":
-        raise without_jvm(folder, _AUTHENTICATION, authentication)
     if find_spec("hdfs_native") is None:
         raise missing_package(
             f"checkpoint={folder!r}, with a sink whose workers write rows there,", "hdfs-native", "hdfs"
@@ -374,9 +368,9 @@ def hdfs_files(jvm: Any, settings: Any, folder: str) -> HdfsFiles:
     given = {
         one["key"]: one["value"]
         for one in json.loads(str(writer.toString()))["properties"]
-        if one["key"].startswith(("dfs.", "fs.viewfs.")) and not one["resource"].endswith("-default.xml")
+        if one["key"].startswith(("dfs.", "fs.viewfs.", AUTHENTICATION))
+        and not one["resource"].endswith("-default.xml")
     }
     users = jvm.org.apache.hadoop.security.UserGroupInformation
-    return HdfsFiles(
-        folder, checked_settings(folder, given), str(called(lambda: users.getCurrentUser().getShortUserName()))
-    )
+    user = str(called(lambda: users.getCurrentUser().getShortUserName()))
+    return HdfsFiles(folder, checked_settings(folder, given), user).for_workers()
