@@ -367,7 +367,7 @@ class HdfsFiles(RenamingFiles):
         if isinstance(answer, TimeoutError) and answer.errno is None:
             # The client would ask the same name node again, which may be frozen.
             self._clients.pop(os.getpid(), None)
-            raise OSError(errno.ETIMEDOUT, f"No answer within {deadline_s:g} s", self._shown(path))
+            raise OSError(errno.ETIMEDOUT, f"no answer within {deadline_s:g} s", self._shown(path))
         if isinstance(answer, BaseException):
             raise self._error(answer, path) from None
         return answer
