@@ -23,8 +23,9 @@ from sparkonce.errors import ConfigurationError
 from sparkonce.storage import objects
 from sparkonce.storage.files import Landed, PutUnknownError, Taken
 from sparkonce.storage.objects import ObjectFiles
+from sparkonce.storage.opening import open_location
 from sparkonce.storage.proof import PROVED, RACES, prove
-from sparkonce_lab.rig.servers.s3 import SECRET_KEY, S3Server
+from sparkonce_lab.rig.servers.s3 import ACCESS_KEY, SECRET_KEY, S3Server
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +58,26 @@ def test_a_key_is_the_path_as_it_is_written(bucket: Bucket, prefix: str) -> None
     assert files.names("log") == []
     assert files.read("log/0") is None
     assert bucket.keys(f"{prefix}/") == []
+
+
+def test_the_keys_of_a_profile_open_the_store(bucket: Bucket, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    keys = f"aws_access_key_id={ACCESS_KEY}\naws_secret_access_key="
+    (tmp_path / "credentials").write_text(f"[right]\n{keys}{SECRET_KEY}\n[wrong]\n{keys}other\n")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    settings = {
+        "fs.s3a.endpoint": bucket.server.url,
+        "fs.s3a.endpoint.region": "us-east-1",
+        "fs.s3a.path.style.access": "true",
+        "fs.s3a.aws.credentials.provider": "software.amazon.awssdk.auth.credentials.ProfileCredentialsProvider",
+    }
+    monkeypatch.setenv("AWS_PROFILE", "right")
+    files = open_location(f"s3a://{bucket.name}/profile", settings)
+    assert files.put("one", b"x") == Landed()
+    assert pickle.loads(pickle.dumps(files)).read("one") == b"x"  # noqa: S301 - our own
+
+    monkeypatch.setenv("AWS_PROFILE", "wrong")
+    with pytest.raises(PermissionError):
+        open_location(f"s3a://{bucket.name}/profile", settings).read("one")
 
 
 def test_more_files_are_listed_than_one_answer_holds(files: ObjectFiles) -> None:

@@ -65,7 +65,7 @@ class S3(System):
         store = S3Store.__new__(S3Store)
         store.location, store.bucket, store.prefix = f"s3://{BUCKET}/{PREFIX}", BUCKET, PREFIX
         store.settings = Client(self)  # type: ignore[assignment]
-        store._page = 1000
+        store.page = 1000
         store._start()
         return FilesCommitter(store, self.name, manifest=False)
 

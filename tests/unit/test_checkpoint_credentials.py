@@ -181,6 +181,8 @@ def test_a_role_is_assumed_with_the_sessions_keys() -> None:
         "aws_secret_access_key": "hidden-secret",
     }
     assert "hidden-secret" not in repr(access)
+    pytest.importorskip("obstore")
+    assert access.client(repeats=False)
 
 
 def test_a_profile_is_read_anew_as_its_keys_may_change(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

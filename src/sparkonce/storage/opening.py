@@ -239,13 +239,14 @@ def _s3(bucket: str, configuration: Any) -> ObjectAccess:
     if settings.is_on("fs.s3a.requester.pays.enabled", default=False):
         options["request_payer"] = True
     keys, more = _credentials_of_s3(settings, "fs.s3a.aws.credentials.provider", _DEFAULT_PROVIDERS)
+    provider = more.pop(_PROVIDER, None)
     host, port = settings.get("fs.s3a.proxy.host"), settings.get("fs.s3a.proxy.port")
     return ObjectAccess(
         kind="s3",
         bucket=bucket,
         options={**options, **more},
         keys=keys,
-        provider=more.pop(_PROVIDER, None),
+        provider=provider,
         allow_http=str(options["endpoint"]).startswith("http:"),
         proxy=f"http://{host}:{port or 80}" if host else None,
     )
