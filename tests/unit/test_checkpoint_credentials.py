@@ -306,3 +306,11 @@ def test_what_spark_connect_cannot_reach_is_refused_by_name(
     site.write_text("<configuration>")
     with pytest.raises(ConfigurationError, match=r"core-site\.xml cannot be read"):
         open_checkpoint(connect_session(), location)
+
+
+def test_workers_are_not_sent_to_a_cluster_that_asks_for_a_ticket(site: Path) -> None:
+    shown = {"spark.hadoop.hadoop.security.authentication": "kerberos"}
+    files = open_checkpoint(connect_session(**shown), "hdfs://nn/ck")
+    with pytest.raises(ConfigurationError, match=r"hadoop\.security\.authentication='kerberos'") as refused:
+        files.for_workers()
+    assert "folder=" in str(refused.value.next_step)
