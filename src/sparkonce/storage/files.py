@@ -135,16 +135,16 @@ class CheckpointFiles(SmallFiles):
         except PutUnknownError as error:
             raise OSError(errno.ETIMEDOUT, f"It is not known whether it was put: {error}", path) from error
 
-    def require(self, folder: str) -> None:  # noqa: B027 - not every store has folders
+    def require(self, folder: str) -> None:
         """Raises OSError if a subfolder that was created is gone, if the store has folders.
 
         If its disk is not mounted, a folder's files must not look missing, and must not be written elsewhere.
         """
 
-    def sync(self, folder: str) -> None:  # noqa: B027 - where a name that is seen is durable, nothing is to be done
+    def sync(self, folder: str) -> None:
         """Makes every name that a reader sees in a subfolder durable. Nobody may act on what it read before that."""
 
-    def sync_spark(self) -> None:  # noqa: B027 - where a file that is seen is durable, there is nothing to do
+    def sync_spark(self) -> None:
         """Makes Spark's files in the checkpoint durable, which Spark does not do, since a decision depends on them.
 
         Raises:
@@ -159,7 +159,7 @@ class CheckpointFiles(SmallFiles):
         """Returns what an operator can do about a file of Spark's that cannot be read."""
         return "Restore the checkpoint from a copy."
 
-    def tidy(self, folder: str) -> None:  # noqa: B027 - not every store needs temporary files
+    def tidy(self, folder: str) -> None:
         """Deletes the temporary files of killed writers in a subfolder."""
 
     @abc.abstractmethod
