@@ -18,6 +18,13 @@ PAGES = [
     *(ROOT / f"{name}.md" for name in ("README", "SECURITY", "CHANGELOG", "CONTRIBUTING", "tests/README")),
     *sorted((ROOT / "docs").glob("*.md")),
 ]
+DOCSTRINGS = [
+    path
+    for folder in ("src", *(f"packages/{name}/src" for name in ("sparkonce-rabbitmq", "sparkonce-pravega")))
+    for path in sorted((ROOT / folder).rglob("*.py"))
+    if "```python" in path.read_text("utf-8")
+]
+"""The modules whose docstrings have examples."""
 
 GIVEN = """
 from typing import Any

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 import sparkonce
-from tidy.snippets import GIVEN, LINES_BEFORE, PAGES, Block, blocks, given_names, program, python_blocks
+from tidy.snippets import DOCSTRINGS, GIVEN, LINES_BEFORE, PAGES, Block, blocks, given_names, program, python_blocks
 from tidy.sources import ROOT, nobody
 
-BLOCKS = [block for page in PAGES for block in python_blocks(page)]
+BLOCKS = [block for page in (*PAGES, *DOCSTRINGS) for block in python_blocks(page)]
 _EXTRA = re.compile(r"sparkonce\[([\w,]+)\]")
 
 
@@ -83,7 +83,7 @@ def test_wrong_blocks_are_found(tmp_path: Path) -> None:
     wrong = {
         "import sparkonce\nsparkonce.KafkaSink({}, topik='t')": 'Unexpected keyword argument "topik"',
         "from sparkonce import FilesSink\nFilesSink()": 'Missing positional argument "path"',
-        "from sparkonce import ExactlyOnce\nExactlyOnce(sink)": 'Missing named argument "checkpoint"',
+        "from sparkonce import ExactlyOnce\nExactlyOnce(sink)": 'Missing positional argument "checkpoint"',
         "from sparkonce import GroupOffsets\nGroupOffsets(7, {})": 'has incompatible type "int"; expected "str"',
         "\nPostgresSink('host=db', table='t')": 'Name "PostgresSink" is not defined',
     }

@@ -137,7 +137,7 @@ def test_what_each_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         Mistake("ExactlyOnce(KafkaSink, checkpoint='/cp')", "is not a sink"),
         Mistake("ExactlyOnce([KafkaSink(settings), KafkaSink(settings)], checkpoint='/cp')", "their names must differ"),
         Mistake("ExactlyOnce({sink: 'amount > 0'}, checkpoint='/cp')", "it must be a function of a DataFrame, or None"),
-        Mistake("ExactlyOnce(sink)", "missing 1 required keyword-only argument: 'checkpoint'", TypeError),
+        Mistake("ExactlyOnce(sink)", "missing 1 required positional argument: 'checkpoint'", TypeError),
         Mistake("ExactlyOnce(sink, checkpoint='')", "checkpoint='' names no folder"),
         Mistake("ExactlyOnce(sink, checkpoint=None)", "checkpoint=None names no folder"),
         Mistake("ExactlyOnce(sink, checkpoint='~/cp')", "nobody expands it"),

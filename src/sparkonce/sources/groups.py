@@ -33,6 +33,14 @@ class GroupOffsets:
     not answer after offsets were sent into a transaction. They may still arrive, so that batch is not decided, the
     query stops, and its restart runs the batch again.
 
+    Example:
+        ```python
+        from sparkonce import ExactlyOnce, GroupOffsets
+
+        offsets = GroupOffsets("totals", {"bootstrap.servers": "broker:9092"})
+        ExactlyOnce(sink, "/data/checkpoints/totals", group_offsets=offsets).start(totals)
+        ```
+
     Args:
         group: The group's id. No consumer may be subscribed with it.
         settings: The settings of the cluster that is read, in librdkafka's names, as `KafkaSink` takes them.

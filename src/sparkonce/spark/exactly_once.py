@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame
@@ -80,6 +80,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("sparkonce")
 
+OutputMode = Literal["append", "update", "complete"]
+"""Spark's output modes."""
+
 LOOK_OUT_EVERY_S = 60.0
 """The time between two checks of the sinks for what others do to their readers."""
 
@@ -89,6 +92,15 @@ class ExactlyOnce:
 
     Give it to ``df.writeStream.foreachBatch(…)``, or let `start` do that. One object serves one query. When a query
     ends that `start` has started, its connections to the servers are closed; after any other query call `close`.
+
+    Example:
+        ```python
+        from sparkonce import ExactlyOnce, FilesSink, KafkaSink, await_end
+
+        unit = [KafkaSink({"bootstrap.servers": "broker:9092"}, "orders"), FilesSink("/data/orders")]
+        query = ExactlyOnce(unit, "/data/checkpoints/orders").start(orders, trigger="1 second")
+        await_end(query)
+        ```
 
     Args:
         sinks: One sink, or several that are committed as one unit; their names must differ. A mapping gives each sink
@@ -123,8 +135,8 @@ class ExactlyOnce:
     def __init__(
         self,
         sinks: Sinks,
-        *,
         checkpoint: str | os.PathLike[str],
+        *,
         checkpoint_moved: bool = False,
         accept_lost_batches: Mapping[str, int] | None = None,
         group_offsets: GroupOffsets | Sequence[GroupOffsets] = (),
@@ -196,7 +208,7 @@ class ExactlyOnce:
         self,
         df: DataFrame,
         *,
-        output_mode: str = "append",
+        output_mode: OutputMode = "append",
         trigger: Trigger | None = None,
         query_name: str | None = None,
         options: Mapping[str, str] | None = None,

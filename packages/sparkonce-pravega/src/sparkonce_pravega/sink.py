@@ -37,6 +37,15 @@ class PravegaSink(WriteAheadSink):
 
     Rows have the column ``value``, text or bytes, and optionally the column ``key``, text: the routing key.
 
+    Example:
+        ```python
+        from sparkonce import ExactlyOnce
+        from sparkonce_pravega import PravegaSink
+
+        sink = PravegaSink("tcp://controller:9090", scope="shop", stream="orders")
+        ExactlyOnce(sink, "/data/checkpoints/orders").start(orders)
+        ```
+
     Args:
         controller: The controller's URI, such as ``tcp://host:9090``, or a `Pravega` that also has a user.
         scope: The stream's scope.
@@ -61,6 +70,9 @@ class PravegaSink(WriteAheadSink):
         self.cluster = Pravega.of(controller)
         self.scope = nonempty("scope", scope, example="the stream's scope")
         self.stream = nonempty("stream", stream, example="the stream's name")
+
+    def __repr__(self) -> str:
+        return f"PravegaSink({self.cluster.controller!r}, stream='{self.scope}/{self.stream}', name={self.name!r})"
 
     def conditions(self) -> Sequence[str]:
         """See `TwoPhaseCommitSink.conditions`."""

@@ -27,6 +27,14 @@ class KafkaSink(TwoPhaseCommitSink):
 
     Readers must set ``isolation.level=read_committed``, which is not Kafka's default.
 
+    Example:
+        ```python
+        from sparkonce import ExactlyOnce, KafkaSink
+
+        sink = KafkaSink({"bootstrap.servers": "broker:9092"}, "totals")
+        ExactlyOnce(sink, "/data/checkpoints/totals").start(totals, output_mode="update")
+        ```
+
     Args:
         settings: librdkafka's, for example ``{"bootstrap.servers": "broker:9092"}``. They are used by the workers and,
             translated, by the driver. ``transaction.timeout.ms`` may also be ``"never"``.
@@ -43,8 +51,8 @@ class KafkaSink(TwoPhaseCommitSink):
     def __init__(
         self,
         settings: Mapping[str, Any],
-        *,
         topic: str | None = None,
+        *,
         guarantee: Guarantee = Guarantee.EXACTLY_ONCE,
         prefix: str | None = None,
         name: str = "kafka",
@@ -62,6 +70,11 @@ class KafkaSink(TwoPhaseCommitSink):
         self.former_cluster_id = former_cluster_id
         self._said = False
         producer_settings(self.settings, self.guarantee)
+
+    def __repr__(self) -> str:
+        """Returns it without credentials."""
+        servers = self.settings.get("bootstrap.servers", self.settings.get("metadata.broker.list"))
+        return f"KafkaSink({servers!r}, topic={self.topic!r}, name={self.name!r})"
 
     def columns(self, schema: pa.Schema) -> Sequence[str]:
         """Selects ``key``, ``value``, ``topic`` (if the sink has none), ``partition``, ``headers``, ``timestamp``."""

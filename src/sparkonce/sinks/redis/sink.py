@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from sparkonce.arguments import flag, mapping, need_package, whole_number
 from sparkonce.errors import ConfigurationError
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 _PORT = 6379
 _DAY_S = 24 * 60 * 60
+
+Structure = Literal["string", "hash", "list", "set", "sorted_set", "increment"]
+"""The ways in which rows are written."""
 
 
 class RedisSink(TwoPhaseCommitSink):
@@ -44,6 +47,14 @@ class RedisSink(TwoPhaseCommitSink):
     ``sorted_set`` ``key``, ``member``, ``score``                        score: removes the member
     ``increment``  ``key``, ``amount``; ``field`` or ``member`` if given amount: adds nothing
     ============== ===================================================== ===============================================
+
+    Example:
+        ```python
+        from sparkonce import ExactlyOnce, RedisSink
+
+        sink = RedisSink("redis://cache:6379/0", structure="hash", key_template="customer:{id}")
+        ExactlyOnce(sink, "/data/checkpoints/customers").start(totals, output_mode="update")
+        ```
 
     Args:
         url: ``redis://[user:password@]host[:port][/database]``, ``rediss://…`` or ``unix://…``. For a cluster, any
@@ -83,7 +94,7 @@ class RedisSink(TwoPhaseCommitSink):
         self,
         url: str = "redis://localhost:6379/0",
         *,
-        structure: str = "string",
+        structure: Structure = "string",
         key: str | None = None,
         key_template: str | None = None,
         value: str | None = None,
@@ -134,6 +145,11 @@ class RedisSink(TwoPhaseCommitSink):
             name if prefix is None else prefix, most_bytes=NAME_PREFIX_LIMIT_BYTES, without="{}"
         )
         self._check()
+
+    def __repr__(self) -> str:
+        """Returns it without credentials."""
+        servers = self.sentinels or self.url.rpartition("@")[2].rpartition("//")[2]
+        return f"RedisSink({servers!r}, structure={self.shape.structure!r}, name={self.name!r})"
 
     def columns(self, schema: pa.Schema) -> Sequence[str]:
         """Returns the columns that the structure uses."""

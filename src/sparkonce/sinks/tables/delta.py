@@ -35,6 +35,14 @@ if TYPE_CHECKING:
 class DeltaSink(TableSink):
     """Appends each batch to a Delta table, or merges it into the table, as one table version.
 
+    Example:
+        ```python
+        from sparkonce import DeltaSink, ExactlyOnce
+
+        sink = DeltaSink("s3a://lake/totals", merge_on=["customer"])
+        ExactlyOnce(sink, "s3a://lake/checkpoints/totals").start(totals, output_mode="update")
+        ```
+
     Args:
         path: The table's location. Give either this or `table`.
         table: The table's name in a catalog.

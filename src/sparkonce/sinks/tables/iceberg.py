@@ -44,6 +44,14 @@ _STAGED, _PUBLISHED = "wap.id", "published-wap-id"
 class IcebergSink(TableSink):
     """Appends each batch to an Iceberg table, or merges it into the table, as one snapshot.
 
+    Example:
+        ```python
+        from sparkonce import ExactlyOnce, IcebergSink
+
+        sink = IcebergSink("lake.shop.totals", merge_on=["customer"])
+        ExactlyOnce(sink, "s3a://lake/checkpoints/totals").start(totals, output_mode="update")
+        ```
+
     Args:
         table: The table's name in Spark SQL: ``catalog.namespace.table``, or relative to the session's catalog.
         merge_on: The key columns. If given, rows are merged into the table instead of appended: a row matches the rows

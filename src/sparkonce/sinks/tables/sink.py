@@ -63,6 +63,9 @@ class TableSink(WriteAheadSink, abc.ABC):
         self._new: tuple[StructField, ...] = ()
         self._checked = ""
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.where}, name={self.name!r})"
+
     @property
     @abc.abstractmethod
     def needs(self) -> tuple[str, str]:

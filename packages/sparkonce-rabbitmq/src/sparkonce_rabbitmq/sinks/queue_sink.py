@@ -28,6 +28,15 @@ class RabbitMQQueueSink(WriteAheadSink):
     Columns: ``value`` is the body, a string or binary. Optional columns are ``routing_key``, ``message_id`` and
     ``content_type``, all strings.
 
+    Example:
+        ```python
+        from sparkonce import ExactlyOnce
+        from sparkonce_rabbitmq import RabbitMQ, RabbitMQQueueSink
+
+        sink = RabbitMQQueueSink(RabbitMQ(host="rabbit-1", user="shop", password=password), "orders")
+        ExactlyOnce(sink, "/data/checkpoints/orders").start(orders)
+        ```
+
     Args:
         server: The server, the user and TLS.
         queue: The queue, through the default exchange.
@@ -46,8 +55,8 @@ class RabbitMQQueueSink(WriteAheadSink):
     def __init__(
         self,
         server: RabbitMQ,
-        *,
         queue: str | None = None,
+        *,
         exchange: str | None = None,
         routing_key: str = "",
         parallel: int = 4,
@@ -82,6 +91,11 @@ class RabbitMQQueueSink(WriteAheadSink):
             guarantee=guarantee,
             name=name,
         )
+
+    def __repr__(self) -> str:
+        """Returns it without credentials."""
+        to = f"exchange={self.exchange!r}" if self.exchange else f"queue={self.routing_key!r}"
+        return f"RabbitMQQueueSink({self.server.host!r}, {to}, name={self.name!r})"
 
     def conditions(self) -> Sequence[str]:
         """Returns what a reader has to do, and what the queue has to retain."""

@@ -36,6 +36,15 @@ class RabbitMQStreamSink(WriteAheadSink):
     ``to``, ``subject``, ``reply_to``, ``correlation_id`` and ``content_type``, all strings, and
     ``application_properties``, an array of structs of ``key`` and ``value``.
 
+    Example:
+        ```python
+        from sparkonce import ExactlyOnce
+        from sparkonce_rabbitmq import RabbitMQ, RabbitMQStreamSink
+
+        sink = RabbitMQStreamSink(RabbitMQ(host="rabbit-1", user="shop", password=password), "orders")
+        ExactlyOnce(sink, "/data/checkpoints/orders").start(orders)
+        ```
+
     Args:
         server: The server, the user and TLS.
         stream: The stream's name. It must exist.
@@ -56,8 +65,8 @@ class RabbitMQStreamSink(WriteAheadSink):
     def __init__(
         self,
         server: RabbitMQ,
-        *,
         stream: str | None = None,
+        *,
         super_stream: str | None = None,
         route_by: str | None = None,
         body: Body = "amqp",
@@ -93,6 +102,10 @@ class RabbitMQStreamSink(WriteAheadSink):
             guarantee=guarantee,
             name=name,
         )
+
+    def __repr__(self) -> str:
+        """Returns it without credentials."""
+        return f"RabbitMQStreamSink({self.server.host!r}, stream={self.stream!r}, name={self.name!r})"
 
     def conditions(self) -> Sequence[str]:
         """Returns the conditions on the stream and its readers."""
