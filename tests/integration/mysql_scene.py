@@ -12,8 +12,6 @@ from sparkonce.sinks.sql.mysql.connection import MARIADB, MYSQL
 from sparkonce.testing.hooks import SinkHooks
 from sparkonce_lab.systems.mysql import MySQLSystem
 
-NOT_BULK = property(lambda _: False, lambda _self, _: None)
-"""Replaces `Link.takes_bulk`, so that rows are sent to MariaDB in the way that MySQL requires."""
 _FATAL = "XAER_RMERR: Fatal error occurred in the transaction branch - check your data for consistency"
 MAY_NOT_RECOVER = replace(
     MARIADB,

@@ -12,13 +12,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from integration.mysql_scene import MAY_NOT_RECOVER, NOT_BULK
+from integration.mysql_scene import MAY_NOT_RECOVER
 from shared_servers import needs_mariadb, new_mariadb
 from sparkonce.errors import ConfigurationError, PreflightError
 from sparkonce.guarantees import Guarantee
 from sparkonce.sink import Facts, Owner, Token, WriterContext
 from sparkonce.sinks.sql.mysql import preflight
-from sparkonce.sinks.sql.mysql.connection import MARIADB, MYSQL, Connection
+from sparkonce.sinks.sql.mysql.connection import MARIADB, MYSQL
 from sparkonce.sinks.sql.mysql.preflight import MySQLPreflightRequest
 from sparkonce.sinks.sql.mysql.sink import MySQLSink
 from sparkonce.sinks.sql.settings import Target
@@ -158,14 +158,8 @@ def test_settings_of_the_server(mariadb: MySQLSystem, variable: str, value: str,
     check(mariadb, **more)
 
 
-def test_how_rows_will_travel_is_said(
-    mariadb: MySQLSystem, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_how_rows_will_travel_is_said(mariadb: MySQLSystem, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    check(mariadb)
-    assert "bulk protocol" in caplog.records[0].getMessage()
-    caplog.clear()
-    monkeypatch.setattr(Connection, "takes_bulk", NOT_BULK)
     check(mariadb)
     check(mariadb, settings={"local_infile": False})
     mariadb.ask("SET GLOBAL local_infile = 0")
@@ -179,11 +173,10 @@ def test_how_rows_will_travel_is_said(
     assert "local_infile=OFF" in said[2]
 
 
-def test_without_local_infile_rows_arrive_all_the_same(mariadb: MySQLSystem, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_local_infile_rows_arrive_all_the_same(mariadb: MySQLSystem) -> None:
     from sparkonce.testing.hooks import SinkHooks
     from sparkonce.testing.scene import Scene
 
-    monkeypatch.setattr(Connection, "takes_bulk", NOT_BULK)
     mariadb.ask("SET GLOBAL local_infile = 0")
     try:
         scene = Scene(SinkHooks(), MySQLSink(mariadb.settings, table="target"))

@@ -11,11 +11,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from integration.mysql_scene import NOT_BULK
 from sparkonce.errors import PreflightError, PrepareError
 from sparkonce.guarantees import Guarantee
 from sparkonce.sink import SinkWriter
-from sparkonce.sinks.sql.mysql.connection import Connection
 from sparkonce.sinks.sql.mysql.sink import MySQLSink
 from sparkonce.testing.hooks import SinkHooks
 from sparkonce.testing.scene import Scene
@@ -23,24 +21,16 @@ from sparkonce_lab.systems.mysql import MySQLSystem
 
 Write = Callable[..., list[tuple[Any, ...]]]
 
-BULK = {"commit": "two_phase", "bulk": True}
-BY_LOAD = {"commit": "two_phase", "bulk": False, "local_infile": True}
-BY_INSERT = {"commit": "two_phase", "bulk": False, "local_infile": False}
-STAGED = {"commit": "staged", "bulk": True}
-WAYS = pytest.mark.parametrize("how", [BULK, BY_LOAD, BY_INSERT], ids=["bulk", "load", "insert"])
+BY_LOAD = {"commit": "two_phase", "local_infile": True}
+BY_INSERT = {"commit": "two_phase", "local_infile": False}
+STAGED = {"commit": "staged", "local_infile": True}
+WAYS = pytest.mark.parametrize("how", [BY_LOAD, BY_INSERT], ids=["load", "insert"])
 
 
-def go(how: dict[str, Any], mariadb: MySQLSystem, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Returns the settings for one way of sending rows. Without the bulk protocol, rows are sent as to MySQL."""
-    if not how["bulk"]:
-        monkeypatch.setattr(Connection, "takes_bulk", NOT_BULK)
-    return {**mariadb.settings, "local_infile": how.get("local_infile", True)}
-
-
-@pytest.fixture(params=[BULK, BY_LOAD, BY_INSERT, STAGED], ids=["bulk", "load", "insert", "staged"])
-def write(request: pytest.FixtureRequest, mariadb: MySQLSystem, monkeypatch: pytest.MonkeyPatch) -> Write:
+@pytest.fixture(params=[BY_LOAD, BY_INSERT, STAGED], ids=["load", "insert", "staged"])
+def write(request: pytest.FixtureRequest, mariadb: MySQLSystem) -> Write:
     """Writes the only batch of a table, and returns what a second connection reads."""
-    settings = go(request.param, mariadb, monkeypatch)
+    settings = {**mariadb.settings, "local_infile": request.param["local_infile"]}
 
     def write(columns: str, rows: pa.RecordBatch, select: str = "*", **more: Any) -> list[tuple[Any, ...]]:
         mariadb.ask("DROP TABLE IF EXISTS target")
@@ -116,9 +106,7 @@ def test_odd_identifiers(mariadb: MySQLSystem) -> None:
 SLOW = pytest.mark.slow
 
 
-@pytest.mark.parametrize(
-    "write", [BULK, STAGED, pytest.param(BY_LOAD, marks=SLOW), pytest.param(BY_INSERT, marks=SLOW)], indirect=True
-)
+@pytest.mark.parametrize("write", [STAGED, BY_LOAD, pytest.param(BY_INSERT, marks=SLOW)], indirect=True)
 def test_nothing_is_changed_silently(write: Write, mariadb: MySQLSystem) -> None:
     refused: list[Any] = [
         pytest.param("VARCHAR(3)", ["abc "], pa.string(), id="spaces too many"),
@@ -178,7 +166,6 @@ def test_bytes_that_are_no_text_are_refused(write: Write) -> None:
 )
 def test_rows_that_the_table_refuses(
     mariadb: MySQLSystem,
-    monkeypatch: pytest.MonkeyPatch,
     how: dict[str, Any],
     column: str,
     values: list[int],
@@ -189,7 +176,7 @@ def test_rows_that_the_table_refuses(
     mariadb.ask("DROP TABLE IF EXISTS target")
     mariadb.ask(f"CREATE TABLE target (it {column}) ENGINE=InnoDB")
     before = mariadb.prepared()
-    settings = go(how, mariadb, monkeypatch)
+    settings = {**mariadb.settings, "local_infile": how["local_infile"]}
     for guarantee in (Guarantee.EXACTLY_ONCE, Guarantee.AT_LEAST_ONCE):
         scene = Scene(SinkHooks(), MySQLSink(settings, table="target", commit="two_phase", guarantee=guarantee))
         writer = scene.new_writer()
@@ -203,14 +190,12 @@ def test_rows_that_the_table_refuses(
 
 
 @WAYS
-def test_a_key_that_is_there_is_refused_in_append_mode(
-    mariadb: MySQLSystem, monkeypatch: pytest.MonkeyPatch, how: dict[str, Any]
-) -> None:
+def test_a_key_that_is_there_is_refused_in_append_mode(mariadb: MySQLSystem, how: dict[str, Any]) -> None:
     mariadb.ask("DROP TABLE IF EXISTS target")
     mariadb.ask("CREATE TABLE target (it INT PRIMARY KEY, word TEXT) ENGINE=InnoDB")
     mariadb.ask("INSERT INTO target VALUES (7, 'old')")
     rows = pa.record_batch({"it": pa.array([6, 7], pa.int32()), "word": ["new", "new"]})
-    settings = go(how, mariadb, monkeypatch)
+    settings = {**mariadb.settings, "local_infile": how["local_infile"]}
     scene = Scene(SinkHooks(), MySQLSink(settings, table="target", commit="two_phase"))
     writer = scene.new_writer()
     writer.begin()
@@ -245,14 +230,11 @@ def test_types_that_might_change_a_value_are_refused_at_start(
         sink.preflight("0" * 12, None)
 
 
-@pytest.mark.parametrize("how", [BULK, BY_INSERT], ids=["bulk", "insert"])
-def test_large_rows_and_small_packets(
-    mariadb: MySQLSystem, monkeypatch: pytest.MonkeyPatch, how: dict[str, Any]
-) -> None:
-    """Statements are limited to max_allowed_packet. A larger single row gets the server's own error."""
+def test_large_rows_and_small_packets(mariadb: MySQLSystem) -> None:
+    """INSERTs are limited to max_allowed_packet. A larger single row gets the server's own error."""
     mariadb.ask("DROP TABLE IF EXISTS target")
     mariadb.ask("CREATE TABLE target (place INT, it LONGTEXT) ENGINE=InnoDB")
-    sink = MySQLSink(go(how, mariadb, monkeypatch), table="target", commit="two_phase")
+    sink = MySQLSink({**mariadb.settings, "local_infile": False}, table="target", commit="two_phase")
     scene = Scene(SinkHooks(), sink)
     rows = rows_of(["x" * 3_000_000] * 10, pa.string())
     writer = scene.new_writer()

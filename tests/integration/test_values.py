@@ -23,13 +23,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from integration.mysql_scene import NOT_BULK
 from redis_servers import witness
 from shared_servers import redis_server
 from sparkonce import FilesSink, KafkaSink, MySQLSink, PostgresSink, RedisSink, WriteAheadSink
 from sparkonce.errors import SchemaError, SparkonceError
 from sparkonce.sink import TwoPhaseCommitSink
-from sparkonce.sinks.sql.mysql.connection import Connection
 from sparkonce.storage.local import LocalFiles
 from sparkonce.testing.hooks import SinkHooks
 from sparkonce.testing.scene import Scene
@@ -359,7 +357,7 @@ class PostgresTwoPhase(Postgres):
 class MariaDB(Way):
     cell = "mariadb"
     commit = "staged"
-    bulk, load = True, True
+    load = True
 
     system: MySQLSystem
 
@@ -392,12 +390,8 @@ class MariaDB(Way):
         return "CAST({} AS CHAR)" if pa.types.is_string(kind) else "{}"
 
 
-class MariaDBBulk(MariaDB):
+class MariaDBLoad(MariaDB):
     commit = "two_phase"
-
-
-class MariaDBLoad(MariaDBBulk):
-    bulk = False
 
 
 class MariaDBInsert(MariaDBLoad):
@@ -522,9 +516,9 @@ def plain(column: pa.ChunkedArray) -> list[Any]:
     return column.to_pylist()
 
 
-WAYS = [Postgres, PostgresTwoPhase, MariaDB, MariaDBBulk, MariaDBLoad, MariaDBInsert, Redis, Parquet, Json, Csv, Arrow,
+WAYS = [Postgres, PostgresTwoPhase, MariaDB, MariaDBLoad, MariaDBInsert, Redis, Parquet, Json, Csv, Arrow,
         WriteAhead]  # fmt: skip
-AS_OTHERS = {PostgresTwoPhase, MariaDBBulk, MariaDBLoad, MariaDBInsert}
+AS_OTHERS = {PostgresTwoPhase, MariaDBLoad, MariaDBInsert}
 """They refuse what the sink's other way of committing does."""
 
 
@@ -552,11 +546,9 @@ def refused_by(way: Way) -> Iterator[tuple[str, Case, str]]:
 
 
 @pytest.fixture
-def way(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Way:
+def way(request: pytest.FixtureRequest, tmp_path: Path) -> Way:
     made: Way = request.param(tmp_path)
     made.prepare(request)
-    if isinstance(made, MariaDB) and not made.bulk:
-        monkeypatch.setattr(Connection, "takes_bulk", NOT_BULK)
     return made
 
 

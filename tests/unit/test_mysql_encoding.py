@@ -10,7 +10,7 @@ import pytest
 
 from sparkonce.errors import PrepareError
 from sparkonce.sinks.sql.mysql import encoding
-from sparkonce.sinks.sql.mysql.encoding import check, nested_text, types_of
+from sparkonce.sinks.sql.mysql.encoding import check, nested_text
 from sparkonce.sinks.sql.mysql.target import MySQLColumn
 
 COLUMN = MySQLColumn(
@@ -25,7 +25,6 @@ COLUMN = MySQLColumn(
     collation="",
 )
 OF_MILLISECONDS = replace(COLUMN, type="datetime", full_type="datetime(3)", fraction_digits=3)
-UTF8 = "CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
 DIGITS = replace(COLUMN, type="double", full_type="double(7,2) unsigned")
 ENUM = replace(COLUMN, type="enum", full_type="enum('a','it''s')")
 
@@ -91,19 +90,3 @@ def test_rows_too_large_for_one_piece_are_halved(monkeypatch: pytest.MonkeyPatch
 def test_numbers_that_json_does_not_have_are_refused_where_they_are_nested() -> None:
     with pytest.raises(PrepareError, match=r"Column 'x' contains .* NaN or an infinity"):
         nested_text(pa.array([[1.0], [float("nan")]]), "x")
-
-
-@pytest.mark.parametrize(
-    ("type_", "collation", "sent_as"),
-    [
-        ("varchar", UTF8, 252),
-        ("json", UTF8, 252),
-        ("varchar", "CHARACTER SET utf8mb3 COLLATE utf8mb3_bin", 253),
-        ("varchar", "CHARACTER SET latin1 COLLATE latin1_bin", 253),
-        ("enum", UTF8, 253),
-        ("uuid", "", 253),
-    ],
-)
-def test_texts_go_as_bytes_only_where_the_column_holds_these_bytes(type_: str, collation: str, sent_as: int) -> None:
-    column = replace(COLUMN, type=type_, collation=collation)
-    assert types_of([column], pa.schema([("c", pa.string())])) == bytes([sent_as, 0])

@@ -1,7 +1,6 @@
-"""A PyMySQL connection: strict, in UTC, with a deadline for each reply, and two ways to send many rows.
+"""A PyMySQL connection: strict, in UTC, with a deadline for each reply, and rows for LOAD DATA from memory.
 
-MariaDB's bulk protocol, which PyMySQL doesn't know, sends rows in binary to a prepared statement. LOAD DATA sends them
-as text. PyMySQL answers LOAD DATA LOCAL by opening any file that the server names. Here the server gets the rows,
+PyMySQL answers LOAD DATA LOCAL by opening any file that the server names. Here the server gets the rows,
 whatever file it names, and a request for a file at any other time is an error.
 
 `Flavour` lists the differences between MariaDB and MySQL. MariaDB's side is tried against MariaDB 10.11. MySQL's is
@@ -12,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import re
-import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -44,12 +42,6 @@ _SESSION = (
     "net_read_timeout=600, net_write_timeout=600, innodb_lock_wait_timeout={lock_s}, lock_wait_timeout={lock_s}"
 )
 _PACKET_BYTES = 256 * 1024
-_BULK_EXECUTE = 0xFA
-_BULK_CAPABILITY = struct.pack("<I", 1 << 2)
-_TYPES_FOLLOW = 128
-_HELLO = slice(9, 32)
-"""The reserved bytes of a client's first packets. MariaDB reads its own capabilities in the last four of them."""
-
 _FIRST_WARNINGS = "SHOW WARNINGS LIMIT 3"
 _VALUE = re.compile(r"(?:\b(entry|value:?) '(?:.*'(?= for )|.*'$)|(no partition for value) .*)")
 """A row's value in an error or a warning. The name of a key or a column follows it."""
@@ -71,14 +63,7 @@ class Loaded:
 
 
 class Connection(pymysql.connections.Connection):  # type: ignore[misc]  # PyMySQL has no types
-    """A connection, for one thread at a time.
-
-    Attributes:
-        takes_bulk: True if the server has MariaDB's bulk protocol, see `execute`.
-    """
-
-    takes_bulk = False
-    _greets = False
+    """A connection, for one thread at a time."""
 
     def rows(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Returns the rows of a query. A statement with values must not hold names with a percent sign."""
@@ -120,28 +105,6 @@ class Connection(pymysql.connections.Connection):  # type: ignore[misc]  # PyMyS
         done = self._read_ok_packet_of_load()
         return Loaded(int(done.affected_rows), int(done.warning_count))
 
-    def prepare(self, statement: str) -> int:
-        """Prepares a statement, and returns its number."""
-        self._execute_command(COMMAND.COM_STMT_PREPARE, statement)
-        answer = self._read_packet()
-        number, columns, values = struct.unpack("<xIHH", answer.read(9))
-        for count in (values, columns):
-            for _ in range(count + 1 if count else 0):  # each, and the packet that ends them
-                self._read_packet()
-        return int(number)
-
-    def execute(self, number: int, types: bytes, rows: memoryview) -> Loaded:
-        """Runs a prepared statement for many rows at once.
-
-        Args:
-            number: See `prepare`.
-            types: See `sparkonce.sinks.sql.mysql.encoding.types_of`.
-            rows: See `sparkonce.sinks.sql.mysql.encoding.bulk_rows`.
-        """
-        self._execute_command(_BULK_EXECUTE, b"".join((struct.pack("<IH", number, _TYPES_FOLLOW), types, rows)))
-        self._read_query_result()
-        return Loaded(int(self._result.affected_rows), int(self._result.warning_count))
-
     def first_warnings(self) -> str:
         """Returns the first warnings of the last statement."""
         return "; ".join(
@@ -166,22 +129,6 @@ class Connection(pymysql.connections.Connection):  # type: ignore[misc]  # PyMyS
             yield
         finally:
             self._read_timeout, self._write_timeout = before
-
-    def write_packet(self, payload: bytes | memoryview) -> None:
-        """Sends one packet; the first ones list this client's capabilities."""
-        if self._greets and bytes(payload[_HELLO]) == bytes(23):
-            payload = b"".join((payload[:28], _BULK_CAPABILITY, payload[32:]))
-        super().write_packet(payload)
-
-    def _request_authentication(self) -> None:
-        # MySQL sets this flag and MariaDB does not. A client that sets it is taken for one of MySQL's.
-        self.takes_bulk = self._greets = not self.server_capabilities & CLIENT.LONG_PASSWORD
-        if self.takes_bulk:
-            self.client_flag &= ~CLIENT.LONG_PASSWORD
-        try:
-            super()._request_authentication()
-        finally:
-            self._greets = False
 
     def _read_ok_packet_of_load(self) -> Any:
         packet = self._read_packet()

@@ -171,9 +171,7 @@ def _check_server(flavour: Flavour, variables: Mapping[str, str], request: MySQL
 def _note_server(
     connection: Connection, flavour: Flavour, variables: Mapping[str, str], request: MySQLPreflightRequest
 ) -> None:
-    if connection.takes_bulk:
-        log.info("Rows go to %s by its bulk protocol.", flavour.name)
-    elif not request.settings.get("local_infile", True):
+    if not request.settings.get("local_infile", True):
         log.info("Rows go to %s by INSERT: the setting local_infile is off.", flavour.name)
     elif not _is_on(variables, "local_infile"):
         log.warning(

@@ -23,11 +23,6 @@ def insert_into(table: str, columns: Sequence[str]) -> str:
     return f"INSERT INTO {quote(table)} ({', '.join(quote(column) for column in columns)})"
 
 
-def placeholders(count: int) -> str:
-    """Returns a row of a prepared INSERT."""
-    return f"({', '.join('?' * count)})"
-
-
 def upsert_tail(flavour: Flavour, columns: Sequence[str], keys: Sequence[str]) -> str:
     """Returns the tail that makes an ``INSERT … VALUES`` replace the other columns of a row with the same key."""
     value = flavour.new_value

@@ -184,11 +184,6 @@ def _column(row: Sequence[object]) -> MySQLColumn:
     )
 
 
-def has_utf8(column: MySQLColumn) -> bool:
-    """Returns True if a column holds texts as the sink sends them."""
-    return column.type in _TEXTS and column.collation.startswith("CHARACTER SET utf8mb4 ")
-
-
 def kind_of(kind: pa.DataType) -> str:
     """Returns the kind of values that an Arrow type holds; empty if the sink does not take it."""
     tests = (

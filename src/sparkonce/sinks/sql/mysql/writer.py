@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from sparkonce.errors import PrepareError
 from sparkonce.sinks.sql.mysql.connection import MARIADB, Loaded, Session, connect, flavour_of
-from sparkonce.sinks.sql.mysql.encoding import bulk_rows, column_list, insert_values, load_text, types_of
+from sparkonce.sinks.sql.mysql.encoding import column_list, insert_values, load_text
 from sparkonce.sinks.sql.mysql.finishing import identity, insert
 from sparkonce.sinks.sql.mysql.names import StagingTable, Xid, lock_name, plain_literal, quote, stage_table
-from sparkonce.sinks.sql.mysql.statements import insert_into, load_into, placeholders, stage_columns, upsert_tail
+from sparkonce.sinks.sql.mysql.statements import insert_into, load_into, stage_columns, upsert_tail
 from sparkonce.sinks.sql.mysql.target import bind, checks_of, describe, kind_of
 from sparkonce.sinks.sql.settings import STAGED, TWO_PHASE, UPSERT
 from sparkonce.sinks.sql.transactions import DIRECT, Location, SqlTransaction
@@ -89,7 +89,6 @@ class TableRows:
         self._schema = schema
         self._table = copy.target.table
         self._replaces = copy.target.mode == UPSERT
-        self._prepared: tuple[int, bytes] | None = None
         self.reset()
         packet, takes_files = connection.row("SELECT @@max_allowed_packet, @@local_infile")
         self._packet_bytes = min(int(int(packet) * _PACKET_SHARE), _PACKET_BYTES)
@@ -103,9 +102,7 @@ class TableRows:
 
     def write(self, rows: pa.RecordBatch, *, alone: bool = False) -> None:
         """Encodes the rows, and sends them: as text once there is enough of it."""
-        if self._connection.takes_bulk:
-            self._execute(rows)
-        elif self._replaces or not self._takes_files:
+        if self._replaces or not self._takes_files:
             self._insert(rows)
         else:
             for piece in load_text(rows, self._bound):
@@ -149,16 +146,6 @@ class TableRows:
             f"CREATE TABLE {quote(self._table)} ({', '.join(parts)}) "
             f"ENGINE=InnoDB COMMENT={plain_literal(stage.comment())}"
         )
-
-    def _execute(self, rows: pa.RecordBatch) -> None:
-        connection = self._connection
-        if self._prepared is None:
-            head, tail = self._around_values()
-            number = connection.prepare(f"{head}{placeholders(len(self._bound))}{tail}")
-            self._prepared = number, types_of(self._bound, rows.schema)
-        number, types = self._prepared
-        pieces = bulk_rows(rows, self._bound, self._packet_bytes)
-        self._send((connection.execute(number, types, piece) for piece in pieces), rows.num_rows)
 
     def _insert(self, rows: pa.RecordBatch) -> None:
         head, tail = (text.encode() for text in self._around_values())
