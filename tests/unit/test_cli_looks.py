@@ -11,10 +11,12 @@ import os
 import re
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
 import pytest
+import typer
 from typer.main import get_command
 
 if __name__ == "__main__":
@@ -22,7 +24,11 @@ if __name__ == "__main__":
 
 from sparkonce.cli.main import app
 from sparkonce.cli.output import OutputFormat, show_checks
+from sparkonce.cli.transactions import show_done
 from sparkonce.operate.checkpoint import Check
+from sparkonce.operate.resolve import Resolved
+from sparkonce.operate.transactions import Listing, LogVerdict, OpenTransaction
+from sparkonce.sinks._shared.orphans import Orphan
 from unit.test_operate_checkpoint import checkpoint_of
 
 SNAPSHOTS = Path(__file__).parent / "cli_looks"
@@ -114,6 +120,32 @@ def test_results_are_colored_by_what_they_say_only_on_a_terminal() -> None:
         True,
     ]
     assert "\x1b" not in told[1]
+
+
+def test_resolve_says_what_it_did_and_what_comes_next(capsys: pytest.CaptureFixture[str]) -> None:
+    orphan = Orphan(
+        kind="open", name="a", query="1", run="1-a", batch=3, slot=0, copy="c", age_s=40, holds=("orders-0",)
+    )
+    left = OpenTransaction(system="kafka", found=orphan, verdict=LogVerdict.ABORT, why="An older run has left it.")
+    done = Resolved(run="2-f", batch=7, committed=4, swept=("kafka",))
+
+    show_done(done, Listing(found=[left]), Listing(), OutputFormat.TABLE)
+    assert capsys.readouterr().out.splitlines() == [
+        "Claimed the log as run 2-f: a driver that still runs on this checkpoint stops.",
+        "Committed batch 7: 4 transactions.",
+        "Aborted what older runs had left open in kafka: 1 transaction.",
+        "Next: Start the query when it can run. It checks the servers again, and continues after this.",
+    ]
+    with pytest.raises(typer.Exit):
+        show_done(replace(done, lost=1, swept=()), Listing(found=[left]), Listing(found=[left]), OutputFormat.TABLE)
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "Committed batch 7: 4 transactions.",
+        "Lost 1 transaction of it.",
+        "Still open:",
+        "SYSTEM  KIND  AGE  TO DO  NAME  WHY",
+        "kafka   open  40s  abort  a     An older run has left it.",
+        "Next: Start the query, which writes the lost rows again.",
+    ]
 
 
 if __name__ == "__main__":

@@ -339,7 +339,7 @@ def resolve(
             files, sinks, moved=moved, accept_lost=accepted, on_conflict=on_conflict, patience_s=patience_s
         )
         left = _listed_after(files, file)
-    _show_done(done, before, left, form)
+    show_done(done, before, left, form)
 
 
 @app.command(cls=Command, short_help="Abort what older runs have left open.")
@@ -394,7 +394,7 @@ def sweep(
         else:
             found = _listing_of_query(files, file)
     if execute:
-        _show_done(done, before, left, form)
+        show_done(done, before, left, form)
     else:
         _show_listing(found, _SWEEP, form)
 
@@ -612,7 +612,15 @@ def _show_left(to: Any, left: "Sequence[OpenTransaction]", todo: Mapping[str, st
         _show_plan(to, left, todo)
 
 
-def _show_done(done: "Resolved", before: "Listing", left: "Listing", form: OutputFormat) -> None:
+def show_done(done: "Resolved", before: "Listing", left: "Listing", form: OutputFormat) -> None:
+    """Shows what `resolve` or `sweep` did, what is still open, and what comes next. Exits with 1 if something is left.
+
+    Args:
+        done: What was done.
+        before: What was open before that.
+        left: What is still open.
+        form: The requested format.
+    """
     from sparkonce.operate.transactions import LogVerdict
 
     still = {(one.system, one.found.name) for one in left.found}
@@ -622,13 +630,13 @@ def _show_done(done: "Resolved", before: "Listing", left: "Listing", form: Outpu
     if done.batch is not None:
         lines.append(f"Committed batch {done.batch}: {counted(done.committed, 'transaction')}.")
     if done.lost:
-        lines.append(f"Lost {counted(done.lost, 'transaction')} of it: only the query can write their rows again.")
+        lines.append(f"Lost {counted(done.lost, 'transaction')} of it.")
     if done.swept:
         swept = ", ".join(done.swept)
         lines.append(
             f"Aborted what older runs had left open in {swept}: {counted(len(aborted), 'transaction')}."
             if aborted
-            else f"Older runs have left nothing open in {swept}."
+            else f"Nothing that older runs opened is left in {swept}."
         )
     if done.left:
         lines.append(f"Did not check {', '.join(done.left)}: the file does not describe them.")
