@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyspark
 import pytest
 
 from eventually import LIMIT_S
@@ -24,6 +26,18 @@ from sparkonce_lab.rig.kafka import Cluster
 from sparkonce_lab.rig.kafka.jars import spark_kafka_jars
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark]
+
+COPY = """
+import sys
+from pyspark.sql import SparkSession
+from sparkonce import ExactlyOnce, KafkaSink, await_end, read_kafka
+url, bootstrap, source, target, checkpoint = sys.argv[1:]
+spark = SparkSession.builder.remote(url).getOrCreate()
+rows = read_kafka(spark, {"bootstrap.servers": bootstrap}, topics=source).select("value")
+once = ExactlyOnce(KafkaSink({"bootstrap.servers": bootstrap}, topic=target), checkpoint=checkpoint)
+await_end(once.start(rows, trigger={"availableNow": True}))
+"""
+"""A program that copies a topic: url, bootstrap.servers, source, target, checkpoint."""
 
 
 @pytest.fixture(scope="module")
@@ -45,31 +59,39 @@ def test_a_query_into_kafka_is_committed_exactly_once(broker: Cluster, server: C
 def test_what_the_first_batch_refuses_is_said_on_the_client(
     broker: Cluster, server: ConnectServer, tmp_path: Path
 ) -> None:
-    program = """
-import sys
-from pyspark.sql import SparkSession
-from sparkonce import ExactlyOnce, KafkaSink, await_end, read_kafka
-url, bootstrap, source, target, checkpoint = sys.argv[1:]
-spark = SparkSession.builder.remote(url).getOrCreate()
-rows = read_kafka(spark, {"bootstrap.servers": bootstrap}, topics=source).select("value")
-once = ExactlyOnce(KafkaSink({"bootstrap.servers": bootstrap}, topic=target), checkpoint=checkpoint)
-await_end(once.start(rows, trigger={"availableNow": True}))
-"""
     source, target = new_name("source"), new_name("target")
     create_topic(broker.bootstrap, source, 1)
     produce(broker.bootstrap, source, [{"key": b"k", "value": b"v", "partition": 0}], timeout_s=LIMIT_S)
     arguments = [server.url, broker.bootstrap, source, target, str(tmp_path / "c")]
-    said = run(program, arguments)
+    said = run(COPY, arguments)
     assert said.returncode == 1
     assert f"topic={target!r} does not exist" in said.stderr
     assert "Next: " in said.stderr
 
     create_topic(broker.bootstrap, target, 1)
-    assert run(program, arguments).returncode == 0
+    assert run(COPY, arguments).returncode == 0
     assert [record.value for record in read_committed(broker.bootstrap, target)] == [b"v"]
     claimed = DecisionLog(LocalFiles(tmp_path / "c")).read(LogView()).newest_run
     assert claimed is not None
     assert [name for name, _ in claimed.sources] == [source], "the log keeps the id of the topic"
+
+
+@pytest.mark.slow
+def test_a_client_without_java_and_py4j(broker: Cluster, server: ConnectServer, tmp_path: Path) -> None:
+    package = f"pyspark-client=={pyspark.__version__}"
+    uv = shutil.which("uv") or str(Path(__file__).parents[2] / ".tools" / "bin" / "uv")  # as dev.py installs it
+    install = [uv, "pip", "install", "--quiet", "--no-deps", "--target", str(tmp_path / "client"), package]
+    subprocess.run(install, check=True)
+    (tmp_path / "client" / "py4j.py").write_text("raise ModuleNotFoundError('py4j')")
+
+    source, target = new_name("source"), new_name("target")
+    for topic in (source, target):
+        create_topic(broker.bootstrap, topic, 1)
+    produce(broker.bootstrap, source, [{"key": b"k", "value": b"v", "partition": 0}], timeout_s=LIMIT_S)
+    arguments = [server.url, broker.bootstrap, source, target, str(tmp_path / "c")]
+    done = run(COPY, arguments, tmp_path / "client")
+    assert done.returncode == 0, done.stderr
+    assert [record.value for record in read_committed(broker.bootstrap, target)] == [b"v"]
 
 
 @pytest.mark.slow
@@ -152,7 +174,9 @@ await_end(query)
     assert found == [(b"ada", b'{"customer":"ada","orders":2,"cents":12}')]
 
 
-def run(program: str, arguments: list[str]) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, **path_of_tests(), "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+def run(program: str, arguments: list[str], first: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Runs a program, with a folder of packages that comes before all others."""
+    path = os.pathsep.join(filter(None, (str(first or ""), path_of_tests()["PYTHONPATH"])))
+    env = {**os.environ, "PYTHONPATH": path, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
     command = [sys.executable, "-c", program, *arguments]
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=LIMIT_S, check=False)

@@ -60,7 +60,7 @@ def jobs(kafka: Cluster, tmp_path: Path) -> Iterator[Sequence[Job]]:
         yield [new_job(number) for number in range(len(KILLS))]
 
 
-@pytest.mark.parametrize("fault", ["worker"])
+@pytest.mark.parametrize("fault", ["worker", "stop", "server"])
 def test_each_row_is_there_once_whatever_is_killed(jobs: Sequence[Job], tmp_path: Path, fault: str) -> None:
     server = ConnectServer(tmp_path / "first", cores=CORES)
     try:
