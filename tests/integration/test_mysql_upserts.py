@@ -73,6 +73,16 @@ def test_a_row_without_a_value_deletes_the_tables_row_unless_it_is_older(mariadb
     assert mariadb.ask("SELECT * FROM newest ORDER BY id") == [(1, 5, "a"), (5, 8, "e")]
 
 
+def test_an_older_row_of_another_slot_does_not_put_a_deleted_row_back(mariadb: MySQLSystem) -> None:
+    write(upsert(mariadb), [[(1, 5, "a"), (2, 5, "b")]])
+    slots: list[list[Row]] = [[(1, 7, None), (2, 6, None)], [(1, 6, "older"), (2, 7, "newer")]]
+    with closing(Scene(Batches(*slots), upsert(mariadb, order_by="at", delete_when="source.text IS NULL"))) as scene:
+        handles = [scene.prepare(slot, 2, slot=slot, batch=1) for slot in range(2)]
+        assert scene.committer.check_prepared(handles) == ""
+        assert scene.commit(*handles) == [Outcome.COMMITTED] * 2
+    assert mariadb.ask("SELECT * FROM newest") == [(2, 7, "newer")]
+
+
 class Changes(SinkHooks):
     """As change data capture has them, with the columns ``op`` and ``Gone``."""
 

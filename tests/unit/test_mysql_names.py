@@ -91,7 +91,7 @@ def test_versions_that_lose_prepared_transactions_are_too_old() -> None:
 
     assert upsert_tail(MARIADB, ["k", "v"], ["K"]) == " ON DUPLICATE KEY UPDATE `v` = VALUES(`v`)"
     assert upsert_tail(MYSQL, ["k"], ["k"]) == " AS sparkonce_new ON DUPLICATE KEY UPDATE `k` = sparkonce_new.`k`"
-    assert "ON DUPLICATE" not in merge_steps("s", Target(table="t"), ["k"])[0]
+    assert "ON DUPLICATE" not in merge_steps(["s"], Target(table="t"), ["k"])[0]
 
     assert {outcome_of(number, "").outcome for number in range(5000)} == {Outcome.RETRY, Outcome.UNKNOWN}
 

@@ -503,27 +503,31 @@ def move(
     is_trial: bool,
 ) -> str:
     """Moves the rows of staging tables, and sees that as many came as were prepared, and none was changed."""
-    connection = session.connection
-    for table, rows in tables.values():
-        what = f"The merge of {table} into {stage.target} would have changed rows, and was rolled back"
+    connection, every = session.connection, list(tables.values())
+    for group in [every] if stage.target.rules.given() else [[one] for one in every]:
+        names = [table for table, _ in group]
+        listed = ", ".join(names)
+        changed = f"into {stage.target} would have changed rows, and was rolled back"
         try:
-            for step in merge_steps(table, stage.target, stage.columns):
+            for step in merge_steps(names, stage.target, stage.columns):
                 merged = connection.run(step)
                 if merged.warnings:
-                    return f"{what}: {connection.first_warnings()}."
+                    return f"The merge of {listed} {changed}: {connection.first_warnings()}."
         except MySQLError as error:
             if not is_trial and connection.open and len(error.args) > 1:
-                error.args = (error.args[0], f"{error.args[1]} (in the merge of {table})")
+                error.args = (error.args[0], f"{error.args[1]} (in the merge of {listed})")
             raise
-        came = merged.rows
-        if stage.target.mode == UPSERT:  # whose count is not that of its rows
-            # Counted afterwards, a row that was deleted in between is missed, too.
-            (came,) = connection.row(f"SELECT COUNT(*) FROM {quote(table)}")  # noqa: S608 - quoted
-        if came != rows:
-            return (
-                f"{what}: {came} rows came where {rows} were prepared. Put the rows back; or, where they are gone for "
-                "good, drop the staging table: then they count as lost, and are written again."
-            )
+        for table, rows in group:
+            came = merged.rows
+            if stage.target.mode == UPSERT:  # whose count is not that of its rows
+                # Counted afterwards, a row that was deleted in between is missed, too.
+                (came,) = connection.row(f"SELECT COUNT(*) FROM {quote(table)}")  # noqa: S608 - quoted
+            if came != rows:
+                return (
+                    f"The merge of {table} {changed}: {came} rows came where {rows} were prepared. Put the rows back; "
+                    "or, where they are gone for good, drop the staging table: then they count as lost, and are "
+                    "written again."
+                )
     return ""
 
 

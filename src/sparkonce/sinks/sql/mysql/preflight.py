@@ -372,7 +372,7 @@ def _check_rules(connection: Connection, request: MySQLPreflightRequest, stage: 
     if not request.target.rules.given() or not written:
         return
     try:
-        for step in merge_steps(stage, request.target, written):
+        for step in merge_steps([stage], request.target, written):
             connection.run(step)
     except MySQLError as error:
         shown = " and ".join(f"{setting}={text!r}" for setting, text in request.target.rules.given().items())

@@ -31,23 +31,23 @@ def upsert_tail(flavour: Flavour, columns: Sequence[str], keys: Sequence[str]) -
     )
 
 
-def merge_steps(stage: str, target: Target, columns: Sequence[str]) -> list[str]:
-    """Returns the statements that merge a staging table's rows into the target.
+def merge_steps(stages: Sequence[str], target: Target, columns: Sequence[str]) -> list[str]:
+    """Returns the statements that merge staging tables' rows into the target.
 
     Without rules, they go in the order in which they were written. By rules, of each key one row counts: new keys are
     inserted first, which locks the rows of all keys, so that nobody changes them before they are compared.
 
     Args:
-        stage: The staging table.
+        stages: The staging tables, by slot; one without rules.
         target: The target and its rules.
-        columns: The columns that the staging table has of the target.
+        columns: The columns that the staging tables have of the target.
     """
     keys, rules, table = target.keys, target.rules, quote(target.table)
     if not rules.given():
         names = ", ".join(f"sparkonce_stage.{quote(column)}" for column in columns)
         statement = (
             f"{insert_into(target.table, columns)} SELECT {names} "  # noqa: S608 - quoted
-            f"FROM {quote(stage)} AS sparkonce_stage ORDER BY sparkonce_row"
+            f"FROM {quote(stages[0])} AS sparkonce_stage ORDER BY sparkonce_row"
         )
         if target.mode == APPEND:
             return [statement]
@@ -59,11 +59,17 @@ def merge_steps(stage: str, target: Target, columns: Sequence[str]) -> list[str]
     listed = ", ".join(map(quote, columns))
     more = rules.staged_only(sorted(read_by(rules.delete_when)), columns, fold=True)
     staged = ", ".join(map(quote, [*columns, *more]))
-    last = [*([f"{quote(rules.order_by)} DESC"] if rules.order_by else []), "sparkonce_row DESC"]
+    # All slots' rows together: a row that deletes leaves nothing with which a later slot's older row could be compared.
+    rows = " UNION ALL ".join(
+        f"SELECT {staged}, sparkonce_row, {slot} AS sparkonce_slot FROM {quote(stage)}"  # noqa: S608 - quoted
+        for slot, stage in enumerate(stages)
+    )
+    last = [f"{quote(rules.order_by)} DESC"] if rules.order_by else []
+    last += ["sparkonce_slot DESC", "sparkonce_row DESC"]
     rank = f"ROW_NUMBER() OVER (PARTITION BY {', '.join(map(quote, keys))} ORDER BY {', '.join(last)})"
     newest = (
-        f"(SELECT {staged} FROM (SELECT {staged}, {rank} AS sparkonce_rank FROM {quote(stage)}) AS sparkonce_ranked "  # noqa: S608 - quoted
-        "WHERE sparkonce_rank = 1) AS source"
+        f"(SELECT {staged} FROM (SELECT {staged}, {rank} AS sparkonce_rank FROM ({rows}) AS sparkonce_stages) "  # noqa: S608 - quoted
+        "AS sparkonce_ranked WHERE sparkonce_rank = 1) AS source"
     )
     same = " AND ".join(f"target.{quote(key)} = source.{quote(key)}" for key in keys)
     joined = f"{table} AS target JOIN {newest} ON {same}"
