@@ -93,7 +93,7 @@ class GroupReporter:
             facts: The facts of each sink's preflight, by name.
 
         Raises:
-            ConfigurationError: if they are on two clusters.
+            ConfigurationError: If they are on two clusters.
         """
         sink = self._offsets.in_transaction_of
         if sink is None:

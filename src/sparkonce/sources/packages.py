@@ -54,7 +54,7 @@ def spark_packages(
         The coordinates, separated by commas.
 
     Raises:
-        ConfigurationError: if the version is no release, for which modules are published, if the version of Delta or
+        ConfigurationError: If the version is no release, for which modules are published, if the version of Delta or
             Iceberg for it is not known, or if no package has such a name.
     """
     asked = importlib.metadata.version("pyspark") if version is None else str(version)

@@ -427,7 +427,7 @@ class SourceTopics:
             newest: The end offsets of the last batch.
 
         Raises:
-            PreflightError: if that batch is planned, naming topic, partition and offsets.
+            PreflightError: If that batch is planned, naming topic, partition and offsets.
         """
         begins, ends = kafka_offsets(before), kafka_offsets(newest)
         found = self._ask(newest)

@@ -1,10 +1,10 @@
-"""Bounds the Arrow batches that Spark sends to the writers, without a count of bytes for each row where rows are small.
+"""Limits the Arrow batches that Spark sends to the writers, without measuring every row where rows are small.
 
-Spark sends 10,000 rows of any size, or stops at a number of bytes (``spark.sql.execution.arrow.maxBytesPerBatch``). It
-then adds up all columns again before each row, which took a quarter of its time for rows of 100 bytes
-(``ArrowWriter.sizeInBytes``). So after a large batch of small rows, the next one gets a number of rows in its place,
-and its plan raises an error at a row that is much larger. The driver then undoes what was written, and has the batch
-written once more, with a number of bytes.
+Spark sends 10,000 rows of any size, or stops at a number of bytes (``spark.sql.execution.arrow.maxBytesPerBatch``). To
+count bytes, it adds up all columns before each row, which took a quarter of its time for rows of 100 bytes
+(``ArrowWriter.sizeInBytes``). So after a large batch of small rows, the next batch is limited by rows instead, and its
+plan raises an error at any row that is much larger. The driver then aborts what was written and writes the batch again,
+limited by bytes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MOST_BYTES = 64 << 20
 _NO_LIMIT = 2**31 - 1
 _WORTH_IT_ROWS = 100_000
 _FEWEST_RECORDS = 100
-"""Rows of which fewer fit into a batch are so large that counting their bytes costs nothing."""
+"""If fewer rows than this fit into a batch, they are so large that counting their bytes costs nothing."""
 _FIXED = (BooleanType, DateType, NumericType, TimestampType, TimestampNTZType)
 _VARIABLE = (BinaryType, StringType)
 _SENT_TO_PYTHON = re.compile("Arrow|Pandas|Python")
@@ -42,10 +42,10 @@ _TOO_LARGE = "sparkonce expected smaller rows"
 
 
 class ArrowBatches:
-    """Chooses the bound of each batch from the batch before. One object serves one query.
+    """Chooses each batch's limit from the previous batch. One object serves one query.
 
     Attributes:
-        row_bytes: The size of a row in the run's newest batch that had rows, on average; None before.
+        row_bytes: The average row size in the run's latest batch with rows; None before that.
     """
 
     def __init__(self) -> None:
@@ -58,13 +58,13 @@ class ArrowBatches:
         self._is_checked = False
 
     def bind(self, frames: Sequence[DataFrame], *, may_fail: bool) -> Sequence[DataFrame]:
-        """Sets the bound of the Arrow batches of these frames, and returns the frames, with checks of their rows.
+        """Sets the limit of the Arrow batches of these frames. Returns the frames, with checks of their rows.
 
-        A number of bytes that the user has set stays. So does the user's number of rows, as the highest.
+        A byte limit set by the user is kept. A row limit set by the user is the upper bound.
 
         Args:
-            frames: What one batch sends to Python, of one session.
-            may_fail: Whether the batch can be written once more, if a row is larger than expected.
+            frames: Everything that one batch sends to Python, in one session.
+            may_fail: True if the batch can be written again should a row be larger than expected.
         """
         self._is_checked = False
         if not frames or not self._is_ours(conf := frames[0].sparkSession.conf):
@@ -79,26 +79,29 @@ class ArrowBatches:
         return frames
 
     def release(self, session: SparkSession) -> None:
-        """Bounds what else the session sends to Python by bytes: the query's own functions of the next batch."""
+        """Restores the byte limit for whatever else the session sends to Python, such as the query's own functions."""
         if self._is_checked and self._is_ours(session.conf):
             self._put(session.conf, _WANTED_BYTES, self._most_records)
 
     def learn(self, sent: Sequence[tuple[int, int]]) -> None:
-        """Takes note of what a batch has sent to Python: the rows of each frame, and their bytes."""
+        """Records what a batch has sent to Python: the number of rows and bytes of each frame."""
         self._rows = sum(rows for rows, _ in sent)
         self._bytes = max((self._rows * size // rows for rows, size in sent if rows), default=0)
         if self._rows:
             self.row_bytes = self._bytes // self._rows
 
     def met_large_rows(self, error: Exception) -> bool:
-        """Tells if a job failed at a row that is larger than expected. Later batches are then bound by bytes."""
+        """Returns True if a job failed because of an unexpectedly large row.
+
+        Later batches are then limited by bytes.
+        """
         if not self._is_checked or _TOO_LARGE not in str(error):
             return False
         self._has_large_rows = True
         return True
 
     def _is_ours(self, conf: RuntimeConfig) -> bool:
-        """Tells if the bound of bytes is not the user's, and takes note of the user's number of rows."""
+        """Returns True if the byte limit is not the user's. Also records the user's row limit."""
         self._found = {_BYTES: conf.get(_BYTES, None), _RECORDS: str(conf.get(_RECORDS))}
         if self._found[_BYTES] not in (None, self._set.get(_BYTES)):
             return False
@@ -114,14 +117,14 @@ class ArrowBatches:
 
 
 def _can_be_counted(rows: DataFrame) -> bool:
-    """Tells if the size of rows can be checked, and nothing else of their plan is sent to Python in such batches."""
+    """Returns True if row sizes can be checked and nothing else in the plan is sent to Python in these batches."""
     return all(isinstance(field.dataType, (*_FIXED, *_VARIABLE)) for field in rows.schema.fields) and not (
         _SENT_TO_PYTHON.search(rows._jdf.queryExecution().optimizedPlan().toString())
     )
 
 
 def _checked(rows: DataFrame, records: int) -> DataFrame:
-    """Returns rows that raise an error where so many of them could be more than `_MOST_BYTES`."""
+    """Returns the rows with a check that raises an error at rows so large that a batch could exceed `_MOST_BYTES`."""
     variable = {field.name for field in rows.schema.fields if isinstance(field.dataType, _VARIABLE)}
     never_null = {field.name for field in rows.schema.fields if not field.nullable}
     most = _MOST_BYTES // records // max(1, len(variable))
@@ -131,7 +134,7 @@ def _checked(rows: DataFrame, records: int) -> DataFrame:
         too_large = F.raise_error(F.lit(f"{_TOO_LARGE}: {name} has more than {most} bytes"))
         if name in variable:
             value = F.when(F.octet_length(value) > most, too_large).otherwise(value)
-            if name in never_null:  # files are to have the same schema
+            if name in never_null:  # files must keep the same schema
                 value = F.coalesce(value, F.lit("").cast(rows.schema[name].dataType))
         columns.append(value)
     return rows.select(*[column.alias(name) for column, name in zip(columns, rows.columns, strict=True)])

@@ -1,9 +1,9 @@
-"""A query of Spark Connect: what its client checks, and the run in the Python process beside the server.
+"""Runs a Spark Connect query: the checks on the client, and the run in the Python process next to the server.
 
-Spark pickles what ``foreachBatch`` is given, and calls it in one process beside the Connect server for as long as the
-query runs (``pyspark.sql.connect.streaming.worker.foreach_batch_worker``). There is no JVM in it: this module uses only
-PySpark's public API. The process is killed when the query ends, and so may be killed anywhere: the next run recovers,
-as it does after a killed driver.
+Spark pickles the function given to ``foreachBatch`` and calls it in one process next to the Connect server for as long
+as the query runs (``pyspark.sql.connect.streaming.worker.foreach_batch_worker``). That process has no JVM, so this
+module uses only PySpark's public API. Spark kills the process when the query ends, which can happen at any point. The
+next run recovers, as it does after a killed driver.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ _SERVER = "On the server of Spark Connect install the same sparkonce as on the c
 
 
 def check_can_connect(sinks: Sequence[TwoPhaseCommitSink], rows_per_slot: int | None) -> None:
-    """Refuses what needs the driver's JVM.
+    """Refuses sinks and settings that need the driver's JVM.
 
     Raises:
-        ConfigurationError: naming the sink or the setting.
+        ConfigurationError: If a sink or a setting needs it. The message names it.
     """
     for sink in sinks:
         if sink.writes_with_session:
@@ -81,7 +81,7 @@ def start_on_server(writer: DataStreamWriter, commit: Callable[[DataFrame, int],
     """Starts a query on the server.
 
     Raises:
-        PreflightError: if the server's Python cannot load what commits the batches.
+        PreflightError: If the server's Python cannot load the code that commits the batches.
     """
     try:
         return writer.foreachBatch(commit).start()
@@ -97,26 +97,26 @@ def start_on_server(writer: DataStreamWriter, commit: Callable[[DataFrame, int],
 
 
 class ConnectWork(SparkWork):
-    """Runs one batch's plan by PySpark's public API alone. See `sparkonce.driver.work.BatchWork`.
+    """Runs one batch's plan with PySpark's public API only. See `sparkonce.driver.work.BatchWork`.
 
-    A collect is never cut short silently: the client asks again until the server's ``ResultComplete``.
+    A collect is never silently truncated: the client keeps requesting until it has the server's ``ResultComplete``.
     """
 
     is_alive: Callable[[], bool] = staticmethod(lambda: True)
     """Returns False once the query has been stopped. The run sets it."""
 
     def is_stopped(self) -> bool:
-        """Returns True if the query is no longer the running one. Usually this process is killed before."""
+        """Returns True if the query is no longer running. Usually Spark has killed this process by then."""
         return not self.is_alive()
 
     def _described(self, _purpose: str) -> AbstractContextManager[None]:
         return nullcontext()
 
     def _cancel_if_stopped(self) -> None:
-        """Does nothing: a stopped query's process is killed, and `ConnectRun` then interrupts its jobs."""
+        """Does nothing: Spark kills a stopped query's process, and `ConnectRun` then interrupts its jobs."""
 
     def _let_tasks_end(self) -> None:
-        """Waits until Spark has killed the other tasks of a failed batch, which nothing here can watch."""
+        """Waits long enough for Spark to kill the other tasks of a failed batch, which cannot be observed from here."""
         time.sleep(LOSERS_END_WITHIN_S)
 
     def _kinds(self, df: DataFrame) -> str:
@@ -136,34 +136,35 @@ class ConnectWork(SparkWork):
         return answers, len(answers) // max(1, len(task.sinks))
 
     def _was_resubmitted(self, answers: Sequence[Row]) -> bool:
-        """Tells if other tasks may have begun between the batch's own: a stage that ran again has such a gap.
+        """Returns True if other tasks may have run between the batch's own, as they do when a stage is resubmitted.
 
-        Spark numbers the tasks of all its jobs in one sequence. A stage whose tasks all ran again has no gap: what its
-        first tasks left open is found by the sweep that follows within ``sweep_every_s``.
+        Spark numbers the tasks of all jobs in one sequence, so a resubmitted stage leaves a gap. If all tasks of a
+        stage ran again, there is no gap. Whatever the first tasks left open is then found by the next sweep, within
+        ``sweep_every_s``.
         """
         numbers = {answer["task"] for answer in answers}
         return bool(numbers) and max(numbers) - min(numbers) >= len(numbers)
 
 
 class ConnectRun:
-    """The run of a query in the process beside the server. One process has one run.
+    """The run of a query in the process next to the server. A process has exactly one run.
 
     Args:
         df: The first batch.
-        batch: Its number.
+        batch: The number of the first batch.
         checkpoint: The query's checkpoint.
-        sinks: The sinks, which are told of the checkpoint.
-        shares: What each sink takes of a batch.
+        sinks: The sinks, which receive the checkpoint.
+        shares: The part of each batch that each sink writes.
         max_refused: See `SparkWork`.
-        patience_s: The time to wait for a checkpoint that cannot be reached.
-        sources: The sources that the client has seen; None if it has seen none, because `start` was not called.
+        patience_s: How long to wait for an unreachable checkpoint, in seconds.
+        sources: The sources found by the client; None if `start` was not called, so that none are known.
         check_columns: Checks the columns of a batch.
-        new_driver: Returns the driver of a run, by Spark's run id, the query's id, the checkpoint's files, the Kafka
+        new_driver: Returns the driver of a run, given Spark's run id, the query's id, the checkpoint's files, the Kafka
             sources, and the end offsets of the first batch.
 
     Raises:
-        ConfigurationError: if the checkpoint is not that of a query that runs in this session.
-        SparkonceError: if the run cannot start.
+        ConfigurationError: If the checkpoint does not belong to a query that runs in this session.
+        SparkonceError: If the run cannot start.
     """
 
     def __init__(
@@ -187,7 +188,7 @@ class ConnectRun:
         self._checkpoint = SparkCheckpoint(files)
         self._query, self._run_id = self._running_query()
         offsets = self._offsets(batch)
-        # Its tasks run on when its process is killed. Those of an earlier run of this session end here.
+        # Tasks keep running after their process is killed. This ends those of an earlier run of this session.
         session.interruptTag(tag := f"sparkonce-{self._query}")
         session.addTag(tag)
         _interrupt_at_end(session, tag)
@@ -197,7 +198,7 @@ class ConnectRun:
         ArrowBatches().bind([df], may_fail=False)
         kafka = [source for source in sources or () if source.format == "kafka"]
         before = input_offsets(self._checkpoint, batch - 1, patience_s)
-        # Without the sources, any may have made the offsets.
+        # If the sources are unknown, any registered source may have produced the offsets.
         made_by = [registered(source.format) for source in sources or ()]
         self._others = [one for one in made_by if one] if sources else [source for _, source in all_registered()]
         self.driver = new_driver(self._run_id, self._query, files, kafka, offsets)
@@ -208,15 +209,15 @@ class ConnectRun:
             check_names(kafka, before or offsets, batch if is_decided else None)
 
     def commit(self, df: DataFrame, batch: int) -> tuple[int | None, BatchProgress]:
-        """Commits a batch, and returns the number of rows that it has read, if that is known.
+        """Commits a batch. Returns the number of rows that it read, if known, and its progress.
 
         Raises:
-            SparkonceError: if the query must stop.
+            SparkonceError: If the query must stop.
         """
         offsets = self._offsets(batch)
         before = input_offsets(self._checkpoint, batch - 1, self._patience_s)
         rows = rows_read(before, offsets, self._others)
-        # A run of a classic session may have decided the batch as one slot.
+        # A run in a classic session may have decided the batch as one slot.
         is_one = slots_decided(self.driver.state.view.decision(batch)) == 1
         grouping = Grouping(1, merges=True) if is_one else None
         work = ConnectWork(df, batch, self._shares, grouping, self._max_refused, _UNBOUND, self._cache)
@@ -230,7 +231,7 @@ class ConnectRun:
         return offsets
 
     def _running_query(self) -> tuple[str, str]:
-        """Returns the id of the checkpoint's query, and the id of its run."""
+        """Returns the id of the checkpoint's query and the id of its run."""
         found = self._checkpoint.query_id()
         running = {str(query.id): str(query.runId) for query in self._session.streams.active}
         if found is None or found not in running:
@@ -253,7 +254,7 @@ class ConnectRun:
 
 
 def missing_offsets(location: str, batch: int) -> ConfigurationError:
-    """Returns the error for a checkpoint without the offsets of a running batch."""
+    """Returns the error for a checkpoint that lacks the offsets of a running batch."""
     return ConfigurationError(
         f"checkpoint={location!r} has no offsets/{batch}, which Spark writes before it runs a batch.",
         next_step="Give ExactlyOnce the same folder as the query's option checkpointLocation.",
@@ -261,7 +262,7 @@ def missing_offsets(location: str, batch: int) -> ConfigurationError:
 
 
 class _Unbound(ArrowBatches):
-    """Leaves each batch's bound as the run has set it: here a change costs two requests, and is seen by the client."""
+    """Keeps the batch size that the run has set: changing it here costs two requests and is visible to the client."""
 
     def bind(self, frames: Sequence[DataFrame], *, may_fail: bool) -> Sequence[DataFrame]:  # noqa: ARG002
         return frames
@@ -274,7 +275,10 @@ _UNBOUND = _Unbound()
 
 
 def _interrupt_at_end(session: SparkSession, tag: str) -> None:
-    """Ends the run's jobs when Spark ends this process. Nothing depends on it: their rows can never be committed."""
+    """Ends the run's jobs when Spark ends this process.
+
+    Correctness does not depend on it: their rows can never commit.
+    """
 
     def end(number: int, _frame: Any) -> None:
         asking = threading.Thread(target=session.interruptTag, args=(tag,), daemon=True)

@@ -1,4 +1,4 @@
-"""The object that a user gives to ``foreachBatch``."""
+"""The object that a user passes to ``foreachBatch``."""
 
 from __future__ import annotations
 
@@ -84,14 +84,14 @@ OutputMode = Literal["append", "update", "complete"]
 """Spark's output modes."""
 
 LOOK_OUT_EVERY_S = 60.0
-"""The time between two checks of the sinks for what others do to their readers."""
+"""The interval at which sinks are checked for foreign transactions that block their readers."""
 
 
 class ExactlyOnce:
     """Commits each batch of a query to its sinks exactly once.
 
-    Give it to ``df.writeStream.foreachBatch(…)``, or let `start` do that. One object serves one query. When a query
-    ends that `start` has started, its connections to the servers are closed; after any other query call `close`.
+    Pass it to ``df.writeStream.foreachBatch(…)``, or call `start`, which does that. One object serves one query. When a
+    query that `start` started ends, its connections are closed automatically; after any other query, call `close`.
 
     Example:
         ```python
@@ -103,33 +103,37 @@ class ExactlyOnce:
         ```
 
     Args:
-        sinks: One sink, or several that are committed as one unit; their names must differ. A mapping gives each sink
-            its own view of the batch: ``{sink: lambda df: df.where(…), other: None}``. The batch is then computed
-            once, and kept on the executors while it is written.
+        sinks: One sink, or several that commit as one unit. Their names must differ. A mapping gives each sink its own
+            view of the batch: ``{sink: lambda df: df.where(…), other: None}``. The batch is then computed once, and
+            cached on the executors while it is written.
         checkpoint: The query's checkpoint folder: an absolute path, or a URL of a local disk, HDFS or an object store,
-            as Spark takes it (``file:``, ``hdfs:``, ``s3a:``, ``abfss:``, ``gs:``). The decision log is kept in it.
-        checkpoint_moved: Say True once if the checkpoint folder was moved (not copied) since the last run. Otherwise a
-            folder at another place is refused, because two copies would write the same batches twice.
-        accept_lost_batches: By a sink's name, the newest batch that its server may have lost, as `StaleServerError`
-            names it. Rows of those batches are not written again. The setting may stay: later batches are checked.
+            in the form Spark accepts (``file:``, ``hdfs:``, ``s3a:``, ``abfss:``, ``gs:``). It also holds the decision
+            log.
+        checkpoint_moved: Set it to True once if the checkpoint folder was moved (not copied) since the last run.
+            Otherwise a folder at a different location is refused, because two copies would write the same batches
+            twice.
+        accept_lost_batches: For each sink's name, the newest batch that its server may have lost, as reported by
+            `StaleServerError`. The rows of those batches are not written again. You can leave the setting in place:
+            later batches are still checked.
         group_offsets: Consumer groups whose offsets follow the committed batches.
-        outage_patience_s: The seconds for which each phase of a batch waits for a system that cannot be reached, or
-            has no room, before the query stops. Stopping loses nothing: the next start resumes.
-        sweep_every_s: The seconds between two checks of a thread for transactions that copies of this run have left
-            open, while nothing suggests that there are any.
-        rows_per_slot: Groups a batch's partitions to one slot for each so many rows that Kafka sources have read. By
-            default each partition is a slot, with a transaction in each sink; but small batches of plain queries are
-            one slot (docs/operations.md), which 1 turns off.
-        dead_letters: Takes the rows that a sink's system refuses, each with its reason; without it such a row stops the
-            query. One sink, or ``{sink: other}`` for some of the sinks. It is part of the unit.
-        max_refused: How many rows of a batch may be refused before the query stops all the same.
-        listener: Called with each phase that a batch enters and the batch's number, at the start of the phase.
-        timeline: False writes no timeline into the checkpoint, from which ``sparkonce ui`` shows the newest batches.
-        display: True shows progress on standard error: one line that is kept up to date on a terminal, else a line a
-            batch. By default, once logging is set up, the lines of batches go to the logger ``sparkonce`` only.
+        outage_patience_s: How long each phase of a batch waits for a system that is unreachable or out of space before
+            the query stops, in seconds. Stopping loses nothing: the next start resumes.
+        sweep_every_s: The interval, in seconds, at which a background thread looks for transactions left open by losing
+            task attempts when nothing suggests that there are any.
+        rows_per_slot: Groups a batch's partitions into one slot for every this many rows read by Kafka sources. By
+            default each partition is a slot, with a transaction in each sink, except that a small batch of a simple
+            query is one slot (docs/operations.md). Set it to 1 to turn that off.
+        dead_letters: Receives the rows that a sink's system refuses, each with its reason. Without it such a row stops
+            the query. Either one sink, or ``{sink: other}`` for some of the sinks. It commits as part of the unit.
+        max_refused: The number of refused rows per batch above which the query stops anyway.
+        listener: Called at the start of each phase of a batch, with the phase and the batch's number.
+        timeline: Set it to False to write no timeline into the checkpoint. ``sparkonce ui`` shows recent batches from
+            it.
+        display: True shows progress on standard error: a single updating line on a terminal, otherwise one line per
+            batch. By default, once logging is configured, the lines go only to the logger ``sparkonce``.
 
     Raises:
-        ConfigurationError: if a setting is wrong.
+        ConfigurationError: If a setting is wrong.
     """
 
     def __init__(
@@ -179,7 +183,7 @@ class ExactlyOnce:
             timeline=flag("timeline", timeline),
             display=None if display is None else flag("display", display),
         )
-        # By run, since a query that is started again with the same object must claim again.
+        # Keyed by run: a query that is restarted with the same object must claim the log again.
         self._run: tuple[str, RunDriver] | None = None
         self._cache = JvmCache()
         self._topics: SourceTopics | None = None
@@ -196,12 +200,12 @@ class ExactlyOnce:
 
     @property
     def sinks(self) -> tuple[TwoPhaseCommitSink, ...]:
-        """The sinks, in the order in which they were given."""
+        """The sinks, in the order in which they were passed."""
         return tuple(self._sinks.values())
 
     @property
     def dead_letters(self) -> Letters:
-        """The sink of dead letters of each sink that has one."""
+        """The dead-letter sink of each sink that has one."""
         return self._letters
 
     def start(
@@ -213,23 +217,23 @@ class ExactlyOnce:
         query_name: str | None = None,
         options: Mapping[str, str] | None = None,
     ) -> StreamingQuery:
-        """Starts the query, with this object's checkpoint as its own.
+        """Starts the query with this object's checkpoint.
 
         Args:
             df: A streaming DataFrame.
             output_mode: ``append``, ``update`` or ``complete``, as for ``writeStream.outputMode``.
             trigger: An interval such as ``"1 second"``, or ``"availableNow"``; or the keyword of
                 ``writeStream.trigger`` as a mapping, such as ``{"processingTime": "1 second"}``.
-            query_name: As for ``writeStream.queryName``.
-            options: More options of the stream writer.
+            query_name: The query's name, as for ``writeStream.queryName``.
+            options: Further options of the stream writer.
 
         Raises:
-            ConfigurationError: if an argument is wrong, the checkpoint cannot be written to, or this object's query
-                runs already.
-            SchemaError: if a sink refuses the columns.
-            LogError: if the checkpoint's decision log cannot be read.
-            CheckpointMismatchError: if the checkpoint is not one of Spark's.
-            PreflightError: if a server does not allow the guarantee, or is another one than the log knows.
+            ConfigurationError: If an argument is wrong, the checkpoint is not writable, or this object's query is
+                already running.
+            SchemaError: If a sink refuses the columns.
+            LogError: If the checkpoint's decision log cannot be read.
+            CheckpointMismatchError: If the folder is not a Spark checkpoint.
+            PreflightError: If a server cannot uphold the guarantee, or is not the one that the log knows.
         """
         self._check_is_not_running()
         check_name(df, query_name)
@@ -257,7 +261,7 @@ class ExactlyOnce:
             options=options,
         )
         if is_connect(df):
-            self._check_columns(df)  # the rest is checked on the server, by the first batch
+            self._check_columns(df)  # the first batch checks the rest on the server
             self._sources_of_client = sources_of_client(df)
             self._query = start_on_server(writer, self)
             return self._query
@@ -273,7 +277,7 @@ class ExactlyOnce:
         """Commits one batch. Called by Spark.
 
         Raises:
-            SparkonceError: if the query must stop.
+            SparkonceError: If the query must stop.
         """
         try:
             rows, done = (self._commit_on_server if is_connect(df) else self._commit)(df, batch)
@@ -331,15 +335,15 @@ class ExactlyOnce:
         return rows, run.run_batch(asked, work, rows)
 
     def progress(self) -> list[BatchProgress]:
-        """Returns the last batches of the newest run, oldest first: rows, transactions, seconds of each phase."""
+        """Returns the newest run's recent batches, oldest first: rows, transactions, and the seconds of each phase."""
         return list(self._run[1].progress) if self._run is not None else []
 
     def close(self) -> None:
         """Closes the connections of a query that has ended; its next start opens new ones.
 
-        They are closed soon after the query's end anyway. A batch under way ends first. So do copies of the last
-        batch's tasks, as ``spark.speculation`` makes them: that takes some seconds, and their open transactions are
-        aborted.
+        They are closed soon after the query's end in any case. A batch in progress finishes first. So do other attempts
+        of the last batch's tasks, such as those of ``spark.speculation``: that takes a few seconds, after which their
+        open transactions are aborted.
         """
         self.listener.display.end()
         self._end(self._run)
@@ -352,7 +356,7 @@ class ExactlyOnce:
 
     def _follow(self, query: StreamingQuery, name: str) -> None:
         if self._followed == (run := query.runId):
-            return  # its first batch came before `start` was done
+            return  # its first batch arrived before `start` returned
         self._followed = run
         self.listener.figures.start(query.id, name)
         close_at_end(query, self.listener.display, self._close_run)
@@ -362,7 +366,7 @@ class ExactlyOnce:
         self._end(known if known is not None and known[0] == run else None, failure)
 
     def _end(self, known: tuple[str, RunDriver] | None, failure: str = "") -> None:
-        """Ends a run; another one of the same object may begin meanwhile."""
+        """Ends a run. Another run of the same object may begin in the meantime."""
         if known is not None:
             self._cache = JvmCache()
             known[1].end()
@@ -380,17 +384,18 @@ class ExactlyOnce:
         if self._run is not None:
             self._run[1].close()
         plan = running_plan(df.sparkSession, query)
-        self._arrow.row_bytes = None  # so its first batch, which an earlier run may still decide, is not small
+        # so the first batch, which an earlier run may yet have decided, is not treated as small
+        self._arrow.row_bytes = None
         whole = all(share.view is None for share in self._shares)
         self._is_plain = plan is not None and whole and reads_plainly(plan)
         sources = kafka_sources(plan) if plan is not None else ()
-        # Without the plan, any source may have made the offsets: the same batch must be grouped in the same way again.
+        # Without the plan, any source may have produced the offsets, and the batch must be grouped the same way again.
         self._others = [source for _, source in (all_registered() if plan is None else registered_sources(plan))]
         if plan is not None and not self._started and SparkCheckpoint(files).is_unrecorded(0):
             warn_of_slots(df.sparkSession, plan, (), samples, self.sinks)
         driver = self._new_driver(run, query, files, sources, offsets)
         self._cache = JvmCache()
-        if (found := running(df.sparkSession, query)) is not None:  # of another writer than `start`, for one
+        if (found := running(df.sparkSession, query)) is not None:  # for example started by another writer than `start`
             self._follow(found, found.name or "")
         return driver
 
@@ -423,7 +428,7 @@ class ExactlyOnce:
     def _preflight(
         self, df: DataFrame, samples: Sequence[ShareSample], output_mode: str, trigger: Mapping[str, Any] | None
     ) -> None:
-        """Asks the servers before Spark starts. The first batch asks them again, and records their answers."""
+        """Checks the servers before Spark starts. The first batch checks them again and records the results."""
         files = self._open(df)
         log = DecisionLog(files, make=False)
         check_log(files)
@@ -448,11 +453,11 @@ class ExactlyOnce:
         for group in self._groups:
             with closing(GroupReporter(group)) as reporter:
                 reporter.check(facts)
-        if not point.awaits_commit:  # the driver commits alone; the next batch's first tasks check their workers
+        if not point.awaits_commit:  # only the driver commits; the next batch's first tasks check their own workers
             check_executors(df.sparkSession, self.sinks, needs_of_sources(df))
 
     def _open(self, df: DataFrame) -> CheckpointFiles:
-        """Returns the checkpoint's files, which only a session can find, and tells the sinks of them."""
+        """Returns the checkpoint's files, which can only be found through a session, and passes them to the sinks."""
         self._files = self._files or open_for(df.sparkSession, self.checkpoint, self._sinks.values())
         return self._files
 
@@ -467,7 +472,7 @@ class ExactlyOnce:
             )
 
     def _check_columns(self, df: DataFrame) -> Sequence[ShareSample]:
-        """Checks columns, types and settings before anything is claimed."""
+        """Checks columns, types and settings before the log is claimed."""
         samples = check_columns(df, self._shares)
         check_plans(samples, ConnectWork if is_connect(df) else SparkWork)
         speculation = str(df.sparkSession.conf.get("spark.speculation", "false")).lower() == "true"
@@ -492,10 +497,10 @@ def _check_once_a_batch(run: RunDriver, batch: int) -> None:
 
 
 def unpickled(version: str, build: str, pickled: bytes) -> ExactlyOnce:
-    """Returns an `ExactlyOnce` with the settings that a client of Spark Connect has pickled.
+    """Returns an `ExactlyOnce` with the settings that a Spark Connect client has pickled.
 
     Raises:
-        ConfigurationError: if the client has another sparkonce.
+        ConfigurationError: If the client has a different build of sparkonce.
     """
     if (version, build) != (here := (__version__, build_of("sparkonce"))):
         raise ConfigurationError(

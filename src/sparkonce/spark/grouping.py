@@ -1,4 +1,4 @@
-"""Groups a batch's partitions to fewer slots: by Spark's recorded offsets, or as the batch was decided."""
+"""Groups a batch's partitions into fewer slots: by Spark's recorded offsets, or as the batch was decided."""
 
 from __future__ import annotations
 
@@ -14,23 +14,25 @@ from sparkonce.sources.offsets import kafka_offsets
 from sparkonce.spark.jvm import class_name, items
 
 SMALL_ROWS, SMALL_BYTES, SMALL_PARTITIONS = 5_000, 1 << 20, 16
-"""A batch of at most so many rows, of about so many bytes, from so many partitions, is one slot. Each other slot would
-cost 60 ms of CPU, as much as 15,000 rows (docs/benchmark.md). Spark, too, merges what is smaller than a megabyte
-(``spark.sql.adaptive.coalescePartitions.minPartitionSize``). A task holds a consumer for each partition
-until it ends, and an executor keeps 64 (``spark.kafka.consumer.cache.capacity``)."""
+"""A batch below all three limits (rows, bytes, partitions) becomes one slot.
+
+Each further slot would cost 60 ms of CPU, as much as 15,000 rows (docs/benchmark.md). Spark, too, merges partitions of
+less than a megabyte (``spark.sql.adaptive.coalescePartitions.minPartitionSize``). A task holds one consumer per
+partition until it ends, and an executor caches 64 (``spark.kafka.consumer.cache.capacity``).
+"""
 
 _KEPT_IN_ORDER = 4
-"""The most members of a Scala set that keeps the order in which they came. Larger ones go by their members' hashes."""
+"""The largest Scala set that keeps insertion order. Larger sets are ordered by their members' hashes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grouping:
-    """Says how a batch's partitions become slots.
+    """Defines how a batch's partitions become slots.
 
     Attributes:
-        slots: Their number, at least 1.
-        is_renumbered: Whether a source has so few partitions that Spark may number them otherwise after a restart.
-        merges: Whether one task reads all partitions, one after another, without a shuffle.
+        slots: The number of slots, at least 1.
+        is_renumbered: True if a source has so few partitions that Spark may number them differently after a restart.
+        merges: True if one task reads all partitions one after another, without a shuffle.
     """
 
     slots: int
@@ -38,9 +40,9 @@ class Grouping:
     merges: bool = False
 
     def is_worth_it(self, rows: DataFrame) -> bool:
-        """Tells if rows have more partitions than slots, and each slot has the same ones whenever they are run.
+        """Returns True if there are more partitions than slots, and slots get the same partitions in every run.
 
-        True if only a run would tell how many partitions they have: there is a shuffle then.
+        Also returns True if only a run would show the number of partitions: the plan then has a shuffle.
         """
         if self.merges:
             return True
@@ -53,11 +55,11 @@ class Grouping:
         return self.slots == 1 or not (self.is_renumbered and _has_the_sources_partitions(read))
 
     def grouped(self, rows: DataFrame) -> DataFrame:
-        """Sends all rows of a partition to one slot, in order, chosen by the partition's number.
+        """Sends all rows of a partition to one slot, in order. The partition's number determines the slot.
 
-        Not ``coalesce``, except to one slot: it groups by where the partitions' data are. After a restart, or with
-        other executors, the same batch would have other slots. A partition is never divided, so a part of it that Spark
-        computes again, with other rows if the plan is not deterministic, is never mixed with the first.
+        This is not ``coalesce``, except for one slot. ``coalesce`` groups partitions by data locality, so the same
+        batch would have different slots after a restart or on other executors. A partition is never split. If Spark
+        recomputes part of one, and a non-deterministic plan gives other rows, they are never mixed with the first ones.
         """
         if self.merges:
             return rows.coalesce(1)
@@ -72,26 +74,26 @@ def grouping_of(
     row_bytes: int | None = None,
     decided: int | None = None,
 ) -> Grouping | None:
-    """Returns the grouping of a batch with these offsets: one slot if it is small, else one for each so many rows read.
+    """Returns the grouping of a batch: one slot if the batch is small, otherwise one for every `rows_per_slot` rows.
 
-    The offsets of a batch are the same whenever it is run again, so the grouping by them is, too. Once a batch is
-    decided as one slot, it stays one. Once it is decided as several, it is not small any more.
+    A batch has the same offsets every time it runs, and so the same grouping. A batch that was decided as one slot
+    keeps one slot, and a batch that was decided as several is not treated as small anymore.
 
-    Spark's Kafka source lists its partitions by a set. A small one has the order in which the brokers named them, and
-    after a restart that in which the checkpoint does (``KafkaOffsetReaderBase.getOffsetRangesFromResolvedOffsets``).
+    Spark's Kafka source lists its partitions from a set. A small set is in the order in which the brokers listed the
+    partitions, and after a restart in the order of the checkpoint
+    (``KafkaOffsetReaderBase.getOffsetRangesFromResolvedOffsets``).
 
     Args:
-        rows: The number of rows that the batch reads; None if its offsets do not count rows, as those of files.
-        before: The offsets of the batch before, a line for each source; None if there are none.
-        now: The batch's own.
-        rows_per_slot: The number of rows read that are worth a slot; None to leave each partition a slot, unless the
-            batch is small.
-        row_bytes: The size of the rows before, on average, if the plan `reads_plainly`; None if it does not, or if the
-            size is not known.
-        decided: The number of slots with which the batch was decided; None if it is not.
+        rows: The number of rows that the batch reads; None if its offsets do not count rows, like those of files.
+        before: The previous batch's offsets, one line per source; None if there are none.
+        now: The batch's own offsets.
+        rows_per_slot: The number of rows read per slot. With None each partition is a slot, unless the batch is small.
+        row_bytes: The average row size in earlier batches if the plan `reads_plainly`; None if it does not, or if the
+            size is unknown.
+        decided: The number of slots with which the batch was decided; None if it is undecided.
 
     Returns:
-        The grouping; None if none is wanted, or the number of rows is not known.
+        The grouping; None if none is wanted, or if the number of rows is unknown.
     """
     is_small = rows is not None and rows <= (rows_per_slot or SMALL_ROWS) and _is_small(rows, row_bytes, before, now)
     if decided == 1 or (decided is None and is_small):
@@ -111,12 +113,15 @@ def _is_small(rows: int, row_bytes: int | None, before: Sequence[str] | None, no
 
 
 def slots_decided(decision: Decision | None) -> int | None:
-    """Returns the number of slots with which a batch was decided, the most of any sink; None if it is not."""
+    """Returns the number of slots with which a batch was decided (the largest of any sink); None if it is undecided."""
     return None if decision is None else 1 + max((handle.slot for handle in decision.handles), default=0)
 
 
 def _has_the_sources_partitions(rdd: Any) -> bool:
-    """Tells if partitions come from a source without a shuffle between: behind one, their number follows from rows."""
+    """Returns True if no shuffle lies between the source and these partitions.
+
+    After a shuffle, the number of partitions depends on the rows.
+    """
     if class_name(rdd) == "DataSourceRDD":
         return True
     behind = (one for one in items(rdd.dependencies()) if class_name(one) != "ShuffleDependency")

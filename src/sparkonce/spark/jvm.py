@@ -1,6 +1,6 @@
-"""Reads, makes and caches objects of the JVM, and checks that a session has a jar.
+"""Reads, creates and caches JVM objects, and checks that a session has a jar.
 
-A call to the JVM takes a third of a millisecond, and a batch makes many. So a run caches what it can use again.
+A call to the JVM takes a third of a millisecond, and a batch makes many, so a run caches whatever it can reuse.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ def jvm() -> Any:
     """Returns the JVM of this process's Spark session.
 
     Raises:
-        ConfigurationError: if there is none.
+        ConfigurationError: If there is none.
     """
-    from pyspark import SparkContext  # not in a client of Spark Connect
+    from pyspark import SparkContext  # a Spark Connect client does not have it
 
     context = SparkContext._active_spark_context
     if context is None or context._jvm is None:
@@ -31,20 +31,20 @@ def jvm() -> Any:
 
 
 def execution_of(spark: SparkSession, query: str) -> Any:
-    """Returns Spark's ``StreamExecution`` of a running query, by the query's id; None if there is none."""
+    """Returns Spark's ``StreamExecution`` of a running query, given the query's id; None if there is none."""
     return spark._jsparkSession.sharedState().activeStreamingQueries().get(jvm().java.util.UUID.fromString(query))
 
 
 def is_connect(thing: object) -> bool:
-    """Returns True if a session, DataFrame or query is one of Spark Connect, which has no JVM in this process."""
+    """Returns True if a session, DataFrame or query belongs to Spark Connect, which has no JVM in this process."""
     return type(thing).__module__.startswith("pyspark.sql.connect")
 
 
 def no_rows(spark: SparkSession, schema: StructType) -> DataFrame:
-    """Returns a DataFrame without rows, and leaves the active session as it is.
+    """Returns a DataFrame without rows, and leaves the active session unchanged.
 
-    PySpark's ``createDataFrame`` would make this session the active one of the whole process. A query's batches have
-    a copy of the session that started it, so everything that asks for the active session would find that copy.
+    PySpark's ``createDataFrame`` would make this session the active one of the whole process. A query's batches run in
+    a copy of the session that started it, so any code that looks up the active session would find that copy.
     """
     if is_connect(spark):
         return spark.createDataFrame([], schema)
@@ -53,7 +53,7 @@ def no_rows(spark: SparkSession, schema: StructType) -> DataFrame:
 
 
 def class_name(thing: Any) -> str:
-    """Returns the short name of its class, without the ``$`` of Scala's objects."""
+    """Returns the short name of an object's class, without the ``$`` of Scala objects."""
     return str(thing.getClass().getName()).rpartition(".")[2].rstrip("$").rpartition("$")[2]
 
 
@@ -64,15 +64,15 @@ def items(sequence: Any) -> Iterator[Any]:
 
 
 def scala_map(found: Any) -> dict[str, str]:
-    """Returns a Scala map of texts as a dict."""
+    """Returns a Scala map of strings as a dict."""
     return dict(jvm().scala.jdk.javaapi.CollectionConverters.asJava(found))
 
 
 def field(thing: Any, name: str) -> Any:
-    """Returns the value of a private field, also of a superclass.
+    """Returns the value of a private field, including those of superclasses.
 
     Raises:
-        AttributeError: if there is no such field; Spark may have renamed it.
+        AttributeError: If there is no such field; Spark may have renamed it.
     """
     kind = thing.getClass()
     while kind is not None:
@@ -97,13 +97,16 @@ _MISSING = object()
 
 
 class JvmCache:
-    """Objects that are made once in a run of a query, by what they were made of. Another run may have another JVM."""
+    """Caches objects that are created once per run of a query. Another run may have another JVM."""
 
     def __init__(self) -> None:
         self._made: dict[Hashable, Any] = {}
 
     def get(self, key: Hashable, make: Callable[[], _Made]) -> _Made:
-        """Returns what was made for this key, or makes it. Threads may call it; two may both make the same."""
+        """Returns the cached object for this key, or creates it.
+
+        Thread-safe; two threads may both create the same object.
+        """
         made = self._made.get(key, _MISSING)
         if made is _MISSING:
             if len(self._made) >= _MOST:
@@ -117,24 +120,24 @@ def require_class(session: SparkSession, module: str, name: str) -> None:
 
     Args:
         session: The session.
-        module: The name of a module of Spark's, or the coordinate of another jar.
-        name: The class.
+        module: The name of a Spark module, or the Maven coordinate of another jar.
+        name: The class to look for.
 
     Raises:
-        ConfigurationError: if not; it says how to get the module.
+        ConfigurationError: If the module is missing. The message says how to get it.
     """
     from py4j.java_gateway import JavaClass
 
     found = session._jvm
     for part in name.split("."):
         found = getattr(found, part)
-    if not isinstance(found, JavaClass):  # to py4j any other name is a package
+    if not isinstance(found, JavaClass):  # py4j represents any other name as a package
         raise missing(session, module)
 
 
 def missing(session: SparkSession, module: str) -> ConfigurationError:
     """Returns the error for a session without the module."""
     asked, jars = (str(session.conf.get(name, "")) for name in ("spark.jars.packages", "spark.jars"))
-    # Spark-submit gives Python the port of the JVM that it has started.
+    # spark-submit passes Python the port of the JVM that it started.
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ
     return missing_module(module, session.version, asked=asked, jars=jars, submitted=submitted)

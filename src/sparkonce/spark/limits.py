@@ -1,4 +1,4 @@
-"""The limit of a batch of a source in Python, which Spark itself keeps since 4.2."""
+"""Limits the batches of a Python source. Spark itself does this since 4.2."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ except ImportError:
     SupportsTriggerAvailableNow = object
 
 IS_LIMITED_BY_SPARK = ReadMaxRows is not None
-"""Tells if Spark itself limits batches of Python sources, so that a trigger that ends by itself reads all."""
+"""True if Spark limits the batches of Python sources itself, so that ``availableNow`` reads all rows."""
 
 
 class Limited(SupportsTriggerAvailableNow):  # type: ignore[misc]
-    """A reader whose batches have at most so many rows.
+    """A reader with a limited number of rows per batch.
 
     Args:
-        most: The most rows; None for no limit.
+        most: The maximum number of rows per batch; None for no limit.
     """
 
     def __init__(self, most: int | None) -> None:
@@ -29,9 +29,9 @@ class Limited(SupportsTriggerAvailableNow):  # type: ignore[misc]
         return ReadAllAvailable() if self._most is None else ReadMaxRows(self._most)
 
     def most_rows(self, limit: Any) -> int | None:
-        """Returns the most rows of a batch; None for no limit.
+        """Returns the maximum number of rows in a batch; None for no limit.
 
         Args:
-            limit: Spark's limit. Spark before 4.2 does not give one: it is our own.
+            limit: Spark's limit. Before 4.2 Spark does not pass one, and this is our own.
         """
         return self._most if limit is None else getattr(limit, "max_rows", None)

@@ -1,7 +1,6 @@
-"""Reads a plan: its sources with their options. `sparkonce.spark.explain.plan` reads more of it.
+"""Finds the sources of a plan, with their options. `sparkonce.spark.explain.plan` reads more of a plan.
 
-Operators are read as objects of the JVM, expressions from the JSON that Spark writes of the plan. Class names are those
-of Spark 4.0.
+Operators are read as JVM objects, expressions from Spark's JSON of the plan. Class names are those of Spark 4.0.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ STATEFUL |= {"TransformWithStateInPySpark"}
 SHUFFLES = {"Aggregate", "Deduplicate", "Join", "RepartitionByExpression"} | STATEFUL
 _PLAIN = {"EventTimeWatermark", "Filter", "Project", "SubqueryAlias"}
 _FUNCTION = re.compile("UDF|Invoke|CallMethod|NewInstance|ApplyFunction|UserDefined")
-"""Expressions that call what may take any time."""
+"""Expressions that call code of unknown cost."""
 _PACKAGES = (
     ("org.apache.iceberg.", "iceberg"),
     ("org.apache.spark.sql.delta.", "delta"),
@@ -41,15 +40,16 @@ MADE_IN_PLACE = {"LocalRelation", "LogicalRDD", "OneRowRelation", "Range"}
 
 
 def reads_plainly(plan: Any) -> bool:
-    """Tells if a query's rows come from Kafka as they are, but for columns and filters of Spark's own functions.
+    """Returns True if a query's rows come straight from Kafka, with only columns and filters of Spark's own functions.
 
-    Such rows cost one task little. Those of other plans may cost it much: functions of the user, state, joins.
+    Such rows are cheap for one task. Those of other plans (user functions, state, joins) may not be.
 
     Args:
         plan: The query's analyzed plan.
     """
     operators = list(nodes(plan))
-    leaves = [node for node in operators if is_leaf(node)]  # those of subqueries, too, which Spark makes joins of
+    # including those of subqueries, which Spark turns into joins
+    leaves = [node for node in operators if is_leaf(node)]
     return (
         {class_name(node) for node in operators if not is_leaf(node)} <= _PLAIN
         and not any(_FUNCTION.search(one["class"]) for one in expressions(json.loads(plan.toJSON())))
@@ -58,13 +58,13 @@ def reads_plainly(plan: Any) -> bool:
 
 
 def source_facts(plan: Any) -> tuple[SourceFacts, ...]:
-    """Returns the streaming sources of an analyzed plan, in its order."""
+    """Returns the streaming sources of an analyzed plan, in the plan's order."""
     leaves = [node for node in nodes(plan) if is_leaf(node) and node.isStreaming()]
     return tuple(source_of(leaf) for leaf in leaves)
 
 
 def running_plan(spark: SparkSession, query: str) -> Any:
-    """Returns the analyzed plan of a running query; None if Spark does not say."""
+    """Returns the analyzed plan of a running query; None if Spark does not expose it."""
     try:
         return execution_of(spark, query).analyzedPlan()
     except Exception as error:  # noqa: BLE001 - Spark's own classes may change; the query runs without this check
@@ -78,9 +78,9 @@ def kafka_sources(plan: Any) -> tuple[SourceFacts, ...]:
 
 
 def sources_of_client(df: DataFrame) -> tuple[SourceFacts, ...]:
-    """Returns the streaming sources of a DataFrame of Spark Connect, as its client asks the server to read them.
+    """Returns the streaming sources of a Spark Connect DataFrame, as its client describes them to the server.
 
-    Those that a text in SQL names are not among them.
+    Sources named in SQL text are not included.
     """
     client: Any = df.sparkSession
     reads = _reads(cast(Any, df)._plan.to_proto(client.client))
@@ -105,7 +105,7 @@ def registered_sources(plan: Any) -> list[tuple[SourceFacts, Source]]:
 
 
 def source_of(leaf: Any) -> SourceFacts:
-    """Returns the source of a streaming leaf of an analyzed plan."""
+    """Returns the source that a streaming leaf of an analyzed plan reads."""
     kind = class_name(leaf)
     if kind == "StreamingRelationV2":
         options = lower_names(dict(leaf.extraOptions().asCaseSensitiveMap()))
@@ -126,21 +126,21 @@ def _named_source(name: str, made_by: str, options: dict[str, str]) -> SourceFac
 
 
 def format_of(name: str) -> str:
-    """Returns the format of a class or a provider; empty for a format without rules of its own."""
+    """Returns the format of a class or provider; empty for a format without rules of its own."""
     known = next((form for package, form in _PACKAGES if name.startswith(package)), "")
     short = name.rpartition(".")[2].lower()
     return known or next((form for form in FILES if name.startswith(_FILES) and short.startswith(form)), "")
 
 
 def nodes(plan: Any) -> Iterator[Any]:
-    """Yields the plan's operators, with those of its subqueries."""
+    """Yields the plan's operators, including those of subqueries."""
     yield plan
     for each in (*items(plan.children()), *items(plan.subqueries())):
         yield from nodes(each)
 
 
 def expressions(tree: Any) -> Iterator[dict[str, Any]]:
-    """Yields everything in the JSON that has a class, with the class's short name."""
+    """Yields every element in the JSON that has a class, with the class's short name."""
     if isinstance(tree, dict):
         if "class" in tree:
             yield {**tree, "class": str(tree["class"]).rpartition(".")[2].rstrip("$")}
@@ -152,5 +152,5 @@ def expressions(tree: Any) -> Iterator[dict[str, Any]]:
 
 
 def is_leaf(node: Any) -> bool:
-    """Tells if a node is a source of rows. A reference to a CTE is not: the plan holds its definition, too."""
+    """Returns True if a node produces rows. A CTE reference does not: the plan also holds its definition."""
     return bool(node.children().isEmpty()) and class_name(node) != "CTERelationRef"

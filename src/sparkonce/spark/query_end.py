@@ -1,12 +1,12 @@
 """Closes a query's connections when it ends, and shows its progress until then.
 
-If a program ends while its query still runs, because nothing waited for it, a line says so.
+If a program ends while its query is still running, because nothing waited for it, a line on standard error says so.
 """
 
 from __future__ import annotations
 
 import atexit
-import concurrent.futures.thread  # noqa: F401 - its hook for the process's end must be older than ours: see _close_ended
+import concurrent.futures.thread  # noqa: F401 - its exit hook must be registered before ours: see _close_ended
 import json
 import logging
 import sys
@@ -30,13 +30,13 @@ _CLOSED_WITHIN_S = 30.0
 _CLOSED_AT_EXIT_S = 10.0
 
 _ends: dict[str, tuple[StreamingQuery, threading.Thread]] = {}
-"""The runs that are not closed yet, by their id, with the threads that wait for their ends."""
+"""The runs that are not closed yet, by id, with the threads that wait for them to end."""
 
 _follows = threading.Lock()
 
 
 def running(spark: SparkSession, query: str) -> StreamingQuery | None:
-    """Returns a query that runs, by its id; None if Spark does not know it."""
+    """Returns a running query by its id; None if Spark does not know it."""
     try:
         found = execution_of(spark, query)
         return None if found is None else StreamingQuery(found)
@@ -46,12 +46,12 @@ def running(spark: SparkSession, query: str) -> StreamingQuery | None:
 
 
 def close_at_end(query: StreamingQuery, display: ProgressDisplay, close: Callable[[str, str], None]) -> None:
-    """Starts a thread that waits for the query's end, once for each run: ``foreachBatch`` learns of batches only.
+    """Starts one thread per run that waits for the query's end, because ``foreachBatch`` only hears of batches.
 
     Args:
         query: The query.
-        display: Shows its progress until then.
-        close: Called at the end with the run's id, and Spark's error or an empty text.
+        display: Shows its progress until it ends.
+        close: Called at the end with the run's id and Spark's error, or an empty string.
     """
     run = query.runId
 
@@ -77,13 +77,13 @@ def close_at_end(query: StreamingQuery, display: ProgressDisplay, close: Callabl
 
 
 def wait_until_closed(run: str) -> None:
-    """Waits some seconds at most until the connections of an ended run are closed."""
+    """Waits a few seconds at most until the connections of an ended run are closed."""
     if (end := _ends.get(run)) is not None:
         end[1].join(_CLOSED_WITHIN_S)
 
 
 def _close_ended() -> None:
-    """Lets runs that have ended close in order, some seconds at most: the process ends right after its last query."""
+    """Waits a few seconds at most for ended runs to close: the process exits right after its last query."""
     give_up_at = time.monotonic() + _CLOSED_AT_EXIT_S
     try:
         for query, end in list(_ends.values()):
@@ -93,7 +93,8 @@ def _close_ended() -> None:
         logger.debug("The ends of queries are not known: %s", error)
 
 
-# The main thread has ended. Thread pools, which committers sweep with, end before the hooks of atexit: so before them.
+# The main thread has ended. Thread pools, which committers use for sweeps, shut down before atexit hooks run, so this
+# must run before the pools shut down.
 getattr(threading, "_register_atexit", atexit.register)(_close_ended)
 atexit.register(_close_ended)  # for queries that another thread of the program has waited for
 
@@ -109,7 +110,7 @@ def _show_status(query: StreamingQuery, display: ProgressDisplay) -> None:
 
 
 def _has_ended(query: StreamingQuery, display: ProgressDisplay) -> bool:
-    """Waits for the query's end; if its progress is shown, only until the next update is due."""
+    """Waits for the query's end. If progress is shown, waits only until the next update is due."""
     return bool(query.awaitTermination(_SHOWN_EVERY_S)) if display.is_live else query.awaitTermination() is None
 
 
@@ -117,13 +118,13 @@ _started: list[StreamingQuery] = []
 
 
 def is_interactive() -> bool:
-    """Tells if this is an interactive session (a notebook, IPython, ``python -i``), which SystemExit would end."""
+    """Returns True in an interactive session (a notebook, IPython, ``python -i``), which SystemExit would end."""
     ipython = sys.modules.get("IPython")
     return hasattr(sys, "ps1") or bool(sys.flags.interactive) or (ipython is not None and bool(ipython.get_ipython()))
 
 
 def warn_if_left(query: StreamingQuery) -> None:
-    """Notes a query that was started: if it runs when the program ends, a line says so on standard error."""
+    """Remembers a started query. If it is still running when the program ends, a line on standard error says so."""
     _started.append(query)
 
 

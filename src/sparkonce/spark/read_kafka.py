@@ -27,10 +27,10 @@ _OURS: Mapping[str, str] = {
     "failondataloss": "fail_on_data_loss",
     "includeheaders": "headers",
 }
-"""Spark's options that have an argument here, in lower case, as Spark compares them."""
+"""Spark's options that have an argument here, in lower case, because Spark ignores case."""
 
 MAX_OFFSETS_PER_TRIGGER = 1_000_000
-"""The default limit of a batch. At 5,000 rows a second it takes three of a transaction's fifteen minutes."""
+"""The default batch limit. At 5,000 rows a second, such a batch takes three of a transaction's fifteen minutes."""
 
 
 def read_kafka(
@@ -47,34 +47,34 @@ def read_kafka(
     headers: bool = False,
     options: Mapping[str, Any] | None = None,
 ) -> DataFrame:
-    """Returns a streaming DataFrame over Kafka topics. It replays: its positions are in the query's checkpoint.
+    """Returns a streaming DataFrame over Kafka topics. It is replayable: its offsets are in the query's checkpoint.
 
     Args:
         spark: The session, which needs Spark's Kafka connector: see `sparkonce.spark_packages`.
-        settings: The consumers' settings, in librdkafka's or Java's names; ``bootstrap.servers`` is needed. Those of a
-            `KafkaSink` that say how to connect may be given here, too.
-        topics: One or more topics; more with a comma between them, or as a sequence.
-        pattern: Instead: a Java regular expression that topic names match, now or later.
-        partitions: Instead: for each topic its partitions.
-        starting: The start of the first run: ``earliest``, ``latest``, or an aware datetime (the first record that is
-            not older). Or for each topic and each of its partitions an offset, one of the words, or a datetime. Later
-            runs resume from the checkpoint. Partitions that appear later are read from their beginning.
-        isolation_level: ``read_committed``, or ``read_uncommitted``, which also reads rows of transactions that are
-            aborted: Kafka's own default.
-        max_offsets_per_trigger: The most offsets of a batch, over all partitions; None for no limit. It limits a
-            batch's time, also after a backlog: transactions live for ``transaction.timeout.ms`` only, and a planned
-            batch is repeated unchanged.
-        fail_on_data_loss: True stops the query when offsets that it has not read yet are gone; False reads on and
-            loses rows.
+        settings: The consumers' settings, with librdkafka's or Java's names; ``bootstrap.servers`` is required. The
+            connection settings of a `KafkaSink` work here, too.
+        topics: One or more topics: a string, comma-separated if there are several, or a sequence.
+        pattern: Use it instead of `topics`: a Java regular expression. Topics created later are matched, too.
+        partitions: Use it instead of `topics`: the partitions of each topic.
+        starting: Where the first run starts: ``earliest``, ``latest``, or an aware datetime (the first record that is
+            not older). Or a mapping from each topic to its partitions, each with an offset, one of these words, or a
+            datetime. Later runs resume from the checkpoint. New partitions are read from their beginning.
+        isolation_level: ``read_committed``, or ``read_uncommitted`` (Kafka's own default), which also reads the rows of
+            aborted transactions.
+        max_offsets_per_trigger: The maximum number of offsets per batch, over all partitions; None for no limit. It
+            limits how long a batch takes, even after a backlog: transactions only live for ``transaction.timeout.ms``,
+            and a planned batch is repeated unchanged.
+        fail_on_data_loss: True stops the query if offsets that it has not read yet are gone; False continues and loses
+            rows.
         headers: True adds a column ``headers``.
-        options: More options of Spark's source, such as ``minPartitions``.
+        options: Further options of Spark's source, such as ``minPartitions``.
 
     Returns:
-        Columns ``key`` and ``value`` (binary), ``topic``, ``partition``, ``offset``, ``timestamp``,
-        ``timestampType``, and with ``headers`` ``headers``.
+        Columns ``key`` and ``value`` (binary), ``topic``, ``partition``, ``offset``, ``timestamp``, ``timestampType``,
+        and ``headers`` if requested.
 
     Raises:
-        ConfigurationError: if a setting or argument is wrong, or the session does not have the connector.
+        ConfigurationError: If a setting or argument is wrong, or the session does not have the connector.
     """
     if not is_connect(spark):
         check_session(spark)
@@ -142,7 +142,7 @@ def _which(
 
 def _check_pattern(spark: SparkSession, pattern: str) -> None:
     if is_connect(spark):
-        return  # Spark says so when the query starts
+        return  # Spark reports it when the query starts
     try:
         spark.sparkContext._jvm.java.util.regex.Pattern.compile(pattern)
     except IllegalArgumentException as error:

@@ -1,4 +1,7 @@
-"""Checks a Python worker from inside. Shipped by value: the worker may lack sparkonce, or have another build of it."""
+"""Checks a Python worker from inside.
+
+Pickled by value, because the worker may lack sparkonce or have another build of it.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,11 @@ from importlib.resources import files
 from typing import Any, TypeAlias
 
 Needs: TypeAlias = dict[str, Any]
-"""Plain values, which any Python unpickles: ``version`` and ``build`` of the driver's sparkonce, ``builds`` of other
-packages, ``modules``, ``files``, and ``addresses`` by sink. A class of ours would need sparkonce."""
+"""Plain values, which any Python can unpickle: a class of ours would need sparkonce on the worker.
+
+The keys are ``version`` and ``build`` of the driver's sparkonce, ``builds`` of other packages, ``modules``, ``files``,
+and ``addresses`` by sink.
+"""
 
 REPORT = "host string, kind string, text string"
 PACKAGE, FILE, ADDRESS = "package", "file", "address"
@@ -26,14 +32,14 @@ NEXT_STEPS = {
     ADDRESS: "Look whether the server runs. If it does, open the network from the executors' hosts to that address, or "
     "give an address that they reach.",
 }
-"""The next step for each kind of a lack."""
+"""The next step for each kind of problem."""
 
 _CONNECT_S = 3.0
 _SHORT = 12
 
 
 def lacking(needs: Needs) -> list[tuple[str, str]]:
-    """Returns the lacks of this worker: for each its kind, a key of `NEXT_STEPS`, and a text without a full stop."""
+    """Returns what this worker lacks: for each problem its kind, a key of `NEXT_STEPS`, and a text without a period."""
     found = [
         (PACKAGE, _other_build(needs["version"], needs["build"])),
         *((PACKAGE, _not_imported(module)) for module in needs["modules"]),
@@ -45,11 +51,14 @@ def lacking(needs: Needs) -> list[tuple[str, str]]:
 
 
 def reporter(needs: Needs) -> Callable[[Any], Iterator[Any]]:
-    """Returns a function for ``mapInArrow`` that answers with `REPORT`: a row a lack, or one without kind and text."""
+    """Returns a function for ``mapInArrow`` that reports in `REPORT`.
+
+    It returns a row for each problem, or a single row with an empty kind and text.
+    """
 
     def report(rows: Iterator[Any]) -> Iterator[Any]:
         pyarrow = importlib.import_module("pyarrow")
-        for _ in rows:  # Spark wants its input read
+        for _ in rows:  # Spark requires its input to be consumed
             pass
         kinds, texts = zip(*(lacking(needs) or [("", "")]), strict=True)
         columns = {"host": [socket.gethostname()] * len(kinds), "kind": kinds, "text": texts}
@@ -59,11 +68,11 @@ def reporter(needs: Needs) -> Callable[[Any], Iterator[Any]]:
 
 
 def check_once(needs: Needs) -> None:
-    """Checks this worker process, unless it was found to have the same needs before.
+    """Checks this worker process, unless it has already passed the same check.
 
     Raises:
-        PrepareError: naming the host and what it lacks.
-        OutageError: the same, if it only lacks the reach of a sink: that may be an outage, which the driver waits for.
+        PrepareError: If something is missing. The message names the host and what it lacks.
+        OutageError: If the worker only cannot reach a sink. That may be an outage, which the driver waits for.
     """
     key = repr(needs)
     package = sys.modules.get("sparkonce")
@@ -71,7 +80,7 @@ def check_once(needs: Needs) -> None:
         return
     if found := lacking(needs):
         text = f"Executor on host {socket.gethostname()!r}: {'; '.join(text for _, text in found)}."
-        # The class of this name may not be there. The driver reads the name, in the worker's traceback.
+        # The class of this name may not exist here. The driver reads the name from the worker's traceback.
         name = "OutageError" if all(kind == ADDRESS for kind, _ in found) else "PrepareError"
         kind = type(name, (RuntimeError,), {"__module__": "sparkonce.errors"})
         raise kind(f"{' '.join(text.split())} Next: {NEXT_STEPS[found[0][0]]}")
@@ -79,17 +88,17 @@ def check_once(needs: Needs) -> None:
 
 
 def acknowledge_at_once() -> bool:
-    """Lets the JVM send a task's first rows at once, where they come over TCP, and tells if it does.
+    """Makes the JVM send a task's first rows immediately if they come over TCP. Returns True if it does.
 
-    The JVM sends the function, then the rows. Its socket holds small pieces back until what was sent before is
-    acknowledged (Nagle's algorithm, RFC 896). A receiver that sends nothing waits 40 ms with that, unless it is told
-    not to (tcp(7): TCP_QUICKACK).
+    The JVM sends the function, then the rows. Its socket holds back small packets until the earlier ones are
+    acknowledged (Nagle's algorithm, RFC 896). A receiver that sends nothing delays the acknowledgment by 40 ms, unless
+    TCP_QUICKACK is set (tcp(7)).
     """
     frame: Any = sys._getframe()
     while frame is not None:
-        # PySpark's worker gives its function no socket. Its ``main`` reads from one.
+        # PySpark's worker does not pass its socket to the function, but its ``main`` reads from one.
         if frame.f_code.co_name == "main" and "infile" in frame.f_locals:
-            with suppress(AttributeError, OSError):  # another system; a socket of another kind
+            with suppress(AttributeError, OSError):  # another operating system, or another kind of socket
                 _acknowledge(frame.f_locals["infile"].fileno())
                 return True
             return False
@@ -104,12 +113,12 @@ def _acknowledge(descriptor: int) -> None:
         rows.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
     finally:
         rows.detach()  # the worker still reads from it
-        # The new object has changed it if the user has called ``socket.setdefaulttimeout``.
+        # Creating the object has changed it if the user called ``socket.setdefaulttimeout``.
         os.set_blocking(descriptor, blocking)
 
 
 def build_of(package: str) -> str:
-    """Returns a digest of a package's sources: 10 ms from a folder, 35 ms from a zip, once a process."""
+    """Returns a digest of a package's sources. It takes 10 ms from a folder and 35 ms from a zip, once per process."""
     kept = vars(importlib.import_module(package))
     if "_build" not in kept:
         digest = hashlib.sha256()
@@ -159,7 +168,7 @@ def _not_imported(module: str) -> str:
 
 def _not_read(setting: str, path: str) -> str:
     try:
-        with open(path, "rb"):  # noqa: PTH123 - not one more import on the worker
+        with open(path, "rb"):  # noqa: PTH123 - saves an import on the worker
             return ""
     except OSError as error:
         return f"{setting}={path!r} cannot be read ({error.strerror})"

@@ -1,4 +1,4 @@
-"""Lets Spark's tasks write the slots of a batch, in Python: the function that they run, and their answers."""
+"""Lets Spark's tasks write the slots of a batch in Python: the function that they run, and what they return."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ _OUTPUT = pa.schema(
         ("size", pa.int64()),
     ]
 )
-"""A task's answer, a row for each handle. The first has the number of rows that came, and their bytes."""
+"""What a task returns: one row per handle. The first row has the number of input rows and their bytes."""
 _ANSWER = from_arrow_schema(_OUTPUT)
 
 
 def answers_of(rows: DataFrame, task: SlotTask, needs: Needs, cache: JvmCache) -> DataFrame:
-    """Returns the answers of tasks that write these rows, for one collect in this thread.
+    """Returns what the tasks that write these rows return, to be collected once, in this thread.
 
-    The function that the tasks run stays the same, so that only a run's first batch makes it. They get the batch's
-    number by a local property, which Spark sends with each task.
+    The function that the tasks run stays the same, so that it is created only for a run's first batch. Tasks get the
+    batch's number from a local property, which Spark sends with each task.
 
     Args:
         rows: The rows.
         task: The task of every slot.
-        needs: Of a worker.
-        cache: Has the function of the batch before, which is used again if it would be pickled to the same bytes.
+        needs: What a worker needs.
+        cache: Holds the previous batch's function, which is reused if it would be pickled to the same bytes.
     """
     session, context = rows.sparkSession, rows.sparkSession.sparkContext
     context.setLocalProperty(_BATCH, str(task.batch))
@@ -56,14 +56,14 @@ def answers_of(rows: DataFrame, task: SlotTask, needs: Needs, cache: JvmCache) -
         function = pandas_udf(checked_first(pickled, needs), _ANSWER, PythonEvalType.SQL_MAP_ARROW_ITER_UDF)
         return function(*[F.col(quoted(name)) for name in rows.columns])
 
-    # PySpark puts the Python files that were added, and the environment of workers, into the function.
+    # PySpark includes the added Python files and the workers' environment in the function.
     given = repr((needs, context._python_includes, context.environment))
     column = cache.get(("function", pickled, given), function)
     return DataFrame(rows._jdf.mapInArrow(column._jc, False, None), session)
 
 
 def answers_through_connect(rows: DataFrame, task: SlotTask, needs: Needs) -> DataFrame:
-    """Returns the same where no thread of the driver has local properties: each batch has a function of its own."""
+    """Does the same where a driver thread has no local properties: each batch has its own function."""
     return rows.mapInArrow(checked_first(cloudpickle.dumps(_slot_writer(task)), needs), _ANSWER)
 
 

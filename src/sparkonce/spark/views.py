@@ -1,4 +1,4 @@
-"""Says which rows go to which sink: each sink's share of a batch, and the sink that takes what another one refuses."""
+"""Assigns rows to sinks: each sink's share of a batch, and the sink that takes the rows another one refuses."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.spark.jvm import no_rows
 
 View: TypeAlias = Callable[[DataFrame], DataFrame]
-"""Makes a sink's share of a batch. Called at start with an empty batch, then once a batch."""
+"""Makes a sink's share of a batch. Called once at the start with an empty batch, then once per batch."""
 
 Sinks: TypeAlias = TwoPhaseCommitSink | Sequence[TwoPhaseCommitSink] | Mapping[TwoPhaseCommitSink, View | None]
 
 Letters: TypeAlias = Mapping[TwoPhaseCommitSink, TwoPhaseCommitSink]
-"""A sink to the sink that takes the rows that it refuses."""
+"""Maps a sink to the sink that takes the rows it refuses."""
 
 _NONE: Letters = MappingProxyType({})
 
@@ -41,9 +41,9 @@ class Share:
     """Sinks with the same view of a batch: one Spark job writes to all of them.
 
     Attributes:
-        view: Their view; None for the whole batch.
-        sinks: The sinks, by name, with those of dead letters.
-        dead_letters: The name of the sink for the rows that another one refuses, by the name of that.
+        view: The view that they share; None for the whole batch.
+        sinks: The sinks by name, including dead-letter sinks.
+        dead_letters: For the name of a sink, the name of the sink that takes the rows it refuses.
     """
 
     view: View | None
@@ -51,22 +51,22 @@ class Share:
     dead_letters: Mapping[str, str] = field(default_factory=dict)
 
     def columns(self, sink: TwoPhaseCommitSink, schema: pa.Schema) -> tuple[str, ...]:
-        """Returns the columns that a sink takes of the share, or of dead letters.
+        """Returns the columns that a sink takes from the share, or from dead letters.
 
         Raises:
-            SchemaError: naming the column that it refuses.
+            SchemaError: If the sink refuses a column. The message names it.
         """
         return letter_columns(sink) if self.is_for_letters(sink.name) else tuple(sink.columns(schema))
 
     def is_for_letters(self, name: str) -> bool:
-        """Tells if the sink takes dead letters."""
+        """Returns True if the sink takes dead letters."""
         return name in self.dead_letters.values()
 
     def of_none(self, empty: DataFrame) -> DataFrame:
-        """Returns the share of these sinks in a batch without rows, by which the start learns their columns.
+        """Returns the share of these sinks in a batch without rows. The start learns their columns from it.
 
         Raises:
-            ConfigurationError: as `of`, and if the view fails in any other way.
+            ConfigurationError: As `of`, and if the view fails in any other way.
         """
         try:
             return self.of(empty)
@@ -84,13 +84,13 @@ class Share:
         """Returns the share of these sinks in a batch.
 
         Raises:
-            ConfigurationError: if the view returns anything but a DataFrame, or does not fit the rows.
+            ConfigurationError: If the view does not return a DataFrame, or does not fit the rows.
         """
         if self.view is None:
             return batch
         try:
             made = self.view(batch)
-            streams = isinstance(made, DataFrame) and made.isStreaming  # Spark Connect only now looks at the view
+            streams = isinstance(made, DataFrame) and made.isStreaming  # Spark Connect only evaluates the view here
         except AnalysisException as error:
             reason = str(error).splitlines()[0].rstrip(";")
             raise ConfigurationError(
@@ -113,10 +113,10 @@ class Share:
 
 
 def views_of(sinks: Sinks) -> dict[TwoPhaseCommitSink, View | None]:
-    """Returns the sinks that a user gives, in that order, each with its view.
+    """Returns the sinks that a user has passed, in that order, each with its view.
 
     Raises:
-        ConfigurationError: if there are none, two have the same name, or a view is not a function.
+        ConfigurationError: If there are no sinks, two have the same name, or a view is not a function.
     """
     several = isinstance(sinks, Iterable) and not isinstance(sinks, str)
     listed: list[Any] = list(sinks) if several else [sinks]  # type: ignore[arg-type]
@@ -145,11 +145,11 @@ def views_of(sinks: Sinks) -> dict[TwoPhaseCommitSink, View | None]:
 
 
 def shares(views: Mapping[TwoPhaseCommitSink, View | None], letters: Letters = _NONE) -> tuple[Share, ...]:
-    """Groups the sinks by their view. Views are compared by identity: a view may define its own equality.
+    """Groups the sinks by their view. Views are compared by identity, because a view may define its own equality.
 
     Args:
         views: The sinks with their views.
-        letters: The sink of dead letters of some of them, see `letters_of`.
+        letters: The dead-letter sinks, see `letters_of`.
     """
     together: dict[int, dict[str, TwoPhaseCommitSink]] = {}
     dead: dict[int, dict[str, str]] = {}
@@ -170,11 +170,11 @@ def arrow_schema(schema: StructType, *, is_case_sensitive: bool = True) -> pa.Sc
 
     Args:
         schema: The columns.
-        is_case_sensitive: False if names that differ in upper and lower case name one column.
+        is_case_sensitive: False if names that only differ in case refer to the same column.
 
     Raises:
-        SchemaError: naming a column that is there twice, is an array or map of nothing, or that PySpark cannot
-            transfer to Python, such as intervals of years and months.
+        SchemaError: If a column appears twice, is an array or map of nulls, or has a type that PySpark cannot transfer
+            to Python, such as year-month intervals. The message names the column.
     """
     if (twice := doubled(schema.names, is_case_sensitive=is_case_sensitive)) is not None:
         raise SchemaError(f"The column {twice!r} appears more than once.", next_step="Drop or rename all but one.")
@@ -202,13 +202,13 @@ def arrow_schema(schema: StructType, *, is_case_sensitive: bool = True) -> pa.Sc
 
 
 def to_arrow(schema: StructType) -> pa.Schema:
-    """Calls PySpark's function, which from 4.2 on needs the time zone of timestamps; before it was UTC."""
+    """Calls PySpark's function, which needs the session's time zone since 4.2; before that it was always UTC."""
     zone = {"timezone": "UTC"} if "timezone" in signature(to_arrow_schema).parameters else {}
     return to_arrow_schema(schema, **zone)
 
 
 def doubled(names: Sequence[str], *, is_case_sensitive: bool) -> str | None:
-    """Returns the first name that is there before; None if there is none."""
+    """Returns the first repeated name; None if there is none."""
     folded = [name if is_case_sensitive else name.lower() for name in names]
     return next((name for at, name in enumerate(names) if folded[at] in folded[:at]), None)
 
@@ -223,7 +223,7 @@ def _has_nothing_inside(kind: DataType) -> bool:
 
 
 def types_inside(kind: DataType) -> list[DataType]:
-    """Returns the types of which an array, a map or a struct consists; none for other types."""
+    """Returns the element types of an array, map or struct; none for other types."""
     if isinstance(kind, ArrayType):
         return [kind.elementType]
     if isinstance(kind, MapType):
@@ -246,7 +246,7 @@ class ShareSample:
     Attributes:
         share: The sinks with their view.
         batch: The empty batch.
-        frame: Their share of it.
+        frame: Their share of the empty batch.
     """
 
     share: Share
@@ -258,15 +258,15 @@ def check_columns(df: DataFrame, given: Sequence[Share]) -> list[ShareSample]:
     """Checks that each sink accepts the columns of its share.
 
     Args:
-        df: The query's DataFrame, or one of its batches; only its columns matter.
+        df: The query's DataFrame or one of its batches; only its columns matter.
         given: The sinks with their views.
 
     Returns:
         The shares of an empty batch.
 
     Raises:
-        SchemaError: naming the column that a sink refuses.
-        ConfigurationError: if a view does not return a DataFrame.
+        SchemaError: If a sink refuses a column. The message names it.
+        ConfigurationError: If a view does not return a DataFrame.
     """
     empty = no_rows(df.sparkSession, df.schema)
     samples = [ShareSample(share=share, batch=empty, frame=share.of_none(empty)) for share in given]
@@ -280,10 +280,10 @@ def check_columns(df: DataFrame, given: Sequence[Share]) -> list[ShareSample]:
 
 @contextmanager
 def computed_once(batch: DataFrame, given: Sequence[Share]) -> Iterator[DataFrame]:
-    """Keeps the batch on the executors while it is written, if there are views.
+    """Caches the batch on the executors while it is written, if there are views.
 
-    Each view is a Spark job of its own. A stateful plan must run completely, and only once, so the whole batch is
-    computed before the first view.
+    Each view is a separate Spark job. A stateful plan must run completely and only once, so the whole batch is computed
+    before the first view.
     """
     if all(share.view is None for share in given):
         yield batch
@@ -300,13 +300,14 @@ _CLONING_SETTINGS = (
     "spark.sql.adaptive.applyFinalStageShuffleOptimizations",
     "spark.sql.sources.bucketing.autoBucketedScan.enabled",
 )
-"""The settings for which `DataFrame.persist` plans in a clone of the session, where they are off."""
+"""With these settings on, `DataFrame.persist` plans in a clone of the session in which they are off."""
 
 
 def _persist(batch: DataFrame) -> DataFrame:
-    """Keeps the rows without cloning the session: every batch would leak a clone.
+    """Caches the rows without cloning the session, because every batch would leak a clone.
 
-    Spark 4.0.0, 4.0.1 and 4.1.0 never free one, 0.3 MB each (SPARK-54753: its artifact manager's cleaner holds it).
+    Spark 4.0.0, 4.0.1 and 4.1.0 never free one. Each takes 0.3 MB (SPARK-54753: its artifact manager's cleaner holds
+    it).
     """
     conf = batch.sparkSession.conf
     before = {name: conf.get(name, None) for name in _CLONING_SETTINGS}
@@ -332,7 +333,7 @@ def warn_of_refused(letters: Letters, done: BatchProgress) -> None:
 
 
 def refused_rows_of(sink: TwoPhaseCommitSink, letters: Letters) -> str:
-    """Returns, for people, what becomes of the rows that a sink's system refuses."""
+    """Describes, for users, what happens to the rows that a sink's system refuses."""
     if (to := letters.get(sink)) is not None:
         return f"a row that its system refuses goes to sink {to.name} with the reason, in the same unit (dead_letters)"
     if senders := [one.name for one in letters if letters[one] is sink]:
@@ -343,14 +344,14 @@ def refused_rows_of(sink: TwoPhaseCommitSink, letters: Letters) -> str:
 
 
 def letters_of(views: Mapping[TwoPhaseCommitSink, View | None], given: TwoPhaseCommitSink | Letters | None) -> Letters:
-    """Returns the sink of dead letters of each sink that has one.
+    """Returns the dead-letter sink of each sink that has one.
 
     Args:
         views: The sinks with their views.
-        given: A sink for the rows that any of them refuses, or a mapping from some of them.
+        given: A sink for the rows that any of them refuses, or a mapping from some of them to such sinks.
 
     Raises:
-        ConfigurationError: if a sink cannot tell what its system refuses, or a sink of dead letters cannot be used.
+        ConfigurationError: If a sink cannot tell which rows its system refuses, or a dead-letter sink cannot be used.
     """
     if given is None:
         return {}

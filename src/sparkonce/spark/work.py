@@ -1,4 +1,4 @@
-"""Runs a batch's plan: the JVM feeds every task with Arrow batches, and the task writes them to the sinks in Python."""
+"""Runs a batch's plan: the JVM feeds each task Arrow batches, which the task writes to the sinks in Python."""
 
 from __future__ import annotations
 
@@ -46,10 +46,13 @@ _LOOK_AT_TASKS_EVERY_S = 0.1
 _TASKS_END_WITHIN_S = 15.0
 _QUIET_LOOKS = 2
 _NEWEST_JOBS = 200
-"""The newest jobs that are checked. Spark keeps a thousand, each costs some calls, and older ones have ended."""
+"""The number of recent jobs that are checked.
+
+Spark keeps a thousand, each costs a few calls, and older ones have ended.
+"""
 _ENDED = frozenset({"SUCCEEDED", "FAILED"})
 _Written: TypeAlias = tuple[Sequence[Handle], bool]
-"""The handles of a job; True if a losing copy of one of its slots may have written, too."""
+"""The handles of a job; True if another attempt of one of its slots may have written, too."""
 _Planned: TypeAlias = tuple[DataFrame, Sequence[SinkTask]]
 """The rows of a job, and the sinks that they are written to."""
 _Result = TypeVar("_Result")
@@ -61,11 +64,11 @@ class SparkWork:
     Args:
         df: The batch.
         batch: Spark's batch id.
-        shares: What each sink takes of it.
-        grouping: Groups the partitions to fewer slots; None to leave them.
-        max_refused: How many rows of the batch may go to a sink of dead letters.
-        arrow: What is known of the query's rows from its batches before.
-        cache: Objects that earlier batches have made in the JVM.
+        shares: The part of the batch that each sink writes.
+        grouping: Groups the partitions into fewer slots; None leaves them as they are.
+        max_refused: The number of the batch's rows that may go to a dead-letter sink.
+        arrow: What earlier batches have shown about the query's rows.
+        cache: JVM objects that earlier batches have created.
     """
 
     def __init__(
@@ -93,10 +96,10 @@ class SparkWork:
         only: frozenset[tuple[str, int]] | None,
         computed: Callable[[], None] | None = None,
     ) -> tuple[Sequence[Handle], bool]:
-        """Runs the plan, with one Spark job for each view, all at once.
+        """Runs the plan with one Spark job per view, all at the same time.
 
         Raises:
-            PrepareError: if a task gives up.
+            PrepareError: If a task gives up.
         """
         asked = [share for share in self._shares if share.sinks.keys() & sinks.keys()]
         if unwritten := sinks.keys() - {name for share in asked for name in share.sinks}:
@@ -142,14 +145,14 @@ class SparkWork:
         return written
 
     def _described(self, purpose: str) -> AbstractContextManager[None]:
-        """Says in Spark's UI what the jobs inside are for."""
+        """Describes the jobs inside in Spark's UI."""
         return described(self._df.sparkSession, purpose)
 
     def _run(self, jobs: Sequence[Callable[[], _Result]]) -> Sequence[_Result]:
-        """Runs the jobs side by side. Raises the first error once all have ended: no writer is then at work."""
+        """Runs the jobs in parallel. Raises the first error once all have ended, so that no task is writing anymore."""
         if len(jobs) == 1:
             return [jobs[0]()]
-        # Spark cancels a stopped query's jobs by local properties of its thread. Each job's thread has its own copy,
+        # Spark finds a stopped query's jobs by local properties of its thread. Each job's thread gets its own copy,
         # because Spark also records the running job there.
         session = self._df.sparkSession
         with ThreadPoolExecutor(max_workers=len(jobs)) as pool:
@@ -159,7 +162,7 @@ class SparkWork:
         return [future.result() for future in futures]
 
     def is_stopped(self) -> bool:
-        """Tells if the query is being stopped: Spark then interrupts its thread."""
+        """Returns True if the query is being stopped: Spark interrupts its thread."""
         return bool(self._df.sparkSession.sparkContext._jvm.java.lang.Thread.currentThread().isInterrupted())
 
     def _cancel_if_stopped(self) -> None:
@@ -170,11 +173,11 @@ class SparkWork:
             context._jsc.sc().cancelJobGroup(group, f"because query {group} was stopped")
 
     def _let_tasks_end(self) -> None:
-        """Waits for the other tasks of a failed batch, which Spark cancels without waiting.
+        """Waits for the other tasks of a failed batch, which Spark cancels without waiting for them.
 
-        The sweep after it then finds everything that they have begun. Spark kills a Python worker that does not end by
-        itself after ``spark.python.task.killTimeout``, 2 s, within another 2 s. A worker whose task ended while rows
-        were sent to it may live a moment longer: it finds its rows cut off, and aborts by itself.
+        The next sweep then finds everything that they have begun. After ``spark.python.task.killTimeout`` (2 s), Spark
+        kills a Python worker that has not exited, within another 2 s. A worker whose task ended while it was receiving
+        rows may live a moment longer: it sees its input cut off, and aborts.
         """
         give_up_at = time.monotonic() + _TASKS_END_WITHIN_S
         try:
@@ -200,7 +203,7 @@ class SparkWork:
 
     def _plan(self, share: Share, df: DataFrame, sinks: Mapping[str, Owner]) -> _Planned:
         """Plans a view's job: its columns, a fingerprint for each sink, and the sinks' tasks."""
-        # A view may have other columns in each batch. So may rows that the user's own function gives.
+        # A view may return different columns in each batch. So may the user's own function.
         kinds = self._kinds(df)
         schema = self._cache.get(("schema", kinds), lambda: arrow_schema(df.schema))
         tasks: list[SinkTask] = []
@@ -241,7 +244,7 @@ class SparkWork:
         return rows, tasks
 
     def _kinds(self, df: DataFrame) -> str:
-        """Returns a text that is the same for the same columns and types."""
+        """Returns a string that identifies the columns and their types."""
         return str(df._jdf.schema().json())
 
     def _selected(self, df: DataFrame, key: Hashable, columns: Callable[[], Sequence[Column]]) -> DataFrame:
@@ -250,7 +253,7 @@ class SparkWork:
         Args:
             df: The rows.
             key: Everything that the columns depend on.
-            columns: Makes the columns.
+            columns: Creates the columns.
         """
         return DataFrame(df._jdf.select(self._cache.get(key, lambda: df._jcols(*columns()))), df.sparkSession)
 
@@ -259,10 +262,11 @@ class SparkWork:
     ) -> _Written:
         needs = needs_of([task.sink for task in tasks], self._master())
         if any(task.sink.guarantee is Guarantee.AT_MOST_ONCE for task in tasks):
-            # After a loss of shuffle files Spark reruns a stage whose tasks may have written, and counts their attempts
-            # from 0 again: a task cannot tell. Without a shuffle before it only tasks are tried again, which can.
+            # After losing shuffle files, Spark resubmits a stage whose tasks may already have written, and numbers
+            # their attempts from 0 again, so a task cannot tell. Without a shuffle before them, tasks are only retried,
+            # which they can tell.
             rows = rows.localCheckpoint()
-            needs["addresses"] = []  # their client waits for a server that is away, and the driver does not write again
+            needs["addresses"] = []  # the client waits for an unreachable server, and the driver does not write again
         task = SlotTask(batch=self._batch, sinks=tuple(tasks), only=only, max_refused=self._max_refused)
         answers, slots = self._answers(rows, task, needs)
         if any(answer["batch"] != self._batch for answer in answers):
@@ -283,7 +287,7 @@ class SparkWork:
         return str(self._df.sparkSession.conf.get("spark.speculation", "false")).lower() == "true"
 
     def _answers(self, rows: DataFrame, task: SlotTask, needs: Needs) -> tuple[Sequence[Row], int]:
-        """Writes the rows, and returns the tasks' answers and the number of tasks, which tells a truncated answer."""
+        """Writes the rows. Returns the tasks' answers, and the number of tasks, which exposes a truncated result."""
         written = answers_of(rows, task, needs, self._cache)
         answers = written.collect()
         return answers, _slots_of(written)
@@ -298,12 +302,14 @@ class SparkWork:
                 )
 
     def _was_resubmitted(self, answers: Sequence[Row]) -> bool:
-        """Tells if Spark ran one of the tasks' stages again, or no longer knows.
+        """Returns True if Spark resubmitted one of the tasks' stages, or no longer knows.
 
-        Spark reruns a stage when an executor is lost with its shuffle files; it may notice only after this call. The
-        tasks' attempts then count from 0 again, and a Python `TaskContext` does not name the stage's attempt.
+        Spark resubmits a stage when it loses an executor along with its shuffle files, and may notice that only after
+        this call. Task attempts are then numbered from 0 again, and a Python `TaskContext` does not expose the stage's
+        attempt.
         """
-        tracker = self._df.sparkSession.sparkContext._jsc.statusTracker()  # PySpark's asks for much more of a stage
+        # PySpark's own tracker reads far more about a stage
+        tracker = self._df.sparkSession.sparkContext._jsc.statusTracker()
         found = [tracker.getStageInfo(stage) for stage in {answer["stage"] for answer in answers}]
         return any(stage is None or stage.currentAttemptId() > 0 for stage in found)
 
@@ -317,18 +323,18 @@ class SparkWork:
 
 
 def _slots_of(collected: DataFrame) -> int:
-    """Returns the number of tasks of the job that collected this frame.
+    """Returns the number of tasks in the job that collected this frame.
 
-    PySpark takes a truncated answer for a shorter one, so the rows collected are counted against this. Spark keeps the
-    plan and the RDD that the job ran, also after adaptive execution: asking takes a few calls, and no job.
+    PySpark takes a truncated result for a shorter one, so the rows collected are checked against this number. Spark
+    keeps the plan and RDD of the job even after adaptive execution, so this takes a few calls and no job.
     """
     return int(collected._jdf.queryExecution().executedPlan().execute().getNumPartitions())
 
 
 def _tasks_have_ended(tracker: StatusTracker, group: str) -> bool:
-    """Tells if Spark has recorded the end of the group's newest jobs, and of the tasks of those that failed.
+    """Returns True if Spark has recorded the end of the group's recent jobs and of the tasks of those that failed.
 
-    It records events in order, with a delay: once it knows that a job has ended, it knows of the job's tasks.
+    Spark records events in order, with a delay: once it shows that a job has ended, it knows all of the job's tasks.
     """
     jobs = sorted(tracker.getJobIdsForGroup(group))[-_NEWEST_JOBS:]
     infos = [info for job in jobs if (info := tracker.getJobInfo(job)) is not None]
@@ -339,17 +345,18 @@ def _tasks_have_ended(tracker: StatusTracker, group: str) -> bool:
 
 
 def check_plans(samples: Sequence[ShareSample], kind: type[SparkWork] = SparkWork) -> None:
-    """Analyzes the very plan of each view's job, on a batch without rows: fingerprints, and checks of the rows.
+    """Analyzes the exact plan of each view's job on a batch without rows, including fingerprints and row checks.
 
     Raises:
-        SchemaError: naming the column that Spark has no fingerprint for, or the sinks whose rows cannot be checked.
+        SchemaError: If Spark has no fingerprint for a column, or the rows of some sinks cannot be checked. The message
+            names the column or the sinks.
     """
     nobody = Owner(query="0" * 12, token=Token(0, "0" * 8))
     for one in samples:
         share = one.share
         try:
             rows, _ = kind(one.batch, 0, [share])._plan(share, one.frame, dict.fromkeys(share.sinks, nobody))
-            _ = rows.columns  # Spark Connect analyzes a plan when it is asked for something
+            _ = rows.columns  # makes Spark Connect analyze the plan
         except AnalysisException as error:
             for column in one.frame.schema:
                 _check_fingerprint(one.frame, column)
@@ -375,7 +382,10 @@ def _column(name: str) -> Column:
 
 
 def row_hash(columns: Sequence[str], schema: StructType) -> Column:
-    """Returns a bigint of a row's values. ``xxhash64`` skips nulls, so several columns also say which are null."""
+    """Returns a bigint hash of a row's values.
+
+    ``xxhash64`` skips nulls, so with several columns it also covers which are null.
+    """
     values = [_column(column) for column in columns]
     kinds = {one.name: one.dataType for one in schema}
     hashed = [_hashable(value, kinds[column]) for value, column in zip(values, columns, strict=True)]
@@ -383,7 +393,7 @@ def row_hash(columns: Sequence[str], schema: StructType) -> Column:
 
 
 def _hashable(value: Column, kind: DataType) -> Column:
-    """Returns what ``xxhash64`` takes for a value: it refuses maps, which have no order, and variants."""
+    """Returns a value in a form that ``xxhash64`` accepts: it refuses variants, and maps, which have no order."""
     if isinstance(kind, VariantType):
         return F.to_json(value)
     if not _is_refused(kind):

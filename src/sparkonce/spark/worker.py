@@ -1,4 +1,4 @@
-"""Makes later tasks of a reused Python worker start faster, and says what a worker needs."""
+"""Makes later tasks of a reused Python worker start faster, and defines what a worker needs."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from sparkonce.spark import shipped
 from sparkonce.spark.shipped import Needs, acknowledge_at_once, build_of, check_once
 from sparkonce.version import __version__
 
-# Workers get copies of its functions. A function that is pickled by reference needs its module on the worker.
+# Workers get copies of its functions. A function pickled by reference would need its module on the worker.
 cloudpickle.register_pickle_by_value(shipped)
 
 _ALWAYS = ("numpy", "pandas", "pyarrow")
-"""The modules that a batch's tasks import in every query; Spark's own Arrow functions refuse to run without pandas."""
+"""The modules that every query's tasks import. Spark's own Arrow functions do not run without pandas."""
 
 _frozen = 0
 """The number of modules when objects were last hidden from the garbage collector."""
@@ -29,12 +29,12 @@ _frozen = 0
 def lighten_worker() -> None:
     """Saves two costs in every later task of this worker process. Call it after the task's imports.
 
-    PySpark's worker calls ``importlib.invalidate_caches`` before each task, and every zip importer then reads its
-    archive's directory again (``pyspark.zip``: some 2,000 entries). It calls ``gc.collect`` after each task, which
-    walks every object that pandas and pyarrow made at import. Together they cost 50 to 100 ms a task on a slow core.
-    Python makes the dropped importers again when it needs them. Frozen objects are hidden from the collector; reference
-    counts still free them. A later task may import more, for another sink or in the user's function: then it is done
-    again.
+    Before each task, PySpark's worker calls ``importlib.invalidate_caches``, which makes every zip importer read its
+    archive's directory again (``pyspark.zip``: about 2,000 entries). After each task it calls ``gc.collect``, which
+    walks every object that pandas and pyarrow created at import. Together they cost 50 to 100 ms per task on a slow
+    core. Python recreates the dropped importers when it needs them. Frozen objects are hidden from the collector, but
+    reference counts still free them. If a later task imports more, for another sink or a user's function, the work is
+    repeated.
     """
     global _frozen
     for path, finder in list(sys.path_importer_cache.items()):
@@ -48,11 +48,11 @@ def lighten_worker() -> None:
 def needs_of(
     sinks: Sequence[TwoPhaseCommitSink], master: str, sources: Mapping[str, WorkerNeeds] | None = None
 ) -> Needs:
-    """Returns what every Python worker needs to write to these sinks: the driver's sparkonce, modules, files, reach.
+    """Returns what every Python worker needs to write to these sinks and to read the Python sources.
 
-    With what it needs to read sources in Python, by a name for people.
+    These are the driver's sparkonce, modules, files and addresses. Sources are keyed by a display name.
 
-    On one machine there are no files and no addresses: there the sinks' preflight has read and reached them.
+    On a single machine, files and addresses are left out: there the sinks' preflight has already read and reached them.
     """
     needs = {sink.name: sink.worker_needs() for sink in sinks} | dict(sources or {})
     elsewhere = {} if is_local(master) else needs
@@ -67,12 +67,12 @@ def needs_of(
 
 
 def is_local(master: str) -> bool:
-    """Tells if Spark runs its tasks on the driver's machine, in the driver's JVM."""
+    """Returns True if Spark runs its tasks on the driver's machine, in the driver's JVM."""
     return master == "local" or master.startswith("local[")
 
 
 def checked_first(pickled: bytes, needs: Needs) -> Callable[[Any], Iterator[Any]]:
-    """Returns a pickled function with a check of the worker before it is unpickled, once a worker process.
+    """Returns a pickled function that checks the worker, once per process, before the function is unpickled.
 
     An executor may have joined after the check at the start, and may lack what the function refers to.
     """

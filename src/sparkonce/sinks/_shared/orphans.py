@@ -68,7 +68,7 @@ def parse_line(text: str) -> dict[str, str]:
     """Reads settings from one line: ``name=value``, with quotes as in a shell where a value has spaces.
 
     Raises:
-        ConfigurationError: if there is no name. Values are not repeated: one may be a password.
+        ConfigurationError: If there is no name. Values are not repeated: one may be a password.
     """
     try:
         words = shlex.split(text)

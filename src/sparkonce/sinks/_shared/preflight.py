@@ -33,7 +33,7 @@ def check_same(setting: str, now: str, recorded: Facts | None, fact: str, why: s
         next_step: What the user can do; ``{before}`` is its value before.
 
     Raises:
-        PreflightError: if it has changed.
+        PreflightError: If it has changed.
     """
     before = (recorded or {}).get(fact, now)
     if before != now:
@@ -55,7 +55,7 @@ def check_columns(setting: str, table: str, found: Iterable[str], known: frozens
         known: Those that this version knows.
 
     Raises:
-        PreflightError: if it has more.
+        PreflightError: If it has more.
     """
     if strange := sorted(one for one in set(found) - known if one.startswith(_OF_NEWER_VERSIONS)):
         raise PreflightError(

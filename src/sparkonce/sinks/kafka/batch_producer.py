@@ -104,7 +104,7 @@ class BatchProducer:
         listener: Is told of deliveries and errors, in the thread that calls `poll` or `flush`.
 
     Raises:
-        KafkaException: if librdkafka refuses a setting.
+        KafkaException: If librdkafka refuses a setting.
     """
 
     def __init__(self, settings: Mapping[str, Any], listener: Listener) -> None:
@@ -142,8 +142,8 @@ class BatchProducer:
             rows: Columns ``value``, ``key`` and ``partition``, see `sparkonce.sinks.kafka.rows.select_columns`.
 
         Raises:
-            KafkaException: if librdkafka refuses a row; others may be queued.
-            BufferError: if its queue is full.
+            KafkaException: If librdkafka refuses a row; others may be queued.
+            BufferError: If its queue is full.
         """
         if BY_ROW.intersection(rows.schema.names):
             raise ValueError(f"Rows with {sorted(BY_ROW)} cannot be sent by the batch.")
@@ -220,7 +220,7 @@ class BatchProducer:
         """Waits for an event, and tells the listener of all that are there.
 
         Raises:
-            KafkaException: if the producer has failed permanently.
+            KafkaException: If the producer has failed permanently.
         """
         # One thread at a time, so that reports are heard in their order. Another one is telling of what is there now.
         if not self._polling.acquire(blocking=timeout_s > 0, timeout=timeout_s or -1):

@@ -203,7 +203,7 @@ class KafkaCommitter(HandleCommitter[KafkaTransaction]):
         """Lists the open transactions of these runs.
 
         Raises:
-            UnknownOutcomeError: if any broker does not list its open transactions.
+            UnknownOutcomeError: If any broker does not list its open transactions.
         """
         deadline_s, claims = self._deadline_s(), Claims(owners)
         begins = [begin_of(prefix, query) for prefix, query in claims]
@@ -250,7 +250,7 @@ class KafkaCommitter(HandleCommitter[KafkaTransaction]):
         differ. A user who may not ask for that time gets none of them.
 
         Raises:
-            UnknownOutcomeError: if a coordinator does not answer, or a broker does not tell how long it remembers ids.
+            UnknownOutcomeError: If a coordinator does not answer, or a broker does not tell how long it remembers ids.
         """
         transactions = [transaction_of(handle) for handle in handles]
         views = self._client.describe_transactions(transactions, deadline_s=self._deadline_s())
@@ -272,7 +272,7 @@ class KafkaCommitter(HandleCommitter[KafkaTransaction]):
         """Returns True if the broker still shows how some transaction of this id's query ended.
 
         Raises:
-            UnknownOutcomeError: if a broker does not list its transactions.
+            UnknownOutcomeError: If a broker does not list its transactions.
         """
         own = TransactionalId.parse(transactional_id)
         begin = transactional_id if own is None else begin_of(own.prefix, own.query)
@@ -290,7 +290,7 @@ class KafkaCommitter(HandleCommitter[KafkaTransaction]):
         """Returns when the coordinators began these transactions; None if one is not open at exactly this epoch.
 
         Raises:
-            UnknownOutcomeError: if a coordinator does not describe its transaction.
+            UnknownOutcomeError: If a coordinator does not describe its transaction.
         """
         transactions = [transaction_of(handle) for handle in handles]
         views = self._client.describe_transactions(transactions, deadline_s=self._deadline_s())
@@ -395,7 +395,7 @@ def transaction_of(handle: Handle) -> KafkaTransaction:
     """Returns the transaction that a handle of the Kafka sink names.
 
     Raises:
-        KeyError: if the handle is of another sink.
+        KeyError: If the handle is of another sink.
     """
     return KafkaTransaction(str(handle["transactional_id"]), int(handle["producer_id"]), int(handle["epoch"]))
 

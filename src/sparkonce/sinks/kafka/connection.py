@@ -147,7 +147,7 @@ class KafkaConnection:
         """The connections of kafka-python, for use inside `call`.
 
         Raises:
-            KafkaConnectionError: if there are none.
+            KafkaConnectionError: If there are none.
         """
         if self._manager is None:
             raise KafkaConnectionError("not connected")
@@ -310,7 +310,7 @@ def token_provider(plain: Mapping[str, Any]) -> AbstractTokenProvider:
     """Returns the token provider of these settings.
 
     Raises:
-        ConfigurationError: if there is no ``oauth_cb``, or librdkafka is to fetch the tokens on its own.
+        ConfigurationError: If there is no ``oauth_cb``, or librdkafka is to fetch the tokens on its own.
     """
     method = str(plain.get("sasl.oauthbearer.method", "default")).lower()
     if method != "default":
@@ -345,7 +345,7 @@ class _CallbackTokens(AbstractTokenProvider):  # type: ignore[misc]  # kafka-pyt
         """Returns the token, and fetches it when needed.
 
         Raises:
-            SaslAuthenticationFailedError: if the callback raises, or returns no token.
+            SaslAuthenticationFailedError: If the callback raises, or returns no token.
         """
         with self._turn:
             if time.time() >= self._refresh_at_s:

@@ -115,8 +115,8 @@ def list_open(settings: str | Mapping[str, Any]) -> list[KafkaOrphan]:
         settings: The sink's, in librdkafka's names, as a mapping or in one line.
 
     Raises:
-        ConfigurationError: if a setting is none.
-        PreflightError: if not every broker answers.
+        ConfigurationError: If a setting is none.
+        PreflightError: If not every broker answers.
     """
     with _asking(settings) as (client, parsed, deadline_s):
         views, missing = client.survey(["Ongoing"], "", attempt_s=ANSWER_WITHIN_S / 2, deadline_s=deadline_s)
@@ -130,8 +130,8 @@ def find_open(settings: str | Mapping[str, Any], name: str) -> KafkaOrphan | Non
     """Returns the open transaction of an id, whosever it is; None if its last one has ended, or the id isn't known.
 
     Raises:
-        ConfigurationError: if a setting is none.
-        PreflightError: if its coordinator doesn't answer, or this user may not see it.
+        ConfigurationError: If a setting is none.
+        PreflightError: If its coordinator doesn't answer, or this user may not see it.
     """
     with _asking(settings) as (client, parsed, deadline_s):
         (view,) = client.describe_transactions([KafkaTransaction(name, -1, -1)], deadline_s=deadline_s)
@@ -153,8 +153,8 @@ def list_held(settings: str | Mapping[str, Any], orphan: KafkaOrphan) -> list[He
         Its partitions whose leaders answer.
 
     Raises:
-        ConfigurationError: if a setting is none.
-        PreflightError: if no broker answers.
+        ConfigurationError: If a setting is none.
+        PreflightError: If no broker answers.
     """
     partitions = [(topic, int(number)) for topic, _, number in (one.rpartition("-") for one in orphan.holds)]
     with _asking(settings) as (client, parsed, deadline_s):
@@ -178,8 +178,8 @@ def list_blocking(settings: str | Mapping[str, Any], targets: Collection[Target]
         targets: The topics.
 
     Raises:
-        ConfigurationError: if a setting is none.
-        PreflightError: if no broker answers.
+        ConfigurationError: If a setting is none.
+        PreflightError: If no broker answers.
     """
     with _asking(settings) as (client, parsed, deadline_s):
         metadata = client.request(metadata_request(*{topic for topic, _ in targets}), deadline_s=deadline_s)

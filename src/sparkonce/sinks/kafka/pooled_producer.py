@@ -211,7 +211,7 @@ class PooledProducer:
             the transaction (KIP-360), which `abort_reason` reports.
 
     Raises:
-        PrepareError: if the settings do not work in this process, for example because a key file is missing.
+        PrepareError: If the settings do not work in this process, for example because a key file is missing.
     """
 
     def __init__(
@@ -257,8 +257,8 @@ class PooledProducer:
         """Makes the producer of a worker's lane and initialises it, if it is transactional.
 
         Raises:
-            PreflightError: if the cluster does not allow it.
-            PrepareError: if it cannot be made, or be initialised in time.
+            PreflightError: If the cluster does not allow it.
+            PrepareError: If it cannot be made, or be initialised in time.
         """
         if spec.prefix is None:
             return cls(spec.settings, lane=lane, by_row=spec.by_row, topic=spec.topic)
@@ -273,8 +273,8 @@ class PooledProducer:
         Ends the producer if that fails.
 
         Raises:
-            PreflightError: if the cluster does not allow it.
-            PrepareError: if it is not done in time.
+            PreflightError: If the cluster does not allow it.
+            PrepareError: If it is not done in time.
         """
         deadline = time.monotonic() + timeout_s
         attempt_s = _FIRST_ATTEMPT_S

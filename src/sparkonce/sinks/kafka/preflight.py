@@ -118,7 +118,7 @@ def preflight(
         ``prefix``, ``transaction_timeout_ms`` and, if brokers tell it, ``longest_timeout_ms``.
 
     Raises:
-        ConfigurationError: if librdkafka or the driver's connection does not know a setting or its value.
+        ConfigurationError: If librdkafka or the driver's connection does not know a setting or its value.
         PreflightError: naming the setting and its value.
     """
     transactional = guarantee is Guarantee.EXACTLY_ONCE
@@ -176,7 +176,7 @@ def check_producer(settings: Mapping[str, Any]) -> None:
     """Lets librdkafka itself check names, values and contradictions; nothing is sent.
 
     Raises:
-        ConfigurationError: with librdkafka's own words, which name the setting.
+        ConfigurationError: With librdkafka's own words, which name the setting.
     """
     from confluent_kafka import KafkaException, Producer
 
@@ -377,7 +377,7 @@ def check_retention(topic: str, configs: Mapping[str, str], timeout_ms: int) -> 
         timeout_ms: The transaction timeout.
 
     Raises:
-        PreflightError: if the topic keeps nothing.
+        PreflightError: If the topic keeps nothing.
     """
     if "delete" not in configs.get(_POLICY, ""):
         return

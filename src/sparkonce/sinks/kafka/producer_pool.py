@@ -93,8 +93,8 @@ class ProducerPool:
         """Returns the leased producer. A task that has to wait for it raises the number that is kept ready.
 
         Raises:
-            PrepareError: if the producer is not ready in time, or could not be initialised.
-            PreflightError: if the cluster does not allow the initialisation.
+            PrepareError: If the producer is not ready in time, or could not be initialised.
+            PreflightError: If the cluster does not allow the initialisation.
         """
         with self._lock:
             if not lease.done():

@@ -109,7 +109,7 @@ def select_columns(schema: pa.Schema, topic: str | None) -> list[str]:
 
     Raises:
         SchemaError: naming the column that is missing, doubled, or of a type that Kafka cannot take.
-        ConfigurationError: if neither the sink nor a column names a topic.
+        ConfigurationError: If neither the sink nor a column names a topic.
     """
     chosen = [name for name in _COLUMNS if name in schema.names and not (name == "topic" and topic is not None)]
     if "value" not in chosen:
@@ -152,7 +152,7 @@ def to_chunks(
         max_bytes: The most bytes of one chunk, unless a single row is larger.
 
     Raises:
-        PrepareError: if a row names no topic.
+        PrepareError: If a row names no topic.
     """
     sizes = _sizes_bytes(rows)
     ends = np.cumsum(sizes)

@@ -174,7 +174,7 @@ def id_prefix(prefix: Any) -> str:
     """Returns the user's prefix of transactional ids.
 
     Raises:
-        ConfigurationError: if transactional ids cannot begin with it.
+        ConfigurationError: If transactional ids cannot begin with it.
     """
     text = own_prefix(prefix, most_bytes=PREFIX_LIMIT_BYTES)
     if text != text.lstrip():
@@ -220,7 +220,7 @@ def plain_names(user: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings with each of librdkafka's aliases under one name.
 
     Raises:
-        ConfigurationError: if a setting is given under both of its names, or as Spark's own sink takes it, or if no
+        ConfigurationError: If a setting is given under both of its names, or as Spark's own sink takes it, or if no
             broker is named.
     """
     plain: dict[str, Any] = {}

@@ -165,8 +165,8 @@ class KafkaWriter(SinkWriter):
         """Waits for the producer and begins its one transaction.
 
         Raises:
-            PreflightError: if the cluster does not allow the transaction.
-            PrepareError: if no producer was ready in time.
+            PreflightError: If the cluster does not allow the transaction.
+            PrepareError: If no producer was ready in time.
         """
         lease, self._lease = self._lease, None
         if lease is None:
@@ -241,7 +241,7 @@ class KafkaWriter(SinkWriter):
         brokers have acknowledged must be as many as were to be written.
 
         Raises:
-            PrepareError: if any row may not have arrived, or the transaction cannot be committed.
+            PrepareError: If any row may not have arrived, or the transaction cannot be committed.
         """
         pooled = self._open_producer()
         self._flush(pooled)
@@ -379,8 +379,8 @@ def _produce(pooled: PooledProducer, chunk: Chunk) -> int:
     ``produce_batch`` is slower, because it needs a dictionary for each row.
 
     Raises:
-        KafkaException: if librdkafka refuses a row; other rows may be queued.
-        BufferError: if its queue is full.
+        KafkaException: If librdkafka refuses a row; other rows may be queued.
+        BufferError: If its queue is full.
     """
     if isinstance(pooled.producer, BatchProducer):
         return pooled.producer.produce(chunk.topic, chunk.columns)
@@ -491,7 +491,7 @@ class StalledRows:
         """Queries the brokers for the topics if no row has arrived for some time.
 
         Raises:
-            PrepareError: if all answers have reported for `TopicLookup.gone_after_s` that a topic doesn't exist.
+            PrepareError: If all answers have reported for `TopicLookup.gone_after_s` that a topic doesn't exist.
         """
         if self._lookup is None:
             return
@@ -545,7 +545,7 @@ class TopicLimits:
         """Returns the rules of these topics, without those that are missing or may not be described.
 
         Raises:
-            OutageError: if no broker answers.
+            OutageError: If no broker answers.
         """
         with self._lock:
             now = time.monotonic()

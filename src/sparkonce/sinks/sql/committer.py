@@ -111,7 +111,7 @@ class SqlCommitter(HandleCommitter[SqlTransaction]):
         """Lists prepared transactions, staged copies, and those that are still being written.
 
         Raises:
-            UnknownOutcomeError: if the server does not say.
+            UnknownOutcomeError: If the server does not say.
         """
         claims = Claims(owners)
         found: dict[SqlTransaction, None] = {}
@@ -138,8 +138,8 @@ class SqlCommitter(HandleCommitter[SqlTransaction]):
         """Merges the staged rows of all slots on trial: what the table refuses now is refused before the decision.
 
         Raises:
-            PrepareError: if the table refuses a row, in the server's words.
-            UnknownOutcomeError: if the server does not say, or the table is locked.
+            PrepareError: If the table refuses a row, in the server's words.
+            UnknownOutcomeError: If the server does not say, or the table is locked.
         """
         read = {one: handle.rows for handle in handles if isinstance(one := self._read(handle), SqlTransaction)}
         for location, rows in _groups(one for one in read if one.kind == STAGED):
@@ -156,7 +156,7 @@ class SqlCommitter(HandleCommitter[SqlTransaction]):
         """Lists what the markers show as committed.
 
         Raises:
-            UnknownOutcomeError: if the server does not say.
+            UnknownOutcomeError: If the server does not say.
         """
         if "prefix" not in facts:
             return ()
@@ -172,7 +172,7 @@ class SqlCommitter(HandleCommitter[SqlTransaction]):
         """Returns those that the server has not committed. See `SinkCommitter.missing`.
 
         Raises:
-            UnknownOutcomeError: if the server does not say.
+            UnknownOutcomeError: If the server does not say.
         """
         with self.asking("which markers it has") as session:
             gone = self._not_committed(session, handles)
@@ -184,7 +184,7 @@ class SqlCommitter(HandleCommitter[SqlTransaction]):
         """Deletes what merged copies have left, and now and then the markers of batches long gone.
 
         Raises:
-            UnknownOutcomeError: if the server cannot be reached.
+            UnknownOutcomeError: If the server cannot be reached.
         """
         self._note_newest(handles)
         known = [one for handle in handles if isinstance(one := self.transaction_of(handle), SqlTransaction)]

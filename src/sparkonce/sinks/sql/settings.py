@@ -40,7 +40,7 @@ def commit(value: str) -> str:
 
 
 def mode(value: str, key_columns: Any) -> tuple[str, tuple[str, ...]]:
-    """Returns whether a table sink appends or upserts, and its key columns: upserts need them, nothing else does."""
+    """Returns True if a table sink appends or upserts, and its key columns: upserts need them, nothing else does."""
     keys = columns("key_columns", key_columns)
     if (one_of("mode", value, MODES) == UPSERT) != bool(keys):
         raise ConfigurationError(
@@ -77,7 +77,7 @@ class UpsertRules:
         """Returns the rules that were given, each of which may be None.
 
         Raises:
-            ConfigurationError: if one contradicts another or the mode.
+            ConfigurationError: If one contradicts another or the mode.
         """
         found = {setting: value for setting, value in given.items() if value is not None}
         for setting, value in found.items():
@@ -227,7 +227,7 @@ class Target:
         """Reads what `to_text` wrote.
 
         Raises:
-            ValueError: if the text is something else.
+            ValueError: If the text is something else.
         """
         try:
             fields = read_json(text.encode())

@@ -1,10 +1,10 @@
-"""A checkpoint's files on HDFS, through Spark's JVM: with Hadoop's settings, credentials and clients.
+"""Reads and writes a checkpoint's files on HDFS through Spark's JVM, with Hadoop's settings, credentials and clients.
 
-A put writes a temporary file, and gives it its name by a rename that fails if the name is taken. The name node carries
-that out in one step, and answers when its journal has it.
+A put writes a temporary file and then renames it, which fails if the name is taken. The name node performs the rename
+atomically, and answers once it is in its journal.
 
 Each call of a Hadoop client has a deadline, and its Java exception becomes an ``OSError``. Python workers have no JVM:
-they reach the checkpoint as the session does, or not at all.
+they either reach the checkpoint as the session does, or not at all.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from sparkonce.storage.files import CheckpointFiles, Landed, PutUnknownError, Ta
 from sparkonce.storage.hdfs import AUTHENTICATION, HdfsFiles, RenamingFiles, checked_settings, is_stale
 
 DEADLINE_S = 30.0
-"""The time after which a call is given up. Hadoop's own clients may try again for many minutes."""
+"""The time after which a call is abandoned. Hadoop's own clients may retry for many minutes."""
 
 _ERRNOS = {
     "AccessControlException": errno.EACCES,
@@ -47,7 +47,10 @@ _ERRNOS = {
     "PathExistsException": errno.EEXIST,
     "FileAlreadyExistsException": errno.EEXIST,
 }
-"""The errno of a Java exception, by its short name. All others may pass: no connection, a fail-over, no room."""
+"""The errno of a Java exception, by its short name.
+
+All others may be temporary: no connection, a failover, no space.
+"""
 
 _MOST_CAUSES = 20
 
@@ -55,7 +58,7 @@ Answer = TypeVar("Answer")
 
 
 class StoreError(OSError):
-    """A call that Hadoop's client has refused, or that failed.
+    """A call that Hadoop's client refused, or that failed.
 
     Attributes:
         kinds: The short names of the Java exception and its causes.
@@ -68,17 +71,17 @@ class StoreError(OSError):
 
 
 class Decisive:
-    """The point of a call from which on its outcome is unknown while it is not answered."""
+    """Marks the point in a call after which its outcome is unknown until it is answered."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._begun = self._given_up = False
 
     def begin(self) -> None:
-        """Notes that the request which decides is about to be sent.
+        """Records that the decisive request is about to be sent.
 
         Raises:
-            TimeoutError: if the caller has given up before: it must not be sent any more.
+            TimeoutError: If the caller has already given up, so that the request must not be sent anymore.
         """
         with self._lock:
             if self._given_up:
@@ -86,17 +89,17 @@ class Decisive:
             self._begun = True
 
     def give_up(self) -> bool:
-        """Returns if the request may have been sent. It will not be sent from now on."""
+        """Returns True if the request may have been sent. From now on it will not be sent."""
         with self._lock:
             self._given_up = True
             return self._begun
 
 
 def called(call: Callable[[], Answer]) -> Answer:
-    """Returns what a call of the JVM returns.
+    """Returns the result of a JVM call.
 
     Raises:
-        StoreError: if it raises a Java exception.
+        StoreError: If it raises a Java exception.
     """
     try:
         return call()
@@ -105,18 +108,18 @@ def called(call: Callable[[], Answer]) -> Answer:
 
 
 def in_time(call: Callable[[], Answer], decisive: Decisive | None = None) -> Answer:
-    """Returns what a call returns, made in a thread of its own.
+    """Returns the result of a call made in a separate thread.
 
-    Its thread in the JVM is its own, too: Spark interrupts the query's thread when the query is stopped, and an
-    interrupt in the middle of a put would leave its outcome unknown.
+    The JVM thread is separate, too: Spark interrupts the query's thread when the query is stopped, and an interrupt in
+    the middle of a put would leave its outcome unknown.
 
     Args:
-        call: Made once.
-        decisive: Tells how far the call has come when it is given up.
+        call: Called once.
+        decisive: Tells how far the call got when it is abandoned.
 
     Raises:
-        PutUnknownError: if there was no answer in time to a request that decides.
-        TimeoutError: if there was no answer in time to any other.
+        PutUnknownError: If a decisive request was not answered in time.
+        TimeoutError: If any other request was not answered in time.
     """
     (answer,) = within(DEADLINE_S, [call])
     if isinstance(answer, TimeoutError) and answer.errno is None:
@@ -130,7 +133,7 @@ def in_time(call: Callable[[], Answer], decisive: Decisive | None = None) -> Ans
 
 
 def _told(error: Py4JError) -> tuple[tuple[str, ...], str]:
-    """Returns the short names of an exception and its causes, and the first line."""
+    """Returns the short names of an exception and its causes, and the first line of its message."""
     if not isinstance(error, Py4JJavaError):
         return (), f"the JVM does not answer: {error}"
     thrown: Any = error.java_exception
@@ -160,18 +163,18 @@ _SETTINGS = {
     "dfs.client.socket-timeout": "10000",
     "dfs.datanode.socket.write.timeout": "10000",
 }
-"""The settings of our client only: by default it may ask a name node that is away for many minutes."""
+"""Settings for our client only: by default it may retry an unreachable name node for many minutes."""
 
 
 class HadoopFiles(RenamingFiles):
-    """See `CheckpointFiles`.
+    """The files of a checkpoint on HDFS. See `CheckpointFiles`.
 
     Args:
         jvm: The JVM of the session.
         filesystem: A ``FileSystem`` of our own.
         context: A ``FileContext`` of the same store, whose rename is the only one that refuses to overwrite.
         folder: The folder's URL, as Hadoop qualifies it.
-        settings: Hadoop's, from which a client for Python workers gets its own.
+        settings: Hadoop's settings, from which a client for Python workers gets its own.
     """
 
     def __init__(self, jvm: Any, filesystem: Any, context: Any, folder: str, settings: Any) -> None:
@@ -183,10 +186,10 @@ class HadoopFiles(RenamingFiles):
 
     @classmethod
     def opened(cls, jvm: Any, settings: Any, folder: str) -> HadoopFiles:
-        """Opens clients of our own: Spark's are shared, and have other settings.
+        """Opens separate clients, because Spark's are shared and have other settings.
 
         Raises:
-            StoreError: if the store's name cannot be resolved.
+            StoreError: If the store's name cannot be resolved.
         """
         own = jvm.org.apache.hadoop.conf.Configuration(settings)
         for name, value in _SETTINGS.items():
@@ -264,7 +267,7 @@ class HadoopFiles(RenamingFiles):
         return bool(called(lambda: self._fs.exists(self._path(path))))
 
     def _delete(self, path: str) -> bool:
-        """Returns True if there was such a file."""
+        """Deletes a file. Returns True if it existed."""
         return bool(called(lambda: self._fs.delete(self._path(path), False)))
 
     def _read(self, path: str) -> bytes | None:
@@ -280,7 +283,7 @@ class HadoopFiles(RenamingFiles):
             raise
 
     def _listed(self, folder: str) -> list[tuple[str, Any]]:
-        """Returns name and status of each file in a subfolder."""
+        """Returns the name and status of each file in a subfolder."""
         path = self._path(folder)
         try:
             found = called(lambda: list(self._fs.listStatus(path)))
@@ -289,18 +292,18 @@ class HadoopFiles(RenamingFiles):
                 return []
             raise
         named = called(lambda: [(str(one.getPath().getName()), one) for one in found if one.isFile()])
-        # Hadoop lists a file as the only one in itself.
+        # Hadoop lists a file as its own only entry.
         if len(named) == 1 and named[0][0] == folder.rpartition("/")[2]:
             return [] if called(lambda: self._fs.getFileStatus(path).isFile()) else named
         return named
 
     def _sync(self, folder: str) -> None:
-        # The name node shows a rename before its journal has it. It answers a change when the journal has that change
-        # and all before it: this is the cheapest one (1.5 ms) that is always journalled, even if it changes nothing.
+        # The name node shows a rename before it is in the journal, but answers a change once that change and all
+        # earlier ones are. This is the cheapest change (1.5 ms) that is always journaled, even if it changes nothing.
         try:
             called(lambda: self._fs.setTimes(self._path(folder), time.time_ns() // 1_000_000, -1))
         except StoreError as error:
-            # Who may not write here decides nothing by what it reads.
+            # A user without write permission decides nothing based on what it reads.
             if "AccessControlException" not in error.kinds:
                 raise
 
@@ -324,8 +327,8 @@ class HadoopFiles(RenamingFiles):
 
     def _write(self, path: str, pieces: Iterable[bytes]) -> None:
         fs = self._jvm.org.apache.hadoop.fs
-        # The flag makes `close` flush block and folder to the data nodes' disks, and is four times faster than `hsync`,
-        # after which `close` waits for the data node's next report.
+        # With this flag, `close` flushes block and folder to the data nodes' disks. It is four times faster than
+        # `hsync`, after which `close` waits for the data node's next report.
         flags = self._jvm.java.util.EnumSet.of(fs.CreateFlag.CREATE, fs.CreateFlag.SYNC_BLOCK)
         parents = _array(self._jvm, fs.Options.CreateOpts, fs.Options.CreateOpts.createParent())
         stream = called(lambda: self._context.create(self._path(path), flags, parents))
@@ -342,14 +345,14 @@ class HadoopFiles(RenamingFiles):
 
 
 def _array(jvm: Any, kind: Any, one: Any) -> Any:
-    """Returns a Java array of one element, as a method with a variable number of arguments takes it."""
+    """Returns a Java array with one element, as varargs methods require."""
     made = jvm.java.lang.reflect.Array.newInstance(jvm.java.lang.Class.forName(kind._fqn), 1)
     jvm.java.lang.reflect.Array.set(made, 0, one)
     return made
 
 
 def hdfs_files(jvm: Any, settings: Any, folder: str) -> HdfsFiles:
-    """Returns the files of a folder, by a client that works in any process.
+    """Returns the files of a folder, through a client that works in any process.
 
     Args:
         jvm: The JVM of the session.
@@ -357,7 +360,7 @@ def hdfs_files(jvm: Any, settings: Any, folder: str) -> HdfsFiles:
         folder: The folder's URL, as Hadoop qualifies it.
 
     Raises:
-        ConfigurationError: if a setting has no counterpart, or the client is not installed.
+        ConfigurationError: If a setting has no counterpart, or the client is not installed.
     """
     if find_spec("hdfs_native") is None:
         raise missing_package(

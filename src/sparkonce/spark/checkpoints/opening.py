@@ -1,4 +1,4 @@
-"""Finds the store of a checkpoint's location, as Spark finds it."""
+"""Finds the store of a checkpoint's location the way Spark does."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sparkonce.storage.proof import prove
 
 
 def open_for(spark: SparkSession, location: str, sinks: Iterable[TwoPhaseCommitSink]) -> CheckpointFiles:
-    """Returns the files of a checkpoint, once its store has given its proof, and tells the sinks of them."""
+    """Returns the files of a checkpoint once its store has passed its test, and passes them to the sinks."""
 
     def opened(location: str) -> CheckpointFiles:
         files = open_checkpoint(spark, location)
@@ -34,16 +34,16 @@ def open_for(spark: SparkSession, location: str, sinks: Iterable[TwoPhaseCommitS
 def open_checkpoint(spark: SparkSession, location: str) -> CheckpointFiles:
     """Returns the files of a checkpoint.
 
-    A classic session says by its JVM where the location is, and with which settings and credential files it is reached.
-    A session of Spark Connect shows its settings, and the rest is in this process's environment, as it is in that of
-    the Connect server, which starts it.
+    A classic session's JVM provides the location, and the settings and credential files needed to reach it. A Spark
+    Connect session only shows its settings. The rest is in this process's environment, which it inherits from the
+    Connect server.
 
     Args:
-        spark: The session whose query has the checkpoint, classic or of Spark Connect.
+        spark: The session whose query has the checkpoint, classic or Spark Connect.
         location: See `sparkonce.storage.location.checked_location`.
 
     Raises:
-        ConfigurationError: if the session cannot reach the store, or the store cannot carry a decision log.
+        ConfigurationError: If the session cannot reach the store, or the store cannot hold a decision log.
     """
     if not hasattr(spark, "_jsparkSession"):  # on Spark Connect the JVM is in another process
         from sparkonce.storage.opening import open_location, read_settings

@@ -1,7 +1,7 @@
-"""Compares the offsets in a checkpoint with those that the running query has planned its batch with.
+"""Compares the offsets in a checkpoint with the ones that the running query used to plan its batch.
 
-Spark's own commit of ``offsets/N`` is not atomic on every store: on S3 a rename is a copy. Two drivers on one
-checkpoint may then plan batch N with different offsets, and the file has those of the later one.
+Spark's own commit of ``offsets/N`` is not atomic on every store: on S3 a rename is a copy. Two drivers that share a
+checkpoint may then plan batch N with different offsets, and the file has those of the later driver.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from sparkonce.storage.spark import SparkCheckpoint, canonical
 logger = logging.getLogger("sparkonce")
 
 _NONE_YET = "-"
-"""The text that Spark writes for a source that has no offset yet."""
+"""What Spark writes for a source that has no offset yet."""
 
 
 def check_planned(
     spark: SparkSession, query: str, batch: int, checkpoint: SparkCheckpoint, recorded: Sequence[str], cache: JvmCache
 ) -> None:
-    """Refuses a batch whose rows are not those that the checkpoint's offsets name.
+    """Refuses a batch whose rows are not the ones that the checkpoint's offsets describe.
 
     Args:
         spark: The session.
         query: The query's id.
         batch: The batch's number.
-        checkpoint: The query's.
-        recorded: The offsets of the batch there.
+        checkpoint: The query's checkpoint.
+        recorded: The batch's offsets in the checkpoint.
         cache: The cache of the query's run.
 
     Raises:
-        CheckpointMismatchError: with both offsets.
+        CheckpointMismatchError: If they differ. The message shows both offsets.
     """
     try:
         planned = _planned(cache.get("execution", partial(_execution, spark, query)), batch)
@@ -56,9 +56,9 @@ def check_planned(
 
 
 def is_as_planned(batch: DataFrame, query: str, cache: JvmCache) -> bool:
-    """Tells if a batch is as Spark gave it to ``foreachBatch``, and not what the user's function has made of it.
+    """Returns True if a batch is exactly what Spark passed to ``foreachBatch``, unmodified by the user's function.
 
-    Spark gives the rows of the plan that it executes (``ForeachBatchSink.addBatch``).
+    Spark passes the rows of the plan that it executes (``ForeachBatchSink.addBatch``).
     """
     try:
         execution = cache.get("execution", partial(_execution, batch.sparkSession, query))
@@ -77,7 +77,7 @@ def _execution(spark: SparkSession, query: str) -> Any:
 
 
 def _planned(execution: Any, batch: int) -> tuple[str, ...] | None:
-    """Returns the batch's end offsets in the query's memory, one a source; None if it is at another batch."""
+    """Returns the batch's end offsets in the query's memory, one per source; None if it is at another batch."""
     context = execution.getLatestExecutionContext()
     if context.batchId() != batch:
         return None

@@ -1,9 +1,9 @@
 """Runs a file that starts queries, without starting them.
 
-``DataStreamWriter.start`` and ``toTable`` hand over what they would start. The file runs until it waits for a query, or
-calls any method of one: then its run ends, and nothing after that happens. A query that ends by itself
-(``availableNow``, ``once``) counts as ended when the file waits for it, and the run continues. The file's text shows
-whether it could start another query behind the place where its run ended.
+``DataStreamWriter.start`` and ``toTable`` hand over the query that they would start. The file runs until it waits for a
+query or calls any method of one, and its run ends there. A query that would end on its own (``availableNow``, ``once``)
+counts as ended when the file waits for it, and the run continues. The source text shows whether the file could start
+another query after the point where its run ended.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ _CONNECT = "pyspark.sql.connect.session"
 
 
 class _Left(BaseException):
-    """Ends the file's run. Not an ``Exception``, so that no ``except Exception`` of the file catches it."""
+    """Ends the file's run. Not an ``Exception``, so that no ``except Exception`` in the file catches it."""
 
 
 class _NotStarted:
-    """Replaces the query that would have been started."""
+    """Replaces a query that would have been started."""
 
     def __getattr__(self, name: str) -> Any:
         raise _Left
 
 
 class _Ended(_NotStarted):
-    """Replaces a query that would end by itself."""
+    """Replaces a query that would end on its own."""
 
     def awaitTermination(self, timeout: float | None = None) -> bool | None:  # noqa: N802 - PySpark's name
         return None if timeout is None else True
@@ -65,19 +65,21 @@ class _Ended(_NotStarted):
 def dry_run(file: Path, arguments: Sequence[str], explain: Explainer) -> bool:
     """Runs a Python file as a script up to the point where it would wait for its queries.
 
-    Its output goes to standard error. If a bare ``except:`` or ``except BaseException`` surrounds its wait, it runs on.
+    Its output goes to standard error. If the wait is inside a bare ``except:`` or ``except BaseException``, the file
+    continues after it.
 
     Args:
         file: The file.
         arguments: The file's arguments, ``sys.argv[1:]``.
-        explain: Called for each query that it would start, with the writer and the table of ``toTable`` (else None).
+        explain: Called for each query that it would start, with the writer and the table of ``toTable`` (otherwise
+            None).
 
     Returns:
         True if every query was seen; False if the run ended at a wait, and the rest of the file may start more.
 
     Raises:
-        ConfigurationError: if it fails, or runs on Spark Connect.
-        SparkonceError: whatever the file raises of sparkonce's errors.
+        ConfigurationError: If the file fails, or runs on Spark Connect.
+        SparkonceError: Any of sparkonce's errors that the file raises.
     """
     _refuse_connect({})
     try:
@@ -99,7 +101,7 @@ def dry_run(file: Path, arguments: Sequence[str], explain: Explainer) -> bool:
 
 
 def _calls(left: _Left, file: Path) -> list[tuple[str, int]]:
-    """Returns the calls at which the run ended: the file's frame, and those below it."""
+    """Returns the calls at which the run ended: the file's frame and those below it."""
     frames = [(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(left.__traceback__)]
     first = next((place for place, (name, _) in enumerate(frames) if name == str(file)), 0)
     return [frame for frame in frames[first:] if frame[0] != __file__]
@@ -158,7 +160,7 @@ def _intercepted(explain: Explainer) -> Iterator[None]:
         return begun(writer, tableName)
 
     def wait(_: StreamingQueryManager, timeout: float | None = None) -> bool | None:
-        if any(isinstance(each, _Ended) for each in started):  # it returns once any query has ended
+        if any(isinstance(each, _Ended) for each in started):  # it returns as soon as any query has ended
             return None if timeout is None else True
         raise _Left
 
@@ -184,7 +186,7 @@ def _intercepted(explain: Explainer) -> Iterator[None]:
             query.awaitTermination()
 
     def nothing(*_: Any, **__: Any) -> None:
-        """Does nothing: no server is asked, no folder made, no query waited for."""
+        """Does nothing: no server is contacted, no folder created, no query waited for."""
 
     with (
         patch.object(DataStreamWriter, "start", start),
@@ -211,14 +213,14 @@ def _set_up(writer: DataStreamWriter, options: Mapping[str, Any], **given: Any) 
 _HARMLESS = {"awaitAnyTermination", "awaitTermination", "close", "debug", "error", "exit", "info", "print", "stop"}
 
 _HARMLESS |= {"await_end", "shutdown", "warning"}
-"""Names of calls that start no query; any other may."""
+"""Names of calls that start no query. Any other call may start one."""
 
 
 def may_follow(calls: Iterable[tuple[str, int]]) -> bool:
-    """Tells if the rest of a script may start a query.
+    """Returns True if the rest of a script may start a query.
 
     Args:
-        calls: File and line of each call that is under way, from the script's own to the one that waits.
+        calls: File and line of each active call, from the script's own to the one that waits.
     """
     return any(_after(Path(file), line) for file, line in calls)
 
@@ -236,7 +238,7 @@ def _after(file: Path, line: int) -> bool:
 
 
 def _following(block: ast.AST, line: int) -> Iterator[ast.AST]:
-    """Yields the statements that may run after the one at a line, in the function or module around it."""
+    """Yields the statements that may run after the one at a line, in the enclosing function or module."""
     for _, value in ast.iter_fields(block):
         if not isinstance(value, list):
             continue

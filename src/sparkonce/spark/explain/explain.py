@@ -36,30 +36,30 @@ def explain(
 ) -> Explanation:
     """Explains what a query guarantees from source to readers, its weakest part, and what to change.
 
-    Nothing is started, written or changed. Print the result for a table, or read it as an object or as JSON
+    Nothing is started, written or changed. Print the result as a table, or use it as an object or as JSON
     (`Explanation.to_json`).
 
     Args:
-        query: A started query, a ``df.writeStream…`` before its start, or a streaming DataFrame.
-        sink: Needed for a DataFrame: an `ExactlyOnce`, one of our sinks or several, the name of one of Spark's formats
-            (``kafka``, ``parquet``, ``delta``, …), or a function for ``foreachBatch`` or ``foreach``. For a
+        query: A running query, a ``df.writeStream…`` before its start, or a streaming DataFrame.
+        sink: Required for a DataFrame: an `ExactlyOnce`, one or several of our sinks, the name of one of Spark's
+            formats (``kafka``, ``parquet``, ``delta``, …), or a function for ``foreachBatch`` or ``foreach``. For a
             query or writer it replaces the sink that it has.
         reader: The reader of the sink's output: a Kafka consumer's settings, or ``read_committed``,
             ``read_uncommitted``, ``spark`` (reads the folder or table), ``files`` (lists the files). By default the
-            most usual reader of the sink, which for Kafka is ``read_uncommitted``.
-        downtime: The longest downtime of the query, as a timedelta or like ``2h``; compared with the source's
-            retention.
-        deterministic: The names of the deterministic Python functions in the plan; True for all. It cannot be seen:
-            Spark takes every function for deterministic unless ``asNondeterministic()`` says otherwise.
+            sink's most common reader, which for Kafka is ``read_uncommitted``.
+        downtime: The longest expected downtime of the query, as a timedelta or a string such as ``2h``. It is compared
+            with the source's retention.
+        deterministic: The names of the plan's deterministic Python functions; True for all. This cannot be detected:
+            Spark considers every function deterministic unless ``asNondeterministic()`` says otherwise.
         options: For a DataFrame: the options of the stream writer.
-        trigger: For a DataFrame: as for `ExactlyOnce.start`.
-        ask: True asks the brokers for the topics' retention, their writers and the longest transaction timeout; a
-            mapping also gives security settings, in librdkafka's names. What they do not answer within ten seconds
-            becomes a condition.
+        trigger: For a DataFrame: the trigger, as for `ExactlyOnce.start`.
+        ask: True queries the brokers for the topics' retention, their writers and the longest transaction timeout. A
+            mapping does the same with security settings, in librdkafka's names. Whatever they do not answer within ten
+            seconds becomes a condition.
         table: For a stream writer: the table of its ``toTable``.
 
     Raises:
-        ConfigurationError: if an argument is missing or not understood.
+        ConfigurationError: If an argument is missing or not understood.
     """
     known = parse_reader(reader)
     options = None if options is None else mapping("options", options, example="{'path': '/out'}")

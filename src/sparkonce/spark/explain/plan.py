@@ -1,4 +1,4 @@
-"""Reads the parts of a plan that may give other rows when it runs again. See `sparkonce.spark.plans`."""
+"""Finds the parts of a plan that may give different rows when it runs again. See `sparkonce.spark.plans`."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ _BATCH_CLOCK = {
     "LocalTimestamp": "localtimestamp",
 }
 _HARMLESS = {"InputFileName", "InputFileBlockStart", "InputFileBlockLength"}
-"""Expressions that Spark calls not deterministic, although a row comes from the same file in every replay."""
+"""Expressions that Spark considers non-deterministic, although a row comes from the same file in every replay."""
 
 
 def plan_facts(plan: Any, stable: bool | Iterable[str] = False) -> PlanFacts:
-    """Returns the parts of an analyzed plan that may give other rows when it runs again.
+    """Returns the parts of an analyzed plan that may give different rows when it runs again.
 
     Args:
         plan: Spark's ``LogicalPlan``.
-        stable: Python functions that the user calls deterministic, by name; True for all.
+        stable: The names of Python functions that the user declares deterministic; True for all.
     """
     operators = list(nodes(plan))
     kinds = [class_name(node) for node in operators]
@@ -90,7 +90,7 @@ def _order(nodes: Iterable[Any]) -> Iterator[str]:
         kind = class_name(node)
         if kind == "GlobalLimit":
             yield "limit"
-        # If every column is a key, the dropped rows equal the one that stays.
+        # If every column is a key, the dropped rows are equal to the remaining one.
         if kind.startswith("Deduplicate") and node.keys().size() < node.child().output().size():
             yield "dropDuplicates"
 
@@ -132,7 +132,7 @@ def _functions(
 
 
 def _suspects(nodes: Iterable[Any]) -> dict[str, tuple[str, ...]]:
-    """Returns the names of clocks and randomness in each Python function's code, if it can be loaded here."""
+    """Returns the clocks and sources of randomness that each Python function's code names, if it can be loaded."""
     found: dict[str, tuple[str, ...]] = {}
     for node in nodes:
         for expression in items(node.expressions()):

@@ -1,4 +1,7 @@
-"""Reads a query that runs, or is ready to: its engine and its sink. Class and field names are those of Spark 4.0."""
+"""Reads a query that is running or ready to run: its engine and its sink.
+
+Class and field names are those of Spark 4.0.
+"""
 
 from __future__ import annotations
 
@@ -46,16 +49,16 @@ _REAL_TIME = "RealTimeTrigger"
 
 
 def of_query(query: StreamingQuery, stable: Stable = False) -> tuple[Pipeline, OurSinks]:
-    """Returns the facts of a query that was started, and its sinks if they are ours."""
+    """Returns the facts of a running query, and its sinks if they are ours."""
     execution = query._jsq.streamingQuery()
     kind = class_name(execution)
-    continuous = kind == "ContinuousExecution"  # which does not keep the writer's options
+    continuous = kind == "ContinuousExecution"  # it does not keep the writer's options
     options = {} if continuous else lower_names(scala_map(field(execution, "extraOptions")))
     nameless = not continuous and not query.name and "checkpointlocation" not in options
     sinks, ours = _sink_of(execution.sink(), options)
     engine = EngineFacts(
         checkpoint=str(execution.resolvedCheckpointRoot()),
-        # Below spark.sql.streaming.checkpointLocation a query without a name gets a new folder at each start.
+        # Under spark.sql.streaming.checkpointLocation, a query without a name gets a new folder at each start.
         temporary=bool(field(execution, "deleteCheckpointOnStop")) or nameless,
         continuous=continuous,
         real_time=class_name(execution.trigger()) == _REAL_TIME,
@@ -72,7 +75,7 @@ def of_writer(writer: DataStreamWriter, stable: Stable = False, table: str | Non
     """Returns the facts of a query that is ready to start, and its sinks if they are ours.
 
     Args:
-        writer: Complete but for the call of ``start`` or ``toTable``.
+        writer: The stream writer, complete except for the call of ``start`` or ``toTable``.
         stable: See `sparkonce.spark.explain.plan.plan_facts`.
         table: The table, if that call is ``toTable``.
     """
@@ -118,7 +121,7 @@ def of_frame(
         df: A streaming DataFrame.
         sink: See `sinks_given`.
         options: The options of the stream writer; None if unknown.
-        trigger: As for ``writeStream.trigger``.
+        trigger: The trigger, as for ``writeStream.trigger``.
         stable: See `sparkonce.spark.explain.plan.plan_facts`.
     """
     known = lower_names(options)
@@ -163,7 +166,7 @@ def _interval(trigger: Any) -> timedelta | None:
 
 
 def _default_checkpoint(spark: SparkSession, options: Mapping[str, str]) -> str | None:
-    """Returns Spark's checkpoint location for a query that has a name and no location of its own."""
+    """Returns Spark's checkpoint location for a query with a name and without its own location."""
     base = spark.conf.get("spark.sql.streaming.checkpointLocation", None)
     name = options.get("queryname")
     return f"{base}/{name}" if base and name else None
@@ -181,13 +184,13 @@ def _sink_of(sink: Any, options: Mapping[str, str]) -> tuple[tuple[SinkFacts, ..
 
 
 def _foreach_batch(writer: Any) -> tuple[tuple[SinkFacts, ...], OurSinks]:
-    """Returns the facts of what ``foreachBatch`` was given: the sinks of an `ExactlyOnce`, or the user's function."""
+    """Returns the facts of a ``foreachBatch`` function: the sinks of an `ExactlyOnce`, or the user's function."""
     function = _python_function(writer)
     return ((SinkFacts(format="foreachbatch"),), ()) if function is None else sinks_given(function)
 
 
 def sinks_given(sink: Any, options: Mapping[str, Any] | None = None) -> tuple[tuple[SinkFacts, ...], OurSinks]:
-    """Returns the facts of what a user gives as ``sink=`` or to ``foreachBatch``, and the sinks if they are ours.
+    """Returns the facts of a ``sink=`` argument or a ``foreachBatch`` function, and the sinks if they are ours.
 
     Args:
         sink: See `sparkonce.analysis.given.sink_facts`; also an `ExactlyOnce`, a mapping of sinks to views, or a
@@ -195,7 +198,7 @@ def sinks_given(sink: Any, options: Mapping[str, Any] | None = None) -> tuple[tu
         options: The options of the stream writer.
 
     Raises:
-        ConfigurationError: if it is none of these.
+        ConfigurationError: If it is none of these.
     """
     caller = None if isinstance(sink, ExactlyOnce) else sink
     for ours in (sink, *used_by(sink)):
@@ -215,10 +218,10 @@ def sinks_given(sink: Any, options: Mapping[str, Any] | None = None) -> tuple[tu
 
 
 def _python_function(writer: Any) -> Any:
-    """Returns the Python object behind the Scala function that PySpark makes of it; None if there is none.
+    """Returns the Python object behind the Scala function that PySpark creates from it; None if there is none.
 
-    The Scala function holds py4j's proxy, the proxy its handler, and the handler the id under which py4j's pool in
-    this process keeps PySpark's wrapper, which has the function.
+    The Scala function holds py4j's proxy, the proxy its handler, and the handler the id under which py4j's pool in this
+    process keeps PySpark's wrapper, which has the function.
     """
     fields = list(writer.getClass().getDeclaredFields())
     if not fields:
@@ -233,7 +236,7 @@ def _python_function(writer: Any) -> Any:
 
 
 def _format_of_table(spark: SparkSession, table: str, made_in: str) -> str:
-    """Returns the format of a table; of a table that does not exist yet, the format that it will have."""
+    """Returns the format of a table, or the format that a new table will have."""
     if not spark.catalog.tableExists(table):
         first = table.partition(".")[0].strip("`") if "." in table else ""
         catalog = first if spark.conf.get(f"spark.sql.catalog.{first}", None) else spark.catalog.currentCatalog()

@@ -1,6 +1,6 @@
-"""The two ends of a batch, in two processes of Spark's driver: before its tasks, and after them.
+"""Runs the two ends of a batch, before and after its tasks, in two processes of Spark's driver.
 
-The processes of one Spark driver share a run by a file, which has its claim, and which one of them locks.
+The processes of one Spark driver share a run through a file, which holds its claim and which only one of them can lock.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ _ABORT_WITHIN_S = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ends:
-    """The knowledge that both ends of a batch share.
+    """What both ends of a batch know.
 
     Attributes:
-        sink: The sink, its columns checked.
+        sink: The sink, with checked columns.
         log: The decision log.
-        query: Spark's query id, or the job's.
-        kept: The name of what this driver keeps of the run, see `kept.run_key`.
-        moved: Whether the user says that the log was moved here, not copied.
-        patience_s: How long systems that are away are waited for.
+        query: Spark's query id, or the job's id.
+        kept: The name under which this driver stores the run, see `run_key`.
+        moved: True if the user says that the log was moved here, not copied.
+        patience_s: How long to wait for unreachable systems, in seconds.
     """
 
     sink: TwoPhaseCommitSink
@@ -58,10 +58,10 @@ class Ends:
     patience_s: float = 300.0
 
     def begin(self, asked: BatchAsked) -> Handover | None:
-        """Claims, if this driver has not done so yet, and judges the batch; finishes it if it is decided.
+        """Claims the log, unless this driver has already done so, and assesses the batch. Finishes a decided batch.
 
         Returns:
-            What the tasks need to write the batch; None if they must not.
+            What the tasks need to write the batch; None if they must not write it.
         """
         with KeptRun(self.kept) as kept, closing(self._run(self._known(kept))) as run:
             handover = run.begin_batch(asked)
@@ -82,19 +82,19 @@ class Ends:
                 run.end()
 
     def check_decided(self, batch: int) -> None:
-        """Checks that a batch whose rows were thrown away is decided.
+        """Checks that a batch whose rows were discarded is decided.
 
         Raises:
-            PrepareError: if it is not.
+            PrepareError: If it is not.
         """
         if read_log(self.log).decision(batch) is None:
             raise PrepareError(f"Batch {batch} was not written, and is not decided.")
 
     def abort(self, asked: BatchAsked, handover: Handover | None) -> None:
-        """Undoes what a batch has prepared, unless it is decided: then it is finished.
+        """Aborts what a batch has prepared, unless it is decided, in which case it is finished.
 
-        Spark calls this whenever a task or the end of a batch has failed, also after the decision, and also from a
-        driver that another one has deposed: that one leaves all to the other.
+        Spark calls this whenever a task or the end of a batch has failed, even after the decision, and even in a driver
+        that another one has superseded. A superseded driver leaves everything to the other.
         """
         with KeptRun(self.kept) as kept:
             token = handover.state.token if handover is not None else kept.found[1] if kept.found is not None else None
@@ -125,11 +125,11 @@ class Ends:
 
     def _run(self, known: State | None, *, patience_s: float | None = None) -> HalfRun:
         return HalfRun(
-            run=str(uuid.uuid4()),  # Spark's is not known here
+            run=str(uuid.uuid4()),  # Spark's run id is not known here
             query=self.query,
             sinks={self.sink.name: self.sink},
             log=self.log,
-            # Nothing tells of a speculative copy, so each batch looks for what losing copies left open.
+            # Nothing reveals speculative task attempts here, so each batch sweeps for what losing attempts left open.
             timing=Timing(outage_patience_s=patience_s or self.patience_s, sweep_every_s=0),
             library=__version__,
             moved=self.moved,
@@ -141,7 +141,7 @@ _REASON = "Spark has given the batch up."
 
 
 class _Undone:
-    """The work of a batch that is only to be undone. See `sparkonce.driver.work.BatchWork`."""
+    """The work of a batch that is only aborted. See `sparkonce.driver.work.BatchWork`."""
 
     def write(
         self, sinks: object, only: object, computed: object = None
@@ -149,16 +149,16 @@ class _Undone:
         """Writes nothing.
 
         Raises:
-            PrepareError: always, so that the run undoes all.
+            PrepareError: Always, so that the run aborts everything.
         """
         del sinks, only, computed
         raise PrepareError(_REASON)
 
     def run_into_nothing(self) -> None:
-        """Does nothing: Spark has run the plan."""
+        """Does nothing: Spark has already run the plan."""
 
     def is_stopped(self) -> bool:
-        """Tells that nothing was stopped."""
+        """Returns False: nothing was stopped."""
         return False
 
 
@@ -170,10 +170,11 @@ _LOOK_EVERY_S = 0.05
 
 
 def run_key(options: Mapping[str, str]) -> str | None:
-    """Names a run by its driver's JVM and the query's options; None if the JVM cannot be told from a later one.
+    """Returns a name for a run, from its driver's JVM and the query's options.
 
-    Two runs of one query in one JVM have the same key. They cannot be at work at once: Spark runs a query once, and a
-    process that is left over from the first run holds the lock.
+    Returns None if the JVM cannot be distinguished from a later one. Two runs of one query in one JVM have the same
+    key. They cannot be active at the same time: Spark runs a query once, and a process left over from the first run
+    holds the lock.
     """
     with suppress(OSError, ValueError, IndexError):
         pid = os.getppid()
@@ -188,10 +189,10 @@ def run_key(options: Mapping[str, str]) -> str | None:
 
 
 def _process(pid: int) -> tuple[str, int, int]:
-    """Returns a process's name, the one above it, and its start, in ticks since the machine's.
+    """Returns a process's name, its parent, and its start time, in ticks since boot.
 
     Raises:
-        OSError, ValueError, IndexError: if it is gone.
+        OSError, ValueError, IndexError: If it is gone.
     """
     name, _, rest = Path(f"/proc/{pid}/stat").read_text().partition("(")[2].rpartition(")")
     fields = rest.split()
@@ -199,13 +200,13 @@ def _process(pid: int) -> tuple[str, int, int]:
 
 
 class KeptRun:
-    """The claim of a run, kept on the driver's host while its JVM lives. Use as a context manager, which locks it.
+    """The claim of a run, stored on the driver's host while its JVM lives. Use it as a context manager, which locks it.
 
-    A process that holds the lock for too long, such as one that stands still, loses the file: the next one makes a new
-    file, finds no claim in it, and so claims anew, which fences the other.
+    A process that holds the lock for too long, for example because it is suspended, loses the file. The next process
+    creates a new file, finds no claim in it, and claims the log again, which fences the other.
 
     Args:
-        key: See `run_key`. None keeps nothing: each batch then claims anew.
+        key: See `run_key`. With None nothing is stored, and each batch claims the log again.
 
     Attributes:
         found: The claim and its token; None if there is none.
@@ -238,14 +239,14 @@ class KeptRun:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, _error: object, _trace: TracebackType | None) -> None:
-        """Unlocks the file. After an error the run is over: the next batch claims anew."""
+        """Unlocks the file. After an error the run is over, and the next batch claims the log again."""
         if kind is not None:
             self.forget()
         if self._descriptor >= 0:
             os.close(self._descriptor)
 
     def keep(self, claim: Claim, token: Token) -> None:
-        """Keeps a claim for the next process."""
+        """Stores a claim for the next process."""
         if self._path is not None and self.found != (claim, token):
             os.ftruncate(self._descriptor, 0)
             os.pwrite(self._descriptor, b"%d\n" % token.position + codec.encode_record(claim, at_ms=0), 0)
@@ -257,7 +258,7 @@ class KeptRun:
             os.ftruncate(self._descriptor, 0)
 
     def _lock(self, path: Path) -> bool:
-        """Opens and locks the file if it is free, and still has its name then."""
+        """Opens and locks the file if it is unlocked and still has its name afterwards."""
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -271,7 +272,7 @@ class KeptRun:
 
 
 def _tidy(folder: Path) -> None:
-    """Deletes what was kept for drivers that are gone: nobody asks for it again."""
+    """Deletes the files of drivers that are gone, because nobody will read them again."""
     for path in folder.glob("*-*-*.run"):
         pid, started, _ = path.name.split("-", 2)
         try:
@@ -285,10 +286,10 @@ def _tidy(folder: Path) -> None:
 
 
 def _folder() -> Path | None:
-    """Returns a folder on this host that only this user writes to; None if there is none: nothing is kept then.
+    """Returns a folder on this host that only this user can write to. None if there is none, and nothing is stored.
 
     Raises:
-        PermissionError: if another user made it.
+        PermissionError: If another user created it.
     """
     folder = Path(tempfile.gettempdir(), f"sparkonce-{os.getuid()}")
     try:

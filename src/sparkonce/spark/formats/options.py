@@ -1,7 +1,7 @@
-"""The options of a format: settings of its sink, and where its checkpoint or log is.
+"""Reads the options of a format: the settings of its sink, and the location of its checkpoint or log.
 
-An option has Spark's name where Spark's own sink has one, else the sink's. The stores of checkpoints and logs are found
-without a JVM, by settings that a session has left.
+If Spark's own sink has an option, it has the same name here; all others have the names of our sink's settings. The
+stores of checkpoints and logs are opened without a JVM, with settings copied from the session.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from sparkonce.storage.opening import OF_STORES, open_location
 _KAFKA = "kafka."
 
 _SHARED = ("guarantee",)
-"""The settings of sinks that no format has: they need calls that Spark does not make."""
+"""Sink settings that no format has, because they need calls that Spark does not make."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,10 +36,10 @@ class SparkFormat:
     """A format.
 
     Attributes:
-        name: As it is given to ``format``.
+        name: The name passed to ``format``.
         kind: The class of its sink.
-        translate: Turns Spark's options, which it takes out of the mapping, into the sink's settings.
-        target: The options that say where rows go; a job that is done is not done elsewhere under its name.
+        translate: Removes Spark's options from the mapping and returns them as sink settings.
+        target: The options that say where rows go. A finished job is not repeated elsewhere under the same name.
     """
 
     name: str
@@ -48,10 +48,10 @@ class SparkFormat:
     target: tuple[str, ...]
 
     def sink(self, options: Mapping[str, str]) -> TwoPhaseCommitSink:
-        """Makes the sink of these options.
+        """Creates the sink from these options.
 
         Raises:
-            ConfigurationError: naming the option that is unknown, missing or wrong.
+            ConfigurationError: If an option is unknown, missing or wrong. The message names it.
         """
         left = {name.lower(): value for name, value in options.items()}
         given = self.translate(left)
@@ -72,7 +72,7 @@ class SparkFormat:
         return self.kind(**given)
 
     def own(self) -> list[str]:
-        """Returns the sink's settings that are options by the same name."""
+        """Returns the sink's settings that are options with the same name."""
         return [name for name in inspect.signature(self.kind).parameters if name not in _SHARED]
 
     def target_of(self, options: Mapping[str, str]) -> dict[str, str]:
@@ -89,7 +89,7 @@ def _address(url: str) -> str:
 
 
 def _value(name: str, text: str, kind: str) -> Any:
-    """Reads a setting from an option's text, by the type that the sink declares."""
+    """Parses a setting from an option's text, by the type that the sink declares."""
     try:
         if kind.startswith("bool"):
             return {"true": True, "false": False}[text.lower()]
@@ -136,7 +136,7 @@ def _jdbc(
     database: str,
     read: Callable[[dict[str, str]], dict[str, Any]] = dict,
 ) -> dict[str, Any]:
-    """Reads ``jdbc:…//host:port/database?name=value`` with Spark's options ``user`` and ``password``."""
+    """Parses ``jdbc:…//host:port/database?name=value`` with Spark's options ``user`` and ``password``."""
     url = _taken(options, "url")
     try:
         parts = urlsplit(url.removeprefix("jdbc:"))
@@ -150,7 +150,7 @@ def _jdbc(
             setting="url",
         )
     found |= {name: options.pop(name) for name in ("user", "password") if name in options}
-    options.pop("driver", None)  # JDBC's: none is used
+    options.pop("driver", None)  # JDBC's driver class, which is not used
     return {name: value for name, value in found.items() if value} | read(dict(parse_qsl(parts.query)))
 
 
@@ -186,11 +186,11 @@ FORMATS = (
 """All formats. Sinks that need functions or a session (write-ahead, Delta, Iceberg) have none."""
 
 Settings = Mapping[str, str]
-"""Hadoop's settings of stores, by name."""
+"""Hadoop's settings for stores, by name."""
 
 
 def session_settings(spark: Any) -> Settings | None:
-    """Reads a session's settings of stores; None on Spark Connect, where the server has them."""
+    """Reads a session's settings for stores; None on Spark Connect, where the server has them."""
     if not hasattr(spark, "_jsparkSession"):
         return None
     from sparkonce.spark.checkpoints.opening import hadoop_settings
@@ -205,12 +205,12 @@ def open_files(setting: str, location: str, settings: Settings | None) -> Checkp
     """Returns the files of a folder.
 
     Args:
-        setting: The option that names it.
-        location: As it was given.
-        settings: Of the session; None to reach stores by the environment of this process.
+        setting: The option that names the folder.
+        location: The location as the user wrote it.
+        settings: The session's settings; None to reach stores through this process's environment.
 
     Raises:
-        ConfigurationError: if it is relative, or its store cannot carry a log, or cannot be reached from here.
+        ConfigurationError: If the location is relative, or its store cannot hold a log or cannot be reached from here.
     """
     checked_location(location)
     try:

@@ -1,4 +1,4 @@
-"""The data sources that Spark calls, one for each format, and `register`, which makes them known to a session."""
+"""The data sources that Spark calls, one per format, and `register`, which adds them to a session."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ MOVED, PATIENCE = "checkpoint_moved", "outage_patience_s"
 _OURS = (CHECKPOINT, JOB, LOG, MOVED, PATIENCE, "queryname")  # the last one is what Spark makes of queryName("…")
 
 _JOBS = uuid.UUID("6c7d6b0e-5f0a-4b56-9a6e-0a3f5b1f7f11")
-"""The namespace of the ids that jobs have by their names."""
+"""The UUID namespace in which a job's id is derived from its name."""
 
 
 class FormatSource(DataSource):  # type: ignore[misc]
-    """A format. Its subclasses say which."""
+    """A format. Its subclasses define which one."""
 
     of: SparkFormat
     stores: Settings | None = None
-    """The session's settings of stores."""
+    """The session's settings for stores."""
     _begins = True
 
     @classmethod
@@ -47,21 +47,24 @@ class FormatSource(DataSource):  # type: ignore[misc]
         return cls.of.name
 
     def __reduce__(self) -> tuple[Callable[..., FormatSource], tuple[Any, ...]]:
-        """Pickles it for the process after the tasks: Spark makes the one before them from the class."""
+        """Pickles the format for the process after the tasks.
+
+        For the one before them, Spark creates it from the class.
+        """
         return _after_tasks, (type(self), dict(self.options))
 
     def writer(self, schema: StructType, overwrite: bool) -> FormatJobWriter:
-        """Begins a job. Called by Spark before its tasks.
+        """Begins a job. Spark calls it before the job's tasks.
 
         Raises:
-            ConfigurationError: if an option is missing or wrong, or rows are to be overwritten.
+            ConfigurationError: If an option is missing or wrong, or rows would be overwritten.
         """
         self._refuse_overwriting(overwrite)
         options = self._given()
         job = nonempty(JOB, options.get(JOB, ""), example="the name of this job, such as 'totals-2026-11-24'")
         folder = nonempty(LOG, options.get(LOG, ""), example="a folder for the decision logs of jobs")
         target = json.dumps({"job": job, "format": self.of.name, **self.of.target_of(options)}, sort_keys=True)
-        # By the target, too: what a server remembers of the query is compared with this log.
+        # The id includes the target, because a server's record of the query is compared with this log.
         query = str(uuid.uuid5(_JOBS, target))
         sink = self._sink(options)
         columns = sink.columns(arrow_schema(schema))
@@ -78,10 +81,10 @@ class FormatSource(DataSource):  # type: ignore[misc]
         return FormatJobWriter(ends, job, target, columns)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> FormatStreamWriter:  # noqa: N802 - PySpark's name
-        """Begins a query's batch. Called by Spark before its tasks, and once more after them.
+        """Begins a query's batch. Spark calls it before the batch's tasks, and again after them.
 
         Raises:
-            ConfigurationError: if an option is missing or wrong, or the output mode is complete.
+            ConfigurationError: If an option is missing or wrong, or the output mode is complete.
         """
         self._refuse_overwriting(overwrite)
         options = self._given()
@@ -141,37 +144,37 @@ def _patience(options: Mapping[str, str]) -> float:
 
 
 class KafkaFormat(FormatSource):
-    """``sparkonce-kafka``."""
+    """The format ``sparkonce-kafka``."""
 
     of = FORMATS[0]
 
 
 class PostgresFormat(FormatSource):
-    """``sparkonce-postgres``."""
+    """The format ``sparkonce-postgres``."""
 
     of = FORMATS[1]
 
 
 class MySQLFormat(FormatSource):
-    """``sparkonce-mysql``."""
+    """The format ``sparkonce-mysql``."""
 
     of = FORMATS[2]
 
 
 class RedisFormat(FormatSource):
-    """``sparkonce-redis``."""
+    """The format ``sparkonce-redis``."""
 
     of = FORMATS[3]
 
 
 class FilesFormat(FormatSource):
-    """``sparkonce-files``."""
+    """The format ``sparkonce-files``."""
 
     of = FORMATS[4]
 
 
 def sources(stores: Settings | None) -> Iterator[type[FormatSource]]:
-    """Yields all formats, as classes that bring a session's settings of stores to Spark's processes."""
+    """Yields all formats, as classes that carry a session's store settings to Spark's processes."""
     for source in SOURCES:
         yield type(source.__name__, (source,), {"stores": stores})
 
@@ -182,8 +185,8 @@ SOURCES = (KafkaFormat, PostgresFormat, MySQLFormat, RedisFormat, FilesFormat)
 def register(spark: Any) -> None:
     """Registers ``sparkonce-kafka``, ``-postgres``, ``-mysql``, ``-redis`` and ``-files`` as formats of a session.
 
-    Then ``df.writeStream.format("sparkonce-kafka")`` and ``df.write.format("sparkonce-kafka")`` write exactly once.
-    See docs/formats.md.
+    After that, ``df.writeStream.format("sparkonce-kafka")`` and ``df.write.format("sparkonce-kafka")`` write exactly
+    once. See docs/formats.md.
 
     Args:
         spark: The session.

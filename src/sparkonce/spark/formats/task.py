@@ -1,6 +1,6 @@
-"""The part of a format that runs in a task: it prepares one slot, or throws the rows of a decided batch away.
+"""The part of a format that runs in a task: it prepares one slot, or discards the rows of a decided batch.
 
-It computes a hash of each row, too: Spark gives a data source no column that its JVM has computed.
+It also hashes each row, because Spark does not pass a data source any column that its JVM has computed.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _FINGERPRINT = "__sparkonce_fingerprint"
 
 @dataclass(frozen=True, kw_only=True)
 class SlotWritten(WriterCommitMessage):  # type: ignore[misc]
-    """A task's answer.
+    """What a task returns.
 
     Attributes:
-        handle: What it has prepared; None if the batch was decided before.
-        tried: How often the slot was tried before.
-        handover: For the process that ends the batch, from one of the tasks; None from the others.
+        handle: The handle that it has prepared; None if the batch was already decided.
+        tried: How many times the slot was tried before.
+        handover: Sent by one of the tasks to the process that ends the batch; None from the others.
     """
 
     handle: Handle | None
@@ -49,9 +49,9 @@ class BatchTask:
     Attributes:
         sink: The sink.
         columns: The columns to write, in order.
-        handover: What was begun; None if the batch is decided.
-        batch: Spark's batch id, as the checkpoint has it.
-        query: Spark's query id, as the checkpoint has it; None for a job without a query.
+        handover: The batch that was begun; None if it is decided.
+        batch: Spark's batch id in the checkpoint.
+        query: Spark's query id in the checkpoint; None for a job without a query.
     """
 
     sink: TwoPhaseCommitSink
@@ -64,8 +64,8 @@ class BatchTask:
         """Writes one slot.
 
         Raises:
-            PrepareError: if the sink did not take all rows.
-            ConfigurationError: if the checkpoint is not that of the query that runs this task.
+            PrepareError: If the sink did not accept all rows.
+            ConfigurationError: If the checkpoint does not belong to the query that runs this task.
         """
         context = TaskContext.get()
         if context is None:
@@ -74,7 +74,7 @@ class BatchTask:
         acknowledge_at_once()
         if self.handover is None:
             for _ in rows:
-                pass  # a stateful query's state store needs the version, so its plan has to run
+                pass  # the plan must run, because a stateful query's state store needs this version
             return SlotWritten(handle=None)
         part = SinkTask(
             sink=self.sink,
@@ -90,7 +90,7 @@ class BatchTask:
         return SlotWritten(handle=handle, tried=attempt, handover=self.handover if slot == 0 else None)
 
     def _check_query(self, context: TaskContext) -> None:
-        """Compares the checkpoint that was read before the tasks with what Spark says to its tasks."""
+        """Compares the checkpoint that was read before the tasks with what Spark tells its tasks."""
         if self.query is None:
             return
         query, batch = (context.getLocalProperty(name) for name in ("sql.streaming.queryId", "streaming.sql.batchId"))
@@ -117,7 +117,7 @@ _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 
 def fingerprints(rows: pa.RecordBatch, columns: Sequence[str]) -> pa.Array:
-    """Returns an int64 for each row: the same for the same values of these columns, in every process and version."""
+    """Returns an int64 hash of each row: equal for equal values of these columns, in every process and version."""
     found = np.zeros(rows.num_rows, np.uint64)
     for name in columns:
         found = _mixed(found * _FIRST + _hashes(rows.column(name)))
@@ -153,7 +153,7 @@ def _of_integers(column: pa.Array) -> _Hashes:
 
 
 def _of_lists(column: pa.Array) -> _Hashes:
-    """Adds up the hashes of the elements, each mixed with its place."""
+    """Sums the hashes of the elements, each mixed with its index."""
     if pa.types.is_map(column.type):
         entries = pa.StructArray.from_arrays([column.keys, column.items], ["key", "value"])
         column = pa.ListArray.from_arrays(column.offsets, entries)
@@ -166,7 +166,7 @@ def _of_lists(column: pa.Array) -> _Hashes:
 
 
 def _of_bytes(column: pa.Array) -> _Hashes:
-    """Hashes the bytes in Arrow's memory: Python has no string that is not UTF-8."""
+    """Hashes the bytes in Arrow's memory, because a Python str cannot hold invalid UTF-8."""
     kind = column.type
     if pa.types.is_decimal(kind):
         column = column.view(pa.binary(kind.byte_width))

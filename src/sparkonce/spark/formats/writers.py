@@ -1,6 +1,6 @@
-"""The writers that Spark calls before a batch's tasks and after them: of a query's batches, and of a batch job.
+"""The writers that Spark calls before and after a batch's tasks: one for a query's batches, one for a batch job.
 
-Spark's checkpoint says which batch of a query runs. A batch job is decided once for each name of a job.
+Spark's checkpoint shows which batch of a query is running. A batch job is decided once per job name.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
     _Base: Any = object
 else:
-    # PySpark 4.0 has no Arrow writer of streams, and gives Arrow to any writer that is one of batches.
+    # PySpark 4.0 has no Arrow writer for streams, and passes Arrow to any writer that is also a batch writer.
     _arrow = getattr(datasource, "DataSourceStreamArrowWriter", None)
     _Base = _arrow or type("_Base", (datasource.DataSourceStreamWriter, datasource.DataSourceArrowWriter), {})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningBatch:
-    """The batch that Spark runs on a checkpoint: the newest one that has offsets."""
+    """The batch that Spark is running on a checkpoint: the latest one that has offsets."""
 
     checkpoint: SparkCheckpoint
 
@@ -39,7 +39,7 @@ class RunningBatch:
         """Returns the query's id.
 
         Raises:
-            ConfigurationError: if the folder holds no query.
+            ConfigurationError: If the folder holds no query.
         """
         query = self.checkpoint.query_id()
         if query is None:
@@ -54,7 +54,7 @@ class RunningBatch:
         """Returns Spark's batch id.
 
         Raises:
-            ConfigurationError: if no batch runs.
+            ConfigurationError: If no batch is running.
         """
         batch = self.checkpoint.begun()
         if not self.checkpoint.is_unrecorded(batch):
@@ -79,13 +79,13 @@ class RunningBatch:
 
 
 class FormatStreamWriter(_Base):  # type: ignore[misc]
-    """Writes the batches of a query: one object before the tasks, and in them, and another one after them.
+    """Writes the batches of a query. One object serves the start and the tasks of a batch, and another one its end.
 
     Args:
         ends: The ends of a batch.
-        running: The batch that runs.
+        running: The batch that is running.
         columns: The columns to write.
-        begins: True before the tasks; False after them, where the batch is begun already.
+        begins: True before the tasks; False after them, when the batch has already begun.
     """
 
     def __init__(self, ends: Ends, running: RunningBatch, columns: Sequence[str], *, begins: bool) -> None:
@@ -100,13 +100,16 @@ class FormatStreamWriter(_Base):  # type: ignore[misc]
             self._ends, self._running = ends, running
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> SlotWritten:
-        """Writes one slot. Called by Spark, in a task."""
+        """Writes one slot. Spark calls it in a task."""
         if self._task is None:
             raise PrepareError("A task was given the writer that ends a batch.")
         return self._task.write(iterator)
 
     def commit(self, messages: Sequence[SlotWritten | None], batchId: int) -> None:  # noqa: N803 - PySpark's name
-        """Decides and commits the batch. Called by Spark after the tasks; again for the same batch after a restart."""
+        """Decides and commits the batch.
+
+        Spark calls it after the tasks, and again for the same batch after a restart.
+        """
         written = all_of(messages)
         handover = next((one.handover for one in written if one.handover is not None), None)
         if handover is None:
@@ -117,7 +120,7 @@ class FormatStreamWriter(_Base):  # type: ignore[misc]
             self._ends.finish(handover, written)
 
     def abort(self, messages: Sequence[SlotWritten | None], batchId: int) -> None:  # noqa: N803 - PySpark's name
-        """Undoes the batch, unless it is decided. Called by Spark after any failure, of `commit` too."""
+        """Aborts the batch, unless it is decided. Spark calls it after any failure, including a failure of `commit`."""
         handover = next((one.handover for one in messages if one is not None and one.handover is not None), None)
         self._ends.abort(self._running.asked(batchId), handover)
 
@@ -126,7 +129,7 @@ def all_of(messages: Sequence[SlotWritten | None]) -> list[SlotWritten]:
     """Returns the messages of all tasks.
 
     Raises:
-        PrepareError: if one is missing.
+        PrepareError: If one is missing.
     """
     written = [one for one in messages if one is not None]
     if not messages or len(written) != len(messages):
@@ -137,20 +140,20 @@ def all_of(messages: Sequence[SlotWritten | None]) -> list[SlotWritten]:
 logger = logging.getLogger("sparkonce")
 
 _BATCH = 0
-"""The one batch of a job."""
+"""The only batch of a job."""
 
 
 class FormatJobWriter(datasource.DataSourceArrowWriter):  # type: ignore[misc]
-    """Writes a job's rows, unless a job of this name is decided: then it finishes that one, and writes nothing.
+    """Writes a job's rows. If a job with this name is already decided, finishes that one and writes nothing.
 
     Args:
         ends: The ends of the batch.
         job: The job's name.
-        target: Where its rows go, as a canonical text.
+        target: Where its rows go, in canonical form.
         columns: The columns to write.
 
     Raises:
-        ConfigurationError: if a job of this name has begun to write elsewhere.
+        ConfigurationError: If a job with this name has begun to write elsewhere.
     """
 
     def __init__(self, ends: Ends, job: str, target: str, columns: Sequence[str]) -> None:
@@ -171,17 +174,17 @@ class FormatJobWriter(datasource.DataSourceArrowWriter):  # type: ignore[misc]
         )
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> SlotWritten:
-        """Writes one slot. Called by Spark, in a task."""
+        """Writes one slot. Spark calls it in a task."""
         return self._task.write(iterator)
 
     def commit(self, messages: Sequence[SlotWritten | None]) -> None:
-        """Decides and commits the job. Called by Spark after the tasks."""
+        """Decides and commits the job. Spark calls it after the tasks."""
         if self._handover is None:
             self._ends.check_decided(_BATCH)
         else:
             self._ends.finish(self._handover, all_of(messages))
 
     def abort(self, messages: Sequence[SlotWritten | None]) -> None:  # noqa: ARG002 - the log knows more
-        """Undoes the job, unless it is decided. Called by Spark after any failure, of `commit` too."""
+        """Aborts the job, unless it is decided. Spark calls it after any failure, including a failure of `commit`."""
         if self._handover is not None:
             self._ends.abort(self._asked, self._handover)

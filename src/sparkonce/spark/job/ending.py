@@ -1,4 +1,4 @@
-"""Waits until queries end, stops them in order at a signal, and writes a short message about one that has failed."""
+"""Waits until queries end, stops them in order on a signal, and prints a short message about one that failed."""
 
 from __future__ import annotations
 
@@ -25,26 +25,27 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def await_end(*queries: StreamingQuery, traceback: bool = False) -> None:
-    """Waits until the queries have ended; the last line of a job.
+    """Waits until the queries have ended. Make it the last line of a job.
 
-    SIGTERM, or SIGINT (Ctrl-C, a notebook's interrupt), stops them in order. A decided batch is committed first;
-    another is undone, and written again by the next start. A second signal ends the process at once, with 128
-    plus the signal's number; that loses nothing either. If one of several queries fails, the others are stopped.
+    SIGTERM or SIGINT (Ctrl-C, a notebook's interrupt) stops them in order. A decided batch is committed first; an
+    undecided one is aborted, and written again by the next start. A second signal ends the process immediately, with
+    exit code 128 plus the signal's number, and loses nothing either. If one of several queries fails, the others are
+    stopped.
 
-    Returns when all have ended by themselves or were stopped, and their connections are closed. If one has failed, its
-    message and ``Next: …`` are written to standard error, and the process ends with 1. In a notebook, an interactive
-    Python, or another thread than the main one, the error is raised instead, and a second signal ends only the wait.
-    Only the main thread sees signals.
+    Returns when all queries have ended or were stopped, and their connections are closed. If one has failed, its
+    message and ``Next: …`` are written to standard error, and the process exits with code 1. In a notebook, an
+    interactive Python session, or a thread other than the main one, the error is raised instead, and a second signal
+    only ends the wait. Only the main thread receives signals.
 
     Args:
-        queries: The queries, as `ExactlyOnce.start` or ``writeStream.start`` returned them.
-        traceback: True also writes the whole error, with Spark's traces.
+        queries: The queries returned by `ExactlyOnce.start` or ``writeStream.start``.
+        traceback: True also writes the whole error, with Spark's stack traces.
 
     Raises:
-        ConfigurationError: if no query is given, or something else.
-        SystemExit: if a query has failed, in the main thread of a script. With 1, or, if Spark's JVM ended by the same
-            signal, with 128 plus its number.
-        QueryFailedError: if a query has failed, elsewhere.
+        ConfigurationError: If no query is given, or an argument is not a query.
+        SystemExit: If a query has failed, in the main thread of a script. The exit code is 1, or 128 plus the signal's
+            number if the same signal ended Spark's JVM.
+        QueryFailedError: If a query has failed, anywhere else.
     """
     if not queries:
         raise ConfigurationError("await_end() was given no query.", next_step="Give it what start() returned.")
@@ -61,7 +62,7 @@ def await_end(*queries: StreamingQuery, traceback: bool = False) -> None:
 
 
 def wait(queries: Sequence[StreamingQuery]) -> list[QueryFailedError]:
-    """Waits until all have ended, and their connections are closed; stops the others when one fails.
+    """Waits until all queries have ended and their connections are closed; stops the others when one fails.
 
     Returns:
         The errors of those that have failed.
@@ -92,12 +93,14 @@ def wait(queries: Sequence[StreamingQuery]) -> list[QueryFailedError]:
 
 
 def end_process(failed: Sequence[QueryFailedError], by_signal: int | None, *, traceback: bool) -> NoReturn:
-    """Writes the errors of failed queries, and ends the process. In an interactive session raises the first instead.
+    """Writes the errors of failed queries and ends the process.
+
+    In an interactive session, raises the first one instead.
 
     Args:
         failed: The errors, at least one.
         by_signal: The signal that came before, if any.
-        traceback: True also writes Spark's traces.
+        traceback: True also writes Spark's stack traces.
     """
     if is_interactive() or threading.current_thread() is not threading.main_thread():
         raise failed[0] from (failed[0].__cause__ if traceback else None)
@@ -126,9 +129,9 @@ def _failure(name: str, cause: BaseException) -> QueryFailedError:
 
 
 def spark_is_gone() -> bool:
-    """Tells if Spark's context was stopped, or its JVM no longer answers."""
+    """Returns True if Spark's context was stopped, or its JVM no longer answers."""
     try:
-        from pyspark import SparkContext  # not in a client of Spark Connect
+        from pyspark import SparkContext  # a Spark Connect client does not have it
     except ImportError:
         return False
     context = SparkContext._active_spark_context
@@ -139,15 +142,15 @@ def spark_is_gone() -> bool:
 
 
 def write_error(error: SparkonceError) -> None:
-    """Writes message and next step to standard error."""
+    """Writes the message and next step to standard error."""
     sys.stderr.write("".join(f"{line}\n" for line in error.lines()))
 
 
 class Stopping:
-    """Stops queries when a signal comes, from a thread of its own: the main thread may be inside a call of Spark's.
+    """Stops queries when a signal arrives, in a separate thread, because the main thread may be inside a Spark call.
 
-    A handler interrupts whatever the main thread does, perhaps a request to the JVM. So it must not call Spark: it only
-    passes the signal to the thread.
+    A handler interrupts whatever the main thread is doing, possibly a request to the JVM. So the handler must not call
+    Spark, and only passes the signal to the thread.
 
     Args:
         queries: Returns the queries to stop.
@@ -173,7 +176,7 @@ class Stopping:
                 self._before[number] = before
 
     def end(self) -> None:
-        """Restores the former handlers."""
+        """Restores the previous handlers."""
         self._asked.put(None)
         for number, before in self._before.items():
             signal.signal(number, signal.SIG_DFL if before is None else before)
@@ -188,7 +191,7 @@ class Stopping:
         if self.signal is not None and is_interactive():
             raise KeyboardInterrupt
         if self.signal is not None:
-            # Not SystemExit: a call of Spark's could catch it, and Python would wait for the threads of a batch.
+            # Not SystemExit: a Spark call could catch it, and Python would wait for a batch's threads.
             leave_terminal()
             with suppress(Exception):
                 sys.stdout.flush()
@@ -212,7 +215,7 @@ class Stopping:
 
 @contextmanager
 def stopped_by_signals(queries: Callable[[], Iterable[StreamingQuery]]) -> Iterator[Stopping]:
-    """Stops queries at a signal for as long as the context lasts."""
+    """Stops queries on a signal while the context is active."""
     stopping = Stopping(queries)
     stopping.listen()
     try:
@@ -222,7 +225,7 @@ def stopped_by_signals(queries: Callable[[], Iterable[StreamingQuery]]) -> Itera
 
 
 def stop(queries: Iterable[StreamingQuery]) -> None:
-    """Stops each. A query that cannot be stopped has failed or lost its JVM, which `wait` reports."""
+    """Stops each query. One that cannot be stopped has failed or lost its JVM, which `wait` reports."""
     for query in queries:
         with suppress(Exception):
             query.stop()

@@ -23,16 +23,16 @@ from sparkonce.watch.display import end_displays
 def run_job(file: Path, arguments: Sequence[str], *, traceback: bool = False) -> None:
     """Runs a file as a script, then waits for the queries that it has left running.
 
-    From its first query on, signals stop its queries in order, as in `await_end`, wherever the file waits for them.
+    Once its first query has started, signals stop its queries in order, as in `await_end`, wherever the file waits.
 
     Args:
         file: The file.
         arguments: The file's arguments, ``sys.argv[1:]``.
-        traceback: True writes errors with their traces.
+        traceback: True writes errors with their tracebacks.
 
     Raises:
-        SystemExit: with the file's own code; with 1 if the file or one of its queries has failed; with 128 plus the
-            signal's number if Spark's JVM ended by the same signal, or no query had been started.
+        SystemExit: With the file's own exit code; with 1 if the file or one of its queries has failed; with 128 plus
+            the signal's number if the same signal ended Spark's JVM, or if no query had been started.
     """
     newest: dict[str, StreamingQuery] = {}  # the newest run of each query
 
@@ -40,7 +40,7 @@ def run_job(file: Path, arguments: Sequence[str], *, traceback: bool = False) ->
         def noted(*given: Any, **options: Any) -> StreamingQuery:
             query = start(*given, **options)
             newest[str(query.id)] = query
-            stopping.listen()  # again: PySpark's context replaces the handler of SIGINT
+            stopping.listen()  # again, because PySpark's context replaces the SIGINT handler
             return query
 
         return noted
@@ -73,7 +73,7 @@ def _is_active_or_failed(query: StreamingQuery) -> bool:
 def _end_of(
     error: Exception, name: str, queries: Sequence[StreamingQuery], by_signal: int | None, *, traceback: bool
 ) -> None:
-    """Ends the process of a file that raised. Errors of sparkonce and of queries are written without a traceback."""
+    """Ends the process of a file that raised. Errors of sparkonce and of queries are printed without a traceback."""
     end_displays()
     stop(queries)
     of_query = isinstance(error, StreamingQueryException) or (spark_is_gone() and not isinstance(error, SparkonceError))
@@ -88,7 +88,7 @@ def _end_of(
 
 
 def _from(name: str, trace: TracebackType | None) -> TracebackType | None:
-    """Returns the traceback that Python would show: the file's frames, and those below them."""
+    """Returns the traceback that Python would show: the file's frames and those below."""
     own = trace
     while own is not None and own.tb_frame.f_code.co_filename != name:
         own = own.tb_next

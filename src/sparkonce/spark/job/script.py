@@ -11,7 +11,7 @@ from pathlib import Path
 
 @contextmanager
 def script(file: Path, arguments: Sequence[str]) -> Iterator[str]:
-    """Sets ``sys.argv`` and ``sys.path`` for the file, as long as the context lasts.
+    """Sets ``sys.argv`` and ``sys.path`` for the file while the context is active.
 
     Args:
         file: The file.

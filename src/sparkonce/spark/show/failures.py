@@ -1,4 +1,4 @@
-"""Finds the cause of a failed Spark job: the Python error of a task, within the traces that Spark adds."""
+"""Finds the cause of a failed Spark job: the Python error of a task, inside the stack traces that Spark adds."""
 
 from __future__ import annotations
 
@@ -14,34 +14,36 @@ from sparkonce.errors import OutageError, PrepareError, SparkonceError, UnknownO
 logger = logging.getLogger("sparkonce")
 
 MOST_CHARACTERS = 2000
-"""The longest text of an error: Spark searches it, see `short_error`, and must find it short."""
+"""The maximum length of an error's text: Spark searches it, and must find it short. See `short_error`."""
 _MOST_ADVICE = 1000
 _ADVICE = " Next: "
 _OURS = "sparkonce.errors."
 _OUTAGES = frozenset({kind.__name__ for kind in (OutageError, UnknownOutcomeError)})
-"""The errors of a task after which the driver may wait and write the batch again."""
+"""The task errors after which the driver may wait and write the batch again."""
 
 _RAISED = re.compile(r"^(?P<kind>[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)): (?P<said>.+)$", re.MULTILINE)
 _USER_RAISED = re.compile(r"\[USER_RAISED_EXCEPTION\] (?P<said>.+?) SQLSTATE: P0001", re.DOTALL)
-"""The form that Spark gives to a plan's ``raise_error``."""
+"""How Spark formats an error from a plan's ``raise_error``."""
 
 _SPARK = ("org.apache.spark.", "java.", "py4j.", "pyspark.")
 _INTERRUPTED = re.compile(
     r"InterruptedException|InterruptedIOException|ClosedByInterruptException|SPARK_JOB_CANCELLED\].* was stopped"
 )
-"""The words of a job whose query is stopped while it runs. Spark itself looks for the first three
-(``StreamExecution.IO_EXCEPTION_NAMES``). The last is its reason for cancelling the query's jobs
-(``StreamExecution.stop``), which differs from that of a user who cancels one."""
+"""Phrases in the error of a job whose query is stopped while it runs.
+
+Spark itself looks for the first three (``StreamExecution.IO_EXCEPTION_NAMES``). The last is its reason for cancelling
+the query's jobs (``StreamExecution.stop``), which differs from that of a user who cancels one.
+"""
 
 _TASK_FAILED = "Job aborted due to stage failure"
-"""The words of a job that ended because a task failed."""
+"""Phrases in the error of a job that ended because a task failed."""
 
 _OTHER_PYTHON = re.compile(
     r"\[PYTHON_VERSION_MISMATCH\][^\n]*?version: (?P<worker>[\d.]*\d) than that in driver: (?P<driver>[\d.]*\d)"
 )
 _WORKER = re.compile(r"Python worker exited unexpectedly[^\n.]*")
 _WHERE_LOST = re.compile(r"(Task \d+ in stage [\d.]+ failed \d+ times).*?\(TID \d+\) \(([^()]+)\)")
-"""Spark's words for a Python worker that died or has another Python than the driver, and for its machine."""
+"""Spark's messages about a Python worker that died or has a different Python version, and about its host."""
 _WHERE = re.compile(r"\(TID \d+\) \((?P<host>[^()\s]+) executor (?P<executor>[^()\s]+)\)")
 
 _WORKER_DIED = (
@@ -77,8 +79,10 @@ _STREAM_FAILED = re.compile(r"^\[STREAM_FAILED\] Query \[[^]]*\] terminated with
 _SQLSTATES = re.compile(r"(?: SQLSTATE: \w{5})+$")
 
 _STOPPED = "py4j.protocol.Py4JJavaError: An error occurred while calling collect: java.lang.InterruptedException"
-"""The text by which Spark tells a stopped query from a failed one, in the error of a ``foreachBatch`` function
-(``StreamExecution.PROXY_ERROR``)."""
+"""The text by which Spark distinguishes a stopped query from a failed one.
+
+It is looked for in the error of a ``foreachBatch`` function (``StreamExecution.PROXY_ERROR``).
+"""
 
 _TRACEBACK = re.compile(
     r"^Traceback \(most recent call last\):\n(?P<frames>(?:[ \t][^\n]*\n)+)"
@@ -92,7 +96,7 @@ _MACHINERY = re.compile(
     r"(?:(?:site|dist)-packages|python|src|[^/\\]+\.(?:zip|whl|egg))[/\\](?:pyspark|sparkonce(?:_lab|_pravega|_rabbitmq)?|py4j)[/\\]"
     r"|[/\\]lib(?:64)?[/\\]python[\d.]+[/\\](?!(?:site|dist)-packages)|\.p[yx][xi]$|^<"
 )
-"""Files of PySpark, of sparkonce and of the standard library, and compiled or generated code."""
+"""Files of PySpark, sparkonce and the standard library, and compiled or generated code."""
 _PACKAGES = re.compile(r"[/\\](?:site|dist)-packages[/\\]")
 _LONGEST_CHAIN = 10
 _MOST_OF_A_SENTENCE, _MOST_OF_A_LINE = 1200, 120
@@ -100,12 +104,12 @@ _MOST_OF_A_SENTENCE, _MOST_OF_A_LINE = 1200, 120
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Cause:
-    """The error found, and its place in the user's code.
+    """The error that was found, and its location in the user's code.
 
     Attributes:
         kind: The class of the error, empty if it does not matter.
         said: The message, in one line.
-        next_step: The next step for the user; empty if the error names none.
+        next_step: The next step for the user; empty if the error has none.
         ours: True if sparkonce raised it.
     """
 
@@ -119,15 +123,15 @@ class _Cause:
 
 
 def is_of_a_stop(error: SparkonceError) -> bool:
-    """Tells if an error is only that somebody has stopped the query in the middle of a batch."""
+    """Returns True if an error only means that the query was stopped in the middle of a batch."""
     chain = (error, error.__cause__)
     return any(isinstance(one, SparkonceError) and one.details.get("stopped") for one in chain)
 
 
 def without_causes(error: SparkonceError) -> SparkonceError:
-    """Returns the error without its causes, which Spark would show completely, twice.
+    """Returns the error without its causes, which Spark would show in full, twice.
 
-    If a cause is a stop of the query, the message says so in the words that Spark expects.
+    If a cause is a stop of the query, the message includes the text that Spark expects.
     """
     chain, cause = [str(error)], error.__cause__ or error.__context__
     while cause is not None and len(chain) < _LONGEST_CHAIN:
@@ -140,34 +144,34 @@ def without_causes(error: SparkonceError) -> SparkonceError:
 
 
 def short_error(error: BaseException) -> PrepareError:
-    """Returns a job's failure as one of our errors, and logs the traces.
+    """Returns a job's failure as one of our errors, and logs its stack traces.
 
-    Spark searches the error's text by a regular expression that recurses for each character: a long text overflows its
-    stack. So the text is kept short. After a stop of the query it has the words that Spark expects.
+    Spark searches the error's text with a regular expression that recurses for each character, so a long text overflows
+    the stack. That is why the text is kept short. After a stop of the query it includes the text that Spark expects.
     """
     if is_stop(error):
         logger.debug("A batch's job was stopped.", exc_info=error)
         return PrepareError(f"The query was stopped in the middle of a batch ({_STOPPED}).", stopped=True)
     cause = _cause(error)
     outage = cause.ours and cause.kind in _OUTAGES
-    trace = error if outage or logger.hasHandlers() else None  # without logging set up, Spark's own log has it
+    trace = error if outage or logger.hasHandlers() else None  # if logging is not configured, Spark's own log has it
     logger.log(logging.DEBUG if outage else logging.ERROR, "A batch's job failed: %s", cause, exc_info=trace)
     message, next_step = _bounded(cause.said if cause.ours else str(cause), cause.next_step)
     return (OutageError if outage else PrepareError)(message, next_step=next_step)
 
 
 def is_stop(error: BaseException) -> bool:
-    """Tells if a job has ended because its query is being stopped."""
+    """Returns True if a job has ended because its query is being stopped."""
     text = str(error)
     return _INTERRUPTED.search(text) is not None and _TASK_FAILED not in text and not _python_errors(text)
 
 
 def message_and_next(error: BaseException) -> tuple[str, str]:
-    """Returns a failed query's error and the next step for the user: one line each, of a bounded length.
+    """Returns a failed query's error and the next step for the user: one line each, of limited length.
 
-    The first that the text has of these: an error of sparkonce; the plan's own ``raise_error``; a worker with another
-    Python; the last Python error, with the user's line that it came from; a dead worker; the reason why the job ended;
-    the error's own first line. A long one is cut.
+    It is the first of these that the text contains: an error of sparkonce; the plan's own ``raise_error``; a worker
+    with a different Python; the last Python error, with the line of the user's code that it came from; a dead worker;
+    the reason why the job ended; the first line of the error. Long ones are truncated.
     """
     cause = _cause(error)
     advice = cause.next_step or "Remove the cause and start the query again: it resumes with the same batch."
@@ -205,7 +209,7 @@ def _cause(error: BaseException) -> _Cause:
 
 
 def _split(text: str) -> tuple[str, str]:
-    """Returns a message and the next step at its end; empty if there is none."""
+    """Splits a message from the next step at its end, which is empty if there is none."""
     said, advice, next_step = text.rpartition(_ADVICE)
     return (said, next_step) if advice else (text, "")
 
@@ -214,10 +218,10 @@ def _raised(kind: str, said: str, frames: Iterable[Any], where: str = "") -> _Ca
     """Returns a Python error with the line of the user's code that it came from.
 
     Args:
-        kind: Its class.
-        said: Its first line.
+        kind: The error's class.
+        said: The first line of its message.
         frames: The frames of its traceback, outermost first: file, line, source.
-        where: The executor. Told only if the error depends on it.
+        where: The executor, which is only shown if the error depends on it.
     """
     own = [frame for frame in frames if not _MACHINERY.search(frame["file"])]
     own = [frame for frame in own if not _PACKAGES.search(frame["file"])] or own
@@ -243,13 +247,13 @@ def _dead_worker(said: str, text: str) -> _Cause:
 
 def _where(error: BaseException) -> str:
     """Returns the executor of a failed task, as the end of a phrase; empty if Spark does not name it."""
-    # PySpark cuts the message of a Python error down to the worker's traceback.
+    # PySpark truncates the message of a Python error to the worker's traceback.
     found = _WHERE.search(str(error)) or _WHERE.search(str(getattr(error, "_stackTrace", "")))
     return f" on host {found['host']} (executor {found['executor']})" if found else ""
 
 
 def _job(text: str) -> str:
-    """Returns the reason why a job ended, without the words of a stopped query; empty if no job ended."""
+    """Returns the reason why a job ended, without the text about a stopped query; empty if no job ended."""
     found = _JOB.search(text)
     if found is None:
         return ""
@@ -257,7 +261,7 @@ def _job(text: str) -> str:
 
 
 def _bounded(message: str, next_step: str) -> tuple[str, str]:
-    """Returns both, cut to `MOST_CHARACTERS` together."""
+    """Returns both, truncated to `MOST_CHARACTERS` in total."""
     next_step = next_step[:_MOST_ADVICE]
     room = MOST_CHARACTERS - (len(f"{_ADVICE}{next_step}") if next_step else 0)
     return message if len(message) <= room else f"{message[: room - 1]}…", next_step

@@ -1,4 +1,4 @@
-"""Says in Spark's UI what a job of a batch is for."""
+"""Describes the jobs of a batch in Spark's UI."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _DESCRIPTION = "spark.job.description"
 
 @contextmanager
 def described(session: SparkSession, text: str) -> Iterator[None]:
-    """Adds a line to the description of the jobs that this thread submits, below Spark's own of the batch."""
+    """Adds a line to the description of the jobs that this thread submits, below Spark's own line for the batch."""
     context = session.sparkContext
     before = context.getLocalProperty(_DESCRIPTION)
     line = html.escape(f"sparkonce: {text}", quote=False)
@@ -21,7 +21,7 @@ def described(session: SparkSession, text: str) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        with suppress(Exception):  # Spark may be gone, which the error says that is under way
+        with suppress(Exception):  # Spark may be gone; the error being raised says so
             context.setLocalProperty(_DESCRIPTION, before)
         raise
     context.setLocalProperty(_DESCRIPTION, before)

@@ -1,4 +1,4 @@
-"""Checks a query's arguments (session, frame, trigger, options, checkpoint) before any server is asked."""
+"""Checks a query's arguments (session, DataFrame, trigger, options, checkpoint) before any server is contacted."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ Trigger = str | Mapping[str, Any]
 
 
 def check_session(spark: object) -> None:
-    """Checks that it is a classic session.
+    """Checks that the session is a classic one.
 
     Raises:
-        ConfigurationError: if it is not.
+        ConfigurationError: If it is not.
     """
     check_classic("spark", spark)
     if not isinstance(spark, SparkSession):
@@ -51,10 +51,10 @@ def check_session(spark: object) -> None:
 
 
 def check_frame(df: object) -> None:
-    """Checks that it is a streaming DataFrame.
+    """Checks that a DataFrame is a streaming one.
 
     Raises:
-        ConfigurationError: if it is not.
+        ConfigurationError: If it is not.
     """
     if not isinstance(df, DataFrame) or not df.isStreaming:
         wrong = "does not stream" if isinstance(df, DataFrame) else "is not a DataFrame"
@@ -74,10 +74,10 @@ def new_writer(
     query_name: object,
     options: object,
 ) -> DataStreamWriter:
-    """Returns the stream writer, complete but for its sink.
+    """Returns the stream writer, complete except for its sink.
 
     Raises:
-        ConfigurationError: naming the argument that is wrong.
+        ConfigurationError: If an argument is wrong. The message names it.
     """
     mode = one_of("output_mode", output_mode.lower() if isinstance(output_mode, str) else output_mode, _MODES)
     writer = df.writeStream.outputMode(mode)
@@ -90,10 +90,10 @@ def new_writer(
 
 
 def check_name(df: object, name: object) -> None:
-    """Refuses the name of a query that runs, before anything is asked or written.
+    """Refuses the name of a query that is already running, before anything is requested or written.
 
     Raises:
-        ConfigurationError: if another query of the session has the name.
+        ConfigurationError: If another query of the session has the name.
     """
     if name is None or not isinstance(df, DataFrame):
         return
@@ -107,10 +107,10 @@ def check_name(df: object, name: object) -> None:
 
 
 def trigger_keywords(trigger: object) -> dict[str, Any]:
-    """Returns the keywords of ``writeStream.trigger``, of which there is one.
+    """Returns the keyword argument of ``writeStream.trigger``. There is exactly one.
 
     Raises:
-        ConfigurationError: if the trigger is none of Spark's, or one that cannot be exactly-once.
+        ConfigurationError: If it is not one of Spark's triggers, or one that cannot be exactly-once.
     """
     if isinstance(trigger, str) and trigger in {"availableNow", "once"}:
         return {trigger: True}
@@ -163,7 +163,7 @@ def accepted(given: object) -> dict[str, int]:
     """Returns the batches that may be lost, by sink.
 
     Raises:
-        ConfigurationError: if it is not a mapping of names to numbers.
+        ConfigurationError: If it is not a mapping of names to numbers.
     """
     batches = {} if given is None else mapping("accept_lost_batches", given, example="{'kafka': 41}")
     return {name: whole_number(f"accept_lost_batches[{name!r}]", batch, least=0) for name, batch in batches.items()}
@@ -172,10 +172,10 @@ def accepted(given: object) -> dict[str, int]:
 def groups(
     given: GroupOffsets | Sequence[GroupOffsets], sinks: Mapping[str, TwoPhaseCommitSink]
 ) -> tuple[GroupOffsets, ...]:
-    """Returns the consumer groups that are to follow the query into these sinks.
+    """Returns the consumer groups whose offsets follow the query.
 
     Raises:
-        ConfigurationError: if one is something else, or names a sink that has no transactions of Kafka.
+        ConfigurationError: If one is not a `GroupOffsets`, or names a sink without Kafka transactions.
     """
     found = tuple(given) if isinstance(given, list | tuple) else (given,)
     for group in found:
@@ -198,7 +198,7 @@ def groups(
 
 
 def location_of(spark: SparkSession, query: str) -> CheckpointLocation | None:
-    """Returns the place of a running query's checkpoint; None if Spark does not say."""
+    """Returns the location of a running query's checkpoint; None if Spark does not expose it."""
     try:
         execution = execution_of(spark, query)
         root = str(execution.resolvedCheckpointRoot())
@@ -215,10 +215,10 @@ _NEXT = (
 
 
 def check_classic(what: str, thing: object) -> None:
-    """Refuses Spark Connect's classes, where the JVM is needed.
+    """Refuses Spark Connect's classes where the JVM is needed.
 
     Raises:
-        ConfigurationError: if it is one of them.
+        ConfigurationError: If it is one of them.
     """
     if is_connect(thing):
         raise ConfigurationError(
@@ -229,7 +229,7 @@ def check_classic(what: str, thing: object) -> None:
 
 
 def running_query(df: DataFrame) -> tuple[str, str]:
-    """Returns the run's and the query's id, which Spark keeps as the thread's local properties in ``foreachBatch``."""
+    """Returns the ids of the run and the query, which Spark sets as local properties of the ``foreachBatch`` thread."""
     context = df.sparkSession.sparkContext
     run, query = context.getLocalProperty("spark.jobGroup.id"), context.getLocalProperty("sql.streaming.queryId")
     if not run or not query:

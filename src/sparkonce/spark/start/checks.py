@@ -1,4 +1,4 @@
-"""Checks a query's sources before Spark starts it, and that its checkpoint is the one that `ExactlyOnce` was given."""
+"""Checks a query's sources before Spark starts it, and that its checkpoint is the one passed to `ExactlyOnce`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from sparkonce.sources.topics import KafkaSource
 
 _DELEGATED = "spark.kafka.clusters."
-"""Settings of delegation tokens, by which Spark itself logs in."""
+"""The settings of delegation tokens, with which Spark itself logs in."""
 
 
 def check_sources(
@@ -35,7 +35,7 @@ def check_sources(
     *,
     trigger: Mapping[str, Any] | None = None,
 ) -> Sequence[KafkaSource]:
-    """Asks the servers of the query's sources, and warns of a costly first batch.
+    """Checks the servers of the query's sources, and warns if the first batch will be expensive.
 
     Args:
         df: The query's DataFrame.
@@ -45,10 +45,10 @@ def check_sources(
         trigger: The query's trigger.
 
     Returns:
-        The Kafka sources, as their brokers know them; none if the newest batch is committed first.
+        The Kafka sources, as their brokers describe them; none if the latest batch has to be committed first.
 
     Raises:
-        PreflightError: naming the servers, the topic, the stream or the column.
+        PreflightError: If a source cannot be used. The message names the servers, topic, stream or column.
     """
     is_first = point.batch < 0
     plan = analyzed(df)
@@ -78,13 +78,13 @@ def check_sources(
 
 
 def needs_of_sources(df: DataFrame) -> dict[str, WorkerNeeds]:
-    """Returns what a query's tasks need to read sources that packages have registered, by a name for people."""
+    """Returns what a query's tasks need to read sources registered by packages, keyed by a display name."""
     found = registered_sources(analyzed(df))
     return {f"{facts.format} {facts.where}".strip(): one.worker_needs(facts) for facts, one in found}
 
 
 class CheckpointLocation(NamedTuple):
-    """The place of a query's checkpoint.
+    """The location of a query's checkpoint.
 
     Attributes:
         folder: A path on this machine, or a URL.
@@ -98,15 +98,15 @@ class CheckpointLocation(NamedTuple):
 def check_query(
     files: CheckpointFiles, running: str, location: Callable[[], CheckpointLocation | None] = lambda: None
 ) -> None:
-    """Refuses a checkpoint that is not the running query's.
+    """Refuses a checkpoint that does not belong to the running query.
 
     Args:
-        files: Of the folder that `ExactlyOnce` was given.
+        files: The files of the folder that was passed to `ExactlyOnce`.
         running: The query's id.
-        location: Returns the place of the query's checkpoint; None if it is unknown.
+        location: Returns the location of the query's checkpoint; None if it is unknown.
 
     Raises:
-        ConfigurationError: if its checkpointLocation is another one, or missing.
+        ConfigurationError: If the query's checkpointLocation is missing, or is a different folder.
     """
     found = SparkCheckpoint(files).query_id()
     checkpoint = files.location
@@ -133,11 +133,11 @@ def check_query(
 
 
 def input_offsets(kept: SparkCheckpoint, batch: int, patience_s: float) -> tuple[str, ...] | None:
-    """Returns a batch's offsets, as `SparkCheckpoint.input_offsets` does. Waits for a store that is away.
+    """Returns a batch's offsets, as `SparkCheckpoint.input_offsets` does. Waits for an unreachable store.
 
     Raises:
-        CheckpointMismatchError: if the file is not one of Spark's.
-        LogError: if it cannot be read.
+        CheckpointMismatchError: If the file was not written by Spark.
+        LogError: If the file cannot be read.
     """
     doing = f"the offsets of batch {batch} in {kept.files.location} cannot be read"
     try:

@@ -1,4 +1,4 @@
-"""Checks the executors by one small job: their sparkonce, client libraries and files, and their reach of the sinks."""
+"""Checks the executors with one small job: their sparkonce, client libraries, files, and access to the sinks."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ if TYPE_CHECKING:
 logger = logging.getLogger("sparkonce")
 
 ANSWER_WITHIN_S = 120.0
-"""The time for the job. An executor that starts later is checked by its first task."""
+"""The time limit of the job. The first task of a late executor checks it."""
 _MOST_HOSTS = 3
 _PY_FILES = "spark.submit.pyFiles"
 _WHEEL = ".whl"
 _IGNORED = "PySpark puts only .zip, .egg and .jar files on the path of Python workers, and ignores a wheel"
 
 _proven: set[tuple[str, str]] = set()
-"""The local applications, and the needs, for which the job was run: their one executor does not change."""
+"""The local applications, and the needs, that have already been checked: their only executor does not change."""
 
 
 def check_executors(
     spark: SparkSession, sinks: Sequence[TwoPhaseCommitSink], sources: Mapping[str, WorkerNeeds] | None = None
 ) -> None:
-    """Checks that the executors are as the driver, the sinks' writers and sources in Python need them.
+    """Checks that the executors match the driver, and have what the sinks' writers and Python sources need.
 
     Args:
         spark: The session.
         sinks: The query's sinks.
-        sources: The needs of sources, by a name for people.
+        sources: The needs of sources, keyed by a display name.
 
     Raises:
-        ConfigurationError: if a wheel is given as one of Python's files.
-        PreflightError: naming each host that lacks something, and how to ship it.
+        ConfigurationError: If a wheel is given as a Python file.
+        PreflightError: If a host lacks something. The message names each such host, and how to ship what it lacks.
     """
     if is_connect(spark):
         _judge(_ask(spark, needs_of(sinks, str(spark.conf.get("spark.master", "")), sources), None), ())
@@ -57,7 +57,7 @@ def check_executors(
     proof = (context.applicationId, repr(needs))
     if proof in _proven:
         return
-    # Spark offers each executor one task before it offers a second one.
+    # Spark offers each executor one task before it offers any a second one.
     found = _ask(spark, needs, max(len(context._jsc.sc().statusTracker().getExecutorInfos()) - 1, 1))
     _judge(found, _wheels(context.listFiles))
     if is_local(context.master) and found:
@@ -70,7 +70,7 @@ def _ask(spark: SparkSession, needs: Needs, tasks: int | None) -> list[tuple[str
     Args:
         spark: The session.
         needs: What a worker needs.
-        tasks: The number of tasks to ask by; None for one on each core.
+        tasks: The number of tasks to run; None for one per core.
     """
     tag, is_late = f"sparkonce-executors-{uuid.uuid4()}", threading.Event()
 
@@ -81,10 +81,10 @@ def _ask(spark: SparkSession, needs: Needs, tasks: int | None) -> list[tuple[str
     timer = threading.Timer(ANSWER_WITHIN_S, give_up)
     timer.daemon = True
     try:
-        # Not in a job group of its own: a query that is stopped cancels the jobs of its group.
+        # Not in its own job group: a stopped query cancels the jobs of its group.
         spark.addTag(tag)
         timer.start()
-        # By the function that writes batches, too: Spark then uses the same Python workers, which have to start anyway.
+        # This uses the same function as writing a batch, so Spark reuses the Python workers, which must start anyway.
         asked = spark.range(0, tasks or 1, 1, tasks).mapInArrow(reporter(needs), REPORT)
         return [tuple(row) for row in asked.collect()]
     except Exception as error:  # noqa: BLE001 - of any kind: Spark's error for a failed job
@@ -130,7 +130,7 @@ def _judge(reports: Collection[tuple[str, str, str]], wheels: Sequence[str]) -> 
 
 def _refuse_wheels(context: SparkContext) -> None:
     given = context.getConf().get(_PY_FILES, "") or ""
-    # YARN puts every such file on the workers' path.
+    # YARN puts each of these files on the workers' path.
     if (wheels := _wheels(given.split(","))) and context.master != "yarn":
         raise ConfigurationError(
             f"{_PY_FILES} (--py-files) names {', '.join(wheels)}: {_IGNORED}.",

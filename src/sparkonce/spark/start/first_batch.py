@@ -1,4 +1,4 @@
-"""Warns of what makes batches costly or doubles rows: too many slots, too many rows, loops, repeated targets."""
+"""Warns about expensive batches and duplicate rows: too many slots, too many rows, loops, repeated targets."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("sparkonce")
 
 SLOW_ROWS_PER_S = 5_000
-"""A pace that any plan should reach. `sparkonce.spark.read_kafka.MAX_OFFSETS_PER_TRIGGER` is chosen by it, too."""
+"""A rate that any plan should reach. `sparkonce.spark.read_kafka.MAX_OFFSETS_PER_TRIGGER` is based on it, too."""
 
 _COLUMN = "partition"
 
@@ -33,18 +33,18 @@ _TARGET = ("cluster_id", "topic", "system", "server", "database", "schema", "tab
 def check_partition_column(
     df: DataFrame, sources: Sequence[KafkaSource], samples: Sequence[ShareSample], *, is_first: bool
 ) -> None:
-    """Checks if the source's column ``partition`` reaches a Kafka sink, which would write by it.
+    """Checks whether the source's column ``partition`` reaches a Kafka sink, which would then choose partitions by it.
 
-    A column that the query computes itself, if only by a cast, is intended.
+    If the query computes that column itself, even just with a cast, it is intended.
 
     Args:
         df: The query's DataFrame.
         sources: Its Kafka sources.
         samples: Each sink's share of an empty batch.
-        is_first: True if the query has no batch yet. One that has run is not refused.
+        is_first: True if the query has no batch yet. A query that has already run is not refused.
 
     Raises:
-        PreflightError: if a source's topic has more partitions than the sink's.
+        PreflightError: If a source's topic has more partitions than the sink's.
     """
     brought, options = _brought(df)
     most = max((source.highest for source in sources if source.options == options), default=0)
@@ -70,7 +70,7 @@ def _judge(sink: TwoPhaseCommitSink, there: int, most: int, *, is_first: bool) -
 
 
 def _brought(df: DataFrame) -> tuple[int | None, Mapping[str, str] | None]:
-    """Returns the id of the column ``partition`` and the options of the Kafka source it comes from, if it does."""
+    """Returns the id of the column ``partition`` and the options of the Kafka source it comes from, if any."""
     column = _expression(df, _COLUMN)
     given = {
         _id(attribute): source_of(node)
@@ -93,7 +93,7 @@ def _id(attribute: Any) -> int:
 
 
 def warn_of_mode(output_mode: str) -> None:
-    """Warns of the output mode in which each batch has the whole result."""
+    """Warns about the output mode in which each batch contains the whole result."""
     if output_mode.lower() == "complete":
         logger.warning(
             "output_mode='complete': each batch writes the whole result again, as new rows where the sink appends. "
@@ -113,7 +113,7 @@ def warn_of_slots(
     Args:
         spark: The session.
         plan: The query's analyzed plan.
-        sources: Its Kafka sources, as far as their brokers were asked.
+        sources: Its Kafka sources, as far as their brokers were reached.
         samples: Each sink's share of an empty batch.
         sinks: The query's sinks.
     """
@@ -128,7 +128,7 @@ def warn_of_slots(
 def _slots(
     spark: SparkSession, plan: Any, sources: Sequence[KafkaSource], samples: Sequence[ShareSample]
 ) -> int | None:
-    """Returns the slots of the sink that has most; None if the plan does not say."""
+    """Returns the largest number of slots of any sink; None if the plan does not show it."""
     shuffled = int(spark.conf.get(SHUFFLE_PARTITIONS, "200") or 200)
 
     def of_source(leaf: Any) -> int | None:
@@ -154,10 +154,10 @@ def _read_by(source: KafkaSource) -> int | None:
 def warn_of_rows(
     sources: Sequence[KafkaSource], sinks: Sequence[TwoPhaseCommitSink], facts: Mapping[str, Facts]
 ) -> None:
-    """Warns if the first batch has so many rows that it may take longer than its transactions live.
+    """Warns if the first batch has so many rows that it may outlive its transactions.
 
     Args:
-        sources: The query's Kafka sources, asked for the rows of a first batch.
+        sources: The query's Kafka sources, with the rows of a first batch.
         sinks: The query's sinks.
         facts: The result of each sink's preflight, by name.
     """
@@ -176,7 +176,7 @@ def warn_of_rows(
 
 
 def warn_of_loops(sources: Sequence[KafkaSource], sinks: Sequence[TwoPhaseCommitSink]) -> None:
-    """Warns if the query reads the topic that it writes to: each batch is then input of the next one."""
+    """Warns if the query reads the topic that it writes to: each batch is then input to the next one."""
     for sink in sinks:
         servers = _addresses((sink.kafka_settings or {}).get("bootstrap.servers"))
         if any(
@@ -196,7 +196,7 @@ def _addresses(servers: object) -> set[str]:
 
 
 def warn_of_repeats(shares: Sequence[Share], facts: Mapping[str, Facts]) -> None:
-    """Warns if two sinks write the same rows to one topic or table: each row is then there twice.
+    """Warns if two sinks write the same rows to one topic or table, which then has each row twice.
 
     Args:
         shares: The sinks by their views.
@@ -232,7 +232,7 @@ _ALWAYS_FINE = 16
 _GOOD_A_CORE = 2
 
 _FEW_ROWS = 1000
-"""The rows of a slot that cost less than a twentieth of the slot itself (docs/benchmark.md)."""
+"""Up to this many rows per slot, their cost is less than a twentieth of the slot's own (docs/benchmark.md)."""
 
 _GOOD_ROWS = 10_000
 
@@ -248,7 +248,7 @@ def slots_of(plan: Any, shuffled: int, of_leaf: Callable[[Any], int | None]) -> 
         of_leaf: Returns the number of partitions of a streaming leaf; None if it is unknown.
 
     Returns:
-        The number; None if the plan alone does not say.
+        The number of tasks; None if the plan alone does not show it.
     """
     kind = class_name(plan)
     if kind == "WithCTE":  # the definitions come first
@@ -274,7 +274,7 @@ def slots_of(plan: Any, shuffled: int, of_leaf: Callable[[Any], int | None]) -> 
 
 
 def warn_of_many(spark: SparkSession, slots: int, sinks: int) -> None:
-    """Warns if a batch has far more slots than there are cores: each is a task and a transaction, with few rows.
+    """Warns if a batch has far more slots than cores: each slot is a task and a transaction, with few rows.
 
     Args:
         spark: The session.
@@ -303,20 +303,23 @@ def warn_of_many(spark: SparkSession, slots: int, sinks: int) -> None:
 
 
 class SlotAdvice:
-    """Warns once if a batch had many slots and few rows: `rows_per_slot` helps at any time, other settings do not."""
+    """Warns once if a batch had many slots and few rows.
+
+    It suggests `rows_per_slot`, which can be changed at any time, unlike the other settings.
+    """
 
     def __init__(self, *, is_needed: bool) -> None:
         self._is_needed = is_needed
 
     def look(self, spark: SparkSession, rows: int | None, done: BatchProgress) -> None:
-        """Looks at a batch that is done.
+        """Checks a finished batch.
 
         Args:
             spark: The session.
-            rows: The number of rows that the batch has read; None if it is not known.
+            rows: The number of rows that the batch has read; None if it is unknown.
             done: The batch.
         """
-        if not self._is_needed or done.transactions <= _ALWAYS_FINE:  # asking for the cores takes milliseconds
+        if not self._is_needed or done.transactions <= _ALWAYS_FINE:  # finding the number of cores takes milliseconds
             return
         if done.transactions <= _fine(int(spark.sparkContext.defaultParallelism)):
             return

@@ -172,7 +172,7 @@ def connect(
 
     Raises:
         pymysql.err.MySQLError: if the server refuses or does not answer.
-        OSError: if a file of the settings cannot be read.
+        OSError: If a file of the settings cannot be read.
     """
     arguments = connection_settings(settings)
     see_files(arguments, TLS_FILES)

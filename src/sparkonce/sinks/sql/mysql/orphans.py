@@ -58,8 +58,8 @@ def list_open(settings: str | Mapping[str, Any]) -> list[MySQLOrphan]:
             out.
 
     Raises:
-        ConfigurationError: if a setting is none.
-        PreflightError: if the server does not answer.
+        ConfigurationError: If a setting is none.
+        PreflightError: If the server does not answer.
     """
     parsed = parse_settings(settings) if isinstance(settings, str) else settings
     with Attempts(SERVER_ERRORS, numbered_message).of(

@@ -35,7 +35,7 @@ def take(copy: Copy) -> Session:
     """Connects. A connection is not used again: its end releases a prepared branch.
 
     Raises:
-        PrepareError: if it leads to another server than the query was started on.
+        PrepareError: If it leads to another server than the query was started on.
     """
     name = copy.name
     connection = connect(

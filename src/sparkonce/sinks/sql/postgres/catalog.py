@@ -131,7 +131,7 @@ class CatalogTable:
             read: See `ReadText`.
 
         Raises:
-            SchemaError: if the table has changed, and a column does not fit anymore.
+            SchemaError: If the table has changed, and a column does not fit anymore.
         """
         columns = {column.name: column for column in self.columns}
         made = []
@@ -271,7 +271,7 @@ def check_keys(connection: Connection, target: Target, table: CatalogTable) -> N
     """Sees that a table can be upserted.
 
     Raises:
-        PreflightError: if not, naming ``key_columns``.
+        PreflightError: If not, naming ``key_columns``.
     """
     fitting = [found for found in unique_keys(connection, table.oid) if found[0] == frozenset(target.keys)]
     if not fitting:

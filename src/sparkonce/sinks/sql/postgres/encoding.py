@@ -300,7 +300,7 @@ def encoder(column: str, actual: pa.DataType, wanted: ServerType, read: ReadText
         read: See `ReadText`. Without it the encoder takes no texts that the server has to read.
 
     Raises:
-        SchemaError: if the type does not go into the column, or only with a loss.
+        SchemaError: If the type does not go into the column, or only with a loss.
     """
     if isinstance(actual, pa.ListType | pa.LargeListType) and wanted.element is not None:
         element = encoder(column, actual.value_type, wanted.element, read)

@@ -300,7 +300,7 @@ def stages(
     """Locks the markers of these, and returns the stages of those that are not committed, and the other answers.
 
     Raises:
-        ValueError: if a marker is damaged.
+        ValueError: If a marker is damaged.
     """
     found = _lock(connection, location, names)
     waiting: dict[TransactionName, StagedCopy | None] = {}

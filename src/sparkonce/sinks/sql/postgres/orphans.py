@@ -77,8 +77,8 @@ def list_open(settings: str | Mapping[str, Any]) -> list[PostgresOrphan]:
         settings: ``conninfo``, as the sink has it.
 
     Raises:
-        ConfigurationError: if psycopg is not installed, or the settings are not libpq's.
-        PreflightError: if the server does not answer.
+        ConfigurationError: If psycopg is not installed, or the settings are not libpq's.
+        PreflightError: If the server does not answer.
     """
     to = Conninfo.of(settings)
     attempts = Attempts((psycopg.Error,), server_message)

@@ -107,7 +107,7 @@ def read_target(request: PostgresPreflightRequest) -> CatalogTable:
     """Reads only the table, for callers that need its columns before preflight.
 
     Raises:
-        PreflightError: if it is not there or may not be written.
+        PreflightError: If it is not there or may not be written.
     """
     with _connected(request) as connection:
         return _check_table(connection, request)

@@ -61,7 +61,7 @@ class Conninfo:
         """Reads a connection string, a URI or a mapping.
 
         Raises:
-            ConfigurationError: if psycopg is not installed, or the settings are none of libpq's. They are not
+            ConfigurationError: If psycopg is not installed, or the settings are none of libpq's. They are not
                 repeated: one may be a password.
         """
         psycopg = import_psycopg()
@@ -111,7 +111,7 @@ def import_psycopg() -> Any:
     """Imports the client library.
 
     Raises:
-        ConfigurationError: if it is not installed.
+        ConfigurationError: If it is not installed.
     """
     try:
         import psycopg
