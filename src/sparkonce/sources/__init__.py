@@ -1,8 +1,8 @@
-"""The sources of a query: settings, jars, and a consumer group's offsets. Imports no PySpark.
+"""A query's sources: settings, jars, and a consumer group's offsets. Does not import PySpark.
 
-- ``kafka``: settings of Spark's Kafka source, in librdkafka's or Java's names, and where it starts the first time.
-- ``topics``: what a start asks the brokers of Kafka sources, and topics' ids.
+- ``kafka``: settings of Spark's Kafka source, with librdkafka's or Java's names, and its starting offsets.
+- ``topics``: what a start checks with the brokers of Kafka sources, including topic ids.
 - ``packages``: Maven coordinates of Spark's modules and table formats.
-- ``offsets``: offsets of a batch in Spark's offset log.
-- ``groups``, ``group_client``: commit them to a consumer group, by the Kafka sink's connection.
+- ``offsets``: a batch's offsets in Spark's offset log.
+- ``groups``, ``group_client``: commit them to a consumer group, over the Kafka sink's connection.
 """

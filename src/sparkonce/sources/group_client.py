@@ -28,7 +28,7 @@ _ADVICE: Mapping[int, str] = {
 }
 
 _WITHOUT_MEMBERS = frozenset({"Empty", "Dead"})
-"""The states of a group without members (DescribeGroups); a group that has never existed is Dead too."""
+"""The states of a group without members (DescribeGroups). A group that has never existed is Dead, too."""
 
 _GROUP = CoordinatorType.GROUP
 
@@ -38,7 +38,7 @@ class Reply:
     """The result of a request.
 
     Attributes:
-        reason: The reason why it failed, as far as it is known; empty if it succeeded.
+        reason: Why it failed, as far as known; empty if it succeeded.
         may_arrive: True if it was sent and not answered, so that it may still be carried out at any time.
     """
 
@@ -47,13 +47,13 @@ class Reply:
 
 
 def commit_offsets(client: TransactionClient, group: str, offsets: Offsets, *, deadline_s: float) -> str:
-    """Commits offsets. Returns the reason if that fails, else an empty string."""
+    """Commits offsets. Returns the reason if that fails, otherwise an empty string."""
     request = OffsetCommitRequest(
         group_id=group,
-        generation_id_or_member_epoch=-1,  # with no member's id: like kafka-consumer-groups --reset-offsets
+        generation_id_or_member_epoch=-1,  # without a member id, like kafka-consumer-groups --reset-offsets
         member_id="",
         topics=_topics(OffsetCommitRequest.OffsetCommitRequestTopic, offsets),
-        max_version=9,  # from 10 on topics have ids instead of names
+        max_version=9,  # since version 10, topics have ids instead of names
     )
     return _ask(client, _GROUP, group, request, deadline_s, _first_error, is_unanswered).reason
 
@@ -63,9 +63,9 @@ def commit_offsets_in(
 ) -> Reply:
     """Adds offsets to an open transaction, which commits or aborts them.
 
-    Any process that knows the transaction's producer id and epoch may do that. A request without an answer is not
-    sent again, and the transaction must not be committed. The request may arrive after the commit, and would then
-    open the transaction again, under the same epoch.
+    Any process that knows the transaction's producer id and epoch can do that. A request without an answer is not sent
+    again, and the transaction must not be committed: the request may arrive after the commit, and would then reopen the
+    transaction under the same epoch.
     """
     if members := _members(client, group, deadline_s):
         return members  # Kafka itself would accept the offsets: in a transaction it does not check the sender
@@ -75,7 +75,7 @@ def commit_offsets_in(
         "producer_epoch": transaction.epoch,
         "group_id": group,
     }
-    # Clients below transaction version 2 send version 4 of this and the next request, which every broker accepts.
+    # Clients below transaction version 2 use version 4 of this request and the next. Every broker accepts it.
     enter = AddOffsetsToTxnRequest(**owner, max_version=4)
     name = transaction.transactional_id
     reply = _ask(client, CoordinatorType.TRANSACTION, name, enter, deadline_s, None, _is_refused_or_never_sent)
@@ -93,7 +93,7 @@ def commit_offsets_in(
 
 
 def _members(client: TransactionClient, group: str, deadline_s: float) -> Reply | None:
-    """Returns the reply to give if the group has members, or if that is not known; None otherwise."""
+    """Returns the reply to give if the group has members, or if that is unknown; otherwise None."""
     states: list[str] = []
 
     def read(response: Response) -> BrokerAnswer:

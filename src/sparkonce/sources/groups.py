@@ -1,4 +1,4 @@
-"""Commits a query's offsets to a consumer group, so that tools for measuring lag see its progress."""
+"""Commits a query's offsets to a consumer group, so that lag monitoring tools see its progress."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 logger = logging.getLogger("sparkonce")
 
 _LEAST_S = 0.1
-"""The least time that is left for one more request."""
+"""The minimum time that must be left for another request."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupOffsets:
-    """Commits each batch's end offsets to a consumer group when the batch is decided and finished.
+    """Commits each batch's end offsets to a consumer group after the batch is decided and finished.
 
-    They are for monitoring, like Flink's ``setCommitOffsetsOnCheckpoints``: the query itself continues from its
-    checkpoint. A failure is a warning, and the next batch's offsets include these. The exception is a broker that does
-    not answer after offsets were sent into a transaction. They may still arrive, so that batch is not decided, the
-    query stops, and its restart runs the batch again.
+    The offsets are for monitoring, like Flink's ``setCommitOffsetsOnCheckpoints``: the query itself resumes from its
+    checkpoint. If a commit fails, a warning is logged, and the next batch's offsets include these. There is one
+    exception: a broker that does not answer after offsets were sent into a transaction. They may still arrive, so that
+    batch is not decided, the query stops, and the restarted query runs the batch again.
 
     Example:
         ```python
@@ -43,15 +43,16 @@ class GroupOffsets:
 
     Args:
         group: The group's id. No consumer may be subscribed with it.
-        settings: The settings of the cluster that is read, in librdkafka's names, as `KafkaSink` takes them.
-        topics: Some of the topics that the query reads; None for all. Needed if a query reads two clusters.
-        in_transaction_of: The name of a `KafkaSink` on the same cluster. A batch's offsets are then a part of the
-            transaction of one of its slots, so that offsets and rows become visible together. The offsets of a batch
-            without rows, and of a recovered batch, are committed afterwards.
-        deadline_s: The time for which a batch waits for coordinators in all, in seconds.
+        settings: The settings of the cluster that is read, with librdkafka's names, as for `KafkaSink`.
+        topics: The topics whose offsets are committed; None for all that the query reads. Required if a query reads
+            from two clusters.
+        in_transaction_of: The name of a `KafkaSink` on the same cluster. A batch's offsets are then part of one of its
+            slots' transactions, so that offsets and rows become visible together. The offsets of a batch without rows,
+            and of a recovered batch, are committed afterwards.
+        deadline_s: How long a batch waits for coordinators in total, in seconds.
 
     Raises:
-        ConfigurationError: naming the setting.
+        ConfigurationError: If a setting is wrong. The message names it.
     """
 
     group: str
@@ -74,7 +75,7 @@ class GroupOffsets:
 
 
 class GroupReporter:
-    """The driver's half of a `GroupOffsets`, for one run.
+    """The driver's side of a `GroupOffsets`, for one run.
 
     Args:
         offsets: The group, the topics and the settings.
@@ -90,10 +91,10 @@ class GroupReporter:
         """Checks that offsets and rows can share a transaction.
 
         Args:
-            facts: The facts of each sink's preflight, by name.
+            facts: The result of each sink's preflight, by name.
 
         Raises:
-            ConfigurationError: If they are on two clusters.
+            ConfigurationError: If they are on different clusters.
         """
         sink = self._offsets.in_transaction_of
         if sink is None:
@@ -114,7 +115,7 @@ class GroupReporter:
             )
 
     def before_decision(self, handles: Sequence[Handle], sources: Sequence[str]) -> str:
-        """Adds the offsets to one of the prepared transactions, if that is set and there is one.
+        """Adds the offsets to one of the prepared transactions, if that is configured and there is one.
 
         Returns:
             The reason why the batch must not be decided, or an empty string.
@@ -138,7 +139,7 @@ class GroupReporter:
         return ""
 
     def after_finish(self, sources: Sequence[str]) -> None:
-        """Commits the offsets, unless a transaction has committed them."""
+        """Commits the offsets, unless a transaction has already committed them."""
         joined, self._joined = self._joined, False
         offsets = kafka_offsets(sources, self._offsets.topics)
         if not joined and offsets:
@@ -158,7 +159,7 @@ class GroupReporter:
         self._left_s = max(_LEAST_S, self._left_s - (time.monotonic() - began))
 
     def close(self) -> None:
-        """Frees connections."""
+        """Closes the connections."""
         opened, self._opened = self._opened, None
         if opened is not None:
             opened.close()

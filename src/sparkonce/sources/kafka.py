@@ -1,10 +1,10 @@
-"""The Kafka source's settings, in librdkafka's or Java's names, translated to Java's, which Spark takes, and back.
+"""Translates the Kafka source's settings between librdkafka's or Java's names and the Java names that Spark expects.
 
-A setting is in `TABLE`, or belongs to a group (`_login`, `_trust`, `_identity`), or is refused. None is
-ignored: a source that connects in another way than its settings say is worse than a source that doesn't start.
+Each setting is in `TABLE`, belongs to a group (`_login`, `_trust`, `_identity`), or is refused. None is ignored: it is
+better for a source not to start than to connect differently than its settings say.
 
-Java's names are those in Kafka's ``ConsumerConfig``, without the ones that Spark sets itself or refuses (kafka-clients
-3.9, which Spark 4.0 ships); librdkafka's are those in its CONFIGURATION.md. ``docs/kafka-source.md`` shows the table.
+Java's names are those in Kafka's ``ConsumerConfig``, without those that Spark sets or refuses (kafka-clients 3.9, which
+ships with Spark 4.0). librdkafka's names are those in its CONFIGURATION.md. ``docs/kafka-source.md`` shows the table.
 """
 
 from __future__ import annotations
@@ -42,30 +42,31 @@ _PAIR = re.compile(
     r"""\s+(?P<name>[\w.$-]+)\s*=\s*(?:"(?P<double>(?:[^"\\]|\\.)*)"|'(?P<single>(?:[^'\\]|\\.)*)'|(?P<bare>[\w.$-]+))""",
     re.DOTALL,
 )
-"""An option of JAAS."""
+"""A JAAS option."""
 _JAAS = re.compile(rf"\s*(?P<module>[\w.$]+)\s+\w+(?:{_PAIR.pattern})+\s*;\s*", re.DOTALL)
 _ESCAPED = re.compile(r"""(?:^|[^\\])(?:\\\\)*\\[^\\"']""")
-"""A sign that Java writes by a backslash and a letter, such as a line's end."""
+"""A character that Java writes as a backslash and a letter, such as a line break."""
 
 _PLUGINS = ("config.providers", "security.providers")
 _TLS_PLUGINS = ("ssl.engine.factory.class", "ssl.provider", "ssl.keymanager.algorithm", "ssl.trustmanager.algorithm")
 _LOGIN_PLUGINS = ("sasl.client.callback.handler.class", "sasl.login.class", "sasl.login.callback.handler.class")
-"""The settings that name classes of Java's, for every connection, for TLS, and for a login."""
+"""Settings that name Java classes: for every connection, for TLS, and for a login."""
 
 _LOCKED = "BEGIN ENCRYPTED PRIVATE KEY"
 _PKCS8 = ("BEGIN PRIVATE KEY", _LOCKED)
 _PBES2 = bytes.fromhex("06092a864886f70d01050d")
-"""The object identifier of OpenSSL's encryption of keys, as keys contain it (RFC 8018)."""
+"""The object identifier of OpenSSL's key encryption, as it appears in keys (RFC 8018)."""
 
 
 def consumer_settings(user: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the settings as Java's consumer takes them.
+    """Returns the settings in the form that Java's consumer expects.
 
     Args:
-        user: The settings in librdkafka's or Java's names, with or without Spark's prefix ``kafka.``.
+        user: The settings with librdkafka's or Java's names, with or without Spark's prefix ``kafka.``.
 
     Raises:
-        ConfigurationError: naming the setting that is unknown, given twice, or cannot be used with Spark's source.
+        ConfigurationError: If a setting is unknown, appears twice, or cannot be used with Spark's source. The message
+            names it.
     """
     plain: dict[str, Any] = {}
     for given, value in mapping("settings", user, example="{'bootstrap.servers': 'broker:9092'}").items():
@@ -91,14 +92,14 @@ def consumer_settings(user: Mapping[str, Any]) -> dict[str, str]:
 def connection_settings(options: Mapping[str, str]) -> dict[str, str]:
     """Returns librdkafka's settings for connecting to a source's brokers as the source itself does.
 
-    It is the way back of `consumer_settings`, for what concerns the connection: the driver asks the brokers through
-    kafka-python, whose settings `sparkonce.sinks.kafka.settings.admin_settings` makes of the result.
+    This is the inverse of `consumer_settings` for connection settings. The driver contacts the brokers through
+    kafka-python, for which `sparkonce.sinks.kafka.settings.admin_settings` translates the result.
 
     Args:
         options: The options of Spark's source, with names in lower case.
 
     Raises:
-        ConfigurationError: naming a setting that only Java's client can follow.
+        ConfigurationError: If only Java's client supports a setting. The message names it.
     """
     java = {name.removeprefix("kafka."): value for name, value in options.items() if name.startswith("kafka.")}
     protocol = java.get("security.protocol", "PLAINTEXT").upper()
@@ -153,14 +154,14 @@ def _sasl(java: Mapping[str, str]) -> dict[str, str]:
 
 
 def _only_java(name: str, why: str, advice: str) -> ConfigurationError:
-    # The message does not show the value, which may be a secret.
+    # The message omits the value, which may be a secret.
     return ConfigurationError(
         f"{name} {why}: only Java's client can follow that.", next_step=f"{advice}.", setting=name
     )
 
 
 def _login(plain: Mapping[str, Any], java: dict[str, str]) -> None:
-    """Sets user name and password, which Java takes only as a line of JAAS."""
+    """Sets user name and password, which Java accepts only as a line of JAAS."""
     given = {"sasl.username", "sasl.password"} & plain.keys()
     if not given:
         return
@@ -185,7 +186,7 @@ def _login(plain: Mapping[str, Any], java: dict[str, str]) -> None:
 
 
 def _trust(plain: Mapping[str, Any], java: dict[str, str]) -> None:
-    """Sets the PEM certificates of authorities (KIP-651)."""
+    """Sets the certificate authorities' PEM certificates (KIP-651)."""
     if "ssl.ca.location" in plain:
         _check_alone(java, "ssl.ca.location", "ssl.truststore.location", "ssl.truststore.certificates")
         path = str(plain["ssl.ca.location"])
@@ -196,7 +197,7 @@ def _trust(plain: Mapping[str, Any], java: dict[str, str]) -> None:
 
 
 def _identity(plain: Mapping[str, Any], java: dict[str, str]) -> None:
-    """Sets the client's certificate and key: one file is Java's key store of type PEM, two are passed as text."""
+    """Sets the client's certificate and key. One file is a Java key store of type PEM; two files are passed as text."""
     certificate, key = (plain.get(name) for name in ("ssl.certificate.location", "ssl.key.location"))
     if certificate is None and key is None:
         if "ssl.keystore.key" in java:
@@ -228,7 +229,7 @@ def _identity(plain: Mapping[str, Any], java: dict[str, str]) -> None:
 
 
 def _der(pem: str) -> bytes:
-    """Returns the bytes of the encrypted key in a PEM text; text that is not base64 is left to Java."""
+    """Returns the bytes of the encrypted key in a PEM text. Text that is not base64 is left to Java."""
     body = pem.split(f"-----{_LOCKED}-----", 1)[1].split("-----", 1)[0]
     return base64.b64decode("".join(body.split()) + "===")
 
@@ -251,7 +252,7 @@ def _read(name: str, path: str) -> str:
 
 
 def _quoted(value: Any) -> str:
-    """Returns a string as JAAS quotes it."""
+    """Returns a string quoted for JAAS."""
     return '"' + str(value).replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
@@ -263,9 +264,9 @@ class Setting(NamedTuple):
     """A row of the table.
 
     Attributes:
-        java: Java's name, after Spark's prefix ``kafka.``.
+        java: Java's name, without Spark's prefix ``kafka.``.
         librdkafka: librdkafka's name; empty if it has none.
-        meaning: The meaning in one sentence.
+        meaning: What it means, in one sentence.
     """
 
     java: str
@@ -369,7 +370,7 @@ sasl.oauthbearer.jwks.endpoint.refresh.ms | | How often.
 sasl.oauthbearer.jwks.endpoint.retry.backoff.ms | | The first pause before they are asked for again.
 sasl.oauthbearer.jwks.endpoint.retry.backoff.max.ms | | The longest.
 """)
-"""Every setting, by theme."""
+"""Every setting, by topic."""
 
 JAVA = frozenset(setting.java for setting in TABLE)
 
@@ -385,7 +386,7 @@ RENAMED = {
     "ssl.certificate.pem": "ssl.keystore.certificate.chain",
     "ssl.key.pem": "ssl.keystore.key",
 }
-"""The settings of librdkafka that have another name in Java, and the same values."""
+"""librdkafka's settings that Java has under another name, with the same values."""
 
 _SPARKS_OWN = "Spark's source sets it itself: leave it out."
 _IN_THE_CHECKPOINT = "The positions are in the checkpoint. For lag tools, give ExactlyOnce group_offsets."
@@ -421,17 +422,18 @@ REFUSED = {
 
 Position = int | str | datetime
 Starting = str | datetime | Mapping[str, Mapping[int, Position]]
-"""``earliest``, ``latest``, a time, or for each topic and partition an offset, one of the two words, or a time."""
+"""``earliest``, ``latest``, a time, or for each topic and partition an offset, one of these words, or a time."""
 
 _WORDS = {"earliest": -2, "latest": -1}
-"""Spark's numbers for these words (Structured Streaming + Kafka Integration Guide, ``startingOffsets``)."""
+"""The numbers that Spark uses for these words (Structured Streaming + Kafka Integration Guide, ``startingOffsets``)."""
 
 
 def starting_options(starting: Starting) -> dict[str, str]:
-    """Returns Spark's options for the position.
+    """Returns Spark's options for the starting offsets.
 
     Raises:
-        ConfigurationError: naming the value that is no position, or times and offsets that are mixed.
+        ConfigurationError: If a value is not a valid start, or times and offsets are mixed. The message names the
+            value.
     """
     if isinstance(starting, datetime):
         return {"startingTimestamp": str(_milliseconds(starting))}

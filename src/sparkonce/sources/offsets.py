@@ -1,4 +1,4 @@
-"""Reads the entries of a batch's sources in Spark's offset log: their offsets in Kafka, and the rows between two."""
+"""Reads Spark's offset log: the Kafka offsets in a batch's entries, and the rows between two entries."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ Offsets = Mapping[str, Mapping[int, int]]
 
 
 def kafka_offsets(sources: Sequence[str], topics: Collection[str] | None = None) -> Offsets:
-    """Returns the offsets up to which a batch has read Kafka's topics.
+    """Returns the offsets up to which a batch has read Kafka topics.
 
-    Spark writes one JSON text for each source. A Kafka source's is ``{"topic": {"0": 17}}``, and no other source of
-    Spark, Delta or Iceberg has that form. If two sources read one partition, the lower offset counts, because a row
-    that only one of them has read is still to be read.
+    Spark writes one JSON text per source. A Kafka source's has the form ``{"topic": {"0": 17}}``, and no other source
+    of Spark, Delta or Iceberg has that form. If two sources read the same partition, the lower offset counts, because a
+    row that only one of them has read still has to be read.
 
     Args:
         sources: See `sparkonce.storage.SparkCheckpoint.input_offsets`.
-        topics: Only these; None for all.
+        topics: The topics to include; None for all.
     """
     found: dict[str, dict[int, int]] = {}
     for source in sources:
@@ -34,12 +34,12 @@ def kafka_offsets(sources: Sequence[str], topics: Collection[str] | None = None)
 
 
 def rows_read(before: Sequence[str] | None, now: Sequence[str], others: Collection[Source] = ()) -> int | None:
-    """Counts a batch's input by its offsets; None if a source has none that count rows, as Kafka's do.
+    """Counts a batch's input rows by its offsets; None if a source's offsets do not count rows, as Kafka's do.
 
     Args:
-        before: Where the sources stood before the batch, a line each; None for a query's first batch.
-        now: Where they stand after it.
-        others: The query's sources that are not Kafka's. They count their own offsets.
+        before: The sources' offsets before the batch, one line per source; None for a query's first batch.
+        now: The sources' offsets after the batch.
+        others: The query's sources other than Kafka. They count their own offsets.
     """
     if before is None or len(before) != len(now):
         return None
@@ -72,7 +72,7 @@ def _parsed(line: str) -> Any:
 
 
 def _of_kafka(said: Any) -> Offsets | None:
-    """Returns a parsed offset of Kafka's source; None if it is not one."""
+    """Returns a parsed offset of a Kafka source; None if it is not one."""
     if not isinstance(said, dict) or not all(isinstance(one, dict) for one in said.values()):
         return None
     try:

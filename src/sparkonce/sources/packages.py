@@ -12,7 +12,7 @@ AVRO_MODULE = "spark-avro"
 DELTA_MODULE = "delta-spark"
 ICEBERG_MODULE = "iceberg-spark-runtime"
 GROUP = "sparkonce.packages"
-"""The entry points of packages that need a jar: their name in `spark_packages`, and where its coordinate is."""
+"""The entry points of packages that need a jar: their name in `spark_packages`, and where to find its coordinate."""
 
 SCALA = "2.13"  # the only one of Spark 4
 _RELEASED = re.compile(r"(\d+\.\d+\.\d+)(?:$|[-+])")
@@ -40,22 +40,23 @@ def spark_packages(
 ) -> str:
     """Returns the value of ``spark.jars.packages`` for Kafka and Avro, and for Delta, Iceberg and others.
 
-    Spark's own must have exactly Spark's version (Spark's "Structured Streaming + Kafka Integration Guide", Deploying).
+    The version of Spark's own modules must be exactly Spark's (Spark's "Structured Streaming + Kafka Integration
+    Guide", Deploying).
 
     Args:
         version: Spark's version, such as ``spark.version`` of a session; by default that of the installed PySpark.
-        avro: True for the Avro module too.
-        delta: True for Delta Lake, in the version that `DeltaSink` is tested with.
-        iceberg: The same for `IcebergSink`.
-        others: The same for packages that name a jar in the entry point group ``sparkonce.packages``, such as
-            ``pravega`` for `PravegaSink` and `read_pravega`.
+        avro: True adds the Avro module.
+        delta: True adds Delta Lake, in the version that `DeltaSink` is tested with.
+        iceberg: True adds Iceberg, in the version that `IcebergSink` is tested with.
+        others: True adds a jar named in the entry point group ``sparkonce.packages``, such as ``pravega`` for
+            `PravegaSink` and `read_pravega`.
 
     Returns:
         The coordinates, separated by commas.
 
     Raises:
-        ConfigurationError: If the version is no release, for which modules are published, if the version of Delta or
-            Iceberg for it is not known, or if no package has such a name.
+        ConfigurationError: If the version is not a release with published modules, if the version of Delta or Iceberg
+            for it is unknown, or if no package has such a name.
     """
     asked = importlib.metadata.version("pyspark") if version is None else str(version)
     found = _RELEASED.match(asked)
@@ -89,7 +90,7 @@ def _registered(name: str) -> str:
 
 
 def _coordinate(module: str, version: str) -> str:
-    """Returns a module's coordinate; with words instead of the version if that is not known."""
+    """Returns a module's coordinate, with a placeholder for an unknown version."""
     if ":" in module:
         return module
     short = ".".join(version.split(".")[:2])
@@ -104,7 +105,7 @@ def _coordinate(module: str, version: str) -> str:
 def missing_module(
     module: str, version: str, *, asked: str = "", jars: str = "", submitted: bool = False
 ) -> ConfigurationError:
-    """Returns the error that names a module which a session lacks, and how to get it for each way to start Spark.
+    """Returns the error about a module that a session lacks. It says how to get it for each way of starting Spark.
 
     Args:
         module: The name of the module, or its coordinate.

@@ -1,11 +1,11 @@
-"""What a start asks the brokers of a query's Kafka sources, and how topics are told from others of the same name.
+"""Checks the brokers of a query's Kafka sources at a start, and tells recreated topics from the original ones.
 
-Spark waits silently for brokers that do not answer. And it knows a topic by its name only: a topic that was deleted and
-recreated may have more records than were read of the old one. Spark then reads on from the old offset, and silently
-skips the first records of the new one.
+Spark waits silently for brokers that do not answer. And it identifies a topic only by its name: if a topic was deleted
+and recreated, and already has more records than Spark had read from the old one, Spark continues at the old offset and
+silently skips the new topic's first records.
 
 Only the options of Spark's source are needed, no session: `sparkonce.sources.kafka.connection_settings` translates them
-from Java's names. If a setting has no translation, the brokers are not asked, and a warning names the setting.
+from Java's names. If a setting has no translation, the brokers are not contacted, and a warning names the setting.
 """
 
 from __future__ import annotations
@@ -47,31 +47,31 @@ from sparkonce.sources.offsets import Offsets, kafka_offsets
 logger = logging.getLogger("sparkonce")
 
 LIMIT_S = 15.0
-"""The time that the brokers of all sources have to answer, as a sink's have."""
+"""The time limit for the brokers of all sources, the same as for a sink's brokers."""
 
 _SURE_AFTER_S = 3.0
-"""The time after which a topic that no broker knows is surely missing."""
+"""The time after which a topic that no broker knows is considered missing."""
 
 _ASK_AGAIN_S = 0.2
 
 _MISSING, _INVALID, _NOT_ALLOWED = 3, 17, 29
 
 _LOGIN_FAILED, _NOT_TRUSTED = "AuthenticationFailed", "CERTIFICATE_VERIFY_FAILED"
-"""Parts of kafka-python's errors: the broker knows no such user and password, or cannot prove who it is."""
+"""Parts of kafka-python's errors: the broker rejects the user and password, or cannot prove its own identity."""
 
 _JAVA_ONLY = re.compile(r"&&|\[[^\]]*\[|\\[pPhHvVRXGzk]")
-"""Parts of Java's regular expressions that mean something else in Python, or nothing."""
+"""Syntax of Java's regular expressions that Python reads differently or does not support."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KafkaSource:
-    """A Kafka source, as its brokers know it.
+    """A Kafka source, as its brokers describe it.
 
     Attributes:
         options: The options of Spark's source, with names in lower case.
-        partitions: The number of partitions that it reads of each topic; empty if unknown.
-        highest: One more than the highest number of a partition that it reads; 0 if unknown.
-        rows: The number of rows in its first batch; None if not asked for, or unknown.
+        partitions: The number of partitions that it reads from each topic; empty if unknown.
+        highest: The highest partition number that it reads, plus one; 0 if unknown.
+        rows: The number of rows in its first batch; None if it was not requested, or is unknown.
     """
 
     options: Mapping[str, str] = field(repr=False)
@@ -83,19 +83,20 @@ class KafkaSource:
 def ask_sources(
     sources: Sequence[SourceFacts], *, is_first: bool, is_limited: bool = True, delegated: bool = False
 ) -> list[KafkaSource]:
-    """Checks that the brokers of each source answer, and know its topics.
+    """Checks that the brokers of each source answer and know its topics.
 
     Args:
         sources: The query's Kafka sources.
-        is_first: True if the query has no batch yet, so that its sources say where it begins.
-        is_limited: True if ``maxOffsetsPerTrigger`` holds; the trigger ``once`` ignores it.
-        delegated: True if Spark may log in by delegation tokens, which this check cannot: a refusal is then a warning.
+        is_first: True if the query has no batch yet, so that its sources determine where it begins.
+        is_limited: True if ``maxOffsetsPerTrigger`` applies; the trigger ``once`` ignores it.
+        delegated: True if Spark may log in with delegation tokens, which this check cannot do. A refused login is then
+            only a warning.
 
     Returns:
-        One for each source that differs from the others.
+        One entry for each distinct source.
 
     Raises:
-        PreflightError: naming the brokers that do not answer, or the topic that is missing or may not be read.
+        PreflightError: If brokers do not answer, or a topic is missing or not readable. The message names them.
     """
     deadline_s = time.monotonic() + LIMIT_S
     different = {frozenset((source.options or {}).items()): dict(source.options or {}) for source in sources}
@@ -131,7 +132,7 @@ def _client(options: Mapping[str, str]) -> TransactionClient:
     """Returns a client, which the caller closes.
 
     Raises:
-        ConfigurationError: naming the setting that only Java's client can follow.
+        ConfigurationError: If only Java's client supports a setting. The message names it.
     """
     return TransactionClient(admin_settings(connection_settings(options)), connections=1)
 
@@ -141,7 +142,7 @@ def _is_refused(answer: BrokerAnswer) -> bool:
 
 
 class _UnaskedError(Exception):
-    """The brokers said nothing that concerns the query. Spark starts, and finds out."""
+    """The brokers gave no answer that concerns the query. Spark starts and finds out."""
 
 
 class _SourceProbe:
@@ -172,7 +173,7 @@ class _SourceProbe:
         )
 
     def _metadata(self) -> Any:
-        """Describes the topics that exist. Asks again for a new topic, which some broker may not know."""
+        """Describes the existing topics. Retries for a new topic, which some brokers may not know yet."""
         pattern = self._options.get("subscribepattern")
         names = sorted(_subscribed(self._options) or json.loads(self._options.get("assign", "{}")))
         request = metadata_request(*names) if pattern is None else metadata_request(every=True)
@@ -220,7 +221,7 @@ class _SourceProbe:
         return assigned
 
     def _rows(self, metadata: Any, places: Sequence[Partition]) -> int | None:
-        """Returns the number of rows between the source's start and its topics' ends; only a warning depends on it."""
+        """Returns the number of rows between the source's start and its topics' ends. Only a warning depends on it."""
         begins, asked = self._starts(places)
         leaders = leaders_of(metadata)
         counted = {place: leaders[place] for place in begins.keys() | asked.keys()}
@@ -234,10 +235,10 @@ class _SourceProbe:
         return sum(max(0, int(ends[place].offset) - begin) for place, begin in begins.items() if begin >= 0)
 
     def _starts(self, places: Sequence[Partition]) -> tuple[dict[Partition, int], dict[Partition, int]]:
-        """Returns Spark's start in each partition but those that it reads from their ends.
+        """Returns Spark's starting point in each partition, except those that it reads from the end.
 
         Returns:
-            The offsets that are known, and for other partitions ListOffsets' timestamps.
+            The known offsets, and the ListOffsets timestamps of the other partitions.
         """
         given = self._options.get("startingoffsets", "latest").strip()
         by_time = self._options.get("startingoffsetsbytimestamp")
@@ -284,11 +285,11 @@ class _SourceProbe:
     def _unreachable(self, told: str) -> Exception:
         """Returns the error for brokers that gave no answer, or refused the login."""
         where = f"The Kafka source's bootstrap.servers={_servers(self._options)!r}"
-        # Without a trust store, Java trusts what came with it, and Python what the system trusts.
+        # Without a trust store, Java trusts the certificates it ships with, and Python those of the operating system.
         is_trust = _NOT_TRUSTED in told and not any("truststore" in name for name in self._options)
         if self._delegated or is_trust:
             return _UnaskedError(told)
-        # kafka-python drops the reason if it comes together with the end of the connection.
+        # kafka-python drops the reason if it arrives together with the end of the connection.
         is_closed = "SASL" in self._options.get("kafka.security.protocol", "").upper() and "disconnected" in told
         if _LOGIN_FAILED in told or is_closed:
             return PreflightError(
@@ -320,24 +321,25 @@ def java_pattern(pattern: str) -> re.Pattern[str] | None:
 
 
 _LIMIT_S = 10.0
-"""The time that one source's brokers have to tell their topics' ids or ends."""
+"""The time limit for one source's brokers to return topic ids or end offsets."""
 
 _WENT_BACK = "its cluster went back to an older state (a restored copy, a fail-over to a replica that lagged)"
 
 
 def check_names(sources: Sequence[SourceFacts], read: Sequence[str], decided: int | None) -> None:
-    """Refuses a source whose topics all have other names than those that were read, as a mirror's copies have.
+    """Refuses a source if all of its topics have different names than before, as the copies in a mirrored cluster do.
 
-    Spark would plan a batch over them from their beginning, and either fail and leave that batch in the checkpoint, or,
-    with failOnDataLoss=false, write all rows again. Nothing is compared if any source names a pattern or partitions.
+    Spark would plan a batch over them from their beginning. It would then either fail and leave that batch in the
+    checkpoint or, with failOnDataLoss=false, write all rows again. Nothing is compared if any source uses a pattern or
+    partitions.
 
     Args:
         sources: The query's Kafka sources.
-        read: The end offsets of the last finished batch, or else of the first that is planned; see `kafka_offsets`.
-        decided: The batch that is decided and may not be committed; None if there is none.
+        read: The end offsets of the last finished batch, or else of the first planned one; see `kafka_offsets`.
+        decided: A batch that is decided and possibly not committed; None if there is none.
 
     Raises:
-        PreflightError: naming the topics of before and now.
+        PreflightError: If the names differ. The message lists the old and new topics.
     """
     before = set(kafka_offsets(read))
     subscribed = [_subscribed(source.options or {}) for source in sources]
@@ -367,8 +369,8 @@ class _Ids(NamedTuple):
     """The ids of a topic; several if its name is read on several clusters.
 
     Attributes:
-        found: The ids that were given.
-        is_whole: True if every cluster gave one. Otherwise the ids are compared, and not recorded.
+        found: The ids that the clusters returned.
+        is_whole: True if every cluster returned one. Otherwise the ids are compared but not recorded.
     """
 
     found: frozenset[str]
@@ -376,18 +378,18 @@ class _Ids(NamedTuple):
 
 
 def _agree(found: frozenset[str], recorded: str) -> bool:
-    """Returns True if these may be the recorded ids, although a cluster did not answer now or when they were recorded.
+    """Returns True if these may be the recorded ids, even if a cluster did not answer now or when they were recorded.
 
     Args:
         found: The ids.
-        recorded: Ids with commas between; empty if none are recorded.
+        recorded: The recorded ids, separated by commas; empty if there are none.
     """
     before = set(recorded.split(",")) - {""}
     return found <= before or before <= found
 
 
 class SourceTopics:
-    """Compares the ids at the start of a run and before each decision; a `PositionReporter`.
+    """Compares topic ids at the start of a run and before each decision; a `PositionReporter`.
 
     Args:
         sources: The query's Kafka sources.
@@ -401,7 +403,7 @@ class SourceTopics:
         self._has_warned = False
 
     def kept(self, recorded: Mapping[str, str], read: Sequence[str]) -> Mapping[str, str]:
-        """Returns the ids for the log to keep. A known topic keeps its recorded id for as long as the log lasts.
+        """Returns the ids that the log should keep. A known topic keeps its recorded id for as long as the log exists.
 
         Args:
             recorded: The ids in the log.
@@ -414,20 +416,20 @@ class SourceTopics:
         return self._known
 
     def check_ends(self, recorded: Mapping[str, str], before: Sequence[str], newest: Sequence[str]) -> None:
-        """Warns of a topic that ends before the offsets that were read: its cluster went back.
+        """Warns about a topic that ends before the offsets already read: its cluster was restored from an older state.
 
         Spark then plans a batch that ends before it begins, and fails. A topic is refused only once that batch is
         planned: the planned batch keeps the query from resuming after the topic has grown past the old offsets. The
-        checkpoint alone tells that, also if no broker does. With failOnDataLoss=false Spark reads on from the topic's
+        checkpoint alone shows this, even if no broker does. With failOnDataLoss=false Spark continues from the topic's
         end.
 
         Args:
-            recorded: The ids in the log. A topic with another id is another topic, see `check_same`.
-            before: The end offsets of the last finished batch, if one more is planned; else empty.
+            recorded: The ids in the log. A topic with another id is a different topic, see `check_same`.
+            before: The end offsets of the last finished batch if another one is planned; otherwise empty.
             newest: The end offsets of the last batch.
 
         Raises:
-            PreflightError: If that batch is planned, naming topic, partition and offsets.
+            PreflightError: If that batch is planned. The message names the topic, partition and offsets.
         """
         begins, ends = kafka_offsets(before), kafka_offsets(newest)
         found = self._ask(newest)
@@ -462,10 +464,10 @@ class SourceTopics:
         """Checks nothing: topics do not depend on sinks."""
 
     def check_same(self) -> None:
-        """Refuses a run that found another topic than the log knows.
+        """Refuses a run that found a different topic than the log has recorded.
 
         Raises:
-            PreflightError: naming the topic, with both ids.
+            PreflightError: If the ids differ. The message names the topic and both ids.
         """
         if self._changed:
             raise PreflightError(
@@ -496,13 +498,13 @@ class SourceTopics:
         """Reports nothing."""
 
     def close(self) -> None:
-        """Ends the clients."""
+        """Closes the clients."""
         clients, self._clients = self._clients, {}
         for client in clients.values():
             client.close()
 
     def _ask(self, read: Sequence[str]) -> dict[str, _Ids]:
-        """Returns the ids of these offsets' topics, as far as some cluster gives one."""
+        """Returns the ids of these offsets' topics, as far as a cluster returns them."""
         found: dict[str, set[str]] = {}
         silent: set[str] = set()
         for number, options in enumerate(self._sources):
@@ -519,7 +521,7 @@ class SourceTopics:
         return [name for name in names if not topics or name in topics]
 
     def _ends_of(self, number: int, read: Offsets) -> dict[Partition, int]:
-        """Returns the end offsets of these partitions, as far as the brokers tell them."""
+        """Returns the end offsets of these partitions, as far as the brokers return them."""
         places = {(name, partition) for name, partitions in read.items() for partition in partitions}
         deadline_s = time.monotonic() + _LIMIT_S
         metadata = self._describe(number, sorted(read), deadline_s)
@@ -532,15 +534,15 @@ class SourceTopics:
         return {place: one.offset for place, one in answered(ends).items()}
 
     def _ids(self, number: int, names: Sequence[str]) -> dict[str, str]:
-        """Returns the topics' ids by name. A missing topic has none; Spark itself stops the query for it."""
+        """Returns the topics' ids by name. A missing topic has none, and Spark itself stops the query for it."""
         metadata = self._describe(number, names, time.monotonic() + _LIMIT_S)
         topics = [] if metadata is None else metadata.topics
-        # Topics of an old cluster have no id.
+        # Topics on an old cluster have no id.
         named = {one.name: one.topic_id for one in topics if one.error_code == NONE}
         return {name: java_id(topic_id) for name, topic_id in named.items() if topic_id and topic_id.int}
 
     def _describe(self, number: int, names: Sequence[str], deadline_s: float) -> Any:
-        """Returns the brokers' description of topics; None, with a warning once in a run, if they give none."""
+        """Returns the brokers' description of topics. None if there is none, with one warning per run."""
         if not names:
             return None
         try:
@@ -562,5 +564,5 @@ class SourceTopics:
 
 
 def java_id(topic_id: UUID) -> str:
-    """Returns a topic's id as Java's client writes it, and Kafka's own tools: base64 without the last two signs."""
+    """Returns a topic id as Java's client and Kafka's own tools write it: base64 without the last two characters."""
     return base64.urlsafe_b64encode(topic_id.bytes).decode().rstrip("=")

@@ -2,21 +2,21 @@
 
 For both halves:
 
-- ``sink``: the sink's settings; it puts the parts together.
+- ``sink``: the sink's settings; it wires the other parts together.
 - ``settings``: librdkafka's settings for the writers, translated for the driver.
 
 On the executors:
 
 - ``writer``: fills one transaction.
 - ``rows``: turns Arrow columns into the arguments of a producer; ``partitioner`` chooses their partitions.
-- ``pooled_producer``: opens one producer of librdkafka; ``producer_pool`` keeps some ready.
-- ``batch_producer``: hands rows to librdkafka by the batch; ``librdkafka`` declares the functions that it calls.
+- ``pooled_producer``: opens one librdkafka producer; ``producer_pool`` keeps some ready.
+- ``batch_producer``: passes whole batches of rows to librdkafka; ``librdkafka`` declares the functions that it calls.
 
 On the driver:
 
 - ``preflight``: checks the cluster and its topic.
 - ``committer``: ends transactions; ``outcomes`` is the table of what each answer means.
-- ``transaction_client``: asks transaction coordinators and leaders of partitions, over a ``connection``.
+- ``transaction_client``: sends requests to transaction coordinators and partition leaders, over a ``connection``.
 - ``blocking``: finds the transactions that block readers.
 - ``orphans``: lists open transactions for ``sparkonce transactions list``.
 """

@@ -1,12 +1,12 @@
-"""A Kafka producer that takes rows by the Arrow batch, with one call into librdkafka and no Python per row.
+"""A Kafka producer that accepts rows as Arrow batches, with one call into librdkafka and no Python per row.
 
-confluent-kafka's ``produce`` makes a Python object and a call for each row. Here, librdkafka reads the rows from
-Arrow's buffers (docs/benchmark.md has the figures), which `BorrowedBuffers` keeps until the rows have arrived, so that
-no row is copied. librdkafka's batch call takes no headers and no timestamps, so rows that have them go through
-confluent-kafka's producer. The methods have the names of that producer's, raise what they raise, and count deliveries
-by the brokers' reports.
+confluent-kafka's ``produce`` takes a call and a Python object for each row. Here librdkafka reads the rows directly
+from Arrow's buffers, without copying them (docs/benchmark.md has the figures). `BorrowedBuffers` keeps the buffers
+alive until the rows have been delivered. librdkafka's batch call supports neither headers nor timestamps, so rows with
+them go through confluent-kafka's producer. The methods have the same names as that producer's, raise the same errors,
+and count deliveries from the brokers' reports.
 
-`client_log` thins out librdkafka's log, in which each producer reports an unreachable broker several times a second.
+`client_log` reduces librdkafka's log, in which each producer reports an unreachable broker several times a second.
 """
 
 from __future__ import annotations
@@ -36,26 +36,28 @@ _Messages = np.ndarray[Any, np.dtype[np.void]]
 
 _EVENTS = rd.DELIVERIES | rd.LOG | rd.ERROR | rd.STATISTICS
 _SLICE_S = 0.05
-"""The time that an abort may wait for the last row's delivery, before deliveries are taken note of."""
+"""How long an abort may wait for the last row's delivery before it processes deliveries."""
 
 _SEND_NOW_MS = 1
-"""The brokers' threads notice in this time that they are not to wait for more rows (``linger.ms``)."""
+"""The time in which the broker threads notice that they should not wait for more rows (``linger.ms``)."""
 
 _BUSY_AFTER_S, _SEND_SURELY_MS = 0.2, 20
-"""On a busy machine they may not run so soon, and rows would wait for all of ``linger.ms``."""
+"""On a busy machine those threads may run later, and rows would wait for the full ``linger.ms``."""
 
 _NOT_HERE = "sasl.oauthbearer.metadata.authentication.type"
-"""A setting that confluent-kafka reads in Python."""
+"""A setting that confluent-kafka evaluates in Python."""
 
 _LOOK_AGAIN_S = 0.004
 _METADATA_LIMIT_S = 1.0
 
 _LEVELS = (50, 50, 50, 40, 30, 20, 20, 10)
-"""The levels of Python's ``logging`` for those of syslog, as confluent-kafka has them."""
+"""Python's ``logging`` levels for those of syslog, with confluent-kafka's mapping."""
 
 _ACQUIRED = re.compile(r"Acquired PID\{Id:(\d+),Epoch:(\d+)\}")
-"""librdkafka's word that it has a producer id, in its log ``eos``: rd_kafka_idemp_pid_update, the same since 1.0. Its
-statistics name the id too, but only at their next interval, and they cost much more."""
+"""The message in librdkafka's log ``eos`` that it has a producer id: rd_kafka_idemp_pid_update, unchanged since 1.0.
+
+Its statistics have the id too, but only at their next interval, and they are far more expensive.
+"""
 
 _DEBUG = 7
 
@@ -66,42 +68,42 @@ TopicPartition = tuple[str, int]
 
 PAUSE_S = 1.0
 _STARTING = "Coordinator load in progress: retrying"
-"""A broker that has just started says so, and librdkafka asks again: nobody needs to do anything."""
+"""A broker that has just started returns this, and librdkafka retries. No action is needed."""
 _ABOUT = re.compile(r"^(?P<what>\S+) \[[^]]*\] \[thrd:(?P<broker>[^]]*)\]")
-"""librdkafka's name of the event, of the producer and of the broker."""
+"""How librdkafka names the event, the producer and the broker in a log line."""
 
 
 class Listener(Protocol):
-    """Takes note of what a producer tells while it is polled."""
+    """Receives what a producer reports while it is polled."""
 
     def on_acknowledged(self, rows: int) -> None:
-        """Takes note of rows that have arrived."""
+        """Called when rows have been delivered."""
 
     def on_refused(self, error: KafkaError, topic: str, partition: int, size: int) -> None:
-        """Takes note of a row that did not arrive, with so many bytes of key and value."""
+        """Called when a row was not delivered, with the size of its key and value in bytes."""
 
     def on_error(self, error: KafkaError) -> None:
-        """Takes note of an error of the whole client."""
+        """Called with an error of the whole client."""
 
     def on_stats(self, text: str) -> None:
-        """Takes note of new statistics, as JSON."""
+        """Called with new statistics, as JSON."""
 
     def on_identity(self, producer_id: int, epoch: int) -> None:
-        """Takes note of a producer id and epoch that a broker gave."""
+        """Called with a producer id and epoch assigned by a broker."""
 
 
 def takes_batches(settings: Mapping[str, Any]) -> bool:
-    """Returns True if a `BatchProducer` can be made of these settings: Python callbacks need confluent-kafka's own."""
+    """Returns True if a `BatchProducer` supports these settings. Python callbacks need confluent-kafka's own."""
     plain = all(isinstance(value, str | int | float | None) for value in settings.values())
     return plain and _NOT_HERE not in settings and librdkafka() is not None
 
 
 class BatchProducer:
-    """A producer of librdkafka.
+    """A librdkafka producer.
 
     Args:
-        settings: librdkafka's; see `takes_batches`.
-        listener: Is told of deliveries and errors, in the thread that calls `poll` or `flush`.
+        settings: librdkafka's settings; see `takes_batches`.
+        listener: Receives deliveries and errors, in the thread that calls `poll` or `flush`.
 
     Raises:
         KafkaException: If librdkafka refuses a setting.
@@ -117,7 +119,7 @@ class BatchProducer:
         self._partitioner = Partitioner(settings)
         is_idempotent = bool(settings.get("transactional.id")) or is_true(settings.get("enable.idempotence", False))
         self._borrowed = BorrowedBuffers(queue_bytes(settings), in_order=is_idempotent)
-        # librdkafka raises its level to that of debug lines where it is asked for any.
+        # If any debug context is set, librdkafka raises its log level to debug.
         self._shown = _DEBUG if settings.get("debug") else min(_DEBUG - 1, int(settings.get("log_level", _DEBUG - 1)))
         self._polling = threading.Lock()  # the worker's keeper polls, too
         self._producer: int | None = self._made(settings)
@@ -128,17 +130,17 @@ class BatchProducer:
         library.set_log_queue(self._handle, None)
 
     def __len__(self) -> int:
-        """Returns the number of rows that are not delivered, and of events that wait for `poll`."""
+        """Returns the number of undelivered rows and of events waiting for `poll`."""
         return int(self._library.outq_len(self._handle))
 
     def produce(self, topic: str, rows: pa.RecordBatch) -> int:
         """Queues rows, and returns their number.
 
-        librdkafka reads the values from Arrow's memory, which is kept until they have arrived. It copies keys, and the
+        librdkafka reads the values from Arrow's memory, which is kept until they are delivered. It copies keys, and the
         values of rows whose partition it chooses.
 
         Args:
-            topic: The topic of all of them.
+            topic: The topic of all rows.
             rows: Columns ``value``, ``key`` and ``partition``, see `sparkonce.sinks.kafka.rows.select_columns`.
 
         Raises:
@@ -156,8 +158,8 @@ class BatchProducer:
         partitions = self._partitions(topic, rows, messages)
         if isinstance(partitions, int):
             return self._produce(topic, partitions, messages, rows)
-        # A call for each partition: librdkafka never frees a row that names a partition of its own that is not there.
-        # No row passes one whose partition librdkafka chooses, which may go to the same.
+        # One call per partition, because librdkafka never frees a row that names a partition which does not exist. No
+        # row overtakes one whose partition librdkafka chooses, because both may go to the same one.
         runs = np.cumsum(np.diff(partitions == rd.CHOSEN_PARTITION, prepend=False))
         order = np.lexsort((partitions, runs))
         starts = np.flatnonzero(np.diff(runs[order]) | np.diff(partitions[order])) + 1
@@ -167,7 +169,7 @@ class BatchProducer:
     def _produce(self, topic: str, partition: int, messages: _Messages, rows: pa.RecordBatch) -> int:
         handle, flags = self._topic(topic), rd.COPY_PAYLOAD
         if partition == rd.CHOSEN_PARTITION:
-            self._borrowed.keep()  # these rows may go to any partition, before or behind those that have one
+            self._borrowed.keep()  # these rows may go to any partition, before or after rows that already have one
         elif self._borrowed.in_order:
             with self._polling:
                 memory = self._borrowed.room_for(rows.column("value"))
@@ -184,7 +186,7 @@ class BatchProducer:
         return int(taken)
 
     def _partitions(self, topic: str, rows: pa.RecordBatch, messages: _Messages) -> Numbers | int:
-        """Returns the partition of each row, or the one of all; `CHOSEN_PARTITION` where librdkafka is to choose."""
+        """Returns the partition of each row, or one for all rows; `CHOSEN_PARTITION` where librdkafka should choose."""
         unnamed = np.ones(len(messages), bool)
         if not _is_empty(rows, "partition"):
             unnamed = rows.column("partition").is_null().to_numpy(zero_copy_only=False)
@@ -207,22 +209,22 @@ class BatchProducer:
         try:
             self.list_topics(topic, _METADATA_LIMIT_S)
         except KafkaException:
-            self._partitioner.learn_nothing(topic)  # librdkafka goes on asking
+            self._partitioner.learn_nothing(topic)  # librdkafka keeps retrying
 
     def begin_anew(self) -> None:
-        """Forgets what earlier rows have taught: the leaders of partitions, and that a row has failed."""
+        """Forgets what earlier rows have shown: the leaders of partitions, and that a row has failed."""
         self._partitioner.forget()
         with self._polling:
             if not len(self):
                 self._borrowed.renew()
 
     def poll(self, timeout_s: float) -> None:
-        """Waits for an event, and tells the listener of all that are there.
+        """Waits for an event, and passes all pending events to the listener.
 
         Raises:
             KafkaException: If the producer has failed permanently.
         """
-        # One thread at a time, so that reports are heard in their order. Another one is telling of what is there now.
+        # Only one thread at a time, to keep reports in order. Another thread is already processing the pending ones.
         if not self._polling.acquire(blocking=timeout_s > 0, timeout=timeout_s or -1):
             return
         try:
@@ -236,11 +238,15 @@ class BatchProducer:
             self._polling.release()
 
     def flush(self, timeout_s: float) -> None:
-        """Sends the queued rows, and waits until all are delivered or the time is over. Raises as `poll`."""
+        """Sends the queued rows, and waits until all are delivered or the time is up.
+
+        Raises the same errors as `poll`.
+        """
         began = time.monotonic()
         self.poll(0)
         while len(self) and (left_s := began + timeout_s - time.monotonic()) > 0:
-            # Deliveries are events, and rows count as queued until theirs is served: it would wait in vain.
+            # Deliveries are events, and a row counts as queued until its event is served, so librdkafka would wait in
+            # vain.
             is_slow = time.monotonic() - began > _BUSY_AFTER_S
             self._library.flush(self._handle, _SEND_SURELY_MS if is_slow else _SEND_NOW_MS)
             self.poll(min(_LOOK_AGAIN_S, left_s))
@@ -263,10 +269,10 @@ class BatchProducer:
                 return
             if not error.retriable() or time.monotonic() >= deadline:
                 raise KafkaException(error)
-            self.poll(0)  # it waits until the rows that it has dropped are reported
+            self.poll(0)  # it waits until the dropped rows are reported
 
     def list_topics(self, topic: str, timeout_s: float) -> None:
-        """Learns a topic's partitions from a broker. Raises KafkaException."""
+        """Fetches a topic's partitions from a broker. Raises KafkaException."""
         found = ctypes.POINTER(rd.Metadata)()
         code = self._library.metadata(self._handle, 0, self._topic(topic), ctypes.byref(found), int(timeout_s * 1000))
         if code != rd.OK:
@@ -301,7 +307,7 @@ class BatchProducer:
 
     def _topic(self, name: str) -> int:
         if name not in self._topics:
-            # librdkafka would read a name up to its first NUL, and returns null for one that is too long.
+            # librdkafka would read a name only up to its first NUL, and returns null for a name that is too long.
             handle = None if "\0" in name else self._library.topic_new(self._handle, name.encode(), None)
             if not handle:
                 raise KafkaException(KafkaError(KafkaError._INVALID_ARG, "Kafka has no topics of such a name"))
@@ -356,10 +362,10 @@ class BatchProducer:
             self._listener.on_identity(*map(int, acquired.groups()))
 
     def _tell_deliveries(self, event: int) -> None:
-        """Counts rows of one partition that have one outcome, unless brokers tell of single rows (KIP-467)."""
+        """Counts rows of one partition with the same outcome. Brokers may report single rows instead (KIP-467)."""
         library = self._library
         if library.event_error(event) == rd.OK:
-            rows = library.event_message_count(event)  # the next call takes a row off
+            rows = library.event_message_count(event)  # the next call removes a row
             if first := library.event_message_next(event):
                 self._borrowed.give_back(first.contents.private, rows)
             self._listener.on_acknowledged(rows)
@@ -379,7 +385,7 @@ def _is_empty(rows: pa.RecordBatch, name: str) -> bool:
 
 
 def _point(messages: _Messages, address: str, size: str, column: pa.Array) -> None:
-    """Points messages into the buffers of a column of texts or bytes. A null is no address; an empty text is one."""
+    """Points messages into the buffers of a string or binary column. A null has no address; an empty value has one."""
     limits, data = bounds(column)
     start = data.address if data is not None and data.address else ctypes.addressof(_empty)
     messages[address] = limits[:-1]
@@ -392,7 +398,10 @@ def _point(messages: _Messages, address: str, size: str, column: pa.Array) -> No
 
 @dataclass(slots=True)
 class _Borrowed:
-    """Rows of one call: the numbers of the next one to be reported and of the first behind them, and their memory."""
+    """The rows of one call and their memory.
+
+    The numbers are those of the next row to be reported and the one after the last row.
+    """
 
     due: int
     end: int
@@ -400,14 +409,14 @@ class _Borrowed:
 
 
 class BorrowedBuffers:
-    """The memory of rows that librdkafka still reads, until a report of their delivery gives it back.
+    """The memory of rows that librdkafka still reads. A report of their delivery releases it.
 
-    All rows are numbered. An idempotent producer sends the rows of a partition in the order in which it got them, and
-    reports them so, many at once: a report begins with the oldest row of its partition that is not reported. If one
-    begins with another row, or if a row fails, no memory is given back anymore, before `renew`.
+    All rows are numbered. An idempotent producer sends the rows of a partition in the order in which it received them,
+    and reports them in that order, many at a time: a report begins with the oldest unreported row of its partition. If
+    a report begins with any other row, or if a row fails, no memory is released until `renew`.
 
     Args:
-        limit_bytes: Once so much memory is kept, rows are to be copied.
+        limit_bytes: Once this much memory is in use, rows are copied instead.
         in_order: False for a producer that is not idempotent: nothing is borrowed for it.
     """
 
@@ -418,7 +427,7 @@ class BorrowedBuffers:
         self.renew()
 
     def renew(self) -> None:
-        """Begins anew, once no row is in flight and each report has been given here."""
+        """Starts over, once no row is in flight and every report has been passed in."""
         self.in_order = self._may_borrow
         self._lines: dict[TopicPartition, deque[_Borrowed]] = {}
         self._due: dict[int, deque[_Borrowed]] = {}
@@ -426,16 +435,16 @@ class BorrowedBuffers:
         self.kept_bytes = 0
 
     def room_for(self, column: pa.Array) -> pa.Buffer | None:
-        """Returns the memory that texts or bytes lie in, all of which is kept with them; None if it is too much."""
+        """Returns the memory of a string or binary column, all of which is kept alive; None if it is too much."""
         memory: pa.Buffer | None = column.buffers()[2]
         while memory is not None and memory.parent is not None:
-            memory = memory.parent  # all columns of a batch from Spark are one piece of memory
+            memory = memory.parent  # all columns of a batch from Spark share one block of memory
         if memory is None or memory.address in self._kept or not self._kept:
             return memory
         return memory if self.kept_bytes + memory.size <= self._limit_bytes else None
 
     def borrow(self, partition: TopicPartition, memory: pa.Buffer | None, rows: int) -> int:
-        """Takes note of rows that go to a partition next, and keeps their memory; None if they are copied.
+        """Registers the next rows of a partition, and keeps their memory; None if they are copied.
 
         Returns:
             The number of the first row. The others follow it.
@@ -453,7 +462,7 @@ class BorrowedBuffers:
         return borrowed.due
 
     def give_back(self, first: int, rows: int) -> None:
-        """Takes note that so many rows of one partition were delivered, beginning with this number."""
+        """Records the delivery of this many rows of one partition, starting with this number."""
         if not self.in_order:
             return
         line = self._due.pop(first, deque())
@@ -469,7 +478,7 @@ class BorrowedBuffers:
             self._due[line[0].due] = line
 
     def keep(self) -> None:
-        """Gives nothing back from now on: what librdkafka still reads cannot be distinguished from the rest."""
+        """Releases nothing from now on: what librdkafka still reads cannot be distinguished from the rest."""
         self.in_order = False
 
     def _release(self, borrowed: _Borrowed) -> None:
@@ -483,7 +492,7 @@ class BorrowedBuffers:
 
 
 class OncePerBroker(logging.Filter):
-    """Passes one line a second of each kind and broker, over all producers of the process.
+    """Passes one line per second for each kind and broker, across all producers of the process.
 
     Args:
         now: A clock, in seconds.
@@ -495,7 +504,7 @@ class OncePerBroker(logging.Filter):
         self._said: dict[str, tuple[float, int]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Returns True if a line is shown; the next line that is shown tells how many were not."""
+        """Returns True if a line is shown. The next line shown includes the number of suppressed lines."""
         text = record.getMessage()
         if _STARTING in text and not client_log.isEnabledFor(logging.DEBUG):
             return False

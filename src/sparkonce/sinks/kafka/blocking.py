@@ -1,7 +1,7 @@
 """Finds the open transactions that block the read_committed readers of a topic (KIP-664).
 
-While another application's transaction is open, batches end "committed" and readers see none of their rows. Only the
-brokers know why.
+While another application's transaction is open, batches end as "committed", but readers see none of their rows. Only
+the brokers know why.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from sparkonce.sinks.kafka.transaction_client import (
 log = logging.getLogger(__name__)
 
 LIMIT_S = 10.0
-"""The longest time that one poll takes."""
+"""The time limit of one poll."""
 
 PATIENCE_S = 30.0
-"""The time for which a transaction may be open before it is named; at least as long as a batch takes."""
+"""How long a transaction may be open before it is reported; at least as long as a batch takes."""
 
 SAY_EVERY_S = 300.0
 _NAMED_AT_ONCE = 3
 _ASKED_AT_ONCE = 20
-"""The most partitions whose producers are asked for in one poll: each may have thousands."""
+"""The maximum number of partitions whose producers are described in one poll: each may have thousands."""
 
 _NOT_ALLOWED = 29
 _ID_NOT_ALLOWED = 53
@@ -52,14 +52,14 @@ BEING_ENDED = "Prepare"
 
 
 class KafkaLookout(Lookout):
-    """Compares, for each partition, the last stable offset with the end: two small requests to each broker.
+    """Compares each partition's last stable offset with its end, with two small requests to each broker.
 
-    Asks for producers only where a partition stays held back. Has its own connection, so that no commit waits.
+    Describes producers only for partitions that stay blocked. Uses its own connection, so that no commit has to wait.
 
     Args:
-        settings: The sink's settings, in librdkafka's names.
+        settings: The sink's settings, with librdkafka's names.
         topic: The sink's topic.
-        query: The short form of the query's id, which tells its own transactions from others.
+        query: The short form of the query's id, which identifies its own transactions.
     """
 
     def __init__(self, settings: Mapping[str, Any], topic: str, query: str) -> None:
@@ -74,11 +74,11 @@ class KafkaLookout(Lookout):
         self._told = False
 
     def look(self, batch_s: float) -> None:
-        """Names the transactions that have held back readers for long. See `Lookout.look`."""
+        """Reports the transactions that have blocked readers for a long time. See `Lookout.look`."""
         deadline_s = time.monotonic() + LIMIT_S
         metadata = self._client.request(metadata_request(self._topic), deadline_s=deadline_s)
         if isinstance(metadata, BrokerAnswer):
-            # The next poll then connects again.
+            # The next poll then reconnects.
             self._client.close()
             return
         leaders = answered(leaders_of(metadata))
@@ -108,7 +108,7 @@ class KafkaLookout(Lookout):
         self._client.close()
 
     def _holders(self, leaders: Mapping[Partition, int], deadline_s: float) -> list[OpenPart]:
-        """Returns the parts of open transactions that begin where these partitions' readers are held."""
+        """Returns the parts of open transactions that begin where these partitions' readers are blocked."""
         found, refused = open_parts(self._client, leaders, deadline_s)
         if any(reply.code == _NOT_ALLOWED for reply in refused.values()) and not self._told:
             self._told = True
@@ -116,12 +116,12 @@ class KafkaLookout(Lookout):
         return [one for one in found if one.offset == self._since[one.partition][0]]
 
     def _described(self, held: Sequence[OpenPart], brokers: Sequence[int], deadline_s: float) -> list[OpenPart]:
-        """Adds the coordinators' descriptions, except of transactions that this user may not see."""
+        """Adds the coordinators' descriptions, except for transactions that this user may not see."""
         if not held:
             return []
         names, missing = names_of(self._client, (one.producer_id for one in held), brokers, deadline_s)
         if missing is not None:
-            # The silent broker may be the one that knows the transaction, and it may be this query's own.
+            # The broker that does not answer may be the one that knows the transaction, which may be this query's own.
             return []
         transactions = [KafkaTransaction(name, producer_id, 0) for producer_id, name in names.items()]
         views = self._client.describe_transactions(transactions, deadline_s=deadline_s) if transactions else []
@@ -143,7 +143,7 @@ class KafkaLookout(Lookout):
                 if one.view.state.startswith(BEING_ENDED):
                     continue
                 if one.is_over:
-                    # It may have ended after its producer was asked for, which the next poll tells.
+                    # It may have ended after its producer was described, which the next poll will show.
                     if self._over.get(one.partition) != one.offset:
                         self._over[one.partition] = one.offset
                         continue
@@ -199,7 +199,7 @@ class KafkaLookout(Lookout):
 
 @dataclass(frozen=True, slots=True)
 class OpenPart:
-    """A transaction's part of one partition, which is open there.
+    """The part of an open transaction in one partition.
 
     Attributes:
         partition: The partition.
@@ -227,8 +227,8 @@ class OpenPart:
 def readable_and_end(
     client: TransactionClient, leaders: Mapping[Partition, int], deadline_s: float
 ) -> dict[Partition, tuple[int, int]]:
-    """Returns how far read_committed readers of each partition get, and where it ends, where leaders answer."""
-    # In this order: an end that was read first could be below a last stable offset of later.
+    """Returns the last stable offset and the end offset of each partition whose leader answers."""
+    # The order matters: an end offset read first could be lower than a last stable offset read later.
     kinds = last_stable_offsets, end_offsets
     stable, ends = map(answered, ask_leaders(client, leaders, *kinds, deadline_s=deadline_s))
     return {partition: (one.offset, ends[partition].offset) for partition, one in stable.items() if partition in ends}
@@ -237,7 +237,7 @@ def readable_and_end(
 def open_parts(
     client: TransactionClient, leaders: Mapping[Partition, int], deadline_s: float
 ) -> tuple[list[OpenPart], dict[Partition, BrokerAnswer]]:
-    """Returns what is open in these partitions, and why that isn't known of some."""
+    """Returns the open parts of transactions in these partitions, and why some may be unknown."""
     (replies,) = ask_leaders(client, leaders, producers, deadline_s=deadline_s)
     found = [
         OpenPart(partition, producer.current_txn_start_offset, producer.producer_id, producer.producer_epoch)

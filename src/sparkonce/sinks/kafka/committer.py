@@ -1,15 +1,15 @@
 """The driver half of the Kafka sink: commits and aborts transactions that writers have prepared.
 
-Two checks run before each commit, because the broker answers the commit with success in both cases:
+Two checks run before each commit, because the broker reports success in both of these cases:
 
-`RetentionCheck` checks that the brokers still have the rows of transactions that have been open for long.
-``retention.ms``, ``retention.bytes`` and DeleteRecords delete rows of open transactions too (tried on Kafka 4.3: three
+`RetentionCheck` checks that the brokers still have the rows of transactions that have been open for a long time.
+``retention.ms``, ``retention.bytes`` and DeleteRecords delete rows of open transactions too (tested on Kafka 4.3: three
 rows, `log.retention.ms=5000`, EndTxn answers 0, no reader sees a row). A partition has lost no row of an open
-transaction if it starts before its last stable offset, since no open transaction begins below that. The leaders of
-other partitions are asked for their producers (KIP-664), which needs READ on the topic.
+transaction if it starts before its last stable offset, because no open transaction begins below that. For other
+partitions, the leaders are queried for their producers (KIP-664), which needs READ on the topic.
 
-`LeaderCheck` checks that partitions have a leader. Kafka 4.3 and 4.4 may forget the marker of a partition without one
-(KAFKA-20734). Its rows, and everything that is written to it later, then stay hidden.
+`LeaderCheck` checks that partitions have a leader. Kafka 4.3 and 4.4 may lose the marker of a partition without one
+(KAFKA-20734). Its rows, and everything written to it later, then stay hidden.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ from sparkonce.sinks.kafka.transaction_client import (
 log = logging.getLogger(__name__)
 
 ATTEMPT_TIMEOUT_S = 10.0
-"""The time for which one call waits for brokers before it answers RETRY."""
+"""How long one call waits for brokers before it answers RETRY."""
 
 TRACES_ATTEMPTS = 12
 """The factor by which `list_traces` may take longer: there may be many traces."""
@@ -78,8 +78,10 @@ TRACES_ATTEMPTS = 12
 _ASK_AGAIN_S = 0.25
 
 _METADATA_VALID_S = 0.25
-"""The time for which the leaders found before a decision count at the commit, which follows it within milliseconds. A
-shorter time would ask twice where the decision log is slow; a longer one would miss a leader that goes away."""
+"""How long the leaders found before a decision remain valid for the commit, which follows within milliseconds.
+
+A shorter time would query twice where the decision log is slow; a longer one would miss a leader that fails.
+"""
 
 _EXPIRATION = "transactional.id.expiration.ms"
 
@@ -90,8 +92,10 @@ _UNKNOWN_TOPIC_OR_PARTITION = 3
 _TOPIC_AUTHORIZATION_FAILED = 29
 
 _YOUNG_MS = 60_000
-"""The age up to which a transaction's rows need no check: brokers look for rows to delete every five minutes
-(``log.retention.check.interval.ms``)."""
+"""Rows of younger transactions need no check.
+
+Brokers look for rows to delete every five minutes (``log.retention.check.interval.ms``).
+"""
 
 _DAMAGED = Finished(
     outcome=Outcome.DAMAGED,
@@ -104,13 +108,13 @@ class KafkaCommitter(HandleCommitter[KafkaTransaction]):
     """Commits and aborts by (transactional id, producer id, epoch), from any process.
 
     Args:
-        settings: The sink's settings, in librdkafka's names.
-        name: The sink's name, for the handles that `list_lingering` makes.
-        topic: The topic of all rows; None if they name their own.
-        attempt_timeout_s: The time for which one call may wait for brokers.
+        settings: The sink's settings, with librdkafka's names.
+        name: The sink's name, for the handles that `list_lingering` creates.
+        topic: The topic of all rows; None if each row names its topic.
+        attempt_timeout_s: How long one call may wait for brokers, in seconds.
 
     Raises:
-        ConfigurationError: for a setting that the driver's connection cannot follow.
+        ConfigurationError: If the driver's connection does not support a setting.
     """
 
     handle_fields = frozenset({"transactional_id", "producer_id", "epoch"})
@@ -138,11 +142,12 @@ class KafkaCommitter(HandleCommitter[KafkaTransaction]):
             return FOREIGN
 
     def commit_all(self, wanted: Mapping[KafkaTransaction, Handle]) -> Mapping[KafkaTransaction, Finished]:
-        """Commits these transactions. COMMITTED stands for the second commit too, which Kafka answers alike.
+        """Commits these transactions. A repeated commit is COMMITTED, too, because Kafka answers it like the first one.
 
         COMMITTED means that the coordinator has the decision in its log. The markers that release readers are written
-        afterwards, and Kafka 4.3 and 4.4 forget the marker of a partition without a leader (KAFKA-20734). So the leader
-        is waited for. With one replica, a crash of its broker right after a commit can still leave rows hidden.
+        afterwards, and Kafka 4.3 and 4.4 lose the marker of a partition without a leader (KAFKA-20734), so the commit
+        waits for the leader. With a single replica, a crash of its broker right after a commit can still leave rows
+        hidden.
         """
         deadline_s = self._deadline_s()
         (asked_s, metadata), self._described = self._described or (0.0, None), None
@@ -164,8 +169,8 @@ class KafkaCommitter(HandleCommitter[KafkaTransaction]):
     def abort_all(self, wanted: Mapping[KafkaTransaction, Handle]) -> Mapping[KafkaTransaction, Finished]:
         """Aborts these transactions and raises their epochs, so that writers can neither write nor commit.
 
-        A request that the broker asks to repeat is described again first. One without an answer is not repeated, since
-        it may still arrive.
+        If the broker asks for a retry, the transaction is described again first. A request without an answer is not
+        repeated, because it may still arrive.
         """
         deadline_s = self._deadline_s()
         ended: dict[KafkaTransaction, Finished] = {}
@@ -218,10 +223,11 @@ class KafkaCommitter(HandleCommitter[KafkaTransaction]):
     def list_traces(self, query: str, facts: Facts) -> Sequence[Trace]:
         """Lists the commits that Kafka remembers, for a week (``transactional.id.expiration.ms``).
 
-        An id shows only its last transaction. But a worker never takes the id of its newest transaction again (see
-        `LanePool`), so all commits of a run's last batch with rows are there.
+        An id only shows its last transaction. But a worker never reuses the id of its latest transaction (see
+        `LanePool`), so all commits of a run's last batch with rows are present.
 
-        If the cluster answers other requests, but not these in time, the traces so far are returned with a warning.
+        If the cluster answers other requests, but not these in time, the traces found so far are returned with a
+        warning.
         """
         prefix = facts.get("prefix")
         if prefix is None:
@@ -243,14 +249,15 @@ class KafkaCommitter(HandleCommitter[KafkaTransaction]):
         return [trace for view in views if (trace := _trace(view, prefix, query)) is not None]
 
     def missing(self, handles: Sequence[Handle]) -> Sequence[Handle]:
-        """Returns those that the coordinators' logs do not show as committed.
+        """Returns the transactions that the coordinators' logs do not show as committed.
 
-        A producer without a transaction counts only on a broker that keeps how transactions ended. An unknown id counts
-        if it is younger than half the time for which brokers remember idle ids. The other half allows for clocks that
-        differ. A user who may not ask for that time gets none of them.
+        A producer without a transaction only counts on a broker that records how transactions ended. An unknown id
+        counts if it is younger than half the time for which brokers remember idle ids; the other half allows for clock
+        differences. If the user may not read that setting, unknown ids do not count.
 
         Raises:
-            UnknownOutcomeError: If a coordinator does not answer, or a broker does not tell how long it remembers ids.
+            UnknownOutcomeError: If a coordinator does not answer, or a broker does not report how long it remembers
+                ids.
         """
         transactions = [transaction_of(handle) for handle in handles]
         views = self._client.describe_transactions(transactions, deadline_s=self._deadline_s())
@@ -269,7 +276,7 @@ class KafkaCommitter(HandleCommitter[KafkaTransaction]):
         ]
 
     def _keeps_ended(self, transactional_id: str) -> bool:
-        """Returns True if the broker still shows how some transaction of this id's query ended.
+        """Returns True if the broker still shows how any transaction of this id's query ended.
 
         Raises:
             UnknownOutcomeError: If a broker does not list its transactions.
@@ -287,7 +294,7 @@ class KafkaCommitter(HandleCommitter[KafkaTransaction]):
         return bool(names)
 
     def begun_ms(self, handles: Sequence[Handle]) -> Sequence[int | None]:
-        """Returns when the coordinators began these transactions; None if one is not open at exactly this epoch.
+        """Returns when the coordinators began these transactions; None for one that is not open at exactly this epoch.
 
         Raises:
             UnknownOutcomeError: If a coordinator does not describe its transaction.
@@ -300,7 +307,7 @@ class KafkaCommitter(HandleCommitter[KafkaTransaction]):
         return [begun.get(one) for one in transactions]
 
     def before_decision(self, facts: Facts) -> str:
-        """Tells why the batch must not be decided: the topic is not the one that the run has started with.
+        """Returns why the batch must not be decided: the topic is not the one with which the run started.
 
         The commit that follows takes the partitions' leaders from the same response.
         """
@@ -341,9 +348,9 @@ class KafkaCommitter(HandleCommitter[KafkaTransaction]):
     def _end_and_fence(
         self, timeouts_ms: Mapping[KafkaTransaction, int], deadline_s: float
     ) -> tuple[dict[KafkaTransaction, BrokerAnswer], bool]:
-        """Aborts these transactions, and returns the answers, and whether ids were initialised.
+        """Aborts these transactions. Returns the answers, and whether ids were initialized.
 
-        An initialisation ends the open transaction even if it arrives late.
+        An initialization ends the open transaction even if it arrives late.
         """
         if not timeouts_ms:
             return {}, False
@@ -372,7 +379,7 @@ class KafkaCommitter(HandleCommitter[KafkaTransaction]):
         )
 
     def _remembered_ms(self) -> int:
-        """Returns the time for which every broker remembers an idle id; 0 if this user may not ask."""
+        """Returns how long every broker remembers an idle id; 0 if this user may not read that setting."""
         deadline_s = self._deadline_s()
         metadata = self._client.request(metadata_request(), deadline_s=deadline_s)
         if isinstance(metadata, BrokerAnswer):
@@ -392,10 +399,10 @@ class KafkaCommitter(HandleCommitter[KafkaTransaction]):
 
 
 def transaction_of(handle: Handle) -> KafkaTransaction:
-    """Returns the transaction that a handle of the Kafka sink names.
+    """Returns the transaction that a handle of the Kafka sink refers to.
 
     Raises:
-        KeyError: If the handle is of another sink.
+        KeyError: If the handle belongs to another sink.
     """
     return KafkaTransaction(str(handle["transactional_id"]), int(handle["producer_id"]), int(handle["epoch"]))
 
@@ -410,7 +417,7 @@ def fields_of(transaction: KafkaTransaction) -> dict[str, str | int]:
 
 
 def _trace(view: Description, prefix: str, query: str) -> Trace | None:
-    """Returns the trace that an id shows of the query; None if it is another query's, or not committed."""
+    """Returns what an id shows of the query's last commit; None if it is another query's, or not committed."""
     parsed = TransactionalId.parse(view.transaction.transactional_id)
     if parsed is None or (parsed.prefix, parsed.query) != (prefix, query) or view.state not in COMMITTED_STATES:
         return None
@@ -422,7 +429,7 @@ def _trace(view: Description, prefix: str, query: str) -> Trace | None:
 
 
 def begin_of(prefix: str, query: str) -> str:
-    """Returns the beginning of a query's ids, so that most ids of other queries need not be parsed."""
+    """Returns the prefix of a query's ids, so that most ids of other queries need not be parsed."""
     return f"{prefix}.{query}."
 
 
@@ -436,7 +443,7 @@ def _unlisted(answer: BrokerAnswer, phase: str = "sweep") -> UnknownOutcomeError
 
 @dataclass
 class RetentionCheck:
-    """Asks the leaders of the partitions that transactions have written to.
+    """Queries the leaders of the partitions that transactions have written to.
 
     Args:
         client: Sends the requests.
@@ -450,14 +457,15 @@ class RetentionCheck:
     def held_back(
         self, begun_ms: Mapping[KafkaTransaction, int], deadline_s: float
     ) -> dict[KafkaTransaction, Finished]:
-        """Returns those that must not be committed now: their rows are gone, or nobody tells whether they are.
+        """Returns the transactions that must not be committed now: their rows are gone, or may be.
 
         Checks transactions that have been open for more than a minute by their executors' clocks, and those that were
-        damaged before. Since clocks may be wrong, it also checks all of a run's first batch; but a leader that does not
-        answer holds back no young transaction. A transaction that is not open is committed or lost already.
+        damaged before. Because clocks may be wrong, it also checks all transactions of a run's first batch; but a
+        leader that does not answer holds back no young transaction. A transaction that is not open is already committed
+        or lost.
 
         Args:
-            begun_ms: The begin of each, milliseconds since the epoch by its executor's clock.
+            begun_ms: When each transaction began, in milliseconds since the epoch by its executor's clock.
             deadline_s: When to stop waiting, by `time.monotonic`.
         """
         old = {one for one, began in begun_ms.items() if _may_be_old(began) or one in self._damaged}
@@ -482,7 +490,7 @@ class RetentionCheck:
         self._has_checked |= not unknown
         self._damaged = damaged
         suspects = list(damaged)
-        # If a transaction is still open after its rows were seen to be gone, no reader can have read them.
+        # If a transaction is still open after its rows were found to be gone, no reader can have read them.
         views = self.client.describe_transactions(suspects, deadline_s=deadline_s) if suspects else []
         held |= {
             one: undescribed_outcome(view) for one, view in zip(suspects, views, strict=True) if is_undescribed(view)
@@ -494,7 +502,8 @@ class RetentionCheck:
     ) -> tuple[set[KafkaTransaction], Mapping[Partition, BrokerAnswer]]:
         """Returns the open transactions whose rows are gone, and the partitions whose leaders did not answer.
 
-        A partition that this user may not ask counts as whole, with a warning, and so does one that is gone.
+        A partition that this user may not query counts as intact, with a warning. So does a partition that no longer
+        exists.
 
         Args:
             views: The views of open transactions.
@@ -504,7 +513,7 @@ class RetentionCheck:
         leaders = self._known(
             self._leaders({partition for view in views for partition in view.partitions}, deadline_s), unknown
         )
-        # In this order: rows that are deleted in between make a partition doubtful.
+        # The order matters: rows that are deleted in between make a partition doubtful.
         (ends,) = ask_leaders(self.client, leaders, last_stable_offsets, deadline_s=deadline_s)
         (starts,) = ask_leaders(self.client, leaders, start_offsets, deadline_s=deadline_s)
         stable, first = self._known(ends, unknown), self._known(starts, unknown)
@@ -538,7 +547,7 @@ class RetentionCheck:
         return {partition: leader for partition, leader in leaders_of(metadata).items() if partition in partitions}
 
     def _known(self, replies: Mapping[Partition, Any], unknown: dict[Partition, BrokerAnswer]) -> dict[Partition, Any]:
-        """Returns what is known, and adds to ``unknown`` the partitions that have to be asked again."""
+        """Returns what is known, and adds to ``unknown`` the partitions that must be queried again."""
         for partition, reply in replies.items():
             if not isinstance(reply, BrokerAnswer):
                 continue
@@ -559,20 +568,20 @@ class RetentionCheck:
 
 
 def _may_be_old(began_ms: int) -> bool:
-    """Returns True if a transaction is older than a minute, or its clock ahead by more."""
-    # A clock that is ahead by less counts as right; otherwise each batch would be checked.
+    """Returns True if a transaction is older than a minute, or its clock is ahead by more than that."""
+    # A clock that is ahead by less counts as correct; otherwise every batch would be checked.
     return abs(time.time_ns() // 1_000_000 - began_ms) >= _YOUNG_MS
 
 
 @dataclass(frozen=True, slots=True)
 class LeaderCheck:
-    """Finds partitions without a leader. A commit costs one request, unless the topic was described just before it.
+    """Finds partitions without a leader. Costs one request per commit, unless the topic was described just before.
 
-    If rows name their topics, it costs two: their transactions are described, too.
+    If rows name their topics, it costs two, because their transactions are described, too.
 
     Args:
         client: Sends the requests.
-        topic: The topic of all rows; None if they name their own.
+        topic: The topic of all rows; None if each row names its topic.
     """
 
     client: TransactionClient
@@ -581,14 +590,14 @@ class LeaderCheck:
     def held_back(
         self, wanted: Sequence[KafkaTransaction], deadline_s: float, known: Response | None = None
     ) -> dict[KafkaTransaction, Finished]:
-        """Returns those that must not be committed now: they have written to a partition that has no leader.
+        """Returns the transactions that must not be committed now: they have written to a partition without a leader.
 
-        If the cluster does not tell, none is held back: the commit itself is then not answered either.
+        If the cluster does not answer, none is held back: the commit itself is then not answered either.
 
         Args:
             wanted: The transactions to commit.
             deadline_s: When to stop waiting, by `time.monotonic`.
-            known: The metadata of the topic of all rows, if it was asked for a moment ago.
+            known: The metadata of the topic of all rows, if it was fetched a moment ago.
         """
         views: Sequence[Description | BrokerAnswer] = ()
         topics = [] if self.topic is None else [self.topic]

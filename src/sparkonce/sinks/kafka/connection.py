@@ -1,12 +1,12 @@
 """The driver's connections to Kafka: calls that wait for kafka-python's network thread, each with a deadline.
 
 Connections open when they are first needed, and stay open between batches. A connection that gets no answer is closed.
-If no broker answers, all connections are dropped, and the next call begins again with ``bootstrap.servers``. So brokers
-may restart under other addresses, and credentials that were refused once are tried again, which kafka-python would
-never do.
+If no broker answers, all connections are dropped, and the next call starts again with ``bootstrap.servers``. That way
+brokers may restart under different addresses, and credentials that were refused once are tried again, which
+kafka-python would never do.
 
-`Waiting` pauses between repeated requests, and logs why. `token_provider` makes confluent-kafka's ``oauth_cb`` a token
-provider of kafka-python (KIP-255, OAUTHBEARER).
+`Waiting` pauses between repeated requests, and logs why. `token_provider` turns confluent-kafka's ``oauth_cb`` into a
+token provider for kafka-python (KIP-255, OAUTHBEARER).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Response = Any
 """A response class of ``kafka.protocol``, or a `BrokerAnswer` without a code that says why there is none."""
 
 _GRACE_S = 1.0
-"""The time beyond the deadline for which a caller waits for the network thread, which keeps the deadline itself."""
+"""How long past the deadline a caller waits for the network thread, which enforces the deadline itself."""
 
 _STOP_WITHIN_S = 10.0
 """The time that a network thread has to end."""
@@ -50,32 +50,32 @@ _SAY_AFTER_S = 2.0
 _SAY_EVERY_S = 60.0
 
 Again = Callable[[BrokerAnswer], bool]
-"""Takes the reason why a request failed, pauses, and returns whether to ask again: not if the deadline is near."""
+"""Receives the reason why a request failed, pauses, and returns True to retry; False if the deadline is near."""
 
 _REFRESH_AT = 0.8
-"""The part of a token's lifetime after which a new one is fetched, as in librdkafka."""
+"""The fraction of a token's lifetime after which a new one is fetched, as in librdkafka."""
 
 _OURS = {
-    # kafka-python refuses to send beyond this many.
+    # kafka-python refuses to send more than this many requests.
     "max_in_flight_requests_per_connection": 100_000,
     # The list of a large cluster's transactions can be long.
     "receive_message_max_bytes": 100_000_000,
     "proxy_url": "sparkonce://direct",
-    # A broker that was away for minutes is asked soon after it is back.
+    # A broker that was unreachable for minutes is contacted soon after it is back.
     "reconnect_backoff_max_ms": 1000,
 }
 
 _NO_ANSWER = (KafkaError, OSError)
-"""The errors of kafka-python instead of an answer; OSError is a certificate's file that cannot be read."""
+"""The errors that kafka-python raises instead of an answer; OSError is an unreadable certificate file."""
 
 _SAY_LESS: WeakSet[threading.Thread] = WeakSet()
 """The threads in which kafka-python works for a `KafkaConnection`."""
 
 
 def _say_less(record: logging.LogRecord) -> bool:
-    """Lowers kafka-python's records about our connections to DEBUG: each failure is a `BrokerAnswer` to the caller.
+    """Lowers kafka-python's log records about our connections to DEBUG, as the caller sees each failure anyway.
 
-    Otherwise a broker that closes an idle connection causes six warnings.
+    Each failure is returned as a `BrokerAnswer`. Otherwise a broker that closes an idle connection causes six warnings.
     """
     if record.levelno > logging.DEBUG and threading.current_thread() in _SAY_LESS:
         record.levelno, record.levelname = logging.DEBUG, logging.getLevelName(logging.DEBUG)
@@ -101,7 +101,7 @@ class _Socket(KafkaNetSocket):  # type: ignore[misc]  # kafka-python has no type
 
 
 class KafkaConnection:
-    """All connections to one cluster. Several threads may use it, and take turns.
+    """All connections to one cluster. Several threads can use it; their calls run one at a time.
 
     Args:
         settings: kafka-python's settings, see `sparkonce.sinks.kafka.settings.admin_settings`.
@@ -115,7 +115,7 @@ class KafkaConnection:
         self._failed = self._answered = False
 
     def call(self, ask: Callable[[], Coroutine[Any, Any, T]], deadline_s: float) -> T | BrokerAnswer:
-        """Runs a coroutine on the network thread; returns a `BrokerAnswer` without a code if no broker is connected.
+        """Runs a coroutine on the network thread. Returns a `BrokerAnswer` without a code if no broker is connected.
 
         Args:
             ask: Sends requests with `gather`.
@@ -138,7 +138,7 @@ class KafkaConnection:
 
     async def gather(self, requests: Sequence[tuple[Request, int | str | None]], deadline_s: float) -> list[Response]:
         """Sends every request to its node (None: to any) before it waits for any response."""
-        # Copies, because kafka-python notes in a request the version in which it was sent.
+        # Copies, because kafka-python stores in a request the version with which it was sent.
         waiting = [self._send(copy(request), node_id, deadline_s) for request, node_id in requests]
         return [one if isinstance(one, BrokerAnswer) else await self._response(one, deadline_s) for one in waiting]
 
@@ -154,7 +154,7 @@ class KafkaConnection:
         return self._manager
 
     def close(self) -> None:
-        """Closes every connection. A later call opens them again."""
+        """Closes every connection. The next call opens them again."""
         with self._turn:
             self._discard()
 
@@ -171,7 +171,7 @@ class KafkaConnection:
 
     async def _response(self, sent: tuple[Request, Any, Any], deadline_s: float) -> Response:
         request, connection, future = sent
-        # The request's own timeout does not run while its connection is still being opened.
+        # The request's own timeout does not start until its connection is open.
         try:
             response = await self.manager.wait_for(future, _left_ms(deadline_s))
         except _NO_ANSWER as error:
@@ -188,14 +188,14 @@ class KafkaConnection:
         self._net = net = NetworkSelector(**self._settings)
         net.start()
         _SAY_LESS.add(net._io_thread)
-        # Made on the network thread, which the deadline holds for: with client.dns.lookup it asks a DNS server.
+        # Created on the network thread, to which the deadline applies: with client.dns.lookup it queries a DNS server.
         made = net.call_soon_with_future(lambda: KafkaConnectionManager(net, **{**_OURS, **self._settings}))
         self._manager = self._wait(made, deadline_s)
         self._wait(self._manager.call_soon(self._bootstrap, deadline_s), deadline_s)
 
     async def _bootstrap(self, deadline_s: float) -> None:
-        """Asks each bootstrap server once for the cluster's brokers."""
-        # kafka-python's own bootstrap asks until the deadline, and then does not say what was wrong.
+        """Queries each bootstrap server once for the cluster's brokers."""
+        # kafka-python's own bootstrap retries until the deadline, and then does not say what was wrong.
         servers = self.manager.cluster.bootstrap_brokers()
         random.shuffle(servers)
         reasons = []
@@ -251,7 +251,7 @@ class KafkaConnection:
         _SAY_LESS.add(threading.current_thread())
         try:
             manager.close()
-        except Exception as error:  # noqa: BLE001 - the error that ended the thread; its requests got no answer already
+        except Exception as error:  # noqa: BLE001 - the error that ended the thread; its requests have already failed
             log.warning("kafka-python's network thread had ended: %s: %s.", type(error).__name__, error)
             for connection in list(manager._conns.values()):
                 connection.close()
@@ -261,14 +261,15 @@ class KafkaConnection:
 
 
 def _no_answer(error: Exception, *, never_sent: bool) -> BrokerAnswer:
-    # kafka-python's errors hold their own names, and wrap each other in KafkaConnectionErrors that say nothing more.
+    # kafka-python's errors include their own names, and are nested in KafkaConnectionErrors without further
+    # information.
     name = type(error).__name__
     told = f"{name}: {str(error).removeprefix(f'{name}: ')}".replace(f"{KafkaConnectionError.__name__}: ", "")
     return BrokerAnswer(None, one_line(told), never_sent=never_sent)
 
 
 def _is_written(request: Request) -> bool:
-    """Returns True if a request may have been sent: kafka-python sets its version just before it writes it."""
+    """Returns True if a request may have been sent: kafka-python sets its version just before writing it."""
     return request.API_VERSION is not None
 
 
@@ -277,17 +278,17 @@ def _left_ms(deadline_s: float) -> float:
 
 
 class Waiting:
-    """Logs what one client waits for: once it takes long, and then rarely, over all calls."""
+    """Logs what one client is waiting for: first when it takes long, then rarely, across all calls."""
 
     def __init__(self) -> None:
         self._say_at = 0.0
 
     def until(self, deadline_s: float, what: str) -> Again:
-        """Begins to wait.
+        """Starts to wait.
 
         Args:
             deadline_s: When to stop, by `time.monotonic`.
-            what: The thing that Kafka is to do, for the log.
+            what: What Kafka should do, for the log.
         """
         began_s, pause_s = time.monotonic(), _FIRST_PAUSE_S
 
@@ -307,10 +308,10 @@ class Waiting:
 
 
 def token_provider(plain: Mapping[str, Any]) -> AbstractTokenProvider:
-    """Returns the token provider of these settings.
+    """Returns the token provider for these settings.
 
     Raises:
-        ConfigurationError: If there is no ``oauth_cb``, or librdkafka is to fetch the tokens on its own.
+        ConfigurationError: If there is no ``oauth_cb``, or librdkafka is configured to fetch the tokens on its own.
     """
     method = str(plain.get("sasl.oauthbearer.method", "default")).lower()
     if method != "default":
@@ -330,7 +331,7 @@ def token_provider(plain: Mapping[str, Any]) -> AbstractTokenProvider:
 
 
 class _CallbackTokens(AbstractTokenProvider):  # type: ignore[misc]  # kafka-python has no types
-    """Keeps the token for most of its lifetime, because every connection asks for one."""
+    """Caches the token for most of its lifetime, because every connection requests one."""
 
     def __init__(self, callback: Callable[[str], Any], config: str) -> None:
         super().__init__()
@@ -345,7 +346,7 @@ class _CallbackTokens(AbstractTokenProvider):  # type: ignore[misc]  # kafka-pyt
         """Returns the token, and fetches it when needed.
 
         Raises:
-            SaslAuthenticationFailedError: If the callback raises, or returns no token.
+            SaslAuthenticationFailedError: If the callback raises an error, or returns no token.
         """
         with self._turn:
             if time.time() >= self._refresh_at_s:
@@ -360,7 +361,7 @@ class _CallbackTokens(AbstractTokenProvider):  # type: ignore[misc]  # kafka-pyt
         now_s = time.time()
         try:
             token, expiry_s, *rest = self._callback(self._config)
-            # confluent-kafka takes (token, expiry) or (token, expiry, principal, extensions).
+            # confluent-kafka accepts (token, expiry) or (token, expiry, principal, extensions).
             extensions = dict(rest[1]) if len(rest) > 1 and rest[1] else {}
             refresh_at_s = now_s + (float(expiry_s) - now_s) * _REFRESH_AT
         except Exception as error:

@@ -1,8 +1,9 @@
-"""The functions of librdkafka that `sparkonce.sinks.kafka.batch_producer` calls, from the library of confluent-kafka.
+"""The librdkafka functions that `sparkonce.sinks.kafka.batch_producer` calls, from confluent-kafka's own library.
 
-confluent-kafka's ``cimpl`` module is linked with librdkafka. The dynamic linker looks a name up in a library and in
-those it is linked with, so ``cimpl`` gives the very librdkafka that confluent-kafka uses. Only functions and structures
-of librdkafka's public interface are used here (``rdkafka.h``), which it keeps compatible within a major version.
+confluent-kafka's ``cimpl`` module is linked with librdkafka. The dynamic linker looks up a name in a library and in
+those it is linked with, so ``cimpl`` gives access to the same librdkafka that confluent-kafka uses. Only functions and
+structures of librdkafka's public interface (``rdkafka.h``) are used here, which stays compatible within a major
+version.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 from confluent_kafka import KafkaError, cimpl
 
 TEXT_BYTES = 512
-"""The room for an error's text."""
+"""The size of the buffer for an error message."""
 
 OK = 0
 PRODUCER = 0
@@ -24,11 +25,11 @@ CHOSEN_PARTITION = -1
 COPY_PAYLOAD = 0x2
 PURGE_ALL = 0x1 | 0x2
 DELIVERIES, LOG, ERROR, STATISTICS = 0x1, 0x4, 0x8, 0x40
-"""The kinds of events that a producer gives."""
+"""The kinds of events that a producer emits."""
 
 
 class Message(ctypes.Structure):
-    """``rd_kafka_message_t``, with numbers for pointers."""
+    """``rd_kafka_message_t``, with integers for pointers."""
 
     _fields_ = (
         ("err", c_int),
@@ -44,7 +45,7 @@ class Message(ctypes.Structure):
 
 
 MESSAGE = np.dtype(Message)
-"""The same for numpy."""
+"""The same structure for NumPy."""
 
 
 class Partition(ctypes.Structure):
@@ -135,7 +136,7 @@ class Library:
         raise AttributeError(f"librdkafka's function {name!r} is not declared.")
 
     def taken_error(self, error: int | None) -> KafkaError | None:
-        """Returns confluent-kafka's object for an ``rd_kafka_error_t``, which is freed; None for none."""
+        """Returns confluent-kafka's object for an ``rd_kafka_error_t``, which is freed; None if there is no error."""
         if not error:
             return None
         found = KafkaError(
@@ -151,7 +152,7 @@ class Library:
 
 @cache
 def librdkafka() -> Library | None:
-    """Returns the library; None where its names cannot be found in this way, as on Windows."""
+    """Returns the library; None where its functions cannot be found this way, as on Windows."""
     if ctypes.sizeof(c_void_p) * 8 != 64:
         return None
     try:
@@ -161,5 +162,5 @@ def librdkafka() -> Library | None:
 
 
 def text(raw: bytes | None) -> str:
-    """Returns a text of librdkafka, empty for none."""
+    """Returns a librdkafka string; empty if there is none."""
     return (raw or b"").decode(errors="replace")
