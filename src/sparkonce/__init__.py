@@ -23,6 +23,7 @@ from sparkonce.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from sparkonce.guarantees import Guarantee as Guarantee
+    from sparkonce.packages import spark_packages as spark_packages
     from sparkonce.sinks.files.sink import FilesSink as FilesSink
     from sparkonce.sinks.kafka.sink import KafkaSink as KafkaSink
     from sparkonce.sinks.redis.sink import RedisSink as RedisSink
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from sparkonce.sinks.tables.iceberg import IcebergSink as IcebergSink
     from sparkonce.sinks.write_ahead.sink import WriteAheadSink as WriteAheadSink
     from sparkonce.sources.groups import GroupOffsets as GroupOffsets
-    from sparkonce.sources.packages import spark_packages as spark_packages
     from sparkonce.spark.exactly_once import ExactlyOnce as ExactlyOnce
     from sparkonce.spark.explain.explain import explain as explain
     from sparkonce.spark.formats.sources import register as register
@@ -57,7 +57,7 @@ HOMES = {
     "read_kafka": "sparkonce.spark.read_kafka",
     "register": "sparkonce.spark.formats.sources",
     "serve_metrics": "sparkonce.watch.prometheus",
-    "spark_packages": "sparkonce.sources.packages",
+    "spark_packages": "sparkonce.packages",
 }
 """The public names, with the module that defines each."""
 

@@ -9,11 +9,11 @@
 
 from __future__ import annotations
 
+from sparkonce.jvm import require_class
 from sparkonce.sinks.tables.committer import read_rows
 from sparkonce.sinks.tables.errors import error_message
 from sparkonce.sinks.tables.sink import SEEN_BY_ALL, driver_session
 from sparkonce.spark.checkpoints.opening import open_checkpoint
-from sparkonce.spark.jvm import require_class
 from sparkonce.spark.limits import IS_LIMITED_BY_SPARK, Limited
 from sparkonce.spark.start.arguments import check_session
 from sparkonce.storage.location import checked_location

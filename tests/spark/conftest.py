@@ -13,7 +13,7 @@ import pytest
 
 from shared_servers import end_pravega
 from sparkonce.errors import ConfigurationError
-from sparkonce.sources.packages import spark_packages
+from sparkonce.packages import spark_packages
 from sparkonce_lab.rig.kafka import Cluster
 from sparkonce_lab.rig.kafka.jars import spark_avro_jars, spark_kafka_jars
 

@@ -15,10 +15,10 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 from spark.in_process import MARKS
 from sparkonce import FilesSink
 from sparkonce.errors import PrepareError
+from sparkonce.jvm import _MOST, JvmCache
 from sparkonce.protocol.ownership import Token, TransactionName
 from sparkonce.sink import Owner
 from sparkonce.spark import slot_tasks, work
-from sparkonce.spark.jvm import _MOST, JvmCache
 from sparkonce.spark.shipped import acknowledge_at_once
 from sparkonce.spark.views import shares, views_of
 from sparkonce.spark.work import SparkWork

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from sparkonce.errors import ConfigurationError
+from sparkonce.packages import ICEBERG_MODULE, KAFKA_MODULE, missing_module, spark_packages
 from sparkonce.sources.kafka import starting_options
 from sparkonce.sources.offsets import kafka_offsets
-from sparkonce.sources.packages import ICEBERG_MODULE, KAFKA_MODULE, missing_module, spark_packages
 
 NOON = datetime(2026, 1, 31, 12, 0, 0, 5000, tzinfo=timezone.utc)
 

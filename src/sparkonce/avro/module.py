@@ -12,8 +12,8 @@ from pyspark.sql.avro import functions as avro
 from sparkonce.avro.limits import warn_without_limits
 from sparkonce.avro.schemas import is_recursive
 from sparkonce.errors import ConfigurationError
-from sparkonce.sources.packages import AVRO_MODULE
-from sparkonce.spark.jvm import require_class
+from sparkonce.jvm import require_class
+from sparkonce.packages import AVRO_MODULE
 
 _OURS = ("mode", "avroSchema", "avroSchemaUrl")
 """Options of ``from_avro`` that are set here."""

@@ -25,7 +25,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from sparkonce.spark.jvm import quoted
+from sparkonce.jvm import quoted
 
 _BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
 _RECORDS = "spark.sql.execution.arrow.maxRecordsPerBatch"

@@ -28,6 +28,7 @@ from sparkonce.driver.run import RunDriver
 from sparkonce.driver.start import check_log
 from sparkonce.errors import ConfigurationError, PreflightError
 from sparkonce.executor import SlotTask
+from sparkonce.jvm import JvmCache
 from sparkonce.protocol.events import BatchAsked
 from sparkonce.protocol.sweeping import LOSERS_END_WITHIN_S
 from sparkonce.sink import TwoPhaseCommitSink
@@ -36,7 +37,6 @@ from sparkonce.sources.offsets import rows_read
 from sparkonce.spark.arrow_batches import ArrowBatches
 from sparkonce.spark.checkpoints.opening import open_for
 from sparkonce.spark.grouping import Grouping, slots_decided
-from sparkonce.spark.jvm import JvmCache
 from sparkonce.spark.shipped import Needs
 from sparkonce.spark.show.failures import message_and_next
 from sparkonce.spark.slot_tasks import answers_through_connect

@@ -20,6 +20,7 @@ from sparkonce.driver.start import ResumePoint, check_log, mend, read_log, recor
 from sparkonce.driver.stops import stop_error
 from sparkonce.errors import ConfigurationError, SparkonceError
 from sparkonce.guarantees import Guarantee
+from sparkonce.jvm import JvmCache, is_connect
 from sparkonce.log import DecisionLog
 from sparkonce.protocol.events import BatchAsked
 from sparkonce.protocol.ownership import short_query
@@ -32,7 +33,6 @@ from sparkonce.spark.checkpoints.opening import open_for
 from sparkonce.spark.checkpoints.planned import check_planned, is_as_planned
 from sparkonce.spark.connect import ConnectRun, ConnectWork, check_can_connect, missing_offsets, start_on_server
 from sparkonce.spark.grouping import grouping_of, slots_decided
-from sparkonce.spark.jvm import JvmCache, is_connect
 from sparkonce.spark.plans import kafka_sources, reads_plainly, registered_sources, running_plan, sources_of_client
 from sparkonce.spark.query_end import close_at_end, running, warn_if_left
 from sparkonce.spark.shipped import build_of

@@ -9,9 +9,9 @@ from typing import Any
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
+from sparkonce.jvm import class_name, items
 from sparkonce.protocol.view import Decision
 from sparkonce.sources.offsets import kafka_offsets
-from sparkonce.spark.jvm import class_name, items
 
 SMALL_ROWS, SMALL_BYTES, SMALL_PARTITIONS = 5_000, 1 << 20, 16
 """A batch below all three limits (rows, bytes, partitions) becomes one slot.

@@ -14,8 +14,8 @@ from typing import Any, cast
 from pyspark.sql import DataFrame, SparkSession
 
 from sparkonce.analysis.facts import KafkaSourceFacts, lower_names
+from sparkonce.jvm import class_name, execution_of, items, scala_map
 from sparkonce.source import FILES, Source, SourceFacts, registered
-from sparkonce.spark.jvm import class_name, execution_of, items, scala_map
 
 logger = logging.getLogger("sparkonce")
 

@@ -18,7 +18,7 @@ from contextlib import suppress
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from sparkonce.spark.jvm import execution_of
+from sparkonce.jvm import execution_of
 from sparkonce.watch.display import ProgressDisplay, end_displays
 
 logger = logging.getLogger("sparkonce")

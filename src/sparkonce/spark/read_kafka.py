@@ -11,9 +11,9 @@ from pyspark.sql import DataFrame, SparkSession
 
 from sparkonce.arguments import flag, mapping, nonempty, one_of, texts, whole_number
 from sparkonce.errors import ConfigurationError
+from sparkonce.jvm import is_connect, missing
+from sparkonce.packages import KAFKA_MODULE
 from sparkonce.sources.kafka import Starting, consumer_settings, starting_options
-from sparkonce.sources.packages import KAFKA_MODULE
-from sparkonce.spark.jvm import is_connect, missing
 from sparkonce.spark.start.arguments import check_session
 
 _OURS: Mapping[str, str] = {

@@ -14,8 +14,8 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.util import PythonEvalType
 
 from sparkonce.executor import SlotTask, write_slot
+from sparkonce.jvm import JvmCache, quoted
 from sparkonce.protocol.codec import encode_handle
-from sparkonce.spark.jvm import JvmCache, quoted
 from sparkonce.spark.shipped import Needs
 from sparkonce.spark.worker import checked_first, lighten_worker
 

@@ -15,15 +15,15 @@ from pyspark import StorageLevel
 from pyspark.errors import AnalysisException, PySparkTypeError
 from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import ArrayType, DataType, MapType, NullType, StructField, StructType
+from pyspark.sql.types import DataType, NullType, StructField, StructType
 
 from sparkonce.arguments import shown
 from sparkonce.dead_letters import letter_columns
 from sparkonce.driver.progress import BatchProgress
 from sparkonce.errors import ConfigurationError, SchemaError, SparkonceError, one_line
 from sparkonce.guarantees import Guarantee
+from sparkonce.jvm import no_rows, repeated_name, types_inside
 from sparkonce.sink import TwoPhaseCommitSink
-from sparkonce.spark.jvm import no_rows
 
 View: TypeAlias = Callable[[DataFrame], DataFrame]
 """Makes a sink's share of a batch. Called once at the start with an empty batch, then once per batch."""
@@ -176,7 +176,7 @@ def arrow_schema(schema: StructType, *, is_case_sensitive: bool = True) -> pa.Sc
         SchemaError: If a column appears twice, is an array or map of nulls, or has a type that PySpark cannot transfer
             to Python, such as year-month intervals. The message names the column.
     """
-    if (twice := doubled(schema.names, is_case_sensitive=is_case_sensitive)) is not None:
+    if (twice := repeated_name(schema.names, is_case_sensitive=is_case_sensitive)) is not None:
         raise SchemaError(f"The column {twice!r} appears more than once.", next_step="Drop or rename all but one.")
     for column in schema:
         if (twice := _field_twice(column.dataType)) is not None:
@@ -207,28 +207,13 @@ def to_arrow(schema: StructType) -> pa.Schema:
     return to_arrow_schema(schema, **zone)
 
 
-def doubled(names: Sequence[str], *, is_case_sensitive: bool) -> str | None:
-    """Returns the first repeated name; None if there is none."""
-    folded = [name if is_case_sensitive else name.lower() for name in names]
-    return next((name for at, name in enumerate(names) if folded[at] in folded[:at]), None)
-
-
 def _field_twice(kind: DataType) -> str | None:
-    twice = doubled(kind.names, is_case_sensitive=True) if isinstance(kind, StructType) else None
+    twice = repeated_name(kind.names, is_case_sensitive=True) if isinstance(kind, StructType) else None
     return twice or next(filter(None, map(_field_twice, types_inside(kind))), None)
 
 
 def _has_nothing_inside(kind: DataType) -> bool:
     return any(isinstance(one, NullType) or _has_nothing_inside(one) for one in types_inside(kind))
-
-
-def types_inside(kind: DataType) -> list[DataType]:
-    """Returns the element types of an array, map or struct; none for other types."""
-    if isinstance(kind, ArrayType):
-        return [kind.elementType]
-    if isinstance(kind, MapType):
-        return [kind.keyType, kind.valueType]
-    return [one.dataType for one in kind] if isinstance(kind, StructType) else []
 
 
 def _is_transferred(column: StructField) -> bool:

@@ -20,18 +20,18 @@ from sparkonce.driver.work import LargerRowsError
 from sparkonce.errors import PrepareError, SchemaError, SparkonceError, one_line
 from sparkonce.executor import SinkTask, SlotTask
 from sparkonce.guarantees import Guarantee
+from sparkonce.jvm import JvmCache, quoted, types_inside
 from sparkonce.protocol.codec import decode_handle
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.ownership import Token
 from sparkonce.sink import Owner
 from sparkonce.spark.arrow_batches import ArrowBatches
 from sparkonce.spark.grouping import Grouping
-from sparkonce.spark.jvm import JvmCache, quoted
 from sparkonce.spark.shipped import Needs
 from sparkonce.spark.show.failures import short_error
 from sparkonce.spark.show.jobs import described
 from sparkonce.spark.slot_tasks import answers_of
-from sparkonce.spark.views import Share, ShareSample, arrow_schema, computed_once, types_inside
+from sparkonce.spark.views import Share, ShareSample, arrow_schema, computed_once
 from sparkonce.spark.worker import needs_of
 
 if TYPE_CHECKING:

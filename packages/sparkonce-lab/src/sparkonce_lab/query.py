@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from sparkonce.packages import SCALA
 from sparkonce.protocol.state import Phase
-from sparkonce.sources.packages import SCALA
 from sparkonce.storage.spark import SparkCheckpoint
 from sparkonce_lab.clock import adapt_python, let_java_start, only_the_drivers
 from sparkonce_lab.rig.kafka.jars import spark_jars_folder

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from sparkonce.arguments import nonempty
 from sparkonce.errors import ConfigurationError
+from sparkonce.jvm import class_name, items, quoted, scala_map
+from sparkonce.packages import DELTA_MODULE
 from sparkonce.sinks.tables.fitting import Rules, as_stored, never_null_inside, not_null
 from sparkonce.sinks.tables.merging import (
     INSERT_ALL,
@@ -22,8 +24,6 @@ from sparkonce.sinks.tables.merging import (
 )
 from sparkonce.sinks.tables.sink import TableSink
 from sparkonce.sinks.tables.table import Label, Table
-from sparkonce.sources.packages import DELTA_MODULE
-from sparkonce.spark.jvm import class_name, items, quoted, scala_map
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

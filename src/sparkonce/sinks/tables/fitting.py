@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sparkonce.jvm import quoted, types_inside
 from sparkonce.sinks.tables.merging import SOURCE, TARGET, Merge
-from sparkonce.spark.jvm import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -86,7 +86,7 @@ def _is_in_order(actual: DataType, wanted: DataType) -> bool:
     actual, wanted = _stored(actual), _stored(wanted)
     if isinstance(actual, StructType) and isinstance(wanted, StructType) and actual.names != wanted.names:
         return False
-    return all(_is_in_order(one, other) for one, other in zip(_inside(actual), _inside(wanted), strict=False))
+    return all(_is_in_order(one, other) for one, other in zip(types_inside(actual), types_inside(wanted), strict=False))
 
 
 def ordered(value: Column, actual: DataType, wanted: DataType) -> Column:
@@ -193,7 +193,7 @@ def with_own_types(schema: StructType, fields: Sequence[StructField]) -> StructT
 
 def is_nested(schema: StructType) -> bool:
     """Returns True if a column has a nested type."""
-    return any(_inside(one.dataType) for one in schema)
+    return any(types_inside(one.dataType) for one in schema)
 
 
 def not_null_inside(field: StructField) -> Mapping[str, Column]:
@@ -235,12 +235,6 @@ def _stored(kind: DataType) -> DataType:
     from pyspark.sql.types import UserDefinedType
 
     return kind.sqlType() if isinstance(kind, UserDefinedType) else kind
-
-
-def _inside(kind: DataType) -> list[DataType]:
-    from sparkonce.spark.views import types_inside
-
-    return types_inside(kind)
 
 
 def _by_name(fields: Sequence[StructField] | StructType) -> dict[str, StructField]:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from sparkonce.arguments import nonempty
 from sparkonce.errors import PreflightError
+from sparkonce.jvm import quoted
+from sparkonce.packages import ICEBERG_MODULE
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sink import Facts
 from sparkonce.sinks.tables.errors import error_message
@@ -17,8 +19,6 @@ from sparkonce.sinks.tables.fitting import Rules, not_null, not_null_inside
 from sparkonce.sinks.tables.merging import INSERT_ALL, UPDATE_ALL, Merge, MergePlan, WhenMatched, WhenNotMatched
 from sparkonce.sinks.tables.sink import TableSink, driver_session
 from sparkonce.sinks.tables.table import Label, Table
-from sparkonce.sources.packages import ICEBERG_MODULE
-from sparkonce.spark.jvm import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

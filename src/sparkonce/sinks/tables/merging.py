@@ -18,10 +18,10 @@ import pyarrow.parquet as pq
 
 from sparkonce.arguments import mapping, nonempty, one_of, texts
 from sparkonce.errors import ConfigurationError, SchemaError
+from sparkonce.jvm import items, quoted
 from sparkonce.sinks._shared.arrow import python_value
 from sparkonce.sinks.tables.errors import error_message
 from sparkonce.sinks.write_ahead.application import RefusedError
-from sparkonce.spark.jvm import items, quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from sparkonce.arguments import flag
 from sparkonce.errors import ANEW, ConfigurationError, PreflightError, SchemaError
+from sparkonce.jvm import no_rows, quoted, repeated_name, require_class
 from sparkonce.sink import Facts, SinkCommitter
 from sparkonce.sinks.tables.committer import TableCommitter, never
 from sparkonce.sinks.tables.errors import error_message
@@ -19,7 +20,6 @@ from sparkonce.sinks.tables.merging import CONDITION, INSERT_ALL, SOURCE, Merge,
 from sparkonce.sinks.tables.table import Table
 from sparkonce.sinks.write_ahead.application import Applies
 from sparkonce.sinks.write_ahead.sink import WriteAheadSink
-from sparkonce.spark.jvm import no_rows, quoted, require_class
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -122,9 +122,7 @@ class TableSink(WriteAheadSink, abc.ABC):
         from pyspark.sql.pandas.types import from_arrow_schema
         from pyspark.sql.types import ArrayType, MapType, StructType
 
-        from sparkonce.spark.views import doubled
-
-        if (twice := doubled(schema.names, is_case_sensitive=False)) is not None:
+        if (twice := repeated_name(schema.names, is_case_sensitive=False)) is not None:
             raise SchemaError(
                 f"Column {twice!r} appears more than once, and {self.where} makes no difference between upper and "
                 "lower case.",

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
+from sparkonce.jvm import quoted
 from sparkonce.protocol.handles import Scalar, transaction_fields
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sinks.tables.fitting import Rules, nullable
 from sparkonce.sinks.tables.merging import MergePlan
 from sparkonce.sinks.write_ahead.application import Unit
 from sparkonce.sinks.write_ahead.ledger import Entry
-from sparkonce.spark.jvm import quoted
 from sparkonce.storage.local import sync_file_system
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from sparkonce.errors import ConfigurationError
+from sparkonce.jvm import jvm
 from sparkonce.sink import TwoPhaseCommitSink
-from sparkonce.spark.jvm import jvm
 from sparkonce.storage.files import CheckpointFiles
 from sparkonce.storage.local import LocalFiles
 from sparkonce.storage.location import HADOOP, OBJECT_STORES, SCHEMES, local_folder

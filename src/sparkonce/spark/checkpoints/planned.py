@@ -14,7 +14,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from sparkonce.errors import CheckpointMismatchError
-from sparkonce.spark.jvm import JvmCache, items, jvm
+from sparkonce.jvm import JvmCache, items, jvm
 from sparkonce.storage.offsets import without_files
 from sparkonce.storage.spark import SparkCheckpoint, canonical
 

@@ -24,11 +24,11 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.util import default_api_mode
 
 from sparkonce.errors import ConfigurationError, SparkonceError
+from sparkonce.jvm import class_name, field
 from sparkonce.spark import exactly_once
 from sparkonce.spark.exactly_once import ExactlyOnce
 from sparkonce.spark.job import ending
 from sparkonce.spark.job.script import run_script, script
-from sparkonce.spark.jvm import class_name, field
 from sparkonce.watch.display import ProgressDisplay
 
 Explainer = Callable[[DataStreamWriter, str | None], None]

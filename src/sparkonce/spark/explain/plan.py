@@ -10,7 +10,7 @@ from pyspark.serializers import CloudPickleSerializer
 
 from sparkonce.analysis.facts import PlanFacts, PythonFunction
 from sparkonce.analysis.given import suspects
-from sparkonce.spark.jvm import class_name, items
+from sparkonce.jvm import class_name, items
 from sparkonce.spark.plans import MADE_IN_PLACE, SHUFFLES, STATEFUL, expressions, is_leaf, nodes
 
 _RANDOM = {

@@ -19,10 +19,10 @@ from sparkonce.analysis.facts import EngineFacts, Pipeline, SinkFacts, lower_nam
 from sparkonce.analysis.given import function_facts, sink_facts, used_by
 from sparkonce.analysis.sinks import IGNORE_METADATA
 from sparkonce.errors import ConfigurationError
+from sparkonce.jvm import class_name, field, jvm, scala_map
 from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.spark.exactly_once import ExactlyOnce
 from sparkonce.spark.explain.plan import plan_facts
-from sparkonce.spark.jvm import class_name, field, jvm, scala_map
 from sparkonce.spark.plans import format_of, source_facts
 from sparkonce.spark.views import refused_rows_of
 

@@ -193,8 +193,8 @@ def session_settings(spark: Any) -> Settings | None:
     """Reads a session's settings for stores; None on Spark Connect, where the server has them."""
     if not hasattr(spark, "_jsparkSession"):
         return None
+    from sparkonce.jvm import jvm
     from sparkonce.spark.checkpoints.opening import hadoop_settings
-    from sparkonce.spark.jvm import jvm
 
     everything = hadoop_settings(spark).getPropsWithPrefix("")
     told = jvm().com.fasterxml.jackson.databind.ObjectMapper().writeValueAsString(everything)

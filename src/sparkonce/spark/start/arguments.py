@@ -12,9 +12,9 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from sparkonce.arguments import mapping, nonempty, one_of, shown, whole_number
 from sparkonce.errors import ConfigurationError
 from sparkonce.guarantees import Guarantee
+from sparkonce.jvm import execution_of, field, is_connect
 from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.sources.groups import GroupOffsets
-from sparkonce.spark.jvm import execution_of, field, is_connect
 from sparkonce.spark.start.checks import CheckpointLocation
 from sparkonce.storage.location import checked_location, local_folder
 

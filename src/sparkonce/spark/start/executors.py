@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from pyspark.sql import SparkSession
 
 from sparkonce.errors import ConfigurationError, PreflightError, SparkonceError
+from sparkonce.jvm import is_connect
 from sparkonce.needs import WorkerNeeds
 from sparkonce.sink import TwoPhaseCommitSink
-from sparkonce.spark.jvm import is_connect
 from sparkonce.spark.shipped import NEXT_STEPS, REPORT, Needs, reporter
 from sparkonce.spark.show.failures import is_stop, message_and_next, short_error
 from sparkonce.spark.worker import is_local, needs_of

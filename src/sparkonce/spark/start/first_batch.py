@@ -11,8 +11,8 @@ from pyspark.sql import DataFrame, SparkSession
 from sparkonce.driver.progress import BatchProgress
 from sparkonce.errors import PreflightError
 from sparkonce.guarantees import Guarantee
+from sparkonce.jvm import class_name, items
 from sparkonce.sink import Facts, TwoPhaseCommitSink
-from sparkonce.spark.jvm import class_name, items
 from sparkonce.spark.plans import MADE_IN_PLACE, SHUFFLES, is_leaf, nodes, source_of
 from sparkonce.spark.views import Share, ShareSample
 

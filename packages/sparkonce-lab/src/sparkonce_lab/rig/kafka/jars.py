@@ -24,7 +24,7 @@ from xml.sax.saxutils import quoteattr
 
 from sparkonce.errors import ConfigurationError, PreflightError, SparkonceError
 from sparkonce.operate.java import find_java
-from sparkonce.sources.packages import AVRO_MODULE, KAFKA_MODULE, SCALA, spark_packages
+from sparkonce.packages import AVRO_MODULE, KAFKA_MODULE, SCALA, spark_packages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

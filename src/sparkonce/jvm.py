@@ -1,4 +1,4 @@
-"""Reads, creates and caches JVM objects, and checks that a session has a jar.
+"""Reads, creates and caches JVM objects, checks that a session has a jar, and looks into Spark's types.
 
 A call to the JVM takes a third of a millisecond, and a batch makes many, so a run caches whatever it can reuse.
 """
@@ -6,14 +6,14 @@ A call to the JVM takes a third of a millisecond, and a batch makes many, so a r
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, TypeVar, cast
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import StructType
+from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from sparkonce.errors import ConfigurationError
-from sparkonce.sources.packages import missing_module
+from sparkonce.packages import missing_module
 
 
 def jvm() -> Any:
@@ -141,3 +141,18 @@ def missing(session: SparkSession, module: str) -> ConfigurationError:
     # spark-submit passes Python the port of the JVM that it started.
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ
     return missing_module(module, session.version, asked=asked, jars=jars, submitted=submitted)
+
+
+def repeated_name(names: Sequence[str], *, is_case_sensitive: bool) -> str | None:
+    """Returns the first repeated name; None if there is none."""
+    folded = [name if is_case_sensitive else name.lower() for name in names]
+    return next((name for at, name in enumerate(names) if folded[at] in folded[:at]), None)
+
+
+def types_inside(kind: DataType) -> list[DataType]:
+    """Returns the element types of an array, map or struct; none for other types."""
+    if isinstance(kind, ArrayType):
+        return [kind.elementType]
+    if isinstance(kind, MapType):
+        return [kind.keyType, kind.valueType]
+    return [one.dataType for one in kind] if isinstance(kind, StructType) else []
