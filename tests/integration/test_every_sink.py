@@ -140,7 +140,7 @@ WEAKER = pytest.mark.parametrize(
 
 
 def killed_between_two_slots(suite: SystemSuite, folder: Path, guarantee: Guarantee) -> Counter[int]:
-    """What a reader finds of three batches, whose driver dies when one slot of the second is written."""
+    """Returns the rows that readers find after three batches; the driver died between two slots of the second."""
     query = Query(suite, folder, guarantee)
     query.job.run(0)
     query.die_before = 1, 1

@@ -185,7 +185,7 @@ def replica(server: RedisServer, client: Any, tmp_path: Path) -> Iterator[RedisS
             assert time.monotonic() < give_up_at, told
         yield started
     finally:
-        started.kill()  # a replica that has just copied its master first writes its log, and does not terminate before
+        started.kill()  # terminating would wait until a replica that has just synced has rewritten its log
 
 
 def test_a_replica_is_refused(replica: RedisServer) -> None:

@@ -66,7 +66,7 @@ class ModelLog(DecisionLog):
 
     @staticmethod
     def unreadable() -> Exception:
-        """Responds like `DecisionLog` for a record at the position that cannot be read."""
+        """Returns the error that `DecisionLog` raises if the position is taken by a record that cannot be read."""
         return PutUnknownError("it stands already, and could not be read")
 
     def _put(self, position: int, data: bytes) -> Landed | Taken:

@@ -293,7 +293,7 @@ class Oracle:
             again = config.halves and bool(self.gone) and "has to be written again" in str(error)
             return deposed or moved or again or bool(since & _MAY_FAIL)
         if kind is errors.TransactionTooOldError and "long batch" in since:
-            # It was rewritten, with its rows computed first. That failed, or another run took as long then.
+            # The second write, with all rows computed first, failed too, or another run was also too slow.
             others = any(run != start.run for run in self._claims)
             if others or since & (_MAY_FAIL - {"long batch"}):
                 return True

@@ -70,7 +70,7 @@ class BatchFinisher:
         )
 
     def _wait(self, batch: int, waiting: Sequence[Finished]) -> str:
-        """Pauses before the next attempt. Returns why there is none; empty if there is one, or none is needed."""
+        """Pauses before the next attempt. Returns the reason to give up, or an empty string to continue."""
         if not waiting:
             self._outage.is_over()
             return ""

@@ -224,7 +224,7 @@ class RunDriver:
             cause = self._failure.cause
             self._die()
             if isinstance(cause, errors.StaleServerError):
-                # found by a sink before the decision: its message says what to do, and everything open is aborted
+                # A sink found this before the decision. Its message says what to do, and everything open is aborted.
                 raise cause
             raise stop_error(effect, batch, self._failure.advice) from cause
         return effect

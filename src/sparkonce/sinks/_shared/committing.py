@@ -25,8 +25,8 @@ class HandleCommitter(SinkCommitter, Generic[T]):
     """Commits and aborts transactions, each of which a handle names. ``T`` is a transaction as a value.
 
     Attributes:
-        handle_fields: The fields that its handles may have. A newer version has written a handle with more of them,
-            and what it names stays as it is. Empty if they are not looked at.
+        handle_fields: The fields that its handles may have. A handle with other fields was written by a newer version,
+            and its transaction is left as it is. Empty if the fields are not checked.
     """
 
     handle_fields: frozenset[str] = frozenset()
@@ -67,7 +67,7 @@ class HandleCommitter(SinkCommitter, Generic[T]):
             return NOTHING
         fields = {name for name, _ in handle.transaction}
         strange = sorted(fields - self.handle_fields)
-        # Without any field of this sink it is a handle of another sink, which is said otherwise.
+        # A handle without any of these fields belongs to another sink, and gets another answer.
         return _newer(strange) if strange and fields & self.handle_fields else self.transaction_of(handle)
 
 

@@ -166,7 +166,7 @@ class FilesCommitter(HandleCommitter[TransactionName]):
         try:
             whole = self._named_by_manifests(missing)
         except UnknownOutcomeError as error:
-            # UNKNOWN tells better what is wrong, for example which right is missing.
+            # UNKNOWN describes the problem better, for example which permission is missing.
             retry = Finished(outcome=Outcome.RETRY, reason=error.message)
             return {name: retry for name, answer in missing.items() if answer.outcome is Outcome.LOST}
         except CorruptRecordError as error:

@@ -229,8 +229,8 @@ class LocalStore(RenamingStore):
         with suppress(FileNotFoundError):
             mine = gone.stat()
             gone.unlink()
-        # Asked last: a driver that has found the held name can still link the file as long as it has any name.
-        # A file that was listed by its held name alone lacks its folder: there only the inode can tell.
+        # Look at the published name last: a driver that has found the held name can still link the file as long as it
+        # has any name. If only the held name was listed, the file's folder is unknown, and only the inode can tell.
         path = str(fields.get("path") or held.stem)
         final = self._path(path)
         try:

@@ -152,8 +152,8 @@ def needs_in(path: str, options: Mapping[str, Any], *, modules: tuple[str, ...])
     """
     scheme = scheme_of(path)
     if scheme == "file":
-        # An executor that does not see this file has another disk under the path. Before the first preflight there is
-        # none yet.
+        # An executor that cannot see this file has a different disk mounted at the path. The first preflight creates
+        # the file, so before that there is nothing to check.
         mark = local_folder(path) / ID
         return WorkerNeeds(modules=modules, files=(("path", str(mark)),) if mark.exists() else ())
     if scheme == "hdfs":

@@ -218,8 +218,8 @@ def encode(
 
     Args:
         batches: The batches.
-        transactions: True to write their transactions.
-        head: More fields of the first line.
+        transactions: True to include their transactions.
+        head: Additional fields for the first line.
     """
     lines = [json.dumps({"sparkonce_manifest": _FORMAT, **head}, separators=(",", ":") if head else None)]
     for batch in batches:
@@ -347,7 +347,7 @@ def read_generation(store: FileStore, prefix: str, query: str, number: int) -> G
 
 def read_everything(store: FileStore) -> tuple[list[Manifest], dict[tuple[str, str], Generation]]:
     """Returns every batch's own manifest once, compacted or not, by query and number; and the newest generations."""
-    # Listed again until nothing is new: a manifest may be merged into another one meanwhile, a generation replaced.
+    # List again until nothing is new: meanwhile, a manifest may be merged into another one or a generation replaced.
     found: dict[tuple[str, str, int], Manifest] = {}
     newest: dict[tuple[str, str], Generation] = {}
     seen: set[str] = set()

@@ -209,7 +209,8 @@ class FileStore(abc.ABC):
     def _make_folder(self, path: str) -> None:
         folder = path.rpartition("/")[0]
         if folder not in self._made:
-            self.small.make(folder)  # also if it is there: its maker may have been killed before it was durable
+            # Even if the folder exists: the process that created it may have been killed before it was durable.
+            self.small.make(folder)
             self._made = self._made | {folder}
 
     def get(self, path: str) -> bytes | None:

@@ -312,8 +312,8 @@ class _IcebergTable(Table):
 
     def _load(self) -> Any:
         """Reloads the table."""
-        # Refreshing the table in Spark's catalog would not be enough: if another session dropped and recreated a table
-        # of a Hadoop catalog, and it has as many versions, the old one would remain.
+        # Refreshing the table in Spark's catalog is not enough. If another session dropped and recreated a table of a
+        # Hadoop catalog, and the new table has the same number of versions, Spark would keep the old one.
         return self._forgotten(self.spark).loadIcebergTable(self.spark._jsparkSession, self._name)
 
     def _forgotten(self, spark: SparkSession) -> Any:

@@ -363,7 +363,7 @@ class Uploader:
             finished = read(answer, "CreateMultipartUpload")
             if finished.outcome is not Outcome.RETRY or attempt == self.settings.attempts:
                 raise _not_whole(key, finished)
-            # If the answer was lost and the upload begun, the next sweep finds it.
+            # If the upload was created and only the response was lost, the next sweep finds the upload.
             time.sleep(min(0.05 * 2**attempt, 2.0))
             attempt += 1
 

@@ -156,10 +156,10 @@ def _absent(connection: Connection, name: TransactionName, lost: str) -> Finishe
 def identity(connection: Connection, flavour: Flavour) -> str:
     """Returns the server's identity; empty if the sink has not been started on it.
 
-    MySQL has ``server_uuid``, and after a failover another one: so the comment on the table of markers may name the
-    server of before, ``server <new> was <old>``, which is void on all others. MariaDB has no such id: the first start
-    draws one, and stores it with host name and port. A replica, a restored copy and a clone have that row, too, but
-    other host names or ports.
+    MySQL has ``server_uuid``, which differs after a failover. The user can then declare the old server in the comment
+    on the marker table, ``server <new> was <old>``, which any server other than ``<new>`` ignores. MariaDB has no such
+    id, so the first start generates one and stores it with the host name and port. Replicas, restored copies and
+    clones have that row too, but their host name or port differs.
     """
     if flavour.identity is not None:
         server, comment = connection.row(flavour.identity)

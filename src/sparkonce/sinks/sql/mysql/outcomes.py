@@ -134,7 +134,7 @@ ERRORS = ErrorTable(
         ),
         1401: Meaning(
             Outcome.UNKNOWN,
-            # `Sql_cmd_xa_recover::check_xa_recover_privilege` in MySQL: 1227, which names the right, is but a warning.
+            # `Sql_cmd_xa_recover::check_xa_recover_privilege` in MySQL: 1227, which names the right, is only a warning.
             "The server failed in the branch. MySQL says the same to a user without XA_RECOVER_ADMIN.",
             "See the server's log, and XA RECOVER; grant the right if it is missing, and nothing is lost.",
             name="XAER_RMERR",

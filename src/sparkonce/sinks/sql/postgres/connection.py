@@ -128,15 +128,15 @@ def begin(limits: Limits, statement_s: float, application_name: str, idle_s: flo
     parts: list[sql.Composable] = [
         sql.SQL("set_config({}, {}, true)").format(name, value) for name, value in settings.items()
     ]
-    # Whoever has it lower, such as remote_write, keeps it: only 'off' loses what the server has confirmed.
+    # Other settings, such as remote_write, are kept: only 'off' can lose commits that the server has confirmed.
     parts.append(
         sql.SQL(
             "CASE current_setting('synchronous_commit') WHEN 'off' "
             "THEN set_config('synchronous_commit', 'on', true) END"
         )
     )
-    # Since PostgreSQL 17. It counts whatever the transaction does. The server starts its timer at BEGIN with the role's
-    # or database's value, and never prolongs it: only turning it off first replaces it.
+    # Since PostgreSQL 17. It limits the whole transaction. At BEGIN, the server starts the timer with the role's or
+    # database's value. Setting a longer time doesn't extend a running timer, so it is turned off first.
     parts += [
         sql.SQL(
             "CASE WHEN current_setting('transaction_timeout', true) IS NOT NULL "

@@ -459,7 +459,7 @@ def _interval_unit_us(column: str, wanted: ServerType) -> int:
 
 
 def _durations(values: pa.Array, column: str, unit_us: int, shown: str) -> list[Part]:
-    # Microseconds alone: a day of Spark's interval has 24 hours, a day of PostgreSQL's what the calendar says.
+    # Microseconds alone: a day of Spark's interval has 24 hours, one of PostgreSQL's may have 23 or 25.
     out = np.zeros(len(values), np.dtype([("us", ">i8"), ("days", ">i4"), ("months", ">i4")]))
     out["us"] = integers(values.cast(pa.duration("us")), "i8", pa.int64())
     _check_unit(out["us"], unit_us, column, shown)
