@@ -16,7 +16,7 @@ STATES = ("open", "prepared", "committed", "aborted")
 
 
 class Folder:
-    """The system. Each question is a verb and words, and each answer words."""
+    """The system. A request is a verb with arguments, and a response is text."""
 
     def __init__(self, root: Path) -> None:
         self._root = root

@@ -277,7 +277,7 @@ def test_a_later_schema_gives_what_it_gives_when_it_is_known(
 ) -> None:
     """The worker's way against Java's own."""
     resolved = [
-        # Of each field its name, the writer's type, the reader's, and a value.
+        # For each field: its name, the writer's type, the reader's type, and a value.
         ("wider", "int", "double", 3),
         ("wide", "float", "double", 0.1),
         ("maybe", ["null", "int"], ["null", "long"], 4),

@@ -58,7 +58,7 @@ class Queue:
 
 
 class MemoryStore(CheckpointFiles):
-    """A store in memory. Its client dies at one of its puts, before it or after it, if that is set.
+    """A store in memory. Its client can be set to die before or after one of its puts.
 
     Args:
         outer: The store of the folder around; None for the first one.

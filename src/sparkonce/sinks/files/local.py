@@ -161,7 +161,7 @@ class LocalStore(RenamingStore):
         return _matches(path, fields)
 
     def _is_own(self, held: Path, final: Path, fields: Fields) -> bool:
-        # The number of its names would not tell: a backup may have given it another one.
+        # Counting its hard links proves nothing, since a backup may have added one.
         with suppress(FileNotFoundError, NotADirectoryError):
             if held.samefile(final):
                 return True

@@ -1,4 +1,4 @@
-"""What differs between databases: a value of functions, which a package for each database fills in."""
+"""What differs between databases: a set of functions, which each database's package provides."""
 
 from __future__ import annotations
 
@@ -42,68 +42,67 @@ class Rows(Protocol):
     """Takes the rows of one copy, once their columns are known."""
 
     def write(self, rows: pa.RecordBatch, *, alone: bool = False) -> None:
-        """Sends rows. Alone, they have arrived on return, or an error says that they are refused."""
+        """Sends rows. With `alone`, returns once the server has accepted them, and raises if it rejects them."""
 
     def finish(self) -> None:
-        """Sends the rest, and sees that all rows are there, in a table that is what it was."""
+        """Sends the rest, and checks that all rows have arrived and the table has not changed."""
 
     def reset(self) -> None:
-        """Drops what is not sent, after an error."""
+        """Discards unsent rows after an error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
     """The functions of one database. Each takes a session, and raises one of `errors` if the server does not answer.
 
-    A session that raised is closed, by which the server rolls back what it had open.
+    After an error, the session is closed, so the server rolls back its open transaction.
 
-    The first half is the driver's, the second the writers'. Their sessions may be of different types.
+    The driver uses the first half, up to `tidy`, and the writers use the rest. Their sessions may differ in type.
 
     Attributes:
         errors: The exceptions that the client library raises instead of an answer.
         fields: The fields of handles.
-        connect: Opens a session of the driver: where to, and what for.
-        is_idle: Returns True if a session is open and in no transaction.
+        connect: Opens a session of the driver, given where to connect, the program's name and the time limits.
+        is_idle: Returns True if a session is open and not in a transaction.
         is_alive: Returns True if the server has kept an idle session.
-        within: Makes what waits on a session fail after so many seconds.
-        refreshed: Returns the session with the server's id as it is now: a proxy may have moved it.
-        finished: Returns what an error says of a commit or an abort.
-        prepare_error: Returns the error of a copy, or of a trial merge, from the server's error and what was done.
-        list_open: Lists the transactions and sessions that may be of these runs.
-        left_by: Returns what an `OPEN` session, which is gone by now, has prepared or staged just before.
-        end_writers: Ends the sessions that write these, and returns False if one is still there at the deadline.
-        settle: Waits, as far as commits have to, until the writers of these have ended. Returns at the deadline.
-        finish_prepared: Commits, or aborts, a prepared transaction, until the deadline.
-        begin: Begins the transaction of a merge, for which one session at a time is let in. False if another is in.
-        stages: Returns the staged copies of these names that are not finished, and the answers for all others. For an
-            abort, the stages are not read: only their names count.
-        merge: Moves rows of staging tables with one target there, by table in the order of slots, after it has counted
-            that each holds as many as were prepared. Returns what is wrong, in which case nothing may be committed.
+        within: While it is entered, calls that wait on the session fail after this many seconds.
+        refreshed: Returns the session with the current server's id, since a proxy may have switched servers.
+        finished: Translates an error of a commit or an abort into an outcome.
+        prepare_error: Translates a server's error during a copy or a trial merge.
+        list_open: Lists the transactions and sessions that may belong to these runs.
+        left_by: Returns what an `OPEN` session, which has since ended, prepared or staged before it ended.
+        end_writers: Ends the sessions that write these. Returns False if one still exists at the deadline.
+        settle: Waits until the writers of these have ended, or until the deadline. None if commits need not wait.
+        finish_prepared: Commits or aborts a prepared transaction, retrying until the deadline.
+        begin: Begins the transaction of a merge. Only one session at a time may merge: False if another one does.
+        stages: Returns the unfinished staged copies of these names, and the answers for all others. For an abort, it
+            returns None instead of each copy, since only the names matter.
+        merge: Moves the rows of staging tables that have the same target, in the order of slots, after checking that
+            each table holds as many rows as were prepared. Returns the problem, if any; then nothing may be committed.
             For a trial, it also checks all constraints.
         commit: Marks these staged copies as committed, and ends the transaction.
-        drop: Drops these staged copies, and ends the transaction, until the deadline.
+        drop: Drops these staged copies and ends the transaction, retrying until the deadline.
         roll_back: Rolls the transaction back.
-        refusers: Returns True if a table may refuse a row that its staging table has taken.
-        settled: Returns the rules for rows that were to be appended, where an operator has said what a conflict does.
-        refers_to_unit: Returns True if an error is of a foreign key whose rows another sink of the batch may hold.
-        named: Returns, in words, the constraint that an error is about; empty if it is about none.
-        fragile: Returns why rows of a table are not safe there; empty for no reason.
-        not_committed: Returns those of these that are not committed here, and whose markers cannot be deleted.
-        committed: Lists what the markers of a prefix and query show as committed.
-        tidy: Deletes what finished batches have left: of these transactions, and, if that is due, of all that are older
-            than a batch.
-        has_transactional_ddl: False if tables are made and dropped whatever becomes of the transaction: then staging
-            tables outlive their writers, and merged ones stay for `tidy`.
-        take: Opens a writer's session, or takes an idle one of this process.
+        refusers: Returns True if a table may reject a row that its staging table has accepted.
+        settled: Applies an operator's choice for conflicting keys to a copy whose rows were to be appended.
+        refers_to_unit: Returns True if an error is about a foreign key whose rows another sink of the batch may hold.
+        named: Describes the constraint that an error is about; empty if there is none.
+        fragile: Returns why rows are not safe in a table, for example because it is unlogged; empty if they are.
+        not_committed: Returns the names that are not committed here, unless their markers may have been tidied away.
+        committed: Lists the committed transactions of a prefix and query, according to the markers.
+        tidy: Deletes what these finished transactions left and, if it is due, what much older batches left.
+        has_transactional_ddl: False if creating and dropping tables is not undone by a rollback. Then staging tables
+            outlive their writers, and merged ones stay until `tidy` drops them.
+        take: Opens a writer's session, or reuses an idle one of this process.
         give_back: Keeps a writer's session for the next copy, or closes it.
-        open: Begins a copy's transaction, and returns when, milliseconds since the epoch by the server's clock; 0 for
-            a database whose handles do not say.
-        rows: Makes what takes a copy's rows, with a marker or a staging table where the kind of commit has one.
-        execute: Runs a statement of a writer.
-        prepare: Makes a copy durable: prepares its transaction, or commits it.
+        open: Begins a copy's transaction. Returns the time by the server's clock, in milliseconds since the epoch; 0
+            if the database's handles do not record it.
+        rows: Creates the `Rows` of a copy, and its marker or staging table if the kind of commit has one.
+        execute: Runs a statement in a writer's session.
+        prepare: Makes a copy durable by preparing or committing its transaction.
         staging_table: Returns the name of a copy's staging table.
-        is_about_row: Returns True if the server refused a row for its values.
-        message: Returns the server's own words, without the values of rows.
+        is_about_row: Returns True if the server rejected a row because of its values.
+        message: Returns the server's message without the values of rows.
     """
 
     errors: tuple[type[Exception], ...]

@@ -59,7 +59,7 @@ class S3System(ServerSystem, VerifiedSystem):
     # Only files with rows: a starting run tests the folder with a file of its own.
     REQUESTS: ClassVar[Mapping[str, Mapping[str, Request]]] = {
         "held": {
-            # The body, since a client first asks whether it may send it.
+            # Match the body: the client sends the header first, and waits for permission to send the body.
             "prepare": after(re.compile(rb"PUT [^ ]*/part-[^ ]*[?&]partNumber="), b""),
             "commit": re.compile(rb"POST [^ ]*/part-[^ ]*[?&]uploadId="),
             "abort": re.compile(rb"DELETE [^ ]*/part-[^ ]*[?&]uploadId="),

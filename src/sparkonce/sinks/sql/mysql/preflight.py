@@ -386,7 +386,7 @@ def _check_rules(connection: Connection, request: MySQLPreflightRequest, stage: 
 
 def _check_database(connection: Connection, recorded: Facts | None) -> str:
     (database,) = connection.row("SELECT IF(@@lower_case_table_names, LOWER(DATABASE()), DATABASE())")
-    # Markers and staging tables are the database's: in another one all that was committed would seem lost.
+    # Markers and staging tables are in the database. In another one, everything committed would seem lost.
     check_same(
         "database",
         str(database),

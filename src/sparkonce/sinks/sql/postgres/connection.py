@@ -72,7 +72,7 @@ def within(connection: Connection, limit_s: float) -> Iterator[None]:
 
 
 def _cut(connection: Connection) -> None:
-    # Its own descriptor: the connection may be closed, and its number used again, at this very moment.
+    # Duplicate the descriptor: another thread may close the connection just now, and its number may be reused.
     with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(connection.fileno())) as wire:
         wire.shutdown(socket.SHUT_RDWR)
 
