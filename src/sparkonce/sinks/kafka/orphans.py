@@ -1,4 +1,4 @@
-"""Lists what sparkonce has open in a Kafka cluster, for the operator. Reads only."""
+"""Lists what sparkonce has open in a Kafka cluster, for operators. Read-only."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from sparkonce.sinks.kafka.transaction_client import (
 )
 
 Target = tuple[str, str]
-"""A topic, and the id of its cluster; an empty id if it may be on any."""
+"""A topic and the id of its cluster; an empty id if it may be on any cluster."""
 
 ANSWER_WITHIN_S = 30.0
 
@@ -41,14 +41,14 @@ OPEN, BEING_ENDED, MARKER_MISSING, NOT_VISIBLE = "open", "being ended", "marker 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KafkaOrphan(Orphan):
-    """An open transaction. An id names neither batch nor slot. One of another application has no query and no run.
+    """An open transaction. Its id contains neither batch nor slot. One of another application has no query and no run.
 
     Attributes:
-        timeout_s: The age at which the broker aborts it; -1 if it is not known.
+        timeout_s: The age at which the broker aborts it; -1 if it is unknown.
         producer_id: The producer id.
-        epoch: The producer's epoch; with the id unique to one transaction.
-        coordinator: The id of the broker that coordinates it; -1 if it is not known.
-        since_ms: When it began, by the coordinator's clock; -1 if it is not known.
+        epoch: The producer's epoch; together with the id it identifies one transaction.
+        coordinator: The id of the broker that coordinates it; -1 if it is unknown.
+        since_ms: When it began, by the coordinator's clock; -1 if it is unknown.
     """
 
     timeout_s: float = shown("timeout, s")
@@ -58,7 +58,10 @@ class KafkaOrphan(Orphan):
     since_ms: int = -1
 
     def is_of(self, handle: Handle) -> bool:
-        """Returns True if the handle finishes it: an id is used again by later transactions."""
+        """Returns True if the handle finishes this transaction.
+
+        The id alone does not tell: later transactions reuse it.
+        """
         fields = dict(handle.transaction)
         asked = (self.name, self.producer_id, self.epoch)
         return asked == tuple(fields.get(name) for name in ("transactional_id", "producer_id", "epoch"))
@@ -66,15 +69,15 @@ class KafkaOrphan(Orphan):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldPartition:
-    """A partition that an open transaction has rows in.
+    """A partition in which an open transaction has rows.
 
     Attributes:
         topic: The topic's name.
         partition: The partition's number.
-        begins: The offset of the transaction's first row there; -1 if the leader does not say.
+        begins: The offset of the transaction's first row there; -1 if the leader does not report it.
         readable: The last stable offset: read_committed readers see the rows before it.
         end: The offset after the last row.
-        blocks: True if readers are held at this transaction, and not at an older one.
+        blocks: True if readers are blocked by this transaction, and not by an older one.
     """
 
     topic: str
@@ -87,7 +90,7 @@ class HeldPartition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blocker:
-    """An open transaction of any application, and its parts of the topics that were asked about."""
+    """An open transaction of any application, and its parts of the queried topics."""
 
     orphan: KafkaOrphan
     partitions: Sequence[HeldPartition]
@@ -95,11 +98,11 @@ class Blocker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockedTopics:
-    """What is open in some topics.
+    """The open transactions of some topics.
 
     Attributes:
         found: The transactions: those that block readers first, then the oldest.
-        topics: The topics that this cluster has.
+        topics: The topics that exist on this cluster.
         missing: Why some transactions or their ids may be missing; None if none is.
     """
 
@@ -109,14 +112,14 @@ class BlockedTopics:
 
 
 def list_open(settings: str | Mapping[str, Any]) -> list[KafkaOrphan]:
-    """Lists all open transactions of sparkonce's that the user of the settings may see, the oldest first.
+    """Lists all open transactions of sparkonce that the user of the settings may see, oldest first.
 
     Args:
-        settings: The sink's, in librdkafka's names, as a mapping or in one line.
+        settings: The sink's settings with librdkafka's names, as a mapping or in one line.
 
     Raises:
-        ConfigurationError: If a setting is none.
-        PreflightError: If not every broker answers.
+        ConfigurationError: If a setting does not exist.
+        PreflightError: If any broker does not answer.
     """
     with _asking(settings) as (client, parsed, deadline_s):
         views, missing = client.survey(["Ongoing"], "", attempt_s=ANSWER_WITHIN_S / 2, deadline_s=deadline_s)
@@ -127,11 +130,11 @@ def list_open(settings: str | Mapping[str, Any]) -> list[KafkaOrphan]:
 
 
 def find_open(settings: str | Mapping[str, Any], name: str) -> KafkaOrphan | None:
-    """Returns the open transaction of an id, whosever it is; None if its last one has ended, or the id isn't known.
+    """Returns the open transaction of an id, of any application. None if its last one has ended, or the id is unknown.
 
     Raises:
-        ConfigurationError: If a setting is none.
-        PreflightError: If its coordinator doesn't answer, or this user may not see it.
+        ConfigurationError: If a setting does not exist.
+        PreflightError: If its coordinator does not answer, or this user may not see it.
     """
     with _asking(settings) as (client, parsed, deadline_s):
         (view,) = client.describe_transactions([KafkaTransaction(name, -1, -1)], deadline_s=deadline_s)
@@ -143,17 +146,17 @@ def find_open(settings: str | Mapping[str, Any], name: str) -> KafkaOrphan | Non
 
 
 def list_held(settings: str | Mapping[str, Any], orphan: KafkaOrphan) -> list[HeldPartition]:
-    """Asks the leaders where an open transaction begins, and how far read_committed readers get.
+    """Queries the leaders for where an open transaction begins, and how far read_committed readers get.
 
     Args:
         settings: See `list_open`.
         orphan: The transaction.
 
     Returns:
-        Its partitions whose leaders answer.
+        The partitions whose leaders answer.
 
     Raises:
-        ConfigurationError: If a setting is none.
+        ConfigurationError: If a setting does not exist.
         PreflightError: If no broker answers.
     """
     partitions = [(topic, int(number)) for topic, _, number in (one.rpartition("-") for one in orphan.holds)]
@@ -171,14 +174,14 @@ def list_held(settings: str | Mapping[str, Any], orphan: KafkaOrphan) -> list[He
 
 
 def list_blocking(settings: str | Mapping[str, Any], targets: Collection[Target]) -> BlockedTopics:
-    """Lists every open transaction with rows in these topics, whosever it is: it may block read_committed readers.
+    """Lists every open transaction with rows in these topics, of any application: it may block read_committed readers.
 
     Args:
         settings: See `list_open`.
         targets: The topics.
 
     Raises:
-        ConfigurationError: If a setting is none.
+        ConfigurationError: If a setting does not exist.
         PreflightError: If no broker answers.
     """
     with _asking(settings) as (client, parsed, deadline_s):
@@ -198,7 +201,7 @@ def list_blocking(settings: str | Mapping[str, Any], targets: Collection[Target]
         if unread:
             topic, number = unread[0]
             missing = BrokerAnswer(None, f"partition {number} of topic {topic!r} has no leader that answers")
-        # An open transaction with rows in a partition holds its readers back, so the others need not be asked about.
+        # An open transaction with rows in a partition blocks its readers, so other partitions need no further requests.
         held = {partition: leaders[partition] for partition, (readable, end) in ends.items() if readable < end}
         parts, refused = open_parts(client, held, deadline_s)
         names, unnamed = names_of(
@@ -209,7 +212,7 @@ def list_blocking(settings: str | Mapping[str, Any], targets: Collection[Target]
         known = {one.producer_id: view for one, view in zip(asked, views, strict=True)}
         parts = [replace(one, view=_described(known.get(one.producer_id))) for one in parts]
         if any(one.is_over for one in parts):
-            # What has ended after its leader was asked is not open there anymore.
+            # A transaction that ended after its leader answered is not open there anymore.
             still, refused = open_parts(client, held, deadline_s)
             open_now = {(one.partition, one.offset, one.producer_id) for one in still}
             parts = [one for one in parts if (one.partition, one.offset, one.producer_id) in open_now]
@@ -269,7 +272,7 @@ def _orphan(view: Description) -> KafkaOrphan:
 
 
 def _blocking(group: Sequence[OpenPart], name: str) -> KafkaOrphan:
-    """Returns a transaction by its open parts and its coordinator's view, if there is one."""
+    """Returns a transaction from its open parts and its coordinator's view, if there is one."""
     one = group[0]
     holds = tuple(f"{topic}-{number}" for topic, number in sorted(part.partition for part in group))
     known_as = name or f"producer id {one.producer_id}"
@@ -278,7 +281,7 @@ def _blocking(group: Sequence[OpenPart], name: str) -> KafkaOrphan:
     if one.view is None:
         return replace(found, kind=OPEN if name else NOT_VISIBLE, age_s=-1, timeout_s=-1)
     if one.is_over and found.kind != BEING_ENDED:
-        # What the coordinator says is of a later transaction, or of the end of this one.
+        # The coordinator's description is of a later transaction, or of the end of this one.
         return replace(found, kind=MARKER_MISSING, age_s=-1, since_ms=-1, timeout_s=-1)
     return found
 

@@ -1,12 +1,12 @@
-"""Kafka's answers → outcome → one sentence: a table for commit, one for abort. An unlisted answer is UNKNOWN.
+"""Maps Kafka's answers to outcomes, each with one sentence: a table for commits and one for aborts.
 
-The source of each answer (Kafka's ``TransactionCoordinator.endTransaction`` and
-``prepareInitProducerIdTransit``, tried against Kafka 4.3):
+An answer that is not listed is UNKNOWN. The meanings follow Kafka's ``TransactionCoordinator.endTransaction`` and
+``prepareInitProducerIdTransit``, and were tested against Kafka 4.3:
 
-- The coordinator compares producer id, then epoch, then state. So a fenced answer means that another producer has used
-  the id since. INVALID_TXN_STATE means that none has, and that the transaction is not open.
-- Errors while the coordinator appends to its own log come back as COORDINATOR_NOT_AVAILABLE or NOT_COORDINATOR, and the
-  append may still have succeeded. A repetition tells, hence RETRY and not UNKNOWN.
+- The coordinator compares the producer id, then the epoch, then the state. So a fenced answer means that another
+  producer has used the id since. INVALID_TXN_STATE means that none has, and that the transaction is not open.
+- Errors while the coordinator appends to its own log are returned as COORDINATOR_NOT_AVAILABLE or NOT_COORDINATOR, and
+  the append may still have succeeded. A retry shows which, hence RETRY and not UNKNOWN.
 
 LOST makes the caller write rows again, so the table alone does not decide it: `confirm_lost` compares it with the
 coordinator's own description of the transaction.
@@ -28,7 +28,10 @@ INVALID_PRODUCER_ID_MAPPING = 49
 TRANSACTIONAL_ID_NOT_FOUND = 105
 
 LAST_EPOCH = 32_766
-"""The last epoch of a producer id: the next epoch is 0 of a new one (Kafka's ``isProducerEpochExhausted``)."""
+"""The last epoch of a producer id.
+
+The next epoch is 0, with a new producer id (Kafka's ``isProducerEpochExhausted``).
+"""
 
 MOVED = frozenset({15, 16})
 """The codes after which the coordinator is looked up again: COORDINATOR_NOT_AVAILABLE, NOT_COORDINATOR."""
@@ -46,11 +49,11 @@ _ABORTED_STATES = frozenset({"PrepareEpochFence", "PrepareAbort", "CompleteAbort
 
 @dataclass(frozen=True, slots=True)
 class KafkaTransaction:
-    """A transaction, as a handle of the Kafka sink holds it.
+    """A transaction, as stored in a handle of the Kafka sink.
 
     Attributes:
-        transactional_id: The id that the writer initialised.
-        producer_id: The producer id of the initialisation; with `epoch` unique to one transaction.
+        transactional_id: The id that the writer initialized.
+        producer_id: The producer id of the initialization; together with `epoch` it identifies one transaction.
         epoch: The producer's epoch, 0 to 32767.
     """
 
@@ -64,8 +67,8 @@ class BrokerAnswer:
     """A broker's reply to one request.
 
     Attributes:
-        code: Kafka's error code, 0 for none; None if no reply came.
-        reason: The reason why no reply came, or the broker's own message.
+        code: Kafka's error code, 0 for none; None if there was no reply.
+        reason: Why there was no reply, or the broker's own message.
         never_sent: True if the request certainly never left this machine, so that it cannot arrive later.
     """
 
@@ -86,13 +89,13 @@ class Description:
     """The coordinator's view of a transactional id (KIP-664, DescribeTransactions).
 
     Attributes:
-        transaction: The id with the producer id and epoch that own it now.
+        transaction: The id with the producer id and epoch that currently own it.
         state: ``Empty``, ``Ongoing``, ``PrepareCommit``, ``PrepareAbort``, ``CompleteCommit`` or ``CompleteAbort``.
-        timeout_ms: The transaction timeout that its producer asked for.
-        started_ms: The begin of the open or else the last transaction, by the broker's clock; -1 if there was none
-            since the id was last initialised.
+        timeout_ms: The transaction timeout that its producer requested.
+        started_ms: When the open transaction, or otherwise the last one, began, by the broker's clock; -1 if there was
+            none since the id was last initialized.
         partitions: Topic and partition of everything that the open transaction has written to.
-        coordinator: The id of the broker that describes it; -1 if that was not noted.
+        coordinator: The id of the broker that describes it; -1 if it was not recorded.
     """
 
     transaction: KafkaTransaction
@@ -142,7 +145,7 @@ _ABORT: ErrorTable[int] = ErrorTable(
         **_UNDESCRIBED.by_code,
         NONE: Meaning(Outcome.ABORTED),
         47: Meaning(Outcome.ABORTED, _GONE),
-        # It was described as open a moment ago, so it has just ended. The next description tells how.
+        # It was described as open a moment ago, so it has just ended. The next description shows how.
         48: Meaning(Outcome.RETRY, "The transaction has just ended."),
         INVALID_PRODUCER_ID_MAPPING: Meaning(Outcome.RETRY, "The transactional id has just changed hands."),
         90: Meaning(Outcome.ABORTED, _GONE),
@@ -151,17 +154,17 @@ _ABORT: ErrorTable[int] = ErrorTable(
 
 
 def is_retriable(answer: BrokerAnswer) -> bool:
-    """Returns True if the broker asks for a repetition."""
+    """Returns True if the broker asks for a retry."""
     return answer.code in _RETRIABLE
 
 
 def is_unanswered(answer: BrokerAnswer) -> bool:
-    """Returns True if nothing is known yet: no reply came, or one that asks for a repetition."""
+    """Returns True if nothing is known yet: there was no reply, or one that asks for a retry."""
     return answer.code is None or is_retriable(answer)
 
 
 def commit_outcome(answer: BrokerAnswer) -> Finished:
-    """Returns the outcome of a commit. LOST has still to pass `confirm_lost`.
+    """Returns the outcome of a commit. LOST still has to pass `confirm_lost`.
 
     Kafka answers the second commit of a transaction like the first, so COMMITTED stands for both.
     """
@@ -179,12 +182,12 @@ def undescribed_outcome(answer: BrokerAnswer) -> Finished:
 
 
 def is_undescribed(view: Description | BrokerAnswer) -> TypeGuard[BrokerAnswer]:
-    """Returns True if the coordinator gave neither a description nor the answer that it does not know the id."""
+    """Returns True if the coordinator neither described the id nor answered that it does not know it."""
     return isinstance(view, BrokerAnswer) and view.code != TRANSACTIONAL_ID_NOT_FOUND
 
 
 def still_open(asked: Sequence[KafkaTransaction], views: Sequence[Description | BrokerAnswer]) -> list[Description]:
-    """Returns the views of the transactions that are open at exactly the epoch that was asked for."""
+    """Returns the views of the transactions that are open at exactly the requested epoch."""
     return [
         view
         for one, view in zip(asked, views, strict=True)
@@ -201,18 +204,18 @@ def _read(table: ErrorTable[int], answer: BrokerAnswer) -> Finished:
 
 
 def confirm_forgotten(verdict: Finished, transaction: KafkaTransaction, now: Description | BrokerAnswer) -> Finished:
-    """Tells what the broker has forgotten from what was aborted at the last epoch of a producer id.
+    """Distinguishes transactions that the broker has forgotten from those aborted at the last epoch of a producer id.
 
-    From transaction version 2 on, an abort of an open transaction leaves its id at the next epoch as CompleteAbort. The
-    epoch after the last one is 0 of a new producer id. A commit leaves the id where it is, and the initialisation after
-    it leaves another state.
+    From transaction version 2 on, aborting an open transaction leaves its id at the next epoch as CompleteAbort. After
+    the last epoch, that is epoch 0 of a new producer id. A commit leaves the id unchanged, and the initialization after
+    it leaves a different state.
     """
     if isinstance(now, BrokerAnswer):
         return verdict
     owner = now.transaction
     is_next = transaction.epoch == LAST_EPOCH and owner.epoch == 0 and owner.producer_id != transaction.producer_id
-    # An abort of the id's next transaction could look the same, but there is none yet: a worker takes an id again only
-    # in the batch after the next (see `LanePool`), and then this transaction is finished.
+    # An abort of the id's next transaction could look the same, but there is none yet: a worker reuses an id only in
+    # the batch after next (see `LanePool`), and by then this transaction is finished.
     if is_next and now.state == "CompleteAbort":
         reason = f"INVALID_PRODUCER_ID_MAPPING: aborted at the producer id's last epoch. {_view(now)}"
         return Finished(outcome=Outcome.LOST, reason=reason)
@@ -222,8 +225,8 @@ def confirm_forgotten(verdict: Finished, transaction: KafkaTransaction, now: Des
 def confirm_lost(verdict: Finished, transaction: KafkaTransaction, now: Description | BrokerAnswer) -> Finished:
     """Compares a LOST verdict with the coordinator's description, which can only weaken it.
 
-    A producer that speaks transaction version 2 has its epoch raised by its own commit. A second commit may then be
-    answered as fenced although the first one was applied.
+    With transaction version 2, a commit raises the epoch of its own producer. A second commit may then be answered as
+    fenced although the first one was applied.
     """
     if isinstance(now, BrokerAnswer):
         if now.code == TRANSACTIONAL_ID_NOT_FOUND:
@@ -239,8 +242,8 @@ def confirm_lost(verdict: Finished, transaction: KafkaTransaction, now: Descript
     if (owner == transaction and now.state == "Empty") or _is_older(owner, transaction):
         return Finished(outcome=Outcome.UNKNOWN, reason=f"{reason} {_OLDER}")
     own_next = KafkaTransaction(transaction.transactional_id, transaction.producer_id, transaction.epoch + 1)
-    # An abort of an open transaction leaves the next epoch as CompleteAbort, and an initialisation after it the epoch
-    # after that. The next epoch in any other state follows a transaction that had ended, perhaps by a commit.
+    # Aborting an open transaction leaves the next epoch as CompleteAbort, and an initialization after that the epoch
+    # after it. If the next epoch is in any other state, the transaction had ended, perhaps with a commit.
     if owner == own_next and now.state not in _ABORTED_STATES:
         return Finished(outcome=Outcome.UNKNOWN, reason=f"{reason} That commit may have been this transaction's.")
     return Finished(outcome=Outcome.LOST, reason=reason)
@@ -249,29 +252,29 @@ def confirm_lost(verdict: Finished, transaction: KafkaTransaction, now: Descript
 def is_behind(transaction: KafkaTransaction, now: Description | BrokerAnswer) -> bool:
     """Returns True if the coordinator's log ends before the commit of a transaction that was committed.
 
-    An `is_empty` view is not covered: on some brokers it also follows a commit.
+    This does not cover an `is_empty` view: on some brokers it also follows a commit.
     """
     if isinstance(now, BrokerAnswer):
-        return False  # of an unknown id nothing is known: the coordinator forgets ids that were idle for long
+        return False  # nothing is known about an unknown id: the coordinator forgets ids that were idle for a long time
     return _is_older(now.transaction, transaction) or (
         now.transaction == transaction and now.state in {"Ongoing", *_ABORTED_STATES}
     )
 
 
 def is_empty(transaction: KafkaTransaction, now: Description | BrokerAnswer) -> bool:
-    """Returns True if the coordinator has the transaction's producer, and no transaction of it.
+    """Returns True if the coordinator knows the transaction's producer, and no transaction of it.
 
-    Apache Kafka keeps how the last transaction ended (CompleteCommit, CompleteAbort), so there it means that the log
+    Apache Kafka records how the last transaction ended (CompleteCommit, CompleteAbort), so there it means that the log
     ends before the transaction. Redpanda before 24.2 and franz-go's kfake show every ended transaction as Empty.
     """
     return isinstance(now, Description) and now.transaction == transaction and now.state == "Empty"
 
 
 def before_abort(transaction: KafkaTransaction, now: Description | BrokerAnswer) -> Finished | None:
-    """Returns the outcome that is known before an abort is sent; None if the abort has to be sent.
+    """Returns the outcome if it is already known before an abort is sent; None if the abort has to be sent.
 
-    An abort that raises the epoch succeeds even on a committed transaction, where it only raises the epoch (KIP-890).
-    So its answer alone cannot tell.
+    An abort that raises the epoch also succeeds on a committed transaction, where it only raises the epoch (KIP-890).
+    So its answer alone is not enough.
     """
     if isinstance(now, BrokerAnswer):
         if now.code == TRANSACTIONAL_ID_NOT_FOUND:

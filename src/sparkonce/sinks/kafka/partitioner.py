@@ -1,4 +1,4 @@
-"""Chooses the partitions of rows by their keys, as Kafka's own producers do, for a whole Arrow batch at once."""
+"""Chooses partitions for a whole Arrow batch of rows by their keys, as Kafka's own producers do."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ _BY_HASH = "murmur2_random"
 _STICKY = "sticky.partitioning.linger.ms"
 _BYTES_ON_PARTITION = 1 << 20
 _KNOWN_FOR_S = 300.0
-"""librdkafka's ``topic.metadata.refresh.interval.ms``: partitions may have been added since."""
+"""librdkafka's ``topic.metadata.refresh.interval.ms``: partitions may have been added since the last refresh."""
 _LONGEST_KEY = 1024
-"""Bytes. A longer key would take a step of Python for each four of its bytes."""
+"""In bytes. A longer key would take one step in Python for every four bytes."""
 _SEED, _FACTOR = np.uint32(0x9747B28C), np.uint32(0x5BD1E995)
 
 
 class Partitioner:
-    """Chooses partitions, where the settings leave the choice to Kafka's usual rule.
+    """Chooses partitions where the settings leave the choice to Kafka's default rule.
 
-    librdkafka chooses them one by one: it locks the topic for each row, and cannot be lent memory of rows whose
-    partition it will choose. What it would choose is the same here, so that equal keys stay together.
+    librdkafka chooses them one by one: it locks the topic for each row, and cannot borrow the memory of rows whose
+    partition it will choose. This class makes the same choice as librdkafka, so equal keys stay together.
 
     Args:
-        settings: librdkafka's.
+        settings: librdkafka's settings.
     """
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
@@ -45,23 +45,23 @@ class Partitioner:
 
     @property
     def chooses(self) -> bool:
-        """Returns True if it chooses any row's partition."""
+        """Returns True if it chooses the partition of any row."""
         return self._hashes or self._is_sticky
 
     def knows(self, topic: str) -> bool:
-        """Returns True if it has been told of a topic within the time in which librdkafka itself asks again."""
+        """Returns True if a topic was described recently enough that librdkafka itself would not refresh it yet."""
         return time.monotonic() - self._learnt_s.get(topic, -_KNOWN_FOR_S) < _KNOWN_FOR_S
 
     def learn(self, topic: str, count: int, led: Sequence[int]) -> None:
-        """Takes note of how many partitions a topic has, and of those that have a leader."""
+        """Records how many partitions a topic has, and which of them have a leader."""
         self._counts[topic], self._led[topic], self._learnt_s[topic] = count, led, time.monotonic()
 
     def learn_nothing(self, topic: str) -> None:
-        """Takes note that nobody answered: it is to go on with what it knows."""
+        """Records that no broker answered: what is already known remains in use."""
         self._learnt_s[topic] = time.monotonic()
 
     def forget(self) -> None:
-        """Forgets all topics, so that they are asked for again."""
+        """Forgets all topics, so that they are described again."""
         self._counts.clear()
         self._led.clear()
         self._learnt_s.clear()
@@ -69,8 +69,8 @@ class Partitioner:
     def without_key(self, topic: str, size_bytes: int) -> int | None:
         """Returns one partition for about a megabyte of rows without keys, as Kafka's own producers do (KIP-794).
 
-        librdkafka chooses one for each row until it knows the leaders, and asks for each row whether there is one. None
-        where it has to choose: the brokers did not answer, or a setting says how.
+        librdkafka chooses one for each row until it knows the leaders, and checks for each row whether there is one.
+        Returns None where librdkafka has to choose: the brokers did not answer, or a setting determines the choice.
         """
         led = self._led.get(topic)
         if not self._is_sticky or not led:
@@ -81,7 +81,7 @@ class Partitioner:
         return led[self._at % len(led)]
 
     def by_key(self, topic: str, keys: pa.Array) -> Numbers | None:
-        """Returns a partition for each key; a null's means nothing. None where librdkafka has to choose."""
+        """Returns a partition for each key; that of a null means nothing. None where librdkafka has to choose."""
         count = self._counts.get(topic)
         if not self._hashes or not count or np.diff(bounds(keys)[0]).max(initial=0) > _LONGEST_KEY:
             return None
@@ -89,7 +89,7 @@ class Partitioner:
 
 
 def murmur2(column: pa.Array) -> Numbers:
-    """Returns the hash of each text, as ``org.apache.kafka.common.utils.Utils.murmur2`` has it, unsigned."""
+    """Returns the hash of each string as an unsigned number, as in ``org.apache.kafka.common.utils.Utils.murmur2``."""
     limits, data = bounds(column)
     starts, sizes = limits[:-1].astype(np.int64), np.diff(limits)
     octets = np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8)

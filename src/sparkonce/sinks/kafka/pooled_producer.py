@@ -1,4 +1,4 @@
-"""A librdkafka producer that carries a lane's transaction, and the reports of its callbacks."""
+"""A librdkafka producer that carries a lane's transaction, and the results of its callbacks."""
 
 from __future__ import annotations
 
@@ -20,15 +20,18 @@ from sparkonce.sinks.kafka.batch_producer import BatchProducer, client_log, take
 log = logging.getLogger(__name__)
 
 INITIALISE_LIMIT_S = 60.0
-"""The longest time that `PooledProducer.open` waits for an initialisation."""
+"""How long `PooledProducer.open` waits for an initialization."""
 
 STATISTICS_MS, SLOW_STATISTICS_MS = 100, 1000
-"""A producer's id is in its first statistics after initialisation. Statistics cost: every 100 ms they took 17 % of a
-worker's CPU in batches of 200 rows, and they take more with more partitions. A `BatchProducer` tells the id before."""
+"""A producer's id is in its first statistics after initialization.
+
+Statistics are expensive: every 100 ms they took 17% of a worker's CPU in batches of 200 rows, and they cost more with
+more partitions. A `BatchProducer` reports the id earlier.
+"""
 
 _FIRST_ATTEMPT_S = 0.03
 _LAST_ATTEMPT_S = 1.0
-_ANY_TOPIC = "__transaction_state"  # small, and not one of the user's
+_ANY_TOPIC = "__transaction_state"  # small, and not one of the user's topics
 _REMEMBERED_ERRORS = 8
 _STATISTICS_LIMIT_S = 3.0
 _LOG_LATE_S = 1.0
@@ -60,7 +63,7 @@ _AWAY = {
     KafkaError.KAFKA_STORAGE_ERROR,
     KafkaError.THROTTLING_QUOTA_EXCEEDED,
 }
-"""The brokers cannot be reached, or accept nothing for now. A full disk gives KAFKA_STORAGE_ERROR."""
+"""The brokers are unreachable, or accept nothing for now. A full disk returns KAFKA_STORAGE_ERROR."""
 
 _TOO_LARGE = (
     "Raise the topic's max.message.bytes, a limit of batches as sent, set compression.type, or keep such rows out."
@@ -74,26 +77,26 @@ _ABOUT_ROWS = {
     KafkaError.INVALID_RECORD: "A topic with cleanup.policy=compact takes no row whose column 'key' is null: give each "
     "row a key, or filter such rows out.",
 }
-"""What to do about an answer to a single row, by a code that does not say it."""
+"""The next step after the refusal of a single row, for codes whose own text has none."""
 
 
 class Reports:
-    """The reports of librdkafka's callbacks, which `poll` and `flush` serve.
+    """What librdkafka's callbacks have reported. `poll` and `flush` run them.
 
-    Keeps no reference to its producer, because a cycle would leave the producer's end to the garbage collector.
+    Holds no reference to its producer, because a cycle would leave ending the producer to the garbage collector.
 
     Attributes:
-        fatal: The reason why the producer failed permanently, for example a fence; empty if it works.
-        acknowledged: The number of rows whose arrival was reported, since the producer's task began. A producer that
-            takes single rows does not count them.
-        refused: The number of rows that did not arrive.
+        fatal: Why the producer failed permanently, for example because it was fenced; empty if it works.
+        acknowledged: The number of rows reported as delivered since the producer's task began. A producer that takes
+            single rows does not count them.
+        refused: The number of rows that were not delivered.
         refusals: The topic and the broker's reason for the first of these rows.
-        advice: The next step after the first refusal; empty if it needs none of its own.
-        last_error: The newest error of the whole client, such as a lost connection; empty if there was none.
-        away: True if rows did not arrive, or the transaction was aborted, because brokers were away.
-        barred: True if the newest error of the whole client is a refused login.
-        identity: The producer id and epoch that a broker gave first; None before.
-        is_by_statistics: True if only statistics have told them.
+        advice: The next step after the first refusal; empty if it does not need one.
+        last_error: The latest error of the whole client, such as a lost connection; empty if there was none.
+        away: True if rows were not delivered, or the transaction was aborted, because brokers were unreachable.
+        barred: True if the latest error of the whole client is a refused login.
+        identity: The producer id and epoch that a broker assigned first; None before.
+        is_by_statistics: True if the identity is known only from statistics.
     """
 
     def __init__(self) -> None:
@@ -116,27 +119,27 @@ class Reports:
             self.identity = eos["producer_id"], eos["producer_epoch"]
 
     def on_identity(self, producer_id: int, epoch: int) -> None:
-        """Keeps the first producer id and epoch. If an error changes them, `PooledProducer.abort_reason` says so."""
+        """Keeps the first producer id and epoch. If an error changes them, `PooledProducer.abort_reason` reports it."""
         self.is_by_statistics = False
         self.identity = self.identity or (producer_id, epoch)
 
     def on_error(self, error: KafkaError) -> None:
-        """Keeps an error of the whole client, but not the one without a cause that follows a refused login."""
+        """Keeps an error of the whole client, except the one without a cause that follows a refused login."""
         if not self.barred or error.code() != KafkaError._ALL_BROKERS_DOWN:
             self.last_error, self.barred = one_line(error.str()), error.code() in _NOT_ALLOWED
 
     def on_acknowledged(self, rows: int) -> None:
-        """Counts rows that have arrived."""
+        """Counts delivered rows."""
         self.acknowledged += rows
 
     def on_delivery(self, error: KafkaError | None, message: Message) -> None:
-        """Takes confluent-kafka's report on a row."""
+        """Handles confluent-kafka's report on a row."""
         if error is not None:
             size = len(message.key() or b"") + len(message.value() or b"")
             self.on_refused(error, message.topic(), message.partition(), size)
 
     def on_refused(self, error: KafkaError, topic: str, partition: int, size: int) -> None:
-        """Keeps the error of a row that did not arrive, with the size of its key and value in bytes."""
+        """Keeps the error of a row that was not delivered, with the size of its key and value in bytes."""
         self.refused += 1
         self.away |= error.code() in _AWAY
         if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
@@ -151,7 +154,7 @@ class Reports:
             self.refusals.append(f"topic {topic!r}: {one_line(error.str())}")
 
     def _keep_largest(self, error: KafkaError, topic: str, partition: int, size: int) -> None:
-        """Names the largest row: a broker that finds a batch too large refuses every row of it."""
+        """Keeps the largest row: a broker that considers a batch too large refuses every row in it."""
         if size > self._largest:
             self._largest = size
             self.refusals[:0] = [
@@ -162,19 +165,19 @@ class Reports:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProducerSpec:
-    """Everything that `PooledProducer.open` needs to make the producers of one sink in one run.
+    """Everything that `PooledProducer.open` needs to create the producers of one sink in one run.
 
-    Producers of equal specifications may replace each other.
+    Producers with equal specifications are interchangeable.
 
     Attributes:
         sink: The sink's name.
         query: The short form of the query's id.
         token: The run's token.
         generation: See `sparkonce.sink.Owner`.
-        prefix: Begins every transactional id; None for producers without transactions.
-        by_row: True if rows have columns that librdkafka takes with single rows only.
-        topic: The topic of all rows, whose partitions are learnt ahead; None if rows name theirs.
-        settings: librdkafka's, without callbacks.
+        prefix: The prefix of every transactional id; None for producers without transactions.
+        by_row: True if rows have columns that librdkafka only accepts with single rows.
+        topic: The topic of all rows, whose partitions are fetched in advance; None if each row names its topic.
+        settings: librdkafka's settings, without callbacks.
     """
 
     sink: str
@@ -193,19 +196,19 @@ class ProducerSpec:
 
 
 class PooledProducer:
-    """A producer that carries at most one transaction, or, if it has no transactional id, any number of batches.
+    """A producer that carries at most one transaction or, without a transactional id, any number of batches.
 
     All calls reach the producer through this object, so that `destroy` drops the last reference to it.
 
     Args:
-        settings: librdkafka's, without callbacks.
+        settings: librdkafka's settings, without callbacks.
         lane: The number of its lane, see `sparkonce.protocol.ownership.LanePool`.
         transactional_id: The lane's transactional id; empty for a producer without transactions.
         by_row: See `ProducerSpec`.
         topic: See `ProducerSpec`.
 
     Attributes:
-        producer: A `BatchProducer` where rows and settings allow it, else confluent-kafka's.
+        producer: A `BatchProducer` if rows and settings allow it, otherwise confluent-kafka's producer.
         producer_id: The producer id that `initialise` received; -1 before.
         epoch: The epoch that `initialise` received; -1 before. librdkafka changes it only after an error that aborts
             the transaction (KIP-360), which `abort_reason` reports.
@@ -254,11 +257,11 @@ class PooledProducer:
 
     @classmethod
     def open(cls, spec: ProducerSpec, worker: str, lane: int) -> PooledProducer:
-        """Makes the producer of a worker's lane and initialises it, if it is transactional.
+        """Creates the producer of a worker's lane, and initializes it if it is transactional.
 
         Raises:
             PreflightError: If the cluster does not allow it.
-            PrepareError: If it cannot be made, or be initialised in time.
+            PrepareError: If it cannot be created, or not be initialized in time.
         """
         if spec.prefix is None:
             return cls(spec.settings, lane=lane, by_row=spec.by_row, topic=spec.topic)
@@ -268,13 +271,13 @@ class PooledProducer:
         return pooled
 
     def initialise(self, timeout_s: float) -> None:
-        """Fences the earlier owner of the transactional id, and gets an epoch for one transaction.
+        """Fences the previous owner of the transactional id, and gets an epoch for one transaction.
 
         Ends the producer if that fails.
 
         Raises:
             PreflightError: If the cluster does not allow it.
-            PrepareError: If it is not done in time.
+            PrepareError: If it is not finished in time.
         """
         deadline = time.monotonic() + timeout_s
         attempt_s = _FIRST_ATTEMPT_S
@@ -288,10 +291,10 @@ class PooledProducer:
             attempt_s = min(2 * attempt_s, _LAST_ATTEMPT_S)
         self._learn_identity(max(deadline, time.monotonic() + _STATISTICS_LIMIT_S))
         if self._topic is not None:
-            self._nudge(_LAST_ATTEMPT_S)  # or the first rows would wait for it
+            self._nudge(_LAST_ATTEMPT_S)  # so that the first rows need not wait for it
 
     def _learn_identity(self, deadline: float) -> None:
-        """Waits for producer id and epoch, which librdkafka tells in its log and its statistics only."""
+        """Waits for producer id and epoch, which librdkafka only reports in its log and its statistics."""
         self.poll(0)
         while self.reports.identity is None:
             if self.reports.fatal or time.monotonic() > deadline:
@@ -301,7 +304,7 @@ class PooledProducer:
             self.poll(0.1)
         self.producer_id, self.epoch = self.reports.identity
         if isinstance(self.producer, BatchProducer) and not _warn_of_other_words.cache_info().currsize:
-            # Statistics may be served just before the line of the log.
+            # Statistics may be processed just before the log line.
             until_s = time.monotonic() + _LOG_LATE_S
             while self.reports.is_by_statistics and time.monotonic() < until_s:
                 self.poll(0.1)
@@ -316,17 +319,19 @@ class PooledProducer:
         return None
 
     def _nudge(self, timeout_s: float) -> None:
-        """Makes librdkafka take its next step now, which it does after any metadata, and else every half second.
+        """Makes librdkafka take its next step immediately.
 
-        An initialisation often waits for that step. The first metadata ends the connection to the bootstrap server, and
-        with it a pending coordinator look-up. A broker that still ends the id's last transaction has to be asked again
-        (rd_kafka_txn_coord_timer_start, rd_kafka_idemp_pid_timer_restart).
+        It takes one after any metadata, and otherwise every half second.
+
+        An initialization often waits for that step. The first metadata closes the connection to the bootstrap server,
+        and with it a pending coordinator lookup. If a broker is still ending the id's last transaction, the request has
+        to be repeated (rd_kafka_txn_coord_timer_start, rd_kafka_idemp_pid_timer_restart).
         """
         with contextlib.suppress(KafkaException):
             self.producer.list_topics(self._topic or _ANY_TOPIC, timeout_s)
 
     def poll(self, timeout_s: float) -> None:
-        """Serves the pending callbacks, and returns after the first one."""
+        """Runs the pending callbacks, and returns after the first one."""
         self._serve("poll", timeout_s)
         self.polled_s = time.monotonic()
 
@@ -336,14 +341,14 @@ class PooledProducer:
         self.polled_s = time.monotonic()
 
     def _serve(self, method: str, timeout_s: float) -> None:
-        """Calls ``poll`` or ``flush``, and keeps a fatal error, which the next such call of any thread raises.
+        """Calls ``poll`` or ``flush``, and keeps a fatal error, which the next such call in any thread raises.
 
         confluent-kafka may leak that exception, so no frame of its traceback may hold the producer.
         """
         try:
             getattr(self.producer, method)(timeout_s)
-        # A call that runs in another thread meanwhile gets a SystemError without a cause, or the bare KafkaError. That
-        # one is no exception: neither Exception nor BaseException catches it, and it would end the worker.
+        # A concurrent call in another thread gets a SystemError without a cause, or the bare KafkaError. KafkaError is
+        # not an exception: neither Exception nor BaseException catches it, and it would end the worker.
         except (KafkaException, KafkaError, SystemError) as error:
             reason = _fatal_reason(error) or (self.transactional_id and self.abort_reason()) or repr(error)
             self.reports.fatal = self.reports.fatal or reason
@@ -356,22 +361,22 @@ class PooledProducer:
         del self.producer
 
     def begin_task(self) -> None:
-        """Begins to count for a task, which learns the topics' leaders anew if another task has used the producer."""
+        """Starts counting for a task, which fetches the topics' leaders again if another task has used the producer."""
         if isinstance(self.producer, BatchProducer) and self.reports.acknowledged:
             self.producer.begin_anew()
         self.reports.acknowledged = 0
 
     def acknowledged(self, accepted: int) -> int:
-        """Returns how many rows have arrived of those that librdkafka accepted, once none is in flight."""
+        """Returns how many of the rows accepted by librdkafka were delivered, once none is in flight."""
         if isinstance(self.producer, BatchProducer):
             return self.reports.acknowledged
         return accepted - self.reports.refused
 
     def abort_reason(self) -> str:
-        """Tells why the open transaction cannot be committed anymore; empty if it can.
+        """Returns why the open transaction cannot be committed anymore; empty if it can.
 
-        Asks librdkafka to begin another one. It refuses with the error that aborted the transaction, or with the name
-        of the transaction's state. Statistics name the state too, but later and without the error.
+        Asks librdkafka to begin another transaction. It refuses with the error that aborted the open one, or with the
+        name of the transaction's state. Statistics have the state too, but later and without the error.
         """
         try:
             self.producer.begin_transaction()
@@ -382,7 +387,7 @@ class PooledProducer:
         return "no transaction was open"
 
     def explain(self, reason: KafkaError, what: str) -> SparkonceError:
-        """Turns an error of librdkafka into one of ours, with the newest error of the whole client."""
+        """Converts an error of librdkafka into one of ours, with the latest error of the whole client."""
         kind: type[SparkonceError] = PreflightError if reason.code() in _NOT_ALLOWED else PrepareError
         if reason.code() in _AWAY and not self.reports.barred:
             kind = OutageError
@@ -394,7 +399,7 @@ class PooledProducer:
 
 @cache
 def _warn_of_other_words() -> None:
-    """Warns once in a process: slots begin later, and nothing else is wrong."""
+    """Warns once per process. Slots then begin later, but nothing else is wrong."""
     log.warning(
         "librdkafka's log does not name producer ids in the words that are known, so each producer waits for its "
         "statistics, a second or more. Next: Use the version of confluent-kafka that this sparkonce was tested with."
@@ -404,8 +409,8 @@ def _warn_of_other_words() -> None:
 def _fatal_reason(error: BaseException | KafkaError) -> str:
     """Returns the reason of a fatal error; empty for a SystemError without a cause.
 
-    A SystemError has a cause where a callback left an exception behind and another callback ran. It has none where
-    another thread's call met the exception first.
+    A SystemError has a cause if a callback left an exception behind and another callback ran. It has none if another
+    thread's call received the exception first.
     """
     if isinstance(error, KafkaError):
         return one_line(error.str())

@@ -22,13 +22,13 @@ from sparkonce.sinks.kafka.transaction_client import TransactionClient, metadata
 log = logging.getLogger(__name__)
 
 TIMEOUT_S = 15.0
-"""The longest time that all checks take."""
+"""The time limit of all checks together."""
 
 FALLBACK_TIMEOUT_MS = 60_000
-"""The transaction timeout where this user may not read the brokers' limit; librdkafka's default."""
+"""The transaction timeout if this user may not read the brokers' limit; librdkafka's default."""
 
 LONGEST_BY_ITSELF_MS = 3_600_000
-"""The longest transaction timeout that is chosen by default: readers may have to wait for that long."""
+"""The longest transaction timeout chosen by default: readers may have to wait that long."""
 
 _TIMEOUT = "transaction.timeout.ms"
 _MAX_TIMEOUT = "transaction.max.timeout.ms"
@@ -46,19 +46,19 @@ _NAME, _ID = "topic", "topic_id"
 
 _MIN_IN_SYNC, _AGE, _SIZE, _POLICY = "min.insync.replicas", "retention.ms", "retention.bytes", "cleanup.policy"
 TOPIC_SETTINGS = (_MIN_IN_SYNC, _AGE, _SIZE, _POLICY, "max.message.bytes")
-"""The settings of a topic that are asked for."""
+"""The topic settings that are read."""
 
 TOPIC_RESOURCE, BROKER_RESOURCE = 2, 4
 
 _LITTLE_BYTES = 1 << 30
 
 SURE_AFTER_S = 3.0
-"""The time for which a topic must be missing: brokers that have just started, and new topics, take a moment."""
+"""How long a topic must be missing: brokers that have just started, and new topics, take a moment."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Cluster:
-    """The cluster under check: a client with a deadline, and the settings that messages name."""
+    """The cluster being checked: a client with a deadline, and the settings that messages name."""
 
     client: TransactionClient
     deadline_s: float
@@ -66,7 +66,7 @@ class _Cluster:
     protocol: str = "PLAINTEXT"
 
     def ask(self, request: Any, node_id: int | None = None) -> Any:
-        """Sends a request, and repeats it until the deadline."""
+        """Sends a request, and retries it until the deadline."""
         began_s = time.monotonic()
         response = self.client.insist(request, deadline_s=self.deadline_s, node_id=node_id)
         if not isinstance(response, BrokerAnswer):
@@ -81,7 +81,7 @@ class _Cluster:
 
 
 def _hint(told: str, protocol: str) -> str:
-    """Tells which setting the two ends seem to disagree about; empty if the errors do not tell."""
+    """Returns which setting the two ends seem to disagree about; empty if the errors do not show it."""
     given = f"security.protocol={protocol!r} is given"
     if protocol.endswith("SSL") and ("EOF occurred" in told or "WRONG_VERSION_NUMBER" in told):
         return f"Check that this port speaks TLS, since {given}: a plaintext port ends such a connection like this."
@@ -104,22 +104,22 @@ def preflight(
     """Checks settings, cluster, topic, limits and permissions at the start of a run.
 
     Args:
-        settings: The settings, in librdkafka's names.
-        topic: The sink's own topic; None if each row names its topic, which is then not checked.
+        settings: The settings, with librdkafka's names.
+        topic: The sink's own topic; None if each row names its topic, in which case topics are not checked.
         guarantee: The sink's guarantee. Below EXACTLY_ONCE nothing about transactions is checked.
-        prefix: Begins every transactional id; None for ``sparkonce-<query>``. It may change between runs.
+        prefix: The prefix of every transactional id; None for ``sparkonce-<query>``. It may change between runs.
         timeout_ms: The transaction timeout; None for ``transaction.timeout.ms``, or else the brokers' limit or an hour.
         query: The short form of the query's id.
-        recorded: The facts of the newest run that the log knows.
+        recorded: The facts of the latest run in the log.
         former_cluster_id: The cluster that earlier runs wrote to, if another one has replaced it.
 
     Returns:
         ``cluster_id``; for a sink's own topic ``topic``, ``topic_id`` and ``max_message_bytes``; and for EXACTLY_ONCE
-        ``prefix``, ``transaction_timeout_ms`` and, if brokers tell it, ``longest_timeout_ms``.
+        ``prefix``, ``transaction_timeout_ms`` and, if the brokers report it, ``longest_timeout_ms``.
 
     Raises:
         ConfigurationError: If librdkafka or the driver's connection does not know a setting or its value.
-        PreflightError: naming the setting and its value.
+        PreflightError: If a check fails. The message names the setting and its value.
     """
     transactional = guarantee is Guarantee.EXACTLY_ONCE
     producer = producer_settings(settings, guarantee)
@@ -154,7 +154,7 @@ def preflight(
 
 
 def _metadata(cluster: _Cluster, topic: str | None) -> Any:
-    """Asks for the topic, and again while it is missing: brokers learn of a new topic one after the other."""
+    """Fetches the topic, and retries while it is missing: brokers learn of a new topic one after the other."""
     give_up_at = min(cluster.deadline_s, time.monotonic() + SURE_AFTER_S)
     request = metadata_request(*([] if topic is None else [topic]), rights=True)
     while True:
@@ -165,7 +165,7 @@ def _metadata(cluster: _Cluster, topic: str | None) -> Any:
 
 
 def partitions_of(settings: Mapping[str, Any], topic: str) -> int | None:
-    """Returns the number of a topic's partitions; None if no broker told."""
+    """Returns the number of a topic's partitions; None if no broker reported it."""
     with closing(TransactionClient(admin_settings(settings), connections=1)) as client:
         metadata = client.request(metadata_request(topic), deadline_s=time.monotonic() + TIMEOUT_S)
     found = [] if isinstance(metadata, BrokerAnswer) else [one for one in metadata.topics if one.error_code == NONE]
@@ -176,7 +176,7 @@ def check_producer(settings: Mapping[str, Any]) -> None:
     """Lets librdkafka itself check names, values and contradictions; nothing is sent.
 
     Raises:
-        ConfigurationError: With librdkafka's own words, which name the setting.
+        ConfigurationError: If librdkafka refuses a setting. The message is librdkafka's, which names the setting.
     """
     from confluent_kafka import KafkaException, Producer
 
@@ -199,7 +199,7 @@ def _chosen_timeout_ms(settings: Mapping[str, Any], timeout_ms: int | None) -> i
 
 
 def _check_cluster(cluster_id: str, cluster: _Cluster, recorded: Facts | None, former: str | None) -> Facts | None:
-    """Returns the recorded facts if they are of this cluster; None if a former cluster's."""
+    """Returns the recorded facts if they are from this cluster; None if they are from a former cluster."""
     before = (recorded or {}).get("cluster_id", cluster_id)
     if before == cluster_id:
         return recorded
@@ -261,9 +261,9 @@ def _check_timeout(chosen_ms: int | None, limit_ms: int | None) -> int:
 
 
 def _check_permission(cluster: _Cluster, prefix: str, query: str) -> None:
-    """Tries to abort a transaction of an id that does not exist: the broker checks the permission first.
+    """Tries to abort a transaction of an id that does not exist, because the broker checks the permission first.
 
-    Below Kafka 3.0 writers would need IDEMPOTENT_WRITE on the cluster too (KIP-679).
+    Before Kafka 3.0 writers would need IDEMPOTENT_WRITE on the cluster too (KIP-679).
     """
     name = TransactionalId(prefix=prefix, query=query, token=Token(0, "0" * 8), worker="0" * 12, lane=0)
     probe = KafkaTransaction(str(name), 0, 0)
@@ -282,17 +282,17 @@ def _check_permission(cluster: _Cluster, prefix: str, query: str) -> None:
 
 
 def configs_request(resource: int, name: str, *keys: str) -> Any:
-    """Asks for these settings of a topic, or of the broker that receives the request."""
+    """Requests these settings of a topic, or of the broker that receives the request."""
     return DescribeConfigsRequest(resources=[(resource, name, list(keys))])
 
 
 def topic_facts(metadata: Any) -> dict[str, str]:
-    """Returns the facts of the topic for the log: its name, and its id, which no later topic has (KIP-516)."""
+    """Returns a topic's facts for the log: its name, and its id, which no later topic will have (KIP-516)."""
     return {_NAME: found.name, _ID: str(found.topic_id)} if (found := _with_id(metadata)) is not None else {}
 
 
 def warn_if_made_again(facts: Facts, recorded: Facts | None) -> None:
-    """Warns at the start of a run that rows of earlier runs are gone with a deleted topic."""
+    """Warns at the start of a run that rows of earlier runs were lost with a deleted topic."""
     before = recorded or {}
     if _ID in facts and before.get(_NAME) == facts[_NAME] and before.get(_ID) != facts[_ID]:
         log.warning(
@@ -304,15 +304,15 @@ def warn_if_made_again(facts: Facts, recorded: Facts | None) -> None:
 
 
 def why_not_decide(facts: Facts, metadata: Any) -> str:
-    """Tells why a prepared batch must not be decided: its topic is gone or another one. Empty if it may be decided.
+    """Returns why a prepared batch must not be decided: its topic is gone or was recreated. Empty if it may be decided.
 
-    A producer does not notice that its topic is deleted and recreated. Rows that it sent before are gone, rows that
-    it sent afterwards are in the new topic, and all were acknowledged.
+    A producer does not notice that its topic was deleted and recreated. Rows that it sent before are gone, rows that it
+    sent afterwards are in the new topic, and all were acknowledged.
 
     Args:
         facts: The facts of the run that wrote the batch.
-        metadata: The response to a `metadata_request` that was sent after all rows were acknowledged. Without a
-            response, the batch is decided, and the next batch asks again.
+        metadata: The response to a `metadata_request` sent after all rows were acknowledged. Without a response, the
+            batch is decided, and the next batch checks again.
     """
     if _ID not in facts or isinstance(metadata, BrokerAnswer):
         return ""
@@ -328,12 +328,12 @@ def why_not_decide(facts: Facts, metadata: Any) -> str:
 
 
 def is_missing(metadata: Any) -> bool:
-    """Returns True if the asked broker knows no such topic."""
+    """Returns True if the broker that answered does not know the topic."""
     return any(found.error_code == _MISSING for found in metadata.topics)
 
 
 def _with_id(metadata: Any) -> Any:
-    """Returns the topic, if it exists and has an id, which topics of an old cluster may lack."""
+    """Returns the topic if it exists and has an id, which topics of an old cluster may lack."""
     return next(
         (found for found in metadata.topics if found.error_code == NONE and found.topic_id and found.topic_id.int), None
     )
@@ -346,15 +346,15 @@ def read_configs(configs: Any) -> dict[str, str]:
 
 
 def check_topic(topic: str, metadata: Any, configs: Mapping[str, str]) -> None:
-    """Checks that the topic exists, that this user may write to it, and that its writes are durable.
+    """Checks that the topic exists, that this user may write to it, and that writes to it are durable.
 
     Args:
-        topic: Its name.
+        topic: The topic's name.
         metadata: The response to a MetadataRequest for it, with its authorized operations (KIP-430).
-        configs: Its `read_configs`.
+        configs: The result of `read_configs`.
 
     Raises:
-        PreflightError: naming the topic.
+        PreflightError: If a check fails. The message names the topic.
     """
     (found,) = metadata.topics
     _check_readable(topic, found.error_code)
@@ -367,13 +367,13 @@ def check_topic(topic: str, metadata: Any, configs: Mapping[str, str]) -> None:
 
 
 def check_retention(topic: str, configs: Mapping[str, str], timeout_ms: int) -> None:
-    """Checks that rows are kept until their transaction ends, since brokers delete those of open transactions too.
+    """Checks that rows are kept until their transaction ends, because brokers also delete rows of open transactions.
 
-    A transaction whose rows are deleted commits without an error, and readers see nothing of it.
+    A transaction whose rows are deleted commits without an error, and readers see none of it.
 
     Args:
-        topic: Its name.
-        configs: Its `read_configs`.
+        topic: The topic's name.
+        configs: The result of `read_configs`.
         timeout_ms: The transaction timeout.
 
     Raises:
@@ -408,7 +408,7 @@ def _check_readable(topic: str, error_code: int) -> None:
     if error_code == _INVALID:
         raise _refused(topic, "is no valid name", "Use letters, digits, '.', '_' and '-', at most 249.")
 
-    # Other errors, such as a missing leader, pass: writers wait for it.
+    # Other errors, such as a missing leader, are accepted: writers wait for it.
 
 
 def _check_durable(topic: str, replicas: int, brokers: int, min_in_sync: int | None) -> None:

@@ -1,7 +1,7 @@
-"""The producers that a worker process keeps ready, so that no task waits for an initialisation.
+"""The producers that a worker process keeps ready, so that no task has to wait for an initialization.
 
-Each transaction needs its own initialization (its own epoch), which takes a tenth of a second or more. So a task
-takes a producer that was initialised while the task before it ran. Its replacement is initialised while it runs.
+Each transaction needs its own initialization (its own epoch), which takes a tenth of a second or more. So a task takes
+a producer that was initialized while the previous task ran. Its replacement is initialized while the task runs.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ log = logging.getLogger(__name__)
 
 KEEP_AT_MOST = 8
 LEFT_OVER_TASKS = 64
-"""The tasks in a row that each leave a producer ready, before the pool keeps one less."""
+"""After this many tasks in a row have each left a producer unused, the pool keeps one fewer."""
 
 POLL_EVERY_S = 0.2
 IDLE_LIMIT_S = 900.0
 _EXIT_LIMIT_S = 5.0
 
 OpenProducer = Callable[[ProducerSpec, str, int], PooledProducer]
-"""Opens a producer of a specification, for a worker's id and the number of a lane."""
+"""Opens a producer from a specification, a worker's id and the number of a lane."""
 
 
 def _in_thread(work: Callable[[], None]) -> None:
@@ -44,9 +44,9 @@ class ProducerPool:
     """The producers of one sink of one run in this process.
 
     Args:
-        make: Makes and initialises the producer of a lane. It may take long and may raise, and runs in the background.
+        make: Creates and initializes the producer of a lane. It may be slow and may raise, and runs in the background.
         discard: Ends a producer. Must not block.
-        keep_at_most: The most producers to keep ready; 0 for producers that are used again instead.
+        keep_at_most: The maximum number of producers to keep ready; 0 for producers that are reused instead.
         run: Runs a function in the background.
     """
 
@@ -73,7 +73,7 @@ class ProducerPool:
         self._dropped = False
 
     def take(self, batch: int) -> Future[PooledProducer]:
-        """Leases a producer to a task of this batch, which gives it back or retires it, even after a failure."""
+        """Leases a producer to a task of this batch. The task gives it back or retires it, even after a failure."""
         lease: Future[PooledProducer] = Future()
         with self._lock:
             self._last_batch, self._last_taken_s = batch, time.monotonic()
@@ -90,11 +90,11 @@ class ProducerPool:
         return lease
 
     def wait(self, lease: Future[PooledProducer], timeout_s: float) -> PooledProducer:
-        """Returns the leased producer. A task that has to wait for it raises the number that is kept ready.
+        """Returns the leased producer. If a task has to wait for it, the pool keeps more ready from now on.
 
         Raises:
-            PrepareError: If the producer is not ready in time, or could not be initialised.
-            PreflightError: If the cluster does not allow the initialisation.
+            PrepareError: If the producer is not ready in time, or could not be initialized.
+            PreflightError: If the cluster does not allow the initialization.
         """
         with self._lock:
             if not lease.done():
@@ -159,8 +159,8 @@ class ProducerPool:
         try:
             pooled = self._make(number)
         except Exception as error:  # noqa: BLE001 - every error must reach the task that waits
-            # The lane is not given back. Its initialisation may still reach the broker after the lane's next
-            # transaction was committed, and that commit would then read as a loss (see `LanePool`).
+            # The lane is not given back. Its initialization may still reach the broker after the lane's next
+            # transaction was committed, and that commit would then look like a loss (see `LanePool`).
             with self._lock:
                 self._starting -= 1
                 if self._waiting:
@@ -183,7 +183,7 @@ class ProducerPool:
 
 
 class WorkerProducers:
-    """The pools of one operating-system process, and the thread that polls and ends their producers.
+    """The pools of one operating system process, and the thread that polls and ends their producers.
 
     Args:
         run: Runs a function in the background.
@@ -200,10 +200,10 @@ class WorkerProducers:
     def pool(
         self, spec: ProducerSpec, *, keep_at_most: int, open_producer: OpenProducer = PooledProducer.open
     ) -> ProducerPool:
-        """Returns the pool of a specification. The first call of a newer run or generation drops the older pools.
+        """Returns the pool of a specification. The first call from a newer run or generation drops the older pools.
 
-        Each pool draws its own worker id. So two sinks never share a lane, nor does a run whose pool was dropped
-        and made again.
+        Each pool draws its own worker id. So two sinks never share a lane, and neither do two pools of one run when the
+        first was dropped.
         """
         with self._lock:
             if spec not in self._pools:
@@ -256,7 +256,7 @@ class WorkerProducers:
         pooled.destroy()
 
     def _poll_idle(self) -> None:
-        """Polls the producers that no task polls, or their events would pile up; ends the pools' idle ones."""
+        """Polls the producers that no task polls, so that events do not pile up. Ends the pools' idle producers."""
         for pooled in list(self._producers):
             if time.monotonic() - pooled.polled_s > POLL_EVERY_S:
                 try:

@@ -1,7 +1,7 @@
-"""Selects the columns that the Kafka sink writes, and turns Arrow columns into a producer's arguments.
+"""Selects the columns that the Kafka sink writes, and converts Arrow columns to a producer's arguments.
 
 The columns are those of Spark's own Kafka sink (``key``, ``value``, ``topic``, ``partition``, ``headers``; see "Writing
-Data to Kafka" in Spark's guide), and ``timestamp``. Other columns are ignored, as Spark does.
+Data to Kafka" in Spark's guide), and ``timestamp``. Other columns are ignored, as in Spark.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from sparkonce.sink import Refused
 
 CHUNK_ROWS = 16_384
 CHUNK_BYTES = 1 << 20
-"""A chunk with a column of `BY_ROW` is in memory twice: in Arrow, and as Python's bytes."""
+"""A chunk with a column of `BY_ROW` is in memory twice: in Arrow, and as Python bytes."""
 
 BY_ROW = frozenset({"headers", "timestamp"})
-"""The columns that librdkafka takes with single rows only."""
+"""The columns that librdkafka only accepts with single rows."""
 
 CHOSEN_PARTITION = -1
-"""librdkafka's number for a partition that the partitioner chooses (``RD_KAFKA_PARTITION_UA``)."""
+"""librdkafka's number for a partition chosen by its partitioner (``RD_KAFKA_PARTITION_UA``)."""
 
 NOW_MS = 0
-"""librdkafka's number for a row without its own timestamp."""
+"""librdkafka's number for a row without a timestamp of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicRules:
-    """What a topic's settings say about its rows.
+    """What a topic's settings require of its rows.
 
     Attributes:
         most_bytes: ``max.message.bytes``.
-        is_compacted: True if ``cleanup.policy`` has ``compact``: each row needs a key.
-        takes_far: True if a timestamp may lie any time ahead.
+        is_compacted: True if ``cleanup.policy`` includes ``compact``: each row needs a key.
+        takes_far: True if a timestamp may be arbitrarily far in the future.
     """
 
     most_bytes: int
@@ -49,19 +49,22 @@ class TopicRules:
 
 
 _FAR_MS = 7_258_118_400_000
-"""2200-01-01. Kafka compares with its clock, but of the same rows the same ones have to be refused at any time."""
+"""2200-01-01.
+
+Kafka compares timestamps with its clock, but the same rows must be refused no matter when they are written.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """Rows for one topic, in their order.
+    """Rows for one topic, in order.
 
     Attributes:
         topic: The name of the topic.
         rows: The number of rows.
         columns: The rows.
-        size_bytes: The size of all keys, values and headers together.
-        largest_bytes: At least the size of the largest row.
+        size_bytes: The total size of all keys, values and headers.
+        largest_bytes: An upper bound for the size of the largest row.
     """
 
     topic: str
@@ -108,8 +111,8 @@ def select_columns(schema: pa.Schema, topic: str | None) -> list[str]:
         topic: The sink's own topic, which takes precedence over the column.
 
     Raises:
-        SchemaError: naming the column that is missing, doubled, or of a type that Kafka cannot take.
-        ConfigurationError: If neither the sink nor a column names a topic.
+        SchemaError: If a column is missing, duplicated, or of a type that Kafka does not support. The message names it.
+        ConfigurationError: If neither the sink nor a column provides a topic.
     """
     chosen = [name for name in _COLUMNS if name in schema.names and not (name == "topic" and topic is not None)]
     if "value" not in chosen:
@@ -133,7 +136,7 @@ def select_columns(schema: pa.Schema, topic: str | None) -> list[str]:
 
 
 def bounds(column: pa.Array) -> tuple[np.ndarray[Any, np.dtype[np.integer]], pa.Buffer | None]:
-    """Returns the offsets at which texts or bytes begin, the end of the last one, and the buffer that they lie in."""
+    """Returns the offsets where strings or bytes begin, the end of the last one, and the buffer that holds them."""
     wide = types.is_large_string(column.type) or types.is_large_binary(column.type)
     kind = np.dtype(np.int64 if wide else np.int32)
     _, ends, data = column.buffers()
@@ -143,16 +146,16 @@ def bounds(column: pa.Array) -> tuple[np.ndarray[Any, np.dtype[np.integer]], pa.
 def to_chunks(
     rows: pa.RecordBatch, topic: str | None, *, max_rows: int = CHUNK_ROWS, max_bytes: int = CHUNK_BYTES
 ) -> Iterator[Chunk]:
-    """Cuts rows into chunks, so that a batch of any size needs little memory. Rows of one topic keep their order.
+    """Splits rows into chunks, so that a batch of any size needs little memory. Rows of one topic keep their order.
 
     Args:
         rows: Rows with the columns of `select_columns`.
         topic: The sink's own topic, which takes precedence over the column.
-        max_rows: The most rows of one chunk.
-        max_bytes: The most bytes of one chunk, unless a single row is larger.
+        max_rows: The maximum number of rows in one chunk.
+        max_bytes: The maximum size of one chunk in bytes, unless a single row is larger.
 
     Raises:
-        PrepareError: If a row names no topic.
+        PrepareError: If a row does not name a topic.
     """
     sizes = _sizes_bytes(rows)
     ends = np.cumsum(sizes)
@@ -173,20 +176,20 @@ def to_chunks(
 
 
 _AROUND_ROW_BYTES = 61 + 25
-"""The header of a record batch, and the lengths that stand before a record's parts. A header of a row has two more."""
+"""The header of a record batch, and the lengths that precede a record's parts. A row's header has two more."""
 _AROUND_HEADER_BYTES = 10
 
 
 def refused_rows(
     rows: pa.RecordBatch, topic: str | None, most_bytes: int, by_topic: Mapping[str, TopicRules] | None = None
 ) -> Refused:
-    """Returns the rows that Kafka cannot take, whatever its state.
+    """Returns the rows that Kafka cannot accept, whatever its state.
 
     Args:
         rows: Rows with the columns of `select_columns`.
         topic: The sink's own topic.
-        most_bytes: The size of the largest record batch that the topic takes: its ``max.message.bytes``.
-        by_topic: The rules of the sink's topic, or of those that rows name, where they are known.
+        most_bytes: The size of the largest record batch that the topic accepts: its ``max.message.bytes``.
+        by_topic: The rules of the sink's topic, or of the topics that rows name, as far as they are known.
     """
     whole = _sizes_bytes(rows.drop_columns("headers")) if "headers" in rows.schema.names else _sizes_bytes(rows)
     whole = whole + _AROUND_ROW_BYTES
@@ -233,7 +236,7 @@ def _by_rules(rows: pa.RecordBatch, topic: str | None, by_topic: Mapping[str, To
 def _limits(
     rows: pa.RecordBatch, most_bytes: int, by_topic: Mapping[str, TopicRules]
 ) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Returns each row's limit, which is never more than that of every row."""
+    """Returns each row's limit, which is never higher than the common limit of all rows."""
     topics = rows.column("topic").dictionary_encode()
     known = (by_topic.get(name) for name in topics.dictionary.to_pylist())
     limits = [min(most_bytes, rules.most_bytes) if rules else most_bytes for rules in known]
@@ -257,7 +260,7 @@ def _headers(column: pa.Array) -> tuple[np.ndarray[Any, np.dtype[np.int64]], np.
 
 
 def _bad_keys(keys: pa.Array) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    # librdkafka reads a key up to its first NUL.
+    # librdkafka reads a key only up to its first NUL.
     bytes_of_keys = pc.fill_null(keys.cast(pa.large_binary()), b"\0")
     bad = _mask(pc.match_substring(bytes_of_keys, "\0"))
     try:
@@ -300,12 +303,12 @@ def _by_topic(rows: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, pa
 
 
 def to_arguments(rows: pa.RecordBatch) -> dict[str, list[Any]]:
-    """Returns the arguments of confluent-kafka's ``produce`` that any row needs: by name, a value for each row.
+    """Returns the arguments of confluent-kafka's ``produce`` that any row needs: by name, one value per row.
 
-    Leaves out columns of nulls alone, because an argument for each row costs time.
+    Omits columns that only contain nulls, because an argument for each row takes time.
 
     Raises:
-        PrepareError: naming the row's field that Kafka cannot take.
+        PrepareError: If a field has a value that Kafka does not support. The message names the field.
     """
     return {
         name: _CONVERT[name](rows.column(name))

@@ -1,10 +1,10 @@
 """Checks the Kafka sink's settings, and translates them for the driver's connection.
 
 The names are those in librdkafka's CONFIGURATION.md. Writers pass the settings to librdkafka unchanged. The driver uses
-kafka-python, so `admin_settings` translates them, and the driver connects as the writers do. It leaves out settings
-that the driver has no use for, such as ``linger.ms``. It refuses settings of a secure connection that have no
-counterpart, and settings about security that are in no table: a driver that silently connects in another way than its
-writers is worse than a driver that does not start.
+kafka-python, so `admin_settings` translates them, and the driver connects in the same way as the writers. It omits
+settings that the driver does not need, such as ``linger.ms``. It refuses settings of a secure connection that have no
+counterpart, and security settings that are in no table: it is better for a driver not to start than to silently connect
+differently than its writers.
 """
 
 from __future__ import annotations
@@ -23,18 +23,20 @@ from sparkonce.protocol.ownership import PREFIX_LIMIT_BYTES
 from sparkonce.sinks._shared.settings import own_prefix
 
 NEVER, NEVER_MS = "never", 2**31 - 1
-"""A transaction timeout that never ends, as a word and as Kafka's number, which holds from 4.1 on (KIP-939). Older
-brokers end such a transaction after 24 days."""
+"""A transaction timeout that never ends, as a word and as Kafka's number, which is supported since 4.1 (KIP-939).
+
+Older brokers end such a transaction after 24 days.
+"""
 
 DEFAULTS: Mapping[str, Any] = {
-    # Java's partitioner: the same key goes where other producers of the topic put it.
+    # Java's partitioner: equal keys go to the same partitions as from the topic's other producers.
     "partitioner": "murmur2_random",
     "delivery.report.only.error": True,
     "enable.idempotence": True,
     "queue.buffering.max.kbytes": 65536,
-    # With 5, librdkafka's default, an idempotent producer that is faster than its broker wakes up for every row.
+    # With librdkafka's default of 5, an idempotent producer that is faster than its broker wakes up for every row.
     "max.in.flight.requests.per.connection": 2,
-    # InitProducerId is answered after 15 ms with these and 55 ms without; both back off exponentially from there.
+    # InitProducerId is answered after 15 ms with these values and 55 ms without; both back off exponentially.
     "reconnect.backoff.ms": 1,
     "retry.backoff.ms": 1,
     "allow.auto.create.topics": False,
@@ -100,7 +102,7 @@ _TOKENS = frozenset({"oauth_cb", "sasl.oauthbearer.config", "sasl.oauthbearer.me
 _MECHANISMS = frozenset({"PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"})
 
 _SECURITY = ("ssl.", "ssl_", "sasl.", "security.", "https.", "enable.ssl", "enable.sasl", "oauth", "plugin.")
-"""The beginnings of names about security, in this version of librdkafka and likely in a later one."""
+"""Prefixes of security settings, in this version of librdkafka and likely in later ones."""
 
 _INSTEAD: Mapping[str, str] = {
     "ssl.keystore.": "Give the certificate and the key as PEM: ssl.certificate.location and ssl.key.location.",
@@ -115,11 +117,12 @@ def producer_settings(user: Mapping[str, Any], guarantee: Guarantee) -> dict[str
     """Returns the settings of a writer's librdkafka producer, without ``transactional.id``.
 
     Args:
-        user: The user's settings, in librdkafka's names. ``transaction.timeout.ms`` is the user's choice.
+        user: The user's settings, with librdkafka's names. ``transaction.timeout.ms`` is the user's choice.
         guarantee: The sink's guarantee, which some settings contradict.
 
     Raises:
-        ConfigurationError: naming the setting and its value, if it contradicts the guarantee or belongs to the sink.
+        ConfigurationError: If a setting contradicts the guarantee or belongs to the sink. The message names it and its
+            value.
     """
     plain = plain_names(user)
     for name, why in _RESERVED.items():
@@ -143,10 +146,10 @@ def queue_bytes(settings: Mapping[str, Any]) -> int:
 
 
 def size_settings(user: Mapping[str, Any], facts: Mapping[str, str]) -> dict[str, int]:
-    """Returns librdkafka's settings that follow the topic's ``max.message.bytes``, without those of the user.
+    """Returns librdkafka's settings that follow the topic's ``max.message.bytes``, except those set by the user.
 
-    The topic's limit is for batches as they are sent. So no batch is made larger, but a single row may be larger, since
-    compression may make it small.
+    The topic's limit applies to batches as they are sent. So no batch is made larger, but a single row may be, because
+    compression may reduce it.
 
     Args:
         user: The user's settings.
@@ -174,7 +177,7 @@ def id_prefix(prefix: Any) -> str:
     """Returns the user's prefix of transactional ids.
 
     Raises:
-        ConfigurationError: If transactional ids cannot begin with it.
+        ConfigurationError: If it is not a valid prefix.
     """
     text = own_prefix(prefix, most_bytes=PREFIX_LIMIT_BYTES)
     if text != text.lstrip():
@@ -217,10 +220,10 @@ def is_true(value: Any) -> bool:
 
 
 def plain_names(user: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings with each of librdkafka's aliases under one name.
+    """Returns the settings with one name for each of librdkafka's aliases.
 
     Raises:
-        ConfigurationError: If a setting is given under both of its names, or as Spark's own sink takes it, or if no
+        ConfigurationError: If a setting is given under both of its names, or in the form of Spark's own sink, or if no
             broker is named.
     """
     plain: dict[str, Any] = {}
@@ -245,7 +248,8 @@ def check_servers(plain: Mapping[str, Any]) -> None:
     """Checks that the settings name a broker.
 
     Raises:
-        ConfigurationError: naming the settings that were given, one of which may be misspelt.
+        ConfigurationError: If they do not. The message lists the settings that were given, one of which may be
+            misspelled.
     """
     servers = plain.get(_SERVERS)
     if isinstance(servers, str) and servers.strip():
@@ -277,16 +281,16 @@ def admin_settings(user: Mapping[str, Any]) -> dict[str, Any]:
     """Returns kafka-python's settings for the same brokers and the same user.
 
     Args:
-        user: The settings, in librdkafka's names.
+        user: The settings, with librdkafka's names.
 
     Raises:
-        ConfigurationError: naming a setting of a secure connection that the driver cannot follow.
+        ConfigurationError: If the driver does not support a setting of a secure connection. The message names it.
     """
     plain = plain_names(user)
     for name in plain:
         if name.startswith(_SECURITY) and name not in _TRANSLATED and name not in _TLS and name not in _TOKENS:
             instead = next((words for start, words in _INSTEAD.items() if name.startswith(start)), "Leave it out.")
-            # The message does not show the value, which may be a secret.
+            # The message omits the value, which may be a secret.
             raise ConfigurationError(
                 f"{name} is set, but the driver cannot connect in that way.", next_step=instead, setting=name
             )
@@ -365,10 +369,11 @@ def _trust(context: ssl.SSLContext, plain: Mapping[str, Any]) -> None:
 
 
 def _identify(context: ssl.SSLContext, plain: Mapping[str, Any]) -> None:
-    """Loads the client's certificate and key, which Python's ssl takes from files only."""
-    password = str(plain.get("ssl.key.password", ""))  # without any, OpenSSL would ask for one at the terminal
+    """Loads the client's certificate and key, which Python's ssl only reads from files."""
+    # without a password, OpenSSL would prompt for one at the terminal
+    password = str(plain.get("ssl.key.password", ""))
     if "ssl.certificate.pem" in plain:
-        # One file for both, readable by this user only, gone as soon as it is read.
+        # One file for both, readable by this user only, and deleted as soon as it is read.
         with tempfile.NamedTemporaryFile("w", suffix=".pem") as both:
             both.write(f"{plain['ssl.certificate.pem']}\n{plain.get('ssl.key.pem', '')}\n")
             both.flush()

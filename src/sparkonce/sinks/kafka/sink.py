@@ -1,4 +1,4 @@
-"""The Kafka sink's settings, from which its writers and its committer are made."""
+"""The Kafka sink and its settings. It creates the writers and the committer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ _PORT = 9092
 
 
 class KafkaSink(TwoPhaseCommitSink):
-    """Writes rows to Kafka as Spark's own Kafka sink takes them, in transactions that the driver commits.
+    """Writes rows to Kafka in transactions that the driver commits.
+
+    It expects the same columns as Spark's own Kafka sink.
 
     Readers must set ``isolation.level=read_committed``, which is not Kafka's default.
 
@@ -36,16 +38,18 @@ class KafkaSink(TwoPhaseCommitSink):
         ```
 
     Args:
-        settings: librdkafka's, for example ``{"bootstrap.servers": "broker:9092"}``. They are used by the workers and,
-            translated, by the driver. ``transaction.timeout.ms`` may also be ``"never"``.
-        topic: The topic of all rows. None: each row names its topic in the column ``topic``.
-        guarantee: EXACTLY_ONCE writes transactions. The others write at once, and readers see rows immediately.
-        prefix: Begins every transactional id, for prefixed ACLs. None: one made from the query's id.
-        name: Unique within the query, and the same after a restart.
-        former_cluster_id: The id of the cluster that this query wrote to, if another one has replaced it.
+        settings: librdkafka's settings, for example ``{"bootstrap.servers": "broker:9092"}``. The workers use them as
+            they are, the driver translates them. ``transaction.timeout.ms`` may also be ``"never"``.
+        topic: The topic of all rows. With None each row names its topic in the column ``topic``.
+        guarantee: EXACTLY_ONCE writes transactions. The other guarantees write directly, and readers see rows
+            immediately.
+        prefix: The prefix of every transactional id, for prefixed ACLs. With None it is derived from the query's id.
+        name: A name that is unique within the query and stays the same after a restart.
+        former_cluster_id: The id of the cluster that this query used to write to, if another one has replaced it.
 
     Raises:
-        ConfigurationError: naming the setting that is unknown, contradicts the guarantee, or is sparkonce's own.
+        ConfigurationError: If a setting is unknown, contradicts the guarantee, or is managed by sparkonce. The message
+            names it.
     """
 
     def __init__(
@@ -72,7 +76,7 @@ class KafkaSink(TwoPhaseCommitSink):
         producer_settings(self.settings, self.guarantee)
 
     def __repr__(self) -> str:
-        """Returns it without credentials."""
+        """Returns the sink's representation, without credentials."""
         servers = self.settings.get("bootstrap.servers", self.settings.get("metadata.broker.list"))
         return f"KafkaSink({servers!r}, topic={self.topic!r}, name={self.name!r})"
 
@@ -129,7 +133,7 @@ class KafkaSink(TwoPhaseCommitSink):
         return 0 if self.topic is None else partitions_of(self.settings, self.topic) or 0
 
     def conditions(self) -> Sequence[str]:
-        """Names the condition of transactions that never time out: somebody has to end them."""
+        """Returns the condition for transactions that never time out: somebody has to end them."""
         if self.guarantee is not Guarantee.EXACTLY_ONCE or self.settings.get(_TIMEOUT_SETTING) != NEVER_MS:
             return ()
         return (
@@ -161,7 +165,7 @@ class KafkaSink(TwoPhaseCommitSink):
         )
 
     def writer(self, context: WriterContext) -> SinkWriter:
-        """Leases a producer at once, so that it is ready when the first rows come."""
+        """Leases a producer right away, so that it is ready when the first rows arrive."""
         from sparkonce.sinks.kafka.pooled_producer import ProducerSpec
         from sparkonce.sinks.kafka.producer_pool import KEEP_AT_MOST, this_worker
         from sparkonce.sinks.kafka.rows import BY_ROW
@@ -202,7 +206,7 @@ class KafkaSink(TwoPhaseCommitSink):
         return None if self.topic is None or "prefix" not in facts else KafkaLookout(self.settings, self.topic, query)
 
     def committer(self) -> SinkCommitter:
-        """Makes the committer, which ends transactions from the driver."""
+        """Returns the committer, which ends transactions from the driver."""
         from sparkonce.sinks.kafka.committer import KafkaCommitter
 
         return KafkaCommitter(self.settings, self.name, topic=self.topic)

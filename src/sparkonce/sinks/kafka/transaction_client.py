@@ -1,8 +1,8 @@
 """Requests to coordinators and partition leaders that librdkafka does not offer.
 
-They are sent with kafka-python's protocol classes. `TransactionClient` asks coordinators about transactions and ends
-them; through it `sparkonce.sources.group_client` commits the offsets of groups. `ask_leaders` asks the leaders of a
-topic's partitions for offsets and producers.
+They are sent with kafka-python's protocol classes. `TransactionClient` describes transactions and ends them through
+their coordinators; `sparkonce.sources.group_client` uses it to commit the offsets of groups. `ask_leaders` queries the
+leaders of a topic's partitions for offsets and producers.
 """
 
 from __future__ import annotations
@@ -37,14 +37,20 @@ from sparkonce.sinks.kafka.outcomes import (
 )
 
 CONNECTIONS = 4
-"""Connections to each coordinator. A broker handles one request of a connection at a time: 50 commits on an idle broker
-take 18 ms over one connection and 8 ms over four (measured, Kafka 4.3)."""
+"""The number of connections to each coordinator.
+
+A broker handles one request per connection at a time: 50 commits on an idle broker take 18 ms over one connection and 8
+ms over four (measured, Kafka 4.3).
+"""
 REMEMBERED = 10_000
-"""The most ids whose coordinators are remembered. Beyond it all are forgotten, and one round trip looks them up."""
+"""The number of ids whose coordinators are cached.
+
+Above it the whole cache is cleared, and one round trip looks them up.
+"""
 _DESCRIBED_AT_ONCE = 1000
 
 _SOME = -1
-"""Stands for all brokers while none has named them."""
+"""Stands for all brokers until they are known."""
 
 _TRANSACTION = CoordinatorType.TRANSACTION
 _DOING = {
@@ -54,13 +60,13 @@ _DOING = {
 
 _EPOCH_KEPT = {"max_version": 4}
 _EPOCH_RAISED = {"min_version": 5, "max_version": 5}
-"""Versions of EndTxn: from v5 on the broker raises the producer's epoch (KIP-890)."""
+"""Versions of EndTxn: since v5 the broker raises the producer's epoch (KIP-890)."""
 
 Partition = tuple[str, int]
 """A topic's name and a partition's number."""
 
 MakeRequest = Callable[[Mapping[str, list[int]]], Request]
-"""Makes a request for the partitions of one leader, which are given by topic."""
+"""Creates a request for one leader's partitions, grouped by topic."""
 
 LEADER_NOT_AVAILABLE = 5
 
@@ -68,19 +74,19 @@ _FIRST_PAUSE_S = 0.25
 
 
 class TransactionClient:
-    """Sends requests to coordinators, all of a call at once. Deadlines are by `time.monotonic`.
+    """Sends requests to coordinators, all requests of a call at the same time. Deadlines are by `time.monotonic`.
 
-    A request that gets a retriable answer or none is repeated until the deadline; the other answers are kept. Only an
-    abort is sent once, because the transaction has to be described again before the next one.
+    A request without an answer, or with a retriable one, is repeated until the deadline; other answers are kept. Only
+    an abort is sent just once, because the transaction has to be described again before the next one.
 
-    A coordinator's address is looked up once, and kept until the coordinator moves or does not answer.
+    A coordinator's address is looked up once, and cached until the coordinator moves or does not answer.
 
     Args:
         settings: kafka-python's settings, see `sparkonce.sinks.kafka.settings.admin_settings`.
         connections: The number of connections to each coordinator.
 
     Attributes:
-        waiting: Logs what is waited for.
+        waiting: Logs what this client is waiting for.
     """
 
     def __init__(self, settings: Mapping[str, Any], connections: int = CONNECTIONS) -> None:
@@ -95,8 +101,8 @@ class TransactionClient:
     ) -> list[BrokerAnswer]:
         """Commits or aborts each transaction, and returns the answers in the same order.
 
-        A commit leaves the epoch as it is (EndTxn up to v4), so that it can be repeated. An abort raises the epoch
-        (EndTxn v5, KIP-890), so that the writer cannot open the transaction again. It needs `transaction_version` 2.
+        A commit leaves the epoch unchanged (EndTxn up to v4), so that it can be repeated. An abort raises the epoch
+        (EndTxn v5, KIP-890), so that the writer cannot reopen the transaction. It needs `transaction_version` 2.
         """
         versions = _EPOCH_KEPT if commit else _EPOCH_RAISED
         is_open = is_unanswered if commit else _is_never_sent
@@ -104,10 +110,10 @@ class TransactionClient:
         return self.ask_coordinators(requests, deadline_s, is_open=is_open)
 
     def fence(self, transactions: Mapping[KafkaTransaction, int], *, deadline_s: float) -> list[BrokerAnswer]:
-        """Aborts by initialising the ids again (InitProducerId v3+), for clusters below transaction version 2.
+        """Aborts by initializing the ids again (InitProducerId v3+), for clusters below transaction version 2.
 
-        The broker raises the epoch, aborts the open transaction, and answers CONCURRENT_TRANSACTIONS until that is
-        done. While a transaction is open it compares the producer id but not the epoch: describe the transaction first.
+        The broker raises the epoch, aborts the open transaction, and answers CONCURRENT_TRANSACTIONS until it is done.
+        While a transaction is open, it compares the producer id but not the epoch, so describe the transaction first.
 
         Args:
             transactions: The transactions, each with the timeout in milliseconds that its id keeps.
@@ -150,24 +156,24 @@ class TransactionClient:
     def list_transactions(
         self, states: Sequence[str], begins: Sequence[str], *, deadline_s: float
     ) -> list[str] | BrokerAnswer:
-        """Lists the ids in these states that begin so, from every broker; a `BrokerAnswer` if any does not list."""
+        """Lists the ids with this prefix and these states from all brokers; a `BrokerAnswer` if any fails."""
         listed, missing = self._list(states, begins, deadline_s - time.monotonic(), deadline_s)
         return list(listed) if missing is None else missing
 
     def survey(
         self, states: Sequence[str], begins: str, *, attempt_s: float, deadline_s: float
     ) -> tuple[list[Description], BrokerAnswer | None]:
-        """Describes all ids in these states that begin so; they may be many.
+        """Describes all ids with this prefix and these states; there may be many.
 
-        Each broker describes the ids that it has listed itself, so that no coordinator has to be looked up. Ids that it
-        has forgotten since are left out.
+        Each broker describes the ids that it has listed, so that no coordinator has to be looked up. Ids that it has
+        forgotten in the meantime are left out.
 
         Args:
-            states: The broker's names of the states.
-            begins: The beginning of the ids.
-            attempt_s: The time that a broker has for its first list; doubled after each silence, since the list of a
-                large cluster takes long.
-            deadline_s: When to stop asking.
+            states: The states, by the broker's names.
+            begins: The prefix of the ids.
+            attempt_s: The time limit for a broker's first list; doubled after each timeout, because the list of a large
+                cluster takes long.
+            deadline_s: When to stop retrying.
 
         Returns:
             The views, and the reason why some are missing; None if none is.
@@ -209,9 +215,10 @@ class TransactionClient:
     def _list(
         self, states: Sequence[str], begins: Sequence[str], attempt_s: float, deadline_s: float
     ) -> tuple[dict[str, int], BrokerAnswer | None]:
-        """Returns the broker of each id in these states that begins so, and the reason why some may be missing.
+        """Returns the broker of each id with this prefix and these states, and the reason why some may be missing.
 
-        From Kafka 4.1 on (KIP-1152) brokers select ids by the pattern. Older brokers are not sent it, and list all.
+        Since Kafka 4.1 (KIP-1152) brokers filter ids by a pattern. Older brokers do not get the pattern, and list all
+        ids.
         """
         pattern = "|".join(f"{re.escape(begin)}.*" for begin in begins)
         request = ListTransactionsRequest(state_filters=list(states), transactional_id_pattern=pattern)
@@ -233,7 +240,7 @@ class TransactionClient:
                 found.update((name, broker) for name in names if name.startswith(start))
             still_silent = {broker for broker, answer in refused.items() if answer.code is None}
             if silent - still_silent:
-                # A broker that did not answer is back or gone permanently, and others may coordinate its ids by now.
+                # A broker that did not answer is back or permanently gone, and others may now coordinate its ids.
                 answered.clear()
             answered.update(replies.keys() - refused)
             silent = still_silent
@@ -248,7 +255,7 @@ class TransactionClient:
     async def _ask_brokers(
         self, request: Request, answered: set[int], deadline_s: float
     ) -> tuple[set[int], dict[int, Response]] | BrokerAnswer:
-        """Returns the present brokers, and the replies of those that had not answered yet."""
+        """Returns the current brokers, and the replies of those that had not answered yet."""
         metadata_request = MetadataRequest(topics=[], min_version=2, max_version=9)
         (metadata,) = await self._connection.gather([(metadata_request, None)], deadline_s)
         if isinstance(metadata, BrokerAnswer):
@@ -269,7 +276,7 @@ class TransactionClient:
         return int(levels.get("transaction.version", 0))
 
     def probe(self, transaction: KafkaTransaction, *, deadline_s: float) -> BrokerAnswer:
-        """Tries the permission: aborts, by EndTxn v4, a transaction of an id that does not exist."""
+        """Checks the permission by aborting, with EndTxn v4, a transaction of an id that does not exist."""
         request = _end_txn(transaction, False, **_EPOCH_KEPT)
         (answer,) = self.ask_coordinators([(transaction.transactional_id, request)], deadline_s)
         return BrokerAnswer(answer.code, answer.reason)
@@ -286,16 +293,16 @@ class TransactionClient:
         node_id: int | None = None,
         is_final: Callable[[BrokerAnswer], bool] = lambda _: False,
     ) -> Response:
-        """Repeats a request until a broker answers, a few times only: some servers lock out whoever insists.
+        """Repeats a request until a broker answers, but only a few times: some servers lock out persistent clients.
 
         Args:
             request: The request.
-            deadline_s: When to stop asking.
+            deadline_s: When to stop retrying.
             node_id: The broker; None for any.
-            is_final: Returns True for a reason after which nothing is asked again.
+            is_final: Returns True for a reason after which there is no retry.
 
         Returns:
-            The response; without one a `BrokerAnswer` with all reasons.
+            The response; if there is none, a `BrokerAnswer` with all reasons.
         """
         reasons: dict[str, None] = {}
         pause_s = _FIRST_PAUSE_S
@@ -310,12 +317,12 @@ class TransactionClient:
             pause_s *= 2
 
     def gather(self, requests: Sequence[tuple[Request, int | None]], *, deadline_s: float) -> list[Response]:
-        """Sends each request to its broker, all at once. Returns the same as `request` for each."""
+        """Sends each request to its broker, all at the same time. Returns the same as `request` for each."""
         responses = self._connection.call(partial(self._connection.gather, requests, deadline_s), deadline_s)
         return [responses] * len(requests) if isinstance(responses, BrokerAnswer) else responses
 
     def close(self) -> None:
-        """Closes every connection. A later call opens them again."""
+        """Closes every connection. The next call opens them again."""
         self._connection.close()
 
     def ask_coordinators(
@@ -327,14 +334,14 @@ class TransactionClient:
         read: Callable[[Response], Any] | None = None,
         is_open: Callable[[BrokerAnswer], bool] = is_unanswered,
     ) -> list[Any]:
-        """Sends each request to the coordinator of its transactional id or group, and again while its answer `is_open`.
+        """Sends each request to the coordinator of its id or group, and retries while its answer `is_open`.
 
         Args:
-            requests: Each with the id or group.
-            deadline_s: When to stop asking.
+            requests: The requests, each with its transactional id or group.
+            deadline_s: When to stop retrying.
             kind: What is coordinated.
-            read: Turns a response without error into a result.
-            is_open: Returns True if the request is to be repeated after this answer.
+            read: Converts a response without an error into a result.
+            is_open: Returns True if the request should be repeated after this answer.
         """
         results: list[Any] = [None] * len(requests)
         waiting: Sequence[int] = range(len(requests))
@@ -374,7 +381,7 @@ class TransactionClient:
     async def _find_coordinators(
         self, kind: CoordinatorType, names: Sequence[str], deadline_s: float
     ) -> dict[str, int | BrokerAnswer]:
-        """Returns the coordinator of each name, remembered or looked up in one round trip for all (KIP-699)."""
+        """Returns the coordinator of each name, cached or looked up in one round trip for all (KIP-699)."""
         if self._looked_up_by is not self._connection.manager or len(self._coordinators) > REMEMBERED:
             self._coordinators.clear()
             self._looked_up_by = self._connection.manager
@@ -384,7 +391,7 @@ class TransactionClient:
             request = FindCoordinatorRequest(key_type=kind.value, coordinator_keys=unknown, min_version=4)
             response = (await self._connection.gather([(request, None)], deadline_s))[0]
             if isinstance(response, BrokerAnswer):
-                # The look-up got no answer, so the request that needs it was never sent.
+                # The lookup got no answer, so the request that needs it was never sent.
                 failed = dict.fromkeys(unknown, replace(response, never_sent=True))
             else:
                 found = response.coordinators
@@ -400,7 +407,7 @@ class TransactionClient:
             return False
         self._coordinators[kind, found.key] = found.node_id
         for number in range(self._connections):
-            # kafka-python keeps one connection for each node id, and turns this one into "coordinator-<id>".
+            # kafka-python keeps one connection per node id, and turns this one into "coordinator-<id>".
             own_id = f"{found.node_id}.{number}"
             node = SimpleNamespace(error_code=NONE, node_id=own_id, host=found.host, port=found.port)
             self._connection.manager.cluster.add_coordinator(node, kind, f"connection {number}")
@@ -408,7 +415,7 @@ class TransactionClient:
 
 
 def versions_request() -> Request:
-    """Asks for the versions of requests that a broker takes, and for the cluster's features."""
+    """Requests the versions of requests that a broker supports, and the cluster's features."""
     return ApiVersionsRequest(client_software_name="sparkonce", client_software_version="1", min_version=3)
 
 
@@ -445,7 +452,7 @@ def _description(state: Any) -> Description | BrokerAnswer:
 
 
 def _of_this_id(view: Description | BrokerAnswer, asked: KafkaTransaction) -> Description | BrokerAnswer:
-    """Refuses the description of another id than the one that was asked for."""
+    """Refuses the description of an id other than the requested one."""
     if isinstance(view, BrokerAnswer) or view.transaction.transactional_id == asked.transactional_id:
         return view
     said, wanted = view.transaction.transactional_id, asked.transactional_id
@@ -453,13 +460,13 @@ def _of_this_id(view: Description | BrokerAnswer, asked: KafkaTransaction) -> De
 
 
 def metadata_request(*topics: str, rights: bool = False, every: bool = False) -> Request:
-    """Asks for the cluster and these topics, or every one, without creating any; if asked, for the user's rights."""
+    """Requests the cluster and these topics, or all topics, without creating any; optionally the user's rights, too."""
     named = None if every else [MetadataRequest.MetadataRequestTopic(name=topic) for topic in topics]
     return MetadataRequest(topics=named, allow_auto_topic_creation=False, include_topic_authorized_operations=rights)
 
 
 def leaders_of(metadata: Response) -> dict[Partition, int | BrokerAnswer]:
-    """Returns the leader of each partition of a `metadata_request`'s response, or why it has none."""
+    """Returns the leader of each partition in the response to a `metadata_request`, or why it has none."""
     found: dict[Partition, int | BrokerAnswer] = {}
     for topic in metadata.topics:
         for one in topic.partitions:
@@ -472,7 +479,7 @@ def leaders_of(metadata: Response) -> dict[Partition, int | BrokerAnswer]:
 def ask_leaders(
     client: TransactionClient, leaders: Mapping[Partition, int], *requests: MakeRequest, deadline_s: float
 ) -> list[dict[Partition, Any]]:
-    """Sends each leader one request of each kind for all of its partitions, all at a time.
+    """Sends each leader one request of each kind for all of its partitions, all at the same time.
 
     Returns:
         For each kind of request the leaders' replies by partition; a `BrokerAnswer` where there is none.
@@ -489,7 +496,7 @@ def ask_leaders(
 
 
 def answered(replies: Mapping[Partition, Any]) -> dict[Partition, Any]:
-    """Returns what is known: all but each `BrokerAnswer`."""
+    """Returns what is known: everything except each `BrokerAnswer`."""
     return {partition: reply for partition, reply in replies.items() if not isinstance(reply, BrokerAnswer)}
 
 
@@ -508,11 +515,11 @@ def _refused(partition: Partition, code: int) -> BrokerAnswer:
 
 
 def list_offsets(topics: Mapping[str, list[int]], *, when: int | Mapping[Partition, int], level: int) -> Request:
-    """Asks for the offset of each partition's first row, end, or first row that is not older than a timestamp.
+    """Requests the offset of each partition's first row, end, or first row that is not older than a timestamp.
 
     Args:
         topics: The partitions by topic.
-        when: One of `OffsetSpec`, or a timestamp; or one for each partition, and nothing is asked about the others.
+        when: One of `OffsetSpec`, or a timestamp; or one for each partition, and no request is made for the others.
         level: One of `IsolationLevel`.
     """
     kind = ListOffsetsRequest.ListOffsetsTopic
@@ -532,17 +539,17 @@ def list_offsets(topics: Mapping[str, list[int]], *, when: int | Mapping[Partiti
 
 
 start_offsets = partial(list_offsets, when=OffsetSpec.EARLIEST, level=IsolationLevel.READ_UNCOMMITTED)
-"""Asks for the offset of each partition's first row."""
+"""Requests the offset of each partition's first row."""
 
 end_offsets = partial(list_offsets, when=OffsetSpec.LATEST, level=IsolationLevel.READ_UNCOMMITTED)
-"""Asks for the offset after each partition's last row."""
+"""Requests the offset after each partition's last row."""
 
 last_stable_offsets = partial(list_offsets, when=OffsetSpec.LATEST, level=IsolationLevel.READ_COMMITTED)
-"""Asks for the offset up to which read_committed readers see each partition."""
+"""Requests the offset up to which read_committed readers see each partition."""
 
 
 def producers(topics: Mapping[str, list[int]]) -> Request:
-    """Asks for the producers that leaders remember, and where their open transactions begin (KIP-664)."""
+    """Requests the producers that leaders remember, and where their open transactions begin (KIP-664)."""
     kind = DescribeProducersRequest.TopicRequest
     return DescribeProducersRequest(
         topics=[kind(name=name, partition_indexes=numbers) for name, numbers in topics.items()]

@@ -1,11 +1,11 @@
 """The executor half of the Kafka sink: fills one transaction.
 
-`TopicLimits` asks the brokers which rows a topic accepts, for rows that may go to the dead letters instead.
+`TopicLimits` fetches the rules of topics, for rows that may be sent to dead letters instead.
 
-`StalledRows` finds that a topic is gone while its rows are still in flight. librdkafka resends the rows of an
+`StalledRows` detects that a topic is gone while its rows are still in flight. librdkafka resends the rows of an
 idempotent producer for as long as it remembers the topic's leaders, and drops them only when they are as old as a
-transaction may be. So the writer asks with its own client, since metadata that reached the producer would change what
-it does with the rows.
+transaction may be. So the writer uses a separate client for the check, because metadata that reached the producer would
+change what it does with the rows.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ _GRACE_S = 5.0
 _NO_LIMIT = 2**31 - 1
 
 _ASK_AFTER_S = 5.0
-"""The time without a row that arrives, before the topics are asked for, and again. A leader moves in less."""
+"""How long no row may arrive before the topics are looked up, and looked up again. A leader moves in less time."""
 _SURELY_GONE_AFTER_S = 10.0
 _PROPAGATION = "topic.metadata.propagation.max.ms"
 _PROPAGATION_MS = 30_000
 _ANSWER_LIMIT_S, _SPARE_S = 2.0, 1.0
 _MOST_TOPICS = 100
-"""The number of topics that are asked for at once."""
+"""The number of topics that are looked up in one request."""
 _SURELY_THERE = "__transaction_state"
 
 _LIMIT, _POLICY, _CLOCK = "max.message.bytes", "cleanup.policy", "message.timestamp.type"
@@ -72,9 +72,9 @@ _AHEAD = ("message.timestamp.after.max.ms", "message.timestamp.difference.max.ms
 """The setting since Kafka 3.6, and the one before."""
 _CENTURY_MS = 100 * 365 * 86_400_000
 _KNOWN_S = 60.0
-"""The time for which a limit counts as known: somebody may change it."""
+"""How long a limit is cached: it may be changed."""
 _RULES_WITHIN_S, _RULES_LATE_S = 30.0, 10.0
-"""The time that librdkafka has for a request, and by how much its answer may be late."""
+"""librdkafka's time limit for a request, and how late its answer may be."""
 _NOT_TOLD = frozenset(
     {
         KafkaError.UNKNOWN_TOPIC_OR_PART,
@@ -87,14 +87,14 @@ _NOT_TOLD = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriterLimits:
-    """A writer's limits of memory and time.
+    """A writer's limits on memory and time.
 
     Attributes:
         queued_rows: librdkafka's ``queue.buffering.max.messages``, where 0 means no limit.
         queued_bytes: librdkafka's ``queue.buffering.max.kbytes``, in bytes.
         row_bytes: librdkafka's ``message.max.bytes``.
-        topic_bytes: The topic's ``max.message.bytes``, as far as it is known; `row_bytes` otherwise.
-        delivery_s: The time in which rows must arrive.
+        topic_bytes: The topic's ``max.message.bytes``, as far as it is known; otherwise `row_bytes`.
+        delivery_s: The time in which rows must be delivered.
         initialise_s: The time in which a producer must be ready.
     """
 
@@ -109,7 +109,7 @@ class WriterLimits:
     def of(
         cls, settings: Mapping[str, Any], transaction_timeout_s: float | None, topic_bytes: int | None = None
     ) -> WriterLimits:
-        """Reads the limits from librdkafka's settings, or else its defaults."""
+        """Reads the limits from librdkafka's settings, or otherwise its defaults."""
         row_bytes = int(settings.get("message.max.bytes", 1_000_000))
         delivery_ms = settings.get("message.timeout.ms", settings.get("delivery.timeout.ms", 300_000))
         return cls(
@@ -123,15 +123,17 @@ class WriterLimits:
 
 
 class KafkaWriter(SinkWriter):
-    """Writes one copy to Kafka: in its own transaction, or, below EXACTLY_ONCE, by a shared idempotent producer.
+    """Writes one task attempt to Kafka.
+
+    It uses its own transaction or, below EXACTLY_ONCE, a shared idempotent producer.
 
     Args:
-        pool: Leases the producer, from now on.
+        pool: Leases the producer, starting now.
         batch: Spark's batch id.
-        topic: The sink's own topic; None if the rows name theirs.
+        topic: The sink's own topic; None if each row names its topic.
         transactional: True if the guarantee is EXACTLY_ONCE.
-        limits: Its limits of memory and time.
-        topic_limits: Tells the rules of topics, before rows are offered.
+        limits: Its limits on memory and time.
+        topic_limits: Returns the rules of topics, before rows are offered.
         lookup: Queries the brokers for the topics of rows that do not arrive.
     """
 
@@ -162,7 +164,7 @@ class KafkaWriter(SinkWriter):
         self._topics: set[str] = set()
 
     def begin(self) -> None:
-        """Waits for the producer and begins its one transaction.
+        """Waits for the producer and begins its only transaction.
 
         Raises:
             PreflightError: If the cluster does not allow the transaction.
@@ -180,10 +182,10 @@ class KafkaWriter(SinkWriter):
                 raise self._pooled.explain(error.args[0], "could not begin a transaction") from None
 
     def write(self, rows: pa.RecordBatch) -> None:
-        """Hands rows to librdkafka, and waits while too many are in flight.
+        """Passes rows to librdkafka, and waits while too many are in flight.
 
         Raises:
-            PrepareError: naming the topic, and why a row was refused.
+            PrepareError: If a row was refused. The message names the topic and the reason.
         """
         pooled = self._open_producer()
         self._written += rows.num_rows
@@ -217,7 +219,7 @@ class KafkaWriter(SinkWriter):
             self._topics.add(chunk.topic)
 
     def offer(self, rows: pa.RecordBatch) -> Refused:
-        """Writes the rows that the topic takes, by their fields and their size without compression.
+        """Writes the rows that the topic accepts, judged by their fields and their uncompressed size.
 
         See `SinkWriter.offer`.
         """
@@ -235,18 +237,18 @@ class KafkaWriter(SinkWriter):
         return refused
 
     def prepare(self) -> Mapping[str, str | int]:
-        """Flushes, and checks that each row has arrived, which librdkafka does only in its own commit.
+        """Flushes, and checks that each row was delivered, which librdkafka only does in its own commit.
 
-        That commit counts failed delivery reports (``txn_dr_fails`` in rdkafka_txnmgr.c). Here the rows that the
-        brokers have acknowledged must be as many as were to be written.
+        That commit counts failed delivery reports (``txn_dr_fails`` in rdkafka_txnmgr.c). Here the number of rows that
+        the brokers have acknowledged must equal the number of rows written.
 
         Raises:
-            PrepareError: If any row may not have arrived, or the transaction cannot be committed.
+            PrepareError: If any row may not have been delivered, or the transaction cannot be committed.
         """
         pooled = self._open_producer()
         self._flush(pooled)
-        # After flush nothing is in flight: a row counts as outstanding until its delivery report is served. Do not ask
-        # ``len(producer)`` again: it also counts statistics, errors and lines of its log that wait.
+        # After flush nothing is in flight: a row counts as outstanding until its delivery report is processed. Do not
+        # use ``len(producer)`` again: it also counts pending statistics, errors and log lines.
         acknowledged = pooled.acknowledged(self._accepted)
         if acknowledged != self._written:
             raise PrepareError(f"Kafka has acknowledged {acknowledged} of {self._written} rows.")
@@ -275,14 +277,14 @@ class KafkaWriter(SinkWriter):
         self._release(reusable=False)
 
     def _await_first_answer(self, pooled: PooledProducer, limit_s: float) -> None:
-        """Waits until a partition is part of the transaction for sure, since a row of it is answered.
+        """Waits until a partition is certainly part of the transaction, because one of its rows was answered.
 
-        librdkafka drops the reply to AddPartitionsToTxn if it comes while an abort begins. It then takes no partition
-        for added, sends no EndTxn, and reports an abort that has not happened (``txn_req_cnt`` in rdkafka_txnmgr.c of
-        2.16; every fourth abort 2 ms after the first row).
+        librdkafka drops the reply to AddPartitionsToTxn if it arrives while an abort begins. It then considers no
+        partition added, sends no EndTxn, and reports an abort that has not happened (``txn_req_cnt`` in
+        rdkafka_txnmgr.c of 2.16; every fourth abort 2 ms after the first row).
         """
         give_up_at = time.monotonic() + limit_s
-        pooled.poll(0)  # which serves the events that wait
+        pooled.poll(0)  # processes the pending events
         if (in_flight := len(pooled.producer)) < self._accepted or pooled.abort_reason():
             return
         while len(pooled.producer) >= in_flight > 0 and not pooled.reports.fatal:
@@ -310,9 +312,9 @@ class KafkaWriter(SinkWriter):
         return self._pooled
 
     def _make_room(self, pooled: PooledProducer, chunk: Chunk) -> None:
-        """Waits until the chunk fits, since librdkafka refuses rows once its queue is full."""
-        # librdkafka tells only the number of rows in flight. They have no more bytes than that many of the largest
-        # rows, and no more than were queued since the queue was last empty.
+        """Waits until the chunk fits, because librdkafka refuses rows once its queue is full."""
+        # librdkafka only reports the number of rows in flight. Their size is at most that of as many rows of the
+        # largest size, and at most what was queued since the queue was last empty.
         deadline, stalled = time.monotonic() + self._limits.delivery_s, StalledRows(pooled, self._topics, self._lookup)
         while waiting := len(pooled.producer):
             in_flight_bytes = min(waiting * self._largest_bytes, self._queued_bytes)
@@ -345,7 +347,7 @@ class KafkaWriter(SinkWriter):
             raise PrepareError(f"Kafka's producer failed permanently: {pooled.reports.fatal}.")
         if not pooled.reports.refused:
             return
-        # librdkafka refuses these rows at once if it knows the topic already: the words must be the same.
+        # librdkafka refuses these rows immediately if it already knows the topic, so the message must be the same.
         if pooled.reports.missing_partition:
             raise _no_such_partition(*pooled.reports.missing_partition)
         if pooled.reports.missing_topic:
@@ -358,7 +360,7 @@ class KafkaWriter(SinkWriter):
         )
 
     def _await_refusal(self, pooled: PooledProducer) -> None:
-        """Raises what the brokers refused, if they did: librdkafka takes no row after that, and reports it later."""
+        """Raises the brokers' refusal, if any: librdkafka accepts no rows after one, and reports it later."""
         deadline = time.monotonic() + _GRACE_S
         while len(pooled.producer) and not pooled.reports.refused and time.monotonic() < deadline:
             pooled.poll(0.1)
@@ -375,8 +377,8 @@ class KafkaWriter(SinkWriter):
 def _produce(pooled: PooledProducer, chunk: Chunk) -> int:
     """Queues a chunk, and returns the number of rows that librdkafka accepted.
 
-    Where rows go one by one, calls ``produce`` for each without a line of Python in between. confluent-kafka's own
-    ``produce_batch`` is slower, because it needs a dictionary for each row.
+    Where rows are sent one by one, ``produce`` is called for each without a line of Python in between.
+    confluent-kafka's own ``produce_batch`` is slower, because it needs a dictionary for each row.
 
     Raises:
         KafkaException: If librdkafka refuses a row; other rows may be queued.
@@ -432,15 +434,15 @@ def _too_large(chunk: Chunk, limit: int) -> PrepareError:
 
 
 class TopicLookup:
-    """Asks brokers which topics there are.
+    """Queries brokers for the topics that exist.
 
     Args:
-        settings: The settings of a producer, in librdkafka's names.
-        is_transactional: True if the producer is, so that the brokers have a topic of transactions.
+        settings: The settings of a producer, with librdkafka's names.
+        is_transactional: True if the producer is transactional, so that the brokers have a topic of transactions.
 
     Attributes:
-        gone_after_s: The time for which all answers must say that a topic is not there: a broker may lag behind, and
-            a topic may be about to appear, for which librdkafka itself waits as long.
+        gone_after_s: How long all answers must report that a topic does not exist: a broker may lag behind, and a topic
+            may be about to appear, for which librdkafka itself waits as long.
     """
 
     def __init__(self, settings: Mapping[str, Any], *, is_transactional: bool) -> None:
@@ -449,15 +451,15 @@ class TopicLookup:
         self.gone_after_s = max(_SURELY_GONE_AFTER_S, int(settings.get(_PROPAGATION, _PROPAGATION_MS)) / 1000)
 
     def is_there(self, topics: Collection[str]) -> dict[str, bool]:
-        """Returns for each topic if it is there, without those of which no broker tells it.
+        """Returns for each topic whether it exists. Topics that no broker answers for are left out.
 
-        Nothing is said by a broker that does not know Kafka's own topic of transactions either: it has just started.
+        A broker that does not know Kafka's own transaction topic is ignored, because it has just started.
         """
         guard = [_SURELY_THERE] if self._is_transactional else []
         asked = TopicCollection([*sorted(topics)[:_MOST_TOPICS], *guard])
         try:
             answers = self._client.describe_topics(asked, request_timeout=_ANSWER_LIMIT_S)
-        except KafkaException:  # a client cannot be made now, for example without a token
+        except KafkaException:  # no client can be created now, for example without a token
             return {}
         give_up_at_s = time.monotonic() + _ANSWER_LIMIT_S + _SPARE_S
         found = {topic: _is_there(answer, give_up_at_s) for topic, answer in answers.items()}
@@ -471,12 +473,12 @@ class TopicLookup:
 
 
 class StalledRows:
-    """Watches a producer while the writer waits for its rows to arrive.
+    """Watches a producer while the writer waits for its rows to be delivered.
 
     Args:
         pooled: The producer.
         topics: The topics of its rows.
-        lookup: Queries the brokers for the topics; None to query nobody.
+        lookup: Queries the brokers for the topics; None to make no queries.
     """
 
     def __init__(self, pooled: PooledProducer, topics: Collection[str], lookup: TopicLookup | None) -> None:
@@ -491,11 +493,11 @@ class StalledRows:
         """Queries the brokers for the topics if no row has arrived for some time.
 
         Raises:
-            PrepareError: If all answers have reported for `TopicLookup.gone_after_s` that a topic doesn't exist.
+            PrepareError: If all answers have reported for `TopicLookup.gone_after_s` that a topic does not exist.
         """
         if self._lookup is None:
             return
-        if (waiting := len(self._pooled.producer)) < self._waiting:  # more may wait, such as statistics
+        if (waiting := len(self._pooled.producer)) < self._waiting:  # other events may be pending, such as statistics
             self._waiting, self._missing_since = waiting, {}
         elif time.monotonic() < self._ask_at_s:
             return
@@ -521,7 +523,7 @@ def _is_there(answer: Future[Any], give_up_at_s: float) -> bool | None:
 
 
 def no_such_topic(topic: str) -> PrepareError:
-    """Returns the error for rows whose topic is not there."""
+    """Returns the error for rows whose topic does not exist."""
     return PrepareError(
         f"Kafka did not take a row: topic {topic!r} is not there. If it was, it was deleted, or made again while "
         "this query ran.",
@@ -530,10 +532,10 @@ def no_such_topic(topic: str) -> PrepareError:
 
 
 class TopicLimits:
-    """Asks for the rules of topics, and remembers them for a minute.
+    """Fetches the rules of topics, and caches them for a minute.
 
     Args:
-        settings: The settings of a producer, in librdkafka's names.
+        settings: The settings of a producer, with librdkafka's names.
     """
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
@@ -593,6 +595,6 @@ _asked: dict[tuple[tuple[str, str], ...], TopicLimits] = {}
 
 
 def limits_of_process(settings: Mapping[str, Any]) -> TopicLimits:
-    """Returns what this process knows of the topics of these brokers, by this login: others may see other topics."""
+    """Returns the cached topic rules of these brokers and this login: other logins may see other topics."""
     known_by = sorted((name, str(one)) for name, one in settings.items() if not callable(one))
     return _asked.setdefault(tuple(known_by), TopicLimits(settings))
