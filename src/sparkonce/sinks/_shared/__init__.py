@@ -1,15 +1,16 @@
-"""The frame that all sinks stand on.
+"""The common base of all sinks.
 
 On the driver:
-    ``committing``: answers in the order of the handles, finishes in parallel, tidies every so many batches.
-    ``error_table``: a server's error code, class or phrase → outcome → sentence.
-    ``preflight``: refuses a setting or a server, with what to do about it.
-    ``orphans``: one open thing on a server, as ``sparkonce transactions list`` lists it.
+    ``committing``: returns answers in the order of the handles, finishes in parallel, and tidies at intervals of
+        batches.
+    ``error_table``: maps a server's error code, class or phrase to an outcome and a sentence.
+    ``preflight``: refuses a setting or a server, with the next step.
+    ``orphans``: an open transaction, session or table on a server, for ``sparkonce transactions list``.
 
 On the executors:
     ``arrow``: Arrow columns as text, batches in pieces, and the rows that a server refuses.
-    ``parquet``: writes Parquet as Spark does.
+    ``parquet``: writes Parquet files as Spark does.
 
 On both:
-    ``settings``: checks that the same setting is refused in the same words by every sink.
+    ``settings``: checks of common settings, so that every sink refuses them with the same message.
 """

@@ -1,11 +1,11 @@
-"""Arrow columns as text and as JSON, record batches in pieces, and the rows of one that a server refuses.
+"""Converts Arrow columns to text and JSON, splits record batches, and finds the rows that a server refuses.
 
-Arrow's kernels turn every value into characters; Python touches none. Numbers, dates and timestamps are written as
-Spark's ``to_json`` writes and reads them. A null stays null.
+Arrow's kernels convert every value to characters; Python touches none. Numbers, dates and timestamps have the form that
+Spark's ``to_json`` writes and reads. A null stays null.
 
-Every sink that writes a value as text gets it from here. For dates from the year 32768 on, Arrow's own cast to text
-gives the words "<value out of range>", and it copies the bytes of strings that are not UTF-8. Here the first are
-written in full, and the others are refused by the name of their column.
+Every sink that writes values as text uses this module. From the year 32768 on, Arrow's own cast of dates to text
+returns "<value out of range>", and it copies the bytes of strings that are not UTF-8. Here such dates are written in
+full, and such strings are refused with the name of their column.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from sparkonce.errors import PrepareError
 from sparkonce.sink import Refused
 
 STRING = pa.large_string()
-"""The type of all texts: Arrow's smaller one ends at 2 GiB a column."""
+"""The type of all strings: Arrow's smaller string type is limited to 2 GiB per column."""
 
 _TO_ESCAPE = r"[\x00-\x1f\"\\]"
 _CONTROL = r"[\x00-\x1f]"
 _FIRST_DAY, _LAST_DAY = -719_528, 2_932_896
-"""0000-01-01 and 9999-12-31, which ISO 8601 writes without a sign."""
+"""0000-01-01 and 9999-12-31: within this range ISO 8601 has no sign."""
 _DAYS_TO_2000 = 10_957
 _CYCLE_DAYS, _CYCLE_YEARS = 146_097, 400
-"""The calendar repeats after these."""
+"""The calendar repeats after this many days and years."""
 _UNITS = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 _SHORT = {8: "\\b", 9: "\\t", 10: "\\n", 12: "\\f", 13: "\\r"}
 
 
 def json_object(columns: Sequence[pa.Array], names: Sequence[str]) -> pa.Array:
-    """Returns each row as a JSON object, its fields in the order of the columns, with null for a missing value.
+    """Returns each row as a JSON object, with its fields in the order of the columns, and null for a missing value.
 
     Raises:
-        PrepareError: naming the column with a string that is not UTF-8.
+        PrepareError: If a string is not UTF-8. The message names the column.
     """
     return _object(columns, names, "")
 
@@ -66,7 +66,7 @@ def json_text(column: pa.Array, name: str) -> pa.Array:
         name: The name of their column.
 
     Raises:
-        PrepareError: naming the column with a string that is not UTF-8.
+        PrepareError: If a string is not UTF-8. The message names the column.
     """
     kind = column.type
     if types.is_struct(kind):
@@ -89,9 +89,9 @@ def json_text(column: pa.Array, name: str) -> pa.Array:
 
 def _list(column: pa.Array, name: str) -> pa.Array:
     if not len(column):
-        # Spark's JVM sends no offsets at all then, not even the first one: all lists around this one are empty.
+        # In that case Spark's JVM sends no offsets at all, not even the first one: all enclosing lists are empty.
         return pa.array([], STRING)
-    # The elements' texts are an array of their own; the list's offsets, unchanged, say which belong together.
+    # The elements' texts are a separate array; the list's offsets, unchanged, show which belong together.
     offsets = np.frombuffer(column.buffers()[1], np.int64 if types.is_large_list(column.type) else np.int32)
     offsets = offsets[column.offset : column.offset + len(column) + 1].astype(np.int64)
     elements = _or_null(column.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0])), name)
@@ -102,7 +102,7 @@ def _list(column: pa.Array, name: str) -> pa.Array:
 
 
 def _escaped(text: pa.Array) -> pa.Array:
-    """Escapes what JSON wants escaped. Most columns hold nothing of it: one look finds out."""
+    """Escapes special characters for JSON. Most columns contain none, which a single scan shows."""
     if not pc.any(pc.match_substring_regex(text, _TO_ESCAPE)).as_py():
         return text
     text = pc.replace_substring(text, "\\", "\\\\")
@@ -131,7 +131,7 @@ def plain_text(column: pa.Array, name: str) -> pa.Array:
         name: The name of their column.
 
     Raises:
-        PrepareError: naming the column with a string that is not UTF-8.
+        PrepareError: If a string is not UTF-8. The message names the column.
     """
     kind = column.type
     if types.is_decimal(kind):
@@ -148,10 +148,10 @@ def plain_text(column: pa.Array, name: str) -> pa.Array:
 
 
 def utf8_text(column: pa.Array, name: str) -> pa.Array:
-    """Returns strings as they are, once all are known to be UTF-8: Spark's may hold any bytes.
+    """Returns strings unchanged, after checking that all are UTF-8: Spark's strings may hold any bytes.
 
     Raises:
-        PrepareError: naming the column, and the first byte that is not.
+        PrepareError: If one is not. The message names the column and the first invalid byte.
     """
     try:
         column.validate(full=True)
@@ -175,7 +175,10 @@ def _first_wrong_byte(column: pa.Array) -> str:
 
 
 def python_value(value: pa.Scalar) -> Any:
-    """Returns a value for a message or a dead letter; what Python lacks as text: far dates, strings not in UTF-8."""
+    """Returns a value for a message or a dead letter.
+
+    Values that Python lacks become text: far dates, invalid UTF-8.
+    """
     try:
         return value.as_py()
     except (UnicodeDecodeError, OverflowError, ValueError):
@@ -190,9 +193,9 @@ def python_value(value: pa.Scalar) -> Any:
 
 
 def float_text(column: pa.Array) -> pa.Array:
-    """Returns the shortest digits that give the same value again, with a fraction or an exponent: 1.0, not 1.
+    """Returns the shortest digits that give the same value when parsed, with a fraction or an exponent: 1.0, not 1.
 
-    Values that are not finite are NaN, Infinity and -Infinity.
+    Values that are not finite become NaN, Infinity and -Infinity.
     """
     text = column.cast(STRING)
     text = pc.if_else(
@@ -207,12 +210,12 @@ def float_text(column: pa.Array) -> pa.Array:
 
 
 def _decimal(column: pa.Array) -> pa.Array:
-    """Returns all digits and no exponent, which Arrow's own cast writes for small values."""
+    """Returns all digits without an exponent, which Arrow's own cast uses for small values."""
     text = column.cast(STRING)
     scale = column.type.scale
     if scale <= 0 or not pc.any(pc.match_substring(text, "E")).as_py():
         return text
-    # The same 16 bytes a value, read without a scale, are the digits. (abs would overflow at the very lowest value.)
+    # The same 16 bytes per value, read without a scale, are the digits. (abs would overflow at the lowest value.)
     whole = pa.Array.from_buffers(pa.decimal128(38, 0), len(column), column.buffers(), offset=column.offset)
     digits = whole.cast(STRING)
     sign = pc.if_else(pc.starts_with(digits, "-"), "-", "").cast(STRING)
@@ -227,7 +230,7 @@ def _decimal(column: pa.Array) -> pa.Array:
 
 
 def _date(column: pa.Array) -> pa.Array:
-    """Returns ISO 8601; with a sign, as in Spark and Java, for years outside of 0 to 9999."""
+    """Returns ISO 8601, with a sign for years outside 0 to 9999, as in Spark and Java."""
     days = column.cast(pa.int32())
     if _within(days, _FIRST_DAY, _LAST_DAY):
         return column.cast(STRING)
@@ -243,7 +246,7 @@ def _date(column: pa.Array) -> pa.Array:
 
 
 def _timestamp(column: pa.Array) -> pa.Array:
-    """Returns ISO 8601 in UTC with ``Z``; without a zone if the type has none. Far years are as those of dates."""
+    """Returns ISO 8601 in UTC with ``Z``, or without a zone if the type has none. Years are formatted as in dates."""
     unit = column.type.unit
     ticks, of_day = column.cast(pa.int64()), _UNITS[unit] * 86_400
     if _within(ticks, _FIRST_DAY * of_day, (_LAST_DAY + 1) * of_day - 1):
@@ -270,7 +273,7 @@ def _numbers(column: pa.Array) -> Any:
 
 
 def _base64(column: pa.Array) -> pa.Array:
-    # All values at once: each, filled up to a multiple of three bytes, encodes as it would alone, but for its end.
+    # All values together: padded to a multiple of three bytes, each has the same encoding as alone, except at its end.
     given, column = column, pc.fill_null(column, b"").cast(pa.large_binary())
     offsets = np.frombuffer(column.buffers()[1], np.int64)[column.offset : column.offset + len(column) + 1]
     lengths = np.diff(offsets)
@@ -291,7 +294,7 @@ def _base64(column: pa.Array) -> pa.Array:
 
 
 def in_quotes(text: pa.Array) -> pa.Array:
-    """Returns each text between double quotes."""
+    """Returns each string in double quotes."""
     quote = pa.scalar('"', STRING)
     return pc.binary_join_element_wise(quote, text, quote, pa.scalar("", STRING))
 
@@ -304,11 +307,11 @@ _LARGE = frozenset({pa.large_string(), pa.large_binary()})
 
 
 def halves(rows: pa.RecordBatch, most_bytes: int) -> Iterator[pa.RecordBatch]:
-    """Yields the rows in record batches of at most so many bytes; a single row may have more.
+    """Yields the rows in record batches of limited size; a single row may be larger.
 
     Args:
         rows: The rows.
-        most_bytes: The most bytes of one record batch. A string array of Arrow ends at 2 GiB.
+        most_bytes: The maximum size of one record batch. An Arrow string array is limited to 2 GiB.
     """
     if rows.nbytes <= most_bytes or rows.num_rows < 2:
         yield rows
@@ -319,7 +322,7 @@ def halves(rows: pa.RecordBatch, most_bytes: int) -> Iterator[pa.RecordBatch]:
 
 
 def offsets_of(values: pa.Array) -> np.ndarray[tuple[int], np.dtype[np.integer]]:
-    """Returns where each value of an array of strings or binaries begins in its buffer, and where the last one ends."""
+    """Returns the offset of each value in the buffer of a string or binary array, and the end of the last one."""
     if values.buffers()[1] is None:
         return np.zeros(1, np.int64)
     kind = np.int64 if values.type in _LARGE else np.int32
@@ -327,7 +330,7 @@ def offsets_of(values: pa.Array) -> np.ndarray[tuple[int], np.dtype[np.integer]]
 
 
 def bytes_of(values: pa.Array) -> memoryview:
-    """Returns the bytes of all values of an array of strings or binaries, one after the other."""
+    """Returns the bytes of all values of a string or binary array, one after another."""
     data = values.buffers()[2]
     if data is None or not len(values):
         return memoryview(b"")
@@ -336,12 +339,12 @@ def bytes_of(values: pa.Array) -> memoryview:
 
 
 def cut(values: pa.Array, most_bytes: int, *, without_last: int = 0) -> Iterator[memoryview]:
-    """Yields the bytes of an array in pieces of at most so many; a single value may have more.
+    """Yields the bytes of an array in pieces of limited size; a single value may be larger.
 
     Args:
         values: Strings or binaries.
-        most_bytes: The most bytes of one piece.
-        without_last: How many bytes are left out at the end of each piece, such as a comma.
+        most_bytes: The maximum size of one piece.
+        without_last: The number of bytes omitted at the end of each piece, such as a comma.
     """
     if not len(values) or values.buffers()[2] is None:
         return
@@ -354,13 +357,13 @@ def cut(values: pa.Array, most_bytes: int, *, without_last: int = 0) -> Iterator
 
 
 def offered(rows: pa.RecordBatch, attempt: Callable[[pa.RecordBatch], str]) -> Refused:
-    """Writes the rows that the server takes, and returns the others.
+    """Writes the rows that the server accepts, and returns the others.
 
-    What is refused is tried again in halves: for each refused row about twice as many requests as halves.
+    Refused rows are retried in halves. Each refused row takes about twice as many requests as there are halvings.
 
     Args:
         rows: The rows.
-        attempt: Writes some of them and returns an empty text, or writes none and returns the reason.
+        attempt: Writes all rows of a part and returns an empty string, or writes none and returns the reason.
     """
     numbers: list[int] = []
     reasons: list[str] = []

@@ -1,7 +1,7 @@
-"""The frame of a committer: reads handles, finishes transactions in parallel, and answers in the order of the handles.
+"""The base of a committer: reads handles, finishes transactions in parallel, and answers in the order of the handles.
 
 A committer implements `transaction_of`, `commit_all` and `abort_all`. The answers for slots without rows and for
-foreign handles are given here. `Claims` tells whose transactions are whose, by comparing their names field by field.
+foreign handles come from here. `Claims` assigns transactions to runs by comparing their names field by field.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ T = TypeVar("T", bound=Hashable)
 
 
 class HandleCommitter(SinkCommitter, Generic[T]):
-    """Commits and aborts transactions, each of which a handle names. ``T`` is a transaction as a value.
+    """Commits and aborts transactions, each identified by a handle. ``T`` is a transaction as a value.
 
     Attributes:
         handle_fields: The fields that its handles may have. A handle with other fields was written by a newer version,
@@ -33,7 +33,7 @@ class HandleCommitter(SinkCommitter, Generic[T]):
 
     @abc.abstractmethod
     def transaction_of(self, handle: Handle) -> T | Finished:
-        """Returns the transaction that a handle names, or its answer where it names none: `FOREIGN`.
+        """Returns the transaction that a handle refers to, or the answer `FOREIGN` if there is none.
 
         Never called for the handle of a slot without rows.
         """
@@ -81,12 +81,12 @@ def _newer(strange: Sequence[str]) -> Finished:
 
 
 def finish_each(wanted: Sequence[T], finish: Callable[[T], Finished], *, at_once: int) -> dict[T, Finished]:
-    """Finishes each of these transactions, some of them at once, and returns the answers.
+    """Finishes each of these transactions, some of them in parallel, and returns the answers.
 
     Args:
         wanted: The transactions.
         finish: Finishes one. Must not raise.
-        at_once: How many at most run at the same time.
+        at_once: The maximum number to finish in parallel.
     """
     if len(wanted) < 2:
         return {one: finish(one) for one in wanted}
@@ -95,10 +95,10 @@ def finish_each(wanted: Sequence[T], finish: Callable[[T], Finished], *, at_once
 
 
 class Every:
-    """A task that is due every so many batches, counted from when it was done: some batches have no rows.
+    """A task that is due at an interval of batches, counted from the last time it ran: some batches have no rows.
 
     Args:
-        batches: How many batches pass in between.
+        batches: The interval in batches.
     """
 
     def __init__(self, batches: int) -> None:
@@ -110,7 +110,7 @@ class Every:
         return batch >= self._from
 
     def done(self, batch: int) -> None:
-        """Notes that the task was done after this batch."""
+        """Records that the task ran after this batch."""
         self._from = batch + self._batches
 
 
@@ -118,14 +118,14 @@ class Name(Protocol):
     """A transaction's name on the server as a value, such as `sparkonce.protocol.ownership.TransactionName`."""
 
     def belongs_to(self, prefix: str, query: str, tokens: frozenset[Token]) -> bool:
-        """Returns True if one of these runs of this query made it, under exactly this prefix."""
+        """Returns True if one of these runs of this query created it, under exactly this prefix."""
 
 
 class Claims:
-    """The runs whose transactions are asked for. Iterates over their (prefix, query).
+    """The runs whose transactions are requested. Iterates over their (prefix, query).
 
     Args:
-        owners: The runs. Those without a prefix among their facts wrote no transactions.
+        owners: The runs. Those without a prefix in their facts wrote no transactions.
     """
 
     def __init__(self, owners: Sequence[Owner]) -> None:
@@ -143,5 +143,5 @@ class Claims:
         return sorted({query for _, query in self._runs})
 
     def has(self, name: Name) -> bool:
-        """Returns True if one of these runs made the transaction of this name."""
+        """Returns True if one of these runs created the transaction with this name."""
         return any(name.belongs_to(prefix, query, tokens) for (prefix, query), tokens in self._runs.items())

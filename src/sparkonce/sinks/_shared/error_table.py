@@ -1,4 +1,4 @@
-"""A server's answers: error code, class or phrase → outcome → one sentence. An unlisted answer is UNKNOWN."""
+"""Maps a server's answers (error code, class or phrase) to an outcome and a sentence. An unlisted answer is UNKNOWN."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Meaning:
     """The meaning of one answer.
 
     Attributes:
-        outcome: The outcome for the transaction that was to be finished.
+        outcome: The outcome for the transaction being finished.
         sentence: One sentence for the operator.
-        next_step: The operator's next step, where asking again does not help.
+        next_step: The operator's next step, if retrying does not help.
         name: The code's name in the server's manual.
-        outage: True if a copy under way may be written later: the server is unreachable, or has no room.
+        outage: True if an attempt in progress can be written later: the server is unreachable, or has no space.
     """
 
     outcome: Outcome
@@ -34,12 +34,12 @@ UNLISTED = Meaning(Outcome.UNKNOWN, "Unlisted answer, so the outcome is unknown.
 
 
 class ErrorTable(Generic[Code]):
-    """Reads a server's answers.
+    """Looks up the meaning of a server's answers.
 
     Args:
         by_code: The meaning of each code.
-        phrases: Words in the server's message that decide before its code, in this order.
-        class_lengths: How many characters of a code name its class, the longest first: ``(3, 2)`` for SQLSTATE.
+        phrases: Phrases in the server's message that take precedence over its code, in this order.
+        class_lengths: How many characters of a code identify its class, longest first: ``(3, 2)`` for SQLSTATE.
 
     Attributes:
         by_code: The meaning of each code.
@@ -69,7 +69,7 @@ class ErrorTable(Generic[Code]):
         return self.by_code.get(entry_of(code, self.by_code, self._class_lengths), UNLISTED)
 
     def finished(self, code: Code, message: str, *, shown: str | None = None) -> Finished:
-        """Returns the outcome that an answer gives.
+        """Returns the outcome for an answer.
 
         Args:
             code: The server's code.
@@ -85,7 +85,7 @@ class ErrorTable(Generic[Code]):
 
 
 def entry_of(code: Any, table: Mapping[Any, object], class_lengths: Sequence[int]) -> Any:
-    """Returns the key of a table that stands for a code: the code itself, or the longest of its classes."""
+    """Returns a table's key for a code: the code itself, or the longest of its classes."""
     if code in table or not isinstance(code, str) or not code:
         return code
     return next((code[:size] for size in class_lengths if code[:size] in table), code)

@@ -1,7 +1,7 @@
-"""An open transaction, session or table of sparkonce's, as ``sparkonce transactions list`` lists it for the operator.
+"""An open transaction, session or table of sparkonce, as listed by ``sparkonce transactions list`` for operators.
 
-A system that can list such has a module with a function ``list_open(settings)``, which returns `Orphan` values or
-values of a class of its own derived from it: the command shows the fields that it adds under their ``head``.
+A system that can list them has a module with a function ``list_open(settings)``. It returns `Orphan` values or values
+of a derived class, whose additional fields the command shows under their ``head``.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Orphan:
-    """An open transaction, session or table. Only the query's log tells an orphan from a batch under way.
+    """An open transaction, session or table. Only the query's log shows whether it is an orphan or a batch in progress.
 
     Attributes:
-        kind: What it is, in the sink's words.
+        kind: What it is, in the sink's terms.
         name: Its name on the server.
         query: The short form of the query's id.
         run: The run's token, as ``position-nonce``.
-        batch: Spark's batch id; -1 where the server does not show it.
-        slot: The slot; -1 where the server does not show it.
-        copy: The end of its name, which no other copy of any slot has.
-        age_s: By the server's clock; -1 where it does not say.
-        holds: What stays in the way while it is open.
+        batch: Spark's batch id; -1 if the server does not show it.
+        slot: The slot; -1 if the server does not show it.
+        copy: The end of its name, which is unique to one task attempt of one slot.
+        age_s: Its age by the server's clock; -1 if the server does not show it.
+        holds: What it blocks while it is open.
     """
 
     kind: str
@@ -49,26 +49,26 @@ class Orphan:
 
 
 def run_of(token: Token) -> str:
-    """Returns a token as `Orphan.run` has it."""
+    """Returns a token in the form of `Orphan.run`."""
     return f"{token.position}-{token.nonce}"
 
 
 def token_in(run: str) -> Token:
-    """Returns the token that `run_of` has written so."""
+    """Returns the token that `run_of` has formatted."""
     position, _, nonce = run.partition("-")
     return Token(int(position), nonce)
 
 
 def shown(head: str, **more: Any) -> Any:
-    """Declares a field of a class derived from `Orphan`, with the head of its column, and more of `field`."""
+    """Declares a field of a class derived from `Orphan`, with the heading of its column and arguments for `field`."""
     return field(metadata={"head": head}, **more)
 
 
 def parse_line(text: str) -> dict[str, str]:
-    """Reads settings from one line: ``name=value``, with quotes as in a shell where a value has spaces.
+    """Parses settings from one line: ``name=value``, with shell-style quotes around values that contain spaces.
 
     Raises:
-        ConfigurationError: If there is no name. Values are not repeated: one may be a password.
+        ConfigurationError: If a name is missing. The message omits values: one may be a password.
     """
     try:
         words = shlex.split(text)

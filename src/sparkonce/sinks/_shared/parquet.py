@@ -1,4 +1,4 @@
-"""The one way to write Parquet: as Spark does, with its key for the calendar, and with fields that may all be null."""
+"""Writes Parquet the way Spark does: with Spark's key for the calendar, and with nullable fields."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _CALENDAR = {b"org.apache.spark.version": b"4.0.0"}
-"""Spark reads a file by the calendar of the version that wrote it: since 3.1, the one that Arrow and ISO 8601 have.
+"""Spark reads a file in the calendar of the version that wrote it: since 3.1, the one used by Arrow and ISO 8601.
 
-It takes a file without a version for whatever ``spark.sql.parquet.datetimeRebaseModeInRead`` says: with LEGACY it would
-shift dates before 1582, and with EXCEPTION it would refuse them.
+For a file without a version, ``spark.sql.parquet.datetimeRebaseModeInRead`` decides: LEGACY would shift dates before
+1582, and EXCEPTION would refuse them.
 """
 
 
@@ -38,12 +38,12 @@ class ParquetOutput:
         self._writer.write_table(rows.cast(self._schema), **options)
 
     def close(self) -> None:
-        """Writes the file's end, but does not close the stream."""
+        """Writes the end of the file, but does not close the stream."""
         self._writer.close()
 
 
 def may_be_null(kind: pa.DataType) -> pa.DataType:
-    """Returns the type with fields and elements that may be null: in Spark's Arrow, those of a null struct are."""
+    """Returns the type with nullable fields and elements: in Spark's Arrow data, those of a null struct are null."""
     from pyarrow import large_list, list_, map_, struct, types
 
     if types.is_struct(kind):

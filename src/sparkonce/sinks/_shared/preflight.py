@@ -1,4 +1,4 @@
-"""Refusals of a start: which setting, its value, why, and what to do."""
+"""Refuses a start, with the setting, its value, the reason and the next step."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from sparkonce.sink import Facts
 
 
 def refusal(setting: str, value: object, why: str, next_step: str) -> PreflightError:
-    """Returns the refusal of a setting: of the sink, or of the server.
+    """Returns the error for a refused setting of the sink or the server.
 
     Args:
-        setting: Its name.
-        value: Its value as it is shown; a text of the user's as its ``repr``.
-        why: Why it is refused, as the rest of the sentence.
+        setting: The setting's name.
+        value: Its value as it is shown; a string from the user as its ``repr``.
+        why: The reason, as the rest of the sentence.
         next_step: What the user can do.
     """
     return PreflightError(f"{setting}={value}: {why.rstrip('.')}.", next_step=next_step, setting=setting)
 
 
 def check_same(setting: str, now: str, recorded: Facts | None, fact: str, why: str, next_step: str) -> None:
-    """Sees that a fact is the same as in the run before.
+    """Checks that a fact is the same as in the previous run.
 
     Args:
-        setting: The setting that leads to the fact.
-        now: The fact now.
-        recorded: The facts of the newest run; None at the first start.
-        fact: Its name among the facts.
-        why: Why it must not change, as the rest of the sentence; ``{before}`` is its value before.
-        next_step: What the user can do; ``{before}`` is its value before.
+        setting: The setting that determines the fact.
+        now: The current fact.
+        recorded: The facts of the latest run; None at the first start.
+        fact: The fact's name.
+        why: Why it must not change, as the rest of the sentence; ``{before}`` is its previous value.
+        next_step: What the user can do; ``{before}`` is its previous value.
 
     Raises:
         PreflightError: If it has changed.
@@ -42,20 +42,20 @@ def check_same(setting: str, now: str, recorded: Facts | None, fact: str, why: s
 
 
 _OF_NEWER_VERSIONS = "sparkonce_"
-"""Begins the columns that a newer version adds. Others are of somebody who may add what he likes."""
+"""The prefix of columns that a newer version adds. Users may add other columns as they like."""
 
 
 def check_columns(setting: str, table: str, found: Iterable[str], known: frozenset[str]) -> None:
-    """Sees that one of the sink's own tables has no columns of a newer version, which may mean what nobody here knows.
+    """Checks that one of the sink's own tables has no columns of a newer version, whose meaning is unknown here.
 
     Args:
-        setting: The setting that leads to the table.
-        table: Its name.
+        setting: The setting that determines the table.
+        table: The table's name.
         found: The columns that it has.
-        known: Those that this version knows.
+        known: The columns that this version knows.
 
     Raises:
-        PreflightError: If it has more.
+        PreflightError: If it has additional ones.
     """
     if strange := sorted(one for one in set(found) - known if one.startswith(_OF_NEWER_VERSIONS)):
         raise PreflightError(
@@ -66,11 +66,11 @@ def check_columns(setting: str, table: str, found: Iterable[str], known: frozens
 
 
 class Attempts:
-    """Tries things on a server, whose errors become refusals.
+    """Tries actions on a server and turns its errors into refusals.
 
     Args:
         errors: The exceptions that the client library raises.
-        server_message: Returns the server's own words.
+        server_message: Returns the server's own message.
     """
 
     def __init__(self, errors: tuple[type[Exception], ...], server_message: Callable[[Exception], str]) -> None:
@@ -79,15 +79,15 @@ class Attempts:
 
     @contextmanager
     def of(self, what: str, next_step: str, setting: str = "") -> Iterator[None]:
-        """Tries something.
+        """Tries an action.
 
         Args:
-            what: Its name, the beginning of the sentence "… failed: <the server's words>".
-            next_step: What the user can do where it fails.
+            what: The action, as the start of the sentence "… failed: <the server's message>".
+            next_step: What the user can do if it fails.
             setting: The setting that it is about.
 
         Raises:
-            PreflightError: instead of an error of the server.
+            PreflightError: In place of an error of the server.
         """
         try:
             yield

@@ -1,4 +1,4 @@
-"""Checks of the settings that several sinks have, each refused in the same words. See `sparkonce.arguments`."""
+"""Checks settings that several sinks have, each refused with the same message. See `sparkonce.arguments`."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ _PREFIX_EXAMPLE = "a text, such as 'sparkonce'"
 
 
 def seconds(setting: str, value: Any, *, least: float = 0.1) -> float:
-    """Returns a time in seconds, of a day at most."""
+    """Returns a time in seconds, at most a day."""
     return number(setting, value, least=least, most=86_400)
 
 
 def columns(setting: str, value: Any) -> tuple[str, ...]:
-    """Returns the names of columns, of one as a text or of several as a list."""
+    """Returns the names of columns, given as a string or a list of strings."""
     return texts(setting, (value,) if isinstance(value, str) else value, example="a list of columns' names: ['id']")
 
 
 def name_prefix(prefix: Any, name: str, *, most_bytes: int) -> str:
-    """Returns what begins the names of a sink's transactions: two sinks of one query never share it.
+    """Returns the prefix of a sink's transaction names, which two sinks of one query never share.
 
     Args:
         prefix: The user's prefix.
         name: The sink's name.
-        most_bytes: The most bytes of both together.
+        most_bytes: The maximum length of both together, in bytes.
     """
     given = nonempty("prefix", prefix, example=_PREFIX_EXAMPLE)
     whole = f"{given}.{name}"
@@ -37,12 +37,12 @@ def name_prefix(prefix: Any, name: str, *, most_bytes: int) -> str:
 
 
 def own_prefix(prefix: Any, *, most_bytes: int, without: str = "") -> str:
-    """Returns the prefix of a sink whose transactions' names do not hold the sink's name next to it.
+    """Returns the prefix of a sink whose transaction names do not include the sink's name.
 
     Args:
         prefix: The user's prefix.
-        most_bytes: The most bytes that it may have.
-        without: Characters that it must not have.
+        most_bytes: The maximum length, in bytes.
+        without: Characters that it must not contain.
     """
     given = nonempty("prefix", prefix, example=_PREFIX_EXAMPLE)
     _refuse_unusable(f"prefix={prefix!r}", given, most_bytes, without)
@@ -65,7 +65,7 @@ def see_files(settings: Mapping[str, Any], names: Iterable[str]) -> None:
     """Opens each file that a setting names.
 
     Raises:
-        OSError: naming the setting and the file that cannot be read.
+        OSError: If a file cannot be read. The message names the setting and the file.
     """
     for name in names:
         if path := settings.get(name):

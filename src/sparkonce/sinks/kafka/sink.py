@@ -200,7 +200,10 @@ class KafkaSink(TwoPhaseCommitSink):
         )
 
     def lookout(self, query: str, facts: Facts) -> Lookout | None:
-        """Names the transactions of others that hold back the topic's readers; None if rows name their topics."""
+        """Returns the monitor for transactions of others that block the topic's readers.
+
+        Returns None if rows name their topics.
+        """
         from sparkonce.sinks.kafka.blocking import KafkaLookout
 
         return None if self.topic is None or "prefix" not in facts else KafkaLookout(self.settings, self.topic, query)

@@ -1,14 +1,14 @@
 """Tables of SQL databases: one two-phase commit, and a package for each dialect.
 
 On both:
-    ``dialect``: what a database has to bring: a value of functions.
-    ``settings``: the user's settings of the table, its rows and the times that requests may take.
-    ``transactions``: a copy's transaction as a value, and as its handle names it.
-    ``pool``: idle connections that are used again.
+    ``dialect``: the functions that each database provides.
+    ``settings``: the user's settings for the table, its rows and time limits.
+    ``transactions``: the transaction of a task attempt as a value, and as its handle describes it.
+    ``pool``: idle connections for reuse.
 
 On the executors:
-    ``writer``: writes one copy's rows in one transaction.
+    ``writer``: writes the rows of one task attempt in one transaction.
 
 On the driver:
-    ``committer``: finishes transactions that are prepared, or staged in tables of their own.
+    ``committer``: finishes transactions that are prepared, or staged in their own tables.
 """

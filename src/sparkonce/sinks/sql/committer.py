@@ -1,12 +1,12 @@
 """The driver half: finishes what writers in other processes have prepared or staged.
 
-Staged copies are finished together, in one transaction, into which one driver at a time is let in. A driver whose
-commit was not answered asks again, waits until the first commit has ended, and then reads its result.
+Staged rows are merged together, in one transaction that only one driver at a time can enter. If a driver's commit was
+not answered, it asks again, waits until the first commit has ended, and then reads its result.
 
-Prepared transactions are finished one by one: by the server's answer first, then by the marker that each leaves.
+Prepared transactions are finished one by one. The server's answer decides first, then the marker that each leaves.
 
-A new session may lead to a server that took over, or came back, without the newest commits. So the committer keeps the
-newest finished batch's handles, and looks for them in each new session and before each merge.
+A new session may lead to a server that took over, or was restored, without the latest commits. So the committer
+remembers the handles of the latest finished batch, and looks for them in each new session and before each merge.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from sparkonce.sinks.sql.transactions import GONE, OPEN, Location, SqlTransactio
 log = logging.getLogger(__name__)
 
 AT_ONCE = 8
-"""Connections that finish prepared transactions side by side: each waits for the server's disk."""
+"""The number of connections that finish prepared transactions in parallel: each waits for the server's disk."""
 
 TIDY_EVERY = 20
-"""Batches: tidying costs a round trip."""
+"""In batches: tidying costs a round trip."""
 
 NOTHING_UNDONE = "See whether the server can be reached, and the user's rights; nothing was undone."
 NOT_HERE = "The table shows none of the batch's rows; another sink of the query may already show its own."
@@ -48,13 +48,13 @@ class SqlCommitter(HandleCommitter[SqlTransaction]):
 
     Args:
         dialect: The database's functions.
-        to: The server's address and the user's credentials, as the dialect takes them.
-        name: The sink's name, for the handles that `list_lingering` makes.
+        to: The server's address and the user's credentials, in the dialect's form.
+        name: The sink's name, for the handles that `list_lingering` creates.
         server: The server's name in messages, without credentials.
         limits: How long each kind of request may take.
-        target: The table of staged rows, which is checked before each decision; None for others.
-        on_conflict: What an operator has chosen for appended rows whose key is there: ``nothing`` leaves them out,
-            ``update`` replaces the others. Empty to refuse the merge.
+        target: The table of staged rows, which is checked before each decision; None otherwise.
+        on_conflict: What an operator has chosen for appended rows whose key already exists: ``nothing`` leaves them
+            out, ``update`` replaces the existing rows. Empty to refuse the merge.
     """
 
     def __init__(
@@ -83,20 +83,20 @@ class SqlCommitter(HandleCommitter[SqlTransaction]):
     # --- SinkCommitter ----------------------------------------------------------------------------------------------
 
     def transaction_of(self, handle: Handle) -> SqlTransaction | Finished:
-        """Returns the transaction that a handle names, or `FOREIGN`."""
+        """Returns the transaction that a handle refers to, or `FOREIGN`."""
         return self._dialect.fields.read(dict(handle.transaction)) or FOREIGN
 
     def commit_all(self, wanted: Mapping[SqlTransaction, Handle]) -> Answers:
-        """Commits staged copies in one transaction, and prepared transactions one by one."""
+        """Commits staged rows in one transaction, and prepared transactions one by one."""
         prepared = [one.name for one in wanted if one.kind == TWO_PHASE]
         if self._dialect.settle is not None and prepared:
-            # If the server cannot be asked, the commits say so.
+            # If the server cannot be reached, the commits will report it.
             with suppress(*self._dialect.errors), self.lent() as session:
                 self._dialect.settle(session, prepared, self._give_up_at())
         return self._finish(wanted, commit=True)
 
     def abort_all(self, wanted: Mapping[SqlTransaction, Handle]) -> Answers:
-        """Ends the sessions of writers first, and aborts what they have prepared or staged."""
+        """Ends the sessions of writers first, then aborts what they have prepared or staged."""
         try:
             with self.lent(2 * self._limits.answer_s) as session:
                 ended = self._dialect.end_writers(session, list(wanted), self._give_up_at())
@@ -108,10 +108,10 @@ class SqlCommitter(HandleCommitter[SqlTransaction]):
         return self._finish(wanted, commit=False)
 
     def list_lingering(self, owners: Sequence[Owner]) -> Sequence[Handle]:
-        """Lists prepared transactions, staged copies, and those that are still being written.
+        """Lists prepared transactions, staged rows, and those that are still being written.
 
         Raises:
-            UnknownOutcomeError: If the server does not say.
+            UnknownOutcomeError: If the server does not answer.
         """
         claims = Claims(owners)
         found: dict[SqlTransaction, None] = {}
@@ -135,11 +135,11 @@ class SqlCommitter(HandleCommitter[SqlTransaction]):
         return fragile and f"rows of table {self._target} may go where they are not safe: {fragile}"
 
     def check_prepared(self, handles: Sequence[Handle]) -> str:
-        """Merges the staged rows of all slots on trial: what the table refuses now is refused before the decision.
+        """Merges the staged rows of all slots and rolls back, to find refused rows before the decision.
 
         Raises:
-            PrepareError: If the table refuses a row, in the server's words.
-            UnknownOutcomeError: If the server does not say, or the table is locked.
+            PrepareError: If the table refuses a row, with the server's message.
+            UnknownOutcomeError: If the server does not answer, or the table is locked.
         """
         read = {one: handle.rows for handle in handles if isinstance(one := self._read(handle), SqlTransaction)}
         for location, rows in _groups(one for one in read if one.kind == STAGED):
@@ -156,7 +156,7 @@ class SqlCommitter(HandleCommitter[SqlTransaction]):
         """Lists what the markers show as committed.
 
         Raises:
-            UnknownOutcomeError: If the server does not say.
+            UnknownOutcomeError: If the server does not answer.
         """
         if "prefix" not in facts:
             return ()
@@ -169,10 +169,10 @@ class SqlCommitter(HandleCommitter[SqlTransaction]):
         ]
 
     def missing(self, handles: Sequence[Handle]) -> Sequence[Handle]:
-        """Returns those that the server has not committed. See `SinkCommitter.missing`.
+        """Returns the handles whose transactions the server has not committed. See `SinkCommitter.missing`.
 
         Raises:
-            UnknownOutcomeError: If the server does not say.
+            UnknownOutcomeError: If the server does not answer.
         """
         with self.asking("which markers it has") as session:
             gone = self._not_committed(session, handles)
@@ -181,10 +181,10 @@ class SqlCommitter(HandleCommitter[SqlTransaction]):
         return gone
 
     def conclude(self, batch: int, handles: Sequence[Handle]) -> None:
-        """Deletes what merged copies have left, and now and then the markers of batches long gone.
+        """Deletes what merged rows have left behind, and now and then the markers of much older batches.
 
         Raises:
-            UnknownOutcomeError: If the server cannot be reached.
+            UnknownOutcomeError: If the server is unreachable.
         """
         self._note_newest(handles)
         known = [one for handle in handles if isinstance(one := self.transaction_of(handle), SqlTransaction)]
@@ -203,16 +203,16 @@ class SqlCommitter(HandleCommitter[SqlTransaction]):
 
     @contextmanager
     def lent(self, limit_s: float | None = None) -> Iterator[Session]:
-        """Lends a session that nobody else uses meanwhile, for so long at most; after any error it is closed."""
+        """Lends a session for exclusive use, with an optional time limit. After any error it is closed."""
         with self._sessions.lent() as session, self._dialect.within(session, limit_s or self._limits.answer_s):
             yield session
 
     @contextmanager
     def asking(self, what: str) -> Iterator[Session]:
-        """Lends a session for a question about more than one transaction.
+        """Lends a session for a query about more than one transaction.
 
         Raises:
-            UnknownOutcomeError: instead of an error of the server.
+            UnknownOutcomeError: In place of any error of the server.
         """
         try:
             with self.lent() as session:
@@ -238,20 +238,20 @@ class SqlCommitter(HandleCommitter[SqlTransaction]):
     # --- the newest commit as a witness -----------------------------------------------------------------------------
 
     def _note_newest(self, handles: Sequence[Handle]) -> None:
-        """Keeps a finished batch's handles, which each new session must have."""
+        """Remembers a finished batch's handles, which each new session must have."""
         self._newest = tuple(handle for handle in handles if handle.transaction) or self._newest
 
     def _check_newest(self, session: Session) -> None:
-        """Refuses a server without the newest finished batch.
+        """Refuses a server without the latest finished batch.
 
         Raises:
-            StaleServerError: naming the sink and the batch.
+            StaleServerError: If that batch is missing. The message names the sink and the batch.
         """
         if self._newest and (gone := self._not_committed(session, self._newest)):
             raise went_back(self._name, str(gone[0][self._dialect.fields.names["name"]]))
 
     def _not_committed(self, session: Session, handles: Sequence[Handle]) -> list[Handle]:
-        """Returns those without a marker, but for markers that may have been tidied away."""
+        """Returns the handles without a marker, except those whose markers may have been deleted by tidying."""
         read = {one: handle for handle in handles if isinstance(one := self.transaction_of(handle), SqlTransaction)}
         gone = {
             (location, name)
@@ -286,7 +286,7 @@ class SqlCommitter(HandleCommitter[SqlTransaction]):
             return self._dialect.finished(error)
 
     def _abort_session(self, one: SqlTransaction) -> Finished:
-        """Aborts what a session, which is gone by now, has prepared or staged just before."""
+        """Aborts what a session, which no longer exists, has prepared or staged just before it ended."""
         try:
             with self.lent() as session:
                 left = [self._dialect.fields.handle(self._name, each) for each in self._dialect.left_by(session, one)]
@@ -338,7 +338,7 @@ class SqlCommitter(HandleCommitter[SqlTransaction]):
         *,
         is_trial: bool = False,
     ) -> Finished | None:
-        """Merges the rows into their tables; returns an answer if they, or a table, are not what they were."""
+        """Merges the rows into their tables. Returns an answer if the rows or a table are not what they were."""
         for stage, members in _by_target(stages):
             settled: StagedCopy | Finished = stage
             if on_conflict and stage.target.mode == APPEND:
@@ -352,7 +352,7 @@ class SqlCommitter(HandleCommitter[SqlTransaction]):
         return None
 
     def _try_merge(self, session: Session, location: Location, rows: Mapping[TransactionName, int]) -> str:
-        """Merges these copies, and rolls back, where their tables may refuse any row. Returns what is wrong."""
+        """Merges these rows and rolls back, if their tables may refuse a row. Returns what is wrong."""
         dialect, names = self._dialect, list(rows)
         if not dialect.begin(session, names, self._limits):
             raise UnknownOutcomeError(f"{self._server}: {_BUSY.reason}", next_step=NOTHING_UNDONE)
@@ -367,7 +367,7 @@ class SqlCommitter(HandleCommitter[SqlTransaction]):
                 dialect.roll_back(session)
             if not dialect.refers_to_unit(session, error, names, location):
                 raise
-            # They are invisible before the decision. After it, the commits are repeated until that sink's is through.
+            # They are invisible before the decision. After it, the commits are retried until that sink has finished.
             log.debug("Rows that another sink of the batch has staged may be what a foreign key misses: %s", error)
             return ""
         dialect.roll_back(session)
@@ -385,7 +385,7 @@ class SqlCommitter(HandleCommitter[SqlTransaction]):
 
 
 def _groups(some: Any) -> list[tuple[Location, list[SqlTransaction]]]:
-    """Returns transactions by their location; those of another prefix or query apart."""
+    """Returns transactions grouped by location, prefix and query."""
     found: dict[tuple[Location, str, str], list[SqlTransaction]] = {}
     for one in some:
         found.setdefault((one.location, getattr(one.name, "prefix", ""), one.name.query), []).append(one)
@@ -393,7 +393,7 @@ def _groups(some: Any) -> list[tuple[Location, list[SqlTransaction]]]:
 
 
 def _by_target(stages: Mapping[TransactionName, StagedCopy]) -> list[tuple[StagedCopy, list[TransactionName]]]:
-    """Returns the names of staged copies, in the order of slots, by their target and columns."""
+    """Returns the names of staged transactions in the order of slots, grouped by target and columns."""
     found: dict[tuple[Target, tuple[str, ...]], list[TransactionName]] = {}
     for name in sorted(stages, key=lambda one: (one.slot, one.copy)):
         found.setdefault((stages[name].target, stages[name].columns), []).append(name)
@@ -401,7 +401,7 @@ def _by_target(stages: Mapping[TransactionName, StagedCopy]) -> list[tuple[Stage
 
 
 def went_back(sink: str, transaction: str) -> StaleServerError:
-    """Returns the error of a run whose server went back to an older state under it, without one of its last commits."""
+    """Returns the error for a server that was restored during the run to a state without one of its last commits."""
     name = TransactionName.parse(transaction)
     batches = [] if name is None else [name.batch]
     return StaleServerError(

@@ -1,4 +1,4 @@
-"""Idle connections that are used again, once it is seen that the server has kept them."""
+"""A pool of idle connections, which are reused once it is clear that the server has kept them open."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ class Closable(Protocol):
     """A connection."""
 
     def close(self) -> None:
-        """Closes it. Never raises, also where it is closed already."""
+        """Closes the connection. Never raises, even if it is already closed."""
 
 
 C = TypeVar("C", bound=Closable)
 
 
 class IdlePool(Generic[C]):
-    """Idle connections to one place. Safe to use from several threads.
+    """Idle connections to one server. Thread-safe.
 
     Args:
         connect: Opens a connection.
-        is_idle: Returns whether a connection is open and in no transaction, so that it may be used again.
-        is_alive: Returns whether the server has kept it while it was idle, see `has_nothing_to_read`.
-        most: How many are kept.
+        is_idle: Returns True if a connection is open and not in a transaction, so that it can be reused.
+        is_alive: Returns True if the server has kept it open while it was idle, see `has_nothing_to_read`.
+        most: The maximum number of idle connections.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class IdlePool(Generic[C]):
 
     @contextmanager
     def lent(self) -> Iterator[C]:
-        """Lends a connection. It is kept for the next use unless something fails on it."""
+        """Lends a connection. It is kept for reuse unless an error occurs."""
         connection = self.take()
         try:
             yield connection
@@ -58,7 +58,7 @@ class IdlePool(Generic[C]):
         self.give_back(connection)
 
     def take(self) -> C:
-        """Returns an idle connection that the server has kept, or a new one."""
+        """Returns an idle connection that the server has kept open, or a new one."""
         while True:
             with self._lock:
                 connection = self._idle.pop() if self._idle else None
@@ -69,7 +69,7 @@ class IdlePool(Generic[C]):
             connection.close()
 
     def give_back(self, connection: C) -> None:
-        """Keeps a connection that may be used again; closes any other."""
+        """Keeps a connection that can be reused; closes any other."""
         is_idle = self._is_idle(connection)
         with self._lock:
             if is_idle and not self._closed and len(self._idle) < self._most:
@@ -85,7 +85,7 @@ class IdlePool(Generic[C]):
             connection.close()
 
     def close(self) -> None:
-        """Closes the idle connections, and keeps none from now on: another thread may still use one."""
+        """Closes the idle connections and keeps none from now on, because another thread may still use one."""
         with self._lock:
             self._closed = True
         self.drop()
@@ -94,7 +94,7 @@ class IdlePool(Generic[C]):
 def has_nothing_to_read(descriptor: int) -> bool:
     """Returns True if nothing has arrived on an idle session's socket.
 
-    A server speaks to an idle session only to end it, or by having ended it.
+    A server only sends something to an idle session when it ends the session.
     """
     try:
         with socket.socket(fileno=os.dup(descriptor)) as wire:

@@ -1,4 +1,4 @@
-"""What the user says of a table, its rows and the times that requests may take, as values that can be pickled.
+"""The user's settings for a table, its rows and time limits, as picklable values.
 
 The conditions of an upsert are SQL over ``source``, a row of the batch, and ``target``, the table's row with its key.
 """
@@ -27,8 +27,8 @@ class MergesStaged:
     """A sink whose staged rows are merged into its table once their batch is decided.
 
     Attributes:
-        decided_conflicts: What an operator has chosen for rows that were to be appended, and whose keys are in the
-            table by now: one of `CONFLICTS`. Empty to leave them staged.
+        decided_conflicts: What an operator has chosen for appended rows whose keys now exist in the table: one of
+            `CONFLICTS`. Empty to leave them staged.
     """
 
     decided_conflicts: str = ""
@@ -40,7 +40,7 @@ def commit(value: str) -> str:
 
 
 def mode(value: str, key_columns: Any) -> tuple[str, tuple[str, ...]]:
-    """Returns True if a table sink appends or upserts, and its key columns: upserts need them, nothing else does."""
+    """Returns the mode of a table sink, append or upsert, and its key columns, which only upserts have."""
     keys = columns("key_columns", key_columns)
     if (one_of("mode", value, MODES) == UPSERT) != bool(keys):
         raise ConfigurationError(
@@ -58,12 +58,12 @@ _SIDE = re.compile(rf"(?<![\w.])(?P<side>source|target)\s*\.\s*{_NAME}|{_SKIPPED
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpsertRules:
-    """Says which row of a key counts; empty texts for what was not given.
+    """Defines which row of a key wins. Settings that were not given are empty strings.
 
     Attributes:
         order_by: The column whose greatest value wins, in the batch and in the table.
-        update_when: The condition under which a row replaces the table's.
-        delete_when: The condition, over the batch's row alone, under which it deletes the table's.
+        update_when: The condition under which a row replaces the table's row.
+        delete_when: The condition, over the batch's row only, under which it deletes the table's row.
     """
 
     order_by: str = ""
@@ -74,7 +74,7 @@ class UpsertRules:
 
     @classmethod
     def of(cls, mode: str, on_conflict: str = "update", **given: Any) -> UpsertRules:
-        """Returns the rules that were given, each of which may be None.
+        """Returns the rules, each of which may be None.
 
         Raises:
             ConfigurationError: If one contradicts another or the mode.
@@ -105,31 +105,31 @@ class UpsertRules:
         return {setting: text for setting, text in self.given().items() if setting != "order_by"}
 
     def given(self) -> dict[str, str]:
-        """Returns what was given, by its setting."""
+        """Returns the rules that were given, by their settings."""
         values = {setting: str(getattr(self, setting)) for setting in self.SETTINGS}
         return {setting: value for setting, value in values.items() if value}
 
     def staged_only(self, columns: Iterable[str], there: Iterable[str], *, fold: bool = False) -> list[str]:
-        """Returns the columns of the rows that say whether a row deletes, and that the table does not have.
+        """Returns the columns that only determine whether a row deletes, and that the table does not have.
 
         Args:
             columns: The rows' columns.
             there: The table's columns.
-            fold: True if the server takes names in either case.
+            fold: True if the server ignores the case of names.
         """
         known = {name.lower() if fold else name for name in there}
         read = {name.lower() if fold else name for name in read_by(self.delete_when)} - known
         return [name for name in columns if (name.lower() if fold else name) in read]
 
     def check_columns(self, columns: Iterable[str], *, fold: bool = False) -> None:
-        """Sees that the rows have the columns that the rules read.
+        """Checks that the rows have the columns that the rules read.
 
         Args:
             columns: The rows' columns.
-            fold: True if the server takes names in either case.
+            fold: True if the server ignores the case of names.
 
         Raises:
-            SchemaError: naming the one that is missing.
+            SchemaError: If a column is missing. The message names it.
         """
         known = {name.lower() if fold else name for name in columns}
         read = [("order_by", self.order_by)] if self.order_by else []
@@ -148,7 +148,7 @@ NO_RULES = UpsertRules()
 
 
 def named(condition: str) -> list[tuple[str, str]]:
-    """Returns the sides and columns that a condition reads; names without quotes in lower case."""
+    """Returns the sides and columns that a condition reads. Unquoted names are in lower case."""
     found = []
     for match in _SIDE.finditer(condition):
         if match["side"]:
@@ -164,7 +164,7 @@ def read_by(condition: str) -> set[str]:
 
 
 def with_source(condition: str, name: str) -> str:
-    """Returns a condition in which the batch's row has another name."""
+    """Returns a condition in which the batch's row has a different name."""
 
     def renamed(match: re.Match[str]) -> str:
         text = match[0]
@@ -175,15 +175,15 @@ def with_source(condition: str, name: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """The table that rows go to, and the rules for a row whose key is there.
+    """The table that rows go to, and the rules for a row whose key already exists.
 
     Attributes:
-        schema: The table's schema; empty where the connection's database has the table.
-        table: Its name, exactly as the catalog has it.
+        schema: The table's schema; empty if the connection's database contains the table.
+        table: Its name, exactly as in the catalog.
         mode: ``append`` or ``upsert``.
-        keys: The columns of the unique index that decides, for ``upsert``.
+        keys: The columns of the unique index that determines conflicts, for ``upsert``.
         on_conflict: One of `CONFLICTS`, for ``upsert``.
-        rules: Which row of a key counts, for ``upsert``.
+        rules: Which row of a key wins, for ``upsert``.
     """
 
     schema: str = ""
@@ -207,7 +207,7 @@ class Target:
             )
 
     def to_text(self, columns: tuple[str, ...]) -> str:
-        """Returns it and the columns that are written as text, for the marker of a staged copy."""
+        """Returns the target and the written columns as text, for the marker of staged rows."""
         return json.dumps(
             {
                 "schema": self.schema,
@@ -224,10 +224,10 @@ class Target:
 
     @classmethod
     def from_text(cls, text: str) -> tuple[Target, tuple[str, ...]]:
-        """Reads what `to_text` wrote.
+        """Reads the output of `to_text`.
 
         Raises:
-            ValueError: If the text is something else.
+            ValueError: If the text is anything else.
         """
         try:
             fields = read_json(text.encode())
@@ -241,11 +241,11 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The time that each kind of request may take, in seconds.
+    """The time limit of each kind of request, in seconds.
 
     Attributes:
         slot_s: One slot's transaction on the server, from its first row until it is prepared.
-        commit_s: One commit of a whole batch by ``staged``, and one prepare.
+        commit_s: One commit of a whole batch with ``staged``, and one prepare.
         lock_s: Waiting for a lock of another session.
         answer_s: Any other answer of the server.
     """
@@ -256,12 +256,12 @@ class Limits:
     answer_s: float = 15.0
 
     def check(self) -> None:
-        """Raises `ConfigurationError` for a limit that is none."""
+        """Raises `ConfigurationError` if a limit is invalid."""
         seconds("slot_timeout_s", self.slot_s)
         seconds("commit_timeout_s", self.commit_s)
         seconds("lock_timeout_s", self.lock_s)
 
 
 def quoted(name: str) -> str:
-    """Returns a name in quotes: what a message advises can then be run."""
+    """Returns a quoted name, so that statements suggested by a message can be run as they are."""
     return '"' + name.replace('"', '""') + '"'

@@ -1,4 +1,4 @@
-"""A copy's transaction as a value, and what its name says once the transaction itself is gone."""
+"""The transaction of a task attempt as a value, and what its name shows after the transaction is gone."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from sparkonce.sink import Facts
 from sparkonce.sinks.sql.settings import STAGED, TWO_PHASE
 
 KEPT_BATCHES = SINKS_KEEP_BATCHES
-"""The markers of so many batches are kept."""
+"""The number of batches whose markers are kept."""
 
 OPEN = "open"
-"""The kind of a transaction that is still being written; only `list_lingering` makes handles of such."""
+"""The kind of a transaction that is still being written. Only `list_lingering` creates handles of this kind."""
 
 DIRECT = "direct"
 """The kind of a transaction that does not outlive the writer: its rows become visible at prepare."""
@@ -27,12 +27,12 @@ MARKED = Finished(outcome=Outcome.ALREADY_COMMITTED, reason="Its marker is there
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Location:
-    """The database that holds a transaction, as far as its server says.
+    """The database that holds a transaction, as far as its server shows.
 
     Attributes:
-        server: The server's own id, empty if it has none or may not be asked.
-        database: Its name; empty where the connection alone says.
-        schema: The schema of the markers and staging tables; empty where there are no schemas.
+        server: The server's own id, empty if it has none or does not allow reading it.
+        database: The database's name; empty if the connection alone determines it.
+        schema: The schema of the markers and staging tables; empty if there are no schemas.
     """
 
     server: str
@@ -41,20 +41,21 @@ class Location:
 
     @classmethod
     def of(cls, fields: Mapping[str, Scalar] | Facts, names: Mapping[str, str]) -> Location:
-        """Returns that of facts, or of a handle's fields, by `HandleFields.names`."""
+        """Returns the location in these facts or handle fields, by `HandleFields.names`."""
         parts = ("server", "database", "schema")
         return cls(**{part: str(fields[names[part]]) for part in parts if part in names})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SqlTransaction:
-    """A copy's transaction, as a handle names it.
+    """The transaction of a task attempt, as described by a handle.
 
     Attributes:
         kind: ``two_phase`` if it is prepared, ``staged`` if its rows are in a staging table, or `OPEN`.
-        name: Its name, a `TransactionName`; of an `OPEN` one that of its session.
-        location: Where it is.
-        begun_ms: When it was begun, milliseconds since the epoch by the server's clock; 0 if its handle does not say.
+        name: Its name, a `TransactionName`; for an `OPEN` one the name of its session.
+        location: The database that holds it.
+        begun_ms: When it began, in milliseconds since the epoch by the server's clock; 0 if its handle does not record
+            it.
     """
 
     kind: str
@@ -68,15 +69,15 @@ class HandleFields:
     """The fields of a dialect's handles.
 
     Attributes:
-        names: The field for each attribute of `SqlTransaction` and `Location` that is written.
-        session: Reads the name of an open session; None where a session shows its transaction's name.
+        names: The field for each attribute of `SqlTransaction` and `Location` that is stored.
+        session: Parses the name of an open session; None if a session shows its transaction's name.
     """
 
     names: Mapping[str, str]
     session: Callable[[str], Any] | None = None
 
     def read(self, fields: Mapping[str, Scalar]) -> SqlTransaction | None:
-        """Returns the transaction of a handle's fields, or None if they are not this sink's."""
+        """Returns the transaction in a handle's fields, or None if they are not this sink's."""
         if set(fields) != set(self.names.values()):
             return None
         kind, text = str(fields[self.names["kind"]]), str(fields[self.names["name"]])
@@ -94,17 +95,17 @@ class HandleFields:
         return {field: there[attribute] for attribute, field in self.names.items()}
 
     def handle(self, sink: str, one: SqlTransaction) -> Handle:
-        """Returns a handle that an abort takes."""
+        """Returns a handle that an abort accepts."""
         fields = transaction_fields(self.write(one))
         return Handle(sink=sink, slot=0, opened_ms=one.begun_ms, transaction=fields)
 
 
 def absent_verdict(name: TransactionName, newest: int, lost: str) -> Finished:
-    """Returns the verdict on a transaction that is not there and has, read afterwards, no marker.
+    """Returns the verdict on a transaction that does not exist and, when checked afterwards, has no marker.
 
     Args:
         name: The transaction's name.
-        newest: The newest batch of its query and prefix that has a marker, -1 if none has.
+        newest: The latest batch of its query and prefix that has a marker, -1 if there is none.
         lost: Why it is lost, if its marker cannot have been deleted.
     """
     if newest >= name.batch + KEPT_BATCHES:

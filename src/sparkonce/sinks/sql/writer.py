@@ -1,4 +1,4 @@
-"""The executor half: writes one copy's rows, and makes them durable without showing them."""
+"""The executor half: writes the rows of one task attempt, and makes them durable without showing them."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copy:
-    """The work of one copy.
+    """The work of one task attempt.
 
     Attributes:
-        to: The server's address and the user's credentials, as the dialect takes them.
+        to: The server's address and the user's credentials, in the dialect's form.
         target: The table and its rules.
         commit: ``staged``, ``two_phase`` or `DIRECT`.
         limits: How long each kind of request may take.
@@ -48,12 +48,12 @@ class Copy:
 
 
 class SqlWriter(SinkWriter):
-    """Writes one copy's rows in one transaction.
+    """Writes the rows of one task attempt in one transaction.
 
     Args:
         dialect: The database's functions.
-        to: See `Copy`, as for `target`, `commit` and `limits`.
-        context: Which copy this is.
+        to: See `Copy`, also for `target`, `commit` and `limits`.
+        context: Identifies the task attempt.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class SqlWriter(SinkWriter):
         self._prepared = False
 
     def begin(self) -> None:
-        """Connects, and begins the transaction, which the server shows from now on by its name."""
+        """Connects, and begins the transaction, which the server lists under its name from now on."""
         with self._explained():
             self._session = self._dialect.take(self._copy)
             with self._dialect.within(self._session, self._copy.limits.answer_s + self._copy.limits.lock_s):
@@ -88,14 +88,14 @@ class SqlWriter(SinkWriter):
             self._to_rows(rows.schema).write(rows)
 
     def offer(self, rows: pa.RecordBatch) -> Refused:
-        """Writes rows behind a savepoint, and halves of them where the server refuses them. See `SinkWriter.offer`."""
+        """Writes rows after a savepoint, and retries in halves if the server refuses them. See `SinkWriter.offer`."""
         with self._explained():
             to = self._to_rows(rows.schema)
             with self._dialect.within(self._open(), self._copy.limits.slot_s):
                 return offered(rows, lambda part: self._attempt(to, part))
 
     def _attempt(self, to: Rows, rows: pa.RecordBatch) -> str:
-        """Writes these rows and returns an empty text, or none of them and returns the reason."""
+        """Writes these rows and returns an empty string, or writes none of them and returns the reason."""
         dialect, session, reason = self._dialect, self._open(), ""
         dialect.execute(session, "SAVEPOINT sparkonce_rows")
         try:
@@ -127,7 +127,7 @@ class SqlWriter(SinkWriter):
         return {} if self._copy.commit == DIRECT else self._dialect.fields.write(self._transaction())
 
     def abort(self) -> None:
-        """Ends the session, and aborts what outlives it; a sweep finds what cannot be undone now."""
+        """Ends the session, and aborts what outlives it. What cannot be aborted now is found by a sweep."""
         session, self._session = self._session, None
         if session is not None:
             session.close()
@@ -146,13 +146,13 @@ class SqlWriter(SinkWriter):
                 log.warning("%s is left to the driver: %s", self._copy.name, done.reason)
 
     def close(self) -> None:
-        """Gives the session back. A prepared transaction stays."""
+        """Gives the session back. A prepared transaction remains."""
         session, self._session = self._session, None
         if session is not None:
             self._dialect.give_back(self._copy.to, session)
 
     def _to_rows(self, schema: pa.Schema) -> Rows:
-        """Returns what takes rows, for which the first ones open the table."""
+        """Returns the receiver of rows. The first rows determine the columns."""
         if self._rows is None:
             self._rows = self._dialect.rows(self._open(), self._copy, self._begun_ms, schema)
         return self._rows
