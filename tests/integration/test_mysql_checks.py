@@ -47,7 +47,7 @@ def test_what_a_check_refuses_is_refused_before_the_decision(
     scene: Scene, mariadb: MySQLSystem, row: dict[str, object], name: str
 ) -> None:
     ids = row.pop("ids", (1,))
-    with pytest.raises(PrepareError, match=f"4025, CONSTRAINT `{name}` failed for .*`target`"):
+    with pytest.raises(PrepareError, match=f"table 'target'.* 4025: CONSTRAINT `{name}` failed"):
         prepare(scene, *ids, **row)  # type: ignore[misc, arg-type]
     assert mariadb.ask("SELECT COUNT(*) FROM target") == [(0,)]
 

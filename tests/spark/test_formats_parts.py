@@ -46,7 +46,7 @@ def test_sparks_names_are_the_sinks_settings(tmp_path: Path) -> None:
     assert (postgres.target.schema, postgres.target.table, postgres.commit) == ("sales", "totals", "staged")
     mysql = sink_of("mysql", url="jdbc:mariadb://db/shop", dbtable="totals", lock_timeout_s="3", **user)
     assert mysql.settings == {"host": "db", "database": "shop", **user}
-    assert (mysql.table, mysql.lock_timeout_s) == ("totals", 3.0)
+    assert (mysql.target.table, mysql.limits.lock_s) == ("totals", 3.0)
     redis = sink_of("redis", url="redis://r/1", structure="hash", fields="a, b", ttl_s="60")
     assert (redis.url, redis.shape.ttl_s) == ("redis://r/1", 60)
     files = sink_of(

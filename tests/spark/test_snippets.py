@@ -34,8 +34,8 @@ STARTED = (
 )
 """Pages whose queries and jobs are started. The quick start and the formats page have tests of their own."""
 
-ASKS = ("docs/rabbitmq.md",)
-"""Pages whose sources connect to their server when they are created."""
+ASKS = ("docs/rabbitmq.md", "docs/connect.md")
+"""Pages whose sources or sessions connect to their server when they are created."""
 
 MADE = [page for page in PAGES if python_blocks(page) and page.relative_to(ROOT).as_posix() not in STARTED + ASKS]
 SLOTS, NO_DATA = "spark.sql.shuffle.partitions", "spark.sql.streaming.noDataMicroBatches.enabled"

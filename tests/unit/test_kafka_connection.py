@@ -72,6 +72,9 @@ class Library:
             return Future(ended.value)
         raise AssertionError("nothing here is waited for")
 
+    def call_soon_with_future(self, make: Callable[[], Any]) -> Future:
+        return Future(make())
+
     def get_connection(self, node: int, *, refresh_metadata_on_err: bool) -> Any:
         def close(_: object) -> None:
             self.done.append(f"close {node}")

@@ -18,7 +18,8 @@ def test_every_call_is_passed_on(kind: type, base: type) -> None:
 
     class Real:
         name, guarantee, promise, tells_refused = "real", "exactly-once", "of the real one", True
-        takes_dead_letters, target_name, kafka_settings = False, "a topic", {"bootstrap.servers": "broker:9092"}
+        takes_dead_letters, writes_with_session = False, True
+        target_name, kafka_settings = "a topic", {"bootstrap.servers": "broker:9092"}
 
         def __getattr__(self, name: str) -> object:
             return lambda *given: asked.append((name, given)) or name

@@ -46,6 +46,11 @@ class ForwardingSink(TwoPhaseCommitSink):
         return self._real.takes_dead_letters
 
     @property
+    def writes_with_session(self) -> bool:
+        """See `TwoPhaseCommitSink.writes_with_session`."""
+        return self._real.writes_with_session
+
+    @property
     def target_name(self) -> str | None:
         """See `TwoPhaseCommitSink.target_name`."""
         return self._real.target_name
