@@ -119,7 +119,7 @@ def test_a_partition_that_comes_after_the_decision(postgres: PostgresSystem) -> 
 
 
 def test_prepared_rows_keep_their_partition_as_it_is(postgres: PostgresSystem) -> None:
-    """Why nothing is looked at again after the prepare of two_phase."""
+    """This is why two_phase checks nothing again after the prepare."""
     postgres.ask("CREATE TABLE good PARTITION OF t FOR VALUES IN (1)")
     given = new_sink(postgres, commit="two_phase")
     handle = prepare(given, ROWS)

@@ -199,7 +199,7 @@ class _Sink(TwoPhaseCommitSink):
 
 
 class _Sweeps:
-    """Tells the oracle which runs a driver's committer is asked to sweep, and when none of theirs is left."""
+    """Tells the oracle which runs a driver's committer has to sweep, and when none of their transactions is left."""
 
     __slots__ = ("_abort", "_found", "_list", "_oracle", "_owners", "_sink")
 

@@ -276,7 +276,7 @@ def test_a_newer_run_of_the_same_query_ends_the_producers_of_the_older(monkeypat
 
 
 def test_a_newer_generation_of_a_run_begins_with_other_ids(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A request that was not answered may still end a transaction of an id of before."""
+    """A request that was not answered may still end a transaction of an earlier id."""
     worker = WorkerProducers()
     drawn: list[str] = []
     dropped: list[ProducerPool] = []

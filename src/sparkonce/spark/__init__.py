@@ -1,4 +1,4 @@
-"""The outermost layer, and the only one that knows Spark.
+"""The outermost layer, which runs a query in Spark.
 
 - ``exactly_once``: the object that a user passes to ``foreachBatch``; it wires the other parts together.
 - ``connect``: the run of a Spark Connect query, in the process next to its server.
@@ -9,11 +9,10 @@
   and sends tasks their requirements, and ``shipped`` checks those on the worker.
 - ``formats``: the sinks as Spark data sources, ``df.writeStream.format("sparkonce-kafka")``.
 - ``read_kafka``: Spark's Kafka source, with the defaults that exactly-once needs.
-- ``tables``: the sinks for Delta and Iceberg tables; ``waiting`` reads the rows that wait to be applied.
 - ``show``: progress and errors as users see them.
 - ``job``: runs a user's file and ends its queries.
 - ``query_end``: closes a query's connections when it ends, and warns if a program exits while it runs.
 - ``explain``: reads queries for the analyzer.
 - ``limits``: the batch limit of a Python source.
-- ``plans``: reads plans; ``jvm`` reads and caches JVM objects, and checks for jars.
+- ``plans``: reads plans.
 """

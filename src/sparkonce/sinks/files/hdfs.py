@@ -186,7 +186,7 @@ class HdfsStore(RenamingStore):
 
     def _settle(self, files: Sequence[Fields], answers: list[Finished]) -> list[Finished]:  # noqa: ARG002
         if all(one.outcome in COMMITTED for one in answers):
-            self._known.clear()  # nothing of them is asked again
+            self._known.clear()  # nobody asks about these files again
         return answers
 
     def _discard(self, fields: Fields) -> Finished:

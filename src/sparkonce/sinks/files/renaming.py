@@ -127,7 +127,7 @@ class RenamingStore(FileStore):
                 self.small.tidy(folder)
 
     def _make_folder(self, path: str) -> None:
-        if not self._has_held_folder():  # its disk may only be away, and a file in its place would be lost
+        if not self._has_held_folder():  # its disk may just be unmounted, which would hide a new folder
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self._held))
         super()._make_folder(path)
 

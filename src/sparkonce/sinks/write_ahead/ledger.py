@@ -188,12 +188,12 @@ def read_identity(files: CheckpointFiles) -> str:
 
 
 def put_note(files: CheckpointFiles, path: str, data: bytes) -> bool:
-    """Puts a small file, durably. False if there is one already, which is then durable.
+    """Creates a small file durably. Returns False if there already is one, which is then durable too.
 
     Raises:
         OSError: also if it is not known whether it landed.
     """
-    # A folder that is gone is not made again: its disk may only be away.
+    # Do not recreate a missing folder: its disk may just be unmounted.
     files.require(path.rpartition("/")[0])
     try:
         return isinstance(files.put(path, data), Landed)

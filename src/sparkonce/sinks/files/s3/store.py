@@ -533,7 +533,7 @@ class S3Finisher:
             if isinstance(parts, Answer):
                 return read(parts, "ListParts")
             return Finished(outcome=Outcome.RETRY, reason="The upload is there after all.")
-        # The object is asked for last: the answer covers every completion until now.
+        # Look up the object last, so that the answer covers every completion until now.
         found = head_object(self._client, str(fields["bucket"]), key_of(fields))
         return outcome_by_object(answer.code, found, fields)
 
