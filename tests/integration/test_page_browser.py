@@ -118,7 +118,7 @@ def test_a_user_looks_at_batches_with_mouse_and_keyboard(browser: Browser, scene
         browser.key("Enter")
         assert (focused(browser), shown(browser)["chosen"]) == ("9996", "9996")
 
-        # A new batch comes: only it is fetched, and the choice and the focus stay.
+        # When a new batch arrives, only that one is fetched, and the selection and the focus stay.
         scene.add(watched(10_000, now_ms()))
         browser.until("document.querySelector('#batch-rows button').textContent", lambda newest: newest == "10000")
         assert (focused(browser), shown(browser)["chosen"]) == ("9996", "9996")

@@ -47,7 +47,7 @@ class PageTimeline:
     def __init__(self, last: int = 0) -> None:
         self.first = self.last = last
         self._runs, self._sinks, self._phases = _Names(), _Names(), _Names()
-        # Items taken from the log alone: a run with a batch, or with a kind of event. Their timeline follows soon or
+        # Items known only from the log: a run with a batch, or with a kind of event. Their timeline arrives soon or
         # never.
         self._told: dict[tuple[str, int | str], None] = {}
         self._batches: dict[tuple[Any, ...], list[Any]] = {}  # by what distinguishes them

@@ -77,7 +77,7 @@ class Ledger:
             path = _begun(query, batch, len(found))
             data = self.files.read(path)
             if data is None:
-                # A network file system may remember for a while that a name was not there.
+                # A network file system may cache for a while that a name does not exist.
                 if path.rpartition("/")[2] not in self._names(_BEGUN):
                     return found
                 if (data := self.files.read(path)) is None:

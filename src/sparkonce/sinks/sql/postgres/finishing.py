@@ -427,7 +427,7 @@ def _drop(location: Location, names: Sequence[TransactionName]) -> list[sql.Comp
 
 
 def _end(connection: Connection, steps: Sequence[sql.Composed]) -> None:
-    # In one message: whatever happens to this driver now, the server carries it out to the end.
+    # Sent as one message, so that the server completes it whatever happens to this driver.
     connection.execute(sql.SQL("; ").join([*steps, sql.SQL("COMMIT")]))
 
 

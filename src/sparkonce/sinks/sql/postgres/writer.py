@@ -156,7 +156,7 @@ class CopyRows:
         try:
             self._copying.close()
         except ValueError as error:
-            # psycopg takes one answer. A pooler adds its own to the server's when the session was ended.
+            # psycopg reads only one response. If the session was ended, a pooler adds its own to the server's.
             raise PrepareError(
                 f"Batch {job.name.batch}, slot {job.name.slot}: the server ended the session of the COPY: {error}.",
                 next_step="See the server's log; the batch is written again.",
@@ -172,7 +172,7 @@ def prepare(connection: Connection, copy: Copy) -> None:
     if copy.commit == TWO_PHASE:
         connection.execute(sql.SQL("PREPARE TRANSACTION {}").format(str(copy.name)))
         return
-    # Answered with a warning and ROLLBACK if the transaction had failed; every failure has raised before.
+    # For a failed transaction, the server would answer ROLLBACK with a warning. But every failure has already raised.
     done = connection.execute("COMMIT").statusmessage
     if done != "COMMIT":
         raise PrepareError(f"Slot {copy.name.slot}: the server answered {done} to COMMIT.")
