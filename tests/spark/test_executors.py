@@ -22,7 +22,7 @@ from sparkonce import ExactlyOnce, FilesSink
 from sparkonce.errors import PreflightError
 from sparkonce.needs import WorkerNeeds
 from sparkonce.spark import worker
-from sparkonce.spark.shipped import ADDRESS, NEXT_STEPS, PACKAGE, build_of
+from sparkonce.spark.shipped import ADDRESS, NEXT_STEPS, PACKAGE, Needs, build_of, reporter
 from sparkonce.spark.start import executors
 
 pytestmark = SPARK
@@ -127,9 +127,12 @@ def test_in_local_mode_the_executor_is_asked_once(
 def test_a_cluster_that_runs_no_task_is_not_waited_for(
     spark: SparkSession, once: ExactlyOnce, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def never(rows: Iterator[Any]) -> Iterator[Any]:
-        time.sleep(60)
-        yield from rows
+    def late(needs: Needs) -> Callable[[Any], Iterator[Any]]:
+        def report(rows: Iterator[Any]) -> Iterator[Any]:
+            time.sleep(60)
+            yield from reporter(needs)(rows)
+
+        return report
 
     class Timer(threading.Thread):
         """Its time is up as soon as the job runs."""
@@ -145,7 +148,7 @@ def test_a_cluster_that_runs_no_task_is_not_waited_for(
         cancel = threading.Thread.join
 
     monkeypatch.setattr(executors, "_proven", set())
-    monkeypatch.setattr(executors, "reporter", lambda _: never)
+    monkeypatch.setattr(executors, "reporter", late)
     monkeypatch.setattr(threading, "Timer", Timer)
     executors.check_executors(spark, once.sinks)
     assert "the executors are not checked before the first batch" in caplog.text

@@ -73,16 +73,21 @@ def _ask(spark: SparkSession, needs: Needs, tasks: int | None) -> list[tuple[str
         tasks: The number of tasks to run; None for one per core.
     """
     tag, is_late = f"sparkonce-executors-{uuid.uuid4()}", threading.Event()
+    if is_connect(spark):
+        add, remove, cancel = spark.addTag, spark.removeTag, spark.interruptTag
+    else:  # a classic session finds its tags in the thread that has added them, and the timer has its own
+        context = spark.sparkContext
+        add, remove, cancel = context.addJobTag, context.removeJobTag, context.cancelJobsWithTag
 
     def give_up() -> None:
         is_late.set()
-        spark.interruptTag(tag)
+        cancel(tag)
 
     timer = threading.Timer(ANSWER_WITHIN_S, give_up)
     timer.daemon = True
     try:
         # Not in its own job group: a stopped query cancels the jobs of its group.
-        spark.addTag(tag)
+        add(tag)
         timer.start()
         # This uses the same function as writing a batch, so Spark reuses the Python workers, which must start anyway.
         asked = spark.range(0, tasks or 1, 1, tasks).mapInArrow(reporter(needs), REPORT)
@@ -98,7 +103,7 @@ def _ask(spark: SparkSession, needs: Needs, tasks: int | None) -> list[tuple[str
         return []
     finally:
         timer.cancel()
-        spark.removeTag(tag)
+        remove(tag)
 
 
 def _failure(error: Exception) -> SparkonceError:
