@@ -92,9 +92,11 @@ def _reads(message: Any) -> Iterator[Any]:
     """Yields every ``Read`` in a message of Spark Connect's protocol."""
     if message.DESCRIPTOR.full_name == "spark.connect.Read":
         yield message
-    for _, value in message.ListFields():
-        parts = value.values() if hasattr(value, "values") else value if hasattr(value, "__len__") else [value]
-        for part in parts:
+    for field, value in message.ListFields():
+        if field.message_type is None:
+            continue
+        is_map = field.message_type.GetOptions().map_entry
+        for part in value.values() if is_map else [value] if hasattr(value, "ListFields") else value:
             if hasattr(part, "ListFields"):
                 yield from _reads(part)
 
