@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 from pyspark import cloudpickle
-from pyspark.sql.connect.plan import DataSource, Join, LogicalPlan
+from pyspark.sql.connect.expressions import ColumnReference
+from pyspark.sql.connect.plan import DataSource, Join, LogicalPlan, NAFill, Unpivot
 
 from sparkonce import DeltaSink, FilesSink
 from sparkonce.errors import ConfigurationError
@@ -84,12 +85,29 @@ def test_a_pickled_query_keeps_its_settings_and_names_another_version(monkeypatc
         cloudpickle.loads(pickled)
 
 
+def test_a_query_whose_connect_server_is_gone_can_be_started_on_another_one() -> None:
+    class Unreachable:
+        __module__ = "pyspark.sql.connect.streaming.query"
+
+        @property
+        def isActive(self) -> bool:
+            raise ConnectionError("no server")
+
+    once: Any = ExactlyOnce(FilesSink("/data/rows"), checkpoint="/data/c")
+    once._query = Unreachable()
+    with pytest.raises(ConfigurationError, match=r"df='of another server' is not a DataFrame"):
+        once.start("of another server")
+
+
 def test_the_sources_of_a_connect_query_are_read_from_its_plan() -> None:
     def kafka(topic: str) -> LogicalPlan:
         return DataSource("kafka", options={"Subscribe": topic}, is_streaming=True)
 
     table = DataSource("parquet", options={"path": "/data/customers"})
-    joined = Join(Join(kafka("a"), kafka("b"), None, "inner"), table, None, "inner")
+    # Spark calls a field of each of these two `values`.
+    filled = NAFill(kafka("a"), None, ["nothing"])
+    turned = Unpivot(kafka("b"), [ColumnReference("key")], [ColumnReference("value")], "name", "value")
+    joined = Join(Join(filled, turned, None, "inner"), table, None, "inner")
     frame: Any = SimpleNamespace(_plan=joined, sparkSession=SimpleNamespace(client=None))
     found = sources_of_client(frame)
     assert [(one.format, one.where, one.options) for one in found] == [

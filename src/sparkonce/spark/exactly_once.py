@@ -235,7 +235,7 @@ class ExactlyOnce:
             CheckpointMismatchError: If the folder is not a Spark checkpoint.
             PreflightError: If a server cannot uphold the guarantee, or is not the one that the log knows.
         """
-        self._check_is_not_running()
+        self._check_is_not_running(df)
         check_name(df, query_name)
         with self.listener.display.starting(query_name):
             keywords = None if trigger is None else trigger_keywords(trigger)
@@ -461,12 +461,17 @@ class ExactlyOnce:
         self._files = self._files or open_for(df.sparkSession, self.checkpoint, self._sinks.values())
         return self._files
 
-    def _check_is_not_running(self) -> None:
+    def _check_is_not_running(self, df: object) -> None:
         """Refuses a second start, for which Spark would silently stop the first query."""
-        if self._query is not None and self._query.isActive:
+        if (query := self._query) is None:
+            return
+        if is_connect(query):  # its own server may be gone
+            runs = isinstance(df, DataFrame) and any(one.id == query.id for one in df.sparkSession.streams.active)
+        else:
+            runs = query.isActive
+        if runs:
             raise ConfigurationError(
-                f"This ExactlyOnce runs already, as query {self._query.id}: one object, and one checkpoint, serve one "
-                "query.",
+                f"This ExactlyOnce runs already, as query {query.id}: one object, and one checkpoint, serve one query.",
                 next_step="Stop it with query.stop(), then start it again: it resumes after its last batch. A new "
                 "checkpoint would write all rows a second time.",
             )
