@@ -548,7 +548,9 @@ class SourceTopics:
         try:
             if number not in self._clients:
                 self._clients[number] = _client(self._sources[number])
-            metadata = self._clients[number].insist(metadata_request(*names), deadline_s=deadline_s)
+            metadata = self._clients[number].insist(
+                metadata_request(*names), deadline_s=deadline_s, is_final=_is_refused
+            )
             why: object = metadata if isinstance(metadata, BrokerAnswer) else None
         except ConfigurationError as error:
             why = error
