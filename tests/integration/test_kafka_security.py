@@ -347,7 +347,7 @@ def test_a_permission_that_is_taken_away_loses_nothing(
         eventually(lambda: committer.commit([prepared.handle])[0].outcome, lambda one: one is Outcome.COMMITTED)
 
 
-# --- a whole job over TLS with a password, and with nothing but its rights -------------------------------------------
+# --- a whole job over TLS with a password, and with only the rights that it needs ------------------------------------
 
 ODD_PREFIX = 'it\'s "odd"; %s/../é數 *'
 """An ACL's prefix is compared character by character; none of these means anything to Kafka."""

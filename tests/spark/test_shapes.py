@@ -74,7 +74,7 @@ def test_slots_and_batches_without_rows(spark: SparkSession, kafka: Cluster, tmp
     stream = Stream(spark, kafka, tmp_path, IDS)
 
     def few(rows: DataFrame) -> DataFrame:
-        # Of the first batch three rows in eight slots, of the second none at all, of the third one.
+        # The first batch has three rows in eight slots, the second one has none, and the third one has one.
         return rows.where(F.col("key").isin("00000", "00001", "00002", "00999")).repartition(8, "key")
 
     progress = stream.run(few)

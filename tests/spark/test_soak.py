@@ -134,7 +134,7 @@ def test_after_ten_thousand_batches_a_query_holds_what_it_held_after_one(
         """Lists what has grown by more than it may."""
         return [name for name, more in may_grow.items() if last[name] - first[name] > more]
 
-    # Records of the log that a start may read: it reads all of them before Spark starts, and as its first batch comes.
+    # The log records that a start may read. It reads all of them before Spark starts, and again in its first batch.
     left_by_a_start = 3 * (KEEP_BATCHES + TIDY_EVERY_BATCHES)
     found = []
     with Soaked(kafka, postgres, tmp_path / "job") as job:

@@ -150,7 +150,7 @@ def closing(source: int) -> Event:
     return Event(f"{_block(CLOSING_S)}{'0' * source}", CLOSING_S)
 
 
-# --- what is done with it, and what must come of it ------------------------------------------------------------------
+# --- the plans, and their expected output ----------------------------------------------------------------------------
 
 
 def events(spark: SparkSession, config: Config, source: int = 0) -> DataFrame:

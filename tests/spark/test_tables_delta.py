@@ -506,7 +506,7 @@ def constrain(job: DeltaJob, check: str | None) -> None:
     version.write_text("\n".join(map(json.dumps, (protocol, metadata))))
 
 
-# --- what may pass, and what never will ------------------------------------------------------------------------------
+# --- temporary and permanent errors ----------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

@@ -30,7 +30,7 @@ PHASES = [
     Phase.CONCLUDING,
     Phase.IDLE,
 ]
-# And what a run goes through that finds a batch decided and all of it lost.
+# The phases of a run that finds a decided batch of which everything is lost.
 HEALING = [
     Phase.READING,
     Phase.CLAIMING,

@@ -192,11 +192,11 @@ class LocalStore(RenamingStore):
             if durable[final.parent].outcome not in COMMITTED:
                 answers[number] = durable[final.parent]
                 continue
-            # If it comes back after a crash, the next commit or sweep finds both names, and removes it again.
+            # If the held name reappears after a crash, the next commit or sweep finds both names, and removes it again.
             freed = _caught(_unlink, self._held_path(fields))
             if freed.outcome not in COMMITTED:
                 answers[number] = freed
-        # From then on readers may delete the second names: a first name that came back would be published again.
+        # From then on, readers may delete the published files. A held name that reappeared would be published again.
         if not any(one.outcome in COMMITTED for one in answers):
             return answers
         synced = _caught(_sync, self._held)

@@ -123,7 +123,7 @@ def split(rows: pa.Table, names: Sequence[str]) -> Iterator[tuple[str, pa.Table]
         if isinstance(encoded, pa.ChunkedArray):
             encoded = encoded.combine_chunks()
         codes = codes * len(encoded.dictionary) + encoded.indices.to_numpy(zero_copy_only=False)
-        # Made dense again after each column, so that many columns do not overflow.
+        # Renumber the codes without gaps after each column, so that many columns do not overflow.
         codes = np.unique(codes, return_inverse=True)[1]
     counts = np.bincount(codes)
     order = np.argsort(codes.astype(np.uint16) if len(counts) <= 1 << 16 else codes, kind="stable")

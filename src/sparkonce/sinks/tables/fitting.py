@@ -197,7 +197,7 @@ def is_nested(schema: StructType) -> bool:
 
 
 def not_null_inside(field: StructField) -> Mapping[str, Column]:
-    """Returns the conditions under which nothing nested in a column is null that must not be, keyed by description."""
+    """Returns the conditions that no required nested field of a column is null, keyed by description."""
     from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
     return dict(_required(F.col(quoted(field.name)), field.dataType, quoted(field.name)))

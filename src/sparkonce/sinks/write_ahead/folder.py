@@ -270,7 +270,7 @@ def create_file(path: Path) -> BinaryIO:
 
 
 def _exists(path: Path) -> bool:
-    try:  # Path.exists takes a broken disk for an absent file in some versions of Python
+    try:  # in some versions of Python, Path.exists returns False for a broken disk
         path.stat()
     except FileNotFoundError:
         return False
@@ -305,7 +305,7 @@ class StoredFolder(WriteAheadFolder):
 
     def take(self, name: TransactionName) -> bool:
         """See `WriteAheadFolder.take`."""
-        # Rows that are gone are not taken: without a fate they count as lost, and not as begun with.
+        # Do not take missing rows. Without a fate, they count as lost rather than started.
         return self.files.exists(_rows(name)) and put_note(self.files, _fate_of(name), _STARTED)
 
     def find(self, name: TransactionName) -> RowsState | None:

@@ -84,7 +84,7 @@ def check_early(history: History, system: str, found: pa.Table) -> Iterator[Verd
             for batch in sorted(beyond)
         ]
     newest = pc.max(found["batch"]).as_py() if len(found) else None
-    # A reader that never saw what exists in the end was blind for a while, and may have missed more.
+    # A reader that never saw rows that exist in the end was offline for a while, and may have missed more.
     saw_all = newest is None or max((event["batch"] for event in seen), default=-1) >= newest
     yield Verdict(
         anomaly=Anomaly.EARLY,
@@ -288,7 +288,7 @@ def _is_explained(events: Sequence[Event], steps: Sequence[Struck], place: int, 
 
 
 def _is_rival(events: Sequence[Event], step: Struck, place: int, driver: int) -> bool:
-    """Returns True if the driver was one of the two, and not the only one left at that point of the history.
+    """Returns True if the driver was one of two rivals, and not the only one left at that point of the history.
 
     The second driver takes long to start, and a zombie takes long to notice, so either may happen after a batch was
     finished.

@@ -52,7 +52,7 @@ class HdfsSystem(ServerSystem):
 
     name = "hdfs"
     REQUESTS: ClassVar[Mapping[str, Mapping[str, Request]]] = {
-        # By method, and by the name of what is held: other clients probe and put.
+        # Match the method and the name of a held file, since other clients send probes and puts.
         "held": {
             "prepare": re.compile(rb"\x08complete\x12.{1,200}\.held", re.DOTALL),
             "commit": re.compile(rb"\x07rename2\x12.{1,200}\.held", re.DOTALL),
