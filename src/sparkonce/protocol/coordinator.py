@@ -686,7 +686,7 @@ def step(state: State, event: Event, table: Mapping[tuple[Phase, type], Handler]
         table: Only for model checks of deliberately wrong protocols.
 
     Raises:
-        BadTransition: if the phase does not expect the event.
+        BadTransition: If the phase does not expect the event.
     """
     handler = (TRANSITIONS if table is None else table).get((state.phase, type(event)))
     if handler is None:

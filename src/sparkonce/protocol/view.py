@@ -189,7 +189,7 @@ class LogView:
         """Returns the view after one more record.
 
         Raises:
-            LogViolation: if the record cannot stand there.
+            LogViolation: If the record cannot stand there.
         """
         if position != self.end:
             raise LogViolation(f"record {position} follows record {self.end - 1}")

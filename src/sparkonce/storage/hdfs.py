@@ -135,7 +135,7 @@ class RenamingFiles(CheckpointFiles):
 
         Raises:
             OSError: `failed`, if the rename was not carried out; it cannot be any more.
-            PutUnknownError: if that cannot be learned.
+            PutUnknownError: If that cannot be learned.
         """
         try:
             deleted = self._delete(temporary)
@@ -151,7 +151,7 @@ class RenamingFiles(CheckpointFiles):
         """Returns the file under a name that is taken, once it is durable. It may be this very put's.
 
         Raises:
-            PutUnknownError: if it cannot be read.
+            PutUnknownError: If it cannot be read.
         """
         try:
             standing = self._read(path)
@@ -359,7 +359,7 @@ class HdfsFiles(RenamingFiles):
         """Waits up to the deadline for one answer.
 
         Raises:
-            OSError: if none came, or a refusal.
+            OSError: If none came, or a refusal.
         """
         client = self._client()
         deadline_s = self._more["deadline_s"] or DEADLINE_S
@@ -444,7 +444,7 @@ def checked_settings(location: str, settings: Mapping[str, str]) -> dict[str, st
     """Returns those of Hadoop's settings that the client reads.
 
     Raises:
-        ConfigurationError: if one of them has no counterpart.
+        ConfigurationError: If one of them has no counterpart.
     """
     for name in (f"{_PROVIDER}.{urlsplit(location).netloc}", _PROVIDER):
         if provider := settings.get(name):

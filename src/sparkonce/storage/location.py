@@ -40,7 +40,7 @@ def checked_location(given: str | os.PathLike[str], setting: Literal["checkpoint
         setting: The name of the argument; ``folder`` is where a sink's rows wait.
 
     Raises:
-        ConfigurationError: if it names no folder, is relative, or is on a store that is not known to put a file only if
+        ConfigurationError: If it names no folder, is relative, or is on a store that is not known to put a file only if
             there is none of its name; or if a query has run in the folder that a ``file:`` URL meant to older versions,
             which read ``%20`` as a space.
     """

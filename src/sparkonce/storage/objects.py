@@ -264,7 +264,7 @@ class ObjectFiles(CheckpointFiles):
         """Returns the file under a name that is taken; None if there is none, for then another put was under way.
 
         Raises:
-            PutUnknownError: if it cannot be read. It may be this very put's.
+            PutUnknownError: If it cannot be read. It may be this very put's.
         """
         try:
             return self.read(path)
@@ -279,8 +279,8 @@ class ObjectFiles(CheckpointFiles):
         """Makes a request that may be repeated.
 
         Raises:
-            FileNotFoundError: if there surely is no such file.
-            OSError: if the store cannot be reached.
+            FileNotFoundError: If there surely is no such file.
+            OSError: If the store cannot be reached.
         """
         client = self._client(repeats=True)
         try:
@@ -325,7 +325,7 @@ def _check_not_forked() -> None:
     """Refuses a process that was forked from one that uses the client: its threads are not there, and it would hang.
 
     Raises:
-        OSError: if it was.
+        OSError: If it was.
     """
     if _used_by - {os.getpid()}:
         raise OSError(errno.ENOTSUP, "A process cannot use the store's client that was forked from one that uses it")

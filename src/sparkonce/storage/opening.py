@@ -48,7 +48,7 @@ def open_location(location: str, settings: Mapping[str, str] | None = None) -> C
             the files.
 
     Raises:
-        ConfigurationError: if it is no location of a checkpoint, a setting has no counterpart, or a package is missing.
+        ConfigurationError: If it is no location of a checkpoint, a setting has no counterpart, or a package is missing.
     """
     url = checked_location(_qualified(checked_location(location), (settings or {}).get("fs.defaultFS", "")))
     scheme, _, rest = url.partition("://")
@@ -80,7 +80,7 @@ def read_settings(shown: Mapping[str, str]) -> dict[str, str]:
         shown: All settings of the session. As for Spark, one without ``spark.hadoop.`` comes before one with it.
 
     Raises:
-        ConfigurationError: if ``core-site.xml`` cannot be read.
+        ConfigurationError: If ``core-site.xml`` cannot be read.
     """
     file = Path(os.environ.get("HADOOP_CONF_DIR", ""), "core-site.xml")
     found: dict[str, str] = {}
@@ -203,7 +203,7 @@ class PlainSettings:
         """Returns a secret.
 
         Raises:
-            ConfigurationError: if it may be in a credential file.
+            ConfigurationError: If it may be in a credential file.
         """
         if self._settings.get(_PROVIDER_PATH):
             raise _refused(_PROVIDER_PATH, "", "Give the keys as settings or by the environment.", "needs Spark's JVM")
@@ -218,7 +218,7 @@ def object_files(url: str, configuration: Any) -> ObjectFiles:
         configuration: Hadoop's ``Configuration``, a copy of the session's; or `PlainSettings`.
 
     Raises:
-        ConfigurationError: if a setting has no counterpart.
+        ConfigurationError: If a setting has no counterpart.
     """
     scheme, _, rest = url.partition("://")
     authority, _, path = rest.partition("/")
@@ -300,7 +300,7 @@ def _credentials_of_s3(
         default: The providers if it is not set.
 
     Raises:
-        ConfigurationError: if a provider before it has no counterpart, or no provider has any.
+        ConfigurationError: If a provider before it has no counterpart, or no provider has any.
     """
     for provider in re.split(r"[\s,]+", settings.get(name) or default):
         short = provider.rpartition(".")[2]

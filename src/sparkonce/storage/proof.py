@@ -30,7 +30,7 @@ def prove(files: CheckpointFiles) -> None:
     """Lets pairs of puts race, unless the store needs no proof, or has given it for this checkpoint.
 
     Raises:
-        ConfigurationError: if a race has two winners, or ends without a known one, or the store cannot be reached.
+        ConfigurationError: If a race has two winners, or ends without a known one, or the store cannot be reached.
     """
     if files.endpoint is None:
         return

@@ -37,7 +37,7 @@ class SparkCheckpoint:
         """Returns the query's id, or None if no query has started on the checkpoint yet.
 
         Raises:
-            CheckpointMismatchError: if the file holds no id.
+            CheckpointMismatchError: If the file holds no id.
         """
         data = self.files.read(_METADATA)
         if data is None:
@@ -54,7 +54,7 @@ class SparkCheckpoint:
         """Returns a batch's end offsets, one canonical JSON text a source; None if Spark does not have the batch.
 
         Raises:
-            CheckpointMismatchError: if the file is not one of Spark's.
+            CheckpointMismatchError: If the file is not one of Spark's.
         """
         data, where = self._offsets(batch), self._shown(f"offsets/{batch}")
         if data is None:
@@ -92,7 +92,7 @@ class SparkCheckpoint:
         return self._newest("commits")
 
     def is_finished(self, batch: int) -> bool:
-        """Returns whether Spark has recorded a batch as done."""
+        """Returns True if Spark has recorded a batch as done."""
         return self.files.read(f"commits/{batch}") is not None
 
     def is_unrecorded(self, batch: int) -> bool:

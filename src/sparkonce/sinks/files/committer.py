@@ -197,7 +197,7 @@ class FilesCommitter(HandleCommitter[TransactionName]):
         """See `SinkCommitter.list_lingering`.
 
         Raises:
-            UnknownOutcomeError: if the store cannot be asked now.
+            UnknownOutcomeError: If the store cannot be asked now.
         """
         claims = Claims(owners)
         found: dict[TransactionName, list[Fields]] = {}

@@ -102,9 +102,9 @@ def compact(
 
     Raises:
         ConfigurationError: naming the setting and its value.
-        FilesGoneError: if files are gone, and ``missing_ok`` does not allow it.
-        CorruptRecordError: if a file has other bytes or rows than its manifest says.
-        UnknownOutcomeError: if the store cannot be asked now. Run it again.
+        FilesGoneError: If files are gone, and ``missing_ok`` does not allow it.
+        CorruptRecordError: If a file has other bytes or rows than its manifest says.
+        UnknownOutcomeError: If the store cannot be asked now. Run it again.
     """
     wanted = _Wanted(
         target_bytes=whole_number("target_bytes", target_bytes, least=1),

@@ -50,7 +50,7 @@ class HdfsStore(RenamingStore):
         kerberos: ``kerberos_principal``, ``kerberos_keytab`` and ``kerberos_cache`` of the client.
 
     Raises:
-        ConfigurationError: if the client is not installed, or does not accept the settings.
+        ConfigurationError: If the client is not installed, or does not accept the settings.
     """
 
     absent = "is this the right cluster?"

@@ -23,7 +23,7 @@ def as_text(path: str | os.PathLike[str]) -> str:
     """Returns a path or URL as text.
 
     Raises:
-        ConfigurationError: if it is neither.
+        ConfigurationError: If it is neither.
     """
     if not isinstance(path, str | os.PathLike):
         raise ConfigurationError(f"path={path!r} is not a text.", next_step=_KNOWN, setting="path")
@@ -108,7 +108,7 @@ def check_absolute(path: str) -> None:
     """Refuses a relative path.
 
     Raises:
-        ConfigurationError: if it is one: it would be another folder for each process.
+        ConfigurationError: If it is one: it would be another folder for each process.
     """
     if scheme_of(path) != "file":
         return

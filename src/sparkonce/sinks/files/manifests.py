@@ -178,7 +178,7 @@ def read(store: FileStore, name: ManifestName) -> list[Manifest]:
     """Returns the batches in a manifest; none if it was merged into another one meanwhile.
 
     Raises:
-        CorruptRecordError: if it cannot be read.
+        CorruptRecordError: If it cannot be read.
     """
     content = store.get(f"{FOLDER}/{name.text}")
     return [] if content is None else decode(content, f"{store.location}/{FOLDER}/{name.text}")[1]
@@ -236,7 +236,7 @@ def decode(content: bytes, path: str, known: int = _FORMAT) -> tuple[Mapping[str
     """Returns the fields of the first line, and the batches.
 
     Raises:
-        CorruptRecordError: if it cannot be read, or has a newer format than ``known``.
+        CorruptRecordError: If it cannot be read, or has a newer format than ``known``.
     """
     try:
         first, *lines = content.splitlines()
@@ -328,7 +328,7 @@ def read_generation(store: FileStore, prefix: str, query: str, number: int) -> G
     """Returns a generation; None if a newer one has replaced it meanwhile.
 
     Raises:
-        CorruptRecordError: if it cannot be read.
+        CorruptRecordError: If it cannot be read.
     """
     path = Generation(prefix=prefix, query=query, number=number).path
     content = store.get(path)

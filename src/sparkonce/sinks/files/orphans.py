@@ -34,9 +34,9 @@ def list_open(settings: str | Mapping[str, Any]) -> list[Orphan]:
         settings: ``path`` and the options of the store, as a mapping or in one line.
 
     Raises:
-        ConfigurationError: if the path is missing or a setting is none.
-        PreflightError: if there is no such folder on this machine.
-        UnknownOutcomeError: if the store does not answer.
+        ConfigurationError: If the path is missing or a setting is none.
+        PreflightError: If there is no such folder on this machine.
+        UnknownOutcomeError: If the store does not answer.
     """
     given = options_in(settings) if isinstance(settings, str) else dict(settings)
     path = nonempty("path", given.pop("path", ""), example="path=…, and the options of the store")

@@ -24,8 +24,8 @@ def read_manifests(path: str | Path, *, store_options: Mapping[str, Any] | None 
         store_options: The options of the `FilesSink`.
 
     Raises:
-        UnknownOutcomeError: if the store cannot be asked now.
-        CorruptRecordError: if a manifest cannot be read.
+        UnknownOutcomeError: If the store cannot be asked now.
+        CorruptRecordError: If a manifest cannot be read.
     """
     store = open_store(as_text(path), mapping("store_options", store_options or {}, example="what FilesSink is given"))
     try:
@@ -47,9 +47,9 @@ def whole_batches(
         missing_ok: True to leave out files that are gone, for example because somebody deletes old ones.
 
     Raises:
-        FilesGoneError: if files are gone, and ``missing_ok`` does not allow it.
-        UnknownOutcomeError: if the store cannot be asked now.
-        CorruptRecordError: if a manifest cannot be read.
+        FilesGoneError: If files are gone, and ``missing_ok`` does not allow it.
+        UnknownOutcomeError: If the store cannot be asked now.
+        CorruptRecordError: If a manifest cannot be read.
     """
     store = open_store(as_text(path), mapping("store_options", store_options or {}, example="what FilesSink is given"))
     try:

@@ -99,8 +99,8 @@ class RenamingStore(FileStore):
         """Gives a staged file its final name.
 
         Raises:
-            FileExistsError: if the name is taken.
-            FileNotFoundError: if the file or the folder is not there.
+            FileExistsError: If the name is taken.
+            FileNotFoundError: If the file or the folder is not there.
         """
 
     @abc.abstractmethod

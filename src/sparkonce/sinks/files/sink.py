@@ -104,7 +104,7 @@ class FilesSink(TwoPhaseCommitSink):
         """Refuses a checkpoint that shares a folder with the rows: readers would read it, and who empties one, both.
 
         Raises:
-            ConfigurationError: if one lies inside the other.
+            ConfigurationError: If one lies inside the other.
         """
         if overlaps(self.path, files.location):
             raise ConfigurationError(

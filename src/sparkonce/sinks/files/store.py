@@ -78,7 +78,7 @@ class StagedFile(abc.ABC):
         """Makes the file durable and complete, and returns the fields that publish or discard it.
 
         Raises:
-            PrepareError: if it may not be whole.
+            PrepareError: If it may not be whole.
         """
 
     @abc.abstractmethod
@@ -120,7 +120,7 @@ class FileStore(abc.ABC):
         """Returns True if two names that differ, for example in upper and lower case, may be one file here.
 
         Raises:
-            UnknownOutcomeError: if it cannot be tried now.
+            UnknownOutcomeError: If it cannot be tried now.
         """
         return False
 
@@ -145,7 +145,7 @@ class FileStore(abc.ABC):
         Asked before `publish` if a transaction has several files: readers get all of them or none.
 
         Raises:
-            UnknownOutcomeError: if it cannot be asked now.
+            UnknownOutcomeError: If it cannot be asked now.
         """
 
     @abc.abstractmethod
@@ -161,7 +161,7 @@ class FileStore(abc.ABC):
         """Lists every file of ours, of any query, that is staged and not published.
 
         Raises:
-            UnknownOutcomeError: if it cannot be asked now.
+            UnknownOutcomeError: If it cannot be asked now.
         """
 
     def doubt(self, folder: str) -> Finished | None:
@@ -190,7 +190,7 @@ class FileStore(abc.ABC):
         """Puts a small file in one step, replacing an older one. Durable when it returns.
 
         Raises:
-            UnknownOutcomeError: if that is not sure.
+            UnknownOutcomeError: If that is not sure.
         """
         with self.asking(path):
             self._make_folder(path)
@@ -200,7 +200,7 @@ class FileStore(abc.ABC):
         """Puts a small file if there is none of its name. Durable when it returns.
 
         Raises:
-            UnknownOutcomeError: if that is not sure.
+            UnknownOutcomeError: If that is not sure.
         """
         with self.asking(path):
             self._make_folder(path)
@@ -217,7 +217,7 @@ class FileStore(abc.ABC):
         """Returns the content of a small file; None if there is surely none.
 
         Raises:
-            UnknownOutcomeError: if it cannot be asked now.
+            UnknownOutcomeError: If it cannot be asked now.
         """
         with self.asking(path):
             return self.small.read(path)
@@ -226,7 +226,7 @@ class FileStore(abc.ABC):
         """Lists the names of the files directly in a folder, without its path; none if there is no such folder.
 
         Raises:
-            UnknownOutcomeError: if it cannot be asked now.
+            UnknownOutcomeError: If it cannot be asked now.
         """
         with self.asking(folder):
             return self.small.names(folder)
@@ -235,7 +235,7 @@ class FileStore(abc.ABC):
         """Deletes files; one that is already gone is no error.
 
         Raises:
-            UnknownOutcomeError: if one of them may still be there.
+            UnknownOutcomeError: If one of them may still be there.
         """
         with self.asking(paths[0] if paths else ""):
             self.small.delete(paths)
@@ -301,7 +301,7 @@ def read_handle(handle: Handle) -> Listed:
     """Reads a handle.
 
     Raises:
-        ValueError: if it is not one of the files sink's.
+        ValueError: If it is not one of the files sink's.
     """
     fields = dict(handle.transaction)
     name = TransactionName.parse(str(fields.get("name", "")))
@@ -422,7 +422,7 @@ class ChecksumStream:
         """Writes all bytes.
 
         Raises:
-            PrepareError: if the file system does not take it.
+            PrepareError: If the file system does not take it.
         """
         with preparing(self._path):
             self.file.write(data)

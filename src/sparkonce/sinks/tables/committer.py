@@ -81,8 +81,8 @@ class TableApplication(Application):
         """Returns True if no version carries the rows' label, although the table remembers all since their begin.
 
         Raises:
-            RefusedError: if it is another table now.
-            _FailedError: if the table cannot be asked.
+            RefusedError: If it is another table now.
+            _FailedError: If the table cannot be asked.
         """
         with _refusals(), _active(self._table.spark):
             self._check_identity(f"whether it has {entries[0].name} cannot be seen")

@@ -296,7 +296,7 @@ taken all rows, and does not return `SKIPPED`.
 """
 
 IsApplied = Callable[[ApplyToken], bool]
-"""Tells whether the target holds this token's rows. Asked before a repeat, so that they need not be read again."""
+"""Returns True if the target holds this token's rows. Asked before a repeat, so that they need not be read again."""
 
 
 class RetryLaterError(Exception):
@@ -328,7 +328,7 @@ def give(apply: Apply, files: Sequence[BinaryIO], token: ApplyToken) -> None:
     """Calls the user's function with the rows of checked files.
 
     Raises:
-        UnreadRowsError: if it has left some of them, and did not return `SKIPPED`.
+        UnreadRowsError: If it has left some of them, and did not return `SKIPPED`.
     """
     taken: list[int] = []
     returned = apply(read(files, taken), token)

@@ -71,7 +71,7 @@ class WriteAheadCommitter(HandleCommitter[TransactionName]):
         """Applies what is not applied yet. See `HandleCommitter.commit_all`.
 
         Raises:
-            UnknownOutcomeError: if asked again for rows that the function has refused in this run: the query must stop.
+            UnknownOutcomeError: If asked again for rows that the function has refused in this run: the query must stop.
         """
         self._stop_if_refused(wanted)
         known = {name: entry for name, handle in wanted.items() if (entry := Entry.of_handle(handle)) is not None}

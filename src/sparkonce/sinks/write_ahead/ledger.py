@@ -156,7 +156,7 @@ def entries_of(data: bytes, where: str) -> list[Entry]:
     """Reads the entries of such a file.
 
     Raises:
-        OSError: if it is damaged or of another version, which does not mean that it names nothing.
+        OSError: If it is damaged or of another version, which does not mean that it names nothing.
     """
     try:
         found = read_json(data)
@@ -179,7 +179,7 @@ def read_identity(files: CheckpointFiles) -> str:
     """Returns the identity that tells a folder from another.
 
     Raises:
-        OSError: if it is not there.
+        OSError: If it is not there.
     """
     data = files.read(_IDENTITY)
     if data is None:

@@ -42,7 +42,7 @@ class RowsFile:
         file: The file, open and empty, which can be read back.
 
     Raises:
-        OSError: from every method, when the disk does not take it.
+        OSError: From every method, when the disk does not take it.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -121,8 +121,8 @@ def check(file: BinaryIO, size: int, checksum: str) -> None:
     """Reads an open file to its end, and checks that it is the one that was sealed.
 
     Raises:
-        CorruptRowsError: if it is not.
-        OSError: if it cannot be read.
+        CorruptRowsError: If it is not.
+        OSError: If it cannot be read.
     """
     found, seen = _new_hash(), 0
     file.seek(0)

@@ -54,7 +54,7 @@ class WriteAheadSink(TwoPhaseCommitSink):
         name: Unique within the query, and the same after a restart.
 
     Raises:
-        ConfigurationError: if a setting is wrong.
+        ConfigurationError: If a setting is wrong.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class WriteAheadSink(TwoPhaseCommitSink):
         """Keeps the ledger there, and the rows if no folder was given.
 
         Raises:
-            ConfigurationError: if this object keeps them in another checkpoint already, or if workers cannot reach it.
+            ConfigurationError: If this object keeps them in another checkpoint already, or if workers cannot reach it.
         """
         bound = self._checkpoint
         if bound is not None and _resolved(bound) != _resolved(files):
@@ -202,7 +202,7 @@ class WriteAheadSink(TwoPhaseCommitSink):
         """Returns this sink's own folder.
 
         Raises:
-            ConfigurationError: if there is none.
+            ConfigurationError: If there is none.
         """
         from sparkonce.sinks.write_ahead.folder import DiskFolder, StoredFolder
         from sparkonce.sinks.write_ahead.ledger import Ledger

@@ -196,8 +196,8 @@ class Receiver:
         """Learns what Spark has finished by now, and deletes what nobody reads again.
 
         Raises:
-            SupersededError: if another receiver has taken the queue over.
-            OSError: if the store cannot be asked.
+            SupersededError: If another receiver has taken the queue over.
+            OSError: If the store cannot be asked.
         """
         found = self._progress.look()
         with self._lock:

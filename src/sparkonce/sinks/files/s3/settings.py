@@ -91,7 +91,7 @@ def read_location(location: str) -> tuple[str, str]:
     """Returns the bucket, and the prefix of all keys: empty or ending in ``/``.
 
     Raises:
-        ConfigurationError: if it is not ``s3://bucket/prefix``.
+        ConfigurationError: If it is not ``s3://bucket/prefix``.
     """
     found = _LOCATION.fullmatch(location)
     prefix = (found["prefix"] or "").rstrip("/") if found else ""
@@ -163,7 +163,7 @@ def client(settings: S3Settings, *, attempts: int | None = None) -> Any:
         attempts: How often boto3 may send a request; by default the setting of this name.
 
     Raises:
-        ConfigurationError: if boto3 is missing, or cannot make a client of the settings.
+        ConfigurationError: If boto3 is missing, or cannot make a client of the settings.
     """
     return _client(settings, settings.attempts if attempts is None else attempts, os.getpid())
 

@@ -1,18 +1,18 @@
 """MariaDB and MySQL, with transactions that workers prepare or stage and the driver commits.
 
 On both:
-    ``sink``: the public class, which puts the parts together.
-    ``dialect``: their functions, for the one committer and writer of ``sinks.sql``.
+    ``sink``: the public class, which wires the other parts together.
+    ``dialect``: their functions, for the shared committer and writer of ``sinks.sql``.
     ``settings``: the settings of a connection.
     ``connection``: PyMySQL's connection with deadlines and LOAD DATA from memory, and the differences between the two
-    servers.
-    ``names``: the names of XA branches, locks and staging tables, and what a staging table's comment says.
+        servers.
+    ``names``: the names of XA branches, locks and staging tables, and the contents of a staging table's comment.
     ``statements``: the SQL that writes and merges.
-    ``outcomes``: error number → outcome → sentence.
+    ``outcomes``: maps error numbers to outcomes and sentences.
 
 On the executors:
-    ``writer``: writes one copy's rows to XA, to a staging table, or directly.
-    ``target``: the target table, and which types it takes.
+    ``writer``: writes the rows of one task attempt to XA, to a staging table, or directly.
+    ``target``: the target table, and the types it supports.
     ``encoding``: Arrow columns as text.
 
 On the driver:

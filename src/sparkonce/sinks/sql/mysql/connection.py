@@ -1,10 +1,10 @@
 """A PyMySQL connection: strict, in UTC, with a deadline for each reply, and rows for LOAD DATA from memory.
 
-PyMySQL answers LOAD DATA LOCAL by opening any file that the server names. Here the server gets the rows,
-whatever file it names, and a request for a file at any other time is an error.
+PyMySQL answers LOAD DATA LOCAL by opening any file that the server names. Here the server gets the rows, whatever file
+it names, and a request for a file at any other time is an error.
 
-`Flavour` lists the differences between MariaDB and MySQL. MariaDB's side is tried against MariaDB 10.11. MySQL's is
-written by its manual (8.0 and 8.4) and has not been tried.
+`Flavour` lists the differences between MariaDB and MySQL. MariaDB's side is tested against MariaDB 10.11. MySQL's side
+follows its manual (8.0 and 8.4) and is untested.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _SESSION = (
 _PACKET_BYTES = 256 * 1024
 _FIRST_WARNINGS = "SHOW WARNINGS LIMIT 3"
 _VALUE = re.compile(r"(?:\b(entry|value:?) '(?:.*'(?= for )|.*'$)|(no partition for value) .*)")
-"""A row's value in an error or a warning. The name of a key or a column follows it."""
+"""A row's value in an error or a warning. The name of a key or column follows it."""
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class Connection(pymysql.connections.Connection):  # type: ignore[misc]  # PyMyS
     """A connection, for one thread at a time."""
 
     def rows(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """Returns the rows of a query. A statement with values must not hold names with a percent sign."""
+        """Returns the rows of a query. A statement with values must not contain names with a percent sign."""
         with self.cursor() as cursor:
             cursor.execute(statement, values or None)
             return list(cursor.fetchall())
@@ -77,13 +77,13 @@ class Connection(pymysql.connections.Connection):  # type: ignore[misc]  # PyMyS
         return found[0] if found else ()
 
     def run(self, statement: str, values: Sequence[Any] = ()) -> Loaded:
-        """Runs a statement that gives no rows."""
+        """Runs a statement that returns no rows."""
         with self.cursor() as cursor:
             affected = cursor.execute(statement, values or None)
             return Loaded(int(affected), int(cursor.warning_count))
 
     def send(self, statement: bytes) -> Loaded:
-        """Runs a statement that is text already."""
+        """Runs a statement given as literal text."""
         self.query(statement)
         return Loaded(int(self._affected_rows), int(self._result.warning_count))
 
@@ -117,12 +117,12 @@ class Connection(pymysql.connections.Connection):  # type: ignore[misc]  # PyMyS
             self.close()
 
     def is_alive(self) -> bool:
-        """Returns True if the server has kept this connection while it was idle."""
+        """Returns True if the server has kept this connection open while it was idle."""
         return bool(self.open) and has_nothing_to_read(self._sock.fileno())
 
     @contextmanager
     def within(self, limit_s: float) -> Iterator[None]:
-        """Waits so long for each reply meanwhile."""
+        """Waits at most this long for each reply while the context is active."""
         before: tuple[Any, Any] = self._read_timeout, self._write_timeout  # type: ignore[has-type]
         self._read_timeout = self._write_timeout = limit_s
         try:
@@ -141,7 +141,7 @@ class Connection(pymysql.connections.Connection):  # type: ignore[misc]  # PyMyS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
-    """A connection, and the server that it leads to.
+    """A connection and the server it leads to.
 
     Attributes:
         connection: The connection.
@@ -171,7 +171,7 @@ def connect(
         connect_timeout_s: How long to wait for the connection, unless ``connect_timeout`` says otherwise.
 
     Raises:
-        pymysql.err.MySQLError: if the server refuses or does not answer.
+        pymysql.err.MySQLError: If the server refuses or does not answer.
         OSError: If a file of the settings cannot be read.
     """
     arguments = connection_settings(settings)
@@ -205,19 +205,19 @@ def number_of(error: BaseException) -> int | None:
 
 
 def server_message(error: BaseException) -> str:
-    """Returns the server's own words in one line, without the values of rows, which are logged at DEBUG."""
+    """Returns the server's own message in one line, without the values of rows, which are logged at DEBUG."""
     message = error.args[1] if len(error.args) > 1 else str(error) or type(error).__name__
     return without_values(message).rstrip(".")
 
 
 def numbered_message(error: BaseException) -> str:
-    """Returns the server's own words after its error number, if it has one."""
+    """Returns the server's own message after its error number, if it has one."""
     number = number_of(error)
     return server_message(error) if number is None else f"error {number}, {server_message(error)}"
 
 
 def without_values(message: object) -> str:
-    """Returns what the server says in one line, with an ellipsis for a value that it repeats."""
+    """Returns the server's message in one line, with an ellipsis for any value that it repeats."""
     line = one_line(message)
     shown = _VALUE.sub(lambda found: f"{found[1] or found[2]} '…'", line)
     if shown != line:

@@ -14,7 +14,7 @@ from sparkonce.sinks._shared.arrow import all_finite, bytes_of, cut, halves, jso
 from sparkonce.sinks.sql.mysql.target import MySQLColumn, kind_of
 
 LARGEST_PIECE_BYTES = 128 * 1024 * 1024
-"""Larger record batches are halved: a string array of Arrow ends at 2 GiB."""
+"""Larger record batches are halved: an Arrow string array is limited to 2 GiB."""
 
 _MICROSECONDS = pa.timestamp("us")
 _FIRST_US, _AFTER_LAST_US = -62_135_596_800_000_000, 253_402_300_800_000_000
@@ -28,20 +28,20 @@ _FREE_TEXT = frozenset({"string", "nested"})
 
 
 def load_text(rows: pa.RecordBatch, columns: Sequence[MySQLColumn]) -> Iterator[memoryview]:
-    """Yields lines for LOAD DATA: fields between tabs, a backslash before special characters, binaries in hexadecimal.
+    """Yields lines for LOAD DATA: tab-separated fields, backslashes before special characters, binaries in hexadecimal.
 
     Args:
         rows: The rows.
-        columns: The table's column for each of theirs.
+        columns: The table's column for each of the rows' columns.
 
     Raises:
-        PrepareError: naming the column whose value would be changed by the server.
+        PrepareError: If the server would change a value. The message names the column.
     """
     for piece in halves(rows, LARGEST_PIECE_BYTES):
         fields = [
             _escape(cells, _LOAD_ESCAPES) if kind in _FREE_TEXT else cells for cells, _, kind in _cells(piece, columns)
         ]
-        # A newline after the last field of each: the way to end lines that copies least.
+        # A newline joined to the last field of each row copies less data than any other way to end lines.
         fields[-1] = pc.binary_join_element_wise(fields[-1], "", "\n", **_nulls("\\N"))
         lines = pc.binary_join_element_wise(*fields, "\t", **_nulls("\\N")) if len(fields) > 1 else fields[0]
         yield bytes_of(lines)
@@ -94,17 +94,18 @@ def _cells(rows: pa.RecordBatch, columns: Sequence[MySQLColumn]) -> Iterator[tup
         kind = kind_of(values.type)
         check(values, column, kind)
         if kind == "float":
-            # The shortest digits of 32 bits are another number in 64, and the largest are beyond the server's FLOAT.
+            # The shortest digits of a 32-bit float are a different number in 64 bits, and the largest exceed the
+            # server's FLOAT.
             values = pc.cast(values, pa.float64())
         yield _text(values, column, kind), column, kind
 
 
 def _text(values: pa.Array, column: MySQLColumn, kind: str) -> pa.Array:
-    """Returns each value as text, not escaped; null stays null."""
+    """Returns each value as text, without escaping; null stays null."""
     if kind == "boolean":
         values = pc.cast(values, pa.int8())
     elif kind == "timestamp":
-        # Without a zone: Arrow keeps the instant in UTC, which is the session's zone.
+        # Without a zone: Arrow stores the instant in UTC, which is the session's time zone.
         values = pc.cast(values, _MICROSECONDS)
     elif kind == "binary":
         return _hexadecimal(values)
@@ -118,13 +119,13 @@ def _for_insert(cells: pa.Array, _column: MySQLColumn, kind: str) -> pa.Array:
         return cells
     if kind in _FREE_TEXT:
         cells = _escape(cells, _QUOTE_ESCAPES)
-    # Numbers in quotes, too: 1E-10 without them would be a DOUBLE before it is a DECIMAL.
+    # Numbers are quoted, too: an unquoted 1E-10 would be a DOUBLE before it becomes a DECIMAL.
     return pc.binary_join_element_wise("X'" if kind == "binary" else "'", cells, "'", "")
 
 
 def _escape(texts: pa.Array, escapes: Sequence[tuple[str, str]]) -> pa.Array:
     for plain, escape in escapes:
-        if plain.encode() in bytes(bytes_of(texts)):  # the buffer as a whole: much faster than by value
+        if plain.encode() in bytes(bytes_of(texts)):  # the buffer as a whole: much faster than value by value
             texts = pc.replace_substring(texts, pattern=plain, replacement=escape)
     return texts
 
@@ -134,10 +135,10 @@ def nested_text(values: pa.Array, name: str) -> pa.Array:
 
     Args:
         values: The column.
-        name: Its name.
+        name: The column's name.
 
     Raises:
-        PrepareError: for a number that JSON does not have (NaN, infinity), and for a string that is not UTF-8.
+        PrepareError: If a number is NaN or infinite, which JSON does not support, or a string is not UTF-8.
     """
     if not all_finite(values):
         raise PrepareError(
@@ -167,10 +168,10 @@ def _nulls(text: str) -> dict[str, str]:
 
 
 def check(values: pa.Array, column: MySQLColumn, kind: str) -> None:
-    """Sees that the server would take the values as they are.
+    """Checks that the server would store the values unchanged.
 
     Raises:
-        PrepareError: naming the column whose value it would silently change.
+        PrepareError: If it would silently change a value. The message names the column.
     """
     if values.null_count and not column.nullable:
         raise _refused(column, "they contain NULL, and the column is NOT NULL")
@@ -207,7 +208,7 @@ def _check_times(values: pa.Array, column: MySQLColumn) -> None:
 
 
 def _check_digits(values: pa.Array, column: MySQLColumn, digits: int) -> None:
-    # The server rounds without a warning, and shows so many digits.
+    # The server rounds without a warning, and shows this many digits.
     numbers = pc.fill_null(values.cast(pa.float64()), 0.0).to_numpy(zero_copy_only=False)
     rounded = (np.rint(numbers * 10.0**digits) / 10.0**digits).astype(values.type.to_pandas_dtype())
     wrong = rounded != pc.fill_null(values, 0.0).to_numpy(zero_copy_only=False)
@@ -233,7 +234,7 @@ def _check_texts(values: pa.Array, column: MySQLColumn) -> None:
 
 
 def _check_form(values: pa.Array, column: MySQLColumn) -> None:
-    """Refuses a text that the server would read as another one."""
+    """Refuses a string that the server would read as a different one."""
     texts = values
     match column.type:
         case "time":
@@ -244,7 +245,7 @@ def _check_form(values: pa.Array, column: MySQLColumn) -> None:
             form = r"0000|19(0[1-9]|[1-9]\d)|20\d\d|21([0-4]\d|5[0-5])"
             step = "write four digits: 0000, or 1901 to 2155."
         case "set":
-            # The server sorts other orders, and takes a number for a bit mask.
+            # The server sorts other orders, and reads a number as a bit mask.
             texts = pc.binary_join_element_wise("", values, ",")
             form = ",|" + "".join(f"(,{re.escape(one)})?" for one in column.choices)
             step = "write the members in the order of the SET, with commas between."

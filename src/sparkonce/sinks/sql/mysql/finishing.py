@@ -1,15 +1,15 @@
-"""Finishes transactions in MariaDB and MySQL, prepared or staged, by the table of markers.
+"""Finishes prepared or staged transactions in MariaDB and MySQL, based on the table of markers.
 
-A copy's marker is written in the transaction that shows its rows: the XA branch, or the merge of staging tables. Read
-at READ UNCOMMITTED, the table also shows transactions that are not committed yet. So open transactions of dead or
-paused workers are found without any privilege and without ``performance_schema``.
+The marker of a task attempt is written in the transaction that makes its rows visible: the XA branch, or the merge of
+staging tables. At READ UNCOMMITTED, the table also shows markers of uncommitted transactions. This is how open
+transactions of dead or paused workers are found without any privilege and without ``performance_schema``.
 
-XA branches were prepared by connections of workers, and MariaDB's OK is not enough to commit or roll one back. When a
-connection that has prepared a branch ends, the server releases the branch a moment before InnoDB does. An ``XA COMMIT``
-or ``XA ROLLBACK`` in between is answered with OK, forgets the branch, and does nothing: the rows stay prepared,
-invisible and locked, and nothing lists them until the server restarts (measured with 10.11.19: 16 of 26 branches of 30
-MB that were committed right after their connection had closed). So the committer ends the connection, waits a moment,
-and reads the marker after every OK: a branch that was forgotten all the same is neither committed nor lost.
+XA branches were prepared by connections of workers, and MariaDB's OK is not enough to commit one or roll it back. When
+a connection that has prepared a branch ends, the server releases the branch a moment before InnoDB does. In between, an
+``XA COMMIT`` or ``XA ROLLBACK`` returns OK, forgets the branch, and does nothing: the rows stay prepared, invisible and
+locked, and nothing lists them until the server restarts (measured with 10.11.19: 16 of 26 branches of 30 MB that were
+committed right after their connection had closed). So the committer ends the connection, waits a moment, and reads the
+marker after every OK. A branch that was forgotten anyway is neither committed nor lost.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ TABLES = {
     SERVERS: f"CREATE TABLE {SERVERS} (host VARBINARY(300) NOT NULL PRIMARY KEY, id VARBINARY(32) NOT NULL) "
     "ENGINE=InnoDB",
 }
-"""The statements that make the sink's own tables, by name. The second one is for MariaDB alone."""
+"""The statements that create the sink's own tables, by name. The second one is only for MariaDB."""
 
 _COLUMNS = "prefix, query, batch, copy, slot, position, nonce, kind, begun_ms"
 KNOWN_COLUMNS = {COMMITS: frozenset({*_COLUMNS.split(", "), "connection"}), SERVERS: frozenset({"host", "id"})}
@@ -77,7 +77,7 @@ _DIRTY = "SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED"
 
 
 def insert(connection: Connection, one: SqlTransaction) -> None:
-    """Writes the marker, in the transaction that is open."""
+    """Writes the marker in the open transaction."""
     name = one.name
     connection.run(
         f"INSERT INTO {COMMITS} ({_COLUMNS}, connection) "  # noqa: S608 - ours
@@ -97,7 +97,7 @@ def insert(connection: Connection, one: SqlTransaction) -> None:
 
 
 def marked(connection: Connection, names: Iterable[TransactionName]) -> set[TransactionName]:
-    """Returns those of these that are committed. Names of batch 0 are looked for in all batches, see `Xid.named`."""
+    """Returns the names that are committed. Names of batch 0 are looked up in all batches, see `Xid.named`."""
     groups: dict[tuple[str, str, int], list[TransactionName]] = {}
     for name in names:
         groups.setdefault((name.prefix, name.query, name.batch), []).append(name)
@@ -116,7 +116,7 @@ def marked(connection: Connection, names: Iterable[TransactionName]) -> set[Tran
 
 
 def markers_of(connection: Connection, prefix: str, query: str, server: str) -> list[SqlTransaction]:
-    """Returns all of a query's markers that the session sees."""
+    """Returns all of a query's markers that the session can see."""
     rows = connection.rows(
         f"SELECT {_COLUMNS} FROM {COMMITS} WHERE prefix = %s AND query = %s",  # noqa: S608 - ours
         (prefix.encode(), query.encode()),
@@ -125,14 +125,14 @@ def markers_of(connection: Connection, prefix: str, query: str, server: str) -> 
 
 
 def queries(connection: Connection) -> list[tuple[str, str]]:
-    """Returns the prefix and query of all markers, also of transactions that are not committed."""
+    """Returns the prefix and query of all markers, including those of uncommitted transactions."""
     connection.run(_DIRTY)
     rows = connection.rows(f"SELECT DISTINCT prefix, query FROM {COMMITS}")  # noqa: S608 - ours
     return [(_text(prefix), _text(query)) for prefix, query in rows]
 
 
 def unsettled(connection: Connection, prefix: str, query: str, server: str) -> list[SqlTransaction]:
-    """Returns a query's open and prepared transactions: a dirty read, less those committed a moment later."""
+    """Returns a query's open and prepared transactions: a dirty read, minus those committed a moment later."""
     connection.run(_DIRTY)
     with_open = markers_of(connection, prefix, query, server)
     settled = {one.name for one in markers_of(connection, prefix, query, server)} if with_open else set()
@@ -140,7 +140,7 @@ def unsettled(connection: Connection, prefix: str, query: str, server: str) -> l
 
 
 def is_seen(connection: Connection, name: TransactionName) -> bool:
-    """Returns True if a transaction's marker is there, committed or not: then the transaction is not gone."""
+    """Returns True if a transaction's marker exists, committed or not: then the transaction still exists."""
     connection.run(_DIRTY)
     return bool(marked(connection, [name]))
 
@@ -156,10 +156,10 @@ def _absent(connection: Connection, name: TransactionName, lost: str) -> Finishe
 def identity(connection: Connection, flavour: Flavour) -> str:
     """Returns the server's identity; empty if the sink has not been started on it.
 
-    MySQL has ``server_uuid``, which differs after a failover. The user can then declare the old server in the comment
-    on the marker table, ``server <new> was <old>``, which any server other than ``<new>`` ignores. MariaDB has no such
-    id, so the first start generates one and stores it with the host name and port. Replicas, restored copies and
-    clones have that row too, but their host name or port differs.
+    MySQL has ``server_uuid``, which changes after a failover. So the comment on the table of markers may name the
+    previous server, ``server <new> was <old>``, which has no effect on any other server. MariaDB has no such id: the
+    first start generates one, and stores it with host name and port. A replica, a restored copy and a clone have that
+    row, too, but a different host name or port.
     """
     if flavour.identity is not None:
         server, comment = connection.row(flavour.identity)
@@ -170,17 +170,17 @@ def identity(connection: Connection, flavour: Flavour) -> str:
 
 
 def draw_identity(connection: Connection, drawn: str) -> None:
-    """Gives a MariaDB server its id, unless it has one."""
+    """Gives a MariaDB server an id, unless it has one."""
     connection.run(f"INSERT IGNORE INTO {SERVERS} (host, id) SELECT {_HOST}, %s", (drawn.encode(),))
 
 
 def refreshed(session: Session) -> Session:
-    """Returns the session with the server's id as it is now."""
+    """Returns the session with the server's current id."""
     return replace(session, server=identity(session.connection, session.flavour))
 
 
 def not_committed(session: Session, names: Sequence[TransactionName], location: Location) -> list[TransactionName]:
-    """Returns those without a marker on the server that prepared them, unless it may have been tidied away."""
+    """Returns those without a marker on the server that prepared them, unless it may have been deleted by tidying."""
     if location.server != session.server:
         return []
     there = marked(session.connection, names)
@@ -188,12 +188,12 @@ def not_committed(session: Session, names: Sequence[TransactionName], location: 
 
 
 def committed(session: Session, prefix: str, query: str, _location: Location) -> list[SqlTransaction]:
-    """Returns what a query has committed, as far as its markers have not been tidied away."""
+    """Returns what a query has committed, as far as its markers still exist."""
     return markers_of(session.connection, prefix, query, session.server)
 
 
 def tidy(session: Session, known: Sequence[SqlTransaction], batch: int, is_due: bool) -> None:
-    """Drops the batch's staging tables, and if that is due, those and the markers of much older batches."""
+    """Drops the batch's staging tables and, if that is due, the staging tables and markers of much older batches."""
     connection = session.connection
     try:
         _drop_all(connection, [one.name for one in known if one.kind == STAGED])
@@ -238,10 +238,10 @@ def _text(value: object) -> str:
 
 _ASK_AGAIN_S = 0.005
 SETTLE_S = 0.1
-"""The time that InnoDB gets to notice that a connection has ended: microseconds, unless its thread is kept waiting."""
+"""How long InnoDB gets to notice that a connection has ended: microseconds, unless its thread is delayed."""
 
 _RELEASE_S = 0.5
-"""The time that the server may take to release a branch whose writer closes its connection after PREPARE."""
+"""How long the server may take to release a branch whose writer closes its connection after PREPARE."""
 
 _LOST = "The branch is not prepared on this server any more, and has no marker: it was rolled back."
 _FORGOTTEN = Finished(
@@ -268,13 +268,13 @@ def list_open(session: Session, claims: Claims, _location: Location) -> list[Sql
 
 
 def recovered(connection: Connection, flavour: Flavour) -> set[Xid]:
-    """Returns all prepared branches of sparkonce's, of any query."""
+    """Returns all prepared branches of sparkonce, from any query."""
     found = (parse_recovered(*row) for row in connection.rows(flavour.recover))
     return {xid for xid in found if xid is not None}
 
 
 def end_writers(session: Session, wanted: Sequence[SqlTransaction], _give_up_at: float) -> bool:
-    """Ends the connections that write these. Who finishes them waits until the server has noticed."""
+    """Ends the connections that write these. Finishing them waits until the server has noticed."""
     for one in wanted:
         end_holder(session.connection, one.name)
     return True
@@ -298,9 +298,9 @@ def settle(connection: Connection, names: Iterable[TransactionName], give_up_at:
 
 
 def end_holder(connection: Connection, name: TransactionName) -> bool:
-    """Ends the connection of a transaction's writer, and returns whether it was there."""
-    # The lock that it has held since it began tells it apart, also from a connection with the same number after a
-    # restart of the server.
+    """Ends the connection of a transaction's writer. Returns True if it existed."""
+    # It is identified by the lock that it has held since it began, even if another connection has the same number after
+    # a server restart.
     (holder,) = connection.row("SELECT IS_USED_LOCK(%s)", (lock_name(name.copy),))
     if holder is None or int(holder) == connection.thread_id():
         return False
@@ -319,7 +319,7 @@ def finish_prepared(session: Session, one: SqlTransaction, commit: bool, give_up
 
 
 def _wrong_server(session: Session, location: Location) -> Finished | None:
-    """Returns UNKNOWN for a transaction of another server: nothing of it can be seen here."""
+    """Returns UNKNOWN for a transaction of another server, which cannot be seen from here."""
     if session.server == location.server:
         return None
     return Finished(
@@ -332,14 +332,14 @@ def _wrong_server(session: Session, location: Location) -> Finished | None:
 def commit_prepared(session: Session, name: TransactionName, give_up_at: float) -> Finished:
     """Commits a prepared branch.
 
-    The server answers XAER_NOTA for a branch that is committed, that is rolled back, or that another connection is
-    finishing; MariaDB also as long as the connection that prepared it is there. ``XA RECOVER`` lists the last two. A
-    branch that it does not list has been finished before: the marker, read afterwards, tells whether by a commit.
+    The server answers XAER_NOTA for a branch that is committed, rolled back, or being finished by another connection.
+    MariaDB also does so while the connection that prepared it still exists. ``XA RECOVER`` lists the last two. A branch
+    that it does not list has already been finished, and the marker, read afterwards, shows whether it was committed.
 
     Args:
-        session: A connection that is in no transaction.
+        session: A connection that is not in a transaction.
         name: The transaction's name.
-        give_up_at: Until when to ask, by `time.monotonic`.
+        give_up_at: When to stop retrying, by `time.monotonic`.
     """
     xid, connection = Xid.of(name), session.connection
     ask_until = min(time.monotonic() + _RELEASE_S, give_up_at)
@@ -352,7 +352,7 @@ def commit_prepared(session: Session, name: TransactionName, give_up_at: float) 
             return finished(refusal)
         elif xid in recovered(connection, session.flavour):
             if time.monotonic() >= ask_until:
-                # It is decided, so its writer has nothing more to do: its connection only holds the branch.
+                # It is decided, so its writer has nothing left to do: its connection only holds the branch.
                 end_holder(connection, name)
                 return finished(refusal)
             time.sleep(_ASK_AGAIN_S)
@@ -366,9 +366,9 @@ def rollback_prepared(session: Session, name: TransactionName, give_up_at: float
     """Rolls a branch back, prepared or not. A writer that still has it loses its connection.
 
     Args:
-        session: A connection that is in no transaction.
+        session: A connection that is not in a transaction.
         name: The transaction's name.
-        give_up_at: Until when to ask, by `time.monotonic`.
+        give_up_at: When to stop retrying, by `time.monotonic`.
     """
     xid, connection = Xid.of(name), session.connection
     end_holder(connection, name)
@@ -407,7 +407,7 @@ def _try(connection: Connection, statement: str) -> Exception | None:
 
 _WAIT_S = 5
 _IDLE_S = 3
-"""The longest time between two statements of a merge, unless the driver is paused or cut off."""
+"""The maximum time between two statements of a merge, unless the driver is paused or disconnected."""
 
 _KEY = re.compile(r"for key '(?:[^']*\.)?([^']+)'")
 _PARENT = re.compile(r"REFERENCES (?:`[^`]+`\.)?`((?:[^`]|``)+)`")
@@ -424,7 +424,7 @@ _IDLE = "SELECT ID FROM information_schema.PROCESSLIST WHERE ID = %s AND COMMAND
 
 
 def list_staging_tables(connection: Connection) -> list[StagingTable]:
-    """Returns all staging tables of sparkonce's in the database, of any query."""
+    """Returns all staging tables of sparkonce in the database, from any query."""
     found = (StagingTable.parse(str(table), str(comment)) for table, comment in connection.rows(_TABLES))
     return [one for one in found if one is not None]
 
@@ -447,9 +447,9 @@ def begin_merge(session: Session, names: Sequence[TransactionName], _limits: Lim
 
 
 def _end_idler(connection: Connection, lock: str) -> None:
-    """Ends a connection that holds the lock and is idle: of a driver that is paused or cut off.
+    """Ends a connection that holds the lock and is idle, because its driver is paused or disconnected.
 
-    Its transaction is rolled back, and the next driver merges. Ending one that is at work would gain nothing.
+    Its transaction is rolled back, and the next driver merges. Ending a busy connection would gain nothing.
     """
     (holder,) = connection.row("SELECT IS_USED_LOCK(%s)", (lock,))
     if holder is None:
@@ -462,7 +462,7 @@ def _end_idler(connection: Connection, lock: str) -> None:
 def stages(
     session: Session, location: Location, names: Sequence[TransactionName], commit: bool
 ) -> tuple[dict[TransactionName, StagedCopy | None], dict[TransactionName, Finished]]:
-    """Returns the stages of those that are not committed, and the other answers."""
+    """Returns the stages of those that are not committed, and the answers for the others."""
     connection = session.connection
     if (wrong := _wrong_server(session, location)) is not None:
         return {}, dict.fromkeys(names, wrong)
@@ -483,7 +483,7 @@ def _stage(connection: Connection, name: TransactionName, target: Target) -> Sta
 
 def _not_listed(connection: Connection, name: TransactionName) -> Finished:
     """Returns the answer for a staging table that is not listed."""
-    # information_schema lists only the tables that the user has a right on.
+    # information_schema only lists tables on which the user has a privilege.
     try:
         connection.rows(f"SELECT 1 FROM {quote(stage_table(name.copy))} LIMIT 0")  # noqa: S608 - quoted
     except MySQLError as error:
@@ -502,7 +502,7 @@ def move(
     tables: Mapping[TransactionName, tuple[str, int]],
     is_trial: bool,
 ) -> str:
-    """Moves the rows of staging tables, and sees that as many came as were prepared, and none was changed."""
+    """Moves the rows of staging tables, and checks that as many arrived as were prepared, all unchanged."""
     connection, every = session.connection, list(tables.values())
     for group in [every] if stage.target.rules.given() else [[one] for one in every]:
         names = [table for table, _ in group]
@@ -519,8 +519,8 @@ def move(
             raise
         for table, rows in group:
             came = merged.rows
-            if stage.target.mode == UPSERT:  # whose count is not that of its rows
-                # Counted afterwards, a row that was deleted in between is missed, too.
+            if stage.target.mode == UPSERT:  # the affected-row count of an upsert is not its number of rows
+                # Counting afterwards also detects a row that was deleted in between.
                 (came,) = connection.row(f"SELECT COUNT(*) FROM {quote(table)}")  # noqa: S608 - quoted
             if came != rows:
                 return (
@@ -532,12 +532,12 @@ def move(
 
 
 def settled(_session: Session, stage: StagedCopy, on_conflict: str) -> StagedCopy:
-    """Returns the rules for rows that were to be appended, where an operator has said what a conflict does."""
+    """Returns the rules for rows in append mode once an operator has chosen how to resolve conflicts."""
     return replace(stage, target=replace(stage.target, mode=UPSERT, on_conflict=on_conflict))
 
 
 def commit_merge(session: Session, _location: Location, merged: Sequence[SqlTransaction]) -> None:
-    """Writes the markers, and commits. The staging tables are dropped later: that would end the transaction."""
+    """Writes the markers, and commits. The staging tables are dropped later, because that would end the transaction."""
     for one in merged:
         insert(session.connection, one)
     session.connection.run("COMMIT")
@@ -546,7 +546,7 @@ def commit_merge(session: Session, _location: Location, merged: Sequence[SqlTran
 
 def drop(session: Session, _location: Location, names: Sequence[TransactionName], give_up_at: float) -> None:
     """Drops staging tables."""
-    # The connection that was just ended may still hold a table while it rolls back; each try waits for it.
+    # A connection that was just ended may still hold a table while it rolls back; each attempt waits for it.
     while True:
         try:
             _drop_all(session.connection, names)
@@ -558,13 +558,13 @@ def drop(session: Session, _location: Location, names: Sequence[TransactionName]
 
 
 def roll_back(session: Session) -> None:
-    """Rolls the transaction back, if it is still open, and lets others in."""
+    """Rolls the transaction back if it is still open, and releases the lock."""
     session.connection.run("ROLLBACK")
     session.connection.row("SELECT RELEASE_ALL_LOCKS()")
 
 
 def refusers(session: Session, stage: StagedCopy) -> bool:
-    """Returns True if the target may refuse a row that its staging table has taken."""
+    """Returns True if the target may refuse a row that its staging table has accepted."""
     target = stage.target
     return bool(target.rules.conditions) or may_refuse(
         session.connection, target.table, stage.columns, target.keys, has_checks=session.flavour is MARIADB
@@ -572,7 +572,7 @@ def refusers(session: Session, stage: StagedCopy) -> bool:
 
 
 def refers_to_unit(session: Session, error: Exception, names: Sequence[TransactionName], _location: Location) -> bool:
-    """Returns True if another sink of the batch may have rows for a table that a foreign key refers to."""
+    """Returns True if another sink of the batch may have the rows that a foreign key refers to."""
     found = _PARENT.search(str(error.args[-1])) if number_of(error) == NO_PARENT else None
     if found is None:
         return False
@@ -587,7 +587,7 @@ def refers_to_unit(session: Session, error: Exception, names: Sequence[Transacti
 
 
 def named(session: Session, error: Exception, target: Target) -> str:
-    """Returns the key that a row has twice, with its columns."""
+    """Returns the key that a row duplicates, with its columns."""
     key = _KEY.search(server_message(error)) if number_of(error) == DUPLICATE_KEY else None
     if key is None:
         return ""

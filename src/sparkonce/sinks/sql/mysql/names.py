@@ -1,4 +1,4 @@
-"""The names of XA branches, staging tables and locks, and what a staging table's comment says."""
+"""The names of XA branches, staging tables and locks, and the contents of a staging table's comment."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from sparkonce.protocol.ownership import Token, TransactionName
 from sparkonce.sinks.sql.settings import APPEND, UPSERT, Target, UpsertRules
 
 FORMAT_ID = 0x53504F31
-"""``SPO1``: the formatID of every xid of ours."""
+"""``SPO1``: the formatID of every xid that sparkonce creates."""
 
 PREFIX_LIMIT_BYTES = 64
 """The prefix is the xid's ``bqual``, which both servers limit to 64 bytes."""
 
 COMMENT_LIMIT = 2048
-"""The most characters of a table's comment."""
+"""The maximum number of characters in a table's comment."""
 
 _GTRID = re.compile(
     rb"(?P<query>[0-9a-f]{12})\.(?P<position>0|[1-9][0-9]{0,18})-(?P<nonce>[0-9a-f]{8})\.(?P<copy>[0-9a-f]{12})"
@@ -28,9 +28,9 @@ _STAGE = re.compile(r"sparkonce_stage_(?P<copy>[0-9a-f]{12})")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Xid:
-    """The id of one copy's branch of an XA transaction.
+    """The id of a task attempt's branch of an XA transaction.
 
-    ``gtrid`` is ``<query>.<position>-<nonce>.<copy>``, at most 54 bytes, and ``bqual`` the prefix: both servers
+    ``gtrid`` is ``<query>.<position>-<nonce>.<copy>``, at most 54 bytes, and ``bqual`` is the prefix. Both servers
     allow 64 bytes for each.
 
     Attributes:
@@ -47,12 +47,12 @@ class Xid:
 
     @classmethod
     def of(cls, name: TransactionName) -> Xid:
-        """Returns the xid of a transaction, without batch and slot: the copy alone is unique."""
+        """Returns the xid of a transaction, without batch and slot: the copy id alone is unique."""
         return cls(prefix=name.prefix, query=name.query, token=name.token, copy=name.copy)
 
     @classmethod
     def parse(cls, format_id: int, gtrid: bytes, bqual: bytes) -> Xid | None:
-        """Returns the xid as a value, or None if it is not one of sparkonce's."""
+        """Parses an xid. Returns None if it is not one of sparkonce's."""
         match = _GTRID.fullmatch(gtrid)
         if format_id != FORMAT_ID or match is None or not 0 < len(bqual) <= PREFIX_LIMIT_BYTES:
             return None
@@ -74,22 +74,22 @@ class Xid:
         return self.prefix.encode()
 
     def __str__(self) -> str:
-        """Returns it as XA statements take it."""
+        """Returns the xid in the form that XA statements expect."""
         return f"X'{self.gtrid.hex()}',X'{self.bqual.hex()}',{FORMAT_ID}"
 
     def named(self) -> TransactionName:
-        """Returns a name with this xid. Its batch and slot are unknown: 0."""
+        """Returns a name with this xid. Its batch and slot are unknown, and are set to 0."""
         return TransactionName(prefix=self.prefix, query=self.query, token=self.token, batch=0, slot=0, copy=self.copy)
 
 
 def parse_recovered(format_id: int, gtrid_length: int, bqual_length: int, data: bytes | str) -> Xid | None:
-    """Returns the xid of a row of ``XA RECOVER``, or None if it is not one of sparkonce's.
+    """Returns the xid in a row of ``XA RECOVER``, or None if it is not one of sparkonce's.
 
     Args:
         format_id: The xid's format ID.
-        gtrid_length: In bytes.
-        bqual_length: In bytes.
-        data: Both parts in one: as bytes, or as ``0x`` and hexadecimal digits (``CONVERT XID``).
+        gtrid_length: The length of the global part in bytes.
+        bqual_length: The length of the branch qualifier in bytes.
+        data: Both parts concatenated: as bytes, or as ``0x`` and hexadecimal digits (``CONVERT XID``).
     """
     if isinstance(data, str):
         try:
@@ -102,7 +102,10 @@ def parse_recovered(format_id: int, gtrid_length: int, bqual_length: int, data: 
 
 
 def stage_table(copy: str) -> str:
-    """Returns the name of a copy's staging table. Its comment has the transaction's name: tables' end at 64 bytes."""
+    """Returns the name of a task attempt's staging table.
+
+    Table names are limited to 64 bytes, so the transaction's name is in the table's comment.
+    """
     return f"sparkonce_stage_{copy}"
 
 
@@ -112,7 +115,7 @@ class StagingTable:
 
     Attributes:
         name: The transaction's name.
-        begun_ms: When it was begun, milliseconds since the epoch by the server's clock.
+        begun_ms: When it began, in milliseconds since the epoch by the server's clock.
         target: The target of the rows.
     """
 
@@ -130,12 +133,12 @@ class StagingTable:
             **self.target.rules.given(),
         }
         text = json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
-        # Comments hold three bytes a character, and a question mark instead of a longer one.
+        # Comments store three bytes per character, and replace longer characters with a question mark.
         return _FOUR_BYTES.sub(lambda found: json.dumps(found[0])[1:-1], text)
 
     @classmethod
     def parse(cls, table: str, comment: str) -> StagingTable | None:
-        """Returns the staging table of this name and comment, or None if it is not one of sparkonce's."""
+        """Parses a staging table's name and comment. Returns None if it is not one of sparkonce's."""
         match = _STAGE.fullmatch(table)
         try:
             fields = read_json(comment.encode()) if match else None
@@ -153,7 +156,7 @@ class StagingTable:
 
 
 def longest_comment(prefix: str, target: Target) -> int:
-    """Returns the most characters that a staging table's comment may take."""
+    """Returns the maximum number of characters in a staging table's comment."""
     far = 10**18
     name = TransactionName(
         prefix=prefix, query="0" * 12, token=Token(far, "0" * 8), batch=far, slot=10**9, copy="0" * 12
@@ -167,10 +170,10 @@ def lock_name(copy: str) -> str:
 
 
 def quote(identifier: str) -> str:
-    """Returns an identifier for a statement."""
+    """Returns an identifier quoted for a statement."""
     return "`" + identifier.replace("`", "``") + "`"
 
 
 def plain_literal(text: str) -> str:
-    """Returns a string for a statement that takes no expression there; for the sink's own sql_mode."""
+    """Returns a string literal for a statement that does not accept an expression there, for the sink's sql_mode."""
     return "'" + text.replace("\\", "\\\\").replace("'", "''") + "'"

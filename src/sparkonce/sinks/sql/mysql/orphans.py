@@ -1,6 +1,6 @@
-"""Lists what sparkonce has open on a server, for the operator. Reads only.
+"""Lists what sparkonce has open on a server, for operators. Read-only.
 
-Prepared branches belong to the server, and everything else to some database: so all databases that the user may see are
+Prepared branches belong to the server, and everything else to some database, so all databases that the user may see are
 searched.
 """
 
@@ -38,27 +38,27 @@ _SIZE = (
 class MySQLOrphan(Orphan):
     """An open transaction, session or staging table.
 
-    A ``session`` writes a branch of XA, and ``prepared`` is one that waits for its end; if no database that the user
-    may see has its marker, it shows neither batch nor slot nor age. ``hidden`` is one that MariaDB holds and does not
-    list, see `sparkonce.sinks.sql.mysql.finishing`. ``staged`` is a staging table, ``merged`` one whose rows are in the
+    A ``session`` writes an XA branch, and a ``prepared`` one waits to be finished. If no database that the user may see
+    has its marker, it shows neither batch nor slot nor age. ``hidden`` is one that MariaDB holds and does not list, see
+    `sparkonce.sinks.sql.mysql.finishing`. ``staged`` is a staging table, ``merged`` one whose rows are already in the
     target.
 
     Attributes:
-        database: That of its marker; empty if it cannot be seen.
+        database: The database of its marker; empty if it cannot be seen.
     """
 
     database: str = shown("database")
 
 
 def list_open(settings: str | Mapping[str, Any]) -> list[MySQLOrphan]:
-    """Lists all of sparkonce's that the user of the settings may see, in all databases, the oldest first.
+    """Lists everything of sparkonce that the user of the settings may see, in all databases, oldest first.
 
     Args:
-        settings: PyMySQL's, as for the sink, as a mapping or as `parse_settings` reads it. ``database`` may be left
-            out.
+        settings: PyMySQL's settings as for the sink, as a mapping or as parsed by `parse_settings`. ``database`` is
+            optional.
 
     Raises:
-        ConfigurationError: If a setting is none.
+        ConfigurationError: If a setting does not exist.
         PreflightError: If the server does not answer.
     """
     parsed = parse_settings(settings) if isinstance(settings, str) else settings
@@ -77,7 +77,7 @@ def list_open(settings: str | Mapping[str, Any]) -> list[MySQLOrphan]:
 
 
 def _find(connection: Connection) -> Iterator[MySQLOrphan]:
-    # In the order in which a transaction goes through its states: one on its way is seen at least once.
+    # In the order in which a transaction passes through its states, so that a moving one is seen at least once.
     version, now = connection.row("SELECT VERSION(), CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS UNSIGNED)")
     flavour, now_ms = flavour_of(str(version)), int(now)
     branches: dict[Xid, tuple[str, SqlTransaction]] = {}
@@ -105,7 +105,7 @@ def _not_committed(connection: Connection) -> list[SqlTransaction]:
     if not connection.rows(_HAS_MARKERS, (finishing.COMMITS,)):
         return []
     found = [one for whose in finishing.queries(connection) for one in finishing.unsettled(connection, *whose, "")]
-    # Markers of staged copies are written by the merge, whose tables are listed anyway.
+    # Markers of staged rows are written by the merge, whose tables are listed anyway.
     return [marker for marker in found if marker.kind == TWO_PHASE]
 
 

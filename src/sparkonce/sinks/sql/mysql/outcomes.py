@@ -1,9 +1,9 @@
-"""The server's errors when a transaction is finished: number → outcome → sentence. An unlisted one is UNKNOWN.
+"""Maps the server's errors when finishing a transaction to an outcome and a sentence. An unlisted one is UNKNOWN.
 
-The table never gives LOST, which takes three observations: the server is the one that prepared the transaction, ``XA
-RECOVER`` does not list it (or its staging table is not there), and its marker row, read after that, is absent.
-XAER_NOTA alone proves nothing: MariaDB gives it also while the connection that prepared is still there (measured with
-10.11), and for a transaction that is committed.
+The table never returns LOST, which takes three observations: the server is the one that prepared the transaction, ``XA
+RECOVER`` does not list it (or its staging table does not exist), and its marker row, read after that, is absent.
+XAER_NOTA alone proves nothing: MariaDB also returns it while the connection that prepared the transaction still exists
+(measured with 10.11), and for a transaction that is committed.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ ABOUT_ROWS = frozenset(
 _NO_REPLY = frozenset({0, 2002, 2003, 2005, 2006, 2013, 2027, 2055})
 
 _OF_FILES = frozenset({3, 20, 1005, 1026, 1030, 1180})
-"""Errors with a file, in the table space or in the log, of which the operating system says why."""
+"""File errors, in the tablespace or the log. The operating system's error says why."""
 _FULL = re.compile(r"rr(?:or|code|no):? 28\b|No space left|Disk full|Disk quota exceeded")
-"""ENOSPC by its number. EDQUOT's, 122, is also one of the server's own (HA_ERR_INTERNAL_ERROR)."""
+"""ENOSPC by its number. The number of EDQUOT, 122, is also one of the server's own (HA_ERR_INTERNAL_ERROR)."""
 
 
 _NOTHING_LOST = "Nothing is lost."
@@ -134,7 +134,8 @@ ERRORS = ErrorTable(
         ),
         1401: Meaning(
             Outcome.UNKNOWN,
-            # `Sql_cmd_xa_recover::check_xa_recover_privilege` in MySQL: 1227, which names the right, is only a warning.
+            # In `Sql_cmd_xa_recover::check_xa_recover_privilege` of MySQL, 1227, which names the privilege, is only a
+            # warning.
             "The server failed in the branch. MySQL says the same to a user without XA_RECOVER_ADMIN.",
             "See the server's log, and XA RECOVER; grant the right if it is missing, and nothing is lost.",
             name="XAER_RMERR",
@@ -187,13 +188,13 @@ _STEPS = {
 
 
 def prepare_error(error: BaseException, what: str, staging: str = "", table: str = "") -> PrepareError:
-    """Returns the error of a copy that was being written.
+    """Returns the error of a task attempt while it was being written.
 
     Args:
         error: The server's error.
-        what: The copy, in words.
-        staging: The copy's staging table, whose name means nothing to the user; empty for none.
-        table: The target's name, which stands for it in the message.
+        what: The task attempt, in words.
+        staging: Its staging table, whose name means nothing to the user; empty if there is none.
+        table: The target's name, which replaces it in the message.
     """
     message = numbered_message(error).replace(staging, table) if staging else numbered_message(error)
     if is_outage(error):
@@ -204,16 +205,16 @@ def prepare_error(error: BaseException, what: str, staging: str = "", table: str
 
 
 def finished(error: BaseException) -> Finished:
-    """Returns what an error says about the transaction that was to be finished."""
+    """Returns what an error means for the transaction being finished."""
     return outcome_of(number_of(error), server_message(error))
 
 
 def outcome_of(number: int | None, message: str) -> Finished:
-    """Returns what an error says about the transaction that was to be finished.
+    """Returns what an error means for the transaction being finished.
 
     Args:
         number: The server's or the client's error number; None if there is none.
-        message: The server's own words.
+        message: The server's own message.
     """
     if number is None or number in _NO_REPLY:
         return Finished(outcome=Outcome.RETRY, reason=f"No reply from the server: {message}.")
@@ -221,16 +222,16 @@ def outcome_of(number: int | None, message: str) -> Finished:
 
 
 def is_outage(error: BaseException) -> bool:
-    """Returns True if the server could not be reached, or had no room, so that a copy may be written later."""
+    """Returns True if the server was unreachable or had no space, so that a task attempt can be written later."""
     number = number_of(error)
     if isinstance(error, ConnectionError | TimeoutError) or number in _NO_REPLY:
         return True
     if number in _OF_FILES:
-        # The words name the operating system's error.
+        # The message includes the operating system's error.
         return _FULL.search(server_message(error)) is not None
     return number is not None and ERRORS.meaning(number).outage
 
 
 def is_no_reply(number: int | None) -> bool:
-    """Returns True if the connection is gone, or was never there."""
+    """Returns True if the connection was lost or never established."""
     return number is None or number in _NO_REPLY

@@ -1,6 +1,7 @@
-"""The checks of a server and a table before anything is claimed or written.
+"""Checks a server and a table before anything is claimed or written.
 
-Rights are not read but tried: each statement of writers and driver is sent once in a form that changes nothing.
+Privileges are not read but tested: each statement of the writers and the driver is sent once in a form that changes
+nothing.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 REPLY_LIMIT_S = 15.0
-"""The time that each question may take."""
+"""The time limit of each query."""
 
 _attempts = Attempts(SERVER_ERRORS, numbered_message)
 
@@ -67,13 +68,13 @@ _TABLES = ("BASE TABLE", "SYSTEM VERSIONED")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MySQLPreflightRequest:
-    """The subject of the checks.
+    """What is checked.
 
     Attributes:
         settings: The connection's settings.
         target: The table and its rules.
         commit: ``two_phase`` or ``staged``; empty below EXACTLY_ONCE.
-        prefix: The prefix of transactions' names.
+        prefix: The prefix of transaction names.
         schema: The schema of the rows, if it is known.
     """
 
@@ -85,13 +86,13 @@ class MySQLPreflightRequest:
 
 
 def preflight(request: MySQLPreflightRequest, recorded: Facts | None) -> Facts:
-    """Checks the server, the table, the rights, and that it is still the recorded server.
+    """Checks the server, the table and the privileges, and that it is still the recorded server.
 
     Returns:
-        For EXACTLY_ONCE ``prefix``, ``server``, the server's identity, ``database`` and ``table``.
+        For EXACTLY_ONCE ``prefix``, ``server`` (the server's identity), ``database`` and ``table``.
 
     Raises:
-        PreflightError: naming the setting and its value.
+        PreflightError: If a check fails. The message names the setting and its value.
     """
     where = f"The server at {address(request.settings)}"
     with _attempts.of(where, "Check host, port, user, password and the server."):
@@ -235,7 +236,7 @@ def _check_table(connection: Connection, request: MySQLPreflightRequest) -> list
 
 
 def _check_keys(connection: Connection, request: MySQLPreflightRequest, columns: Sequence[MySQLColumn]) -> None:
-    # An upsert replaces the row that any unique key finds: so there must be just one such key that rows can meet.
+    # An upsert replaces the row found by any unique key, so rows must be able to match only one such key.
     by_name = {column.name.lower(): column for column in columns}
     unique: dict[str, list[str]] = {}
     partial = set()
@@ -386,7 +387,7 @@ def _check_rules(connection: Connection, request: MySQLPreflightRequest, stage: 
 
 def _check_database(connection: Connection, recorded: Facts | None) -> str:
     (database,) = connection.row("SELECT IF(@@lower_case_table_names, LOWER(DATABASE()), DATABASE())")
-    # Markers and staging tables are in the database. In another one, everything committed would seem lost.
+    # Markers and staging tables belong to the database. In another one, everything committed would seem lost.
     check_same(
         "database",
         str(database),

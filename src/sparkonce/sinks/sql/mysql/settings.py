@@ -1,4 +1,4 @@
-"""The settings of a connection: those of PyMySQL that a user may give, and those that the sink sets."""
+"""The settings of a connection: PyMySQL's settings that a user may set, and those that the sink sets."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ _OURS: Mapping[str, str] = {
 
 
 def connection_settings(user: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings that PyMySQL is given.
+    """Returns the settings that are passed to PyMySQL.
 
     Args:
-        user: The user's settings, in PyMySQL's names.
+        user: The user's settings, with PyMySQL's names.
 
     Raises:
-        ConfigurationError: naming the setting that is missing, unknown or the sink's own.
+        ConfigurationError: If a setting is missing, unknown or managed by the sink. The message names it.
     """
     for name in mapping("settings", user, example="{'host': 'db', 'user': 'etl', 'password': …, 'database': 'shop'}"):
         if name in _OURS:
@@ -73,15 +73,15 @@ def connection_settings(user: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parse_settings(text: str) -> dict[str, Any]:
-    """Reads settings from one line, see `parse_line` and `read_texts`."""
+    """Parses settings from one line, see `parse_line` and `read_texts`."""
     return read_texts(parse_line(text))
 
 
 def read_texts(texts: Mapping[str, str]) -> dict[str, Any]:
-    """Reads settings that are given as texts.
+    """Parses settings given as strings.
 
     Raises:
-        ConfigurationError: naming the one that is wrong.
+        ConfigurationError: If one is wrong. The message names it.
     """
     found: dict[str, Any] = {}
     for name, value in texts.items():

@@ -23,35 +23,36 @@ if TYPE_CHECKING:
 
 _PORT = 3306
 ANSWER_S = 10.0
-"""The time that one call of the committer may take, but for a merge."""
+"""The time limit of one call of the committer, except for a merge."""
 
 
 class MySQLSink(MergesStaged, TwoPhaseCommitSink):
     """Writes rows to a table of MariaDB 10.5 or newer, or MySQL 8.0.19 or newer.
 
     Args:
-        settings: PyMySQL's, for example ``{"host": "db", "user": "etl", "password": "…", "database": "shop"}``. All its
-            processes must reach the same server, the primary.
-        table: The target, an InnoDB table in ``database``. Taken literally: a dot or a space is a part of the name.
-        name: Unique within the query, and the same after a restart.
-        mode: ``append`` inserts, and a row whose key is there already is an error. ``upsert`` replaces the row with the
+        settings: PyMySQL's settings, for example ``{"host": "db", "user": "etl", "password": "…", "database":
+            "shop"}``. They must lead every process to the same server, the primary.
+        table: The target, an InnoDB table in ``database``. The name is taken literally: a dot or a space is part of it.
+        name: A name that is unique within the query and stays the same after a restart.
+        mode: ``append`` inserts rows; a row whose key already exists is an error. ``upsert`` replaces the row with the
             same ``key_columns``, or inserts it.
-        key_columns: For ``upsert``: the columns of a unique key of the table; one as a text, several as a list.
-        order_by: For ``upsert``: of rows with one key, the one with the greatest value of this column wins, also over
-            the table's row. Among equals, and without it, the last row of the highest slot of the newest batch does.
-        update_when: For ``upsert``: a further condition in SQL under which a row replaces the table's, such as
+        key_columns: For ``upsert``: the columns of a unique key of the table, as a string or a list of strings.
+        order_by: For ``upsert``: among rows with the same key, the one with the greatest value in this column wins,
+            including over the table's row. Among equal values, or without this setting, the last row of the highest
+            slot of the latest batch wins.
+        update_when: For ``upsert``: an additional SQL condition under which a row replaces the table's row, such as
             ``source.version > target.version``. ``source`` is the batch's row, ``target`` the table's.
-        delete_when: For ``upsert``: rows for which this holds, such as ``source.value IS NULL``, delete the table's row
-            of their key. These three need ``commit="staged"`` and EXACTLY_ONCE.
-        commit: ``staged`` writes to a table a slot, which the driver merges in one transaction a batch. ``two_phase``
-            writes into the target in XA transactions, one a slot. See docs/mysql.md for which is better when.
-        prefix: Begins, with `name`, the names of all transactions: 64 bytes at most together.
+        delete_when: For ``upsert``: a row for which this holds, such as ``source.value IS NULL``, deletes the table's
+            row with its key. These three settings need ``commit="staged"`` and EXACTLY_ONCE.
+        commit: ``staged`` writes to one table per slot, which the driver merges in one transaction per batch.
+            ``two_phase`` writes to the target in XA transactions, one per slot. docs/mysql.md says when to use which.
+        prefix: The first part of all transaction names, followed by `name`: at most 64 bytes together.
         guarantee: Below EXACTLY_ONCE rows are visible as soon as their slot has written them.
         commit_timeout_s: How long the merge of a staged batch may take, in seconds.
         lock_timeout_s: How long to wait for rows that another transaction has locked, in seconds.
 
     Raises:
-        ConfigurationError: naming the setting that is missing, unknown, or contradicts another.
+        ConfigurationError: If a setting is missing, unknown, or contradicts another. The message names it.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class MySQLSink(MergesStaged, TwoPhaseCommitSink):
         self._schema: pa.Schema | None = None
 
     def __repr__(self) -> str:
-        """Returns it without credentials."""
+        """Returns the sink's representation, without credentials."""
         return (
             f"MySQLSink({address(self.settings)}/{self.settings['database']}, table={self.target}, name={self.name!r})"
         )
@@ -114,7 +115,7 @@ class MySQLSink(MergesStaged, TwoPhaseCommitSink):
         return True
 
     def conditions(self) -> Sequence[str]:
-        """Returns what the promise rests on."""
+        """Returns the conditions on which the guarantee depends."""
         if self.guarantee is not Guarantee.EXACTLY_ONCE:
             return ()
         conditions = [
@@ -133,10 +134,10 @@ class MySQLSink(MergesStaged, TwoPhaseCommitSink):
         return conditions
 
     def columns(self, schema: pa.Schema) -> Sequence[str]:
-        """Returns all columns; arrays and structs are written as JSON.
+        """Returns all columns. Arrays and structs are written as JSON.
 
         Raises:
-            SchemaError: naming the column whose type the sink does not take, or the key column that is missing.
+            SchemaError: If the sink does not support a column's type, or a key column is missing. The message names it.
         """
         from sparkonce.sinks.sql.mysql.target import check_kinds, check_names
 
@@ -148,7 +149,7 @@ class MySQLSink(MergesStaged, TwoPhaseCommitSink):
         return names
 
     def preflight(self, query: str, recorded: Facts | None) -> Facts:  # noqa: ARG002 - the same for all queries
-        """Checks the server, the table and the rights; makes the sink's own tables at the first start.
+        """Checks the server, the table and the privileges. Creates the sink's own tables at the first start.
 
         The rows' columns are checked, too, if `columns` was called before.
         """
@@ -166,7 +167,7 @@ class MySQLSink(MergesStaged, TwoPhaseCommitSink):
     def worker_needs(self) -> WorkerNeeds:
         """See `TwoPhaseCommitSink.worker_needs`."""
         host, port = str(self.settings.get("host") or ""), self.settings.get("port") or _PORT
-        # A file of defaults may name another server.
+        # A defaults file may name another server.
         known = not self.settings.keys() & {"unix_socket", "read_default_file"}
         return WorkerNeeds(
             modules=("pymysql",),
@@ -175,7 +176,7 @@ class MySQLSink(MergesStaged, TwoPhaseCommitSink):
         )
 
     def writer(self, context: WriterContext) -> SinkWriter:
-        """Makes a writer, which connects when the first rows come."""
+        """Returns a writer, which connects when the first rows arrive."""
         from sparkonce.sinks.sql.mysql.dialect import MYSQL_DIALECT
         from sparkonce.sinks.sql.writer import SqlWriter
 
@@ -183,7 +184,7 @@ class MySQLSink(MergesStaged, TwoPhaseCommitSink):
         return SqlWriter(MYSQL_DIALECT, self.settings, self.target, commit, self.limits, context)
 
     def committer(self) -> SinkCommitter:
-        """Makes what finishes transactions of either kind, whatever ``commit`` is now."""
+        """Returns the committer, which finishes transactions of either kind, whatever ``commit`` is now."""
         from sparkonce.sinks.sql.committer import SqlCommitter
         from sparkonce.sinks.sql.mysql.dialect import MYSQL_DIALECT
 

@@ -1,4 +1,4 @@
-"""The statements that write and merge rows."""
+"""The SQL statements that write and merge rows."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def load_into(table: str, column_list: str) -> str:
 
 
 def insert_into(table: str, columns: Sequence[str]) -> str:
-    """Returns the head of an INSERT."""
+    """Returns the beginning of an INSERT."""
     return f"INSERT INTO {quote(table)} ({', '.join(quote(column) for column in columns)})"
 
 
 def upsert_tail(flavour: Flavour, columns: Sequence[str], keys: Sequence[str]) -> str:
-    """Returns the tail that makes an ``INSERT … VALUES`` replace the other columns of a row with the same key."""
+    """Returns the end of an ``INSERT … VALUES`` that replaces the other columns of a row with the same key."""
     value = flavour.new_value
     return f"{flavour.row_alias} ON DUPLICATE KEY UPDATE " + ", ".join(
         f"{quote(column)} = {value.format(quote(column))}" for column in updated(columns, keys)
@@ -34,13 +34,13 @@ def upsert_tail(flavour: Flavour, columns: Sequence[str], keys: Sequence[str]) -
 def merge_steps(stages: Sequence[str], target: Target, columns: Sequence[str]) -> list[str]:
     """Returns the statements that merge staging tables' rows into the target.
 
-    Without rules, they go in the order in which they were written. By rules, of each key one row counts: new keys are
-    inserted first, which locks the rows of all keys, so that nobody changes them before they are compared.
+    Without rules, rows are merged in the order in which they were written. With rules, one row wins for each key: new
+    keys are inserted first, which locks the rows of all keys, so that nobody changes them before they are compared.
 
     Args:
-        stages: The staging tables, by slot; one without rules.
+        stages: The staging tables, by slot; a single one without rules.
         target: The target and its rules.
-        columns: The columns that the staging tables have of the target.
+        columns: The target's columns that the staging tables have.
     """
     keys, rules, table = target.keys, target.rules, quote(target.table)
     if not rules.given():
@@ -59,7 +59,7 @@ def merge_steps(stages: Sequence[str], target: Target, columns: Sequence[str]) -
     listed = ", ".join(map(quote, columns))
     more = rules.staged_only(sorted(read_by(rules.delete_when)), columns, fold=True)
     staged = ", ".join(map(quote, [*columns, *more]))
-    # All slots' rows together: a row that deletes leaves nothing with which a later slot's older row could be compared.
+    # All slots' rows together: a deleting row leaves nothing with which a later slot's older row could be compared.
     rows = " UNION ALL ".join(
         f"SELECT {staged}, sparkonce_row, {slot} AS sparkonce_slot FROM {quote(stage)}"  # noqa: S608 - quoted
         for slot, stage in enumerate(stages)
@@ -95,21 +95,21 @@ def _condition(text: str) -> str:
 
 
 def updated(columns: Sequence[str], keys: Sequence[str]) -> list[str]:
-    """Returns the columns that an upsert sets; a key sets itself where there is no other."""
+    """Returns the columns that an upsert sets; a key column sets itself if there is no other."""
     lower = {key.lower() for key in keys}
     others = [column for column in columns if column.lower() not in lower]
     return others or list(columns[:1])
 
 
 ROW = "sparkonce_row"
-"""The column of a staging table that counts its rows. What stands before it is not written to the target."""
+"""The column of a staging table that numbers its rows. It is not written to the target."""
 
 
 def stage_columns(columns: Sequence[MySQLColumn], known: Collection[str]) -> list[str]:
     """Returns the definitions of a staging table's columns.
 
     Args:
-        columns: Those that are staged.
+        columns: The staged columns.
         known: The names of the target's columns.
     """
     only_staged = [definition(column) for column in columns if column.name not in known]
@@ -118,6 +118,6 @@ def stage_columns(columns: Sequence[MySQLColumn], known: Collection[str]) -> lis
 
 
 def definition(column: MySQLColumn) -> str:
-    """Returns the definition of a staging table's column, which takes the values that the target's takes."""
+    """Returns the definition of a staging table's column, which accepts the same values as the target's."""
     null = "NULL" if column.nullable else "NOT NULL"
     return f"{quote(column.name)} {column.full_type} {column.collation} {null}"

@@ -1,8 +1,8 @@
-"""The target table as the server describes it, and which of Spark's types it takes without changing a value.
+"""The target table as the server describes it, and which of Spark's types it stores without changing a value.
 
-A server in strict mode refuses a value that does not fit. But it silently rounds microseconds, takes NULL for "now" in
-a TIMESTAMP and for "the next one" in an AUTO_INCREMENT column, and the text ``1`` for the first value of an ENUM
-(measured with MariaDB 10.11). So these are refused here.
+A server in strict mode refuses a value that does not fit. But it silently rounds microseconds, reads NULL as "now" in a
+TIMESTAMP column and as "the next one" in an AUTO_INCREMENT column, and reads the text ``1`` as the first value of an
+ENUM (measured with MariaDB 10.11). So these are refused here.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _BYTES = frozenset({"binary", "varbinary", "tinyblob", "blob", "mediumblob", "lo
 _TIMES = frozenset({"datetime", "timestamp"})
 _FROM_TEXT = frozenset({"enum", "set", "uuid", "inet4", "inet6", "time", "year"})
 _UNSIGNED = "bigint unsigned"
-"""For decimals without a fraction: no integer of Spark's is as large."""
+"""For decimals without a fraction: they are larger than any integer type of Spark."""
 _WHOLE = _INTEGERS | {"bit", "decimal"}
 
 TAKES: dict[str, frozenset[str]] = {
@@ -70,7 +70,7 @@ TAKES: dict[str, frozenset[str]] = {
     "timestamp": _TIMES,
     "nested": frozenset({"json", "longtext", "mediumtext", "text"}),
 }
-"""The types of columns that take each kind of values. Other types might change a value."""
+"""The column types that accept each kind of values. Other types might change a value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,8 +80,8 @@ class MySQLColumn:
     Attributes:
         name: As the table spells it.
         type: The type's name in lower case, ``int``.
-        full_type: With length and sign, ``int(10) unsigned``.
-        nullable: True if it takes NULL.
+        full_type: The type with length and sign, ``int(10) unsigned``.
+        nullable: True if it accepts NULL.
         optional: True if a row may be inserted without it.
         automatic: True if it is AUTO_INCREMENT.
         generated: True if the server computes it.
@@ -101,7 +101,7 @@ class MySQLColumn:
 
     @property
     def digits(self) -> int | None:
-        """Returns the digits behind the point to which a ``double(7,2)`` or ``float(7,2)`` rounds; None without."""
+        """Returns the decimals to which ``double(7,2)`` or ``float(7,2)`` rounds; None if it does not round."""
         found = _DIGITS.match(self.full_type)
         return int(found[1]) if found else None
 
@@ -112,14 +112,14 @@ class MySQLColumn:
 
 
 def describe(connection: Connection, table: str) -> list[MySQLColumn]:
-    """Returns the columns of a table; none if there is no such table, or no right to see it."""
+    """Returns the columns of a table; none if it does not exist, or the user may not see it."""
     rows = connection.rows(_COLUMNS, (table,))
     exact = [row for row in rows if row[0] == table]
     return [_column(row) for row in exact or rows]
 
 
 def checks_of(connection: Connection, table: str, columns: Sequence[str]) -> dict[str, str]:
-    """Returns the conditions of a table's CHECKs that name these columns alone, by name; a JSON column has one, too.
+    """Returns the conditions of a table's CHECKs that only use these columns, by name. A JSON column has one, too.
 
     Only for MariaDB: MySQL's staging tables have columns of its JSON type.
     """
@@ -133,18 +133,18 @@ def checks_of(connection: Connection, table: str, columns: Sequence[str]) -> dic
 def may_refuse(
     connection: Connection, table: str, columns: Sequence[str], keys: Sequence[str], *, has_checks: bool
 ) -> bool:
-    """Returns True if a table may refuse a row that its staging table has taken.
+    """Returns True if a table may refuse a row that its staging table has accepted.
 
     Args:
         connection: A connection.
         table: The target.
         columns: The columns that are written.
         keys: The key columns of an upsert; none to append.
-        has_checks: True if staging tables have those CHECKs that name written columns alone.
+        has_checks: True if staging tables have the CHECKs that only use written columns.
     """
     written = {column.lower() for column in columns}
     known = describe(connection, table)
-    # Of a key that the server draws, a trial would prove nothing.
+    # A trial merge would prove nothing about a key that the server generates.
     drawn = {one.name.lower() for one in known if one.automatic} - written
     unique: dict[str, set[str]] = {}
     for index, column, part in connection.rows(KEYS, (table,)):
@@ -185,7 +185,7 @@ def _column(row: Sequence[object]) -> MySQLColumn:
 
 
 def kind_of(kind: pa.DataType) -> str:
-    """Returns the kind of values that an Arrow type holds; empty if the sink does not take it."""
+    """Returns the kind of values that an Arrow type holds; empty if the sink does not support it."""
     tests = (
         (pa.types.is_boolean, "boolean"),
         (pa.types.is_integer, "integer"),
@@ -202,7 +202,7 @@ def kind_of(kind: pa.DataType) -> str:
 
 
 def is_json(kind: pa.DataType) -> bool:
-    """Returns True if a type has a form in JSON that loses nothing."""
+    """Returns True if a type has a lossless form in JSON."""
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return is_json(kind.value_type)
     if pa.types.is_struct(kind):
@@ -215,10 +215,10 @@ def _is_nested(kind: pa.DataType) -> bool:
 
 
 def check_kinds(schema: pa.Schema) -> None:
-    """Sees that the sink takes every column, whatever the table.
+    """Checks that the sink supports every column, whatever the table.
 
     Raises:
-        SchemaError: naming the column and its type.
+        SchemaError: If it does not. The message names the column and its type.
     """
     for field in schema:
         if not kind_of(field.type):
@@ -242,7 +242,7 @@ _STAGED = {
 
 
 def _staged_column(field: pa.Field) -> MySQLColumn:
-    """Returns the column of a staging table for one that the target does not have, and that says if a row deletes."""
+    """Returns a staging table's column for one that the target lacks and that determines whether a row deletes."""
     kind = kind_of(field.type)
     full = f"decimal({field.type.precision},{field.type.scale})" if kind == "decimal" else _STAGED[kind]
     return MySQLColumn(
@@ -267,7 +267,7 @@ def bind(target: Target, columns: Sequence[MySQLColumn], schema: pa.Schema) -> l
         schema: The schema of the rows.
 
     Raises:
-        PreflightError: naming the column that the table lacks, needs, or cannot hold without changing it.
+        PreflightError: If the table lacks a column, needs one, or cannot store one unchanged. The message names it.
     """
     table = target.table
     by_name = {column.name.lower(): column for column in columns}
@@ -316,10 +316,10 @@ def _bound(table: str, by_name: dict[str, MySQLColumn], field: pa.Field) -> MySQ
 
 
 def check_names(schema: pa.Schema, key_columns: Sequence[str]) -> None:
-    """Sees that the rows have the key columns of an upsert.
+    """Checks that the rows have the key columns of an upsert.
 
     Raises:
-        SchemaError: naming the one that is missing.
+        SchemaError: If one is missing. The message names it.
     """
     have = {name.lower() for name in schema.names}
     for key in key_columns:

@@ -1,4 +1,4 @@
-"""Writes one copy's rows into MariaDB or MySQL: in an XA branch, to a staging table, or directly to the target."""
+"""Writes the rows of one task attempt to MariaDB or MySQL: in an XA branch, a staging table, or the target itself."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
     from sparkonce.sinks.sql.writer import Copy
 
 REPLY_LIMIT_S = 300.0
-"""The time to wait for one reply, for example to 4 MiB of rows."""
+"""How long to wait for one reply, for example to 4 MiB of rows."""
 
 FLUSH_BYTES = 4 * 1024 * 1024
-"""The size of a LOAD DATA statement, about."""
+"""The approximate size of a LOAD DATA statement."""
 
 _PACKET_SHARE = 0.75
 _PACKET_BYTES = 1024 * 1024
 
 
 def take(copy: Copy) -> Session:
-    """Connects. A connection is not used again: its end releases a prepared branch.
+    """Connects. A connection is not reused: a prepared branch is only released when its connection ends.
 
     Raises:
-        PrepareError: If it leads to another server than the query was started on.
+        PrepareError: If it leads to a different server than the one on which the query was started.
     """
     name = copy.name
     connection = connect(
@@ -60,7 +60,7 @@ def take(copy: Copy) -> Session:
 
 
 def open_copy(session: Session, copy: Copy) -> int:
-    """Begins the transaction, under a lock that shows whose it is."""
+    """Begins the transaction, under a lock that identifies its owner."""
     connection = session.connection
     begun, _ = connection.row(
         "SELECT CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS UNSIGNED), GET_LOCK(%s, 0)", (lock_name(copy.name.copy),)
@@ -73,12 +73,12 @@ def open_copy(session: Session, copy: Copy) -> int:
 
 
 class TableRows:
-    """Sends rows to a table, by the fastest way that the server takes.
+    """Sends rows to a table, in the fastest way that the server supports.
 
     Args:
         session: The connection.
-        copy: The copy.
-        begun_ms: When it was begun.
+        copy: The task attempt's work.
+        begun_ms: When it began.
         schema: The schema of the rows.
     """
 
@@ -101,7 +101,7 @@ class TableRows:
             connection.run("START TRANSACTION")
 
     def write(self, rows: pa.RecordBatch, *, alone: bool = False) -> None:
-        """Encodes the rows, and sends them: as text once there is enough of it."""
+        """Encodes the rows, and sends the text once there is enough of it."""
         if self._replaces or not self._takes_files:
             self._insert(rows)
         else:
@@ -113,7 +113,7 @@ class TableRows:
                 self.finish()
 
     def finish(self) -> None:
-        """Sends the text that waits."""
+        """Sends the buffered text."""
         pieces, rows = self._pieces, self._rows
         self.reset()
         if not rows:
@@ -121,19 +121,22 @@ class TableRows:
         kinds = [kind_of(field.type) for field in self._schema]
         quoted = [quote(column.name) for column in self._bound]
         loaded = self._connection.load(load_into(self._table, column_list(self._bound, kinds, quoted)), pieces)
-        # LOAD DATA LOCAL turns every error into a warning, also a duplicate key, whose row it leaves out.
+        # LOAD DATA LOCAL turns every error into a warning, even a duplicate key, whose row it leaves out.
         if loaded != Loaded(rows, 0):
             raise self._incomplete(loaded, rows)
 
     def reset(self) -> None:
-        """Drops the text that waits."""
+        """Drops the buffered text."""
         self._pieces: list[memoryview] = []
         self._rows = self._bytes = 0
 
     def _make_stage(self, begun_ms: int, known: set[str]) -> None:
-        """Makes the staging table, with the target's checks of the written columns alone, and writes there."""
+        """Creates the staging table and writes to it.
+
+        It has those checks of the target that only use written columns.
+        """
         target, copy = self._copy.target, self._copy.name
-        if target.rules.delete_when:  # a row that deletes has a key, and may have nothing else
+        if target.rules.delete_when:  # a deleting row has a key, and possibly nothing else
             keys = {key.lower() for key in target.keys}
             self._bound = [one if one.name.lower() in keys else replace(one, nullable=True) for one in self._bound]
         parts = stage_columns(self._bound, known)
@@ -158,7 +161,7 @@ class TableRows:
         return insert_into(self._table, names) + " VALUES ", tail
 
     def _send(self, answers: Iterator[Loaded], rows: int) -> None:
-        """Sends statement by statement, and compares the counts of rows: an upsert's count is not that of its rows."""
+        """Sends statement by statement and compares row counts, except for upserts, whose count differs."""
         arrived = 0
         for answer in answers:
             arrived += answer.rows

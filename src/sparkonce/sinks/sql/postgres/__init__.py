@@ -1,18 +1,18 @@
 """PostgreSQL, with transactions that workers prepare or stage and the driver commits.
 
 On both:
-    ``sink``: the public class, which puts the parts together.
-    ``dialect``: PostgreSQL's functions, for the one committer and writer of ``sinks.sql``.
+    ``sink``: the public class, which wires the other parts together.
+    ``dialect``: PostgreSQL's functions, for the shared committer and writer of ``sinks.sql``.
     ``settings``: the settings of a connection.
     ``connection``: connections, their deadlines, and how a transaction begins.
     ``names``: the names of sessions and staging tables on the server.
     ``statements``: the SQL that writes and merges.
     ``catalog``: the table as the server's catalog describes it.
-    ``outcomes``: SQLSTATE → outcome → sentence.
+    ``outcomes``: maps SQLSTATEs to outcomes and sentences.
 
 On the executors:
-    ``writer``: writes one copy's rows by COPY.
-    ``encoding``: Arrow columns as COPY's binary format, by pairs of types.
+    ``writer``: writes the rows of one task attempt with COPY.
+    ``encoding``: Arrow columns in COPY's binary format, by pairs of types.
 
 On the driver:
     ``preflight``: checks server, table, limits and privileges.

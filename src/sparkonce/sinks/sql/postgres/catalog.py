@@ -1,4 +1,4 @@
-"""The table as the server's catalog has it, compared with the columns of the query."""
+"""Reads the table from the server's catalog, and compares it with the columns of the query."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sparkonce.sinks.sql.postgres.encoding import Encode, ReadText, ServerType, 
 from sparkonce.sinks.sql.settings import Target, quoted
 
 MEND_PARTITION = "ALTER TABLE … SET LOGGED; take a foreign partition off by ALTER TABLE … DETACH PARTITION."
-"""The next step where `CatalogTable.fragile` is not empty."""
+"""The next step if `CatalogTable.fragile` is not empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,11 +25,11 @@ class PostgresColumn:
     """A column of the table.
 
     Attributes:
-        name: As the catalog has it.
-        type: Its type, seen through domains.
+        name: The column's name in the catalog.
+        type: Its type; for a domain, the underlying type.
         declared: The type and its collation, as SQL.
         required: True if it may not be null.
-        filled: True if the server fills it when it is left out.
+        filled: True if the server fills it when it is omitted.
         computed: True if it cannot be written at all.
     """
 
@@ -46,14 +46,14 @@ class CatalogTable:
     """The table.
 
     Attributes:
-        oid: Its number.
-        signature: Changes with its columns and their types.
+        oid: The table's oid.
+        signature: A value that changes with its columns and their types.
         kind: ``pg_class.relkind``.
-        fragile: The tables, itself or partitions, that do not keep its rows over a crash, and why.
+        fragile: The tables (itself or partitions) that do not keep its rows after a crash, and why.
         row_security: True if policies apply to this role.
         rules: ``pg_rewrite.ev_type`` of its rules ON INSERT (3) and ON UPDATE (2).
-        columns: In the table's order.
-        checks: Its check constraints, each as its name, the columns that it is about and its condition in SQL.
+        columns: The columns in the table's order.
+        checks: Its check constraints, each with its name, the columns that it uses and its condition in SQL.
     """
 
     oid: int
@@ -69,7 +69,7 @@ class CatalogTable:
         """Returns the columns that are written, in the order of the query.
 
         Raises:
-            SchemaError: naming every column that does not fit.
+            SchemaError: If columns do not fit. The message names all of them.
         """
         table = self.staged(schema, target)
         columns = {column.name: column for column in table.columns}
@@ -98,7 +98,10 @@ class CatalogTable:
         return tuple(schema.names)
 
     def staged(self, schema: pa.Schema, target: Target) -> CatalogTable:
-        """Returns the table with the rows' columns that only say whether a row deletes: a staging table has them."""
+        """Returns the table plus those columns of the rows that only determine whether a row deletes.
+
+        A staging table has these columns.
+        """
         there = (column.name for column in self.columns)
         more = [
             PostgresColumn(name=name, type=kind, declared=kind.shown, required=False, filled=True, computed=False)
@@ -108,7 +111,7 @@ class CatalogTable:
         return replace(self, columns=(*self.columns, *more))
 
     def _unknown(self, schema: pa.Schema, target: Target) -> list[SchemaError]:
-        """Returns the problem with columns that the table does not have; none if it has all."""
+        """Returns the problem with columns that the table lacks; none if it has all of them."""
         there = [column.name for column in self.columns]
         unknown = [name for name in schema.names if name not in there]
         if not unknown:
@@ -142,16 +145,16 @@ class CatalogTable:
         return made
 
     def is_text_read(self, schema: pa.Schema) -> bool:
-        """Returns True if the server reads the values of any column from text."""
+        """Returns True if the server parses the values of any column from text."""
         types = {column.name: column.type for column in self.columns}
         return any(is_text_read(field.type, types[field.name]) for field in schema)
 
 
 def read_table(connection: Connection, target: Target) -> CatalogTable | None:
-    """Reads the table as this role sees it; None if there is none.
+    """Reads the table as this role sees it; None if it does not exist.
 
     Raises:
-        psycopg.Error: if the server does not say.
+        psycopg.Error: If the server does not answer.
     """
     found = connection.execute(_TABLE, (target.schema, target.table)).fetchone()
     if found is None:
@@ -173,20 +176,22 @@ def read_table(connection: Connection, target: Target) -> CatalogTable | None:
 
 
 def read_signature(connection: Connection, target: Target) -> tuple[str, str]:
-    """Reads `CatalogTable.signature` and `CatalogTable.fragile` as they are now; both empty if there is no such table.
+    """Reads the current `CatalogTable.signature` and `CatalogTable.fragile`.
+
+    Both are empty if the table does not exist.
 
     Raises:
-        psycopg.Error: if the server does not say.
+        psycopg.Error: If the server does not answer.
     """
     found = connection.execute(_TABLE, (target.schema, target.table)).fetchone()
     return ("", "") if found is None else (str(found[3]), str(found[4]))
 
 
 def list_changes(target: Target, schema: str, staged: Sequence[str]) -> sql.Composed:
-    """Returns the query for those changes of a target that do not fit these staging tables anymore.
+    """Returns the query for changes of a target that do not fit these staging tables anymore.
 
-    It runs after the rows were merged, in the same transaction: its lock keeps the columns as they are, and no
-    partition that comes later has any of the rows.
+    It runs after the rows were merged, in the same transaction. Its lock keeps the columns unchanged, and no partition
+    that is added later has any of the rows.
     """
     return _CHANGES.format(
         schema=target.schema, table=target.table, commits=schema, staged=list(staged), fragile=_FRAGILE
@@ -237,7 +242,7 @@ def _server_type(oid: int, modifier: int, shown: str, types: dict[int, dict[str,
 
 
 def _read_types(connection: Connection, oids: set[int]) -> dict[int, dict[str, Any]]:
-    """Reads these types, the types of their domains, and the elements of their arrays."""
+    """Reads these types, the base types of their domains, and the element types of their arrays."""
     types: dict[int, dict[str, Any]] = {}
     wanted = set(oids)
     while wanted:
@@ -260,18 +265,18 @@ def _read_types(connection: Connection, oids: set[int]) -> dict[int, dict[str, A
 def unique_keys(connection: Connection, oid: int) -> Sequence[tuple[frozenset[str], bool, bool]]:
     """Returns the columns of each unique index that ON CONFLICT can use, the primary key first.
 
-    Each comes with two flags: nulls conflict or all columns are NOT NULL; the index and the columns take the same
-    values for equal.
+    Each comes with two flags: whether nulls conflict or all columns are NOT NULL, and whether the index and the columns
+    consider the same values equal.
     """
     rows = connection.execute(_UNIQUE, (oid,)).fetchall()
     return [(frozenset(names), bool(not_null), bool(alike)) for names, not_null, alike in rows]
 
 
 def check_keys(connection: Connection, target: Target, table: CatalogTable) -> None:
-    """Sees that a table can be upserted.
+    """Checks that a table can be upserted.
 
     Raises:
-        PreflightError: If not, naming ``key_columns``.
+        PreflightError: If it cannot. The message names ``key_columns``.
     """
     fitting = [found for found in unique_keys(connection, table.oid) if found[0] == frozenset(target.keys)]
     if not fitting:
@@ -297,7 +302,7 @@ def check_keys(connection: Connection, target: Target, table: CatalogTable) -> N
     raise refusal("key_columns", list(target.keys), why, step)
 
 
-# A foreign server commits its part before this server's marker is durable: after a crash in between, rows came twice.
+# A foreign server commits its part before this server's marker is durable, so a crash in between would duplicate rows.
 _FRAGILE = sql.SQL("""
 SELECT coalesce(pg_catalog.string_agg(
     pg_catalog.quote_ident(n.nspname) || '.' || pg_catalog.quote_ident(l.relname) || CASE
@@ -373,7 +378,7 @@ GROUP BY i.indexrelid, i.indisprimary ORDER BY i.indisprimary DESC, i.indexrelid
 
 
 def may_on_schema(connection: Connection, schema: str, right: str) -> bool | None:
-    """Returns True if this role has a right on a schema, ``USAGE`` or ``CREATE``; None if there is no such schema."""
+    """Returns True if this role has the privilege ``USAGE`` or ``CREATE`` on a schema; None if it is missing."""
     row = connection.execute(
         "SELECT pg_catalog.has_schema_privilege(oid, %s) FROM pg_catalog.pg_namespace WHERE nspname = %s",
         (right, schema),
@@ -382,7 +387,7 @@ def may_on_schema(connection: Connection, schema: str, right: str) -> bool | Non
 
 
 def row_triggers(connection: Connection, oid: int) -> int:
-    """Counts the triggers, also of partitions, that may change a row before it is inserted, or leave it out."""
+    """Counts the triggers, including those of partitions, that may change or omit a row before it is inserted."""
     (count,) = connection.execute(
         "SELECT count(DISTINCT tgname) FROM pg_catalog.pg_trigger WHERE tgtype & 7 = 7 AND tgenabled IN ('O', 'A') "
         "AND tgrelid IN (SELECT relid FROM pg_catalog.pg_partition_tree(%(t)s::regclass) UNION ALL SELECT %(t)s::oid)",
@@ -392,7 +397,7 @@ def row_triggers(connection: Connection, oid: int) -> int:
 
 
 def list_refusers(connection: Connection, target: Target, columns: Sequence[str] | None = None) -> list[str]:
-    """Returns, in words, what may refuse a row that its staging table has taken, each with its number.
+    """Describes what may refuse a row that its staging table has accepted, each with its count.
 
     Args:
         connection: A connection.
@@ -425,8 +430,8 @@ _REFUSERS_WORDS = (
     "generated columns",
     "rules ON INSERT",
 )
-# Not counted: the index by which rows are upserted, and those on a column that a sequence or random UUIDs fill: a trial
-# would prove nothing of these.
+# Not counted: the index used for upserts, and indexes on a column filled by a sequence or random UUIDs, about which a
+# trial would prove nothing.
 _REFUSERS = """
 WITH t AS (
     SELECT c.oid FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace

@@ -1,7 +1,7 @@
-"""Connections to the server: their settings, a deadline for every call, and idle ones of this process.
+"""Connections to the server: their settings, a deadline for every call, and this process's idle connections.
 
-All settings of a session are made by ``SET LOCAL`` inside transactions, so that a connection can be used again, and
-that a pooler which gives a server's session to another client after each transaction does not carry them over.
+All settings of a session are made with ``SET LOCAL`` inside transactions. That way a connection can be reused, and a
+pooler that passes a server's session to another client after each transaction does not carry them over.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ _ASKED = frozenset({"host", "hostaddr", "sslmode", "gssencmode"})
 
 
 def connect(to: Conninfo) -> Connection:
-    """Opens a connection in autocommit: transactions are begun and ended by statements of ours.
+    """Opens a connection in autocommit mode: our own statements begin and end transactions.
 
     Raises:
-        psycopg.OperationalError: if the server cannot be reached or refuses.
+        psycopg.OperationalError: If the server is unreachable or refuses.
     """
     return psycopg.connect(**dict(to.settings), autocommit=True, prepare_threshold=None)  # type: ignore[arg-type]
 
 
 def warn_of_wire(connection: Connection) -> None:
-    """Warns if the server is another machine and need not prove who it is: libpq's default asks for no proof."""
+    """Warns if the server is a remote machine that need not prove its identity: libpq's default requires no proof."""
     options = {option.keyword.decode(): option.val or b"" for option in connection.pgconn.info}
-    # Not the others: a password need not be text.
+    # Only these settings, because a password need not be text.
     parameters = {name: options.get(name, b"").decode(errors="replace") for name in _ASKED}
     host, mode = parameters["host"] or parameters["hostaddr"], parameters["sslmode"]
     if mode == "verify-full" or parameters["gssencmode"] == "require":
@@ -60,8 +60,8 @@ def warn_of_wire(connection: Connection) -> None:
 
 @contextmanager
 def within(connection: Connection, limit_s: float) -> Iterator[None]:
-    """Cuts the connection when the time is up, so that the call that waits on it fails."""
-    # The server's own timeouts do not help when the whole server is blocked.
+    """Cuts the connection when the time is up, so that a call waiting on it fails."""
+    # The server's own timeouts do not help if the whole server is blocked.
     timer = threading.Timer(limit_s, _cut, [connection])
     timer.daemon = True
     timer.start()
@@ -72,18 +72,18 @@ def within(connection: Connection, limit_s: float) -> Iterator[None]:
 
 
 def _cut(connection: Connection) -> None:
-    # Duplicate the descriptor: another thread may close the connection just now, and its number may be reused.
+    # Uses a duplicated descriptor: the connection may be closed, and its number reused, at this very moment.
     with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(connection.fileno())) as wire:
         wire.shutdown(socket.SHUT_RDWR)
 
 
 def is_idle(connection: Connection) -> bool:
-    """Returns True if a connection is open and in no transaction."""
+    """Returns True if a connection is open and not in a transaction."""
     return not connection.closed and connection.info.transaction_status == TransactionStatus.IDLE
 
 
 def is_alive(connection: Connection) -> bool:
-    """Returns True if the server has kept an idle connection."""
+    """Returns True if the server has kept an idle connection open."""
     try:
         return has_nothing_to_read(connection.fileno())
     except psycopg.Error:
@@ -111,13 +111,13 @@ def close_all() -> None:
 
 
 def begin(limits: Limits, statement_s: float, application_name: str, idle_s: float) -> sql.Composed:
-    """Returns what begins a transaction whose settings do not depend on the server's, the role's or the database's.
+    """Returns the statements that begin a transaction with settings independent of server, role and database.
 
     Args:
-        limits: How long a lock is waited for.
+        limits: How long to wait for a lock.
         statement_s: How long one statement may take.
-        application_name: The session's name meanwhile.
-        idle_s: How long the server waits for the next statement of a client that may be gone, with all locks held.
+        application_name: The session's name during the transaction.
+        idle_s: How long the server waits, with all locks held, for the next statement of a client that may be gone.
     """
     settings = {
         "statement_timeout": _ms(statement_s),
@@ -128,15 +128,16 @@ def begin(limits: Limits, statement_s: float, application_name: str, idle_s: flo
     parts: list[sql.Composable] = [
         sql.SQL("set_config({}, {}, true)").format(name, value) for name, value in settings.items()
     ]
-    # Other settings, such as remote_write, are kept: only 'off' can lose commits that the server has confirmed.
+    # A server or role with another value, such as remote_write, keeps it: only 'off' loses what the server has
+    # confirmed.
     parts.append(
         sql.SQL(
             "CASE current_setting('synchronous_commit') WHEN 'off' "
             "THEN set_config('synchronous_commit', 'on', true) END"
         )
     )
-    # Since PostgreSQL 17. It limits the whole transaction. At BEGIN, the server starts the timer with the role's or
-    # database's value. Setting a longer time doesn't extend a running timer, so it is turned off first.
+    # Since PostgreSQL 17. It applies whatever the transaction does. The server starts its timer at BEGIN with the
+    # role's or database's value and never extends it, so it must be turned off before it can be replaced.
     parts += [
         sql.SQL(
             "CASE WHEN current_setting('transaction_timeout', true) IS NOT NULL "

@@ -1,15 +1,15 @@
 """Arrow columns as PostgreSQL's binary COPY format, without a line of Python per row.
 
 A row is a 16-bit count of columns and then, for each column, a 32-bit length (-1 for null) and the bytes of its value
-(PostgreSQL's manual, "COPY", "Binary Format"). So each column becomes parts: numpy arrays where all rows have the same
-width, Arrow arrays of byte strings where they don't. numpy lays neighboring parts of fixed width side by side, and
-Arrow joins the whole. That takes 0.05 µs for a row of seven columns; pyarrow's CSV writer takes 1.1 µs, and the server
-reads its output at half the speed.
+(PostgreSQL's manual, "COPY", "Binary Format"). So each column becomes parts: NumPy arrays if all rows have the same
+width, otherwise Arrow arrays of byte strings. NumPy places neighboring fixed-width parts side by side, and Arrow joins
+everything. That takes 0.05 µs for a row of seven columns. pyarrow's CSV writer takes 1.1 µs, and the server reads its
+output at half the speed.
 
-Each pair of a Spark type and a PostgreSQL type has an encoder. A pair that is not listed is refused by name. Decimals
-become PostgreSQL's numeric in groups of four decimal digits, all rows at once. Values of types that no Spark type
-matches (inet, time, ranges) are sent as text: one statement turns all texts of a column into the type's binary form,
-which goes into the same COPY as the other values.
+Each supported pair of a Spark type and a PostgreSQL type has an encoder. Any other pair is refused by name. Decimals
+become PostgreSQL's numeric in groups of four decimal digits, all rows in one go. Values of types without a matching
+Spark type (inet, time, ranges) are sent as text: one statement converts all texts of a column to the type's binary
+form, which goes into the same COPY as the other values.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ HEADER = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 TRAILER = b"\xff\xff"
 
 Fixed = np.ndarray[Any, Any]
-"""Bytes of the same width for each row; without dimensions if all rows have the same."""
+"""Bytes of the same width for each row; without dimensions if all rows have the same bytes."""
 Part = Union[Fixed, "pa.Array"]
 Encode = Callable[[pa.Array], list[Part]]
-"""Makes the length and the bytes of each value of a column."""
+"""Creates the length and the bytes of each value of a column."""
 
 LARGEST_PIECE_BYTES = 64 * 1024 * 1024
-"""Arrow's offsets end at 2 GiB, and joining holds the bytes twice for a moment."""
+"""Arrow's offsets are limited to 2 GiB, and joining briefly holds the bytes twice."""
 
 _LENGTH = np.dtype(">i4")
 _NULL = -1
@@ -58,7 +58,7 @@ def encode_rows(rows: pa.RecordBatch, encoders: Sequence[Encode]) -> Iterator[me
     """Yields the rows as binary COPY data, in one or more pieces, without header and trailer.
 
     Args:
-        rows: With a column for each encoder, in the same order.
+        rows: The rows, with a column for each encoder, in the same order.
         encoders: See `sparkonce.sinks.sql.postgres.encoding`.
     """
     if rows.num_rows == 0:
@@ -71,10 +71,10 @@ def encode_rows(rows: pa.RecordBatch, encoders: Sequence[Encode]) -> Iterator[me
 
 
 def fixed(values: Fixed, nulls: Fixed | None) -> list[Part]:
-    """Returns the parts of values of one width.
+    """Returns the parts of fixed-width values.
 
     Args:
-        values: One for each row, in the byte order of the network.
+        values: One value per row, in network byte order.
         nulls: Which of them are null; None if there are no nulls.
     """
     width = values.dtype.itemsize
@@ -87,11 +87,11 @@ def fixed(values: Fixed, nulls: Fixed | None) -> list[Part]:
 
 
 def ragged(values: pa.Array, lead: bytes = b"") -> list[Part]:
-    """Returns the parts of values of any length.
+    """Returns the parts of variable-length values.
 
     Args:
         values: A binary array.
-        lead: Stands before each value.
+        lead: A prefix for each value.
     """
     lengths = pc.binary_length(values)
     if values.null_count:
@@ -103,7 +103,7 @@ def ragged(values: pa.Array, lead: bytes = b"") -> list[Part]:
 
 
 def array(values: pa.Array, element: Encode, element_oid: int) -> list[Part]:
-    """Returns the parts of arrays of one dimension: a header of 20 bytes, then each element's length and bytes."""
+    """Returns the parts of one-dimensional arrays: a header of 20 bytes, then each element's length and bytes."""
     lengths = pc.fill_null(pc.list_value_length(values), 0).to_numpy(zero_copy_only=False).astype(np.int64)
     elements = values.flatten()
     data, starts = row_bytes(join(element(elements), len(elements))) if len(elements) else (memoryview(b""), _START)
@@ -122,7 +122,7 @@ def array(values: pa.Array, element: Encode, element_oid: int) -> list[Part]:
 
 
 def null_mask(values: pa.Array) -> Fixed | None:
-    """Returns which values are null; None if none is."""
+    """Returns which values are null; None if there are none."""
     return values.is_null().to_numpy(zero_copy_only=False) if values.null_count else None
 
 
@@ -161,13 +161,13 @@ def _same_width(part: Fixed) -> pa.Array:
 
 
 def binaries(ends: Fixed, data: Fixed | memoryview) -> pa.Array:
-    """Returns a binary array of bytes that lie one behind the other, by where each one ends."""
+    """Returns a binary array of contiguous bytes, given the end of each value."""
     values = np.ascontiguousarray(data).view(np.uint8) if isinstance(data, np.ndarray) else data
     return pa.Array.from_buffers(pa.binary(), len(ends) - 1, [None, pa.py_buffer(ends), pa.py_buffer(values)])
 
 
 def row_bytes(part: Part) -> tuple[memoryview, Fixed]:
-    """Returns the bytes of all rows, and where each row begins and the last one ends."""
+    """Returns the bytes of all rows, the offset of each row, and the end of the last one."""
     if isinstance(part, np.ndarray):
         width = part.dtype.itemsize
         return part.view(np.uint8).data, np.arange(len(part) + 1, dtype=np.int64) * width
@@ -181,14 +181,14 @@ _DAYS_TO_2000 = 10_957
 _US_TO_2000 = _DAYS_TO_2000 * 86_400_000_000
 
 _VARCHAR_HEADER = 4
-"""A varchar's ``atttypmod`` counts characters and the header of a value (``varchar.c``)."""
+"""A varchar's ``atttypmod`` is its length in characters plus the size of a value's header (``varchar.c``)."""
 
 _FIRST_DAY, _END_DAY = -2_451_545, 2_145_031_949
 _FIRST_US, _END_US = -211_813_488_000_000_000, 9_223_371_331_200_000_000
-"""PostgreSQL's dates and timestamps begin in 4713 BC and end in the years 5874897 and 294276 (its ``timestamp.h``)."""
+"""PostgreSQL's dates and timestamps begin in 4713 BC, and end in the years 5874897 and 294276 (``timestamp.h``)."""
 
 _ALL_FIELDS, _HOUR, _MINUTE, _SECOND = 0x7FFF, 1 << 10, 1 << 11, 1 << 12
-"""The fields in an interval's ``atttypmod``, above its digits of a second (PostgreSQL's ``timestamp.h``)."""
+"""The fields in an interval's ``atttypmod``, above its fractional digits (PostgreSQL's ``timestamp.h``)."""
 
 _INTEGERS: Mapping[str, tuple[str, pa.DataType]] = {
     "int2": (">i2", pa.int16()),
@@ -225,16 +225,16 @@ _HINTS: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerType:
-    """A column's type as the catalog has it.
+    """A column's type in the catalog.
 
     Attributes:
-        shown: As ``format_type`` writes it.
-        name: ``typname`` of the type, or of the one that a domain stands for; ``enum`` for all enums.
+        shown: The type as formatted by ``format_type``.
+        name: ``typname`` of the type, or of a domain's base type; ``enum`` for all enums.
         modifier: ``atttypmod``, -1 for none.
-        element: An array's elements.
-        element_oid: Their type's number, that of the domain if it is one.
+        element: The type of an array's elements.
+        element_oid: The oid of the element type, or of its domain.
         base: The type in SQL, without domain, length and precision.
-        send: The function that gives its values in binary, in SQL; empty if there is none.
+        send: The function that returns its values in binary, in SQL; empty if there is none.
     """
 
     shown: str
@@ -267,7 +267,7 @@ def staged_type(column: str, kind: pa.DataType) -> ServerType:
     """Returns the type of a staging table's column that the target does not have.
 
     Raises:
-        SchemaError: naming the column, for a type that has no like in PostgreSQL.
+        SchemaError: If PostgreSQL has no equivalent of the type. The message names the column.
     """
     name, shown = _STAGED.get(str(kind), ("", ""))
     if pa.types.is_timestamp(kind) and kind.tz is not None:
@@ -283,7 +283,7 @@ def staged_type(column: str, kind: pa.DataType) -> ServerType:
 
 
 ReadText = Callable[[str, ServerType, pa.Array], list[Part]]
-"""Has the server read the texts of a column, given by its name and type. Returns their lengths and bytes in binary."""
+"""Lets the server parse a column's texts, given its name and type. Returns their binary lengths and bytes."""
 
 
 def _unread(*_: object) -> list[Part]:
@@ -294,13 +294,13 @@ def encoder(column: str, actual: pa.DataType, wanted: ServerType, read: ReadText
     """Returns the encoder of a column.
 
     Args:
-        column: Its name.
+        column: The column's name.
         actual: The type of its values.
         wanted: Its type in the table.
-        read: See `ReadText`. Without it the encoder takes no texts that the server has to read.
+        read: See `ReadText`. Without it the encoder does not support texts that the server has to parse.
 
     Raises:
-        SchemaError: If the type does not go into the column, or only with a loss.
+        SchemaError: If the column cannot store the type, or only with a loss.
     """
     if isinstance(actual, pa.ListType | pa.LargeListType) and wanted.element is not None:
         element = encoder(column, actual.value_type, wanted.element, read)
@@ -312,7 +312,7 @@ def encoder(column: str, actual: pa.DataType, wanted: ServerType, read: ReadText
 
 
 def is_text_read(actual: pa.DataType, wanted: ServerType) -> bool:
-    """Returns True if the server reads the values from text, since no type of Spark's is like the column's."""
+    """Returns True if the server parses the values from text, because no Spark type matches the column's."""
     if isinstance(actual, pa.ListType | pa.LargeListType) and wanted.element is not None:
         return is_text_read(actual.value_type, wanted.element)
     is_text = pa.types.is_string(actual) or pa.types.is_large_string(actual)
@@ -395,7 +395,7 @@ def _bytes(values: pa.Array, lead: bytes = b"") -> list[Part]:
 
 
 def _bounded(values: pa.Array, column: str, most: int) -> list[Part]:
-    # The server refuses what is too long, but silently cuts spaces off (its manual, "Character Types").
+    # The server refuses values that are too long, but silently truncates spaces (its manual, "Character Types").
     long = values.filter(pc.greater(pc.utf8_length(values), most))
     if len(long) and pc.any(pc.less_equal(pc.utf8_length(pc.ascii_rtrim(long, " ")), most)).as_py():
         raise PrepareError(
@@ -406,7 +406,7 @@ def _bounded(values: pa.Array, column: str, most: int) -> list[Part]:
 
 
 def _uuids(values: pa.Array, column: str) -> list[Part]:
-    """Makes 16 bytes of each text; one that is no UUID is refused."""
+    """Converts each text to 16 bytes, and refuses invalid UUIDs."""
     bare = pc.replace_substring_regex(values, r"^\{?([^{}]*)\}?$", r"\1")
     plain = pc.ascii_lower(pc.replace_substring(bare, "-", ""))
     wrong = pc.filter(values, pc.invert(pc.match_substring_regex(plain, "^[0-9a-f]{32}$")))
@@ -442,7 +442,7 @@ def _timestamps(values: pa.Array, column: str, unit_us: int, shown: str) -> list
 
 
 def _interval_unit_us(column: str, wanted: ServerType) -> int:
-    """Returns the smallest part of an interval that the column keeps: ``interval hour to minute`` has no seconds."""
+    """Returns the smallest unit of an interval that the column stores: ``interval hour to minute`` has no seconds."""
     if wanted.modifier < 0:
         return 1
     fields, digits = wanted.modifier >> 16 & _ALL_FIELDS, wanted.modifier & 0xFFFF
@@ -459,7 +459,7 @@ def _interval_unit_us(column: str, wanted: ServerType) -> int:
 
 
 def _durations(values: pa.Array, column: str, unit_us: int, shown: str) -> list[Part]:
-    # Microseconds alone: a day of Spark's interval has 24 hours, one of PostgreSQL's may have 23 or 25.
+    # Only microseconds: a day in Spark's interval has 24 hours, but a day in PostgreSQL's depends on the calendar.
     out = np.zeros(len(values), np.dtype([("us", ">i8"), ("days", ">i4"), ("months", ">i4")]))
     out["us"] = integers(values.cast(pa.duration("us")), "i8", pa.int64())
     _check_unit(out["us"], unit_us, column, shown)
@@ -467,7 +467,7 @@ def _durations(values: pa.Array, column: str, unit_us: int, shown: str) -> list[
 
 
 def _check_unit(values_us: Fixed, unit_us: int, column: str, shown: str) -> None:
-    """Refuses what the server would round or cut off. A null counts as 0."""
+    """Refuses what the server would round or truncate. A null counts as 0."""
     if unit_us > 1 and bool(np.any(wrong := values_us % unit_us != 0)):
         raise PrepareError(
             f"Column {column!r} has {int(values_us[wrong][0]) % 86_400_000_000} µs of a day, and {shown} keeps "
@@ -491,7 +491,7 @@ _WRITTEN = frozenset({*_INTEGERS, *_FLOATS, *_TEXTS, "bool", "numeric", "uuid", 
     "timestamp",
     "timestamptz",
 }
-"""The types to which the encoders here write."""
+"""The types that the encoders here support."""
 
 
 def _refused(column: str, actual: pa.DataType, wanted: ServerType) -> SchemaError:
@@ -513,13 +513,13 @@ _BASE = 10_000
 _NEGATIVE = 0x4000
 _INT64_DIGITS = 18
 _LIMBS = 5
-"""The number of limbs of 32 bits: 38 digits and up to three zeros behind them take 137 bits."""
+"""The number of 32-bit limbs: 38 digits and up to three trailing zeros take 137 bits."""
 
 
 def numeric(values: pa.Array) -> Fixed:
-    """Returns each decimal as ``ndigits, weight, sign, dscale`` and its groups; a null as anything.
+    """Returns each decimal as ``ndigits, weight, sign, dscale`` and its digit groups; a null as anything.
 
-    All rows of a column take the same width, with leading zeros, which the server strips (``make_result`` in its
+    All rows of a column have the same width, with leading zeros, which the server strips (``make_result`` in its
     ``numeric.c``).
 
     Args:
@@ -549,7 +549,7 @@ def numeric(values: pa.Array) -> Fixed:
 
 
 def _small(words: Fixed, negative: Fixed, factor: int, groups: int) -> list[Fixed]:
-    """Returns the groups, the least first, of numbers that fit into 64 bits."""
+    """Returns the digit groups, least significant first, of numbers that fit into 64 bits."""
     number = words[:, 0].view(np.int64)
     rest = np.where(negative, -number, number) * factor
     found = []
@@ -571,7 +571,7 @@ def _large(words: Fixed, negative: Fixed, factor: int, groups: int) -> list[Fixe
 
 
 def _absolute(words: Fixed, negative: Fixed) -> list[Fixed]:
-    """Returns 128-bit numbers without their sign, as four limbs of 32 bits, the least first."""
+    """Returns the absolute values of 128-bit numbers as four 32-bit limbs, least significant first."""
     low = np.where(negative, ~words[:, 0] + np.uint64(1), words[:, 0])
     carry = (words[:, 0] == 0).astype(np.uint64)
     high = np.where(negative, ~words[:, 1] + carry, words[:, 1])
@@ -590,12 +590,12 @@ def _multiplied(limbs: list[Fixed], factor: int) -> list[Fixed]:
 
 
 _TEXT_OID, _TEXT_ARRAY_OID = 25, 1009
-"""The numbers of text and text[]."""
+"""The oids of text and text[]."""
 
 _LENGTH_BYTES = 4
 _SHOWN = 80
 _ABOUT_VALUES = ("22", "42", "XX")
-"""Errors of a cast. Types of extensions use their own."""
+"""Errors of a cast. Types in extensions have their own."""
 
 _MORE_DIGITS = r"t ~ '\.\d{6}\d*[1-9]'"
 _LOSSY = {
@@ -604,7 +604,7 @@ _LOSSY = {
     "money": "CAST(v AS numeric) <> CAST(t AS numeric)",
     **dict.fromkeys(("time", "timetz", "tsrange", "tstzrange", "tsmultirange", "tstzmultirange"), _MORE_DIGITS),
 }
-"""The types that silently keep a part of a text, and the condition under which they do. All lengths are compared."""
+"""The types that silently keep only part of a text, and the condition under which they do. All lengths are compared."""
 
 _READ = """
 SELECT coalesce(string_agg(pg_catalog.int4send(coalesce(octet_length(b), -1)), '' ORDER BY n), ''),
@@ -618,7 +618,7 @@ FROM (
 
 
 class _Texts:
-    """All texts of a column, as one array of PostgreSQL's in binary."""
+    """All texts of a column, as one PostgreSQL array in binary."""
 
     def __init__(self, values: pa.Array) -> None:
         whole = pa.ListArray.from_arrays([0, len(values)], values.cast(pa.binary()))
@@ -634,13 +634,13 @@ class _Dump(Dumper):
 
 
 def read_texts(connection: Connection, column: str, wanted: ServerType, values: pa.Array) -> list[Part]:
-    """Returns the lengths and the bytes of a column's values in binary, see `ReadText`.
+    """Returns the binary lengths and bytes of a column's values, see `ReadText`.
 
     Raises:
-        PrepareError: naming the column whose text the server cannot read, or would not keep as it is.
-        psycopg.Error: if the server does not say.
+        PrepareError: If the server cannot parse a text, or would not store it unchanged. The message names the column.
+        psycopg.Error: If the server does not answer.
     """
-    # money reads digits as the locale writes them.
+    # money parses digits according to the locale.
     text = "CAST(t AS numeric)" if wanted.name == "money" else "t"
     query = sql.SQL(_READ).format(
         send=sql.SQL(wanted.send),

@@ -1,8 +1,8 @@
-"""Finishes transactions in PostgreSQL, prepared or staged, by the table of markers.
+"""Finishes prepared or staged transactions in PostgreSQL, based on the table of markers.
 
-The marker of a prepared transaction is written by it, and shows with its rows. The marker of a staged copy is there
-from its prepare on, says where its rows go, and is locked by whoever finishes it. Its rows are merged, its marker
-changed and its table dropped in one transaction.
+A prepared transaction writes its own marker, which becomes visible with its rows. The marker of staged rows exists from
+their prepare on, names their target, and is locked by whoever finishes them. Merging the rows, updating the marker and
+dropping the staging table happen in one transaction.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ class MarkerState:
 
     Attributes:
         state: Its marker's state; None without a marker.
-        is_prepared: True if it is among the prepared transactions.
-        location: The database that was asked.
-        newest: The newest batch of its query and prefix that has a marker, -1 if none has.
+        is_prepared: True if it is one of the prepared transactions.
+        location: The database that was queried.
+        newest: The latest batch of its query and prefix that has a marker, -1 if there is none.
         row_security: True if policies may have hidden markers from this role.
     """
 
@@ -76,7 +76,7 @@ class MarkerState:
 
 
 def find_commits(connection: Connection, schema: str) -> tuple[int, bool, bool] | None:
-    """Returns the table's number, and whether it keeps its rows over a crash and policies may hide some of them."""
+    """Returns the table's oid, whether it keeps its rows after a crash, and whether policies may hide some of them."""
     return connection.execute(
         "SELECT c.oid::int8, c.relkind = 'r' AND c.relpersistence = 'p', pg_catalog.row_security_active(c.oid) "
         "FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
@@ -86,7 +86,7 @@ def find_commits(connection: Connection, schema: str) -> tuple[int, bool, bool] 
 
 
 def check_markers(connection: Connection, schema: str) -> None:
-    """Refuses a table of markers with columns of a newer version. Raises `PreflightError`."""
+    """Raises `PreflightError` for a table of markers with columns of a newer version."""
     found = connection.execute(
         "SELECT a.attname::text FROM pg_catalog.pg_attribute a JOIN pg_catalog.pg_class c ON c.oid = a.attrelid "
         "JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
@@ -97,7 +97,7 @@ def check_markers(connection: Connection, schema: str) -> None:
 
 
 def look_for(connection: Connection, name: TransactionName, location: Location) -> MarkerState:
-    """Looks for one transaction. Raises `psycopg.Error` if the server does not say."""
+    """Looks up one transaction. Raises `psycopg.Error` if the server does not answer."""
     table = commits(location.schema)
     query = sql.SQL(
         "SELECT (SELECT state FROM {table} WHERE name = {name}), "
@@ -124,7 +124,7 @@ def look_for(connection: Connection, name: TransactionName, location: Location) 
 
 
 def verdict(found: MarkerState, name: TransactionName, location: Location) -> Finished:
-    """Returns the verdict on a transaction that the server did not have when it was asked to finish it."""
+    """Returns the verdict on a transaction that the server did not have when it was supposed to finish it."""
     if found.state is not None:
         return MARKED
     if found.is_prepared:
@@ -147,7 +147,7 @@ def verdict(found: MarkerState, name: TransactionName, location: Location) -> Fi
 def not_committed(
     connection: Connection, names: Sequence[TransactionName], location: Location
 ) -> list[TransactionName]:
-    """Returns those of these that are not committed here, and cannot have been tidied away."""
+    """Returns those of these that are not committed here, and whose markers cannot have been deleted by tidying."""
     there = {one.name for one in _marked(connection, location, names, COMMITTED_STATE)}
 
     def is_gone(name: TransactionName) -> bool:
@@ -167,13 +167,13 @@ def _marked(
 
 
 def committed(connection: Connection, prefix: str, query: str, location: Location) -> Iterator[SqlTransaction]:
-    """Yields each transaction that a query has committed and that has not been tidied away."""
+    """Yields each transaction that a query has committed and whose marker still exists."""
     found = _read(connection, location, sql.SQL("query = {} AND prefix = {}").format(query, prefix), COMMITTED_STATE)
     yield from (one for one in found if (one.name.prefix, one.name.query) == (prefix, query))
 
 
 def list_staged(connection: Connection, location: Location, queries: Sequence[str]) -> list[TransactionName]:
-    """Returns the staged copies of these queries that are neither committed nor aborted."""
+    """Returns the staged rows of these queries that are neither committed nor aborted."""
     found = _read(connection, location, sql.SQL("query = ANY ({})").format(list(queries)), STAGED_STATE)
     return [one.name for one in found]
 
@@ -184,19 +184,20 @@ def _read(connection: Connection, location: Location, where: sql.Composed, state
     )
     for text, target in connection.execute(query).fetchall():
         if (name := TransactionName.parse(text)) is not None:
-            # Only a staged copy has a description of its target.
+            # Only staged rows have a description of their target.
             yield SqlTransaction(kind=STAGED if target else TWO_PHASE, name=name, location=location)
 
 
 def read_system(connection: Connection, schema: str) -> str:
-    """Returns the cluster's number, which its copies share; empty if this role may not read it.
+    """Returns the cluster's system identifier, which its copies share; empty if this role may not read it.
 
-    pg_upgrade, and a move by dump and restore, give another one. So the comment on the table of markers may say whose
-    successor a cluster is: ``system <new> was <old>``. In a copy elsewhere that is void: its number is a third one.
+    It changes with pg_upgrade, and when moving by dump and restore. So the comment on the table of markers may name the
+    predecessor of a cluster: ``system <new> was <old>``. This has no effect in a copy elsewhere, whose identifier is a
+    third one.
 
     Args:
-        connection: In no failed transaction.
-        schema: Where the table of markers is, or will be.
+        connection: A connection that is not in a failed transaction.
+        schema: The schema that has the table of markers, or will have it.
     """
     ((allowed,),) = connection.execute(
         "SELECT pg_catalog.has_function_privilege('pg_catalog.pg_control_system()', 'EXECUTE')"
@@ -209,7 +210,7 @@ def read_system(connection: Connection, schema: str) -> str:
 
 
 def tidy(connection: Connection, known: Sequence[SqlTransaction], batch: int, _is_due: bool) -> None:
-    """Deletes the markers of batches that no log names any more."""
+    """Deletes the markers of batches that no log mentions anymore."""
     for schema, prefix, query in {(one.location.schema, one.name.prefix, one.name.query): None for one in known}:
         connection.execute(
             sql.SQL("DELETE FROM {} WHERE query = {} AND prefix = {} AND state = {} AND batch < {}").format(
@@ -222,8 +223,8 @@ def tidy(connection: Connection, known: Sequence[SqlTransaction], batch: int, _i
 
 
 def list_open(connection: Connection, claims: Claims, location: Location) -> Iterator[SqlTransaction]:
-    """Yields sessions that write, prepared transactions and staged copies."""
-    # In the order in which a transaction goes through these states: one on its way is seen at least once.
+    """Yields writing sessions, prepared transactions and staged rows."""
+    # In the order in which a transaction passes through these states, so that a moving one is seen at least once.
     for kind, names in (
         (OPEN, list_sessions(connection)),
         (TWO_PHASE, list_prepared(connection)),
@@ -233,7 +234,7 @@ def list_open(connection: Connection, claims: Claims, location: Location) -> Ite
 
 
 def list_sessions(connection: Connection) -> list[BackendName]:
-    """Returns the sessions in this database that write."""
+    """Returns the writing sessions in this database."""
     rows = connection.execute(
         "SELECT application_name FROM pg_catalog.pg_stat_activity WHERE datname = pg_catalog.current_database()"
     ).fetchall()
@@ -241,7 +242,7 @@ def list_sessions(connection: Connection) -> list[BackendName]:
 
 
 def list_prepared(connection: Connection) -> list[TransactionName]:
-    """Returns those of sparkonce in this database."""
+    """Returns sparkonce's prepared transactions in this database."""
     rows = connection.execute(
         "SELECT gid FROM pg_catalog.pg_prepared_xacts WHERE database = pg_catalog.current_database()"
     ).fetchall()
@@ -260,7 +261,7 @@ def left_by(connection: Connection, one: SqlTransaction) -> list[SqlTransaction]
 
 
 def end_writers(connection: Connection, wanted: Sequence[SqlTransaction], give_up_at: float) -> bool:
-    """Ends the sessions that write these, and returns whether they are gone."""
+    """Ends the sessions that write these. Returns True if they are gone."""
     names = (one.name for one in wanted)
     texts = [str(name if isinstance(name, BackendName) else BackendName.of(name)) for name in names]
     while connection.execute(_TERMINATE, (texts,)).fetchall():
@@ -288,8 +289,8 @@ def finish_prepared(connection: Connection, one: SqlTransaction, commit: bool, _
 
 
 def begin_merge(connection: Connection, _names: Sequence[TransactionName], limits: Limits) -> bool:
-    """Begins the transaction. Others wait for the locks on its markers."""
-    # Other drivers wait lock_s for these locks, and ask again: one that is gone must not hold them for longer.
+    """Begins the transaction. Other sessions wait for the locks on its markers."""
+    # Other drivers wait lock_s for these locks and then retry, so a disconnected driver must not hold them for longer.
     connection.execute(begin(limits, limits.commit_s, "sparkonce finishing", idle_s=limits.lock_s))
     return True
 
@@ -297,7 +298,7 @@ def begin_merge(connection: Connection, _names: Sequence[TransactionName], limit
 def stages(
     connection: Connection, location: Location, names: Sequence[TransactionName], commit: bool
 ) -> tuple[dict[TransactionName, StagedCopy | None], dict[TransactionName, Finished]]:
-    """Locks the markers of these, and returns the stages of those that are not committed, and the other answers.
+    """Locks the markers of these. Returns the stages of those that are not committed, and the answers for the others.
 
     Raises:
         ValueError: If a marker is damaged.
@@ -322,9 +323,9 @@ def stages(
 def _lock(
     connection: Connection, location: Location, names: Sequence[TransactionName]
 ) -> dict[TransactionName, tuple[str, str]]:
-    """Locks the markers that are there, and returns the state and target of each.
+    """Locks the existing markers, and returns the state and target of each.
 
-    All drivers lock in the same order, so that none blocks another for ever.
+    All drivers lock in the same order, so that they cannot deadlock.
     """
     rows = connection.execute(
         sql.SQL("SELECT name, state, target FROM {} WHERE name = ANY ({}) ORDER BY name FOR UPDATE").format(
@@ -342,9 +343,9 @@ def move(
     tables: Mapping[TransactionName, tuple[str, int]],
     is_trial: bool,
 ) -> str:
-    """Locks staging tables, sees that each holds as many rows as were prepared, and moves them into the target.
+    """Locks staging tables, checks that each holds as many rows as were prepared, and moves them to the target.
 
-    The answer is not LOST: the rows may be put back, and a decision names the others.
+    The answer is never LOST: the rows may be put back, and a decision covers the others.
     """
     if wrong := _miscounted(connection, location, tables):
         return wrong
@@ -385,9 +386,10 @@ def _miscounted(connection: Connection, location: Location, tables: Mapping[Tran
 
 
 def settled(connection: Connection, stage: StagedCopy, on_conflict: str) -> StagedCopy | Finished:
-    """Returns the rules for rows that were to be appended, where an operator has said what a conflict does.
+    """Returns the rules for rows in append mode once an operator has chosen how to resolve conflicts.
 
-    To replace rows takes one index that decides: the primary key if all of it is written, else another one.
+    Replacing rows takes one index that decides: the primary key if all of its columns are written, otherwise another
+    one.
     """
     target = stage.target
     if on_conflict == "nothing":
@@ -405,7 +407,7 @@ def settled(connection: Connection, stage: StagedCopy, on_conflict: str) -> Stag
 
 
 def commit_merge(connection: Connection, location: Location, merged: Sequence[SqlTransaction]) -> None:
-    """Changes the markers, drops the staging tables, and commits."""
+    """Updates the markers, drops the staging tables, and commits."""
     names = [one.name for one in merged]
     update = sql.SQL("UPDATE {} SET state = {} WHERE name = ANY ({})").format(
         commits(location.schema), COMMITTED_STATE, [str(name) for name in names]
@@ -439,7 +441,7 @@ def roll_back(connection: Connection) -> None:
 def refers_to_unit(
     connection: Connection, error: Exception, names: Sequence[TransactionName], location: Location
 ) -> bool:
-    """Returns True if another sink of the batch may hold the rows that a foreign key misses."""
+    """Returns True if another sink of the batch may have the rows that a foreign key refers to."""
     if not isinstance(error, psycopg.errors.ForeignKeyViolation):
         return False
     one = names[0]
@@ -464,5 +466,5 @@ def refers_to_unit(
 
 
 def fragile(connection: Connection, target: Target) -> str:
-    """Returns the tables, the target or partitions, that do not keep its rows over a crash, and why."""
+    """Returns the tables (the target or partitions) that do not keep its rows after a crash, and why."""
     return read_signature(connection, target)[1]

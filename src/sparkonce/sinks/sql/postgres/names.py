@@ -1,4 +1,4 @@
-"""The names of a copy's transaction, session and staging table on the server."""
+"""The names of a task attempt's transaction, session and staging table on the server."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _BACKEND = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendName:
-    """The application_name of an open session: the transaction's name, cut to PostgreSQL's 63 bytes.
+    """The application_name of an open session: the transaction's name, shortened to PostgreSQL's 63 bytes.
 
     Attributes:
         prefix: The CRC-32 of the prefix.
-        query: See `TransactionName`, as for the rest.
+        query: See `TransactionName`.
         token: The run's token.
-        copy: The copy's ID.
+        copy: The id of the task attempt.
     """
 
     prefix: int
@@ -35,12 +35,12 @@ class BackendName:
 
     @classmethod
     def of(cls, name: TransactionName) -> BackendName:
-        """Returns that of a transaction."""
+        """Returns the name for a transaction."""
         return cls(prefix=_short(name.prefix), query=name.query, token=name.token, copy=name.copy)
 
     @classmethod
     def parse(cls, text: str) -> BackendName | None:
-        """Returns the name as a value, or None if it is not one of sparkonce's."""
+        """Parses a name. Returns None if it is not one of sparkonce's."""
         match = _BACKEND.fullmatch(text)
         if match is None:
             return None
@@ -48,12 +48,12 @@ class BackendName:
         return cls(prefix=int(match["prefix"], 16), query=match["query"], token=token, copy=match["copy"])
 
     def belongs_to(self, prefix: str, query: str, tokens: frozenset[Token]) -> bool:
-        """Returns True if one of these runs of this query made it."""
+        """Returns True if one of these runs of this query created it."""
         return self.prefix == _short(prefix) and self.query == query and self.token in tokens
 
 
 def staging_table(name: TransactionName) -> str:
-    """Returns the name of a copy's staging table. Its marker has the whole name of the transaction."""
+    """Returns the name of a task attempt's staging table. Its marker has the full transaction name."""
     return f"sparkonce_{name.query}_{name.copy}"
 
 

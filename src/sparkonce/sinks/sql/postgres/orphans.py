@@ -1,4 +1,4 @@
-"""Lists what sparkonce has open in a database, for the operator. Reads only."""
+"""Lists what sparkonce has open in a database, for operators. Read-only."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sparkonce.sinks.sql.postgres.statements import STAGED_STATE, commits
 
 ANSWER_WITHIN_S = 30.0
 
-# A prepared transaction has no session: its locks have no pid, and go together with the lock on its own number.
+# A prepared transaction has no session: its locks have no pid, and are joined by the lock on its own transaction id.
 _PREPARED = """
 WITH held AS (
     SELECT t.transactionid, l.relation, l.database, l.mode
@@ -56,8 +56,8 @@ FROM pg_catalog.pg_stat_activity WHERE datname = pg_catalog.current_database()
 class PostgresOrphan(Orphan):
     """An open transaction or session.
 
-    A ``prepared`` one holds locks, shown as ``relation mode``, a ``staged`` one its table, shown with its size, and a
-    ``session`` is a process of the server. Sessions show neither batch nor slot, and begin with their transaction.
+    A ``prepared`` one holds locks, shown as ``relation mode``; a ``staged`` one holds its table, shown with its size; a
+    ``session`` is a server process. Sessions show neither batch nor slot, and their age is that of their transaction.
 
     Attributes:
         owner: The role that may finish it.
@@ -69,12 +69,12 @@ class PostgresOrphan(Orphan):
 
 
 def list_open(settings: str | Mapping[str, Any]) -> list[PostgresOrphan]:
-    """Lists all of sparkonce's in one database, the oldest first.
+    """Lists everything of sparkonce in one database, oldest first.
 
-    Every role sees the locks of others; staged copies are shown to roles that may read the tables of markers.
+    Every role sees the locks of others. Staged rows are shown to roles that may read the tables of markers.
 
     Args:
-        settings: ``conninfo``, as the sink has it.
+        settings: ``conninfo``, as for the sink.
 
     Raises:
         ConfigurationError: If psycopg is not installed, or the settings are not libpq's.

@@ -1,11 +1,11 @@
-"""PostgreSQL's errors: SQLSTATE → outcome → one sentence. An unlisted one is UNKNOWN.
+"""Maps PostgreSQL's errors (SQLSTATE) to an outcome and a sentence. An unlisted one is UNKNOWN.
 
-The codes are those of the manual's appendix "PostgreSQL Error Codes"; a class of two characters stands for all of its
-codes that are not listed themselves. An error without a code is a connection that was lost or never made.
+The codes are those of the manual's appendix "PostgreSQL Error Codes". A class of two characters stands for all of its
+codes that are not listed. An error without a code means that a connection was lost or never established.
 
-``COMMIT PREPARED`` (the server's ``twophase.c``) makes a commit durable and visible before it takes the name off the
-list of prepared transactions; a request in between is told that the name is busy (55000). So a name that is not found
-(42704) has been finished before, and the marker, read afterwards, tells how.
+``COMMIT PREPARED`` (the server's ``twophase.c``) makes a commit durable and visible before it removes the name from the
+list of prepared transactions; a request in between is answered with "busy" (55000). So a name that is not found (42704)
+has already been finished, and the marker, read afterwards, shows how.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ log = logging.getLogger(__name__)
 NOT_FOUND = "42704"
 
 _CLASS_LENGTHS = (3, 2)
-"""The appendix groups codes by two characters; ``57P`` are those of a server that stops or starts."""
+"""The appendix groups codes by two characters; ``57P`` are the codes of a server that stops or starts."""
 
 _QUOTED = re.compile(r'".*"', re.DOTALL)
-"""The value in an error of a value."""
+"""The value in an error about a value."""
 
 _LOGIN = re.compile(r"authentication failed|does not exist|pg_hba\.conf|permission denied|not permitted|no password")
-"""The server's words to a client that it never lets in, or libpq's for a file that is missing."""
+"""The server's messages to a client that it will never let in, or libpq's message about a missing file."""
 
 _NOT_CONNECTED = (psycopg.OperationalError, psycopg.InterfaceError)
 
 _WITH_VALUES = ("22", "42601")
-"""Errors whose words repeat a value. 42601 is also that of a text that is no tsvector."""
+"""Errors whose message repeats a value. 42601 is also the code for text that is not a tsvector."""
 
 _ABOUT_ROWS = ("22", "23", "P0001")
 
 _PLACES = ("COPY ", "PL/pgSQL function ")
-"""The beginnings of those lines of a context that name a place and no value: binary COPY shows none."""
+"""The beginnings of context lines that name a location and no value. Binary COPY has none with a value."""
 
 
 _RETRY, _UNKNOWN = Outcome.RETRY, Outcome.UNKNOWN
@@ -117,7 +117,10 @@ _MEANINGS: Mapping[str, Meaning] = {
 }
 
 STATEMENT_POOLING = "statement pooling mode"
-"""PgBouncer's words for BEGIN. Its code, 08P01, is also that of all its other errors, such as a server that is down."""
+"""PgBouncer's message for BEGIN.
+
+Its code, 08P01, is also used for all its other errors, such as an unreachable server.
+"""
 POOL_TRANSACTIONS = "Set pool_mode=transaction or session in PgBouncer, or connect to the server itself."
 
 FINISHING = ErrorTable(
@@ -173,17 +176,17 @@ _NUL = re.compile(r"encoding .*: 0x00$|\\u0000")
 
 
 def code_of(error: Exception) -> str:
-    """Returns its SQLSTATE; empty if the server did not answer."""
+    """Returns the error's SQLSTATE; empty if the server did not answer."""
     return (error.sqlstate if isinstance(error, psycopg.Error) else None) or ""
 
 
 def server_message(error: Exception) -> str:
-    """Returns the server's own words in one line: code, message and where, never the statement or a row's values."""
+    """Returns the server's own message in one line: code, text and location, never the statement or a row's values."""
     if not isinstance(error, psycopg.Error):
         return one_line(error)
     diagnostics = error.diag
     if diagnostics.message_detail:
-        # There the server repeats keys, or whole rows.
+        # The server's detail repeats keys or whole rows.
         log.debug(
             "PostgreSQL: %s", one_line(f"{code_of(error)} {diagnostics.message_primary}: {diagnostics.message_detail}")
         )
@@ -196,7 +199,7 @@ def server_message(error: Exception) -> str:
 
 
 def finished(error: Exception) -> Finished:
-    """Returns the outcome of a commit or an abort that met an error."""
+    """Returns the outcome of a commit or an abort that raised an error."""
     return FINISHING.finished(code_of(error), str(error), shown=server_message(error))
 
 
@@ -211,22 +214,22 @@ def is_about_row(error: psycopg.Error) -> bool:
 
 
 def is_outage(error: psycopg.Error) -> bool:
-    """Returns True if the server could not be reached, or had no room, so that a copy may be written later."""
+    """Returns True if the server was unreachable or had no space, so that a task attempt can be written later."""
     code = code_of(error)
-    # Of a connection that the server refuses libpq tells the words alone.
+    # For a refused connection, libpq gives a message but no SQLSTATE.
     if not code and (not isinstance(error, _NOT_CONNECTED) or _LOGIN.search(str(error))):
         return False
     return FINISHING.meaning(code, str(error)).outage
 
 
 def prepare_error(error: psycopg.Error, what: str, staging: str = "", table: str = "") -> PrepareError:
-    """Returns the error of a copy that was being written.
+    """Returns the error of a task attempt while it was being written.
 
     Args:
         error: The server's error.
-        what: The copy, in words.
-        staging: The copy's staging table, whose name means nothing to the user; empty for none.
-        table: The target's name, which stands for it in the message.
+        what: The task attempt, in words.
+        staging: Its staging table, whose name means nothing to the user; empty if there is none.
+        table: The target's name, which replaces it in the message.
     """
     message = server_message(error).replace(staging, table) if staging else server_message(error)
     code = code_of(error)

@@ -1,4 +1,4 @@
-"""The checks of a server and a table before anything is claimed or written."""
+"""Checks a server and a table before anything is claimed or written."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TIMEOUT_S = 15.0
-"""The time to wait for a server that is starting, and for all questions once it answers."""
+"""How long to wait for a server that is starting, and for all queries once it answers."""
 
 OLDEST = 120_000
 _PAUSE_S = 0.25
@@ -50,20 +50,20 @@ _MADE_BY_ANOTHER = ("23505", "42P07", "42710")
 _TABLES = {"r": "table", "p": "partitioned table"}
 _KINDS = {"v": "view", "m": "materialized view", "f": "foreign table", "S": "sequence", "i": "index"}
 _WRONG_SQL = ("42", "22", "0A")
-"""The classes of SQLSTATE of statements that no server of this version takes."""
+"""The SQLSTATE classes of statements that no server of this version supports."""
 _RIGHTS = ("SELECT", "INSERT", "UPDATE", "DELETE")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PostgresPreflightRequest:
-    """The subject of the checks.
+    """What is checked.
 
     Attributes:
         to: The server's address.
         target: The table and its rules.
         commit: ``staged`` or ``two_phase``.
         commits_schema: The schema of the markers and staging tables.
-        prefix: The beginning of this sink's names.
+        prefix: The prefix of this sink's names.
         guarantee: Below EXACTLY_ONCE nothing about transactions is checked.
         schema: The schema of the rows, if it is known.
     """
@@ -78,10 +78,10 @@ class PostgresPreflightRequest:
 
 
 def preflight(request: PostgresPreflightRequest, query: str, recorded: Facts | None) -> tuple[Facts, CatalogTable]:
-    """Checks server, table, limits and permissions, and makes the table of markers if it is not there.
+    """Checks server, table, limits and permissions, and creates the table of markers if it does not exist.
 
     Raises:
-        PreflightError: naming the setting and its value.
+        PreflightError: If a check fails. The message names the setting and its value.
     """
     recorded = recorded or {}
     if request.guarantee is Guarantee.EXACTLY_ONCE:
@@ -107,7 +107,7 @@ def read_target(request: PostgresPreflightRequest) -> CatalogTable:
     """Reads only the table, for callers that need its columns before preflight.
 
     Raises:
-        PreflightError: If it is not there or may not be written.
+        PreflightError: If it does not exist or is not writable.
     """
     with _connected(request) as connection:
         return _check_table(connection, request)
@@ -127,7 +127,7 @@ def _connected(request: PostgresPreflightRequest) -> Iterator[Connection]:
 def _connect(to: Conninfo) -> Connection:
     give_up_at = time.monotonic() + TIMEOUT_S
     found = _try_to_connect(to)
-    # Nothing else is tried again: some servers lock users out who keep giving a wrong password.
+    # Nothing else is retried: some servers lock out users who repeatedly use a wrong password.
     while isinstance(found, str) and any(one in found for one in _STARTING) and time.monotonic() < give_up_at:
         time.sleep(_PAUSE_S)
         found = _try_to_connect(to)
@@ -141,7 +141,7 @@ def _connect(to: Conninfo) -> Connection:
 
 
 def _try_to_connect(to: Conninfo) -> Connection | str:
-    """Returns a connection, or why there is none."""
+    """Returns a connection, or why it failed."""
     try:
         return connect(to)
     except psycopg.Error as error:
@@ -188,7 +188,7 @@ def _check_server(connection: Connection, request: PostgresPreflightRequest, rec
     facts = {"system": read_system(connection, request.commits_schema), "database": database}
     before = {name: recorded.get(name, facts[name]) for name in facts}
     if not before["system"]:
-        # Handles say so, too; a right that is granted later must not make this another server.
+        # Handles include this, too. Granting the privilege later must not make this look like another server.
         facts["system"] = ""
     if before != facts:
         raise PreflightError(
@@ -271,14 +271,14 @@ def _check_table(connection: Connection, request: PostgresPreflightRequest) -> C
 
 
 def _check_conditions(connection: Connection, request: PostgresPreflightRequest, table: CatalogTable) -> None:
-    """Has the server plan the merge of a batch, whose conditions it may refuse."""
+    """Lets the server plan the merge of a batch, whose conditions it may refuse."""
     target, schema = request.target, request.schema
     if not target.rules.conditions:
         return
     staged: sql.Composable = sql.Identifier(target.schema, target.table)
     known = {column.name for column in table.columns}
     if schema is None and target.rules.staged_only(read_by(target.rules.delete_when), known):
-        return  # without the types of columns that only rows have, nothing can be planned
+        return  # nothing can be planned without the types of columns that only rows have
     more = [one for one in table.staged(schema, target).columns if one.name not in known] if schema is not None else []
     if more:
         nulls = [sql.SQL("NULL::{} AS {}").format(sql.SQL(one.declared), sql.Identifier(one.name)) for one in more]
@@ -343,7 +343,7 @@ def _check_two_phase(
             "commit='staged', which needs none.",
         )
     gids = [gid for (gid,) in connection.execute("SELECT gid FROM pg_catalog.pg_prepared_xacts").fetchall()]
-    # This query's own are finished or swept before it writes.
+    # This query's own transactions are finished or swept before it writes.
     others = [gid for gid in gids if not _is_own(gid, request.prefix, query)]
     if len(others) >= most:
         raise PreflightError(
@@ -402,7 +402,7 @@ def _check_commits(connection: Connection, request: PostgresPreflightRequest, *,
         try:
             connection.execute(create_commits(request.commits_schema))
         except psycopg.Error as error:
-            # Of two that start at once one makes it, and the other finds it.
+            # If two queries start at the same time, one creates it and the other one finds it.
             if error.sqlstate not in _MADE_BY_ANOTHER:
                 raise PreflightError(
                     f"The table of markers {name} is not there and cannot be made: {server_message(error)}.",
@@ -439,7 +439,7 @@ def _check_commits(connection: Connection, request: PostgresPreflightRequest, *,
 
 
 def _check_usage(connection: Connection, schema: str, setting: str) -> None:
-    # The catalog shows tables, and rights on them, also to roles that may not use their schema.
+    # The catalog shows tables, and privileges on them, even to roles that may not use their schema.
     if may_on_schema(connection, schema, "USAGE") is False:
         raise refusal(
             setting,

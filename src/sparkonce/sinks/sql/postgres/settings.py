@@ -1,4 +1,4 @@
-"""The user's settings of the database and the table, as plain values that can be pickled and compared."""
+"""The user's settings for the database and the table, as plain values that can be pickled and compared."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _DEFAULTS = {
 
 @dataclass(frozen=True, slots=True)
 class Conninfo:
-    """libpq's settings. Shows the server's address alone, never a secret.
+    """libpq's settings. Only the server's address is ever shown, never a secret.
 
     Attributes:
-        settings: By libpq's names.
+        settings: The settings by libpq's names.
     """
 
     settings: tuple[tuple[str, str], ...] = field(repr=False)
@@ -44,11 +44,11 @@ class Conninfo:
         return f"Conninfo({self})"
 
     def files(self) -> tuple[tuple[str, str], ...]:
-        """Returns the files that the settings name, except ``sslrootcert=system``, which is none."""
+        """Returns the files that the settings name, except ``sslrootcert=system``, which is not a file."""
         return tuple(each for each in files_of(dict(self.settings), _FILES) if each[1] != "system")
 
     def addresses(self) -> tuple[tuple[str, int], ...]:
-        """Returns the servers' addresses, as far as the settings name them; none for sockets in the file system."""
+        """Returns the servers' addresses, as far as the settings name them; none for Unix sockets."""
         known = dict(self.settings)
         hosts = (known.get("hostaddr") or known.get("host") or "").split(",")
         ports = (known.get("port") or "").split(",")
@@ -58,11 +58,11 @@ class Conninfo:
 
     @classmethod
     def of(cls, conninfo: str | Mapping[str, Any]) -> Conninfo:
-        """Reads a connection string, a URI or a mapping.
+        """Parses a connection string, a URI or a mapping.
 
         Raises:
-            ConfigurationError: If psycopg is not installed, or the settings are none of libpq's. They are not
-                repeated: one may be a password.
+            ConfigurationError: If psycopg is not installed, or a setting is not libpq's. The message omits the
+                settings, because one may be a password.
         """
         psycopg = import_psycopg()
         if not isinstance(conninfo, str):
@@ -71,7 +71,7 @@ class Conninfo:
             if isinstance(conninfo, str):
                 parameters = psycopg.conninfo.conninfo_to_dict(conninfo)
             else:
-                # libpq checks the names of a string only.
+                # libpq only checks the names in a string.
                 parameters = psycopg.conninfo.conninfo_to_dict(psycopg.conninfo.make_conninfo(**conninfo))
         except psycopg.ProgrammingError:
             raise ConfigurationError(
@@ -90,7 +90,7 @@ class Conninfo:
 
 
 def _hint(conninfo: str | Mapping[str, Any]) -> str:
-    """Returns the next step for settings that libpq does not take. Their values are not repeated."""
+    """Returns the next step for settings that libpq refuses, without repeating their values."""
     if isinstance(conninfo, str) and conninfo.startswith("jdbc:"):
         return "Leave 'jdbc:' out: libpq takes the same URL, with user and password in it or as user=… password=…."
     if not isinstance(conninfo, str) and "database" in conninfo:
@@ -99,7 +99,7 @@ def _hint(conninfo: str | Mapping[str, Any]) -> str:
 
 
 def check_identifier(setting: str, name: str) -> None:
-    """Raises `ConfigurationError` for a name that PostgreSQL would cut off or refuse."""
+    """Raises `ConfigurationError` for a name that PostgreSQL would truncate or refuse."""
     if not isinstance(name, str) or not name or "\0" in name or len(name.encode()) > _IDENTIFIER_LIMIT_BYTES:
         raise ConfigurationError(
             f"{setting}={name!r} is no name in PostgreSQL: 1 to {_IDENTIFIER_LIMIT_BYTES} bytes, none of them NUL.",

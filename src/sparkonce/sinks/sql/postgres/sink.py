@@ -25,34 +25,35 @@ if TYPE_CHECKING:
 
 
 class PostgresSink(MergesStaged, TwoPhaseCommitSink):
-    """Writes rows into a table of PostgreSQL, by COPY in binary.
+    """Writes rows to a PostgreSQL table with binary COPY.
 
     Args:
         conninfo: The server's address: libpq's ``host=… dbname=… user=…``, a ``postgresql://`` URI, or a mapping of
-            libpq's settings. Never shown. The workers connect with it, too.
-        table: The table's name, exactly as the catalog has it, without quotes.
+            libpq's settings. It is never shown. The workers connect with it, too.
+        table: The table's name, exactly as in the catalog, without quotes.
         schema: The table's schema.
         mode: ``append`` adds rows; ``upsert`` replaces those with the same key.
-        key_columns: For ``upsert``: the columns of a unique index, none of which may be null; one as a text, several
-            as a list.
-        order_by: For ``upsert``: of rows with one key, the one with the greatest value of this column wins, also over
-            the table's row. Among equals, and without it, the last row of the highest slot of the newest batch does.
-        update_when: For ``upsert``: a further condition in SQL under which a row replaces the table's, such as
+        key_columns: For ``upsert``: the columns of a unique index, none of which may be null, as a string or a list of
+            strings.
+        order_by: For ``upsert``: among rows with the same key, the one with the greatest value in this column wins,
+            including over the table's row. Among equal values, or without this setting, the last row of the highest
+            slot of the latest batch wins.
+        update_when: For ``upsert``: an additional SQL condition under which a row replaces the table's row, such as
             ``source.version > target.version``. ``source`` is the batch's row, ``target`` the table's.
-        delete_when: For ``upsert``: rows for which this holds, such as ``source.value IS NULL``, delete the table's row
-            of their key.
-        on_conflict: For ``upsert``: ``update`` replaces the row that is there, ``nothing`` keeps it.
+        delete_when: For ``upsert``: a row for which this holds, such as ``source.value IS NULL``, deletes the table's
+            row with its key.
+        on_conflict: For ``upsert``: ``update`` replaces the existing row, ``nothing`` keeps it.
         commit: ``staged`` or ``two_phase``, see docs/postgres.md. ``upsert`` needs ``staged``.
         commits_schema: The schema of the markers (``sparkonce_commits``) and staging tables; None for `schema`.
-        prefix: Begins, with `name`, the names of all transactions: 100 bytes at most together.
-        name: Unique within the query, and the same after a restart.
-        guarantee: EXACTLY_ONCE holds rows back until the batch is decided; the others show each slot's rows at once.
+        prefix: The first part of all transaction names, followed by `name`: at most 100 bytes together.
+        name: A name that is unique within the query and stays the same after a restart.
+        guarantee: EXACTLY_ONCE hides rows until the batch is decided; the others show each slot's rows immediately.
         slot_timeout_s: How long one slot's transaction may stay open until it is prepared, in seconds.
         commit_timeout_s: How long the commit of a staged batch may take, in seconds.
         lock_timeout_s: How long to wait for a lock of another session, in seconds.
 
     Raises:
-        ConfigurationError: naming the setting that is wrong or contradicts another.
+        ConfigurationError: If a setting is wrong or contradicts another. The message names it.
     """
 
     def __init__(
@@ -122,7 +123,7 @@ class PostgresSink(MergesStaged, TwoPhaseCommitSink):
         return True
 
     def conditions(self) -> Sequence[str]:
-        """Returns what the promise rests on."""
+        """Returns the conditions on which the guarantee depends."""
         if self.guarantee is not Guarantee.EXACTLY_ONCE:
             return ()
         shared = (
@@ -143,10 +144,11 @@ class PostgresSink(MergesStaged, TwoPhaseCommitSink):
         )
 
     def columns(self, schema: pa.Schema) -> Sequence[str]:
-        """Returns all columns of the query, each of which the table must have with a type that holds its values.
+        """Returns all columns of the query. The table must have each of them, with a type that can store its values.
 
         Raises:
-            SchemaError: naming every column that does not fit, also those of the table that must be there.
+            SchemaError: If columns do not fit, or required columns of the table are missing. The message names all of
+                them.
         """
         if self._fitting is None or not self._fitting[0].equals(schema):
             super().columns(schema)
@@ -154,7 +156,7 @@ class PostgresSink(MergesStaged, TwoPhaseCommitSink):
         return self._fitting[1]
 
     def preflight(self, query: str, recorded: Facts | None) -> Facts:
-        """Checks the server, its limits, the table and permissions, and makes the table of markers."""
+        """Checks the server, its limits, the table and permissions, and creates the table of markers."""
         from sparkonce.sinks.sql.postgres.preflight import preflight
 
         facts, self._table = preflight(self._request(), query, recorded)
@@ -166,7 +168,7 @@ class PostgresSink(MergesStaged, TwoPhaseCommitSink):
         return WorkerNeeds(modules=("psycopg",), files=self._to.files(), addresses=self._to.addresses())
 
     def writer(self, context: WriterContext) -> SinkWriter:
-        """Makes a writer, which connects when the first rows come, or uses an idle connection of this process."""
+        """Returns a writer. It connects when the first rows arrive, or reuses an idle connection of this process."""
         from sparkonce.sinks.sql.postgres.dialect import POSTGRES_DIALECT
         from sparkonce.sinks.sql.writer import SqlWriter
 
@@ -174,7 +176,7 @@ class PostgresSink(MergesStaged, TwoPhaseCommitSink):
         return SqlWriter(POSTGRES_DIALECT, self._to, self.target, commit, self.limits, context)
 
     def committer(self) -> SinkCommitter:
-        """Makes what finishes transactions from the driver."""
+        """Returns the committer, which finishes transactions from the driver."""
         from sparkonce.sinks.sql.committer import SqlCommitter
         from sparkonce.sinks.sql.postgres.dialect import POSTGRES_DIALECT
 

@@ -1,4 +1,4 @@
-"""The statements of this sink. psycopg quotes every name, and makes a parameter or a literal of every value."""
+"""This sink's SQL statements. psycopg quotes every name, and turns every value into a parameter or a literal."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ COMMITS_COLUMNS = frozenset({"name", "prefix", "query", "batch", "state", "targe
 
 
 def create_commits(schema: str) -> sql.Composed:
-    """Makes the table of markers."""
+    """Creates the table of markers."""
     return sql.SQL(
         "CREATE TABLE IF NOT EXISTS {} (name text PRIMARY KEY, prefix text NOT NULL, query text NOT NULL, "
         "batch bigint NOT NULL, state text NOT NULL, target text NOT NULL, begun timestamptz NOT NULL); "
@@ -37,7 +37,7 @@ def create_commits(schema: str) -> sql.Composed:
 
 
 def insert_marker(schema: str, name: TransactionName, state: str, target: str) -> sql.Composed:
-    """Adds a transaction's marker, with the server's time of its begin."""
+    """Adds a transaction's marker, with the time at which it began by the server's clock."""
     return sql.SQL("INSERT INTO {} VALUES ({}, {}, {}, {}, {}, {}, pg_catalog.clock_timestamp());").format(
         commits(schema), str(name), name.prefix, name.query, name.batch, state, target
     )
@@ -46,12 +46,12 @@ def insert_marker(schema: str, name: TransactionName, state: str, target: str) -
 def create_staging(
     schema: str, name: TransactionName, table: CatalogTable, target: Target, columns: Sequence[str]
 ) -> sql.Composed:
-    """Makes a copy's staging table: the columns that are written, with the target's checks of these alone.
+    """Creates a task attempt's staging table: the written columns, with those checks of the target that only use them.
 
-    So a row that such a check refuses is refused before the batch is decided.
+    That way a row that violates such a check is refused before the batch is decided.
     """
     known = {column.name: column for column in table.columns}
-    # A row that deletes has a key, and may have nothing else.
+    # A deleting row has a key, and possibly nothing else.
     parts = [
         definition(known[name], may_be_null=bool(target.rules.delete_when) and name not in target.keys)
         for name in columns
@@ -66,13 +66,13 @@ def create_staging(
 
 def definition(column: PostgresColumn, *, may_be_null: bool) -> sql.Composed:
     """Returns the definition of a staging table's column."""
-    # The server has written the type itself, so it needs no quotes.
+    # The server itself has formatted the type, so it needs no quotes.
     not_null = sql.SQL("" if may_be_null or not column.required else " NOT NULL")
     return sql.SQL("{} {}{}").format(sql.Identifier(column.name), sql.SQL(column.declared), not_null)
 
 
 def copy_into(schema: str, table: str, columns: Sequence[str], *, freeze: bool = False) -> sql.Composed:
-    """Takes rows in binary."""
+    """Accepts rows in binary."""
     options = sql.SQL("FORMAT binary, FREEZE" if freeze else "FORMAT binary")
     return sql.SQL("COPY {} ({}) FROM STDIN ({})").format(sql.Identifier(schema, table), _names(columns), options)
 
@@ -83,12 +83,12 @@ def merge(target: Target, columns: Sequence[str], staged: Sequence[sql.Composabl
 
 
 def merge_steps(target: Target, columns: Sequence[str], staged: Sequence[sql.Composable]) -> list[sql.Composed]:
-    """Returns the statements that move the rows of staging tables into the target.
+    """Returns the statements that move the rows of staging tables to the target.
 
     Args:
         target: The table and its rules.
-        columns: The columns of the target that were written.
-        staged: The staging tables, by slot: of rows with the same key the last one wins.
+        columns: The target's columns that were written.
+        staged: The staging tables, by slot: among rows with the same key the last one wins.
     """
     table = sql.Identifier(target.schema, target.table)
     into = sql.SQL("INSERT INTO {} AS target ({})").format(table, _names(columns))
@@ -101,7 +101,7 @@ def merge_steps(target: Target, columns: Sequence[str], staged: Sequence[sql.Com
     ]
     rows = sql.SQL(" UNION ALL ").join(numbered)
     if target.on_conflict == "nothing":
-        # Without keys: whichever unique index or exclusion constraint finds a row.
+        # Without keys: this covers whichever unique index or exclusion constraint a row conflicts with.
         arbiter = sql.SQL("({})").format(_names(target.keys)) if target.keys else sql.SQL("")
         return [
             sql.SQL("{} SELECT {} FROM ({}) AS r ORDER BY {}, {} ON CONFLICT {} DO NOTHING").format(
@@ -147,7 +147,7 @@ def _update(target: Target, columns: Sequence[str]) -> sql.Composable:
 
 
 def _newer(target: Target, source: str) -> list[sql.Composable]:
-    """Returns the condition that the batch's row is not older than the table's: a null is older than any value."""
+    """Returns the condition that the batch's row is not older than the table's. A null is older than any value."""
     if not target.rules.order_by:
         return []
     column = sql.Identifier(target.rules.order_by)

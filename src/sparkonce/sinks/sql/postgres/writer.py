@@ -1,4 +1,4 @@
-"""Writes one copy's rows into PostgreSQL by COPY."""
+"""Writes the rows of one task attempt to PostgreSQL with COPY."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def take(copy: Copy) -> Connection:
 
 
 def give_back(to: Conninfo, connection: Connection) -> None:
-    """Keeps the connection for the next copy."""
+    """Keeps the connection for the next task attempt."""
     pool_of_process(to).give_back(connection)
 
 
@@ -47,11 +47,11 @@ def open_copy(connection: Connection, copy: Copy) -> int:
 
 
 class CopyRows:
-    """Sends rows to a COPY, which the first ones open.
+    """Sends rows to a COPY, which starts with the first ones.
 
     Args:
         connection: The connection, in a transaction.
-        copy: The copy.
+        copy: The task attempt's work.
         schema: The schema of the rows.
     """
 
@@ -74,9 +74,9 @@ class CopyRows:
             connection.execute(self._opening(table))
 
     def write(self, rows: pa.RecordBatch, *, alone: bool = False) -> None:
-        """Sends rows: alone in a COPY of their own."""
+        """Sends rows. With `alone`, they get their own COPY."""
         with within(self._connection, self._job.limits.slot_s):
-            if alone or self._is_text_read:  # which a session does not do in the middle of a COPY
+            if alone or self._is_text_read:  # the server cannot parse texts in the middle of a COPY
                 self._copy_whole(list(encode_rows(rows, self._encoders)), rows.num_rows)
                 return
             if self._copy is None:
@@ -86,12 +86,12 @@ class CopyRows:
         self._count += rows.num_rows
 
     def finish(self) -> None:
-        """Ends the COPY, and sees that the table is what the rows were encoded for."""
+        """Ends the COPY, and checks that the table is still the one for which the rows were encoded."""
         connection, job = self._connection, self._job
         if self._copy is not None:
             self._end_copy(self._count)
-        # COPY holds a lock on the table: as it is now, so it was for all rows. In binary the server silently takes the
-        # bytes of a bigint for a double, where a column has changed its type.
+        # COPY holds a lock on the table, so its current state applied to all rows. In binary, the server would silently
+        # read the bytes of a bigint as a double if a column's type had changed.
         signature, fragile = read_signature(connection, job.target)
         if signature != self._signature:
             raise PrepareError(
@@ -107,7 +107,7 @@ class CopyRows:
             connection.execute(statements.merge(job.target, self._written, [sql.Identifier(_DIRECT_STAGING)]))
 
     def reset(self) -> None:
-        """Gives up the COPY, after an error or once the connection is closed."""
+        """Abandons the COPY, after an error or once the connection is closed."""
         self._copy = None
         with suppress(psycopg.Error):
             self._copying.close()
@@ -126,14 +126,14 @@ class CopyRows:
             self._copy.write(HEADER)
 
     def _copy_whole(self, pieces: Iterable[memoryview], rows: int) -> None:
-        """Writes rows in a COPY of their own."""
+        """Writes rows in a separate COPY."""
         self._start_copy(freeze=False)
         for piece in pieces:
             self._copy.write(piece)
         self._end_copy(rows)
 
     def _opening(self, table: CatalogTable) -> sql.Composed:
-        """Returns the statements before the rows, in one round trip."""
+        """Returns the statements that precede the rows, sent in one round trip."""
         job = self._job
         if job.commit == DIRECT:
             if job.target.mode == "append":
@@ -183,7 +183,7 @@ _tables_lock = threading.Lock()
 
 
 def _table(connection: Connection, copy: Copy) -> CatalogTable:
-    """Returns the table as the catalog has it, which each process reads once as long as it does not change."""
+    """Returns the table from the catalog, which each process reads once, as long as it does not change."""
     key = (copy.to, copy.target)
     signature, _ = read_signature(connection, copy.target)
     with _tables_lock:
