@@ -252,6 +252,7 @@ def test_a_start_asks_a_sources_brokers_as_javas_client_would(
     one_file = keys / "client.both.pem"
     one_file.write_text((keys / "client.java.key").read_text() + (keys / "client.pem").read_text())
     in_one = {**tls, "ssl.certificate.location": str(one_file), "ssl.key.location": str(one_file)}
+    trusts_no_other = {**tls, "ssl.ca.location": str(keys / "broker.pem")}
     user = new_name("scram")
     add_scram_user(witness, user, "SCRAM-SHA-512")
     allow(witness, user, ResourceType.TOPIC, topic, AclOperation.READ)
@@ -260,7 +261,7 @@ def test_a_start_asks_a_sources_brokers_as_javas_client_would(
     def asked() -> list[Mapping[str, int]]:
         return [
             found.partitions
-            for each in (tls, in_one, login)
+            for each in (tls, in_one, trusts_no_other, login)
             for found in ask_sources([source_of(each, topic)], is_first=True)
         ]
 
@@ -272,7 +273,7 @@ def test_a_start_asks_a_sources_brokers_as_javas_client_would(
                 raise
             return None
 
-    assert eventually(known, lambda found: found is not None) == [{topic: 2}] * 3
+    assert eventually(known, lambda found: found is not None) == [{topic: 2}] * 4
     assert not [one for one in caplog.records if one.name == "sparkonce"]
 
     with pytest.raises(PreflightError, match="may not be seen by this user"):

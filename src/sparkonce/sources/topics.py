@@ -14,6 +14,7 @@ import base64
 import json
 import logging
 import re
+import ssl
 import time
 import warnings
 from collections.abc import Collection, Mapping, Sequence
@@ -134,7 +135,10 @@ def _client(options: Mapping[str, str]) -> TransactionClient:
     Raises:
         ConfigurationError: If only Java's client supports a setting. The message names it.
     """
-    return TransactionClient(admin_settings(connection_settings(options)), connections=1)
+    settings = admin_settings(connection_settings(options))
+    if "ssl_context" in settings:  # Java trusts every certificate of a trust store, also if its issuer is not there
+        settings["ssl_context"].verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    return TransactionClient(settings, connections=1)
 
 
 def _is_refused(answer: BrokerAnswer) -> bool:
