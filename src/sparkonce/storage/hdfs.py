@@ -1,8 +1,8 @@
-"""The files of a folder in HDFS, by a client without a JVM: for Python workers and the command line.
+"""The files of a folder in HDFS, through a client without a JVM, for Python workers and the command line.
 
-HDFS has no put that fails if the name is taken, but a rename that does, and that is carried out in one step. So a put
-writes a temporary file beside the final one, and renames it. A rename whose reply is lost is repeated: the two names
-show how it ended. `RenamingFiles` has that part for every client of HDFS.
+HDFS has no put that fails if the name is taken, but it has a rename that does, and that is atomic. So a put writes a
+temporary file next to the final one, and renames it. If the reply to a rename is lost, it is repeated: the two names
+show how it ended. `RenamingFiles` implements this for every HDFS client.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from sparkonce.storage.files import (
 DEADLINE_S = 30.0
 _NO_HOSTS = "No NameNode hosts found"
 _PORT = 8020
-"""The port of a name node that is given without one, as Hadoop has it."""
+"""Hadoop's default port of a name node."""
 _ERRNO = {
     "AccessControlException": errno.EACCES,
     "AuthorizationException": errno.EACCES,
@@ -53,42 +53,45 @@ _ERRNO = {
     "InvalidArgument(": errno.EINVAL,
     "NotImplementedError": errno.ENOTSUP,
 }
-"""The nearest errors of a POSIX disk. What is not listed is no answer of the name node, and is waited for."""
+"""The nearest POSIX errors.
+
+An error that is not listed is not an answer from the name node, and the call is retried.
+"""
 Answer = TypeVar("Answer")
 _STALE_S = 3600
 _MAY_PASS = (errno.EHOSTDOWN, errno.ETIMEDOUT)
-"""Errors without an answer of the store. All others are refusals, which it is of no use to ask for again at once."""
+"""Errors without an answer from the store. All others are refusals, for which an immediate retry is useless."""
 
 
 class RenamingFiles(CheckpointFiles):
-    """The calls that are built on renames. Each abstract call raises OSError if the store cannot be reached."""
+    """The calls that are built on renames. Each abstract method raises OSError if the store is unreachable."""
 
     @abc.abstractmethod
     def _write(self, path: str, pieces: Iterable[bytes]) -> None:
-        """Writes a new file whose content is durable, and makes missing folders."""
+        """Writes a new file durably, and creates missing folders."""
 
     @abc.abstractmethod
     def _rename(self, source: str, target: str, *, overwrite: bool = False) -> None:
-        """Renames a file, durably. Without `overwrite` errno EEXIST says that the target is taken."""
+        """Renames a file durably. Without `overwrite`, errno EEXIST means that the target exists."""
 
     @abc.abstractmethod
     def _delete(self, path: str) -> bool:
-        """Deletes a file, durably. Returns True if there was one."""
+        """Deletes a file durably. Returns True if it existed."""
 
     @abc.abstractmethod
     def _read(self, path: str) -> bytes | None:
-        """Returns a file's bytes; None if there surely is no such file."""
+        """Returns a file's bytes; None if the file definitely does not exist."""
 
     @abc.abstractmethod
     def _exists(self, path: str) -> bool:
-        """Returns True if there is such a file or folder."""
+        """Returns True if the file or folder exists."""
 
     @abc.abstractmethod
     def _sync(self, folder: str) -> None:
-        """Makes every name durable that a reader sees in a subfolder."""
+        """Makes every name that a reader sees in a subfolder durable."""
 
     def _put(self, path: str, data: bytes, begin: Callable[[], object] = lambda: None) -> Landed | Taken:
-        """Puts a file: see `CheckpointFiles.put`. Calls `begin`, which may raise OSError, before it first renames."""
+        """Puts a file: see `CheckpointFiles.put`. Before the first rename it calls `begin`, which may raise OSError."""
         with self._written(path, [data]) as temporary:
             begin()
         until = time.monotonic() + TRIES_S
@@ -109,33 +112,33 @@ class RenamingFiles(CheckpointFiles):
             time.sleep(PAUSE_S)
 
     def _replace(self, path: str, pieces: Iterable[bytes]) -> None:
-        """Puts a file, and replaces any that is there."""
+        """Puts a file, and replaces an existing one."""
         with self._written(path, pieces) as temporary:
             try:
                 self._rename(temporary, path, overwrite=True)
             except OSError as error:
-                # The store's own client asks again if an answer is lost. The second time there is nothing to rename.
+                # The store's own client retries if an answer is lost. The second time there is nothing left to rename.
                 if error.errno != errno.ENOENT or not self._exists(path):
                     raise
 
     @contextmanager
     def _written(self, path: str, pieces: Iterable[bytes]) -> Iterator[str]:
-        """Writes a temporary file beside another one, and deletes it upon an error. Gives its path."""
+        """Writes a temporary file next to another one, and deletes it if an error occurs. Yields its path."""
         temporary = f"{_folder(path)}/.{uuid.uuid4().hex}.tmp".lstrip("/")
         try:
             self._write(temporary, pieces)
             yield temporary
         except OSError as error:
-            if error.errno != errno.ETIMEDOUT:  # else it is waited for in vain once more
+            if error.errno != errno.ETIMEDOUT:  # otherwise this would wait in vain once more
                 self._discard(temporary)
             raise
 
     def _settled(self, temporary: str, path: str, failed: OSError) -> Taken:
-        """Makes sure of a rename that may have been carried out, by deleting what it would rename.
+        """Resolves a rename that may have happened, by deleting its source.
 
         Raises:
-            OSError: `failed`, if the rename was not carried out; it cannot be any more.
-            PutUnknownError: If that cannot be learned.
+            OSError: `failed`, if the rename did not happen and cannot happen anymore.
+            PutUnknownError: If the outcome cannot be determined.
         """
         try:
             deleted = self._delete(temporary)
@@ -148,7 +151,7 @@ class RenamingFiles(CheckpointFiles):
         return self._standing(path, "its temporary file is gone")
 
     def _standing(self, path: str, why: str) -> Taken:
-        """Returns the file under a name that is taken, once it is durable. It may be this very put's.
+        """Returns the existing file under a name once it is durable. This same put may have written it.
 
         Raises:
             PutUnknownError: If it cannot be read.
@@ -174,7 +177,7 @@ def is_stale(name: str, modified_ms: int) -> bool:
 
 
 def pieces_of(file: BinaryIO) -> Iterator[bytes]:
-    """Yields what is left of an open file."""
+    """Yields the rest of an open file."""
     while piece := file.read(PART_BYTES):
         yield piece
 
@@ -297,7 +300,7 @@ class HdfsFiles(RenamingFiles):
         return found
 
     def for_workers(self) -> HdfsFiles:
-        """See `CheckpointFiles.for_workers`. A worker has no ticket of Kerberos."""
+        """See `CheckpointFiles.for_workers`. A worker has no Kerberos ticket."""
         if (authentication := self._settings.get(AUTHENTICATION, "simple")).lower() != "simple":
             raise without_jvm(self._location, AUTHENTICATION, authentication)
         return self
@@ -336,20 +339,20 @@ class HdfsFiles(RenamingFiles):
         return bool(self._unless_missing(path, lambda client, full: client.delete(full)))
 
     def _sync(self, folder: str) -> None:
-        # The name node shows a rename before its journal has it, and answers a change when the journal has all before.
+        # The name node shows a rename before it is in the journal, and answers a change once everything before it is.
         now_ms = time.time_ns() // 1_000_000
-        with suppress(PermissionError):  # who may not write here decides nothing
+        with suppress(PermissionError):  # a user without write permission decides nothing
             self._unless_missing(folder, lambda client, full: client.set_times(full, now_ms, now_ms))
 
     def _listed(self, folder: str) -> list[tuple[str, int]]:
-        """Returns the name, and the time of change, of each file in a subfolder."""
+        """Returns the name and modification time of each file in a subfolder."""
         found = self._unless_missing(folder, lambda client, full: list(client.list_status(full))) or []
-        # A file is listed as the only one in itself.
+        # A file is listed as its own only entry.
         files = [one for one in found if not one.isdir and not self._full(folder).endswith(one.path)]
         return [(one.path.rpartition("/")[2], int(one.modification_time)) for one in files]
 
     def _unless_missing(self, path: str, request: Callable[[Any, str], Answer]) -> Answer | None:
-        """Returns the answer to a request; None if there surely is no such file."""
+        """Returns the answer to a request; None if the file definitely does not exist."""
         try:
             return self._ask(path, request)
         except (FileNotFoundError, NotADirectoryError):
@@ -359,13 +362,13 @@ class HdfsFiles(RenamingFiles):
         """Waits up to the deadline for one answer.
 
         Raises:
-            OSError: If none came, or a refusal.
+            OSError: If there was none, or it was a refusal.
         """
         client = self._client()
         deadline_s = self._more["deadline_s"] or DEADLINE_S
         (answer,) = within(deadline_s, [lambda: request(client, self._full(path))])
         if isinstance(answer, TimeoutError) and answer.errno is None:
-            # The client would ask the same name node again, which may be frozen.
+            # The client would retry with the same name node, which may be frozen.
             self._clients.pop(os.getpid(), None)
             raise OSError(errno.ETIMEDOUT, f"no answer within {deadline_s:g} s", self._shown(path))
         if isinstance(answer, BaseException):
@@ -382,7 +385,7 @@ class HdfsFiles(RenamingFiles):
         return OSError(number, text_of_error, self._shown(path))
 
     def _client(self) -> Any:
-        """Returns this process's client, which is never shared over a fork."""
+        """Returns this process's client. A forked process gets a new one."""
         if os.getpid() not in self._clients:
             try:
                 from hdfs_native import Client
@@ -390,7 +393,7 @@ class HdfsFiles(RenamingFiles):
                 raise missing_package(f"checkpoint={self._location!r}", "hdfs-native", "hdfs") from error
             if self._user:
                 os.environ.setdefault("HADOOP_USER_NAME", self._user)
-            # Each new client begins with any name node, so that one that does not answer is not asked for ever.
+            # Each new client starts with a random name node, so that it does not always try one that does not answer.
             settings = {f"dfs.client.failover.random.order.{self._authority}": "true", **self._settings}
             cluster = f"{self._scheme}://{self._authority}"
             try:
@@ -431,17 +434,17 @@ class HdfsFiles(RenamingFiles):
 
 AUTHENTICATION = "hadoop.security.authentication"
 _SETTINGS = ("dfs.", "fs.viewfs.", "fs.defaultFS", "hadoop.security.")
-"""The beginnings of the names of settings that the client reads. Those of other stores may be secrets."""
+"""Prefixes of the settings that the client reads. Settings of other stores may be secrets."""
 _PROVIDER = "dfs.client.failover.proxy.provider"
 _PROVIDERS = tuple(
     f"org.apache.hadoop.hdfs.server.namenode.ha.{name}"
     for name in ("ConfiguredFailoverProxyProvider", "RequestHedgingProxyProvider")
 )
-"""The classes that find the active name node, and differ only in whom they ask first."""
+"""The classes that find the active name node. They only differ in which one they try first."""
 
 
 def checked_settings(location: str, settings: Mapping[str, str]) -> dict[str, str]:
-    """Returns those of Hadoop's settings that the client reads.
+    """Returns Hadoop's settings that the client reads.
 
     Raises:
         ConfigurationError: If one of them has no counterpart.
@@ -455,7 +458,7 @@ def checked_settings(location: str, settings: Mapping[str, str]) -> dict[str, st
 
 
 def without_jvm(location: str, setting: str, value: str) -> ConfigurationError:
-    """Returns the error for a setting that only Hadoop's own client has."""
+    """Returns the error for a setting that only Hadoop's own client supports."""
     return ConfigurationError(
         f"checkpoint={location!r} has {setting}={value!r}, which only Hadoop's own client has. Python workers, Spark "
         "Connect and the command line reach HDFS without Spark's JVM.",
@@ -466,16 +469,16 @@ def without_jvm(location: str, setting: str, value: str) -> ConfigurationError:
 
 
 def create(client: Any, path: str, options: Any) -> Any:
-    """Creates a file, and returns the object that the client's own wraps."""
-    # The wrapper is an io.RawIOBase, which Python closes when it is collected: a call without a deadline, in whatever
-    # thread the collection happens to run, for each file that could not be closed.
+    """Creates a file, and returns the object inside the client's wrapper."""
+    # The wrapper is an io.RawIOBase, which Python closes on garbage collection. For each file that could not be closed,
+    # that would be a call without a deadline in an arbitrary thread.
     wrapper = client.create(path, options)
     file, wrapper.inner = wrapper.inner, _Closed()
     return file
 
 
 class _Closed:
-    """The placeholder in the client's object once its file was taken out."""
+    """Replaces the file in the client's object after it was taken out."""
 
     def close(self) -> None:
         pass

@@ -1,4 +1,4 @@
-"""Reads the location of a checkpoint as Spark reads it."""
+"""Parses the location of a checkpoint as Spark does."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from urllib.parse import unquote, urlsplit
 from sparkonce.errors import ConfigurationError
 
 OBJECT_STORES = ("s3a", "abfs", "abfss", "gs")
-"""The schemes of stores that can put an object only if there is none of its name, given the right request."""
+"""The schemes of stores with a conditional put, which fails if an object of that name exists."""
 HADOOP = ("hdfs", "viewfs")
 SCHEMES = ("file", *HADOOP, *OBJECT_STORES)
 _OTHERS = {
@@ -30,19 +30,19 @@ _ELSEWHERE = {
 
 
 def checked_location(given: str | os.PathLike[str], setting: Literal["checkpoint", "folder"] = "checkpoint") -> str:
-    """Returns a checkpoint's location as Spark is given it: an absolute path, or a URL.
+    """Returns a checkpoint's location in the form passed to Spark: an absolute path or a URL.
 
-    ``%20`` is three characters, also in a URL, as it is for Spark. Which disk a path without a scheme is on, Hadoop's
-    setting ``fs.defaultFS`` says.
+    ``%20`` is three characters, even in a URL, as in Spark. Hadoop's setting ``fs.defaultFS`` determines the store of a
+    path without a scheme.
 
     Args:
         given: The location.
         setting: The name of the argument; ``folder`` is where a sink's rows wait.
 
     Raises:
-        ConfigurationError: If it names no folder, is relative, or is on a store that is not known to put a file only if
-            there is none of its name; or if a query has run in the folder that a ``file:`` URL meant to older versions,
-            which read ``%20`` as a space.
+        ConfigurationError: If it is not a folder, is relative, or is on a store without a known conditional put; or if
+            a query has run in the folder that older versions derived from a ``file:`` URL, in which they read ``%20``
+            as a space.
     """
     checkpoint = os.fspath(given) if isinstance(given, str | os.PathLike) else ""
     if not checkpoint or checkpoint.startswith("~"):
@@ -93,13 +93,13 @@ def checked_location(given: str | os.PathLike[str], setting: Literal["checkpoint
 
 
 def about_folder(error: ConfigurationError) -> ConfigurationError:
-    """Returns an error of a checkpoint's store as one of a folder where a sink's rows wait."""
+    """Returns an error about a checkpoint's store as an error about a folder where a sink's rows wait."""
     message = error.message.replace("checkpoint=", "folder=")
     return ConfigurationError(message, next_step=error.next_step, **{**error.details, "setting": "folder"})
 
 
 def local_folder(location: str) -> Path:
-    """Returns the folder that a path or a ``file:`` URL names on this machine."""
+    """Returns the folder on this machine for a path or a ``file:`` URL."""
     scheme, _, rest = location.partition(":")
     path = rest if scheme == "file" else location
     return Path(path if not path.startswith("//") or scheme != "file" else f"/{path[2:].partition('/')[2]}")

@@ -1,8 +1,8 @@
-"""The files of a folder in an object store, by a client without a JVM: S3, Azure and Google Cloud Storage.
+"""The files of a folder in an object store, through a client without a JVM: S3, Azure and Google Cloud Storage.
 
-A put asks the store to put the object only if there is none of its name: ``If-None-Match: *``, or generation 0. The
-client reads no setting of Hadoop: `sparkonce.storage.opening` translates them. No text of the client's errors is passed
-on, because its addresses may hold a signature.
+A put is conditional: the store only accepts it if no object of that name exists (``If-None-Match: *``, or generation
+0). The client does not read Hadoop's settings; `sparkonce.storage.opening` translates them. The client's error messages
+are never passed on, because URLs in them may contain a signature.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from sparkonce.storage.files import PART_BYTES, CheckpointFiles, Landed, PutUnkn
 
 CONNECT_S, REQUEST_S = 5, 20
 DEADLINE_S = 60.0
-"""The longest time for all tries of one request."""
+"""The time limit for all attempts of one request."""
 _PUTS_IN_DOUBT = 4
-"""The tries of a put whose answers are lost. Each one that is repeated may meet the bytes of an earlier one."""
+"""How many times a put is sent if answers are lost. A repeated one may find the bytes of an earlier one."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
 _AT_ONCE = 8
 _PARTS_AT_ONCE = 4
@@ -41,33 +41,33 @@ _METADATA = re.compile(r"uri: Some\(\s*https?://(169\.254\.|metadata\.google|\[f
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "FilesystemNotFound", "The specified bucket does not exist")
 _NO_ROOM = ("QuotaExceeded", "StorageFull", "InsufficientStorage", "InsufficientAccountPermissionsQuota")
 _PASSING = frozenset({"RequestTimeout", "OperationAborted", "ConditionalRequestConflict"})
-"""S3's codes below 500 that ask for a repetition (API reference, "List of error codes")."""
+"""S3's codes below 500 that ask for a retry (API reference, "List of error codes")."""
 _REQUEST_TIMEOUT, _TOO_MANY, _FULL, _NOT_IMPLEMENTED = 408, 429, 507, 501
 _SERVER = 500
 _ERRNO = {
     401: errno.EACCES,
     403: errno.EACCES,
-    404: errno.ENODEV,  # of the bucket: a missing file is an answer
+    404: errno.ENODEV,  # the bucket is missing; a missing file is a regular answer
     _TOO_MANY: errno.EAGAIN,
     _NOT_IMPLEMENTED: errno.ENOTSUP,
 }
 
 Answer = TypeVar("Answer")
 _used_by: set[int] = set()
-"""The processes, this one or those that it was forked from, that have used the client."""
+"""The processes that have used the client: this one, or its ancestors before a fork."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectAccess:
-    """The way to a bucket or container. It can be pickled, and its text shows no secret.
+    """How to access a bucket or container. It can be pickled, and its text shows no secret.
 
     Attributes:
         kind: The store's kind.
-        bucket: The bucket, or the container.
-        options: The client's settings, in obstore's names.
-        keys: Keys of S3, in obstore's names, in place of any that the environment has.
-        provider: Returns keys of S3 that expire, with ``expires_at``; asked again in time.
-        allow_http: True to speak without TLS.
+        bucket: The bucket or container.
+        options: The client's settings, with obstore's names.
+        keys: S3 keys, with obstore's names, which replace any from the environment.
+        provider: Returns expiring S3 keys, with ``expires_at``; called again before they expire.
+        allow_http: True to allow connections without TLS.
         proxy: The URL of an HTTP proxy.
     """
 
@@ -83,7 +83,7 @@ class ObjectAccess:
         """Returns a new client.
 
         Args:
-            repeats: True if it may send a request again whose answer was lost.
+            repeats: True if it may resend a request whose answer was lost.
         """
         store, refused = _obstore().store, _obstore().exceptions.BaseError
         _check_not_forked()
@@ -151,7 +151,7 @@ class ObjectFiles(CheckpointFiles):
 
     @property
     def endpoint(self) -> str | None:
-        """The store's address, or its kind's default: many a store that speaks S3 ignores the condition."""
+        """The store's address, or its kind's default, because many S3-compatible stores ignore the condition."""
         return str(self._access.options.get("endpoint", self._access.kind))
 
     def read(self, path: str) -> bytes | None:
@@ -163,7 +163,7 @@ class ObjectFiles(CheckpointFiles):
 
     def exists(self, path: str) -> bool:
         """See `CheckpointFiles.exists`."""
-        # An answer without a body does not tell a missing object from a missing bucket: reading does.
+        # An answer without a body does not distinguish a missing object from a missing bucket, but reading does.
         return self._size(path) is not None or self.read(path) is not None
 
     def open(self, path: str) -> BinaryIO | None:
@@ -188,7 +188,7 @@ class ObjectFiles(CheckpointFiles):
         prefix = self._key(folder)
         found = self._ask(folder, lambda client: _obstore().list_with_delimiter(client, prefix or None)["objects"])
         start = f"{prefix}/" if prefix else ""
-        # A store may list the folder itself, as an empty object with a slash at its end.
+        # A store may list the folder itself, as an empty object whose name ends with a slash.
         names = [one["path"][len(start) :] for one in found if one["path"].startswith(start)]
         return [name for name in names if name and "/" not in name and not name.startswith(".")]
 
@@ -221,7 +221,7 @@ class ObjectFiles(CheckpointFiles):
 
     def delete(self, paths: Iterable[str]) -> None:
         """See `CheckpointFiles.delete`."""
-        # One by one: not every store that speaks S3 deletes several by one request.
+        # One by one: not every S3-compatible store can delete several objects in one request.
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             list(pool.map(self._delete, paths))
 
@@ -261,10 +261,10 @@ class ObjectFiles(CheckpointFiles):
             return None
 
     def _standing(self, path: str) -> bytes | None:
-        """Returns the file under a name that is taken; None if there is none, for then another put was under way.
+        """Returns the existing file under a name; None if there is none, because another put was in progress.
 
         Raises:
-            PutUnknownError: If it cannot be read. It may be this very put's.
+            PutUnknownError: If it cannot be read. This same put may have written it.
         """
         try:
             return self.read(path)
@@ -276,11 +276,11 @@ class ObjectFiles(CheckpointFiles):
             self._ask(path, lambda client: _obstore().delete(client, self._key(path)))
 
     def _ask(self, path: str, request: Callable[[Any], Answer]) -> Answer:
-        """Makes a request that may be repeated.
+        """Sends a request that may be repeated.
 
         Raises:
-            FileNotFoundError: If there surely is no such file.
-            OSError: If the store cannot be reached.
+            FileNotFoundError: If the file definitely does not exist.
+            OSError: If the store is unreachable.
         """
         client = self._client(repeats=True)
         try:
@@ -293,7 +293,7 @@ class ObjectFiles(CheckpointFiles):
             raise read_error(error).error(self._shown(path)) from None
 
     def _client(self, *, repeats: bool) -> Any:
-        """Returns this process's client, which is never shared over a fork."""
+        """Returns this process's client. A forked process gets a new one."""
         key = os.getpid(), repeats
         with self._making:
             if key not in self._clients:
@@ -317,12 +317,12 @@ def _obstore() -> Any:
 
 
 def _given(keys: Mapping[str, str]) -> dict[str, Any]:
-    """Returns keys as the client asks for them: they do not expire."""
+    """Returns keys in the form that the client expects. They do not expire."""
     return {"token": None, **keys, "expires_at": None}
 
 
 def _check_not_forked() -> None:
-    """Refuses a process that was forked from one that uses the client: its threads are not there, and it would hang.
+    """Refuses a process that was forked from one that uses the client: without the client's threads it would hang.
 
     Raises:
         OSError: If it was.
@@ -351,9 +351,9 @@ class StoreAnswer:
     """The answer to a request that did not succeed.
 
     Attributes:
-        errno: The nearest error of a POSIX disk, by which the driver knows what is waited for.
-        reason: A clause for people.
-        is_refusal: True if the request surely was not carried out, and never will be.
+        errno: The nearest POSIX error, from which the driver knows whether to wait.
+        reason: A clause for messages.
+        is_refusal: True if the request was definitely not carried out, and never will be.
     """
 
     errno: int
@@ -361,12 +361,12 @@ class StoreAnswer:
     is_refusal: bool
 
     def error(self, where: str) -> OSError:
-        """Returns the answer as the error of a file."""
+        """Returns the answer as a file error."""
         return OSError(self.errno, self.reason, where)
 
 
 def read_error(error: BaseException) -> StoreAnswer:
-    """Returns the answer that an error of the client stands for."""
+    """Returns the answer that one of the client's errors represents."""
     text = str(error)
     if _METADATA.search(text):
         return _refused(errno.EAGAIN, "No credentials: the machine's metadata service does not answer")
@@ -395,7 +395,7 @@ def is_missing_file(error: FileNotFoundError) -> bool:
 
 
 def is_full(status: int, text: str) -> bool:
-    """Returns True if an HTTP answer says that there is no room, by its status and its text."""
+    """Returns True if the status and text of an HTTP answer mean that the store is full."""
     return status == _FULL or any(one in text for one in _NO_ROOM)
 
 

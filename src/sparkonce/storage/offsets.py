@@ -11,11 +11,11 @@ import json
 from collections.abc import Sequence
 
 FILES = "files"
-"""The key of the digest."""
+"""The JSON key of the digest."""
 
 
 def without_files(line: str) -> str:
-    """Returns an offset as Spark has it."""
+    """Returns an offset as Spark writes it."""
     if f'"{FILES}"' not in line or '"logOffset"' not in line:
         return line
     offset = json.loads(line)
@@ -24,7 +24,7 @@ def without_files(line: str) -> str:
 
 
 def same_offsets(one: Sequence[str], other: Sequence[str]) -> bool:
-    """Returns True if these are the same offsets. A digest counts if both have it."""
+    """Returns True if these are the same offsets. Digests are only compared if both have one."""
     return len(one) == len(other) and all(
         a == b or (a == without_files(b)) or (b == without_files(a)) for a, b in zip(one, other, strict=True)
     )

@@ -1,8 +1,8 @@
-"""Opens a checkpoint without a JVM, and translates Hadoop's settings for clients of our own.
+"""Opens a checkpoint without a JVM, and translates Hadoop's settings for our own clients.
 
-Spark Connect, the formats, the command line and other tools open a checkpoint by its location, and reach it by Hadoop's
-settings or else by the environment. A setting that has no translation is refused by name, rather than answered by other
-credentials than Spark's own checkpoint has. No message has the value of a setting that may be a secret.
+Spark Connect, the formats, the command line and other tools open a checkpoint by its location, with Hadoop's settings
+or otherwise the environment's. A setting without a translation is refused by name, so that no other credentials than
+those of Spark's own checkpoint are ever used. Messages never contain the value of a setting that may be a secret.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ from sparkonce.storage.objects import ObjectAccess, ObjectFiles
 
 _HADOOP = "spark.hadoop."
 OF_STORES = ("dfs.", "fs.", "google.cloud.", "hadoop.security.", "ipc.")
-"""The beginnings of the names of Hadoop's settings that lead to stores."""
+"""Prefixes of Hadoop's settings for stores."""
 _URL = re.compile(r"(?:(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*):)?(?://(?P<authority>[^/]*))?(?P<path>/?.*)", re.DOTALL)
 _ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 
 
 def open_location(location: str, settings: Mapping[str, str] | None = None) -> CheckpointFiles:
-    """Returns the files of a checkpoint, reached by Hadoop's settings, or else by the environment of this process.
+    """Returns the files of a checkpoint, opened with Hadoop's settings or otherwise this process's environment.
 
-    With settings an object store is reached as Spark's connector would: see `sparkonce.storage.opening`. Without
-    any, S3 takes the variables of Amazon's tools (``AWS_ACCESS_KEY_ID``, ``AWS_REGION``, ``AWS_ENDPOINT_URL``, …),
-    Azure ``AZURE_STORAGE_…``, and Google ``GOOGLE_APPLICATION_CREDENTIALS``. HDFS takes the files in
+    With settings, an object store is accessed as Spark's connector would: see `sparkonce.storage.opening`. Without any,
+    S3 uses the environment variables of Amazon's tools (``AWS_ACCESS_KEY_ID``, ``AWS_REGION``, ``AWS_ENDPOINT_URL``,
+    …), Azure uses ``AZURE_STORAGE_…``, and Google ``GOOGLE_APPLICATION_CREDENTIALS``. HDFS uses the files in
     ``HADOOP_CONF_DIR``.
 
     Args:
-        location: See `sparkonce.storage.location.checked_location`. A path is one of this machine, unless
-            ``fs.defaultFS`` names another store.
-        settings: Hadoop's, without ``spark.hadoop.``; None for the environment's. For HDFS they count before those of
-            the files.
+        location: See `sparkonce.storage.location.checked_location`. A path is on this machine, unless ``fs.defaultFS``
+            names another store.
+        settings: Hadoop's settings, without ``spark.hadoop.``; None to use the environment's. For HDFS they take
+            precedence over the files.
 
     Raises:
-        ConfigurationError: If it is no location of a checkpoint, a setting has no counterpart, or a package is missing.
+        ConfigurationError: If it is not a valid location, a setting has no counterpart, or a package is missing.
     """
     url = checked_location(_qualified(checked_location(location), (settings or {}).get("fs.defaultFS", "")))
     scheme, _, rest = url.partition("://")
@@ -63,7 +63,7 @@ def open_location(location: str, settings: Mapping[str, str] | None = None) -> C
 
 
 def _qualified(location: str, default: str) -> str:
-    """Returns a location as Hadoop qualifies it: with the default store's scheme and host where it names none."""
+    """Returns a location as Hadoop qualifies it, with the scheme and host of the default store if it has none."""
     given, store = (cast(re.Match[str], _URL.fullmatch(one)) for one in (location, default))
     scheme, authority = given["scheme"], given["authority"]
     if not scheme and store["scheme"] not in (None, "file"):
@@ -74,10 +74,10 @@ def _qualified(location: str, default: str) -> str:
 
 
 def read_settings(shown: Mapping[str, str]) -> dict[str, str]:
-    """Returns the settings of stores, without a JVM: those in ``HADOOP_CONF_DIR``, and the session's before them.
+    """Returns the settings for stores, without a JVM: those in ``HADOOP_CONF_DIR``, overridden by the session's.
 
     Args:
-        shown: All settings of the session. As for Spark, one without ``spark.hadoop.`` comes before one with it.
+        shown: All settings of the session. As in Spark, one without ``spark.hadoop.`` takes precedence.
 
     Raises:
         ConfigurationError: If ``core-site.xml`` cannot be read.
@@ -131,19 +131,19 @@ _DEFAULT_PROVIDERS = (
 
 _AMAZON = re.compile(r"(?:https?://)?s3(?:[.-](?P<region>[a-z]{2,3}(?:-[a-z]+)+-\d))?\.amazonaws\.com(?:\.cn)?/?")
 _REGION_ELSEWHERE = "us-east-2"
-"""S3A's region of a store that is not Amazon's, if no setting names one."""
+"""S3A's region for a store other than Amazon's, if no setting names one."""
 _ROLE_PROVIDERS = (
     "org.apache.hadoop.fs.s3a.SimpleAWSCredentialsProvider,"
     "software.amazon.awssdk.auth.credentials.EnvironmentVariableCredentialsProvider"
 )
-"""S3A's providers of the keys with which a role is assumed, if no setting names them."""
+"""S3A's providers of the keys for assuming a role, if no setting names them."""
 _ENCRYPTIONS = {"AES256": "AES256", "SSE-KMS": "aws:kms", "DSSE-KMS": "aws:kms:dsse", "SSE-C": "sse-c"}
 _KMS_KEY, _CUSTOMER_KEY = "sse_kms_key_id", "sse_customer_key_base64"
 _PROVIDER_PATH = "hadoop.security.credential.provider.path"
 _LISTED = "Use credentials that docs/checkpoints.md lists."
 _UNDERSTOOD = "Remove it for this bucket: docs/checkpoints.md lists the settings that are understood."
 _REFUSED_OF_S3 = ("delegation.token.binding", "accesspoint.arn", "custom.signers", "proxy.username", "endpoint.fips")
-"""Settings of S3A that lead to other requests or other credentials, and have no counterpart."""
+"""S3A settings that lead to different requests or credentials, and have no counterpart."""
 
 
 class HadoopSettings:
@@ -151,7 +151,7 @@ class HadoopSettings:
 
     Args:
         configuration: Hadoop's ``Configuration``, a copy of the session's.
-        particular: The name of a setting for this bucket or account alone, of its general name.
+        particular: Returns the name of a setting for this bucket or account only, given its general name.
     """
 
     def __init__(self, configuration: Any, particular: Callable[[str], str]) -> None:
@@ -164,28 +164,28 @@ class HadoopSettings:
         return str(found).strip()
 
     def secret(self, name: str) -> str:
-        """Returns a setting that may be kept in a Hadoop credential file; empty if it is not set."""
+        """Returns a setting that may be stored in a Hadoop credential file; empty if it is not set."""
         for one in (self._particular(name), name):
             if found := self._configuration.getPassword(one):
                 return "".join(found).strip()
         return ""
 
     def is_on(self, name: str, *, default: bool) -> bool:
-        """Returns a setting that is true or false."""
+        """Returns a boolean setting."""
         return (self.get(name) or str(default)).lower() == "true"
 
     def add_credential_files(self, name: str) -> None:
-        """Adds a connector's own credential files, in which secrets are looked up first."""
+        """Adds a connector's own credential files, which are searched for secrets first."""
         if own := self.get(name):
             others = str(self._configuration.get(_PROVIDER_PATH) or "")
             self._configuration.set(_PROVIDER_PATH, ",".join(filter(None, (own, others))))
 
 
 class PlainSettings:
-    """Hadoop's settings without a JVM, as ``Configuration`` is asked. Its credential files cannot be read.
+    """Hadoop's settings without a JVM, with the methods of ``Configuration``. Its credential files cannot be read.
 
     Args:
-        settings: By name, without ``spark.hadoop.``.
+        settings: The settings by name, without ``spark.hadoop.``.
     """
 
     def __init__(self, settings: Mapping[str, str]) -> None:
@@ -196,7 +196,7 @@ class PlainSettings:
         return self._settings.get(name)
 
     def set(self, name: str, value: str) -> None:
-        """Sets one."""
+        """Sets a setting."""
         self._settings[name] = value
 
     def getPassword(self, name: str) -> str | None:  # noqa: N802 - Hadoop's name
@@ -211,10 +211,10 @@ class PlainSettings:
 
 
 def object_files(url: str, configuration: Any) -> ObjectFiles:
-    """Returns the files of a folder in an object store, reached as the session's connector would.
+    """Returns the files of a folder in an object store, accessed as the session's connector would.
 
     Args:
-        url: As Hadoop qualifies it.
+        url: The folder's URL, as Hadoop qualifies it.
         configuration: Hadoop's ``Configuration``, a copy of the session's; or `PlainSettings`.
 
     Raises:
@@ -253,7 +253,7 @@ def _s3(bucket: str, configuration: Any) -> ObjectAccess:
 
 
 def _endpoint_of_s3(bucket: str, settings: HadoopSettings) -> dict[str, Any]:
-    """Returns address and region. Those of the environment do not count, as they do not for S3A."""
+    """Returns address and region. As in S3A, those of the environment do not count."""
     given, region = settings.get("fs.s3a.endpoint"), settings.get("fs.s3a.endpoint.region")
     amazon = _AMAZON.fullmatch(given or "s3.amazonaws.com")
     secure = "https" if settings.is_on("fs.s3a.connection.ssl.enabled", default=True) else "http"
@@ -261,7 +261,7 @@ def _endpoint_of_s3(bucket: str, settings: HadoopSettings) -> dict[str, Any]:
     if amazon:
         region = region or amazon["region"] or os.environ.get("AWS_REGION") or "us-east-1"
         given = f"s3.{region}.amazonaws.com{'.cn' if region.startswith('cn-') else ''}"
-        by_path = by_path or "." in bucket  # else its certificate does not fit
+        by_path = by_path or "." in bucket  # otherwise its certificate does not match
     scheme, _, host = given.rpartition("://")
     host = host.rstrip("/")
     return {
@@ -292,15 +292,15 @@ _PROVIDER = "provider"
 def _credentials_of_s3(
     settings: HadoopSettings, name: str, default: str
 ) -> tuple[dict[str, str] | None, dict[str, Any]]:
-    """Returns the keys and further options that the first provider with credentials gives.
+    """Returns the keys and further options from the first provider that has credentials.
 
     Args:
-        settings: The session's.
+        settings: The session's settings.
         name: The setting that lists the providers.
         default: The providers if it is not set.
 
     Raises:
-        ConfigurationError: If a provider before it has no counterpart, or no provider has any.
+        ConfigurationError: If an earlier provider has no counterpart, or no provider has credentials.
     """
     for provider in re.split(r"[\s,]+", settings.get(name) or default):
         short = provider.rpartition(".")[2]
@@ -437,7 +437,7 @@ _PROVIDERS: Mapping[str, Callable[[HadoopSettings], _Found]] = {
     "AnonymousAWSCredentialsProvider": _anonymous,
     "AnonymousCredentialsProvider": _anonymous,
 }
-"""The readers of providers, by the class's name: Hadoop, and both versions of Amazon's library, have one of each."""
+"""The readers of providers, by class name. Hadoop and both versions of Amazon's library each have their own classes."""
 
 
 # --- Azure ----------------------------------------------------------------------------------------------------------
@@ -516,7 +516,7 @@ def _google(bucket: str, configuration: Any) -> ObjectAccess:
 
 
 def _without(names: tuple[str, ...]) -> tuple[None, dict[str, Any]]:
-    """Refuses variables of the environment that the client would read, and the session's connector would not."""
+    """Refuses environment variables that the client would read, but the session's connector would not."""
     for name in names:
         if os.environ.get(name):
             raise ConfigurationError(

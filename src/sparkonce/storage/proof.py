@@ -1,8 +1,8 @@
-"""Proves that of two puts of one name an object store lets one land, before a checkpoint's log relies on it.
+"""Tests that an object store lets only one of two puts of the same name succeed, before a log relies on it.
 
 A store may accept the condition of a put and ignore it, or check and put in two steps. So each new checkpoint begins
-with races. The file ``sparkonce/proved`` remembers them, with the store's address: a bucket's data may be copied to
-another store, and this file with it.
+with races. The file ``sparkonce/proved`` records them with the store's address, because a bucket's data, including this
+file, may be copied to another store.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ RACES = 20
 PROVED = "sparkonce/proved"
 _RACERS = 2
 _TRIES = 3
-"""The tries of a race whose outcome is unknown."""
+"""How many times a race with an unknown outcome is repeated."""
 _TOGETHER_WITHIN_S = 30.0
 
 
 def prove(files: CheckpointFiles) -> None:
-    """Lets pairs of puts race, unless the store needs no proof, or has given it for this checkpoint.
+    """Lets pairs of puts race, unless the store needs no test, or has already passed it for this checkpoint.
 
     Raises:
-        ConfigurationError: If a race has two winners, or ends without a known one, or the store cannot be reached.
+        ConfigurationError: If a race has two winners or no known winner, or the store is unreachable.
     """
     if files.endpoint is None:
         return
@@ -56,7 +56,7 @@ def _prove(files: CheckpointFiles) -> None:
             for _ in range(RACES):
                 _race(files, pool, [next(tried) for _ in range(_TRIES)])
     finally:
-        with suppress(OSError):  # they harm nobody, and the first error tells what is wrong
+        with suppress(OSError):  # leftovers are harmless, and the first error shows what is wrong
             files.delete(names)
     proof = {
         **_proved_for(files),
@@ -71,7 +71,7 @@ def _proved_for(files: CheckpointFiles) -> dict[str, str | None]:
 
 
 def _is_proved(files: CheckpointFiles) -> bool:
-    """Returns True if the store at this address has passed the races, through the client that is used now."""
+    """Returns True if the store at this address has passed the races, with the current client."""
     try:
         proof = json.loads(files.read(PROVED) or b"")
         return all(proof[name] == value for name, value in _proved_for(files).items())
@@ -80,7 +80,7 @@ def _is_proved(files: CheckpointFiles) -> bool:
 
 
 def _race(files: CheckpointFiles, pool: ThreadPoolExecutor, names: Sequence[str]) -> None:
-    """Lets two puts of one name race. One whose outcome is unknown is held again, with another name."""
+    """Lets two puts of the same name race. If the outcome is unknown, the race is repeated under another name."""
     reason = ""
     for name in names:
         start = Barrier(_RACERS)
@@ -92,7 +92,7 @@ def _race(files: CheckpointFiles, pool: ThreadPoolExecutor, names: Sequence[str]
         except PutUnknownError as error:
             reason = str(error)
             continue
-        # A put that was sent twice has landed, too, if it finds its own bytes.
+        # A put that was sent twice has also succeeded if it finds its own bytes.
         landed = [
             one
             for one, answer in zip(data, answers, strict=True)

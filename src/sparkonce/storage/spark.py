@@ -1,9 +1,10 @@
 """Reads Spark's own checkpoint folder: the query's id, each batch's input offsets, and which batches are done.
 
-Format, read off Spark 4.0 to 4.3: ``metadata`` is JSON with ``id``; ``offsets/N``, written before batch N runs, has a
-version line ``v1``, a JSON line of watermark, timestamp and settings, then one JSON line for each source; ``commits/N``
-is written after batch N. In ``v2`` (``spark.sql.streaming.offsetLog.formatVersion=2``, since Spark 4.2) the sources'
-lines have no order, and each begins with the source's name and a colon: ``0:`` for the first source without a name.
+The format is that of Spark 4.0 to 4.3. ``metadata`` is JSON with ``id``. ``offsets/N``, written before batch N runs,
+has a version line ``v1``, a JSON line with watermark, timestamp and settings, then one JSON line per source.
+``commits/N`` is written after batch N. In ``v2`` (``spark.sql.streaming.offsetLog.formatVersion=2``, since Spark 4.2)
+the sources' lines are unordered, and each begins with the source's name and a colon: ``0:`` for the first source
+without a name.
 """
 
 from __future__ import annotations
@@ -51,10 +52,10 @@ class SparkCheckpoint:
             ) from error
 
     def input_offsets(self, batch: int) -> tuple[str, ...] | None:
-        """Returns a batch's end offsets, one canonical JSON text a source; None if Spark does not have the batch.
+        """Returns a batch's end offsets, one canonical JSON text per source; None if Spark does not have the batch.
 
         Raises:
-            CheckpointMismatchError: If the file is not one of Spark's.
+            CheckpointMismatchError: If the file was not written by Spark.
         """
         data, where = self._offsets(batch), self._shown(f"offsets/{batch}")
         if data is None:
@@ -79,16 +80,16 @@ class SparkCheckpoint:
         return (self._offsets(batch) or b"").startswith(b"v1\n")
 
     def source_lines(self, batch: int) -> list[str]:
-        """Returns a batch's offsets for each source as they were written; empty if the file was cut off."""
+        """Returns a batch's offsets for each source as they were written; empty if the file was truncated."""
         version, *rest = (self._offsets(batch) or b"").decode(errors="replace").splitlines() or [""]
         return _sources(version, rest[1:])
 
     def begun(self) -> int:
-        """Returns the newest batch that Spark has planned, -1 if there is none."""
+        """Returns the latest batch that Spark has planned, -1 if there is none."""
         return self._newest("offsets")
 
     def finished(self) -> int:
-        """Returns the newest batch that Spark has recorded as done, -1 if there is none."""
+        """Returns the latest batch that Spark has recorded as done, -1 if there is none."""
         return self._newest("commits")
 
     def is_finished(self, batch: int) -> bool:
@@ -100,17 +101,17 @@ class SparkCheckpoint:
         return self._offsets(batch) is not None and not self.is_finished(batch)
 
     def finished_watermark_ms(self) -> int:
-        """Returns the watermark of the newest batch that is done, in milliseconds since the epoch; 0 without one."""
+        """Returns the watermark of the latest finished batch, in milliseconds since the epoch; 0 if there is none."""
         with suppress(IndexError, KeyError, ValueError):
             lines = (self._offsets(self.finished()) or b"").decode().splitlines()
             return int(json.loads(lines[1])["batchWatermarkMs"])
         return 0
 
     def _with_files(self, source: int, line: str) -> str:
-        """Adds a digest of the files that an offset of the file source stands for, if Spark still has their list.
+        """Adds a digest of the files that a file source's offset stands for, if Spark still has their list.
 
-        ``sources/0/2``, or ``2.compact`` with those of earlier batches, has a version line and a line of JSON for each
-        file, with its path and the number ``batchId``.
+        ``sources/0/2``, or ``2.compact`` including earlier batches, has a version line and one JSON line per file, with
+        its path and the number ``batchId``.
         """
         if not line.startswith('{"logOffset":'):
             return line
@@ -144,7 +145,7 @@ def _sources(version: str, lines: list[str]) -> list[str]:
 
 
 def canonical(line: str) -> str:
-    """Returns the same text for the same offsets; Spark writes ``-`` for a source that has none yet."""
+    """Returns the same text for the same offsets; Spark writes ``-`` for a source that does not have one yet."""
     try:
         return json.dumps(json.loads(line), sort_keys=True, separators=(",", ":"))
     except (ValueError, RecursionError):
