@@ -1,7 +1,7 @@
-"""The user's function, and one call of it, which is repeated only if nobody can say whether it was done.
+"""The user's function, and how it is called. A call is only repeated if its outcome is unknown.
 
-First what the function gets, returns and raises, and what its author declares about it; then the call, and `Calls`,
-which runs several at a time and waits for them up to a deadline.
+The first part defines what the function receives, returns and raises, and what its author declares about it. Then come
+the call itself and `Calls`, which runs several in parallel and waits for them up to a deadline.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class CallSettings:
     Attributes:
         apply: The user's function.
         is_applied: The user's second function, if there is one.
-        applies: The effect of a repeat.
+        applies: The effect of a repeated call.
         per: What one call gets: one slot's rows, or those of all handles of a batch.
-        parallel: How many calls run at once; with 1, in the order of slots.
+        parallel: How many calls run in parallel; with 1, they run in the order of slots.
         wait_s: How long one commit waits for its calls, in seconds.
     """
 
@@ -56,12 +56,12 @@ class CallSettings:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """The files whose rows the function gets in one call; the first of them names it.
+    """The files whose rows the function gets in one call. The first of them names the call.
 
     Attributes:
         entries: The files, each in `RowsState.STARTED`.
         repeated: True if an earlier commit may have called the function.
-        number: The number of the ledger's note of its begin; the same at each repeat.
+        number: The number of the ledger's note about its start; the same for each repeat.
     """
 
     entries: tuple[Entry, ...]
@@ -70,7 +70,7 @@ class Unit:
 
     @property
     def name(self) -> TransactionName:
-        """The name of the call, the same at each repeat."""
+        """The name of the call, the same for each repeat."""
         return self.entries[0].name
 
 
@@ -96,11 +96,11 @@ class Application:
         self.refused: dict[str, str] = {}
 
     def noted(self, entries: Sequence[Entry]) -> Finished | None:
-        """Returns the answer for rows of one call that are noted as applied; None if they are to be applied."""
+        """Returns the answer for the rows of one call if they are recorded as applied; None if they must be applied."""
         return Finished(outcome=Outcome.ALREADY_COMMITTED) if self._folder.done(entries[0].name) else None
 
     def apply(self, unit: Unit) -> Finished:
-        """Applies the rows unless they are applied already, and notes that they are."""
+        """Applies the rows unless they are already applied, and records that they are."""
         try:
             return self._apply(unit)
         except OSError as error:  # the folder's: those of the function are answers already
@@ -123,7 +123,7 @@ class Application:
             return self._apply_opened(unit, opened)
 
     def _gone(self, unit: Unit, error: OSError) -> Finished:
-        """Answers for rows that are gone: another driver was faster, or nobody can say whether they were applied."""
+        """Answers for rows that are gone: another driver was faster, or it is unknown whether they were applied."""
         if (known := self.noted(unit.entries)) is not None:
             return known
         reason = f"A commit had begun, and its rows are gone. They may have been applied: {error}"
@@ -139,7 +139,7 @@ class Application:
             reason = f"{self._folder.url(entry.name)} cannot be used: {error}"
             return Finished(outcome=Outcome.UNKNOWN, reason=reason)
         except OSError as error:
-            # Another driver may have applied and deleted them meanwhile, or the store does not answer now.
+            # Another driver may have applied and deleted them in the meantime, or the store does not answer.
             reason = f"{self._folder.url(entry.name)} cannot be read: {error}"
             return Finished(outcome=Outcome.RETRY, reason=reason)
         token = ApplyToken(
@@ -188,15 +188,15 @@ class Application:
         return Outcome.COMMITTED
 
     def is_applied(self, unit: Unit, token: ApplyToken) -> bool:  # noqa: ARG002 - for those that override it
-        """Asks the target, before a repeat, whether it has these rows."""
+        """Checks with the target, before a repeat, whether it has these rows."""
         return self._settings.is_applied is not None and self._settings.is_applied(token)
 
     def deliver(self, unit: Unit, token: ApplyToken, opened: Sequence[BinaryIO]) -> None:  # noqa: ARG002
-        """Brings the rows of checked files into the target."""
+        """Writes the rows of checked files to the target."""
         give(self._settings.apply, opened, token)
 
     def _note(self, unit: Unit, found: Outcome) -> Finished:
-        """Notes that the rows are applied, and deletes them. If that fails, the next call only does this."""
+        """Records that the rows are applied, and deletes them. If that fails, the next call only does this."""
         try:
             self._folder.note_done(unit.entries)
             self._folder.delete_rows(unit.entries)
@@ -209,7 +209,7 @@ class Application:
 
 
 def _lock(file: BinaryIO) -> bool:
-    """Locks out a second driver until the file is closed. If the file's store cannot, the function has to."""
+    """Locks out a second driver until the file is closed. If the file's store cannot do that, the function has to."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -220,10 +220,10 @@ def _lock(file: BinaryIO) -> bool:
 
 
 class Applies(str, Enum):
-    """The effect in the target of a second call of the function for the same token.
+    """The effect on the target of a second call of the function with the same token.
 
-    The function is called again whenever nobody can say whether the first call did its work: the driver was killed in
-    it, its connection broke, it took too long.
+    The function is called again whenever it is unknown whether the first call completed: the driver was killed during
+    it, its connection broke, or it took too long.
     """
 
     TRANSACTIONAL = "transactional"
@@ -256,13 +256,13 @@ Per = Literal["slot", "batch"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApplyToken:
-    """The name of the rows of one call, unique forever. The same rows have the same token in each call.
+    """The unique, permanent name of the rows of one call. The same rows have the same token in each call.
 
     Attributes:
-        id: Its text: at most 200 bytes of ASCII, safe in a URL, a header or a key. Keep it in the target.
+        id: The token as text: at most 200 bytes of ASCII, safe in a URL, a header or a key. Store it in the target.
         query: The short form of the query's id.
         batch: Spark's batch id.
-        slots: The slots of the rows, ascending; one, unless the sink is ``per="batch"``.
+        slots: The slots of the rows, ascending; a single one, unless the sink is ``per="batch"``.
         rows: The number of rows.
     """
 
@@ -279,32 +279,32 @@ class ApplyToken:
 
 
 class Skipped(Enum):
-    """The answer of a user's function that leaves rows unread on purpose."""
+    """The value that a user's function returns when it leaves rows unread on purpose."""
 
     SKIPPED = "skipped"
 
 
 SKIPPED: Final = Skipped.SKIPPED
-"""Returned by the user's function: the rest need not be read, for example because the target has the rows."""
+"""Return it from your function if the rest need not be read, for example because the target has the rows."""
 
 Apply = Callable[["pa.RecordBatchReader", ApplyToken], object]
-"""Brings rows into the target before it returns. Of the values it may return only `SKIPPED` has a meaning.
+"""Writes rows to the target before it returns. `SKIPPED` is the only return value with a meaning.
 
-The rows come as a ``pyarrow.RecordBatchReader``, once: iterate over it for one record batch at a time, in bounded
-memory, or take all with ``read_all()`` or ``read_pandas()``. The query stops if the function returns before it has
-taken all rows, and does not return `SKIPPED`.
+The rows arrive as a ``pyarrow.RecordBatchReader``, which can be read once: iterate over it for one record batch at a
+time, in bounded memory, or read everything with ``read_all()`` or ``read_pandas()``. The query stops if the function
+returns before it has read all rows, and does not return `SKIPPED`.
 """
 
 IsApplied = Callable[[ApplyToken], bool]
-"""Returns True if the target holds this token's rows. Asked before a repeat, so that they need not be read again."""
+"""Returns True if the target has this token's rows. Called before a repeat, so that they need not be read again."""
 
 
 class RetryLaterError(Exception):
-    """Raised by the user's function: not now. Any other exception means the same, without a time.
+    """Raise it from your function to be called again later. Any other exception has the same effect, without a delay.
 
     Args:
         message: The reason, for the operator.
-        after_s: How long not to call the function again for these rows, in seconds.
+        after_s: How long to wait before calling the function again for these rows, in seconds.
     """
 
     def __init__(self, message: str = "", *, after_s: float = 0.0) -> None:
@@ -313,22 +313,22 @@ class RetryLaterError(Exception):
 
 
 class RefusedError(Exception):
-    """Raised by the user's function: the target does not take these rows, and never will as things are.
+    """Raise it from your function if the target refuses these rows, and will keep refusing them.
 
-    The query stops at once with the reason. The rows are kept: once the cause is removed and the query started again,
-    the function gets them again.
+    The query stops immediately, with the reason. The rows are kept: once you have removed the cause and restarted the
+    query, the function gets them again.
     """
 
 
 class UnreadRowsError(Exception):
-    """Raised if the user's function returned before it had taken all of its rows, without `SKIPPED`."""
+    """Raised if the user's function returned before it had read all of its rows, without `SKIPPED`."""
 
 
 def give(apply: Apply, files: Sequence[BinaryIO], token: ApplyToken) -> None:
     """Calls the user's function with the rows of checked files.
 
     Raises:
-        UnreadRowsError: If it has left some of them, and did not return `SKIPPED`.
+        UnreadRowsError: If it has not read all of them, and did not return `SKIPPED`.
     """
     taken: list[int] = []
     returned = apply(read(files, taken), token)
@@ -343,10 +343,11 @@ Job = Callable[[], Finished]
 
 
 class Calls:
-    """Runs jobs by name, in threads that do not keep the process alive. A name has one running job at most.
+    """Runs jobs by name, in threads that do not keep the process alive. A name has at most one running job.
 
     Args:
-        parallel: How many run at once. With 1 they run in the order given, and none after one that is not committed.
+        parallel: How many jobs run in parallel. With 1 they run in the given order, and none runs after one that is not
+            committed.
     """
 
     def __init__(self, parallel: int) -> None:
@@ -354,13 +355,13 @@ class Calls:
         self._running: dict[str, Future[Finished]] = {}
 
     def run(self, jobs: Mapping[str, Job], wait_s: float) -> dict[str, Finished]:
-        """Runs each job whose name is not running yet, and waits for all.
+        """Runs each job whose name is not running yet, and waits for all of them.
 
-        A job that is not done in time continues, and the next call with its name waits for it again.
+        A job that is not finished in time continues, and the next call with its name waits for it again.
 
         Args:
             jobs: The jobs, by name.
-            wait_s: How long to wait for all together, in seconds.
+            wait_s: How long to wait for all of them together, in seconds.
         """
         new = {name: Future[Finished]() for name in jobs if name not in self._running}
         free = self._parallel - sum(not future.done() for future in self._running.values())

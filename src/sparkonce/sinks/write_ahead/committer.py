@@ -1,4 +1,4 @@
-"""The driver's half: reads each file back and gives it to the user's function, once as far as can be known."""
+"""The driver half: reads each file back and passes it to the user's function, if possible exactly once."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from sparkonce.sinks.write_ahead.ledger import FIELDS, Entry
 log = logging.getLogger("sparkonce")
 
 KEEP_BATCHES = SINKS_KEEP_BATCHES
-"""The number of batches that keep their markers."""
+"""The number of batches whose markers are kept."""
 
 TIDY_EVERY_BATCHES = 20
 TRACED_BATCHES = 5
-"""The number of each run's newest batches that are traces: the newest of all shows an old copy of the log."""
+"""The number of each run's latest batches that are traces. The latest of all reveals an old copy of the log."""
 
 Answers = dict[TransactionName, Finished]
 
@@ -38,7 +38,7 @@ class WriteAheadCommitter(HandleCommitter[TransactionName]):
     Args:
         folder: The sink's folder.
         sink: The sink's name.
-        prefix: The sink's name as the names of its files begin with it.
+        prefix: The sink's name in the form with which its file names begin.
         settings: The settings of the calls.
         application: Makes the calls; by default those of the user's function.
     """
@@ -118,7 +118,7 @@ class WriteAheadCommitter(HandleCommitter[TransactionName]):
                 )
 
     def _units(self, entries: list[Entry], answers: Answers) -> list[Unit]:
-        """Returns what is to be applied, in order of slots, and adds the answers of all that need not or cannot be."""
+        """Returns what must be applied, in the order of slots, and adds the answers of everything else."""
         # By run, too: rows that replace lost ones are of another run than the rest, and are written after it anyway.
         batches: dict[tuple[str, int, Token], list[Entry]] = {}
         for entry in entries:
@@ -141,7 +141,7 @@ class WriteAheadCommitter(HandleCommitter[TransactionName]):
             if told and len(ledger.groups(query, batch)) > len(found):
                 continue  # another driver has begun meanwhile, and may have applied and deleted these files
             if new and self._settings.per == "batch" and Outcome.LOST in {one.outcome for one in told.values()}:
-                # In two calls the rows might do something else than in one: they are lost, and written again, together.
+                # Two calls might have a different effect than one, so these rows are lost, and written again together.
                 ledger.give_up(query, batch, len(found), wanted)
                 continue
             answers.update(told)
@@ -174,7 +174,8 @@ class WriteAheadCommitter(HandleCommitter[TransactionName]):
                         self._folder.delete_rows(call)
                     continue
                 for entry in call if number not in own else ():
-                    # This happens only in a folder that went back to an earlier state. It is a repeat like any other.
+                    # This only happens in a folder that was restored to an earlier state. It is treated like any other
+                    # repeat.
                     self._folder.take(entry.name)
                 units.append(Unit(tuple(call), repeated=number not in own, number=number))
         return units
@@ -184,13 +185,16 @@ class WriteAheadCommitter(HandleCommitter[TransactionName]):
         return [group] if self._settings.per == "batch" else [[entry] for entry in group]
 
     def _take(self, entry: Entry, answers: Answers) -> bool:
-        """Takes a file that no commit has begun with, so that no abort can delete it. Adds an answer if it is gone."""
+        """Takes a file that no commit has started with, so that no abort can delete it.
+
+        Adds an answer if it is gone.
+        """
         name = entry.name
         if self._folder.take(name):
             return True
         state = self._folder.find(name)
         if state is RowsState.STARTED:
-            return True  # the driver that took it was killed before it noted that it begins
+            return True  # the driver that took it was killed before it recorded its start
         if state is RowsState.DONE:
             self._folder.delete_rows([entry])
             answers[name] = Finished(outcome=Outcome.ALREADY_COMMITTED)
@@ -216,9 +220,9 @@ class WriteAheadCommitter(HandleCommitter[TransactionName]):
             call = self._call_with(name)
             if not call:
                 state = self._folder.discard(name)
-                call = self._call_with(name)  # another driver may have begun with it meanwhile
+                call = self._call_with(name)  # another driver may have started with it in the meantime
             if state is RowsState.DONE or (call and self._folder.done(call[0].name)):
-                self._folder.delete_rows(call)  # a put may have come again after they were deleted
+                self._folder.delete_rows(call)  # a put may have arrived after they were deleted
                 return Finished(outcome=Outcome.ALREADY_COMMITTED)
         except OSError as error:
             return Finished(outcome=Outcome.RETRY, reason=f"The rows could not be deleted: {error}")
@@ -251,7 +255,7 @@ class WriteAheadCommitter(HandleCommitter[TransactionName]):
             return
         query, up_to = names[0].query, batch - KEEP_BATCHES
         try:
-            # Counted from the last time: every twentieth batch may be one without rows.
+            # Counted from the last time, because every twentieth batch may be one without rows.
             if up_to - self._folder.ledger.forgotten_up_to(query) >= TIDY_EVERY_BATCHES:
                 self._folder.forget(query, up_to)
         except OSError as error:

@@ -30,28 +30,29 @@ LEDGER = "ledger"
 
 
 class WriteAheadSink(TwoPhaseCommitSink):
-    """Gives rows to a function once their batch is decided: for any system that a function can be written for.
+    """Passes rows to a function once their batch is decided, for any system that a function can write to.
 
-    Until then they wait, as compressed Parquet files, in a folder that the driver and all executors see. The function
-    runs on the driver, and again for the same rows if nobody can say whether it was done. Its author declares what a
-    repeat does to the target: that decides what readers are promised.
+    Until then they wait, as compressed Parquet files, in a folder that the driver and all executors can access. The
+    function runs on the driver, and again for the same rows if it is unknown whether the first call completed. Its
+    author declares what a repeated call does to the target, which determines the guarantee for readers.
 
     Args:
-        apply: The function of a slot's rows and the token that names them, see
-            `sparkonce.sinks.write_ahead.application.Apply`. Called on the driver, from several threads unless
-            ``parallel=1``; need not be picklable.
-        applies: The effect in the target of a second call for the same token.
-        is_applied: A function that tells before a repeat whether the target holds the token already. Optional.
-        per: ``slot``: one call for each slot. ``batch``: one call for the rows of all slots of a batch, as long as all
-            are committed together, which the driver does. Cannot be changed once the query has started.
-        parallel: How many calls run at once. With 1 they come in the order of slots, one after the other.
-        wait_s: How long a commit waits for its calls before the driver asks again, in seconds. A call that takes longer
-            continues; the query stops if it has not returned by the driver's ``outage_patience_s``.
+        apply: The function, which gets a slot's rows and the token that names them, see
+            `sparkonce.sinks.write_ahead.application.Apply`. It is called on the driver, from several threads unless
+            ``parallel=1``, and need not be picklable.
+        applies: The effect on the target of a second call with the same token.
+        is_applied: An optional function that is called before a repeat, and returns True if the target already has the
+            token.
+        per: ``slot``: one call per slot. ``batch``: one call for the rows of all slots of a batch, as long as all are
+            committed together, which the driver does. It cannot be changed once the query has started.
+        parallel: How many calls run in parallel. With 1 they run one after another, in the order of slots.
+        wait_s: How long a commit waits for its calls before the driver checks again, in seconds. A call that takes
+            longer continues; the query stops if it has not returned within the driver's ``outage_patience_s``.
         folder: The folder in which rows wait; None for ``sparkonce-write-ahead`` in the query's checkpoint. The driver
-            and all executors must see it under this path or URL. The ledger is in the checkpoint in any case.
-        guarantee: The level at which the sink is run. Below EXACTLY_ONCE the workers call the function as soon as a
-            slot's rows are there, and it has to be picklable by cloudpickle.
-        name: Unique within the query, and the same after a restart.
+            and all executors must reach it under this path or URL. The ledger is always in the checkpoint.
+        guarantee: The level at which the sink runs. Below EXACTLY_ONCE the workers call the function as soon as a
+            slot's rows have arrived, and it must be picklable with cloudpickle.
+        name: A name that is unique within the query and stays the same after a restart.
 
     Raises:
         ConfigurationError: If a setting is wrong.
@@ -90,7 +91,7 @@ class WriteAheadSink(TwoPhaseCommitSink):
 
     @property
     def promise(self) -> Guarantee:
-        """The guarantee that readers get: AT_LEAST_ONCE for a function that doubles rows when it is called again."""
+        """The guarantee for readers: AT_LEAST_ONCE for a function that duplicates rows when it is called again."""
         if self.guarantee is Guarantee.EXACTLY_ONCE and self.applies is Applies.NEITHER:
             return Guarantee.AT_LEAST_ONCE
         return self.guarantee
@@ -102,7 +103,7 @@ class WriteAheadSink(TwoPhaseCommitSink):
         return (CONDITIONS[self.applies],)
 
     def use_folders(self, open_folder: Callable[[str], CheckpointFiles]) -> None:
-        """Opens the folder in which rows wait, if it was given by URL."""
+        """Opens the folder in which rows wait, if it was given as a URL."""
         if self._rows_url is not None and self._rows is None:
             try:
                 self.use_rows(open_folder(self._rows_url))
@@ -110,14 +111,14 @@ class WriteAheadSink(TwoPhaseCommitSink):
                 raise about_folder(error) from None
 
     def use_rows(self, files: CheckpointFiles) -> None:
-        """Lets rows wait there, instead of the checkpoint."""
+        """Makes rows wait there, instead of in the checkpoint."""
         self._rows = files.for_workers()
 
     def use_checkpoint(self, files: CheckpointFiles) -> None:
         """Keeps the ledger there, and the rows if no folder was given.
 
         Raises:
-            ConfigurationError: If this object keeps them in another checkpoint already, or if workers cannot reach it.
+            ConfigurationError: If this object already uses another checkpoint, or if workers cannot reach it.
         """
         bound = self._checkpoint
         if bound is not None and _resolved(bound) != _resolved(files):
@@ -127,7 +128,7 @@ class WriteAheadSink(TwoPhaseCommitSink):
                 next_step="Make a sink object for each query.",
             )
         if self._rows is None:
-            # The driver reaches rows by the workers' client, too: a JVM would hand them over as one array of bytes.
+            # The driver, too, reads rows through the workers' client: a JVM would return them as a single byte array.
             self._shared = files.for_workers()
         self._checkpoint = files
 
@@ -135,7 +136,7 @@ class WriteAheadSink(TwoPhaseCommitSink):
         """Returns all columns.
 
         Raises:
-            SchemaError: naming one that Parquet does not take.
+            SchemaError: If Parquet does not support a column. The message names it.
         """
         from sparkonce.sinks.write_ahead.rows import is_taken
 
@@ -223,7 +224,7 @@ class WriteAheadSink(TwoPhaseCommitSink):
         return StoredFolder(rows.inside(self._prefix), ledger)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Packs the functions: workers only write rows, and may lack the modules that the functions are made of."""
+        """Packs the functions: workers only write rows, and may lack the modules that the functions need."""
         state = {**self.__dict__, "_checkpoint": self._shared}
         if self.guarantee is not Guarantee.EXACTLY_ONCE:
             return state

@@ -1,4 +1,4 @@
-"""The executor half: one copy's rows in a file of their own, or applied at once below EXACTLY_ONCE."""
+"""The executor half: writes the rows of one task attempt to a file, or applies them immediately below EXACTLY_ONCE."""
 
 from __future__ import annotations
 
