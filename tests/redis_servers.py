@@ -30,7 +30,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
 
 @pytest.fixture(scope="module")
 def cluster() -> RedisCluster:
-    """Forms in seconds, and so it is the same for all modules; it begins empty."""
+    """A cluster takes seconds to form, so all modules share one. It is empty when a module starts."""
     started = redis_cluster()
     for node in started.nodes:
         with witness(node) as connection:

@@ -163,7 +163,7 @@ class AnyJob:
         await_aborted(self.bootstrap, self.query)
 
     def records(self) -> list[Record]:
-        """Reads the topic, read_committed, once all that was to end there has ended."""
+        """Reads the topic with read_committed, after waiting for the markers of all transactions that have ended."""
         await_markers(self.bootstrap, self.query)
         return read_committed(self.bootstrap, self.config.target, timeout_s=LIMIT_S)
 

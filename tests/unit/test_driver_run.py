@@ -808,7 +808,7 @@ def test_a_newer_run_comes_before_the_decision(world: World) -> None:
     assert world.visible() == numbers(0)
 
     world = world.another()
-    # A supervisor that took it for one would start this run's driver again, and depose the newer one.
+    # A supervisor that took it for one would restart this run's driver, which would supersede the newer one.
     older, work = world.start(), world.work(0)
 
     def fence() -> None:

@@ -273,7 +273,7 @@ def _numbers(column: pa.Array) -> Any:
 
 
 def _base64(column: pa.Array) -> pa.Array:
-    # All values together: padded to a multiple of three bytes, each has the same encoding as alone, except at its end.
+    # Encode all values in one call. Padding each to a multiple of three bytes changes its encoding only at the end.
     given, column = column, pc.fill_null(column, b"").cast(pa.large_binary())
     offsets = np.frombuffer(column.buffers()[1], np.int64)[column.offset : column.offset + len(column) + 1]
     lengths = np.diff(offsets)

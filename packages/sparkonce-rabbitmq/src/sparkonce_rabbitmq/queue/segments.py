@@ -147,7 +147,7 @@ class Segments:
         found = self.files.put(_segment(number), data)
         if not isinstance(found, Landed) and found.standing != data:
             raise superseded(self.files.location)
-        # Its number may have been free only because newer receivers have deleted what was there.
+        # The number may have been free only because newer receivers deleted the segment that had it.
         if self.numbers()[-1] != number:
             raise superseded(self.files.location)
 
