@@ -52,7 +52,7 @@ _DONE = "done"
 
 
 class RowsState(str, Enum):
-    """A transaction's state, in the order in which it goes through them."""
+    """A transaction's state, in the order in which it passes through them."""
 
     OPEN = "open"
     PREPARED = "prepared"
@@ -61,9 +61,9 @@ class RowsState(str, Enum):
 
 
 class WriteAheadFolder(abc.ABC):
-    """One sink's folder. Holds nothing open; pickled to the workers.
+    """One sink's folder. Keeps no files open, and is pickled for the workers.
 
-    Every method raises OSError if the folder cannot be asked.
+    Every method raises OSError if the folder is unreachable.
 
     Args:
         files: The files of the folder.
@@ -83,29 +83,29 @@ class WriteAheadFolder(abc.ABC):
         return self.files.location
 
     def make(self) -> None:
-        """Makes what is missing, the ledger too."""
+        """Creates what is missing, including the ledger."""
         for folder in ("", *self.folders):
             self.files.make(folder)
         make_identity(self.files)
         self.ledger.make()
 
     def identity(self) -> str:
-        """Returns the identity that tells this folder from another. Raises OSError if it is not there."""
+        """Returns the identity that distinguishes this folder from others. Raises OSError if it does not exist."""
         return read_identity(self.files)
 
     # --- a writer's -------------------------------------------------------------------------------------------------
 
     @abc.abstractmethod
     def create(self, name: TransactionName) -> BinaryIO:
-        """Creates the file that a writer fills, and can read."""
+        """Creates a file that a writer can fill and read."""
 
     @abc.abstractmethod
     def hide(self, name: TransactionName) -> None:
-        """Takes away the name of a file that is being filled; the file can be used until it is closed."""
+        """Removes the name of a file that is being filled; the file can be used until it is closed."""
 
     @abc.abstractmethod
     def keep(self, name: TransactionName, file: BinaryIO) -> bool:
-        """Keeps a file that is filled, durably, where a driver finds it. False if it was aborted meanwhile."""
+        """Stores a filled file durably where a driver finds it. Returns False if it was aborted in the meantime."""
 
     # --- a driver's -------------------------------------------------------------------------------------------------
 
@@ -113,7 +113,7 @@ class WriteAheadFolder(abc.ABC):
     def take(self, name: TransactionName) -> bool:
         """Takes prepared rows, so that no abort can delete them; durable after `sync_taken`.
 
-        False if they were not there, or not in this state.
+        Returns False if they did not exist, or were not in this state.
         """
 
     def sync_taken(self) -> None:  # noqa: B027 - not every store has something to do
@@ -121,15 +121,15 @@ class WriteAheadFolder(abc.ABC):
 
     @abc.abstractmethod
     def find(self, name: TransactionName) -> RowsState | None:
-        """Returns the state of a prepared transaction; None if it surely has no rows, or they were discarded."""
+        """Returns the state of a prepared transaction; None if it definitely has no rows, or they were discarded."""
 
     @abc.abstractmethod
     def discard(self, name: TransactionName) -> RowsState | None:
-        """Deletes rows that no commit has begun with, permanently, and returns their state afterwards."""
+        """Permanently deletes rows that no commit has started with, and returns their state afterwards."""
 
     @abc.abstractmethod
     def lingering(self, wanted: Callable[[TransactionName], bool]) -> list[TransactionName]:
-        """Lists those of these transactions that are open, prepared, or discarded and not yet deleted."""
+        """Lists which of these transactions are open, prepared, or discarded but not yet deleted."""
 
     @abc.abstractmethod
     def url(self, name: TransactionName, state: RowsState = RowsState.STARTED) -> str:
@@ -137,14 +137,14 @@ class WriteAheadFolder(abc.ABC):
 
     @abc.abstractmethod
     def open(self, name: TransactionName, state: RowsState = RowsState.STARTED) -> BinaryIO:
-        """Opens rows in this state. Raises FileNotFoundError if they surely are gone."""
+        """Opens rows in this state. Raises FileNotFoundError if they are definitely gone."""
 
     @abc.abstractmethod
     def delete_rows(self, entries: Sequence[Entry]) -> None:
-        """Deletes rows that are noted as applied."""
+        """Deletes rows that are recorded as applied."""
 
     def note_done(self, entries: Sequence[Entry]) -> None:
-        """Notes durably that the rows of these entries, of one call, were applied. The first entry names the call."""
+        """Durably records that the rows of these entries, of one call, were applied. The first entry names the call."""
         put_note(self.files, _done(entries[0].name), text_of(entries))
 
     def done(self, name: TransactionName) -> list[Entry]:
@@ -160,7 +160,7 @@ class WriteAheadFolder(abc.ABC):
         return [name for text in texts if (name := TransactionName.parse(text)) is not None]
 
     def forget(self, query: str, up_to: int) -> None:
-        """Deletes the markers and notes of a query's batches up to this one, once it has noted that it does."""
+        """Deletes the markers and notes of a query's batches up to this one, after recording that it will."""
         self.ledger.begin_to_forget(query, up_to)
         self._forget(query, up_to, _DONE)
         self.ledger.forget(query, up_to)
@@ -219,12 +219,12 @@ class DiskFolder(WriteAheadFolder):
 
     def find(self, name: TransactionName) -> RowsState | None:
         """See `WriteAheadFolder.find`."""
-        # In the order of the states: a file that is moved meanwhile is found in its next one.
+        # In the order of the states, so that a file that is moved in the meantime is found in its next state.
         states = (RowsState.PREPARED, RowsState.STARTED, RowsState.DONE)
         for state in states:
             if _exists(self.path(state, name)):
                 return state
-        # Listed, too: a network file system may remember for a while that a name was not there.
+        # Listed, too, because a network file system may cache for a while that a name did not exist.
         return next((state for state in states if str(name) in os.listdir(self.root / state.value)), None)  # noqa: PTH208
 
     def discard(self, name: TransactionName) -> RowsState | None:
@@ -246,7 +246,7 @@ class DiskFolder(WriteAheadFolder):
     def open(self, name: TransactionName, state: RowsState = RowsState.STARTED) -> BinaryIO:
         """See `WriteAheadFolder.open`."""
         path = self.path(state, name)
-        try:  # network file systems lock only what is open for writing
+        try:  # network file systems only lock files that are open for writing
             return path.open("r+b")
         except PermissionError:
             return path.open("rb")
@@ -265,7 +265,7 @@ class DiskFolder(WriteAheadFolder):
 
 
 def create_file(path: Path) -> BinaryIO:
-    """Creates a file, which must not exist, for writing and reading."""
+    """Creates a file, which must not exist yet, for writing and reading."""
     return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o640), "w+b")
 
 
@@ -297,7 +297,7 @@ class StoredFolder(WriteAheadFolder):
         """See `WriteAheadFolder.keep`."""
         file.seek(0)
         self.files.put_large(_rows(name), file)
-        # After the put: either this sees the abort, or the abort's delete sees the rows.
+        # After the put, either this sees the abort, or the abort's delete sees the rows.
         if self._fate(name) != _DISCARDED:
             return True
         self.files.delete([_rows(name)])
@@ -310,7 +310,7 @@ class StoredFolder(WriteAheadFolder):
 
     def find(self, name: TransactionName) -> RowsState | None:
         """See `WriteAheadFolder.find`."""
-        # The marker last: rows that are deleted meanwhile have one.
+        # The marker comes last: rows that are deleted in the meantime have one.
         if self.files.exists(_rows(name)):
             fate = self._fate(name)
             if fate != _DISCARDED:
@@ -341,7 +341,7 @@ class StoredFolder(WriteAheadFolder):
     def delete_rows(self, entries: Sequence[Entry]) -> None:
         """See `WriteAheadFolder.delete_rows`."""
         self.files.delete(_rows(entry.name) for entry in entries)
-        # From here on the ledger and the marker say the same.
+        # From here on the ledger and the marker agree.
         self.files.delete(_fate_of(entry.name) for entry in entries)
 
     def forget(self, query: str, up_to: int) -> None:

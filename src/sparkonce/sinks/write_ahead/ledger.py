@@ -27,7 +27,7 @@ _IDENTITY = "identity"
 _BEGUN = "begun"
 _FORGOTTEN = "forgotten"
 LOST = b"lost "
-"""Begins the note of files that no commit ever gives to the function."""
+"""The prefix of a note about files that no commit will ever pass to the function."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Group:
 
     Attributes:
         entries: The files.
-        is_lost: True if no commit ever gives them to the function; otherwise one has begun to.
+        is_lost: True if no commit will ever pass them to the function; False if one has started to.
     """
 
     entries: list[Entry]
@@ -44,30 +44,30 @@ class Group:
 
 
 class Ledger:
-    """One sink's notes. Holds nothing open.
+    """One sink's notes. Keeps no files open.
 
-    Every method raises OSError if the ledger cannot be read or written, and if it is missing: a missing ledger is never
-    taken for an empty one.
+    Every method raises OSError if the ledger cannot be read or written, or is missing: a missing ledger is never
+    treated as an empty one.
 
     Args:
-        files: The files of its folder.
+        files: The files of the ledger's folder.
     """
 
     def __init__(self, files: CheckpointFiles) -> None:
         self.files = files
 
     def make(self) -> None:
-        """Makes the folders that are missing."""
+        """Creates missing folders."""
         for folder in ("", _BEGUN, _FORGOTTEN):
             self.files.make(folder)
         make_identity(self.files)
 
     def identity(self) -> str:
-        """Returns the identity that tells this ledger from another."""
+        """Returns the identity that distinguishes this ledger from others."""
         return read_identity(self.files)
 
     def begun(self, query: str, batch: int) -> list[list[Entry]]:
-        """Returns the files that commits of a batch have begun with, by the number of their group."""
+        """Returns the files that commits of a batch have started with, by the number of their group."""
         return [[] if group.is_lost else group.entries for group in self.groups(query, batch)]
 
     def groups(self, query: str, batch: int) -> list[Group]:
@@ -86,21 +86,21 @@ class Ledger:
             found.append(Group(entries, data.startswith(LOST)))
 
     def begin(self, query: str, batch: int, number: int, entries: Sequence[Entry]) -> bool:
-        """Notes durably that a commit begins with these files, a group that never changes.
+        """Durably records that a commit starts with these files, a group that never changes.
 
-        The groups of a batch are a short log: each is put once, under the first free number. So a transaction is in one
-        group, whichever driver commits it.
+        The groups of a batch form a short log: each is put once, under the first free number. So a transaction is in
+        one group, whichever driver commits it.
 
         Returns:
-            False if there is a group of this number already.
+            False if a group with this number already exists.
         """
         return put_note(self.files, _begun(query, batch, number), text_of(entries))
 
     def give_up(self, query: str, batch: int, number: int, entries: Sequence[Entry]) -> bool:
-        """Notes durably that no commit ever begins with these files: they are a group, as those of `begin` are.
+        """Durably records that no commit will ever start with these files. They form a group, like those of `begin`.
 
         Returns:
-            False if there is a group of this number already.
+            False if a group with this number already exists.
         """
         return put_note(self.files, _begun(query, batch, number), LOST + text_of(entries))
 
@@ -122,7 +122,7 @@ class Ledger:
             raise OSError(f"{self.files.location}/{path} does not contain a batch's number: {error}") from error
 
     def begin_to_forget(self, query: str, up_to: int) -> None:
-        """Notes durably, before anything is deleted, that batches up to this one are forgotten."""
+        """Durably records, before anything is deleted, that batches up to this one are forgotten."""
         self.files.require(_FORGOTTEN)
         self.files.replace(f"{_FORGOTTEN}/{query}", str(up_to).encode())
 
@@ -137,7 +137,7 @@ class Ledger:
     def _names(self, folder: str) -> Sequence[str]:
         names = self.files.names(folder)
         if not names:
-            # Nothing is there, which a ledger that is unreachable looks like, too.
+            # Nothing exists, which is also what an unreachable ledger looks like.
             self.files.require(folder)
             self.identity()
         return names
@@ -148,15 +148,15 @@ def _begun(query: str, batch: int, number: int) -> str:
 
 
 def text_of(entries: Iterable[Entry]) -> bytes:
-    """Returns entries as a small file keeps them."""
+    """Returns entries as the contents of a small file."""
     return json.dumps([entry.fields() for entry in entries]).encode()
 
 
 def entries_of(data: bytes, where: str) -> list[Entry]:
-    """Reads the entries of such a file.
+    """Parses the entries in such a file.
 
     Raises:
-        OSError: If it is damaged or of another version, which does not mean that it names nothing.
+        OSError: If it is damaged or of another version, which does not mean that it is empty.
     """
     try:
         found = read_json(data)
@@ -171,15 +171,15 @@ def entries_of(data: bytes, where: str) -> list[Entry]:
 
 
 def make_identity(files: CheckpointFiles) -> None:
-    """Gives a folder an identity, durably, if it has none."""
+    """Durably gives a folder an identity, if it has none."""
     put_note(files, _IDENTITY, secrets.token_hex(8).encode())
 
 
 def read_identity(files: CheckpointFiles) -> str:
-    """Returns the identity that tells a folder from another.
+    """Returns the identity that distinguishes a folder from others.
 
     Raises:
-        OSError: If it is not there.
+        OSError: If it does not exist.
     """
     data = files.read(_IDENTITY)
     if data is None:
@@ -230,13 +230,13 @@ class Entry:
     parts: str = ""
 
     def fields(self) -> dict[str, Scalar]:
-        """Returns the entry as a handle keeps it."""
+        """Returns the entry as fields of a handle."""
         fields = {**asdict(self), "name": str(self.name)}
         return fields if self.parts else {name: one for name, one in fields.items() if name != "parts"}
 
     @classmethod
     def of_fields(cls, fields: Mapping[str, Scalar]) -> Entry | None:
-        """Returns the entry, or None if these are not the fields of one."""
+        """Returns the entry, or None if these are not its fields."""
         name = TransactionName.parse(str(fields.get("name", "")))
         if name is None or set(fields) | {"parts"} != FIELDS:
             return None
@@ -251,5 +251,5 @@ class Entry:
 
     @classmethod
     def of_handle(cls, handle: Handle) -> Entry | None:
-        """Returns the entry, or None if the handle is none of ours."""
+        """Returns the entry, or None if the handle belongs to another sink."""
         return cls.of_fields(dict(handle.transaction))

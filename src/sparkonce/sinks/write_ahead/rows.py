@@ -1,4 +1,4 @@
-"""One slot's rows in a file: compressed Parquet, with a checksum that is computed while it is written."""
+"""Stores one slot's rows in a file: compressed Parquet, with a checksum that is computed while writing."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 ROW_GROUP_BYTES = 16 * 2**20
-"""The memory that a writer gathers before it writes a row group, which a reader reads in about one piece."""
+"""How much memory a writer fills before it writes a row group, which a reader reads in about one piece."""
 
 READ_ROWS = 65_536
 _CHUNK_BYTES = 2**20
 
 
 def is_taken(column: pa.Field) -> bool:
-    """Returns True if Parquet takes a column's type, as a file without rows shows."""
+    """Returns True if Parquet supports a column's type, as shown by a file without rows."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -54,7 +54,7 @@ class RowsFile:
         self.rows = 0
 
     def write(self, rows: pa.RecordBatch) -> None:
-        """Adds rows; they need not be on disk when it returns."""
+        """Adds rows, which may not be on disk yet when it returns."""
         self._waiting.append(rows)
         self._waiting_bytes += rows.nbytes
         self.rows += rows.num_rows
@@ -70,7 +70,7 @@ class RowsFile:
         return self._hashing.size, self._hashing.checksum()
 
     def close(self) -> None:
-        """Gives up the file as it is. Ignores the disk's errors, which no longer matter."""
+        """Abandons the file as it is. Ignores disk errors, which no longer matter."""
         parquet, self._parquet = self._parquet, None
         for one in (parquet, self.file):
             try:
@@ -118,7 +118,7 @@ class _Hashing(io.RawIOBase):
 
 
 def check(file: BinaryIO, size: int, checksum: str) -> None:
-    """Reads an open file to its end, and checks that it is the one that was sealed.
+    """Reads an open file to its end, and checks that it is the file that was sealed.
 
     Raises:
         CorruptRowsError: If it is not.
