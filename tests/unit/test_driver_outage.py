@@ -252,7 +252,7 @@ def test_a_refused_write_is_not_waited_for_and_keeps_its_advice(
     world.add("once", Guarantee.AT_MOST_ONCE).fail("write", AWAY)
     with pytest.raises(errors.PrepareError, match="will not be written again") as caught:
         world.run(world.start(), 0)
-    assert "goes on behind this batch" in caught.value.next_step
+    assert "continues with the next batch" in caught.value.next_step
     assert clock.slept == []
 
     world = world.another()

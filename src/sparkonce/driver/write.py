@@ -202,7 +202,7 @@ class BatchWriter:
             work.write(self.owners(effect.sinks, state), None)
         except Exception as error:  # noqa: BLE001 - the run reports that rows may be missing
             reason = self._failure.note(error)
-            self._failure.advice = "remove the cause and start the query again: it goes on behind this batch."
+            self._failure.advice = "remove the cause and start the query again: it continues with the next batch."
             return on.PrepareFailed(reason=reason)
         return on.Prepared(handles=())
 
