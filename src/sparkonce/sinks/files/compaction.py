@@ -101,7 +101,7 @@ def compact(
         store_options: The options of the `FilesSink`.
 
     Raises:
-        ConfigurationError: naming the setting and its value.
+        ConfigurationError: If a setting is wrong. The message names it and its value.
         FilesGoneError: If files are gone, and ``missing_ok`` does not allow it.
         CorruptRecordError: If a file has other bytes or rows than its manifest says.
         UnknownOutcomeError: If the store cannot be asked now. Run it again.

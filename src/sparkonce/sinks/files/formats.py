@@ -92,7 +92,7 @@ def choose(format: str, compression: str | None, options: Mapping[str, Any]) -> 
     """Checks the format that the user chose.
 
     Raises:
-        ConfigurationError: naming the setting and its value.
+        ConfigurationError: If a setting is wrong. The message names it and its value.
     """
     known = FORMATS[one_of("format", format, tuple(FORMATS))]
     codec = known.codecs[0] if compression is None else compression
@@ -286,7 +286,7 @@ def check_columns(schema: pa.Schema, format: str, partition_by: Sequence[str]) -
         partition_by: The columns that name folders.
 
     Raises:
-        SchemaError: naming the column.
+        SchemaError: If a column is refused. The message names it.
     """
     for name in schema.names:
         if schema.names.count(name) > 1:

@@ -72,7 +72,7 @@ def open_store(path: str, options: Mapping[str, Any]) -> FileStore:
         options: Options of the store.
 
     Raises:
-        ConfigurationError: naming the setting, or the package that has to be installed.
+        ConfigurationError: If a setting is wrong, or a package is not installed. The message names it.
     """
     scheme = scheme_of(path)
     try:

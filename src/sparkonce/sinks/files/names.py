@@ -113,7 +113,7 @@ def split(rows: pa.Table, names: Sequence[str]) -> Iterator[tuple[str, pa.Table]
     """Yields each partition's folder and its rows, in their order, without the columns that name it.
 
     Raises:
-        PrepareError: naming the column with a string that is not UTF-8.
+        PrepareError: If a string is not UTF-8. The message names the column.
     """
     # The rows are copied, so that one partition does not keep the memory of the others.
     codes = np.zeros(rows.num_rows, np.int64)

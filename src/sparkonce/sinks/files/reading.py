@@ -87,7 +87,7 @@ def refuse_gone(store: FileStore, named: Collection[str], there: Collection[str]
     """Refuses if files are gone.
 
     Raises:
-        FilesGoneError: naming them.
+        FilesGoneError: If files are gone. The message names them.
     """
     if gone := sorted(set(named) - set(there)):
         raise FilesGoneError(

@@ -46,7 +46,7 @@ class FilesSink(TwoPhaseCommitSink):
         guarantee: EXACTLY_ONCE stages files until the decision; the others publish them when a slot is done.
 
     Raises:
-        ConfigurationError: naming the setting and its value.
+        ConfigurationError: If a setting is wrong. The message names it and its value.
     """
 
     def __init__(

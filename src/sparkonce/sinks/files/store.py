@@ -113,7 +113,7 @@ class FileStore(abc.ABC):
         A run is refused if one of these values differs from that of the last run.
 
         Raises:
-            PreflightError: naming the setting and its value.
+            PreflightError: If a check fails. The message names the setting and its value.
         """
 
     def folds_names(self) -> bool:

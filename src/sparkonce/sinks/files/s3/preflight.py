@@ -80,7 +80,7 @@ def check(client: Any, settings: S3Settings, bucket: str, prefix: str) -> Findin
     """Checks that the bucket exists and allows every request that the sink makes.
 
     Raises:
-        PreflightError: naming the bucket, the setting or the right.
+        PreflightError: If a check fails. The message names the bucket, the setting or the permission.
     """
     trial = _Trial(client, settings, bucket)
     trial.ask("HeadBucket", Bucket=bucket)

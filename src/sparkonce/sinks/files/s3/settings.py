@@ -108,7 +108,7 @@ def read_settings(user: Mapping[str, Any]) -> S3Settings:
     """Checks the user's settings.
 
     Raises:
-        ConfigurationError: naming the setting that is unknown or has an impossible value, but never a secret's value.
+        ConfigurationError: If a setting is unknown or invalid. The message names it, but never shows a secret.
     """
     known = [one.name for one in fields(S3Settings)]
     for name in user:

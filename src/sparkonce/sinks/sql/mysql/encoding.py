@@ -58,7 +58,7 @@ def insert_values(rows: pa.RecordBatch, columns: Sequence[MySQLColumn], most_byt
         most_bytes: The most bytes of one piece.
 
     Raises:
-        PrepareError: naming the column whose value would be changed by the server.
+        PrepareError: If the server would change a value. The message names the column.
     """
     for piece in halves(rows, LARGEST_PIECE_BYTES):
         fields = [_for_insert(cells, column, values) for cells, column, values in _cells(piece, columns)]
