@@ -216,6 +216,12 @@ def test_a_session_is_used_again_and_closed_after_an_error() -> None:
         raise ServerError("lost")
     assert session.closed
 
+    with committer.asking("this"), committer.asking("that"):
+        pass
+    with pytest.raises(UnknownOutcomeError), committer.asking("why"):
+        raise ServerError("lost")
+    assert [one.closed for one in server.sessions] == [True, True, True]
+
     committer = database(Server(fails=True))
     assert committer.commit([prepared(1)])[0].outcome is Outcome.RETRY
     assert committer.abort([prepared(1)])[0].outcome is Outcome.RETRY

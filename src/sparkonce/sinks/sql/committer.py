@@ -203,9 +203,16 @@ class SqlCommitter(HandleCommitter[SqlTransaction]):
 
     @contextmanager
     def lent(self, limit_s: float | None = None) -> Iterator[Session]:
-        """Lends a session for exclusive use, with an optional time limit. After any error it is closed."""
-        with self._sessions.lent() as session, self._dialect.within(session, limit_s or self._limits.answer_s):
-            yield session
+        """Lends a session for exclusive use, with an optional time limit.
+
+        After any error it is closed. The idle sessions are closed too: they probably lost the server as well.
+        """
+        try:
+            with self._sessions.lent() as session, self._dialect.within(session, limit_s or self._limits.answer_s):
+                yield session
+        except self._dialect.errors:
+            self._sessions.drop()
+            raise
 
     @contextmanager
     def asking(self, what: str) -> Iterator[Session]:

@@ -230,8 +230,3 @@ def is_outage(error: BaseException) -> bool:
         # The message includes the operating system's error.
         return _FULL.search(server_message(error)) is not None
     return number is not None and ERRORS.meaning(number).outage
-
-
-def is_no_reply(number: int | None) -> bool:
-    """Returns True if the connection was lost or never established."""
-    return number is None or number in _NO_REPLY

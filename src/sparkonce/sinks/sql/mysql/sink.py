@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 
 _PORT = 3306
+REPLY_S = 300.0
+"""The time that a slot waits for one reply, for example to 4 MiB of rows."""
+
 ANSWER_S = 10.0
 """The time limit of one call of the committer, except for a merge."""
 
@@ -97,6 +100,7 @@ class MySQLSink(MergesStaged, TwoPhaseCommitSink):
                 setting="update_when" if rules.update_when else "delete_when",
             )
         self.limits = Limits(
+            slot_s=REPLY_S,
             commit_s=shared.seconds("commit_timeout_s", commit_timeout_s, least=1),
             lock_s=shared.seconds("lock_timeout_s", lock_timeout_s, least=1),
             answer_s=ANSWER_S,

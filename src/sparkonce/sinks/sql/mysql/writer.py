@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 
     from sparkonce.sinks.sql.writer import Copy
 
-REPLY_LIMIT_S = 300.0
-"""How long to wait for one reply, for example to 4 MiB of rows."""
-
 FLUSH_BYTES = 4 * 1024 * 1024
 """The approximate size of a LOAD DATA statement."""
 
@@ -41,7 +38,7 @@ def take(copy: Copy) -> Session:
     connection = connect(
         copy.to,
         program=f"sparkonce {name.query}.{name.token.position}-{name.token.nonce}.{name.batch}.{name.slot}",
-        timeout_s=REPLY_LIMIT_S,
+        timeout_s=copy.limits.slot_s,
         lock_wait_s=int(copy.limits.lock_s),
     )
     try:

@@ -203,11 +203,6 @@ def finished(error: Exception) -> Finished:
     return FINISHING.finished(code_of(error), str(error), shown=server_message(error))
 
 
-def is_busy(error: psycopg.Error) -> bool:
-    """Returns True if the same request may succeed a moment later, with the same rows."""
-    return finished(error).outcome is _RETRY
-
-
 def is_about_row(error: psycopg.Error) -> bool:
     """Returns True if the server refused a row for its values: a type, a constraint, or a trigger that raised."""
     return code_of(error).startswith(_ABOUT_ROWS)
