@@ -207,7 +207,7 @@ class Stopping:
         queries = list(self._queries())
         sys.stderr.write(
             f"{signal.Signals(number).name}: stopping {', '.join(_name(query) for query in queries) or 'no query'}. "
-            "A batch that is decided is committed first; one that is not is undone. "
+            "A batch that is decided is committed first, or by the next start; one that is not is undone. "
             "A second signal ends the process at once, and loses nothing.\n"
         )
         stop(queries)
