@@ -24,7 +24,7 @@ Hashes: TypeAlias = np.ndarray[Any, np.dtype[np.uint64]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkTask:
-    """What to write to one sink.
+    """Says what to write to one sink.
 
     Attributes:
         sink: The sink.
@@ -47,7 +47,7 @@ class SinkTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotTask:
-    """What every slot of a batch has to do.
+    """Lists what every slot of a batch has to do.
 
     Attributes:
         batch: Spark's batch id.
@@ -100,7 +100,7 @@ def write_slot(
 
 
 class _Part:
-    """What a slot writes to one sink."""
+    """Writes a slot's rows to one sink."""
 
     def __init__(self, part: SinkTask, task: SlotTask, slot: int, copy: str) -> None:
         self.takes = part

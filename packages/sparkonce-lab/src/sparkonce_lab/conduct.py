@@ -110,7 +110,7 @@ class Conductor:
         """Starts a driver, in addition to those that are running.
 
         Args:
-            clock_s: The offset of its clock from the start on, in seconds; None if it needs no clock of its own.
+            clock_s: The offset of its clock from the start on, in seconds; None if it uses the machine's clock.
             changed: Changes to the configuration from now on.
         """
         self._clock_s = clock_s

@@ -302,7 +302,7 @@ def run_batches(
         try:
             exactly_once(rows.withColumn("batch", F.lit(batch).cast("bigint")), batch)
         except Exception as error:
-            # Under its own name, whoever raised it: Spark wraps it in one of its own errors.
+            # Report the original error: Spark wraps it in its own.
             if not stopping.is_set():
                 tell("stop", error=type(error).__name__, message=str(error)[:2000])
             raise

@@ -66,7 +66,7 @@ class ReportedDriver:
 
     @property
     def end(self) -> str:
-        """How it ended, always in the same words."""
+        """Says how it ended, always in the same words."""
         if self.error:
             return f"stopped by itself: {self.error}"
         if self.ended_ms is None:

@@ -35,7 +35,7 @@ def affordable(megabytes: int) -> int:
 
 
 class SmallDisk:
-    """A folder, on a disk of its own if possible.
+    """Provides a folder, on a separate disk if possible.
 
     Args:
         folder: The folder. It is created.

@@ -56,7 +56,7 @@ class S3System(ServerSystem, VerifiedSystem):
     """
 
     name = "s3"
-    # Only files with rows: a starting run tests the folder with a file of its own.
+    # Count only files with rows: a starting run also writes a test file.
     REQUESTS: ClassVar[Mapping[str, Mapping[str, Request]]] = {
         "held": {
             # Match the body: the client sends the header first, and waits for permission to send the body.
