@@ -407,16 +407,16 @@ class SourceTopics:
         self._has_warned = False
 
     def kept(self, recorded: Mapping[str, str], read: Sequence[str]) -> Mapping[str, str]:
-        """Returns the ids that the log should keep. A known topic keeps its recorded id for as long as the log exists.
+        """Returns the ids that the log should keep: of a topic that is still read, the first id ever recorded.
+
+        It is kept even if a cluster does not answer now, so that the next start compares it.
 
         Args:
             recorded: The ids in the log.
             read: The end offsets of the run's first batch, see `kafka_offsets`.
         """
-        found = self._ask(read)
-        kept = {name: recorded[name] for name in found if name in recorded}
-        self._known = kept or ({} if found else dict(recorded))
-        self._changed = self._difference(found)
+        self._known = {name: recorded[name] for name in kafka_offsets(read) if name in recorded}
+        self._changed = self._difference(self._ask(read))
         return self._known
 
     def check_ends(self, recorded: Mapping[str, str], before: Sequence[str], newest: Sequence[str]) -> None:
