@@ -49,13 +49,13 @@ def _run(server: PostgresServer, broker: Cluster, load: Load, rounds: int, sinks
             cursor = connection.execute(statement)
             return cursor.fetchone()[0] if cursor.description else 0
 
-    def to_table(commit: str, letters: bool, rows: DataFrame, folder: Path) -> StreamingQuery:
-        return _start(PostgresSink(server.conninfo(), table="rows", commit=commit), letters, rows, folder)
+    def to_table(commit: str, dead_letters: bool, rows: DataFrame, folder: Path) -> StreamingQuery:
+        return _start(PostgresSink(server.conninfo(), table="rows", commit=commit), dead_letters, rows, folder)
 
-    def to_topic(letters: bool, rows: DataFrame, folder: Path) -> StreamingQuery:
+    def to_topic(dead_letters: bool, rows: DataFrame, folder: Path) -> StreamingQuery:
         create_topic(broker.bootstrap, folder.name, PARTITIONS)
         sink = KafkaSink({"bootstrap.servers": broker.bootstrap}, topic=folder.name)
-        return _start(sink, letters, rows.select(F.to_json(F.struct("*")).alias("value")), folder)
+        return _start(sink, dead_letters, rows.select(F.to_json(F.struct("*")).alias("value")), folder)
 
     ask(TABLE)
     with machine(load, server_pid=server.pid) as on:
@@ -64,12 +64,12 @@ def _run(server: PostgresServer, broker: Cluster, load: Load, rounds: int, sinks
                 on,
                 [
                     Contender(
-                        name=f"{commit}, {'with dead letters' if letters else 'without'}",
-                        start=partial(to_table, commit, letters),
+                        name=f"{commit}, {'with dead letters' if dead_letters else 'without'}",
+                        start=partial(to_table, commit, dead_letters),
                         count=lambda _: ask("SELECT count(*) FROM rows"),
                         clean=lambda: ask("TRUNCATE rows; CHECKPOINT"),
                     )
-                    for letters in (True, False)
+                    for dead_letters in (True, False)
                 ],
                 rounds=rounds,
             )
@@ -78,18 +78,18 @@ def _run(server: PostgresServer, broker: Cluster, load: Load, rounds: int, sinks
                 on,
                 [
                     Contender(
-                        name=f"Kafka, {'with dead letters' if letters else 'without'}",
-                        start=partial(to_topic, letters),
+                        name=f"Kafka, {'with dead letters' if dead_letters else 'without'}",
+                        start=partial(to_topic, dead_letters),
                         count=partial(_in_topic, broker),
                     )
-                    for letters in (True, False)
+                    for dead_letters in (True, False)
                 ],
                 rounds=rounds,
             )
 
 
-def _start(sink: TwoPhaseCommitSink, letters: bool, rows: DataFrame, folder: Path) -> StreamingQuery:
-    dead = FilesSink(folder / "dead", name="dead") if letters else None
+def _start(sink: TwoPhaseCommitSink, dead_letters: bool, rows: DataFrame, folder: Path) -> StreamingQuery:
+    dead = FilesSink(folder / "dead", name="dead") if dead_letters else None
     once = ExactlyOnce(sink, checkpoint=str(folder / "checkpoint"), display=False, dead_letters=dead)
     return once.start(rows)
 

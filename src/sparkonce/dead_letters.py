@@ -17,7 +17,7 @@ from sparkonce.errors import SchemaError
 from sparkonce.sink import TwoPhaseCommitSink, WriterContext
 from sparkonce.sinks._shared.arrow import python_value
 
-LETTER = pa.schema(
+DEAD_LETTER_SCHEMA = pa.schema(
     [
         pa.field("sink", pa.string(), nullable=False),
         pa.field("batch", pa.int64(), nullable=False),
@@ -35,14 +35,14 @@ MESSAGE = pa.schema([pa.field("key", pa.string(), nullable=False), pa.field("val
 """The columns if the sink writes messages: the refusing sink's name, and the five columns as JSON."""
 
 
-def letter_columns(sink: TwoPhaseCommitSink) -> tuple[str, ...]:
-    """Returns the columns of dead letters that this sink accepts: those of `LETTER` or, failing that, of `MESSAGE`.
+def dead_letter_columns(sink: TwoPhaseCommitSink) -> tuple[str, ...]:
+    """Returns the columns of dead letters that this sink accepts: those of `DEAD_LETTER_SCHEMA`, or else of `MESSAGE`.
 
     Raises:
         SchemaError: If it accepts neither.
     """
     try:
-        return tuple(sink.columns(LETTER))
+        return tuple(sink.columns(DEAD_LETTER_SCHEMA))
     except SchemaError as error:
         try:
             return tuple(sink.columns(MESSAGE))
@@ -50,7 +50,7 @@ def letter_columns(sink: TwoPhaseCommitSink) -> tuple[str, ...]:
             raise error from None
 
 
-def to_letters(
+def to_dead_letters(
     rows: pa.RecordBatch, reasons: Sequence[str], *, sink: str, context: WriterContext, columns: Sequence[str]
 ) -> pa.RecordBatch:
     """Converts refused rows to dead letters.
@@ -60,9 +60,9 @@ def to_letters(
         reasons: The reason for each.
         sink: The name of the sink that refused them.
         context: The task attempt that was writing them.
-        columns: See `letter_columns`.
+        columns: See `dead_letter_columns`.
     """
-    letters = [
+    dead_letters = [
         {
             "sink": sink,
             "batch": context.batch,
@@ -73,10 +73,10 @@ def to_letters(
         for number, reason in enumerate(reasons)
     ]
     if set(columns) <= set(MESSAGE.names):
-        messages = [{"key": sink, "value": _text(letter)} for letter in letters]
+        messages = [{"key": sink, "value": _text(dead_letter)} for dead_letter in dead_letters]
         return pa.RecordBatch.from_pylist(messages, MESSAGE).select(list(columns))
-    told = [{**letter, "row": _text(letter["row"])} for letter in letters]
-    return pa.RecordBatch.from_pylist(told, LETTER).select(list(columns))
+    told = [{**dead_letter, "row": _text(dead_letter["row"])} for dead_letter in dead_letters]
+    return pa.RecordBatch.from_pylist(told, DEAD_LETTER_SCHEMA).select(list(columns))
 
 
 def _text(value: Any) -> str:

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from sparkonce.dead_letters import to_letters
+from sparkonce.dead_letters import to_dead_letters
 from sparkonce.errors import OutageError, PrepareError
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.codec import is_scalar
@@ -150,7 +150,7 @@ class _Part:
             return
         if self._writer is None:
             self._writer = self.takes.sink.writer(self._context)
-        dead_letters = to_letters(rows, reasons, sink=sink, context=self._context, columns=self.takes.columns)
+        dead_letters = to_dead_letters(rows, reasons, sink=sink, context=self._context, columns=self.takes.columns)
         try:
             self._open().write(dead_letters)
         except OutageError:

@@ -59,8 +59,8 @@ def class_name(thing: Any) -> str:
 
 def items(sequence: Any) -> Iterator[Any]:
     """Yields the elements of a Scala ``Seq``."""
-    for place in range(sequence.size()):
-        yield sequence.apply(place)
+    for index in range(sequence.size()):
+        yield sequence.apply(index)
 
 
 def scala_map(found: Any) -> dict[str, str]:

@@ -86,7 +86,7 @@ __all__ = [
     "Finished",
     "Guarantee",
     "Handle",
-    "Lookout",
+    "Monitor",
     "OutageError",
     "Outcome",
     "Owner",
@@ -311,11 +311,11 @@ class SinkCommitter(abc.ABC):
         """Releases connections."""
 
 
-class Lookout(abc.ABC):
-    """Watches for things that hold up the readers of a sink's rows, in a thread of its own, while the query runs."""
+class Monitor(abc.ABC):
+    """Checks for things that hold up the readers of a sink's rows, in a thread of its own, while the query runs."""
 
     @abc.abstractmethod
-    def look(self, batch_s: float) -> None:
+    def poll(self, batch_s: float) -> None:
         """Checks once, and logs what the operator has to act on.
 
         Must not use what batches need, such as their connections. Its errors are logged at DEBUG level and end nothing.
@@ -455,8 +455,8 @@ class TwoPhaseCommitSink(abc.ABC):
         """Returns facts with the longest timeout that the system allows, for a batch that needs it. Optional."""
         return facts
 
-    def lookout(self, query: str, facts: Facts) -> Lookout | None:  # noqa: ARG002 - for those that override it
-        """Makes the sink's lookout. Returns None if other applications cannot hold up the readers of its rows.
+    def monitor(self, query: str, facts: Facts) -> Monitor | None:  # noqa: ARG002 - for those that override it
+        """Creates the sink's monitor. Returns None if other applications cannot hold up the readers of its rows.
 
         Args:
             query: The short form of the query's id.

@@ -167,13 +167,13 @@ class CheckpointSuite(abc.ABC):
         names = [f"a/{number}" for number in range(self.races)]
         seen: list[bytes | None] = []
 
-        def look() -> None:
+        def read_all() -> None:
             for name in names:
                 while (found := other.read(name)) is None and not failed.is_set():
                     pass
                 seen.append(found)
 
-        reader = threading.Thread(target=look)
+        reader = threading.Thread(target=read_all)
         reader.start()
         try:
             assert [files.put(name, content) for name in names] == [Landed()] * len(names)

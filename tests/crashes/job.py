@@ -106,7 +106,7 @@ class Job:
             broken=tuple(run.broken for run in runs if run.broken),
             stopped=tuple(run.stopped for run in runs if run.stopped),
             runs=len(runs),
-            looks=watcher.looks,
+            polls=watcher.polls,
             missed=missed,
             late=self._late,
             seconds=time.monotonic() - began,
@@ -125,7 +125,7 @@ class Job:
         run = self._come_to(cell)
         if not run.arrived:
             return f"the run ended without coming to: {cell.point} {run.stopped or run.broken}"
-        watcher.look()
+        watcher.poll()
         self._strike_at_arrival(cell.fault, run)
         self._note(run)
         return ""
@@ -272,7 +272,7 @@ class Job:
         expected = self._expected()
         give_up_at = time.monotonic() + self.target.shows_within_s
         while True:
-            seen = Counter(watcher.look(whole=True))
+            seen = Counter(watcher.poll(whole=True))
             missing = len(expected - seen.keys())
             doubled = sum(times - 1 for times in seen.values())
             unexpected = len((seen.keys() | watcher.seen) - expected)

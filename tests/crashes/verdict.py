@@ -28,7 +28,7 @@ class Verdict:
         broken: Errors that did not come from the driver and ended runs.
         stopped: Why runs stopped, in the driver's words, which is legal.
         runs: The number of runs that were started.
-        looks: How often the reader polled.
+        polls: How often the reader polled.
         missed: Why the cell, or its late request, did not do what it should; empty if it did.
         late: What the late request did; None in cells without one.
         seconds: How long it took.
@@ -43,7 +43,7 @@ class Verdict:
     broken: tuple[str, ...]
     stopped: tuple[str, ...]
     runs: int
-    looks: int
+    polls: int
     missed: str
     late: Late | None
     seconds: float

@@ -34,7 +34,7 @@ class Watcher(Background):
     Attributes:
         seen: Every number that was ever seen.
         early: Numbers that were seen before their batch was decided.
-        looks: How often it polled.
+        polls: How often it polled.
         refused: How often the server did not respond.
         turn: Held by whoever queries the target, whose connection is not thread-safe.
     """
@@ -43,7 +43,7 @@ class Watcher(Background):
         super().__init__("watcher", _LIMIT_S)
         self.seen: set[int] = set()
         self.early: set[int] = set()
-        self.looks = 0
+        self.polls = 0
         self.refused = 0
         self._target = target
         self._checkpoint = checkpoint
@@ -57,7 +57,7 @@ class Watcher(Background):
         self.stop()
         assert not self._thread.is_alive(), "the witness hangs"
 
-    def look(self, *, whole: bool = False) -> list[int]:
+    def poll(self, *, whole: bool = False) -> list[int]:
         """What is currently visible. Raises an error if the server does not respond."""
         with self.turn:
             found = sorted(self._target.visible() if whole else self._target.glance())
@@ -66,14 +66,14 @@ class Watcher(Background):
                 newest = decided(self._checkpoint)
                 self.early |= {number for number in new if number // 1000 > newest}
                 self.seen |= new
-            self.looks += 1
+            self.polls += 1
             return found
 
     def work(self) -> None:
         while not self.stopping.is_set():
             began = time.monotonic()
             try:
-                self.look()
+                self.poll()
             except Exception:  # noqa: BLE001 - a server that is struck may refuse; how often is counted
                 self.refused += 1
             # Leave most of the machine to what is being watched.

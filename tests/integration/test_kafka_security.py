@@ -39,9 +39,9 @@ from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.handles import Outcome
 from sparkonce.protocol.state import Phase
 from sparkonce.sink import Facts
-from sparkonce.sinks.kafka import blocking as lookout_module
+from sparkonce.sinks.kafka import blocking as blocking_module
 from sparkonce.sinks.kafka import preflight as preflight_module
-from sparkonce.sinks.kafka.blocking import KafkaLookout
+from sparkonce.sinks.kafka.blocking import KafkaMonitor
 from sparkonce.sinks.kafka.committer import KafkaCommitter
 from sparkonce.sinks.kafka.preflight import preflight
 from sparkonce.sinks.kafka.settings import producer_settings
@@ -452,9 +452,9 @@ def test_who_holds_back_readers_is_told_to_those_who_may_read(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(lookout_module, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(blocking_module, "PATIENCE_S", 0.0)
     caplog.set_level(logging.DEBUG, "sparkonce")
-    rights = Rights(witness, cluster, keys, "lookout")
+    rights = Rights(witness, cluster, keys, "monitor")
     rights.least["read"] = (ResourceType.TOPIC, rights.topic, ResourcePatternType.LITERAL, AclOperation.READ)
     rights.give("topic", "transactional id")
     other = witness.prepare(rights.topic)
@@ -462,13 +462,13 @@ def test_who_holds_back_readers_is_told_to_those_who_may_read(
     def said(word: str) -> list[logging.LogRecord]:
         return [record for record in caplog.records if word in record.getMessage()]
 
-    with closing(KafkaLookout(rights.settings, rights.topic, "0123456789ab")) as lookout:
+    with closing(KafkaMonitor(rights.settings, rights.topic, "0123456789ab")) as monitor:
         for _ in range(2):
-            lookout.look(0.0)
+            monitor.poll(0.0)
         (told,) = said("READ")
         assert (told.levelno, said("of another application")) == (logging.DEBUG, [])
         rights.give("read")
-        eventually(lambda: lookout.look(0.0) or said("of another application"), bool)
+        eventually(lambda: monitor.poll(0.0) or said("of another application"), bool)
     assert len(said("Transaction whose id this user may not see of another application (producer id ")) == 1
     other.producer.abort_transaction(LIMIT_S)
 

@@ -121,10 +121,10 @@ def test_postgresql(postgres: PostgresSystem, tmp_path: Path, odd: str, mode: st
         name = odd.replace(".", "_")[:20]
         return PostgresSink(postgres.server.conninfo(), table=odd, schema=odd, prefix=odd[:20], name=name, **more)
 
-    def look() -> None:
+    def list_open() -> None:
         sessions.extend(one.kind for one in list_orphans(postgres.server.conninfo()))
 
-    live(tmp_path, make, [key, other], look)
+    live(tmp_path, make, [key, other], list_open)
     found = postgres.ask(sql.SQL("SELECT {}, {} FROM {}.{} ORDER BY 1").format(column, second, schema, table))
     assert found == [(number, number) for number in numbers()]
     assert [one for one in postgres.ask(OBJECTS) if one[1] not in ours] == before
@@ -162,10 +162,10 @@ def test_mariadb(mariadb: MySQLSystem, tmp_path: Path, odd: str, mode: str) -> N
         plain = "".join(letter if letter.isprintable() else "_" for letter in odd)[:15]
         return MySQLSink(inside.settings, table=odd, prefix=plain, name=plain, **more)
 
-    def look() -> None:
+    def list_open() -> None:
         kinds.extend(one.kind for one in list_mysql_orphans(mariadb.settings) if one.database == database)
 
-    live(tmp_path, make, [key, other], look)
+    live(tmp_path, make, [key, other], list_open)
     found = inside.ask(f"SELECT {quote(key)}, {quote(other)} FROM {quote(odd)} ORDER BY 1")  # noqa: S608 - quoted
     assert found == [(number, number) for number in numbers()]
     ours = {"sparkonce_commits", "sparkonce_servers"}

@@ -142,16 +142,16 @@ def test_what_was_open_stays_shown_while_its_system_is_away(scene: PageScene) ->
 
 
 def test_nothing_is_read_before_somebody_looks(scene: PageScene) -> None:
-    def looks() -> int:
+    def polls() -> int:
         return sum(one.name == "sparkonce-page" for one in threading.enumerate())
 
-    before = looks()
+    before = polls()
     with watching(LocalFiles(scene.path), list) as watcher:
-        assert looks() == before
+        assert polls() == before
         watcher.state()
         eventually(lambda: watcher.state().queries[0].read_ms, "the checkpoint is read", limit_s=LIMIT_S)
-        assert looks() == before + 2
-    eventually(lambda: looks() <= before, "the looks end", limit_s=LIMIT_S)
+        assert polls() == before + 2
+    eventually(lambda: polls() <= before, "the looks end", limit_s=LIMIT_S)
 
 
 def verdicts(watcher: PageWatcher) -> dict[str, str]:
@@ -230,11 +230,11 @@ def test_another_query_in_the_folder_replaces_what_was_shown(scene: PageScene) -
         found = one.newer(0)
         return [(found["runs"][each[1]], each[2]) for each in found["batches"]]
 
-    def look_at(scene: PageScene, files: LocalFiles | None = None) -> tuple[WatchedCheckpoint, list[int]]:
+    def open_watched(scene: PageScene, files: LocalFiles | None = None) -> tuple[WatchedCheckpoint, list[int]]:
         ms = [now_ms()]
         return WatchedCheckpoint("totals", files or LocalFiles(scene.path), 1, lambda: ms[0], threading.Condition()), ms
 
-    one, ms = look_at(scene)
+    one, ms = open_watched(scene)
     one.poll()
     assert shown_batches(one) == [(scene.run, number) for number in range(5)]
     before = one.newer(0)

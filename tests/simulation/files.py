@@ -158,12 +158,12 @@ class FakePath:
         return self._call("looks for", lambda: self.text in self._files.names)
 
     def stat(self) -> Inode:
-        def look() -> Inode:
+        def found_inode() -> Inode:
             if self.text not in self._files.names:
                 raise FileNotFoundError(errno.ENOENT, self.text)
             return self._files.names[self.text]
 
-        return self._call("looks at", look)
+        return self._call("looks at", found_inode)
 
     lstat = stat
 

@@ -80,13 +80,13 @@ class ModelRetention(RetentionCheck):
         if not views:
             return set(), {}
 
-        def look() -> set[KafkaTransaction]:
+        def complete() -> set[KafkaTransaction]:
             known = {view.transaction: self._kafka.ids[view.transaction.transactional_id] for view in views}
             return {one for one, found in known.items() if found.damaged and found.epoch == one.epoch}
 
         try:
             found: set[KafkaTransaction] = self._kafka.simulation.request(
-                (self._kafka.called, "says whether it has all rows"), look
+                (self._kafka.called, "says whether it has all rows"), complete
             )
         except (NoAnswerError, RefusedError) as error:
             return set(), {(_TOPIC.topic, 0): BrokerAnswer(None, str(error))}

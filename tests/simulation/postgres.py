@@ -165,7 +165,7 @@ class Postgres(System):
                 del self.locks[name]
         connection.held = []
 
-    def look(self, name: TransactionName) -> MarkerState:
+    def marker_state(self, name: TransactionName) -> MarkerState:
         newest = max((one.batch for one, state in self.markers.items() if state == "committed"), default=-1)
         return MarkerState(
             state=self.markers.get(name),
@@ -259,8 +259,8 @@ def _asked(words: str, read: Callable[[Postgres], Any]) -> Callable[..., Any]:
     return lambda link, *_: link.ask((words,), lambda: read(link.server))
 
 
-def _look_for(link: Connection, name: TransactionName, _: Location) -> Any:
-    return link.ask(("looks for", name), lambda: link.server.look(name))
+def _marker_state(link: Connection, name: TransactionName, _: Location) -> Any:
+    return link.ask(("looks for", name), lambda: link.server.marker_state(name))
 
 
 def _begin(link: Connection, *_: object) -> bool:
@@ -286,7 +286,7 @@ DIALECT = replace(
 """The product's dialect, without the SQL of staged copies."""
 
 REPLACED: tuple[tuple[str, str, Any], ...] = (
-    ("finishing", "look_for", _look_for),
+    ("finishing", "look_for", _marker_state),
     ("finishing", "_lock", lambda link, _, names: link.ask(("locks markers",), lambda: link.server.lock(link, names))),
     ("finishing", "list_sessions", _asked("lists sessions", lambda server: [*map(BackendName.of, server.sessions)])),
     ("finishing", "list_prepared", _asked("lists prepared", lambda server: list(server.prepared))),

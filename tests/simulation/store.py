@@ -56,13 +56,13 @@ class ModelFiles(CheckpointFiles):
         return self._ask("reads", path, lambda: self.kept.get(self.prefix + path))  # type: ignore[no-any-return]
 
     def exists(self, path: str) -> bool:
-        def look() -> bool:
+        def is_kept() -> bool:
             found = self.prefix + path in self.kept
             if found:
                 self.seen.add(self.prefix + path)
             return found
 
-        return self._ask("looks for", path, look)  # type: ignore[no-any-return]
+        return self._ask("looks for", path, is_kept)  # type: ignore[no-any-return]
 
     def names(self, folder: str) -> Sequence[str]:
         start = f"{self.prefix}{folder}/"

@@ -29,7 +29,7 @@ IsDue = Callable[[int], bool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sight:
+class Observation:
     """What the systems reported while a job was held.
 
     Attributes:
@@ -113,7 +113,7 @@ def strike(
     *,
     read: bool = True,
     **started: Any,
-) -> dict[OneJob, Sight]:
+) -> dict[OneJob, Observation]:
     """Starts the jobs in one process, kills it when each is held at its point, and returns what was seen then.
 
     Args:
@@ -128,13 +128,13 @@ def strike(
         is_due = (due or {}).get(job) or from_batch(job.decided() + 1)
         holds[job] = hold_at(point, job, None if point in FIRST else is_due, **told)
     run = start_held(holds, [point for point, _ in cells.values()], log, **started)
-    sights = {}
+    observations = {}
     for job, (point, told) in cells.items():
         if "slot" in told:
             await_other_slots(job, holds[job].arrivals[0], run)
-        sights[job] = look(point, job, read=read)
+        observations[job] = observe(point, job, read=read)
     run.kill()
-    return {job: replace(sight, after=job.visible() if read else {}) for job, sight in sights.items()}
+    return {job: replace(observation, after=job.visible() if read else {}) for job, observation in observations.items()}
 
 
 def await_other_slots(job: AnyJob, held: Arrival, run: Run) -> None:
@@ -144,32 +144,34 @@ def await_other_slots(job: AnyJob, held: Arrival, run: Run) -> None:
     job.gate.wait_for(lambda: len(job.gate.at(PREPARED, **same)) == others, "the other slots have prepared", run.check)
 
 
-def look(point: str, job: AnyJob, *, read: bool = True) -> Sight:
+def observe(point: str, job: AnyJob, *, read: bool = True) -> Observation:
     """Asks the systems, and the log after them: what is not decided then was not decided when it was seen."""
     now = job.phase()
     phase, batch = (now.told["phase"], now.told["batch"]) if now is not None else ("", -1)
     visible, opened = job.visible() if read else {}, job.open()
-    return Sight(
+    return Observation(
         point=point, phase=phase, batch=batch, decided=job.decided(), open=opened, visible=visible, after=visible
     )
 
 
-def check_points(sights: Sequence[Sight], points: Sequence[str] = POINTS) -> None:
+def check_points(observations: Sequence[Observation], points: Sequence[str] = POINTS) -> None:
     """Checks that each of these points was reached, and that the query really was at that point."""
-    assert set(points) - set(INSIDE) - {sight.phase for sight in sights} == set(), "phases that were never hit"
-    assert set(INSIDE) & set(points) <= {sight.point for sight in sights}
-    for sight in sights:
-        if sight.point in {Phase.DECIDING.name, WRITTEN, PREPARED, Phase.FINISHING.name, HALFWAY}:
-            assert sight.is_open, f"nothing was open, so the kill proves nothing: {sight}"
-        if sight.point in {Phase.DECIDING.name, *WITHIN_TASKS}:
-            assert sight.decided < sight.batch, f"decided already: {sight}"
-        if sight.point in {Phase.FINISHING.name, HALFWAY, Phase.SWEEPING_OWN.name, Phase.IDLE.name}:
-            assert sight.decided == sight.batch, f"not decided: {sight}"
+    assert set(points) - set(INSIDE) - {observation.phase for observation in observations} == set(), (
+        "phases that were never hit"
+    )
+    assert set(INSIDE) & set(points) <= {observation.point for observation in observations}
+    for observation in observations:
+        if observation.point in {Phase.DECIDING.name, WRITTEN, PREPARED, Phase.FINISHING.name, HALFWAY}:
+            assert observation.is_open, f"nothing was open, so the kill proves nothing: {observation}"
+        if observation.point in {Phase.DECIDING.name, *WITHIN_TASKS}:
+            assert observation.decided < observation.batch, f"decided already: {observation}"
+        if observation.point in {Phase.FINISHING.name, HALFWAY, Phase.SWEEPING_OWN.name, Phase.IDLE.name}:
+            assert observation.decided == observation.batch, f"not decided: {observation}"
 
 
-def leaves_decided(sights: Sequence[Sight]) -> bool:
+def leaves_decided(observations: Sequence[Observation]) -> bool:
     """Returns True if the last kill left a batch that is decided but not done for Spark.
 
     Only such batches are replayed.
     """
-    return bool(sights) and sights[-1].batch == sights[-1].decided
+    return bool(observations) and observations[-1].batch == observations[-1].decided

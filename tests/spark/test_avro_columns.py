@@ -115,9 +115,9 @@ def test_every_version_is_read_as_the_latest(
     for later_ids in ("stop", "ask"):
         assert decoded(df, subject, registry, later_ids=later_ids) == expected
     # A tombstone is not a bad record, whatever happens to bad records.
-    letters = decoded(df, subject, registry, on_error="dead-letter")
-    assert [one["record"] for one in letters] == expected
-    assert [one["dead_letter"] for one in letters] == [None] * 3
+    dead_letters = decoded(df, subject, registry, on_error="dead-letter")
+    assert [one["record"] for one in dead_letters] == expected
+    assert [one["dead_letter"] for one in dead_letters] == [None] * 3
 
 
 @pytest.mark.slow
@@ -200,10 +200,10 @@ def test_a_null_is_told_from_a_record_that_cannot_be_read(
     schema, value = NOT_RECORDS[shape]
     schema_id = server.register(subject, json.dumps(schema))
     good = framed(schema_id, schema, value)
-    letters = decoded(rows(spark, good, good[:-1]), subject, registry, on_error="dead-letter", later_ids="stop")
-    assert letters[0] == {"record": value, "dead_letter": None}
-    assert letters[1]["record"] is None
-    assert f"no record of schema id {schema_id}" in letters[1]["dead_letter"]["reason"]
+    dead_letters = decoded(rows(spark, good, good[:-1]), subject, registry, on_error="dead-letter", later_ids="stop")
+    assert dead_letters[0] == {"record": value, "dead_letter": None}
+    assert dead_letters[1]["record"] is None
+    assert f"no record of schema id {schema_id}" in dead_letters[1]["dead_letter"]["reason"]
 
 
 def test_bytes_behind_a_record_are_not_noticed(
@@ -239,11 +239,11 @@ def test_what_cannot_be_decoded_goes_where_the_user_says(
     schema_id = server.register(subject, V1)
     good = framed(schema_id, V1, {"id": 1, "note": "a"})
     values = [good[:-1] if bad == b"cut" else bad for bad in BAD.values()]
-    letters = decoded(rows(spark, *values, good), subject, registry, on_error="dead-letter")
-    assert letters.pop() == {"record": {"id": 1, "note": "a"}, "dead_letter": None}
-    for reason, value, letter in zip(BAD, values, letters, strict=True):
-        assert letter["record"] is None
-        told = letter["dead_letter"]
+    dead_letters = decoded(rows(spark, *values, good), subject, registry, on_error="dead-letter")
+    assert dead_letters.pop() == {"record": {"id": 1, "note": "a"}, "dead_letter": None}
+    for reason, value, dead_letter in zip(BAD, values, dead_letters, strict=True):
+        assert dead_letter["record"] is None
+        told = dead_letter["dead_letter"]
         assert reason in told["reason"]
         assert bytes(told["value"]) == value
         assert told["schema_id"] == (None if "wire format" in reason else int.from_bytes(value[1:5], "big"))
@@ -340,9 +340,9 @@ def test_an_id_of_another_subject_is_a_record_that_cannot_be_decoded(
     foreign = server.register(f"{subject}-other", record(("other", "string"), name="Other"))
     df = rows(spark, good, wire_header(foreign) + b"\2x", good)
     told = f"schema id {foreign} belongs to subject {subject}-other, not to {subject}"
-    letters = decoded(df, subject, registry, on_error="dead-letter")
-    assert [one["record"] is None for one in letters] == [False, True, False]
-    assert told in letters[1]["dead_letter"]["reason"]
+    dead_letters = decoded(df, subject, registry, on_error="dead-letter")
+    assert [one["record"] is None for one in dead_letters] == [False, True, False]
+    assert told in dead_letters[1]["dead_letter"]["reason"]
     dropping = decode_registry_avro(df, subject=subject, registry=registry, on_error="drop")
     assert dropping.count() == 2
     with pytest.raises(PySparkException, match=rf"offset=71 .*{told}.*add their subject to subject="):
@@ -356,8 +356,8 @@ def test_a_later_id_of_another_type_is_told(
 ) -> None:
     server.register(subject, V1)
     other = server.register(f"{subject}-json", "{}", kind="JSON")
-    (letter,) = decoded(rows(spark, wire_header(other)), subject, registry, on_error="dead-letter")
-    assert "of type JSON: only AVRO" in letter["dead_letter"]["reason"]
+    (dead_letter,) = decoded(rows(spark, wire_header(other)), subject, registry, on_error="dead-letter")
+    assert "of type JSON: only AVRO" in dead_letter["dead_letter"]["reason"]
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from eventually import eventually
 from shared_servers import needs_postgres, postgres_server
 from spark.connect_server import Client, ConnectServer
 from spark.harness import Job
-from spark.kills import WITHIN_TASKS, Sight, from_batch, hold_at, look
+from spark.kills import WITHIN_TASKS, Observation, from_batch, hold_at, observe
 from spark.pipeline import KAFKA
 from spark.processes import kill
 from spark.test_kills import DECIDED, KILLS, ROWS, ROWS_PER_BATCH, STATEFUL, SYSTEMS
@@ -64,14 +64,14 @@ def jobs(kafka: Cluster, tmp_path: Path) -> Iterator[Sequence[Job]]:
 def test_each_row_is_there_once_whatever_is_killed(jobs: Sequence[Job], tmp_path: Path, fault: str) -> None:
     server = ConnectServer(tmp_path / "first", cores=CORES)
     try:
-        seen: list[Sequence[Sight]] = []
+        seen: list[Sequence[Observation]] = []
         for strike in range(2):
             cells = {job: kills[strike] for job, kills in zip(jobs, KILLS, strict=True)}
             holds = {job: held(job, *cell) for job, cell in cells.items()}
             client = Client(server, jobs, tmp_path / f"client-{strike}.log")
             for job, hold in holds.items():
                 await_arrival(job, hold, client)
-            seen.append([look(cells[job][0], job) for job in jobs])
+            seen.append([observe(cells[job][0], job) for job in jobs])
             server = struck(fault, server, client, jobs, tmp_path / f"server-{strike}")
             for hold in holds.values():
                 hold.release()  # a task that nobody has ended writes on, into nothing
@@ -81,7 +81,7 @@ def test_each_row_is_there_once_whatever_is_killed(jobs: Sequence[Job], tmp_path
 
     for number, job in enumerate(jobs):
         for strike, (point, _) in enumerate(KILLS[number]):
-            check_sight(seen[strike][number], point)
+            check_observation(seen[strike][number], point)
         found = job.visible()
         assert found[KAFKA] == found["postgres"] == found["files"], "the systems differ in a batch"
         assert sorted(row for row, _ in found[KAFKA].elements()) == job.ids
@@ -115,13 +115,13 @@ def struck(fault: str, server: ConnectServer, client: Client, jobs: Sequence[Job
     return server
 
 
-def check_sight(sight: Sight, point: str) -> None:
+def check_observation(observation: Observation, point: str) -> None:
     for kind in SYSTEMS:
-        early = [row for row in sight.visible[kind] if row[1] > sight.decided]
+        early = [row for row in observation.visible[kind] if row[1] > observation.decided]
         assert not early, f"{kind} shows rows of a batch that was not decided at {point}: {early[:3]}"
     if point in (WRITTEN, PREPARED, "WRITING", "DECIDING"):
-        assert sight.decided < sight.batch
+        assert observation.decided < observation.batch
     if point in DECIDED:
-        assert sight.decided == sight.batch
+        assert observation.decided == observation.batch
     if point in (WRITTEN, PREPARED, HALFWAY, "DECIDING", "FINISHING"):
-        assert sight.is_open, f"nothing is open, so the kill proves nothing: {sight}"
+        assert observation.is_open, f"nothing is open, so the kill proves nothing: {observation}"

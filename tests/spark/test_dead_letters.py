@@ -49,20 +49,20 @@ def test_accepted_and_refused_rows_are_the_input_whatever_crashes(
         """Returns the ids that are not refused, in the order of their numbers."""
         return [one for one in IDS if one not in refused]
 
-    def refused_by(sink: str, letters: list[dict[str, Any]]) -> list[str]:
+    def refused_by(sink: str, dead_letters: list[dict[str, Any]]) -> list[str]:
         """Returns the keys of the rows that a sink refused, as often as they are there."""
-        return sorted((json.loads(one["row"])["key"] for one in letters if one["sink"] == sink), key=int)
+        return sorted((json.loads(one["row"])["key"] for one in dead_letters if one["sink"] == sink), key=int)
 
     crashes = [Phase.VALIDATING, Phase.DECIDING, Phase.FINISHING, Phase.CONCLUDING]
     unliked = [one for one in IDS if int(one) % 70 == 3]
     large = [one for one in IDS if int(one) % 50 == 0]
     postgres.ask("CREATE TABLE liked (key text, value varchar(100), CHECK (key::int % 70 <> 3))")
     stream = Stream(spark, kafka, tmp_path, IDS, partitions=2, target_config={"max.message.bytes": "2000"})
-    letters = tmp_path / "refused"
+    dead_letters = tmp_path / "refused"
 
     def run(**more: Any) -> Any:
         table = PostgresSink(postgres.server.conninfo(), table="liked", commit=commit)
-        dead = FilesSink(letters, name="refused")
+        dead = FilesSink(dead_letters, name="refused")
         return stream.run(plan, rows_per_batch=100, sinks=lambda to: [to, table], dead_letters=dead, **more)
 
     for batch, phase in enumerate(crashes):
@@ -70,7 +70,7 @@ def test_accepted_and_refused_rows_are_the_input_whatever_crashes(
             run(listener=crash_at(phase, batch))
     run()
     table = sorted((key for (key,) in postgres.ask("SELECT key FROM liked")), key=int)
-    found = in_files(letters)
+    found = in_files(dead_letters)
     assert sorted(stream.keys(), key=int) == without(large)
     assert refused_by("kafka", found) == large
     assert table == without([*large, *unliked])

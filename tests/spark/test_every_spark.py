@@ -17,7 +17,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from spark.harness import Job, start_together
-from spark.kills import Sight, check_points, strike
+from spark.kills import Observation, check_points, strike
 from sparkonce.protocol.state import Phase
 from sparkonce_lab.rig.kafka import Cluster
 from striking.points import HALFWAY, PREPARED
@@ -70,7 +70,7 @@ def test_queries_are_killed_and_go_on(broker: Cluster, tmp_path: Path, say: Call
         (Phase.WRITING.name, PREPARED, Phase.FINISHING.name, Phase.DECIDING.name),
         (Phase.IDLE.name, HALFWAY, Phase.REPLAYING.name, Phase.SWEEPING_OWN.name),
     )
-    sights: list[Sight] = []
+    observations: list[Observation] = []
     with ExitStack() as stack:
         jobs = [
             stack.enter_context(new_job(broker, tmp_path / f"job-{number}", stateful=number % 2 == 0))
@@ -78,12 +78,12 @@ def test_queries_are_killed_and_go_on(broker: Cluster, tmp_path: Path, say: Call
         ]
         for number, points in enumerate(rounds):
             cells = {job: (point, {}) for job, point in zip(jobs, points, strict=True)}
-            sights += strike(cells, tmp_path / f"{number}.log", read=False).values()
+            observations += strike(cells, tmp_path / f"{number}.log", read=False).values()
         start_together(jobs, tmp_path / "last.log").finish()
         verdicts = [job.judge() for job in jobs]
         assert [str(verdict) for verdict in verdicts if not verdict.is_exactly_once] == []
-        check_points(sights, [point for points in rounds for point in points])
-        say(f"Spark {pyspark.__version__}: {len(sights)} kills; {'; '.join(map(str, verdicts))}")
+        check_points(observations, [point for points in rounds for point in points])
+        say(f"Spark {pyspark.__version__}: {len(observations)} kills; {'; '.join(map(str, verdicts))}")
         for job in jobs[::2]:
             check_formats(job.checkpoint)
 

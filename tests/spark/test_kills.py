@@ -18,7 +18,7 @@ import pytest
 
 from shared_servers import needs_postgres, postgres_server
 from spark.harness import Job, start_together
-from spark.kills import Cell, Sight, strike
+from spark.kills import Cell, Observation, strike
 from spark.pipeline import ENDED, KAFKA, REFUSED
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.view import Decision
@@ -74,7 +74,7 @@ class Killed:
     """
 
     jobs: Sequence[Job]
-    seen: Sequence[Sequence[Sight]]
+    seen: Sequence[Sequence[Observation]]
     lost: Mapping[str, tuple[Job, Decision, set[int]]]
 
 
@@ -115,7 +115,7 @@ def killed(kafka: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         lost = {name: (job, *what_is_lost(job)) for name, job in losing.items()}
         everything = [*jobs, *losing.values()]
         start_together(everything, folder / "last.log", rows_per_batch=2 * ROWS).join()
-        yield Killed(jobs, [[sights[job] for sights in seen] for job in jobs], lost)
+        yield Killed(jobs, [[observations[job] for observations in seen] for job in jobs], lost)
 
 
 def what_is_lost(job: Job) -> tuple[Decision, set[int]]:
@@ -136,22 +136,26 @@ def written(decision: Decision) -> list[Handle]:
 def test_a_batch_is_visible_once_it_is_decided_and_each_row_is_there_once(killed: Killed, number: int) -> None:
     not_decided = (WRITTEN, PREPARED, "WRITING", "DECIDING")
     job = killed.jobs[number]
-    for sight, (point, told) in zip(killed.seen[number], KILLS[number], strict=True):
-        assert sight.point == point
-        assert sight.phase == point or not point.isupper()
+    for observation, (point, told) in zip(killed.seen[number], KILLS[number], strict=True):
+        assert observation.point == point
+        assert observation.phase == point or not point.isupper()
         for kind in SYSTEMS:
-            early = [row for row in sight.after[kind] if row[1] > sight.decided]
+            early = [row for row in observation.after[kind] if row[1] > observation.decided]
             assert not early, f"{kind} shows rows of a batch that was not decided at {point}: {early[:3]}"
-            assert sight.visible[kind] <= sight.after[kind], f"{kind} no longer shows rows that it has shown"
+            assert observation.visible[kind] <= observation.after[kind], (
+                f"{kind} no longer shows rows that it has shown"
+            )
         if point in not_decided:
-            assert sight.decided < sight.batch
+            assert observation.decided < observation.batch
         if point in DECIDED:
-            assert sight.decided == sight.batch
+            assert observation.decided == observation.batch
         if point in ("DECIDING", "FINISHING"):
-            assert all(sight.open.values()), f"nothing is prepared, so the kill proves nothing: {sight.open}"
-            assert sight.after == sight.visible, "somebody has committed after the kill"
+            assert all(observation.open.values()), (
+                f"nothing is prepared, so the kill proves nothing: {observation.open}"
+            )
+            assert observation.after == observation.visible, "somebody has committed after the kill"
         if point in (WRITTEN, PREPARED, HALFWAY):
-            assert any(sight.open.values()), f"nothing is open, so the kill proves nothing: {told}"
+            assert any(observation.open.values()), f"nothing is open, so the kill proves nothing: {told}"
 
     assert [one.told["failed"] for one in job.gate.at(ENDED)] == [""], "only the last run has ended on its own"
     found = job.visible()

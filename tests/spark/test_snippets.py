@@ -199,10 +199,10 @@ def test_what_the_files_page_writes_is_read_as_it_says(
     read = read_kafka(reader.spark, settings, topics=reader.topics["orders"])
     reader.names["orders"] = read.selectExpr("value", "CAST(timestamp AS DATE) AS day")
     send(kafka, reader.topics["orders"], 20)
-    write, look, *_ = python_blocks(ROOT / "docs" / "files.md")
+    write, observe, *_ = python_blocks(ROOT / "docs" / "files.md")
     reader.type_in(write)
     reader.names["query"].processAllAvailable()
-    reader.type_in(look)
+    reader.type_in(observe)
     assert " 0 20 [(" in capsys.readouterr().out
 
 

@@ -29,7 +29,7 @@ from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 
 from eventually import LIMIT_S
 from spark.harness import PARTITIONS, AnyJob, Message, Row, start_together
-from spark.kills import INSIDE, POINTS, IsDue, Sight, check_points, leaves_decided, strike
+from spark.kills import INSIDE, POINTS, IsDue, Observation, check_points, leaves_decided, strike
 from spark.plans import records
 from sparkonce.protocol.state import Phase
 from sparkonce.storage.local import LocalFiles
@@ -413,7 +413,7 @@ class StateJob(AnyJob):
         self.case = case
         self.rows = [[event.message for event in source] for source in sent(batches * ROWS_PER_BATCH)]
         self.closing = [[closing(number).message] * 2 * ROWS_PER_BATCH for number in range(len(self.rows))]
-        self.kills: list[Sight] = []
+        self.kills: list[Observation] = []
         self._pieces = 0
         super().__init__(
             bootstrap,
@@ -531,7 +531,7 @@ def test_nothing_is_lost_or_doubled(
             for job in jobs:
                 assert point != Phase.REPLAYING.name or leaves_decided(job.kills), "there is nothing to replay"
                 job.feed()
-            sights = strike(
+            observations = strike(
                 {job: (point, {}) for job in jobs},
                 tmp_path / f"{number}.log",
                 {job: job.is_due() for job in jobs},
@@ -539,12 +539,14 @@ def test_nothing_is_lost_or_doubled(
                 cores=1,
                 limit_s=3 * LIMIT_S,
             )
-            for job, sight in sights.items():
-                say(f"kill {number + 1}: {job.case} in {sight}")
-                assert not job.case.no_data or sight.batch == 0 or job.is_without_data(sight.batch), sight
-                job.kills.append(sight)
+            for job, observation in observations.items():
+                say(f"kill {number + 1}: {job.case} in {observation}")
+                assert not job.case.no_data or observation.batch == 0 or job.is_without_data(observation.batch), (
+                    observation
+                )
+                job.kills.append(observation)
                 if point == Phase.FINISHING.name:
-                    job.lose_newest_state(sight.batch)
+                    job.lose_newest_state(observation.batch)
 
         # They finish alongside undisturbed queries on the same input, which run in larger batches if the plan allows
         # it.

@@ -231,7 +231,7 @@ class World:
         deadline_s: float = 300.0,
         moved: bool = False,
         in_background: bool = False,
-        look_out_every_s: float = 0.0,
+        monitor_every_s: float = 0.0,
         reporters: Sequence[PositionReporter] = (),
     ) -> RunDriver:
         """A new run, as after a restart of the driver."""
@@ -241,7 +241,7 @@ class World:
             sinks=self.sinks(),
             log=log or self.log,
             timing=Timing(
-                outage_patience_s=deadline_s, sweep_in_background=in_background, look_out_every_s=look_out_every_s
+                outage_patience_s=deadline_s, sweep_in_background=in_background, monitor_every_s=monitor_every_s
             ),
             listener=listener,
             moved=moved,

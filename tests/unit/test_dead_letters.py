@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from sparkonce import FilesSink, KafkaSink
-from sparkonce.dead_letters import LETTER, letter_columns, to_letters
+from sparkonce.dead_letters import DEAD_LETTER_SCHEMA, dead_letter_columns, to_dead_letters
 from sparkonce.errors import SchemaError
 from sparkonce.protocol.ownership import Token
 from sparkonce.sink import Owner, WriterContext
@@ -36,9 +36,11 @@ def test_a_row_is_told_as_json() -> None:
             }
         ]
     )
-    told = to_letters(rows, ["Too dear."], sink="shop", context=CONTEXT, columns=LETTER.names).to_pylist()
-    (letter,) = told
-    assert json.loads(letter.pop("row")) == {
+    told = to_dead_letters(
+        rows, ["Too dear."], sink="shop", context=CONTEXT, columns=DEAD_LETTER_SCHEMA.names
+    ).to_pylist()
+    (dead_letter,) = told
+    assert json.loads(dead_letter.pop("row")) == {
         "number": 1,
         "data": "AP8=",
         "price": "1.20",
@@ -47,7 +49,7 @@ def test_a_row_is_told_as_json() -> None:
         "inner": {"list": [1, None]},
         "text": "a\x00b",
     }
-    assert letter == {"sink": "shop", "batch": 7, "slot": 2, "reason": "Too dear."}
+    assert dead_letter == {"sink": "shop", "batch": 7, "slot": 2, "reason": "Too dear."}
 
 
 def test_values_that_python_does_not_have_are_told() -> None:
@@ -64,7 +66,9 @@ def test_values_that_python_does_not_have_are_told() -> None:
             "list": pa.array([[0], [4_000_000]], pa.list_(pa.int32())).cast(pa.list_(pa.date32())),
         }
     )
-    told = to_letters(rows, ["Why.", "Why."], sink="shop", context=CONTEXT, columns=LETTER.names).to_pylist()
+    told = to_dead_letters(
+        rows, ["Why.", "Why."], sink="shop", context=CONTEXT, columns=DEAD_LETTER_SCHEMA.names
+    ).to_pylist()
     first, second = (json.loads(one["row"]) for one in told)
     assert first["text"] == "ok"
     assert second["text"] == "\\xff\\xfe"
@@ -74,9 +78,9 @@ def test_values_that_python_does_not_have_are_told() -> None:
 
 def test_a_sink_of_messages_takes_a_letter_as_a_message() -> None:
     sink = KafkaSink({"bootstrap.servers": "nowhere:1"}, topic="dead")
-    assert letter_columns(sink) == ("key", "value")
+    assert dead_letter_columns(sink) == ("key", "value")
     rows = pa.RecordBatch.from_pylist([{"number": 1}])
-    told = to_letters(rows, ["Odd."], sink="shop", context=CONTEXT, columns=("key", "value")).to_pylist()
+    told = to_dead_letters(rows, ["Odd."], sink="shop", context=CONTEXT, columns=("key", "value")).to_pylist()
     assert told[0]["key"] == "shop"
     assert json.loads(told[0]["value"]) == {
         "sink": "shop",
@@ -88,7 +92,7 @@ def test_a_sink_of_messages_takes_a_letter_as_a_message() -> None:
 
 
 def test_the_columns_that_sinks_take_of_a_letter(tmp_path: object) -> None:
-    assert letter_columns(FilesSink(str(tmp_path))) == tuple(LETTER.names)
+    assert dead_letter_columns(FilesSink(str(tmp_path))) == tuple(DEAD_LETTER_SCHEMA.names)
 
     class _Taking(FilesSink):
         def __init__(self) -> None:
@@ -98,7 +102,7 @@ def test_the_columns_that_sinks_take_of_a_letter(tmp_path: object) -> None:
             raise SchemaError(f"Nothing takes {len(schema)} columns.", next_step="Stop.")
 
     with pytest.raises(SchemaError, match="Nothing takes 5"):
-        letter_columns(_Taking())
+        dead_letter_columns(_Taking())
 
 
 def test_kafka_refuses_what_it_cannot_store() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from sparkonce.dead_letters import LETTER
+from sparkonce.dead_letters import DEAD_LETTER_SCHEMA
 from sparkonce.driver.work import check_handles
 from sparkonce.errors import PrepareError
 from sparkonce.executor import SinkTask, SlotTask, write_slot
@@ -300,61 +300,65 @@ class ChoosyWriter(RecordingWriter):
         return Refused(rows=odd, reasons=["It is odd."] * len(odd))
 
 
-def with_letters(a: Recorder, b: Recorder, only: frozenset[tuple[str, int]] | None = None, most: int = 10) -> SlotTask:
+def with_dead_letters(
+    a: Recorder, b: Recorder, only: frozenset[tuple[str, int]] | None = None, most: int = 10
+) -> SlotTask:
     parts = (
         SinkTask(sink=a, owner=OWNER, columns=("number",), fingerprint="hash_a", dead_letters="b"),
-        SinkTask(sink=b, owner=OWNER, columns=tuple(LETTER.names)),
+        SinkTask(sink=b, owner=OWNER, columns=tuple(DEAD_LETTER_SCHEMA.names)),
     )
     return SlotTask(batch=4, sinks=parts, only=only, max_refused=most)
 
 
 def test_refused_rows_go_to_the_other_sink(calls: list[str], b: Recorder) -> None:
     a = Choosy("a", calls)
-    accepted, refused = write([piece([2, 3, 4]), piece([6])], with_letters(a, b))
+    accepted, refused = write([piece([2, 3, 4]), piece([6])], with_dead_letters(a, b))
     assert (accepted.rows, accepted.fingerprint) == (3, 12)
     assert (refused.rows, refused.fingerprint) == (1, 3)
-    (letters,) = b.written
-    assert letters.to_pylist() == [{"sink": "a", "batch": 4, "slot": 2, "reason": "It is odd.", "row": '{"number": 3}'}]
+    (dead_letters,) = b.written
+    assert dead_letters.to_pylist() == [
+        {"sink": "a", "batch": 4, "slot": 2, "reason": "It is odd.", "row": '{"number": 3}'}
+    ]
     assert [number for rows in a.written for number in rows["number"].to_pylist()] == [2, 4, 6]
 
 
 def test_without_refused_rows_the_other_sink_is_not_touched(calls: list[str], b: Recorder) -> None:
-    _, refused = write([piece([2, 4])], with_letters(Choosy("a", calls), b))
+    _, refused = write([piece([2, 4])], with_dead_letters(Choosy("a", calls), b))
     assert (refused.rows, refused.transaction) == (0, ())
     assert not any(call.startswith("b.") for call in calls)
 
 
 def test_a_transaction_of_refused_rows_alone_is_aborted(calls: list[str], b: Recorder) -> None:
-    accepted, refused = write([piece([1, 3])], with_letters(Choosy("a", calls), b))
+    accepted, refused = write([piece([1, 3])], with_dead_letters(Choosy("a", calls), b))
     assert (accepted.rows, accepted.transaction, refused.rows) == (0, (), 2)
     assert "a.abort" in calls
     assert "a.prepare" not in calls
 
 
 def test_a_part_that_is_only_counted_counts_what_is_accepted(calls: list[str], b: Recorder) -> None:
-    whole = write([piece([1, 2, 3, 4])], with_letters(Choosy("a", calls), b))
+    whole = write([piece([1, 2, 3, 4])], with_dead_letters(Choosy("a", calls), b))
     calls.clear()
-    counted = write([piece([1, 2, 3, 4])], with_letters(Choosy("a", calls), b, only=frozenset({("b", 2)})))
+    counted = write([piece([1, 2, 3, 4])], with_dead_letters(Choosy("a", calls), b, only=frozenset({("b", 2)})))
     assert [one.evidence for one in counted] == [one.evidence for one in whole]
     assert [bool(one.transaction) for one in counted] == [False, True]
     assert "a.abort" in calls
     assert "a.prepare" not in calls
 
-    whole = write([piece([1, 2, 3, 4])], with_letters(Choosy("a", calls), b))
+    whole = write([piece([1, 2, 3, 4])], with_dead_letters(Choosy("a", calls), b))
     calls.clear()
-    counted = write([piece([1, 2, 3, 4])], with_letters(Choosy("a", calls), b, only=frozenset({("a", 2)})))
+    counted = write([piece([1, 2, 3, 4])], with_dead_letters(Choosy("a", calls), b, only=frozenset({("a", 2)})))
     assert [one.evidence for one in counted] == [one.evidence for one in whole]
     assert not any(call.startswith("b.") for call in calls)
 
 
 def test_more_refused_rows_than_allowed_end_the_slot(calls: list[str], b: Recorder) -> None:
     with pytest.raises(PrepareError, match="refused 3 rows of slot 2, and max_refused is 2: It is odd"):
-        write([piece([1, 3]), piece([5])], with_letters(Choosy("a", calls), b, most=2))
+        write([piece([1, 3]), piece([5])], with_dead_letters(Choosy("a", calls), b, most=2))
     assert {"a.abort", "b.abort"} <= set(calls)
 
 
 def test_marked_rows_are_refused_for_the_reason_of_their_mark(calls: list[str], a: Recorder, b: Recorder) -> None:
-    given = with_letters(a, b)
+    given = with_dead_letters(a, b)
     given = replace(given, sinks=(replace(given.sinks[0], mark="why"), given.sinks[1]))
     rows = piece([2, 3, 4]).append_column("why", pa.array([None, "It must not be 3.", None]))
     accepted, refused = write([rows], given)

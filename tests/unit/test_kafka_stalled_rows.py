@@ -46,12 +46,12 @@ def later(stand: Stand) -> Callable[[float], None]:
     lookup: Any = stand
     stalled = StalledRows(pooled, {"b", "a"}, lookup)
 
-    def looks(seconds: float) -> None:
+    def polls(seconds: float) -> None:
         for _ in range(int(seconds)):
             stand.now_s += 1.0
             stalled.check()
 
-    return looks
+    return polls
 
 
 def test_nobody_is_asked_while_rows_arrive(stand: Stand, later: Callable[[float], None]) -> None:

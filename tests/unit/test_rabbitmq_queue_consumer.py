@@ -66,7 +66,7 @@ class World:
         if self.is_tried:
             self.keep()
 
-    def look(self) -> None:
+    def poll(self) -> None:
         if self.away[0] <= self.now < self.away[1]:
             raise OSError("the store is away")
 
@@ -79,7 +79,7 @@ class World:
 
     def keep(self) -> None:
         self.is_tried = True
-        self.look()
+        self.poll()
         self.kept += self.taken
         self.taken, self.is_tried = [], False
 

@@ -156,7 +156,7 @@ class World:
                 self.record("commits", end)
                 begin = end
             yield "look"
-            self.receiver.look()
+            self.receiver.poll()
             yield "acknowledge"
             if (tag := self.receiver.acknowledge()) is not None:
                 self.queue.ack(tag)
@@ -171,7 +171,7 @@ class World:
             self.rows(planned - 1)
             yield "finish again"
             self.store.put(f"commits/{planned - 1}", b"v1\n{}")
-            self.receiver.look()
+            self.receiver.poll()
 
     def record(self, log: str, end: int) -> None:
         position = json.dumps({QUEUE: self.identity, NEXT: end})
@@ -195,7 +195,7 @@ class Watched:
     def __init__(self) -> None:
         self.batches: dict[int, list[str]] = {}
 
-    def look(self, world: World) -> None:
+    def poll(self, world: World) -> None:
         batch = len(world.store.names("offsets")) - 1
         if batch >= 0:
             rows = world.rows(batch)
@@ -213,11 +213,11 @@ def finish(world: World, watched: Watched, die_at: int | None = None) -> int:
     steps = 0
     try:
         for _ in world.run():
-            watched.look(world)
+            watched.poll(world)
             if steps == die_at:
                 raise KilledError
             steps += 1
-        watched.look(world)
+        watched.poll(world)
     finally:
         world.queue.requeue()
     return steps
@@ -310,7 +310,7 @@ def test_an_older_receiver_stops_and_keeps_nothing_more() -> None:
     with pytest.raises(SupersededError, match="Another run receives from the queue"):
         older.receiver.keep_due()
     with pytest.raises(SupersededError):
-        older.receiver.look()
+        older.receiver.poll()
     assert newer.receiver.end(0, None) == 0
 
 
@@ -345,9 +345,9 @@ def test_a_claim_is_not_the_last_to_be_deleted_so_that_no_late_put_joins_the_oth
         for number in range(first, end):
             world.receiver.take(number, message(f"n{number}"))
             world.receiver.keep()
-    progress: Any = SimpleNamespace(look=lambda: FinishedSegments(below=19, spare=18))
+    progress: Any = SimpleNamespace(poll=lambda: FinishedSegments(below=19, spare=18))
     newer.receiver._progress = progress
-    newer.receiver.look()
+    newer.receiver.poll()
     assert newer.segments.numbers() == [17, 18, 19], "17 is a claim"
     older.receiver.take(99, message("late"))
     with pytest.raises(SupersededError):

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sparkonce.analysis.given import kafka_settings, sink_facts
+from sparkonce.analysis.arguments import kafka_settings, sink_facts
 from sparkonce.errors import ConfigurationError
 from sparkonce.guarantees import Guarantee
 from sparkonce.sink import SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
@@ -18,7 +18,7 @@ from sparkonce.sources.groups import GroupOffsets
 from sparkonce.sources.topics import KafkaSource
 from sparkonce.spark.start.arguments import groups
 from sparkonce.spark.start.first_batch import warn_of_loops
-from sparkonce.spark.views import letters_of
+from sparkonce.spark.views import dead_letter_sinks
 
 SETTINGS = {"bootstrap.servers": "broker:9092", "transaction.timeout.ms": "60000"}
 
@@ -86,4 +86,4 @@ def test_a_query_that_reads_its_topic_is_warned_of(caplog: pytest.LogCaptureFixt
 def test_it_may_not_be_one_of_dead_letters() -> None:
     refusing, other = MemorySink("refusing"), OtherKafkaSink("other")
     with pytest.raises(ConfigurationError, match="'other' is a OtherKafkaSink, which may refuse a row after"):
-        letters_of({refusing: None}, {refusing: other})
+        dead_letter_sinks({refusing: None}, {refusing: other})

@@ -15,7 +15,7 @@ TWO_CORES: Any = SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism
 MANY, FINE = 17, 16
 
 
-def look(advice: SlotAdvice, *, rows: int | None, transactions: int, batch: int = 3) -> None:
+def observe(advice: SlotAdvice, *, rows: int | None, transactions: int, batch: int = 3) -> None:
     done = BatchProgress(
         batch=batch,
         rows={"kafka": 10},
@@ -25,14 +25,14 @@ def look(advice: SlotAdvice, *, rows: int | None, transactions: int, batch: int 
         seconds={},
         finished_at_ms=0,
     )
-    advice.look(TWO_CORES, rows, done)
+    advice.observe(TWO_CORES, rows, done)
 
 
 def test_a_batch_with_few_rows_for_its_slots_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
     advice = SlotAdvice(is_needed=True)
     with caplog.at_level(logging.WARNING, "sparkonce"):
         for batch in (3, 4):
-            look(advice, rows=MANY * 1000 - 1, transactions=MANY, batch=batch)
+            observe(advice, rows=MANY * 1000 - 1, transactions=MANY, batch=batch)
     assert caplog.messages == [
         "Batch 3 read 16999 rows, and wrote 17 transactions: they cost more than the rows. Next: Group small batches "
         "to fewer slots, by ExactlyOnce(..., rows_per_slot=10000)."
@@ -51,5 +51,5 @@ def test_a_batch_with_few_rows_for_its_slots_is_named_once(caplog: pytest.LogCap
 )
 def test_no_other_batch_is_named(is_needed: bool, given: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "sparkonce"):
-        look(SlotAdvice(is_needed=is_needed), **given)
+        observe(SlotAdvice(is_needed=is_needed), **given)
     assert caplog.messages == []

@@ -57,7 +57,7 @@ def conduct(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Conduct
             folder=tmp_path,
             recorder=recorder,
             limits=RunLimits(falls=2),
-            look=lambda: None,
+            check=lambda: None,
         )
         conductors.append(conductor)
         conductor.start()

@@ -151,12 +151,12 @@ def test_the_first_claim_is_written_at_once(files: LocalFiles, monkeypatch: pyte
     figures.begin_run(QUERY, "r1", run)
     watched = figures.watched
 
-    def look() -> Watched:
+    def watched_once() -> Watched:
         found = watched()
         looked.set()
         return found
 
-    monkeypatch.setattr(figures, "watched", look)
+    monkeypatch.setattr(figures, "watched", watched_once)
     writer = TimelineWriter(files, figures, "r1", every_s=3600.0)
     writer.tell()
     assert looked.wait(60)

@@ -11,7 +11,7 @@ from sparkonce.protocol.state import Phase
 from sparkonce_lab.faults import Fault
 from sparkonce_lab.history import EventKind
 from sparkonce_lab.schedule import Step
-from sparkonce_lab.systems.files import NAME, read_letters
+from sparkonce_lab.systems.files import NAME, read_dead_letters
 from sparkonce_lab.systems.kafka import KafkaSystem
 from sparkonce_lab.systems.postgres import PostgresSystem
 from sparkonce_lab.verdicts import Anomaly
@@ -42,7 +42,9 @@ def test_accepted_and_refused_rows_are_the_input(tmp_path: Path, say: Callable[[
 
 def test_a_lost_letter_is_found(tmp_path: Path, say: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> None:
     """Hides one dead letter from the reader. The row is then in neither place, so it must be reported as missing."""
-    monkeypatch.setattr("sparkonce_lab.systems.kafka.read_letters", lambda folder: read_letters(folder).slice(1))
+    monkeypatch.setattr(
+        "sparkonce_lab.systems.kafka.read_dead_letters", lambda folder: read_dead_letters(folder).slice(1)
+    )
     kafka = KafkaSystem(partitions=PARTITIONS, refuse_every=5)
     _, verdicts = trial(tmp_path / "run", say, source=kafka, systems=[kafka], schedule=[])
     assert {one.anomaly: one.count for one in verdicts if one.count} == {Anomaly.MISSING: 1}

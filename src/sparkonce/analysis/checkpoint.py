@@ -15,9 +15,9 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
+from sparkonce.analysis.arguments import sink_facts
 from sparkonce.analysis.explanation import Explanation, judge
 from sparkonce.analysis.facts import EngineFacts, KafkaSourceFacts, Pipeline, SinkFacts
-from sparkonce.analysis.given import sink_facts
 from sparkonce.analysis.servers import ask_about_source
 from sparkonce.analysis.sinks import OURS, parse_reader
 from sparkonce.driver.start import read_log
@@ -97,20 +97,20 @@ def _source(files: CheckpointFiles, number: int, line: str) -> SourceFacts:
         offset = json.loads(line)
     except ValueError:
         offset = None
-    kept = files.inside(f"sources/{number}")
+    source_files = files.inside(f"sources/{number}")
     if isinstance(offset, dict) and offset:
-        return _by_shape(offset, kept)
-    if isinstance(offset, int) and _first_line_is_a_number(kept):
+        return _by_shape(offset, source_files)
+    if isinstance(offset, int) and _first_line_is_a_number(source_files):
         return SourceFacts(format="rate", options=None)
     return SourceFacts(format="", options=None, where=f"source {number}, its offset is {line[:40]}")
 
 
-def _by_shape(offset: dict[str, Any], kept: CheckpointFiles) -> SourceFacts:
+def _by_shape(offset: dict[str, Any], source_files: CheckpointFiles) -> SourceFacts:
     keys = set(offset)
     if all(isinstance(each, dict) and all(key.isdigit() for key in each) for each in offset.values()):
         return KafkaSourceFacts(options=None, where=", ".join(offset), names=tuple(offset), by_shape=True)
     if keys == {"logOffset"}:
-        return SourceFacts(format="file", options=None, where=_folder_read(kept))
+        return SourceFacts(format="file", options=None, where=_folder_read(source_files))
     if "reservoirId" in keys:
         return SourceFacts(format="delta", options=None, where=f"table id {offset['reservoirId']}")
     if "snapshot_id" in keys:
@@ -123,19 +123,19 @@ def _by_shape(offset: dict[str, Any], kept: CheckpointFiles) -> SourceFacts:
     return SourceFacts(format="", options=None, where=f"its offset holds {', '.join(sorted(keys))}")
 
 
-def _folder_read(kept: CheckpointFiles) -> str:
+def _folder_read(source_files: CheckpointFiles) -> str:
     """Returns the folder of the first file in the file source's log."""
-    for name in sorted(name for name in kept.names("") if name[0].isdigit()):
-        found = re.search(r'"path":"([^"]+)/[^"/]*"', (kept.read(name) or b"").decode(errors="replace"))
+    for name in sorted(name for name in source_files.names("") if name[0].isdigit()):
+        found = re.search(r'"path":"([^"]+)/[^"/]*"', (source_files.read(name) or b"").decode(errors="replace"))
         if found:
             return found[1]
     return ""
 
 
-def _first_line_is_a_number(kept: CheckpointFiles) -> bool:
+def _first_line_is_a_number(source_files: CheckpointFiles) -> bool:
     """Returns True if a file looks like the rate source's, which stores its first start time after a version line."""
     try:
-        lines = (kept.read("0") or b"").removeprefix(b"\0").decode(errors="replace").split()
+        lines = (source_files.read("0") or b"").removeprefix(b"\0").decode(errors="replace").split()
     except OSError:
         return False
     return bool(lines) and lines[-1].isdigit()

@@ -101,17 +101,17 @@ def _retention_of(topic: str, facts: TopicFacts, downtime: timedelta | None) -> 
     if facts.retention_ms < 0:
         yield holds(f"{topic} keeps records for ever (retention.ms={facts.retention_ms})")
         return
-    kept = timedelta(milliseconds=facts.retention_ms)
+    retention = timedelta(milliseconds=facts.retention_ms)
     if downtime is None:
-        yield must(f"the query's downtime is never longer than {say(kept)} (retention.ms of {topic})")
-    elif kept <= downtime:
+        yield must(f"the query's downtime is never longer than {say(retention)} (retention.ms of {topic})")
+    elif retention <= downtime:
         yield loses(
-            f"{topic} keeps records for {say(kept)} (retention.ms), and the downtime may be {say(downtime)}: "
+            f"{topic} keeps records for {say(retention)} (retention.ms), and the downtime may be {say(downtime)}: "
             "records deleted meanwhile are never read",
             f"retention.ms of {topic} above {say(downtime)}",
         )
     else:
-        yield holds(f"{topic} keeps records for {say(kept)}, longer than the downtime of {say(downtime)}")
+        yield holds(f"{topic} keeps records for {say(retention)}, longer than the downtime of {say(downtime)}")
 
 
 def _files(source: SourceFacts, pipeline: Pipeline) -> Iterator[Finding]:

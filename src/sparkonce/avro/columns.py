@@ -85,7 +85,7 @@ def from_registry_avro(
         located_by=located_by,
         options=options,
     )
-    return decoding.value_or_stop() if on_error == FAIL else decoding.value_and_letter()
+    return decoding.value_or_stop() if on_error == FAIL else decoding.value_and_dead_letter()
 
 
 def decode_registry_avro(

@@ -75,13 +75,13 @@ class Decoding:
         stop = self._stop(self._reason(), "Correct the record's writer, or set on_error to dead-letter or drop.")
         return F.coalesce(self._decoded["value"], F.when(self._has_failed(), stop))
 
-    def value_and_letter(self) -> Column:
+    def value_and_dead_letter(self) -> Column:
         """Returns a struct of ``record`` and ``dead_letter``, of which at most one is not null."""
-        letter = F.struct(
+        dead_letter = F.struct(
             self._reason().alias("reason"), self._schema_id().alias("schema_id"), self._value.alias("value")
         )
         record = self._decoded["value"]
-        dead = F.when(record.isNull() & self._has_failed(), letter)
+        dead = F.when(record.isNull() & self._has_failed(), dead_letter)
         return F.struct(record.alias("record"), dead.alias("dead_letter"))
 
     def _branches(self) -> Column:
@@ -121,8 +121,8 @@ class Decoding:
         reason = F.when(~self._is_framed(), unframed)
         if self._answer is not None:
             has_reason = F.startswith(self._answer, F.lit(REASON))
-            given = F.decode(F.substring(self._answer, len(REASON) + 1, 1 << 20), "utf-8")
-            reason = reason.when(has_reason, given)
+            message = F.decode(F.substring(self._answer, len(REASON) + 1, 1 << 20), "utf-8")
+            reason = reason.when(has_reason, message)
         return reason.otherwise(malformed)
 
     def _stop(self, why: Column, next_step: str) -> Column:

@@ -38,10 +38,10 @@ def warn_without_limits(session: SparkSession, jvm: Any) -> None:
     _warned.add(application)
     missing = [DRIVER] if any(jvm.java.lang.System.getProperty(name) is None for name in PROPERTIES) else []
     conf = context.getConf()
-    given = " ".join(conf.get(name, "") or "" for name in (EXECUTOR, "spark.executor.defaultJavaOptions"))
+    on_executors = " ".join(conf.get(name, "") or "" for name in (EXECUTOR, "spark.executor.defaultJavaOptions"))
     # With local[…], the driver's JVM is also the executor.
     is_local = context.master == "local" or context.master.startswith("local[")
-    if not is_local and any(f"-D{name}=" not in given for name in PROPERTIES):
+    if not is_local and any(f"-D{name}=" not in on_executors for name in PROPERTIES):
         missing.append(EXECUTOR)
     if missing:
         settings = " and ".join(f"{name}='{java_options()}'" for name in missing)

@@ -277,8 +277,8 @@ def describe(
         raise typer.Exit(1)
     held: list[HeldPartition] = []
     if isinstance(wanted.found, KafkaOrphan):
-        (place,) = [one for one in systems if one.name == wanted.system]
-        held = list_held(place.settings, wanted.found)
+        (asked,) = [one for one in systems if one.name == wanted.system]
+        held = list_held(asked.settings, wanted.found)
 
     def _table(to: Any, _wide: bool) -> None:
         one = wanted.found
@@ -407,8 +407,8 @@ def _sweep_without_log(
     from sparkonce.operate.transactions import list_open
 
     short, systems = query_in(query), list(file.systems.values())
-    places = {name: str(arguments.get("system", name)) for name, arguments in file.sinks.items()}
-    found = list_open(systems).of_query(short).on(places.values())
+    system_of = {name: str(arguments.get("system", name)) for name, arguments in file.sinks.items()}
+    found = list_open(systems).of_query(short).on(system_of.values())
     if not execute:
         _show_listing(found, _ALL, form)
         return
@@ -432,7 +432,7 @@ def _sweep_without_log(
     )
     ended = {}
     for name, sink in sinks.items():
-        open_there = [one.found for one in found.on([places[name]]).found]
+        open_there = [one.found for one in found.on([system_of[name]]).found]
         ended[name] = dict(abort_all(short, sink, open_there, patience_s=patience_s))
         typer.echo(f"{name}: {ended[name] or 'nothing was open'}", err=True)
     left = list_open(systems).of_query(short)
@@ -670,11 +670,11 @@ def _more(found: Any) -> list[tuple[str, str]]:
 
 def _row(one: "OpenTransaction", name: _QueryName, wide: bool) -> list[Any]:
     found = one.found
-    place = ("-", "-") if found.batch < 0 else (str(found.batch), str(found.slot))
+    batch_and_slot = ("-", "-") if found.batch < 0 else (str(found.batch), str(found.slot))
     more = [found.run, ", ".join(f"{head}: {value}" for head, value in _more(found))] if wide else []
     holds = "\n".join(found.holds)
     return [
-        *(one.system, found.kind, _name_of(one, name) or found.query, *place, shown_age(found.age_s)),
+        *(one.system, found.kind, _name_of(one, name) or found.query, *batch_and_slot, shown_age(found.age_s)),
         *(marked(one.verdict.value), found.name, holds),
         *more,
     ]

@@ -12,7 +12,7 @@ from sparkonce.cli.checkpoint import Conf, Moved, opened
 from sparkonce.cli.transactions import ConfigFile
 from sparkonce.errors import ConfigurationError
 
-_FIRST_LOOK_S = 5.0
+_FIRST_CHECK_S = 5.0
 
 
 def ui(
@@ -46,7 +46,7 @@ def ui(
     with ExitStack() as stack:
         found = {one: stack.enter_context(opened(one, conf)) for one in checkpoint}
         watcher = PageWatcher(found, file, moved=moved)
-    watcher.refuse_what_is_no_checkpoint(_FIRST_LOOK_S)
+    watcher.refuse_what_is_no_checkpoint(_FIRST_CHECK_S)
     try:
         server = PageServer(watcher, host, port)
     except OSError as error:

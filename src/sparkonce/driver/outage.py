@@ -143,11 +143,11 @@ class Timing:
         sweep_every_s: The time between two sweeps of the run's own transactions if nothing suggests a losing attempt;
             0: sweep at the end of each batch.
         sweep_in_background: True to sweep in a thread, so that batches do not wait for it.
-        look_out_every_s: The time between two checks of the sinks for foreign transactions that block their readers; 0:
+        monitor_every_s: The time between two checks of the sinks for foreign transactions that block their readers; 0:
             never.
     """
 
     outage_patience_s: float = 300.0
     sweep_every_s: float = 10.0
     sweep_in_background: bool = False
-    look_out_every_s: float = 0.0
+    monitor_every_s: float = 0.0

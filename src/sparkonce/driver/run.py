@@ -18,7 +18,7 @@ from sparkonce.driver.outage import Outage, Timing
 from sparkonce.driver.positions import PositionReporter, Positions
 from sparkonce.driver.progress import BatchProgress, Stopwatch
 from sparkonce.driver.put import LogWriter
-from sparkonce.driver.sinks import Lookouts, RunSinks
+from sparkonce.driver.sinks import Monitors, RunSinks
 from sparkonce.driver.start import check_before_claim, check_servers, read_log, recorded_topics, warn_if_not_moved
 from sparkonce.driver.stops import Failure, stop_error
 from sparkonce.driver.sweeper import Sweeper
@@ -103,7 +103,7 @@ class RunDriver:
         self._writer = BatchWriter(
             self._sinks, self._sweeper, self._log_writer, validator, self._patience_s, self._failure
         )
-        self._lookouts = Lookouts(self._sinks.lookouts, timing.look_out_every_s)
+        self._monitors = Monitors(self._sinks.monitors, timing.monitor_every_s)
         self.progress: deque[BatchProgress] = deque(maxlen=KEPT_PROGRESS)
         try:
             self.state = known or self._first_state(run=run, query=query, library=library, moved=moved, topics=topics)
@@ -111,7 +111,7 @@ class RunDriver:
             self._close(sweep=False)
             raise
         self._sinks.claim = self.state.claim
-        self._lookouts.start()
+        self._monitors.start()
 
     def _first_state(
         self,
@@ -300,7 +300,7 @@ class RunDriver:
     def _note_done(self, effect: do.Done, watch: Stopwatch) -> BatchProgress:
         done = BatchProgress.of(effect, (*self.state.transactional, *self.state.direct), watch.seconds)
         self.progress.append(done)
-        self._lookouts.batch_s = done.total_seconds
+        self._monitors.batch_s = done.total_seconds
         self._tell(Phase.IDLE, effect.batch)
         return done
 
@@ -319,7 +319,7 @@ class RunDriver:
         self.close()
 
     def _close(self, *, sweep: bool) -> None:
-        self._lookouts.close()
+        self._monitors.close()
         with self._at_work:
             self._sweeper.close(sweep=sweep)
             self._positions.close()

@@ -14,7 +14,7 @@ from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.handles import Finished, Handle
 from sparkonce.protocol.ownership import Token, short_query
 from sparkonce.protocol.view import Claim, Run
-from sparkonce.sink import Facts, Lookout, Owner, SinkCommitter, TwoPhaseCommitSink
+from sparkonce.sink import Facts, Monitor, Owner, SinkCommitter, TwoPhaseCommitSink
 
 logger = logging.getLogger("sparkonce")
 
@@ -97,10 +97,10 @@ class RunSinks:
             found[name] = None if limit_s is None else Life(name, limit_s)
         return found[name]
 
-    def lookouts(self) -> list[Lookout]:
+    def monitors(self) -> list[Monitor]:
         """Creates the monitors that watch for foreign transactions blocking these sinks' readers."""
         query = short_query(self.claim.query)
-        made = [sink.lookout(query, self.facts(name)) for name, sink in self.by_name.items()]
+        made = [sink.monitor(query, self.facts(name)) for name, sink in self.by_name.items()]
         return [one for one in made if one is not None]
 
     def ask(
@@ -141,20 +141,20 @@ class RunSinks:
                 logger.warning("sink=%s: its connections could not be closed: %s", name, error, exc_info=True)
 
 
-class Lookouts:
+class Monitors:
     """A thread that lets sinks check, at the start of a run and then regularly, for what blocks their readers.
 
     No batch waits for it, and neither does the end of the run.
 
     Args:
-        make: Creates the lookouts, in the thread.
+        make: Creates the monitors, in the thread.
         every_s: The time between two checks; 0: there is no thread.
 
     Attributes:
         batch_s: The duration of the last batch.
     """
 
-    def __init__(self, make: Callable[[], Sequence[Lookout]], every_s: float) -> None:
+    def __init__(self, make: Callable[[], Sequence[Monitor]], every_s: float) -> None:
         self._make = make
         self._every_s = every_s
         self._closed = threading.Event()
@@ -163,7 +163,7 @@ class Lookouts:
     def start(self) -> None:
         """Starts the thread."""
         if self._every_s > 0:
-            threading.Thread(target=self._run, name="sparkonce-lookout", daemon=True).start()
+            threading.Thread(target=self._run, name="sparkonce-monitor", daemon=True).start()
 
     def close(self) -> None:
         """Ends the thread, after a check that is under way."""
@@ -172,14 +172,14 @@ class Lookouts:
     def _run(self) -> None:
         try:
             with ExitStack() as stack:
-                lookouts = [stack.enter_context(closing(one)) for one in self._make()]
-                while lookouts:
-                    for one in lookouts:
+                monitors = [stack.enter_context(closing(one)) for one in self._make()]
+                while monitors:
+                    for one in monitors:
                         try:
-                            one.look(self.batch_s)
+                            one.poll(self.batch_s)
                         except Exception as error:  # noqa: BLE001, PERF203 - the next check may succeed
-                            logger.debug("What others do to this query's readers could not be looked at: %s", error)
+                            logger.debug("What others do to this query's readers could not be checked: %s", error)
                     if self._closed.wait(self._every_s):
                         return
         except Exception as error:  # noqa: BLE001 - nothing of the query depends on it
-            logger.debug("Nobody looks at what others do to this query's readers: %s", error)
+            logger.debug("Nothing checks what others do to this query's readers: %s", error)

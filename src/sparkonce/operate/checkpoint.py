@@ -234,8 +234,8 @@ def check_checkpoint(files: CheckpointFiles, *, moved: bool = False) -> Sequence
         checks.append(Check(name=name, ok=True, says=f"Query {query}." if query else "No query has started yet."))
         name = "decision log"
         log, entries, point = settled(files)
-        kept, end = point.view.floor.position, point.view.end
-        records = f"Records {kept} to {end - 1} are whole." if end else "There is none yet."
+        first, end = point.view.floor.position, point.view.end
+        records = f"Records {first} to {end - 1} are whole." if end else "There is none yet."
         checks.append(Check(name=name, ok=True, says=records))
         name = "next start"
         status = _status(files, log, entries, point, moved=moved)
@@ -256,10 +256,10 @@ def read_handles(files: CheckpointFiles, batch: int) -> Sequence[Handle]:
     _, view, _ = read_log_of(files)
     decision = view.decision(batch)
     if decision is None:
-        kept = [one.batch for one in view.decisions]
+        batches = [one.batch for one in view.decisions]
         raise ConfigurationError(
             f"The decision log of {files.location!r} does not have batch {batch}.",
-            next_step=f"It has batches {kept[0]} to {kept[-1]}." if kept else "No batch is decided yet.",
+            next_step=f"It has batches {batches[0]} to {batches[-1]}." if batches else "No batch is decided yet.",
         )
     return decision.handles
 

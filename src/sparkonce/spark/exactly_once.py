@@ -59,11 +59,11 @@ from sparkonce.spark.start.first_batch import (
     warn_of_slots,
 )
 from sparkonce.spark.views import (
-    Letters,
+    DeadLetterSinks,
     ShareSample,
     Sinks,
     check_columns,
-    letters_of,
+    dead_letter_sinks,
     shares,
     views_of,
     warn_of_refused,
@@ -83,7 +83,7 @@ logger = logging.getLogger("sparkonce")
 OutputMode = Literal["append", "update", "complete"]
 """Spark's output modes."""
 
-LOOK_OUT_EVERY_S = 60.0
+MONITOR_EVERY_S = 60.0
 """The interval at which sinks are checked for foreign transactions that block their readers."""
 
 
@@ -147,7 +147,7 @@ class ExactlyOnce:
         outage_patience_s: float = 300.0,
         sweep_every_s: float = 10.0,
         rows_per_slot: int | None = None,
-        dead_letters: TwoPhaseCommitSink | Letters | None = None,
+        dead_letters: TwoPhaseCommitSink | DeadLetterSinks | None = None,
         max_refused: int = 1000,
         listener: Listener | None = None,
         timeline: bool = True,
@@ -155,10 +155,10 @@ class ExactlyOnce:
     ) -> None:
         self._given = {name: value for name, value in locals().items() if name != "self"}
         views = views_of(sinks)
-        self._letters = letters_of(views, dead_letters)
+        self._dead_letters = dead_letter_sinks(views, dead_letters)
         self._max_refused = whole_number("max_refused", max_refused, least=1)
-        self._sinks = {sink.name: sink for sink in (*views, *self._letters.values())}
-        self._shares = shares(views, self._letters)
+        self._sinks = {sink.name: sink for sink in (*views, *self._dead_letters.values())}
+        self._shares = shares(views, self._dead_letters)
         self.checkpoint = checked_location(checkpoint)
         self._files: CheckpointFiles | None = None
         self._moved = flag("checkpoint_moved", checkpoint_moved)
@@ -173,7 +173,7 @@ class ExactlyOnce:
             outage_patience_s=number("outage_patience_s", outage_patience_s, above=0),
             sweep_every_s=number("sweep_every_s", sweep_every_s, least=0),
             sweep_in_background=True,
-            look_out_every_s=LOOK_OUT_EVERY_S,
+            monitor_every_s=MONITOR_EVERY_S,
         )
         self._rows_per_slot = None if rows_per_slot is None else whole_number("rows_per_slot", rows_per_slot, least=1)
         self._arrow = ArrowBatches()
@@ -204,9 +204,9 @@ class ExactlyOnce:
         return tuple(self._sinks.values())
 
     @property
-    def dead_letters(self) -> Letters:
+    def dead_letters(self) -> DeadLetterSinks:
         """The dead-letter sink of each sink that has one."""
-        return self._letters
+        return self._dead_letters
 
     def start(
         self,
@@ -289,9 +289,9 @@ class ExactlyOnce:
                 self.listener.interrupted(self._run[0])
             raise without_causes(error) from None
         self.listener.committed(done)
-        warn_of_refused(self._letters, done)
+        warn_of_refused(self._dead_letters, done)
         if self._remote is None:
-            self._advice.look(df.sparkSession, rows, done)
+            self._advice.observe(df.sparkSession, rows, done)
 
     def _commit_on_server(self, df: DataFrame, batch: int) -> tuple[int | None, BatchProgress]:
         if self._remote is None:

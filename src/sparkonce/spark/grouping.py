@@ -108,8 +108,8 @@ def _is_small(rows: int, row_bytes: int | None, before: Sequence[str] | None, no
     if row_bytes is None or rows > SMALL_ROWS or rows * row_bytes > SMALL_BYTES:
         return False
     first, last = kafka_offsets(before or ()), kafka_offsets(now)
-    places = [(topic, place) for topic, partitions in last.items() for place in partitions]
-    return sum(last[topic][at] > first.get(topic, {}).get(at, 0) for topic, at in places) <= SMALL_PARTITIONS
+    partitions = [(topic, number) for topic, offsets in last.items() for number in offsets]
+    return sum(last[topic][at] > first.get(topic, {}).get(at, 0) for topic, at in partitions) <= SMALL_PARTITIONS
 
 
 def slots_decided(decision: Decision | None) -> int | None:

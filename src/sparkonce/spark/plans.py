@@ -32,7 +32,7 @@ _PACKAGES = (
     ("io.delta.", "delta"),
     ("org.apache.spark.sql.kafka010.", "kafka"),
 )
-_PLACES = ("subscribe", "subscribepattern", "assign", "path", "streams", "stream", "queue")
+_LOCATIONS = ("subscribe", "subscribepattern", "assign", "path", "streams", "stream", "queue")
 """The options that name what a source reads."""
 
 _FILES = ("org.apache.spark.sql.execution.datasources.", "org.apache.spark.sql.avro.", "org.apache.spark.sql.v2.avro.")
@@ -122,7 +122,7 @@ def source_of(leaf: Any) -> SourceFacts:
 
 def _named_source(name: str, made_by: str, options: dict[str, str]) -> SourceFacts:
     form = format_of(made_by) or format_of(name) or name.lower()
-    where = next((options[key] for key in _PLACES if key in options), "")
+    where = next((options[key] for key in _LOCATIONS if key in options), "")
     kind = KafkaSourceFacts if form == "kafka" else SourceFacts
     return kind(format=form, options=options, where=where or (name if name.lower() != form else ""))
 

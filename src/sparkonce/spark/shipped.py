@@ -119,12 +119,12 @@ def _acknowledge(descriptor: int) -> None:
 
 def build_of(package: str) -> str:
     """Returns a digest of a package's sources. It takes 10 ms from a folder and 35 ms from a zip, once per process."""
-    kept = vars(importlib.import_module(package))
-    if "_build" not in kept:
+    cached = vars(importlib.import_module(package))
+    if "_build" not in cached:
         digest = hashlib.sha256()
         _add_sources(digest, files(package), "")
-        kept["_build"] = digest.hexdigest()[:_SHORT]
-    return str(kept["_build"])
+        cached["_build"] = digest.hexdigest()[:_SHORT]
+    return str(cached["_build"])
 
 
 def _add_sources(digest: Any, folder: Any, name: str) -> None:

@@ -57,8 +57,8 @@ def answers_of(rows: DataFrame, task: SlotTask, needs: Needs, cache: JvmCache) -
         return function(*[F.col(quoted(name)) for name in rows.columns])
 
     # PySpark includes the added Python files and the workers' environment in the function.
-    given = repr((needs, context._python_includes, context.environment))
-    column = cache.get(("function", pickled, given), function)
+    environment = repr((needs, context._python_includes, context.environment))
+    column = cache.get(("function", pickled, environment), function)
     return DataFrame(rows._jdf.mapInArrow(column._jc, False, None), session)
 
 

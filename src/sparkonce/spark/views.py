@@ -18,7 +18,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import DataType, NullType, StructField, StructType
 
 from sparkonce.arguments import shown
-from sparkonce.dead_letters import letter_columns
+from sparkonce.dead_letters import dead_letter_columns
 from sparkonce.driver.progress import BatchProgress
 from sparkonce.errors import ConfigurationError, SchemaError, SparkonceError, one_line
 from sparkonce.guarantees import Guarantee
@@ -30,10 +30,10 @@ View: TypeAlias = Callable[[DataFrame], DataFrame]
 
 Sinks: TypeAlias = TwoPhaseCommitSink | Sequence[TwoPhaseCommitSink] | Mapping[TwoPhaseCommitSink, View | None]
 
-Letters: TypeAlias = Mapping[TwoPhaseCommitSink, TwoPhaseCommitSink]
+DeadLetterSinks: TypeAlias = Mapping[TwoPhaseCommitSink, TwoPhaseCommitSink]
 """Maps a sink to the sink that takes the rows it refuses."""
 
-_NONE: Letters = MappingProxyType({})
+_NONE: DeadLetterSinks = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,9 +56,9 @@ class Share:
         Raises:
             SchemaError: If the sink refuses a column. The message names it.
         """
-        return letter_columns(sink) if self.is_for_letters(sink.name) else tuple(sink.columns(schema))
+        return dead_letter_columns(sink) if self.is_for_dead_letters(sink.name) else tuple(sink.columns(schema))
 
-    def is_for_letters(self, name: str) -> bool:
+    def is_for_dead_letters(self, name: str) -> bool:
         """Returns True if the sink takes dead letters."""
         return name in self.dead_letters.values()
 
@@ -144,20 +144,20 @@ def views_of(sinks: Sinks) -> dict[TwoPhaseCommitSink, View | None]:
     return found
 
 
-def shares(views: Mapping[TwoPhaseCommitSink, View | None], letters: Letters = _NONE) -> tuple[Share, ...]:
+def shares(views: Mapping[TwoPhaseCommitSink, View | None], dead_letters: DeadLetterSinks = _NONE) -> tuple[Share, ...]:
     """Groups the sinks by their view. Views are compared by identity, because a view may define its own equality.
 
     Args:
         views: The sinks with their views.
-        letters: The dead-letter sinks, see `letters_of`.
+        dead_letters: The dead-letter sinks, see `dead_letter_sinks`.
     """
     together: dict[int, dict[str, TwoPhaseCommitSink]] = {}
     dead: dict[int, dict[str, str]] = {}
     for sink, view in views.items():
         together.setdefault(id(view), {})[sink.name] = sink
-        if (to := letters.get(sink)) is not None:
+        if (to := dead_letters.get(sink)) is not None:
             dead.setdefault(id(view), {})[sink.name] = to.name
-    for sink, to in letters.items():
+    for sink, to in dead_letters.items():
         together[id(views[sink])][to.name] = to
     different = {id(view): view for view in views.values()}
     return tuple(
@@ -239,12 +239,12 @@ class ShareSample:
     frame: DataFrame
 
 
-def check_columns(df: DataFrame, given: Sequence[Share]) -> list[ShareSample]:
+def check_columns(df: DataFrame, shares: Sequence[Share]) -> list[ShareSample]:
     """Checks that each sink accepts the columns of its share.
 
     Args:
         df: The query's DataFrame or one of its batches; only its columns matter.
-        given: The sinks with their views.
+        shares: The sinks with their views.
 
     Returns:
         The shares of an empty batch.
@@ -254,7 +254,7 @@ def check_columns(df: DataFrame, given: Sequence[Share]) -> list[ShareSample]:
         ConfigurationError: If a view does not return a DataFrame.
     """
     empty = no_rows(df.sparkSession, df.schema)
-    samples = [ShareSample(share=share, batch=empty, frame=share.of_none(empty)) for share in given]
+    samples = [ShareSample(share=share, batch=empty, frame=share.of_none(empty)) for share in shares]
     is_case_sensitive = str(df.sparkSession.conf.get("spark.sql.caseSensitive", "false")).lower() == "true"
     for one in samples:
         schema = arrow_schema(one.frame.schema, is_case_sensitive=is_case_sensitive)
@@ -264,21 +264,21 @@ def check_columns(df: DataFrame, given: Sequence[Share]) -> list[ShareSample]:
 
 
 @contextmanager
-def computed_once(batch: DataFrame, given: Sequence[Share]) -> Iterator[DataFrame]:
+def computed_once(batch: DataFrame, shares: Sequence[Share]) -> Iterator[DataFrame]:
     """Caches the batch on the executors while it is written, if there are views.
 
     Each view is a separate Spark job. A stateful plan must run completely and only once, so the whole batch is computed
     before the first view.
     """
-    if all(share.view is None for share in given):
+    if all(share.view is None for share in shares):
         yield batch
         return
-    kept = _persist(batch)
+    persisted = _persist(batch)
     try:
-        kept.count()
-        yield kept
+        persisted.count()
+        yield persisted
     finally:
-        kept.unpersist()
+        persisted.unpersist()
 
 
 _CLONING_SETTINGS = (
@@ -308,43 +308,49 @@ def _persist(batch: DataFrame) -> DataFrame:
 logger = logging.getLogger("sparkonce")
 
 
-def warn_of_refused(letters: Letters, done: BatchProgress) -> None:
+def warn_of_refused(dead_letters: DeadLetterSinks, done: BatchProgress) -> None:
     """Logs how many rows of a batch were refused."""
-    for name in dict.fromkeys(to.name for to in letters.values()):
+    for name in dict.fromkeys(to.name for to in dead_letters.values()):
         if refused := done.rows.get(name, 0):
             logger.warning(
                 "Batch %d: %d rows were refused, and are in sink %r with the reasons.", done.batch, refused, name
             )
 
 
-def refused_rows_of(sink: TwoPhaseCommitSink, letters: Letters) -> str:
+def refused_rows_of(sink: TwoPhaseCommitSink, dead_letters: DeadLetterSinks) -> str:
     """Describes, for users, what happens to the rows that a sink's system refuses."""
-    if (to := letters.get(sink)) is not None:
+    if (to := dead_letters.get(sink)) is not None:
         return f"a row that its system refuses goes to sink {to.name} with the reason, in the same unit (dead_letters)"
-    if senders := [one.name for one in letters if letters[one] is sink]:
+    if senders := [one.name for one in dead_letters if dead_letters[one] is sink]:
         return f"it takes the rows that {', '.join(senders)} refuses, and a row that it refuses itself stops the query"
     if sink.tells_refused:
         return "a row that its system refuses stops the query before its batch is decided: no sink shows any of it"
     return "a row that its system refuses stops the query; if the batch is decided by then, other sinks may show theirs"
 
 
-def letters_of(views: Mapping[TwoPhaseCommitSink, View | None], given: TwoPhaseCommitSink | Letters | None) -> Letters:
+def dead_letter_sinks(
+    views: Mapping[TwoPhaseCommitSink, View | None], dead_letters: TwoPhaseCommitSink | DeadLetterSinks | None
+) -> DeadLetterSinks:
     """Returns the dead-letter sink of each sink that has one.
 
     Args:
         views: The sinks with their views.
-        given: A sink for the rows that any of them refuses, or a mapping from some of them to such sinks.
+        dead_letters: A sink for the rows that any of them refuses, or a mapping from some of them to such sinks.
 
     Raises:
         ConfigurationError: If a sink cannot tell which rows its system refuses, or a dead-letter sink cannot be used.
     """
-    if given is None:
+    if dead_letters is None:
         return {}
-    found = dict(given) if isinstance(given, Mapping) else {sink: given for sink in views if sink.tells_refused}
+    found = (
+        dict(dead_letters)
+        if isinstance(dead_letters, Mapping)
+        else {sink: dead_letters for sink in views if sink.tells_refused}
+    )
     for sink, to in found.items():
         if not isinstance(to, TwoPhaseCommitSink) or sink not in views:
             raise ConfigurationError(
-                f"dead_letters={shown(given)} is no sink, and no mapping from sinks of the query to others.",
+                f"dead_letters={shown(dead_letters)} is no sink, and no mapping from sinks of the query to others.",
                 next_step="Give a sink, such as FilesSink('/data/refused', name='refused'), or {sink: other}.",
                 setting="dead_letters",
             )
@@ -376,21 +382,21 @@ def letters_of(views: Mapping[TwoPhaseCommitSink, View | None], given: TwoPhaseC
             next_step="Leave it out: such a row stops the query.",
             setting="dead_letters",
         )
-    _check_letters(views, found)
+    _check_dead_letters(views, found)
     return found
 
 
-def _check_letters(views: Mapping[TwoPhaseCommitSink, View | None], letters: Letters) -> None:
-    others = {to.name: to for to in letters.values()}
+def _check_dead_letters(views: Mapping[TwoPhaseCommitSink, View | None], dead_letters: DeadLetterSinks) -> None:
+    others = {to.name: to for to in dead_letters.values()}
     used = {sink.name for sink in views}
-    if taken := used & others.keys() or ({to.name for to in letters.values() if to is not others[to.name]}):
+    if taken := used & others.keys() or ({to.name for to in dead_letters.values() if to is not others[to.name]}):
         raise ConfigurationError(
             f"dead_letters: two sinks are called {sorted(taken)[0]!r}.",
             next_step="Give the sink of dead letters a name of its own, which must stay the same after a restart.",
             setting="dead_letters",
         )
     for name, to in others.items():
-        if len({id(views[sink]) for sink, other in letters.items() if other is to}) > 1:
+        if len({id(views[sink]) for sink, other in dead_letters.items() if other is to}) > 1:
             raise ConfigurationError(
                 f"dead_letters: sink {name!r} would take rows of several views, each of which has slots of its own.",
                 next_step="Give {sink: other}, with another sink of dead letters for each view.",

@@ -41,10 +41,10 @@ logger = logging.getLogger("sparkonce")
 
 _FINGERPRINT = "__sparkonce_fingerprint_{}"
 _MARK = "__sparkonce_refused_{}"
-_LOOK_EVERY_S = 0.5
-_LOOK_AT_TASKS_EVERY_S = 0.1
+_CHECK_EVERY_S = 0.5
+_CHECK_TASKS_EVERY_S = 0.1
 _TASKS_END_WITHIN_S = 15.0
-_QUIET_LOOKS = 2
+_QUIET_CHECKS = 2
 _NEWEST_JOBS = 200
 """The number of recent jobs that are checked.
 
@@ -157,7 +157,7 @@ class SparkWork:
         session = self._df.sparkSession
         with ThreadPoolExecutor(max_workers=len(jobs)) as pool:
             futures = [pool.submit(inheritable_thread_target(session)(job)) for job in jobs]
-            while wait(futures, timeout=_LOOK_EVERY_S).not_done:
+            while wait(futures, timeout=_CHECK_EVERY_S).not_done:
                 self._cancel_if_stopped()
         return [future.result() for future in futures]
 
@@ -186,7 +186,7 @@ class SparkWork:
             # A query that is stopped before it submits its job still submits it, and does not wait for it.
             context._jsc.sc().cancelJobGroup(group, "because its batch has failed")
             quiet = 0
-            while quiet < _QUIET_LOOKS:
+            while quiet < _QUIET_CHECKS:
                 quiet = quiet + 1 if _tasks_have_ended(context.statusTracker(), group) else 0
                 if time.monotonic() >= give_up_at:
                     logger.warning(
@@ -196,7 +196,7 @@ class SparkWork:
                         _TASKS_END_WITHIN_S,
                     )
                     return
-                time.sleep(_LOOK_AT_TASKS_EVERY_S)
+                time.sleep(_CHECK_TASKS_EVERY_S)
         except Exception:
             # Spark may be gone. The job's own error is the one to raise.
             logger.debug("The running tasks of batch %d are unknown.", self._batch, exc_info=True)
@@ -210,13 +210,13 @@ class SparkWork:
         hashed: list[tuple[str, tuple[str, ...]]] = []
         marks: list[str] = []
         for number, name in enumerate(name for name in sinks if name in share.sinks):
-            sink, letters, mark = share.sinks[name], share.dead_letters.get(name, ""), ""
-            letters = letters if letters in sinks else ""  # a replay has the sinks of its decision
+            sink, dead_letters, mark = share.sinks[name], share.dead_letters.get(name, ""), ""
+            dead_letters = dead_letters if dead_letters in sinks else ""  # a replay has the sinks of its decision
             columns = share.columns(sink, schema)
-            if share.is_for_letters(name):
+            if share.is_for_dead_letters(name):
                 tasks.append(SinkTask(sink=sink, owner=sinks[name], columns=columns))
                 continue
-            checked = sink.checked(df, column := _MARK.format(number) if letters else "")
+            checked = sink.checked(df, column := _MARK.format(number) if dead_letters else "")
             if checked is not df:
                 df, mark = checked, column if column and column in checked.columns else ""
             fingerprint = _FINGERPRINT.format(number)
@@ -228,7 +228,7 @@ class SparkWork:
                     owner=sinks[name],
                     columns=columns,
                     fingerprint=fingerprint,
-                    dead_letters=letters,
+                    dead_letters=dead_letters,
                     mark=mark,
                 )
             )
@@ -292,8 +292,8 @@ class SparkWork:
         answers = written.collect()
         return answers, _slots_of(written)
 
-    def _check_refused(self, handles: Sequence[Handle], letters: Sequence[str]) -> None:
-        for name in letters:
+    def _check_refused(self, handles: Sequence[Handle], dead_letters: Sequence[str]) -> None:
+        for name in dead_letters:
             refused = sum(handle.rows for handle in handles if handle.sink == name)
             if refused > self._max_refused:
                 raise PrepareError(

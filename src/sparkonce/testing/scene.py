@@ -177,21 +177,21 @@ class Scene:
         waiting = list(range(len(handles)))
         give_up_at = time.monotonic() + FINISH_WITHIN_S
         while waiting:
-            answers = list(call([handles[place] for place in waiting]))
+            answers = list(call([handles[index] for index in waiting]))
             require(
                 len(answers) == len(waiting), f"{verb} of {len(waiting)} handles must give as many answers: {answers}"
             )
-            for place, answer in zip(waiting, answers, strict=True):
+            for index, answer in zip(waiting, answers, strict=True):
                 require(
                     isinstance(answer, Finished) and isinstance(answer.outcome, Outcome),
                     f"{verb} must answer with Finished and an Outcome, never a bool: {answer!r}",
                 )
-                outcomes[place] = answer.outcome
-            waiting = [place for place in waiting if outcomes[place] is Outcome.RETRY]
+                outcomes[index] = answer.outcome
+            waiting = [index for index in waiting if outcomes[index] is Outcome.RETRY]
             require(time.monotonic() < give_up_at, f"{verb} still answers RETRY after {FINISH_WITHIN_S:g} s")
             if waiting:
                 time.sleep(_POLL_S)
-        return [outcomes[place] for place in range(len(handles))]
+        return [outcomes[index] for index in range(len(handles))]
 
     # --- judging ----------------------------------------------------------------------------------------------------
 
@@ -203,7 +203,7 @@ class Scene:
 
     def expect_visible(self, *starts: int, count: int = 2, when: str) -> None:
         """Waits until a reader sees exactly the rows that start with these numbers."""
-        wanted = sorted(start + place for start in starts for place in range(count))
+        wanted = sorted(start + index for start in starts for index in range(count))
         give_up_at = time.monotonic() + self.suite.visible_within_s
         while (seen := sorted(self.suite.visible())) != wanted:
             # Waiting does not remove surplus rows.
@@ -214,7 +214,7 @@ class Scene:
 
     def expect_at_most(self, *starts: int, count: int = 2, when: str) -> None:
         """Checks that a reader currently sees no rows other than these, and none of them twice."""
-        allowed = [start + place for start in starts for place in range(count)]
+        allowed = [start + index for start in starts for index in range(count)]
         seen = sorted(self.suite.visible())
         fits = len(set(seen)) == len(seen) and set(seen) <= set(allowed)
         require(fits, f"{when} a reader may see the rows {allowed}, and sees {seen}")

@@ -131,11 +131,11 @@ class PageTimeline:
         if key not in self._events:
             self._keep(self._events, key, [*key, sentence(one.next_step)])
 
-    def _keep(self, kept: dict[tuple[Any, ...], list[Any]], key: tuple[Any, ...], fields: list[Any]) -> None:
+    def _keep(self, entries: dict[tuple[Any, ...], list[Any]], key: tuple[Any, ...], fields: list[Any]) -> None:
         self.last += 1
-        kept[key] = [self.last, *fields]
-        if len(kept) > MOST_KEPT:
-            del kept[next(iter(kept))]  # the oldest
+        entries[key] = [self.last, *fields]
+        if len(entries) > MOST_KEPT:
+            del entries[next(iter(entries))]  # the oldest
 
 
 def _of_log(entry: LogEntry) -> WatchedBatch:

@@ -37,7 +37,7 @@ logger = logging.getLogger("sparkonce")
 MOST_OF_ITS_TIME = 4
 """The pause after a poll is this many times the poll's duration, to spare a slow store."""
 
-LOOKED_AT_FOR_S = 120.0
+WATCHED_FOR_S = 120.0
 """If the page has sent no request for this long, it counts as closed. Background tabs still send one per minute."""
 
 
@@ -82,7 +82,7 @@ class Poller(ABC):
     def want(self) -> None:
         """Records that somebody has the page open."""
         with self.changed:
-            self._wanted_until_s = time.monotonic() + LOOKED_AT_FOR_S
+            self._wanted_until_s = time.monotonic() + WATCHED_FOR_S
             if not self._is_closed and not self._thread.is_alive():
                 self._thread.start()
             self.changed.notify_all()

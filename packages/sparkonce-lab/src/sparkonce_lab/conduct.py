@@ -22,7 +22,7 @@ from sparkonce_lab.watch import note_sizes
 
 _POLL_S = 0.01
 _STOP_S = 150.0
-_LOOK_S = 0.5
+_CHECK_EVERY_S = 0.5
 """How long a driver is held before it is struck. Readers poll several times a second."""
 _SAMPLE_S = 5.0
 _BACK_OFF_S = (0.5, 1.0, 2.0, 5.0)
@@ -65,7 +65,7 @@ class Conductor:
         folder: For the drivers' logs.
         recorder: Takes what happens.
         limits: How long to wait.
-        look: Called again and again while it waits: raises what else went wrong.
+        check: Called again and again while it waits: raises what else went wrong.
 
     Attributes:
         driver: The newest one, or None while none runs.
@@ -80,7 +80,7 @@ class Conductor:
         folder: Path,
         recorder: Recorder,
         limits: RunLimits,
-        look: Callable[[], None],
+        check: Callable[[], None],
     ) -> None:
         self.config = config
         self.limits = limits
@@ -91,7 +91,7 @@ class Conductor:
         self._checkpoint = checkpoint
         self._module = module
         self._folder = folder
-        self._look = look
+        self._check = check
         self._drivers: list[Driver] = []
         self._unrecovered: list[Step] = []
         self._hold: Phase | None = None
@@ -212,7 +212,7 @@ class Conductor:
 
     def pump(self, keep_running: bool = True) -> None:
         """Checks every driver once."""
-        self._look()
+        self._check()
         for driver in self._drivers:
             if not driver.end_noted:
                 self.hear(driver)
@@ -341,7 +341,7 @@ class Conductor:
             return self.driver is not None and self.driver.held == phase.name
 
         if self._wait_at_work(is_held):
-            self.pause(_LOOK_S)
+            self.pause(_CHECK_EVERY_S)
         elif self.driver is not None:
             self.driver.go()
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sparkonce.needs import WorkerNeeds
     from sparkonce.protocol.handles import Finished, Handle
     from sparkonce.protocol.traces import Trace
-    from sparkonce.sink import Facts, Lookout, Owner, Refused, WriterContext
+    from sparkonce.sink import Facts, Monitor, Owner, Refused, WriterContext
 
 
 class ForwardingSink(TwoPhaseCommitSink):
@@ -96,9 +96,9 @@ class ForwardingSink(TwoPhaseCommitSink):
         """See `TwoPhaseCommitSink.longest_lived`."""
         return self._real.longest_lived(facts)
 
-    def lookout(self, query: str, facts: Facts) -> Lookout | None:
-        """See `TwoPhaseCommitSink.lookout`."""
-        return self._real.lookout(query, facts)
+    def monitor(self, query: str, facts: Facts) -> Monitor | None:
+        """See `TwoPhaseCommitSink.monitor`."""
+        return self._real.monitor(query, facts)
 
     def worker_needs(self) -> WorkerNeeds:
         """See `TwoPhaseCommitSink.worker_needs`."""

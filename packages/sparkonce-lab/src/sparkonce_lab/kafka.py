@@ -399,7 +399,7 @@ def _wait_until(holds: Callable[[], bool], what: str, timeout_s: float) -> None:
         time.sleep(_POLL_S)
 
 
-_LOOK_S = 0.1
+_READ_S = 0.1
 
 _STOPS_WITHIN_S = 60.0
 
@@ -470,14 +470,14 @@ class LiveReader(Background):
         with self._taken:
             while not (held := holds()) and time.monotonic() < give_up_at:
                 self.check()
-                self._taken.wait(_LOOK_S)
+                self._taken.wait(_READ_S)
         return held
 
     def work(self) -> None:
         """Reads until it is stopped."""
         with closing(KafkaReader(*self._where)) as reader:
             while not self.stopping.is_set():
-                messages = reader.read(_LOOK_S)
+                messages = reader.read(_READ_S)
                 with self._taken:
                     self.take(messages)
                     self._taken.notify_all()

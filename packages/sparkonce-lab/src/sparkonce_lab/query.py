@@ -266,7 +266,7 @@ def run_batches(
 ) -> Callable[[DataFrame, int], None]:
     """Returns the function for ``foreachBatch``, which reports each phase and waits at the gate."""
     from sparkonce import ExactlyOnce
-    from sparkonce_lab.systems.files import MOST, letters_sink
+    from sparkonce_lab.systems.files import MOST, dead_letters_sink
 
     def listen(phase: Phase, batch: int) -> None:
         if phase is Phase.IDLE:
@@ -284,7 +284,7 @@ def run_batches(
         gate.pass_by(phase.name, batch)
 
     kafka = next((sink for sink in sinks if sink.name == "kafka"), None)
-    letters = {kafka: letters_sink(config.dead_letters)} if config.dead_letters and kafka else None
+    dead_letters = {kafka: dead_letters_sink(config.dead_letters)} if config.dead_letters and kafka else None
     exactly_once = ExactlyOnce(
         sinks,
         checkpoint=config.checkpoint,
@@ -292,7 +292,7 @@ def run_batches(
         display=False,
         outage_patience_s=config.outage_patience_s,
         sweep_every_s=2.0,
-        dead_letters=letters,
+        dead_letters=dead_letters,
         max_refused=MOST,
     )
 

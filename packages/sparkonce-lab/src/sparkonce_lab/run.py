@@ -213,7 +213,7 @@ class _Run:
             window_ms=options.workload.window_ms,
             java_flags=options.java_flags,
             refuse_every=source.refuse_every,
-            dead_letters="" if source.letters is None else str(source.letters),
+            dead_letters="" if source.dead_letters is None else str(source.dead_letters),
         )
         logs = options.folder / "logs"
         logs.mkdir()
@@ -224,7 +224,7 @@ class _Run:
             folder=logs,
             recorder=recorder,
             limits=options.limits,
-            look=self._feeder.check,
+            check=self._feeder.check,
         )
 
     def carry_out(self) -> None:

@@ -47,7 +47,7 @@ _BUSY_AFTER_S, _SEND_SURELY_MS = 0.2, 20
 _NOT_HERE = "sasl.oauthbearer.metadata.authentication.type"
 """A setting that confluent-kafka evaluates in Python."""
 
-_LOOK_AGAIN_S = 0.004
+_CHECK_AGAIN_S = 0.004
 _METADATA_LIMIT_S = 1.0
 
 _LEVELS = (50, 50, 50, 40, 30, 20, 20, 10)
@@ -249,7 +249,7 @@ class BatchProducer:
             # vain.
             is_slow = time.monotonic() - began > _BUSY_AFTER_S
             self._library.flush(self._handle, _SEND_SURELY_MS if is_slow else _SEND_NOW_MS)
-            self.poll(min(_LOOK_AGAIN_S, left_s))
+            self.poll(min(_CHECK_AGAIN_S, left_s))
 
     def init_transactions(self, timeout_s: float) -> None:
         """Gets a producer id and epoch. Raises KafkaException."""

@@ -16,7 +16,7 @@ from typing import Any
 from kafka.protocol.admin.transactions import ListTransactionsRequest
 
 from sparkonce.protocol.ownership import TransactionalId
-from sparkonce.sink import Lookout
+from sparkonce.sink import Monitor
 from sparkonce.sinks.kafka.outcomes import NONE, BrokerAnswer, Description, KafkaTransaction
 from sparkonce.sinks.kafka.settings import NEVER_MS, admin_settings, lasting
 from sparkonce.sinks.kafka.transaction_client import (
@@ -51,7 +51,7 @@ BEING_ENDED = "Prepare"
 """How the states of a transaction begin while its coordinator writes the markers."""
 
 
-class KafkaLookout(Lookout):
+class KafkaMonitor(Monitor):
     """Compares each partition's last stable offset with its end, with two small requests to each broker.
 
     Describes producers only for partitions that stay blocked. Uses its own connection, so that no commit has to wait.
@@ -73,8 +73,8 @@ class KafkaLookout(Lookout):
         self._is_first = True
         self._told = False
 
-    def look(self, batch_s: float) -> None:
-        """Reports the transactions that have blocked readers for a long time. See `Lookout.look`."""
+    def poll(self, batch_s: float) -> None:
+        """Reports the transactions that have blocked readers for a long time. See `Monitor.poll`."""
         deadline_s = time.monotonic() + LIMIT_S
         metadata = self._client.request(metadata_request(self._topic), deadline_s=deadline_s)
         if isinstance(metadata, BrokerAnswer):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from sparkonce.arguments import mapping, nonempty, whole_number
 from sparkonce.guarantees import Guarantee
 from sparkonce.needs import WorkerNeeds, addresses_of, files_of
-from sparkonce.sink import Facts, Lookout, SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
+from sparkonce.sink import Facts, Monitor, SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
 from sparkonce.sinks.kafka.settings import NEVER, NEVER_MS, id_prefix, lasting, producer_settings, size_settings
 
 if TYPE_CHECKING:
@@ -199,14 +199,14 @@ class KafkaSink(TwoPhaseCommitSink):
             lookup=TopicLookup(settings, is_transactional=transactional),
         )
 
-    def lookout(self, query: str, facts: Facts) -> Lookout | None:
+    def monitor(self, query: str, facts: Facts) -> Monitor | None:
         """Returns the monitor for transactions of others that block the topic's readers.
 
         Returns None if rows name their topics.
         """
-        from sparkonce.sinks.kafka.blocking import KafkaLookout
+        from sparkonce.sinks.kafka.blocking import KafkaMonitor
 
-        return None if self.topic is None or "prefix" not in facts else KafkaLookout(self.settings, self.topic, query)
+        return None if self.topic is None or "prefix" not in facts else KafkaMonitor(self.settings, self.topic, query)
 
     def committer(self) -> SinkCommitter:
         """Returns the committer, which ends transactions from the driver."""

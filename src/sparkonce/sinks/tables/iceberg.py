@@ -286,7 +286,7 @@ class _IcebergTable(Table):
         if label in notes.values():
             return
         kin = {name: one for name, one in notes.items() if _kin(name, unit.name)} | {unit.name: label}
-        kept = set(sorted(kin, key=lambda name: (_begun_ms(kin[name]), str(name)))[-KEEP_NOTES:])
+        newest = set(sorted(kin, key=lambda name: (_begun_ms(kin[name]), str(name)))[-KEEP_NOTES:])
         transaction = table.newTransaction()
         if alone:
             transaction.manageSnapshots().fastForwardBranch(_MAIN, branch).commit()
@@ -294,7 +294,7 @@ class _IcebergTable(Table):
             transaction.manageSnapshots().cherrypick(staged.snapshotId()).commit()
         properties = transaction.updateProperties()
         for name in kin:
-            if name not in kept:
+            if name not in newest:
                 properties.remove(f"{NOTE}{name}")
             elif name == unit.name:
                 properties.set(f"{NOTE}{name}", label.to_text())

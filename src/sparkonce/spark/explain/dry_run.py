@@ -103,7 +103,7 @@ def dry_run(file: Path, arguments: Sequence[str], explain: Explainer) -> bool:
 def _calls(left: _Left, file: Path) -> list[tuple[str, int]]:
     """Returns the calls at which the run ended: the file's frame and those below it."""
     frames = [(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(left.__traceback__)]
-    first = next((place for place, (name, _) in enumerate(frames) if name == str(file)), 0)
+    first = next((index for index, (name, _) in enumerate(frames) if name == str(file)), 0)
     return [frame for frame in frames[first:] if frame[0] != __file__]
 
 
@@ -202,10 +202,10 @@ def _intercepted(explain: Explainer) -> Iterator[None]:
         yield
 
 
-def _set_up(writer: DataStreamWriter, options: Mapping[str, Any], **given: Any) -> None:
+def _set_up(writer: DataStreamWriter, options: Mapping[str, Any], **settings: Any) -> None:
     """Applies the arguments of ``start`` and ``toTable`` as PySpark's own methods do."""
     writer.options(**options)
-    for name, value in given.items():
+    for name, value in settings.items():
         if value is not None:
             getattr(writer, name)(value)
 
@@ -242,11 +242,11 @@ def _following(block: ast.AST, line: int) -> Iterator[ast.AST]:
     for _, value in ast.iter_fields(block):
         if not isinstance(value, list):
             continue
-        places = [place for place, each in enumerate(value) if _holds(each, line)]
-        for place in places:
-            inner = value[place]
+        indexes = [index for index, each in enumerate(value) if _holds(each, line)]
+        for index in indexes:
+            inner = value[index]
             if not _defines(inner):  # statements after a definition do not follow its call
-                yield from (each for each in value[place + 1 :] if isinstance(each, ast.stmt) and not _defines(each))
+                yield from (each for each in value[index + 1 :] if isinstance(each, ast.stmt) and not _defines(each))
             if isinstance(inner, ast.For | ast.While | ast.AsyncFor):
                 yield inner
             elif isinstance(inner, ast.Try):

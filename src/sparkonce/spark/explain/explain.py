@@ -11,9 +11,9 @@ from pyspark.sql.classic.dataframe import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+from sparkonce.analysis.arguments import kafka_settings
 from sparkonce.analysis.explanation import Explanation, judge
 from sparkonce.analysis.facts import Pipeline, parse_duration
-from sparkonce.analysis.given import kafka_settings
 from sparkonce.analysis.servers import ask_about_sink, ask_about_source
 from sparkonce.analysis.sinks import parse_reader
 from sparkonce.arguments import mapping
@@ -97,9 +97,9 @@ def explain(
 def _asked(pipeline: Pipeline, ours: Sequence[Any], settings: Mapping[str, Any] | None) -> Pipeline:
     """Returns the pipeline with the brokers' answers about its topics and limits."""
     sinks = list(pipeline.sinks)
-    for place, sink in enumerate(ours):
+    for index, sink in enumerate(ours):
         how = kafka_settings(sink)
         if how is not None:
-            sinks[place] = ask_about_sink(sinks[place], how)
+            sinks[index] = ask_about_sink(sinks[index], how)
     sources = tuple(ask_about_source(source, settings) for source in pipeline.sources)
     return replace(pipeline, sources=sources, sinks=tuple(sinks))

@@ -8,8 +8,8 @@ from typing import Any
 
 from pyspark.serializers import CloudPickleSerializer
 
+from sparkonce.analysis.arguments import suspects
 from sparkonce.analysis.facts import PlanFacts, PythonFunction
-from sparkonce.analysis.given import suspects
 from sparkonce.jvm import class_name, items
 from sparkonce.spark.plans import MADE_IN_PLACE, SHUFFLES, STATEFUL, expressions, is_leaf, nodes
 

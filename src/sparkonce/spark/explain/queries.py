@@ -14,9 +14,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+from sparkonce.analysis.arguments import function_facts, sink_facts, used_by
 from sparkonce.analysis.engine import SKIP_NULLS, WATERMARKS
 from sparkonce.analysis.facts import EngineFacts, Pipeline, SinkFacts, lower_names, parse_duration
-from sparkonce.analysis.given import function_facts, sink_facts, used_by
 from sparkonce.analysis.sinks import IGNORE_METADATA
 from sparkonce.errors import ConfigurationError
 from sparkonce.jvm import class_name, field, jvm, scala_map
@@ -193,7 +193,7 @@ def sinks_given(sink: Any, options: Mapping[str, Any] | None = None) -> tuple[tu
     """Returns the facts of a ``sink=`` argument or a ``foreachBatch`` function, and the sinks if they are ours.
 
     Args:
-        sink: See `sparkonce.analysis.given.sink_facts`; also an `ExactlyOnce`, a mapping of sinks to views, or a
+        sink: See `sparkonce.analysis.arguments.sink_facts`; also an `ExactlyOnce`, a mapping of sinks to views, or a
             function that calls an `ExactlyOnce`.
         options: The options of the stream writer.
 
@@ -206,14 +206,14 @@ def sinks_given(sink: Any, options: Mapping[str, Any] | None = None) -> tuple[tu
             function = None if caller is None else function_facts(caller)
             where = str(ours.checkpoint)
             facts = zip(sink_facts(ours.sinks), ours.sinks, strict=True)
-            letters = ours.dead_letters
+            dead_letters = ours.dead_letters
             return tuple(
-                replace(each, function=function, checkpoint=where, refused=refused_rows_of(one, letters))
+                replace(each, function=function, checkpoint=where, refused=refused_rows_of(one, dead_letters))
                 for each, one in facts
             ), ours.sinks
     sink = tuple(sink) if isinstance(sink, Mapping) else sink
-    given = sink if isinstance(sink, list | tuple) else (sink,)
-    mine = tuple(given) if all(isinstance(each, TwoPhaseCommitSink) for each in given) else ()
+    several = sink if isinstance(sink, list | tuple) else (sink,)
+    mine = tuple(several) if all(isinstance(each, TwoPhaseCommitSink) for each in several) else ()
     return sink_facts(sink, options), mine
 
 

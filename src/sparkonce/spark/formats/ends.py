@@ -166,7 +166,7 @@ logger = logging.getLogger("sparkonce")
 
 _LOCKED_WITHIN_S = 10.0
 
-_LOOK_EVERY_S = 0.05
+_CHECK_EVERY_S = 0.05
 
 
 def run_key(options: Mapping[str, str]) -> str | None:
@@ -227,7 +227,7 @@ class KeptRun:
             if time.monotonic() >= give_up_at:
                 self._path.unlink(missing_ok=True)
                 give_up_at += _LOCKED_WITHIN_S
-            time.sleep(_LOOK_EVERY_S)
+            time.sleep(_CHECK_EVERY_S)
         with os.fdopen(os.dup(self._descriptor), "rb") as file:
             position, _, record = file.read().partition(b"\n")
         with suppress(ValueError, codec.Unreadable, codec.TooNew):

@@ -54,22 +54,24 @@ class SparkFormat:
             ConfigurationError: If an option is unknown, missing or wrong. The message names it.
         """
         left = {name.lower(): value for name, value in options.items()}
-        given = self.translate(left)
+        settings = self.translate(left)
         known = inspect.signature(self.kind).parameters
         for name, value in left.items():
-            if name not in known or name in _SHARED or name in given:
+            if name not in known or name in _SHARED or name in settings:
                 raise ConfigurationError(
                     f"Format {self.name} has no option {name!r}.",
                     next_step=f"See docs/formats.md; of the sink's own settings it takes {', '.join(self.own())}.",
                     setting=name,
                 )
-            given[name] = _value(name, value, str(known[name].annotation))
-        missing = [name for name, one in known.items() if one.default is inspect.Parameter.empty and name not in given]
+            settings[name] = _value(name, value, str(known[name].annotation))
+        missing = [
+            name for name, one in known.items() if one.default is inspect.Parameter.empty and name not in settings
+        ]
         if missing:
             raise ConfigurationError(
                 f"Format {self.name} needs {missing[0]}.", next_step="See docs/formats.md.", setting=missing[0]
             )
-        return self.kind(**given)
+        return self.kind(**settings)
 
     def own(self) -> list[str]:
         """Returns the sink's settings that are options with the same name."""
@@ -161,11 +163,11 @@ def _taken(options: dict[str, str], name: str) -> str:
 
 
 def _files(options: dict[str, str]) -> dict[str, Any]:
-    given: dict[str, Any] = {"path": _taken(options, "path")}
+    settings: dict[str, Any] = {"path": _taken(options, "path")}
     own = {name: options.pop(name) for name in ("header", "delimiter", "sep") if name in options}
     if own:
-        given["options"] = {"delimiter" if name == "sep" else name: _cell(value) for name, value in own.items()}
-    return given
+        settings["options"] = {"delimiter" if name == "sep" else name: _cell(value) for name, value in own.items()}
+    return settings
 
 
 def _cell(value: str) -> str | bool:

@@ -70,10 +70,10 @@ class FormatSource(DataSource):  # type: ignore[misc]
         columns = sink.columns(arrow_schema(schema))
         logs = open_files(LOG, folder, self.stores)
         prove(logs)
-        place = self._log_at(logs.inside(str(uuid.uuid5(_JOBS, job))))
+        log = self._log_at(logs.inside(str(uuid.uuid5(_JOBS, job))))
         ends = Ends(
             sink=sink,
-            log=place,
+            log=log,
             query=query,
             moved=_flag(options, MOVED),
             patience_s=_patience(options),
@@ -88,8 +88,10 @@ class FormatSource(DataSource):  # type: ignore[misc]
         """
         self._refuse_overwriting(overwrite)
         options = self._given()
-        given = nonempty("checkpointLocation", options.get(CHECKPOINT, ""), example="the query's checkpoint, absolute")
-        files = open_files("checkpointLocation", given, self.stores)
+        location = nonempty(
+            "checkpointLocation", options.get(CHECKPOINT, ""), example="the query's checkpoint, absolute"
+        )
+        files = open_files("checkpointLocation", location, self.stores)
         if self._begins:
             prove(files)
             check_log(files)

@@ -159,8 +159,8 @@ def _of_lists(column: pa.Array) -> _Hashes:
         column = pa.ListArray.from_arrays(column.offsets, entries)
     lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False).astype(np.int64)
     ends = np.cumsum(lengths)
-    places = np.arange(int(lengths.sum())) - np.repeat(ends - lengths, lengths)
-    elements = _mixed(_hashes(column.flatten()) + (places.astype(np.uint64) + np.uint64(1)) * _NULL)
+    positions = np.arange(int(lengths.sum())) - np.repeat(ends - lengths, lengths)
+    elements = _mixed(_hashes(column.flatten()) + (positions.astype(np.uint64) + np.uint64(1)) * _NULL)
     sums = np.concatenate((np.zeros(1, np.uint64), np.cumsum(elements, dtype=np.uint64)))
     return _mixed(sums[ends] - sums[ends - lengths] + lengths.astype(np.uint64))
 

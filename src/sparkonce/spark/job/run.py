@@ -37,8 +37,8 @@ def run_job(file: Path, arguments: Sequence[str], *, traceback: bool = False) ->
     newest: dict[str, StreamingQuery] = {}  # the newest run of each query
 
     def noting(start: Callable[..., StreamingQuery]) -> Callable[..., StreamingQuery]:
-        def noted(*given: Any, **options: Any) -> StreamingQuery:
-            query = start(*given, **options)
+        def noted(*arguments: Any, **options: Any) -> StreamingQuery:
+            query = start(*arguments, **options)
             newest[str(query.id)] = query
             stopping.listen()  # again, because PySpark's context replaces the SIGINT handler
             return query

@@ -232,8 +232,8 @@ def _raised(kind: str, said: str, frames: Iterable[Any], where: str = "") -> _Ca
     if not own:
         return _Cause(kind=kind, said=said, next_step=next_step)
     source = (own[-1]["source"] or "").strip()[:_MOST_OF_A_LINE]
-    place = f"({own[-1]['file']}, line {own[-1]['line']}{source and f': {source}'})"
-    return _Cause(kind=kind, said=f"{said[:_MOST_OF_A_SENTENCE]} {place}".lstrip(), next_step=next_step)
+    location = f"({own[-1]['file']}, line {own[-1]['line']}{source and f': {source}'})"
+    return _Cause(kind=kind, said=f"{said[:_MOST_OF_A_SENTENCE]} {location}".lstrip(), next_step=next_step)
 
 
 def _dead_worker(said: str, text: str) -> _Cause:

@@ -132,16 +132,16 @@ def check_query(
         )
 
 
-def input_offsets(kept: SparkCheckpoint, batch: int, patience_s: float) -> tuple[str, ...] | None:
+def input_offsets(checkpoint: SparkCheckpoint, batch: int, patience_s: float) -> tuple[str, ...] | None:
     """Returns a batch's offsets, as `SparkCheckpoint.input_offsets` does. Waits for an unreachable store.
 
     Raises:
         CheckpointMismatchError: If the file was not written by Spark.
         LogError: If the file cannot be read.
     """
-    doing = f"the offsets of batch {batch} in {kept.files.location} cannot be read"
+    doing = f"the offsets of batch {batch} in {checkpoint.files.location} cannot be read"
     try:
-        return Outage(patience_s).retry(partial(kept.input_offsets, batch), doing, again=is_store_outage)
+        return Outage(patience_s).retry(partial(checkpoint.input_offsets, batch), doing, again=is_store_outage)
     except OSError as error:
         raise LogError(
             f"{doing}: {error}.",

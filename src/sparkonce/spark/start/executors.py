@@ -134,9 +134,9 @@ def _judge(reports: Collection[tuple[str, str, str]], wheels: Sequence[str]) -> 
 
 
 def _refuse_wheels(context: SparkContext) -> None:
-    given = context.getConf().get(_PY_FILES, "") or ""
+    py_files = context.getConf().get(_PY_FILES, "") or ""
     # YARN puts each of these files on the workers' path.
-    if (wheels := _wheels(given.split(","))) and context.master != "yarn":
+    if (wheels := _wheels(py_files.split(","))) and context.master != "yarn":
         raise ConfigurationError(
             f"{_PY_FILES} (--py-files) names {', '.join(wheels)}: {_IGNORED}.",
             next_step="Install the wheel in the executors' environment, or ship that by --archives. See "

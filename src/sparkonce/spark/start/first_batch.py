@@ -72,14 +72,14 @@ def _judge(sink: TwoPhaseCommitSink, there: int, most: int, *, is_first: bool) -
 def _brought(df: DataFrame) -> tuple[int | None, Mapping[str, str] | None]:
     """Returns the id of the column ``partition`` and the options of the Kafka source it comes from, if any."""
     column = _expression(df, _COLUMN)
-    given = {
+    sources = {
         _id(attribute): source_of(node)
         for node in nodes(analyzed(df))
         if class_name(node) == "StreamingRelationV2"
         for attribute in items(node.output())
         if attribute.name() == _COLUMN
     }
-    source = given.get(column) if column is not None else None
+    source = sources.get(column) if column is not None else None
     return (column, source.options) if source is not None and source.format == "kafka" else (None, None)
 
 
@@ -204,8 +204,8 @@ def warn_of_repeats(shares: Sequence[Share], facts: Mapping[str, Facts]) -> None
     """
     for share in shares:
         targets: dict[tuple[tuple[str, str], ...], list[str]] = {}
-        letters = set(share.dead_letters.values())
-        for name in share.sinks.keys() - letters:
+        dead_letters = set(share.dead_letters.values())
+        for name in share.sinks.keys() - dead_letters:
             target = tuple((fact, facts[name][fact]) for fact in _TARGET if fact in facts[name])
             if {"topic", "table"} & dict(target).keys():
                 targets.setdefault(target, []).append(name)
@@ -257,8 +257,8 @@ def slots_of(plan: Any, shuffled: int, of_leaf: Callable[[Any], int | None]) -> 
         below_it = None if plan.shuffle() else slots_of(plan.child(), shuffled, of_leaf)
         return min(int(plan.numPartitions()), below_it or int(plan.numPartitions()))
     if kind in ("RepartitionByExpression", "RebalancePartitions"):
-        given = plan.optNumPartitions()
-        return int(given.get()) if given.isDefined() else shuffled
+        wanted = plan.optNumPartitions()
+        return int(wanted.get()) if wanted.isDefined() else shuffled
     if kind == "GlobalLimit" or (kind == "Aggregate" and plan.groupingExpressions().isEmpty()):
         return 1
     streamed = [child for child in items(plan.children()) if child.isStreaming()] or list(items(plan.children()))
@@ -311,7 +311,7 @@ class SlotAdvice:
     def __init__(self, *, is_needed: bool) -> None:
         self._is_needed = is_needed
 
-    def look(self, spark: SparkSession, rows: int | None, done: BatchProgress) -> None:
+    def observe(self, spark: SparkSession, rows: int | None, done: BatchProgress) -> None:
         """Checks a finished batch.
 
         Args:

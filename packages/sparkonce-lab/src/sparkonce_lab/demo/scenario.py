@@ -179,7 +179,7 @@ class Scenario(ABC):
         """
         give_up_at = time.monotonic() + STEP_S
         while True:
-            self.look(driver)
+            self.poll(driver)
             if holds():
                 return
             driver.check_running()
@@ -190,7 +190,7 @@ class Scenario(ABC):
                 )
             time.sleep(POLL_S)
 
-    def look(self, driver: Driver) -> None:
+    def poll(self, driver: Driver) -> None:
         """Hears the query, and shows how far everything is."""
         for event in driver.news():
             if event["event"] in ("stop", "failed"):
@@ -236,7 +236,7 @@ class Scenario(ABC):
             end_ms = self._feeder.closed_at_ms()
             self.until(lambda: self.checkpoint.finished_watermark_ms() >= end_ms, "all windows closed", driver)
             self.doing = "the query stops"
-            self.look(driver)
+            self.poll(driver)
             driver.stop(_STOP_S)
         finally:
             driver.kill()
@@ -379,11 +379,11 @@ class WithSparksOwn(Scenario):
         """Kills it as often as with sparkonce."""
         return [self._kill(number) for number in range(1, len(CrashPoint) + 1)]
 
-    def look(self, driver: Driver) -> None:
+    def poll(self, driver: Driver) -> None:
         """Shows the checkpoint too, since this query tells nothing by itself."""
         if self.checkpoint.finished() >= 0:
             self.doing = f"batch {self.checkpoint.finished()} is recorded"
-        super().look(driver)
+        super().poll(driver)
 
     def _kill(self, number: int) -> Kill:
         for _ in range(_MISSES_AT_MOST + 1):
@@ -428,7 +428,7 @@ class WithSparksOwn(Scenario):
             elif 0 <= before < now and self.checkpoint.is_unrecorded(watched):
                 return watched, now - before
             driver.check_running()
-            self.look(driver)
+            self.poll(driver)
             time.sleep(_WATCH_S)
         raise RunFailedError(
             f"The topic {self.target} got no rows of an unrecorded batch within {STEP_S:.0f} s.",

@@ -164,14 +164,14 @@ NAME = "dead-letters"
 MOST = 1_000_000_000
 
 
-def letters_sink(folder: str) -> TwoPhaseCommitSink:
+def dead_letters_sink(folder: str) -> TwoPhaseCommitSink:
     """Creates the sink of dead letters, in the query's process."""
     from sparkonce.sinks.files.sink import FilesSink
 
     return FilesSink(folder, name=NAME)
 
 
-def read_letters(folder: Path) -> pa.Table:
+def read_dead_letters(folder: Path) -> pa.Table:
     """Returns the refused rows that a reader sees (see `sparkonce_lab.history.OBSERVED`), without locations."""
     import pyarrow.parquet as pq
 
@@ -182,7 +182,7 @@ def read_letters(folder: Path) -> pa.Table:
     return of_texts(rows)
 
 
-def open_letters(folder: Path) -> Sequence[str]:
+def open_dead_letters(folder: Path) -> Sequence[str]:
     """Lists what is neither published nor discarded."""
     return _system(folder).left_open() if folder.exists() else []
 

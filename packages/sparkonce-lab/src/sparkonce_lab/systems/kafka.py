@@ -17,7 +17,7 @@ from sparkonce_lab.rig.kafka.cluster import Cluster
 from sparkonce_lab.rig.process import HOST
 from sparkonce_lab.rig.proxy import ADD_PARTITIONS, END_TXN, INIT_PRODUCER_ID, PRODUCE, FaultProxy, kafka_request
 from sparkonce_lab.systems.base import VerifiedSystem
-from sparkonce_lab.systems.files import NAME, open_letters, read_letters
+from sparkonce_lab.systems.files import NAME, open_dead_letters, read_dead_letters
 from sparkonce_lab.systems.injections import Injectable, Injection, of_connections, of_server
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ _CHECK_EVERY_MS = 500
 _ANSWERS_WITHIN_S = 10.0
 _READ_WITHIN_S = 600.0
 _BACK_WITHIN_S = 180.0
-_LOOK_S = 2.0
+_NEWEST_S = 2.0
 _POLL_S = 0.05
 
 
@@ -115,7 +115,7 @@ class KafkaSystem(Injectable, VerifiedSystem):
         self._more = dict(settings or {})
         self._megabytes = megabytes
         self.refuse_every = refuse_every
-        self.letters: Path | None = None
+        self.dead_letters: Path | None = None
         self._disk: SmallDisk | None = None
         self.cluster = self._borrowed = cluster
         self._struck = requests
@@ -136,7 +136,7 @@ class KafkaSystem(Injectable, VerifiedSystem):
     def start(self, folder: Path) -> None:
         """See `System.start`."""
         if self.refuse_every:
-            self.letters = folder.with_name(NAME)
+            self.dead_letters = folder.with_name(NAME)
         if self._borrowed is not None:
             self.bootstrap = self.client_bootstrap = self._borrowed.bootstrap
             self.injections = of_server(_Whole(self._borrowed))
@@ -302,14 +302,14 @@ class KafkaSystem(Injectable, VerifiedSystem):
             )
             for chunk in scan(self.settings, self.target, timeout_s=_READ_WITHIN_S)
         ]
-        refused = [] if self.letters is None else [read_letters(self.letters)]
+        refused = [] if self.dead_letters is None else [read_dead_letters(self.dead_letters)]
         return pa.concat_tables([*chunks, *refused] or [of_texts([])])
 
     def newest(self) -> int:
         """See `VerifiedSystem.newest`. Continues from where it was: a reader cannot unsee a record."""
         if self._reader is None:
             self._reader = KafkaReader(self.settings, self.target, self.partitions)
-        give_up_at = time.monotonic() + _LOOK_S
+        give_up_at = time.monotonic() + _NEWEST_S
         while time.monotonic() < give_up_at and (found := self._reader.read(_POLL_S)):
             batches = ((message.value() or b"").rpartition(b",")[2] for message in found)
             self._newest = max([self._newest, *(int(batch) for batch in batches if batch.isdigit())])
@@ -317,8 +317,8 @@ class KafkaSystem(Injectable, VerifiedSystem):
 
     def left_open(self) -> Sequence[str]:
         """See `System.left_open`."""
-        letters = [] if self.letters is None else open_letters(self.letters)
-        return [*(f"{one.transactional_id} {one.state}" for one in self.transactions(*OPEN)), *letters]
+        dead_letters = [] if self.dead_letters is None else open_dead_letters(self.dead_letters)
+        return [*(f"{one.transactional_id} {one.state}" for one in self.transactions(*OPEN)), *dead_letters]
 
     def transactions(self, *states: str) -> list[Transaction]:
         """Lists the transactions in one of these states, or all."""

@@ -32,7 +32,7 @@ _OWN = "sparkonce:"
 _SCAN = 10_000
 _PORTION = 5_000
 _CHUNK = 50_000
-_LOOKS = 20
+_POLLS = 20
 """The maximum number of chunks of keys that `newest` scans in one call."""
 _WEEK_MS = 7 * 24 * 60 * 60 * 1000
 
@@ -262,7 +262,7 @@ class RedisSystem(ServerSystem, VerifiedSystem):
 
     def newest(self) -> int:
         """See `VerifiedSystem.newest`. Each call scans the next chunk of the keys, so it may be late."""
-        for _ in range(_LOOKS):
+        for _ in range(_POLLS):
             self._cursor, keys = self.clients[0].scan(self._cursor, match=f"{self.prefix}:*", count=_PORTION)
             batches = (key.rpartition(b",")[2] for key in keys)
             self._newest = max([self._newest, *(int(batch) for batch in batches if batch.isdigit())])

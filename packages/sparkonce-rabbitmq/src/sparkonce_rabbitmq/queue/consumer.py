@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("sparkonce")
 
 _POLL_S = 0.02
-_LOOK_S = 0.25
+_CHECK_EVERY_S = 0.25
 _QUIET_S = 0.3
 _BACKOFF_S = 0.5
 _EXCLUSIVE = "exclusive"
@@ -113,7 +113,7 @@ class QueueConsumer:
                     claimed = True
                 self._receiver.settle()
                 # the store is unreachable, so do not subscribe: every return of messages is counted
-                self._receiver.look()
+                self._receiver.poll()
                 self._consume()
             except SparkonceError as error:
                 self._error = error
@@ -208,7 +208,7 @@ class QueueConsumer:
         )
 
     def _consuming(self) -> None:
-        self._last_delivery = self._look_at = time.monotonic()
+        self._last_delivery = self._check_at = time.monotonic()
         self._turn()
 
     def _turn(self) -> None:
@@ -231,10 +231,10 @@ class QueueConsumer:
         now = time.monotonic()
         kept = self._receiver.keep_due()
         self._take()
-        if now >= self._look_at:
-            self._receiver.look()
+        if now >= self._check_at:
+            self._receiver.poll()
             self._well_at = time.monotonic()
-            self._look_at = self._well_at + _LOOK_S
+            self._check_at = self._well_at + _CHECK_EVERY_S
         tag = self._receiver.acknowledge()
         if tag is not None:
             self._channel.basic_ack(tag, multiple=True)

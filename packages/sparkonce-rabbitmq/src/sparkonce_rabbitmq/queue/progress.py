@@ -37,7 +37,7 @@ class Progress:
         self._batch = -1
         self._found = FinishedSegments()
 
-    def look(self) -> FinishedSegments:
+    def poll(self) -> FinishedSegments:
         """Returns what is finished by now. Raises OSError if the store cannot be asked."""
         newest = self._batch
         if newest < 0:

@@ -192,14 +192,14 @@ class Receiver:
             tag, _ = self._held.popleft()
         return tag
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Learns what Spark has finished by now, and deletes what nobody reads again.
 
         Raises:
             SupersededError: If another receiver has taken the queue over.
             OSError: If the store cannot be asked.
         """
-        found = self._progress.look()
+        found = self._progress.poll()
         with self._lock:
             self._ahead -= sum(self._rows.get(number, 0) for number in range(self._finished.below, found.below))
             self._finished = found
@@ -251,7 +251,7 @@ class Receiver:
         with self._lock:  # since a claim may be repeated while another thread queries the end
             self._memory, self._ids, self._rows, self._files_of_ids = Memory(self._settings.remember), {}, {}, []
             self._ahead = self._next = 0
-        self._finished = self._progress.look()
+        self._finished = self._progress.poll()
         numbers = self._segments.numbers()
         below, behind = self._finished.below, numbers[-1] + 1 if numbers else 0  # the newest one is never deleted
         if (below and not numbers) or (numbers and numbers[0] > below):

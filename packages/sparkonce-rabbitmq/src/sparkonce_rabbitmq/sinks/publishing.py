@@ -44,7 +44,7 @@ _Answer = TypeVar("_Answer")
 OTHERS_WITHIN_S = 10.0
 """The time that another driver gets to note that it has published the same rows."""
 
-_LOOK_AGAIN_S = 0.2
+_CHECK_AGAIN_S = 0.2
 
 
 class Publisher:
@@ -196,7 +196,7 @@ class StreamApplication(Application):
         since = self._ahead_since.setdefault(token.id, time.monotonic())
         if time.monotonic() - since >= OTHERS_WITHIN_S:
             raise RefusedError(ahead(there))
-        raise RetryLaterError(ahead(there), after_s=_LOOK_AGAIN_S)
+        raise RetryLaterError(ahead(there), after_s=_CHECK_AGAIN_S)
 
 
 def why_behind(known: int | None, there: int) -> str:

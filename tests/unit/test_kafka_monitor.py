@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sparkonce.sinks.kafka.blocking import KafkaLookout, OpenPart
+from sparkonce.sinks.kafka.blocking import KafkaMonitor, OpenPart
 from sparkonce.sinks.kafka.outcomes import BrokerAnswer, Description, KafkaTransaction
 
 QUERY = "0123456789ab"
@@ -28,10 +28,10 @@ def described(
     monkeypatch: pytest.MonkeyPatch, responses: Sequence[Any], view: Description | BrokerAnswer
 ) -> Sequence[Description | None] | None:
     """Returns what is known about the transaction of producer 7, or None if nothing is to be reported."""
-    lookout = KafkaLookout({"bootstrap.servers": "nobody:1"}, "t", QUERY)
-    monkeypatch.setattr(lookout._client, "gather", lambda *_, **__: list(responses))
-    monkeypatch.setattr(lookout._client, "describe_transactions", lambda asked, **_: [view for _ in asked])
-    found = lookout._described([OpenPart(("t", 0), 5, 7, 0)], [1, 2], 0.0)
+    monitor = KafkaMonitor({"bootstrap.servers": "nobody:1"}, "t", QUERY)
+    monkeypatch.setattr(monitor._client, "gather", lambda *_, **__: list(responses))
+    monkeypatch.setattr(monitor._client, "describe_transactions", lambda asked, **_: [view for _ in asked])
+    found = monitor._described([OpenPart(("t", 0), 5, 7, 0)], [1, 2], 0.0)
     return [one.view for one in found] or None
 
 

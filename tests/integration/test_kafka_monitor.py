@@ -20,8 +20,8 @@ import pytest
 from integration.kafka_witness import Prepared, Witness, eventually
 from small_job import SmallJob
 from sparkonce.protocol.ownership import Token, TransactionalId
-from sparkonce.sinks.kafka import blocking as lookout_module
-from sparkonce.sinks.kafka.blocking import KafkaLookout
+from sparkonce.sinks.kafka import blocking as blocking_module
+from sparkonce.sinks.kafka.blocking import KafkaMonitor
 from sparkonce.sinks.kafka.outcomes import Description
 from sparkonce.sinks.kafka.sink import KafkaSink
 from sparkonce_lab.rig.kafka import Cluster
@@ -33,8 +33,8 @@ QUERY = "0123456789ab"
 
 @pytest.fixture(autouse=True)
 def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lookout_module, "PATIENCE_S", 0.0)
-    monkeypatch.setattr(lookout_module, "SAY_EVERY_S", 0.0)
+    monkeypatch.setattr(blocking_module, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(blocking_module, "SAY_EVERY_S", 0.0)
 
 
 @pytest.fixture
@@ -43,18 +43,18 @@ def topic(witness: Witness) -> str:
 
 
 @pytest.fixture
-def lookout(broker: Cluster, topic: str) -> Iterator[KafkaLookout]:
-    with closing(KafkaLookout({"bootstrap.servers": broker.bootstrap}, topic, QUERY)) as opened:
+def monitor(broker: Cluster, topic: str) -> Iterator[KafkaMonitor]:
+    with closing(KafkaMonitor({"bootstrap.servers": broker.bootstrap}, topic, QUERY)) as opened:
         yield opened
 
 
 @pytest.fixture
-def look(lookout: KafkaLookout, caplog: pytest.LogCaptureFixture) -> Callable[..., list[str]]:
+def poll(monitor: KafkaMonitor, caplog: pytest.LogCaptureFixture) -> Callable[..., list[str]]:
     caplog.set_level(logging.DEBUG, "sparkonce")
 
     def ask(batch_s: float = 0.0) -> list[str]:
         caplog.clear()
-        lookout.look(batch_s)
+        monitor.poll(batch_s)
         return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
     return ask
@@ -69,7 +69,7 @@ def end(prepared: Prepared) -> None:
 
 
 def test_who_hides_a_committed_batch_is_named_once(
-    witness: Witness, topic: str, look: Callable[..., list[str]], tmp_path: Path
+    witness: Witness, topic: str, poll: Callable[..., list[str]], tmp_path: Path
 ) -> None:
     used_to_more_s = 3600.0
 
@@ -77,77 +77,77 @@ def test_who_hides_a_committed_batch_is_named_once(
         return pa.record_batch({"value": [f"{batch}.{slot}"], "partition": pa.array([0], pa.int32())})
 
     job = SmallJob(tmp_path, lambda: [KafkaSink({"bootstrap.servers": witness.bootstrap}, topic=topic)], rows)
-    assert look() == []
+    assert poll() == []
     other = witness.prepare(topic, "theirs")
     job.run(0)
     assert witness.committed(topic) == []
-    assert look(used_to_more_s) == []
-    (said,) = look()
+    assert poll(used_to_more_s) == []
+    (said,) = poll()
     name, number = other.handle["transactional_id"], other.handle["producer_id"]
     assert f"Transaction {name!r} of another application (producer id {number}) has been open since 2" in said
     assert f"nothing of topic={topic!r} partition=0 from offset 0 on, this query's rows included" in said
     assert "transaction.timeout.ms=60000 (1 min)" in said
-    assert look() == []
+    assert poll() == []
     end(other)
     eventually(lambda: witness.committed(topic), lambda values: values == ["0.0", "0.1"])
     again = witness.prepare(topic, "theirs", transactional_id=str(name))
-    (said,) = look()
+    (said,) = poll()
     assert f"Transaction {name!r}" in said
     end(again)
 
 
-def test_a_start_believes_the_brokers_clock_and_later_looks_their_own(
-    witness: Witness, topic: str, look: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
+def test_a_start_believes_the_brokers_clock_and_later_polls_their_own(
+    witness: Witness, topic: str, poll: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     later_s = [0.0]
     clock = SimpleNamespace(time=lambda: 0.0, monotonic=lambda: time.monotonic() + later_s[0])
-    monkeypatch.setattr(lookout_module, "time", clock)
-    monkeypatch.setattr(lookout_module, "PATIENCE_S", 3600.0)
+    monkeypatch.setattr(blocking_module, "time", clock)
+    monkeypatch.setattr(blocking_module, "PATIENCE_S", 3600.0)
     other = witness.prepare(topic)
-    assert look() == []
-    assert look() == []
+    assert poll() == []
+    assert poll() == []
     later_s[0] = 3600.0
-    assert len(look()) == 1
+    assert len(poll()) == 1
     end(other)
 
 
 def test_a_transaction_on_many_partitions_is_said_once_and_of_many_some_are_named(
-    witness: Witness, look: Callable[..., list[str]], topic: str, monkeypatch: pytest.MonkeyPatch
+    witness: Witness, poll: Callable[..., list[str]], topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wide = witness.prepare(topic)
     for place in (1, 2):
         wide.write("row", place)
     assert wide.producer.flush(60.0) == 0
-    (said,) = look()
+    (said,) = poll()
     assert "nor of 2 more partitions" in said
     end(wide)
-    monkeypatch.setattr(lookout_module, "_NAMED_AT_ONCE", 1)
+    monkeypatch.setattr(blocking_module, "_NAMED_AT_ONCE", 1)
     others = [witness.prepare(topic, "first") for _ in range(2)]
     others[1].write("row", 1)
     assert others[1].producer.flush(60.0) == 0
-    named, more = look()
+    named, more = poll()
     assert "Transaction 'id-" in named
     assert more == f"1 more transactions hold back readers of topic={topic!r}."
     for one in others:
         end(one)
 
 
-def test_what_is_the_querys_own_is_not_named(witness: Witness, topic: str, look: Callable[..., list[str]]) -> None:
+def test_what_is_the_querys_own_is_not_named(witness: Witness, topic: str, poll: Callable[..., list[str]]) -> None:
     mine = witness.prepare(topic, transactional_id=own())
-    assert look() == []
+    assert poll() == []
     other = witness.prepare(topic, "behind", transactional_id=own("ba9876543210"))
-    assert look() == []
+    assert poll() == []
     end(mine)
-    (said,) = eventually(look, bool)
+    (said,) = eventually(poll, bool)
     assert repr(own("ba9876543210")) in said
     end(other)
 
 
 def test_a_marker_that_is_missing_is_said_when_it_stays_so(
-    witness: Witness, topic: str, lookout: KafkaLookout, look: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
+    witness: Witness, topic: str, monitor: KafkaMonitor, poll: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No test broker loses transactions, so its coordinator is made to report the transaction as committed."""
-    ask = lookout._client.describe_transactions
+    ask = monitor._client.describe_transactions
     mine = witness.prepare(topic, transactional_id=own())
 
     def says(*given: Any, **named: Any) -> list[Any]:
@@ -156,29 +156,29 @@ def test_a_marker_that_is_missing_is_said_when_it_stays_so(
             for view in ask(*given, **named)
         ]
 
-    monkeypatch.setattr(lookout._client, "describe_transactions", says)
-    assert look() == []
-    (said,) = look()
+    monkeypatch.setattr(monitor._client, "describe_transactions", says)
+    assert poll() == []
+    (said,) = poll()
     assert f"Transaction {own()!r}" in said
     assert "has ended, as its coordinator says (CompleteCommit)" in said
     end(mine)
 
 
 def test_brokers_that_are_away_are_found_again(
-    witness: Witness, topic: str, lookout: KafkaLookout, look: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
+    witness: Witness, topic: str, monitor: KafkaMonitor, poll: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = witness.prepare(topic)
     with monkeypatch.context() as patch:
-        patch.setattr(lookout_module, "LIMIT_S", 0.0)
-        assert look() == []
-    assert len(look()) == 1
+        patch.setattr(blocking_module, "LIMIT_S", 0.0)
+        assert poll() == []
+    assert len(poll()) == 1
     end(other)
 
 
-def test_only_a_topic_that_is_known_is_looked_at() -> None:
+def test_only_a_topic_that_is_known_is_polled() -> None:
     settings, facts = {"bootstrap.servers": "h:1"}, {"prefix": "p"}
-    assert KafkaSink(settings).lookout(QUERY, facts) is None
-    assert KafkaSink(settings, topic="t").lookout(QUERY, {}) is None
-    made = KafkaSink(settings, topic="t").lookout(QUERY, facts)
-    assert isinstance(made, KafkaLookout)
+    assert KafkaSink(settings).monitor(QUERY, facts) is None
+    assert KafkaSink(settings, topic="t").monitor(QUERY, {}) is None
+    made = KafkaSink(settings, topic="t").monitor(QUERY, facts)
+    assert isinstance(made, KafkaMonitor)
     made.close()

@@ -8,22 +8,22 @@ from collections.abc import Iterator
 import pytest
 
 from eventually import eventually
-from sparkonce.driver.sinks import Lookouts
-from sparkonce.sink import Lookout
+from sparkonce.driver.sinks import Monitors
+from sparkonce.sink import Monitor
 from sparkonce.sinks.memory import MemorySink
 from unit.driver_world import World
 
-THREAD = "sparkonce-lookout"
+THREAD = "sparkonce-monitor"
 
 
-class Watched(Lookout):
+class Watched(Monitor):
     def __init__(self) -> None:
-        self.looked: list[float] = []
+        self.polled: list[float] = []
         self.threads: set[str] = set()
         self.closed = self.fails = False
 
-    def look(self, batch_s: float) -> None:
-        self.looked.append(batch_s)
+    def poll(self, batch_s: float) -> None:
+        self.polled.append(batch_s)
         self.threads.add(threading.current_thread().name)
         if self.fails:
             raise RuntimeError("no broker")
@@ -35,33 +35,33 @@ class Watched(Lookout):
 @pytest.fixture
 def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
     made, before = Watched(), set(threading.enumerate())
-    monkeypatch.setattr(MemorySink, "lookout", lambda *_: made)
+    monkeypatch.setattr(MemorySink, "monitor", lambda *_: made)
     yield made
     began = set(threading.enumerate()) - before
     eventually(lambda: not any(thread.name == THREAD and thread.is_alive() for thread in began), "its thread has ended")
 
 
-def test_a_run_looks_at_its_start_and_again_and_not_after_its_end(world: World, watched: Watched) -> None:
+def test_a_run_polls_at_its_start_and_again_and_not_after_its_end(world: World, watched: Watched) -> None:
     watched.fails = True  # a failed check does not prevent the next one
-    driver = world.start(look_out_every_s=0.01)
-    eventually(lambda: len(watched.looked) > 2, "it looks again")
+    driver = world.start(monitor_every_s=0.01)
+    eventually(lambda: len(watched.polled) > 2, "it polls again")
     world.run(driver, 0)
-    eventually(lambda: watched.looked[-1] == driver.progress[-1].total_seconds, "it knows how long a batch takes")
+    eventually(lambda: watched.polled[-1] == driver.progress[-1].total_seconds, "it knows how long a batch takes")
     assert not watched.closed
     driver.close()
     eventually(lambda: watched.closed, "it is closed")
     assert watched.threads == {THREAD}
 
 
-def test_a_run_without_it_looks_at_nothing(world: World, watched: Watched, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_without_it_polls_nothing(world: World, watched: Watched, caplog: pytest.LogCaptureFixture) -> None:
     driver = world.start()
     world.run(driver, 0)
     driver.close()
-    assert watched.looked == []
+    assert watched.polled == []
 
-    def fails() -> list[Lookout]:
+    def fails() -> list[Monitor]:
         raise RuntimeError("no settings")
 
     caplog.set_level("DEBUG", "sparkonce")
-    Lookouts(fails, 0.01).start()
-    eventually(lambda: "Nobody looks" in caplog.text, "it is said")
+    Monitors(fails, 0.01).start()
+    eventually(lambda: "Nothing checks" in caplog.text, "it is said")

@@ -13,8 +13,8 @@ import pytest
 
 from sparkonce import Guarantee, KafkaSink
 from sparkonce.analysis import servers
+from sparkonce.analysis.arguments import kafka_settings, sink_facts, suspects, used_by
 from sparkonce.analysis.facts import KafkaSourceFacts, parse_duration, say
-from sparkonce.analysis.given import kafka_settings, sink_facts, suspects, used_by
 from sparkonce.errors import ConfigurationError
 from sparkonce.sinks.memory.server import MemoryServer
 from sparkonce.sinks.memory.sink import MemorySink
