@@ -7,9 +7,9 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
 
 from sparkonce import errors
+from sparkonce.driver.lifetimes import Lifetime
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.handles import Finished, Handle
 from sparkonce.protocol.ownership import Token, short_query
@@ -17,14 +17,6 @@ from sparkonce.protocol.view import Claim, Run
 from sparkonce.sink import Facts, Monitor, Owner, SinkCommitter, TwoPhaseCommitSink
 
 logger = logging.getLogger("sparkonce")
-
-
-@dataclass(frozen=True, slots=True)
-class Life:
-    """How many seconds the transactions of a sink may stay open."""
-
-    sink: str
-    seconds: float
 
 
 class RunSinks:
@@ -53,7 +45,7 @@ class RunSinks:
         self.claim = Claim(nonce="", run="", query="")
         self.live_long = False
         self._facts: dict[str, Facts] = {}
-        self._lives: dict[str, Life | None] = {}
+        self._lives: dict[str, Lifetime | None] = {}
         self._committers: dict[str, SinkCommitter] = {}
 
     def committer(self, name: str) -> SinkCommitter:
@@ -86,15 +78,15 @@ class RunSinks:
         """Returns the owner of the transactions of any run in the log."""
         return Owner(query=short_query(run.query), token=run.token, facts=dict(dict(run.sinks)[name]))
 
-    def lives(self, names: Iterable[str]) -> list[Life]:
+    def lives(self, names: Iterable[str]) -> list[Lifetime]:
         """Lists how long transactions may live, for those of these sinks whose transactions time out."""
         return [life for name in names if (life := self._life(name)) is not None]
 
-    def _life(self, name: str) -> Life | None:
+    def _life(self, name: str) -> Lifetime | None:
         found = self._lives
         if name not in found:
             limit_s = self.by_name[name].transaction_timeout_s(self.facts(name))
-            found[name] = None if limit_s is None else Life(name, limit_s)
+            found[name] = None if limit_s is None else Lifetime(name, limit_s)
         return found[name]
 
     def monitors(self) -> list[Monitor]:

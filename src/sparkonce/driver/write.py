@@ -13,10 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from sparkonce import errors
+from sparkonce.driver.lifetimes import Lifetime, Pace, too_old, warn_of_outlived
 from sparkonce.driver.outage import Outage, is_outage
 from sparkonce.driver.positions import Positions
 from sparkonce.driver.put import LogWriter
-from sparkonce.driver.sinks import Life, RunSinks
+from sparkonce.driver.sinks import RunSinks
 from sparkonce.driver.stops import Failure
 from sparkonce.driver.sweeper import Sweeper
 from sparkonce.driver.work import BatchWork, LargerRowsError, check_handles
@@ -29,9 +30,6 @@ from sparkonce.protocol.view import Run
 from sparkonce.sink import Facts, Owner
 
 logger = logging.getLogger("sparkonce")
-
-_MARGIN, _MARGIN_S = 0.1, 30.0
-"""The remaining life that a transaction needs when its batch is decided: this fraction of it, and this many seconds."""
 
 
 class BatchWriter:
@@ -68,7 +66,7 @@ class BatchWriter:
         self._outage = Outage(0.0)
         self._reason = ""
         self._began_s = self._started_s = 0.0
-        self._life: Life | None = None
+        self._life: Lifetime | None = None
         self._computed_first = self._is_computing = False
         self._slow_s: float | None = None
         """The duration of the previous attempt, if it is repeated because it outlived its transactions."""
@@ -137,7 +135,7 @@ class BatchWriter:
         if self._life is not None and self._outlived(event, took_s, self._life):
             if self._slow_s is None and not self._computed_first:
                 self._slow_s = took_s
-                _say_too_slow(took_s, self._life)
+                warn_of_outlived(took_s, self._life)
                 self._sweeper.expect_losers()
                 return on.Unready(undo=True)
             if self._slow_s is not None and not isinstance(event, on.TooOld):
@@ -150,7 +148,7 @@ class BatchWriter:
             return on.Unready()
         return event
 
-    def _outlived(self, event: on.PrepareFailed | on.Objected | on.TooOld, took_s: float, life: Life) -> bool:
+    def _outlived(self, event: on.PrepareFailed | on.Objected | on.TooOld, took_s: float, life: Lifetime) -> bool:
         """Returns True if a batch was not prepared, and its transactions may have timed out meanwhile."""
         if isinstance(event, on.TooOld):
             return True
@@ -168,7 +166,7 @@ class BatchWriter:
             if self._sinks.facts(name) != before[name]:
                 self._sweeper.leave_names(name)
 
-    def _shortest_life(self, names: Sequence[str]) -> Life | None:
+    def _shortest_life(self, names: Sequence[str]) -> Lifetime | None:
         return min(self._sinks.lives(names), key=lambda life: life.seconds, default=None)
 
     def _undo(self, effect: do.Write, state: State, work: BatchWork) -> on.Event | None:
@@ -218,19 +216,6 @@ class BatchWriter:
     def owners(self, names: Sequence[str], state: State) -> Mapping[str, Owner]:
         """Returns the owner of the transactions in each of these sinks."""
         return {name: self._sinks.owner(name, token_of(state), self._sweeper.generation(name)) for name in names}
-
-
-def _say_too_slow(took_s: float, life: Life) -> None:
-    logger.warning(
-        "Preparing the batch took %.0f s, and transactions of sink %s live %.0f s: what it wrote is undone, and it "
-        "is written again, with all rows computed and kept on the executors' disks first, and with transactions "
-        "that live as long as each system allows, from now on. Next: to have later batches smaller, bound them by "
-        "max_offsets_per_trigger (Spark's maxOffsetsPerTrigger), or raise transaction.timeout.ms where the sink "
-        "has it.",
-        took_s,
-        life.sink,
-        life.seconds,
-    )
 
 
 class Validator:
@@ -294,63 +279,6 @@ class Validator:
             if late := too_old(own, took_s, time.time(), life, self._sinks.committer(life.sink).begun_ms):
                 return late
         return ""
-
-
-def too_old(
-    handles: Sequence[Handle],
-    took_s: float,
-    now_s: float,
-    life: Life,
-    begun_ms: Callable[[Sequence[Handle]], Sequence[int | None]],
-) -> str:
-    """Returns a message if a transaction of a sink is lost, or may be before it is committed; empty if none is.
-
-    The server is queried only after half of the transactions' lifetime. Its clock gives exact age differences between
-    the transactions, none of which is older than the write. The clocks of the executor and the driver are used only
-    where they make a transaction older, never younger.
-
-    Args:
-        handles: The sink's handles that have a transaction.
-        took_s: The time since the write began.
-        now_s: The current time, in seconds since the epoch.
-        life: The lifetime of the sink's transactions.
-        begun_ms: See `SinkCommitter.begun_ms`.
-    """
-    if not handles or took_s <= life.seconds / 2:
-        return ""
-    needed_s = min(max(_MARGIN * life.seconds, _MARGIN_S), life.seconds / 2)
-    begun_at = begun_ms(handles)
-    first_ms = min((begun for begun in begun_at if begun is not None), default=0)
-    for handle, begun in zip(handles, begun_at, strict=True):
-        which = f"the transaction of slot {handle.slot} of sink {handle.sink}"
-        if begun is None:
-            return f"{which} is not open any more after {took_s:.0f} s; its timeout is {life.seconds:.0f} s"
-        at_most_s = took_s - (begun - first_ms) / 1000
-        age_s = min(at_most_s, max(now_s - begun / 1000, now_s - handle.opened_ms / 1000))
-        if life.seconds - age_s <= needed_s:
-            return (
-                f"{which} is {age_s:.0f} s old, its timeout is {life.seconds:.0f} s, and {needed_s:.0f} s are kept for "
-                "the commit"
-            )
-    return ""
-
-
-class Pace:
-    """The pace of a run: the duration of its last write, from which the next one is estimated."""
-
-    def __init__(self) -> None:
-        self._took_s = 0.0
-        self._rows: int | None = None
-
-    def expected_s(self, rows: int | None) -> float:
-        """Estimates how many seconds a batch takes: as many as the last one, scaled by the number of rows if known."""
-        if rows is None or not self._rows:
-            return self._took_s
-        return self._took_s * rows / self._rows
-
-    def note(self, took_s: float, rows: int | None) -> None:
-        """Records how long a batch took, including all attempts."""
-        self._took_s, self._rows = took_s, rows
 
 
 _TARGET_FACTS = ("topic", "schema", "table")
