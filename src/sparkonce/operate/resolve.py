@@ -17,8 +17,8 @@ from functools import partial
 from typing import Any
 
 from sparkonce.arguments import one_of
-from sparkonce.driver.halves import HalfRun
 from sparkonce.driver.outage import Outage, Timing
+from sparkonce.driver.split_run import SplitRun
 from sparkonce.driver.start import ResumePoint, check_accepted, read_log
 from sparkonce.driver.stops import stop_error
 from sparkonce.errors import ConfigurationError, PreflightError, RefusedBatchError, SparkonceError, UnknownOutcomeError
@@ -66,7 +66,7 @@ class Resolved:
         return not self.lost and not self.left
 
 
-class OperatorRun(HalfRun):
+class OperatorRun(SplitRun):
     """A run by an operator. Its claim repeats what the newest run knew, so that the next start finds it."""
 
     has_all_sinks = False  # the file may not describe all of them

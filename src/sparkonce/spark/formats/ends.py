@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from sparkonce.driver.halves import HalfRun, Handover, continued, resumed
 from sparkonce.driver.outage import Timing
+from sparkonce.driver.split_run import SplitRun, Handover, continued, resumed
 from sparkonce.driver.start import read_log
 from sparkonce.errors import PrepareError, SupersededError
 from sparkonce.log import DecisionLog
@@ -117,14 +117,14 @@ class Ends:
         claim, token = kept.found
         return continued(claim, token, read_log(self.log), (self.sink.name,), moved=self.moved)
 
-    def _keep(self, kept: KeptRun, run: HalfRun) -> None:
+    def _keep(self, kept: KeptRun, run: SplitRun) -> None:
         if run.leaves_no_names:
             kept.keep(*run.owned)
         else:
             kept.forget()
 
-    def _run(self, known: State | None, *, patience_s: float | None = None) -> HalfRun:
-        return HalfRun(
+    def _run(self, known: State | None, *, patience_s: float | None = None) -> SplitRun:
+        return SplitRun(
             run=str(uuid.uuid4()),  # Spark's run id is not known here
             query=self.query,
             sinks={self.sink.name: self.sink},

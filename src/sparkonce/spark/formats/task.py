@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 
-from sparkonce.driver.halves import Handover
+from sparkonce.driver.split_run import Handover
 from sparkonce.errors import ConfigurationError, PrepareError
 from sparkonce.executor import SinkTask, SlotTask, write_slot
 from sparkonce.protocol.handles import Handle

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from sparkonce.driver.halves import HalfRun, Handover, continued, resumed
 from sparkonce.driver.outage import Timing
+from sparkonce.driver.split_run import SplitRun, Handover, continued, resumed
 from sparkonce.driver.start import read_log
 from sparkonce.errors import PrepareError, SupersededError
 from sparkonce.log import DecisionLog
@@ -69,9 +69,9 @@ def test_a_half_heals_a_batch_whose_slots_come_in_another_order(world: World) ->
     So they write all slots, and one of them is used.
     """
 
-    def half(known: State | None = None) -> HalfRun:
+    def half(known: State | None = None) -> SplitRun:
         sinks, timing = world.sinks(), Timing(sweep_every_s=0)
-        return HalfRun(run="r", query=QUERY, sinks=sinks, log=world.log, timing=timing, known=known)
+        return SplitRun(run="r", query=QUERY, sinks=sinks, log=world.log, timing=timing, known=known)
 
     def batch(order: list[int], behind: Callable[[], None] = lambda: None) -> None:
         begun = half().begin_batch(asked(0))

@@ -51,7 +51,7 @@ class Handover:
         return batch_of(self.state).number
 
 
-class HalfRun(RunDriver):
+class SplitRun(RunDriver):
     """Carries out one half of a batch; see `RunDriver`."""
 
     def begin_batch(self, asked: on.BatchAsked) -> Handover | None:
