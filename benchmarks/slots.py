@@ -33,9 +33,9 @@ from sparkonce.protocol.handles import Finished, Handle, Outcome
 from sparkonce.protocol.ownership import Token
 from sparkonce.protocol.view import Commit
 from sparkonce.sink import Owner, SinkCommitter
+from sparkonce.spark.python_worker import lighten_worker
 from sparkonce.spark.views import shares, views_of
 from sparkonce.spark.work import SparkWork
-from sparkonce.spark.worker import lighten_worker
 from sparkonce_lab.kafka import create_topic, list_transactions
 
 QUERY = "0123456789ab"

@@ -21,7 +21,7 @@ from spark.in_process import SPARK, ended
 from sparkonce import ExactlyOnce, FilesSink
 from sparkonce.errors import PreflightError
 from sparkonce.needs import WorkerNeeds
-from sparkonce.spark import worker
+from sparkonce.spark import python_worker
 from sparkonce.spark.shipped import ADDRESS, NEXT_STEPS, PACKAGE, Needs, build_of, reporter
 from sparkonce.spark.start import executors
 
@@ -102,7 +102,7 @@ def test_the_reach_of_an_executor_that_joins_later_is_waited_for(
         server.bind(("127.0.0.1", 0))
         address = server.getsockname()
         needs = WorkerNeeds(addresses=(address,))
-        monkeypatch.setattr(worker, "is_local", lambda _: False)
+        monkeypatch.setattr(python_worker, "is_local", lambda _: False)
         monkeypatch.setattr(FilesSink, "worker_needs", lambda _: needs)
         monkeypatch.setattr(executors, "_ask", lambda *_: [])
         once = ExactlyOnce(FilesSink(tmp_path / "out", format="json"), checkpoint=str(tmp_path / "checkpoint"))

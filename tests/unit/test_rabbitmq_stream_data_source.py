@@ -10,7 +10,7 @@ import pytest
 
 from sparkonce.errors import OutageError, PreflightError
 from sparkonce.needs import WorkerNeeds
-from sparkonce.spark.worker import needs_of
+from sparkonce.spark.python_worker import needs_of
 from sparkonce_rabbitmq.server import RabbitMQ
 from sparkonce_rabbitmq.stream import asking
 from sparkonce_rabbitmq.stream.data_source import StreamOptions, StreamReader

@@ -18,10 +18,10 @@ from sparkonce.errors import ConfigurationError, OutageError, PreflightError, Pr
 from sparkonce.needs import WorkerNeeds, addresses_of, files_of
 from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.sinks.files.names import ID
+from sparkonce.spark.python_worker import checked_first, needs_of
 from sparkonce.spark.shipped import ADDRESS, FILE, NEXT_STEPS, PACKAGE, Needs, build_of, lacking
 from sparkonce.spark.show.failures import short_error
 from sparkonce.spark.start.executors import _judge, _refuse_wheels
-from sparkonce.spark.worker import checked_first, needs_of
 from sparkonce.storage.hdfs import HdfsFiles
 from sparkonce.write_ahead import Applies
 from sparkonce_rabbitmq import RabbitMQ, RabbitMQStreamSink

@@ -5,8 +5,8 @@
 - ``start``: everything that is checked before Spark runs a batch.
 - ``checkpoints``: opens a checkpoint the way Spark does.
 - ``work``: writes a batch on the executors with ``slot_tasks``. ``views`` assigns rows to sinks, ``grouping`` reduces
-  the number of slots, ``arrow_batches`` limits the size of a task's Arrow batches, ``worker`` keeps Python workers fast
-  and sends tasks their requirements, and ``shipped`` checks those on the worker.
+  the number of slots, ``arrow_batches`` limits the size of a task's Arrow batches, ``python_worker`` keeps Python
+  workers fast and lists what they need, and ``shipped`` checks that on the worker.
 - ``formats``: the sinks as Spark data sources, ``df.writeStream.format("sparkonce-kafka")``.
 - ``read_kafka``: Spark's Kafka source, with the defaults that exactly-once needs.
 - ``show``: progress and errors as users see them.

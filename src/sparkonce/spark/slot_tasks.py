@@ -16,8 +16,8 @@ from pyspark.util import PythonEvalType
 from sparkonce.executor import SlotTask, write_slot
 from sparkonce.jvm import JvmCache, quoted
 from sparkonce.protocol.codec import encode_handle
+from sparkonce.spark.python_worker import checked_first, lighten_worker
 from sparkonce.spark.shipped import Needs
-from sparkonce.spark.worker import checked_first, lighten_worker
 
 _BATCH = "sparkonce.batch"
 _BY_PROPERTY = -1

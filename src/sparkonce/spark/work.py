@@ -27,12 +27,12 @@ from sparkonce.protocol.ownership import Token
 from sparkonce.sink import Owner
 from sparkonce.spark.arrow_batches import ArrowBatches
 from sparkonce.spark.grouping import Grouping
+from sparkonce.spark.python_worker import needs_of
 from sparkonce.spark.shipped import Needs
 from sparkonce.spark.show.failures import short_error
 from sparkonce.spark.show.jobs import described
 from sparkonce.spark.slot_tasks import answers_of
 from sparkonce.spark.views import Share, ShareSample, arrow_schema, computed_once
-from sparkonce.spark.worker import needs_of
 
 if TYPE_CHECKING:
     from pyspark import StatusTracker

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 
 from sparkonce.driver.outage import Timing
-from sparkonce.driver.split_run import SplitRun, Handover, continued, resumed
+from sparkonce.driver.split_run import Handover, SplitRun, continued, resumed
 from sparkonce.driver.start import read_log
 from sparkonce.errors import PrepareError, SupersededError
 from sparkonce.log import DecisionLog

@@ -21,8 +21,8 @@ from sparkonce.errors import ConfigurationError, PrepareError
 from sparkonce.executor import SinkTask, SlotTask, write_slot
 from sparkonce.protocol.handles import Handle
 from sparkonce.sink import TwoPhaseCommitSink
+from sparkonce.spark.python_worker import lighten_worker
 from sparkonce.spark.shipped import acknowledge_at_once
-from sparkonce.spark.worker import lighten_worker
 
 _FINGERPRINT = "__sparkonce_fingerprint"
 

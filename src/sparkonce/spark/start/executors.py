@@ -14,9 +14,9 @@ from sparkonce.errors import ConfigurationError, PreflightError, SparkonceError
 from sparkonce.jvm import is_connect
 from sparkonce.needs import WorkerNeeds
 from sparkonce.sink import TwoPhaseCommitSink
+from sparkonce.spark.python_worker import is_local, needs_of
 from sparkonce.spark.shipped import NEXT_STEPS, REPORT, Needs, reporter
 from sparkonce.spark.show.failures import is_stop, message_and_next, short_error
-from sparkonce.spark.worker import is_local, needs_of
 
 if TYPE_CHECKING:
     from pyspark import SparkContext

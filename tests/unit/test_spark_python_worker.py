@@ -9,13 +9,13 @@ from types import ModuleType
 
 import pytest
 
-from sparkonce.spark import worker
-from sparkonce.spark.worker import lighten_worker
+from sparkonce.spark import python_worker
+from sparkonce.spark.python_worker import lighten_worker
 
 
 @pytest.fixture
 def _thawed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(worker, "_frozen", 0)
+    monkeypatch.setattr(python_worker, "_frozen", 0)
     yield
     gc.unfreeze()
 
