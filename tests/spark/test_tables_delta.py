@@ -33,12 +33,8 @@ from sparkonce.sinks.tables.errors import is_final
 from sparkonce.sinks.tables.sink import driver_session
 from sparkonce.sinks.write_ahead.folder import WriteAheadFolder
 from sparkonce.storage.local import LocalFiles
-from sparkonce.testing.abort_checks import AbortChecks
-from sparkonce.testing.commit_checks import CommitChecks
+from sparkonce.testing.conformance import AbortChecks, CommitChecks, SweepChecks, SystemChecks, TraceChecks
 from sparkonce.testing.hooks import SinkHooks
-from sparkonce.testing.sweep_checks import SweepChecks
-from sparkonce.testing.system_checks import SystemChecks
-from sparkonce.testing.trace_checks import TraceChecks
 from tryout.bulk import make_orders
 
 pytestmark = SPARK
