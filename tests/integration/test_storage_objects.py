@@ -21,10 +21,9 @@ from s3_bucket import Bucket
 from shared_servers import s3_server
 from sparkonce.errors import ConfigurationError
 from sparkonce.storage import objects
-from sparkonce.storage.files import Landed, PutUnknownError, Taken
+from sparkonce.storage.files import PROVED, RACES, Landed, PutUnknownError, Taken, prove
 from sparkonce.storage.objects import ObjectFiles
 from sparkonce.storage.opening import open_location
-from sparkonce.storage.proof import PROVED, RACES, prove
 from sparkonce_lab.rig.servers.s3 import ACCESS_KEY, SECRET_KEY, S3Server
 
 

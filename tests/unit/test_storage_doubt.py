@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from sparkonce.log import DecisionLog, check_whole, record_name
-from sparkonce.storage.files import Landed, Taken
+from sparkonce.storage.files import Landed, Taken, prove
 from sparkonce.storage.hdfs import RenamingFiles
 from sparkonce.storage.local import LocalFiles
-from sparkonce.storage.proof import prove
 
 
 def test_a_rename_whose_answer_is_lost_has_landed_if_its_temporary_file_is_gone(

@@ -10,10 +10,9 @@ from pyspark.sql import SparkSession
 from sparkonce.errors import ConfigurationError
 from sparkonce.jvm import jvm
 from sparkonce.sink import TwoPhaseCommitSink
-from sparkonce.storage.files import CheckpointFiles
+from sparkonce.storage.files import CheckpointFiles, prove
 from sparkonce.storage.local import LocalFiles
 from sparkonce.storage.location import HADOOP, OBJECT_STORES, SCHEMES, local_folder
-from sparkonce.storage.proof import prove
 
 
 def open_for(spark: SparkSession, location: str, sinks: Iterable[TwoPhaseCommitSink]) -> CheckpointFiles:

@@ -19,8 +19,7 @@ from sparkonce.spark.formats.ends import Ends, run_key
 from sparkonce.spark.formats.options import FORMATS, Settings, SparkFormat, open_files, session_settings
 from sparkonce.spark.formats.writers import FormatJobWriter, FormatStreamWriter, RunningBatch
 from sparkonce.spark.views import arrow_schema
-from sparkonce.storage.files import CheckpointFiles
-from sparkonce.storage.proof import prove
+from sparkonce.storage.files import CheckpointFiles, prove
 from sparkonce.storage.spark import SparkCheckpoint
 
 CHECKPOINT, JOB, LOG = "checkpointlocation", "job", "log"
