@@ -14,7 +14,7 @@ FILES = {
     "postgres": "*/test_postgres.py integration/test_postgres_*.py",
     "mariadb": "*/test_mysql.py integration/test_mysql_*.py",
     "redis": "*/test_redis.py integration/test_redis_*.py",
-    "s3": "*/test_files.py conformance/test_checkpoint_objects.py integration/test_storage_objects.py integration/test_s3_*.py",
+    "s3": "*/test_files.py */test_checkpoint_objects.py */test_storage_objects.py integration/test_s3_*.py",
 }
 
 
