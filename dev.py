@@ -118,7 +118,9 @@ def another_spark(version: str) -> None:
     global VENV
     VENV = ROOT / f".venv-spark-{version}"
     environment()
-    check([*uv(), "pip", "install", "--quiet", "--python", str(VENV / "bin" / "python"), f"pyspark=={version}"])
+    check(
+        [*uv(), "pip", "install", "--quiet", "--python", str(VENV / "bin" / "python"), f"pyspark[connect]=={version}"]
+    )
 
 
 def servers() -> None:

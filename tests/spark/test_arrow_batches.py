@@ -24,7 +24,7 @@ from sparkonce.spark.work import SparkWork
 
 pytestmark = MARKS
 
-BYTES, RECORDS = arrow_batches._BYTES, arrow_batches._RECORDS
+BYTES, RECORDS = arrow_batches.BYTES, arrow_batches._RECORDS
 BY_BYTES, BY_ROWS = str(1 << 20), str(2**31 - 1)
 ROWS = 1000
 

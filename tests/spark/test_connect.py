@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import pyspark
 import pytest
 
-from eventually import LIMIT_S
+from eventually import LIMIT_S, eventually
 from spark.connect_server import Client, ConnectServer
 from spark.harness import Job, new_name
 from spark.kills import hold_at
@@ -31,13 +31,16 @@ COPY = """
 import sys
 from pyspark.sql import SparkSession
 from sparkonce import ExactlyOnce, KafkaSink, await_end, read_kafka
-url, bootstrap, source, target, checkpoint = sys.argv[1:]
+url, bootstrap, source, target, checkpoint, trigger = sys.argv[1:]
 spark = SparkSession.builder.remote(url).getOrCreate()
 rows = read_kafka(spark, {"bootstrap.servers": bootstrap}, topics=source).select("value")
 once = ExactlyOnce(KafkaSink({"bootstrap.servers": bootstrap}, topic=target), checkpoint=checkpoint)
-await_end(once.start(rows, trigger={"availableNow": True}))
+query = once.start(rows, trigger=trigger)
 """
-"""A program that copies a topic: url, bootstrap.servers, source, target, checkpoint."""
+"""A program that copies a topic: url, bootstrap.servers, source, target, checkpoint, trigger."""
+COPY_AND_WAIT = f"{COPY}await_end(query)\nassert once.progress() == []  # it is kept on the server"
+
+CLIENTS = ("4.0.0",)
 
 
 @pytest.fixture(scope="module")
@@ -59,39 +62,114 @@ def test_a_query_into_kafka_is_committed_exactly_once(broker: Cluster, server: C
 def test_what_the_first_batch_refuses_is_said_on_the_client(
     broker: Cluster, server: ConnectServer, tmp_path: Path
 ) -> None:
-    source, target = new_name("source"), new_name("target")
-    create_topic(broker.bootstrap, source, 1)
-    produce(broker.bootstrap, source, [{"key": b"k", "value": b"v", "partition": 0}], timeout_s=LIMIT_S)
-    arguments = [server.url, broker.bootstrap, source, target, str(tmp_path / "c")]
-    said = run(COPY, arguments)
+    source, target = source_of_one_row(broker), new_name("target")
+    arguments = [server.url, broker.bootstrap, source, target, str(tmp_path / "c"), "availableNow"]
+    said = run(COPY_AND_WAIT, arguments)
     assert said.returncode == 1
     assert f"topic={target!r} does not exist" in said.stderr
     assert "Next: " in said.stderr
 
     create_topic(broker.bootstrap, target, 1)
-    assert run(COPY, arguments).returncode == 0
-    assert [record.value for record in read_committed(broker.bootstrap, target)] == [b"v"]
+    assert run(COPY_AND_WAIT, arguments).returncode == 0
+    assert values(broker, target) == [b"v"]
     claimed = DecisionLog(LocalFiles(tmp_path / "c")).read(LogView()).newest_run
     assert claimed is not None
     assert [name for name, _ in claimed.sources] == [source], "the log keeps the id of the topic"
 
 
 @pytest.mark.slow
-def test_a_client_without_java_and_py4j(broker: Cluster, server: ConnectServer, tmp_path: Path) -> None:
-    package = f"pyspark-client=={pyspark.__version__}"
+@pytest.mark.parametrize("version", CLIENTS)
+def test_a_client_without_java_and_py4j(broker: Cluster, server: ConnectServer, tmp_path: Path, version: str) -> None:
+    """For another server: ``python3 dev.py test --spark 4.1.1 tests/spark/test_connect.py``."""
+    packages = [f"pyspark-client=={version}", "zstandard"]  # a client needs the latter since 4.1
     uv = shutil.which("uv") or str(Path(__file__).parents[2] / ".tools" / "bin" / "uv")  # as dev.py installs it
-    install = [uv, "pip", "install", "--quiet", "--no-deps", "--target", str(tmp_path / "client"), package]
+    install = [uv, "pip", "install", "--quiet", "--no-deps", "--target", str(tmp_path / "client"), *packages]
     subprocess.run(install, check=True)
     (tmp_path / "client" / "py4j.py").write_text("raise ModuleNotFoundError('py4j')")
 
-    source, target = new_name("source"), new_name("target")
-    for topic in (source, target):
-        create_topic(broker.bootstrap, topic, 1)
-    produce(broker.bootstrap, source, [{"key": b"k", "value": b"v", "partition": 0}], timeout_s=LIMIT_S)
-    arguments = [server.url, broker.bootstrap, source, target, str(tmp_path / "c")]
-    done = run(COPY, arguments, tmp_path / "client")
+    source, target = source_of_one_row(broker), new_name("target")
+    create_topic(broker.bootstrap, target, 1)
+    arguments = [server.url, broker.bootstrap, source, target, str(tmp_path / "c"), "availableNow"]
+    done = run(COPY_AND_WAIT, arguments, tmp_path / "client")
     assert done.returncode == 0, done.stderr
-    assert [record.value for record in read_committed(broker.bootstrap, target)] == [b"v"]
+    assert values(broker, target) == [b"v"]
+
+
+@pytest.mark.slow
+def test_sparkonce_run_waits_for_a_query_and_stops_it(broker: Cluster, server: ConnectServer, tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text(COPY)
+    source, target = source_of_one_row(broker), new_name("target")
+    job = [sys.executable, "-m", "sparkonce", "run", str(tmp_path / "job.py"), server.url, broker.bootstrap, source]
+    job += [target, str(tmp_path / "c"), "1 second"]
+    failed = subprocess.run(job, env=environment(), capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert failed.returncode == 1
+    assert f"topic={target!r} does not exist" in failed.stderr
+    assert "Traceback" not in failed.stderr
+
+    create_topic(broker.bootstrap, target, 1)
+    with subprocess.Popen(job, env=environment(), stderr=subprocess.PIPE, text=True) as running:
+        try:
+            eventually(lambda: running.poll() is not None or values(broker, target), "the row arrives")
+            running.send_signal(signal.SIGTERM)
+            _, said = running.communicate(timeout=LIMIT_S)
+        finally:
+            running.kill()
+    assert "SIGTERM: stopping" in said
+    assert running.returncode == 0, said
+    assert values(broker, target) == [b"v"]
+
+
+@pytest.mark.slow
+def test_a_batch_leaves_the_settings_of_the_clients_session_as_they_were(
+    broker: Cluster, server: ConnectServer, tmp_path: Path
+) -> None:
+    """The query has a view, and is stopped within its second batch, whose only task waits for a pipe."""
+    program = """
+import sys
+from pyspark.sql import SparkSession, functions as F
+from eventually import eventually
+from sparkonce import ExactlyOnce, KafkaSink, await_end, read_kafka
+url, bootstrap, source, target, checkpoint, pipe = sys.argv[1:]
+spark = SparkSession.builder.remote(url).getOrCreate()
+LIMIT = "spark.sql.execution.arrow.maxBytesPerBatch"
+OTHERS = (
+    "spark.sql.adaptive.applyFinalStageShuffleOptimizations",
+    "spark.sql.sources.bucketing.autoBucketedScan.enabled",
+)
+
+def bounds():
+    return [spark.conf.get(name, None) for name in (LIMIT, *OTHERS)]
+
+def blocked(rows):
+    def read(value):
+        open(pipe).close()
+        return value
+    return rows.select(F.udf(read, "binary")("value").alias("value"))
+
+def start(view, trigger):
+    rows = read_kafka(spark, {"bootstrap.servers": bootstrap}, topics=source).select("value")
+    sink = KafkaSink({"bootstrap.servers": bootstrap}, topic=target)
+    return ExactlyOnce({sink: view}, checkpoint=checkpoint).start(rows, trigger=trigger)
+
+before = bounds()
+spark.conf.set(OTHERS[0], "true")
+await_end(start(lambda rows: rows.where("true"), "availableNow"))
+assert bounds() == [before[0], "true", before[2]], bounds()
+
+spark.conf.unset(OTHERS[0])
+query = start(blocked, "1 second")
+spark.createDataFrame([("more",)], "value string").write.format("kafka").option(
+    "kafka.bootstrap.servers", bootstrap).option("topic", source).save()
+eventually(lambda: bounds() == ["1048576", *before[1:]], "the batch is being written")
+query.stop()
+eventually(lambda: bounds() == before, "the limit is as it was")
+"""
+    source, target = source_of_one_row(broker), new_name("target")
+    create_topic(broker.bootstrap, target, 1)
+    os.mkfifo(tmp_path / "pipe")
+    paths = [str(tmp_path / "c"), str(tmp_path / "pipe")]
+    done = run(program, [server.url, broker.bootstrap, source, target, *paths])
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.slow
@@ -174,9 +252,23 @@ await_end(query)
     assert found == [(b"ada", b'{"customer":"ada","orders":2,"cents":12}')]
 
 
-def run(program: str, arguments: list[str], first: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """Runs a program, with a folder of packages that comes before all others."""
+def source_of_one_row(broker: Cluster) -> str:
+    create_topic(broker.bootstrap, source := new_name("source"), 1)
+    produce(broker.bootstrap, source, [{"key": b"k", "value": b"v", "partition": 0}], timeout_s=LIMIT_S)
+    return source
+
+
+def values(broker: Cluster, topic: str) -> list[bytes | None]:
+    return [record.value for record in read_committed(broker.bootstrap, topic)]
+
+
+def environment(first: Path | None = None) -> dict[str, str]:
+    """Returns the environment of a program, with a folder of packages that comes before all others."""
     path = os.pathsep.join(filter(None, (str(first or ""), path_of_tests()["PYTHONPATH"])))
-    env = {**os.environ, "PYTHONPATH": path, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+    return {**os.environ, "PYTHONPATH": path, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+
+
+def run(program: str, arguments: list[str], first: Path | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", program, *arguments]
+    env = environment(first)
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=LIMIT_S, check=False)

@@ -27,9 +27,9 @@ from pyspark.sql.types import (
 
 from sparkonce.jvm import quoted
 
-_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
+BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
 _RECORDS = "spark.sql.execution.arrow.maxRecordsPerBatch"
-_WANTED_BYTES = 1 << 20
+WANTED_BYTES = 1 << 20
 _MOST_BYTES = 64 << 20
 _NO_LIMIT = 2**31 - 1
 _WORTH_IT_ROWS = 100_000
@@ -69,19 +69,19 @@ class ArrowBatches:
         self._is_checked = False
         if not frames or not self._is_ours(conf := frames[0].sparkSession.conf):
             return frames
-        chosen = min(self._most_records, _WANTED_BYTES * self._rows // max(1, self._bytes))
+        chosen = min(self._most_records, WANTED_BYTES * self._rows // max(1, self._bytes))
         small = self._rows >= _WORTH_IT_ROWS and chosen >= _FEWEST_RECORDS and not self._has_large_rows
         if may_fail and small and all(map(_can_be_counted, frames)):
             self._is_checked = True
             self._put(conf, _NO_LIMIT, chosen)
             return [_checked(rows, chosen) for rows in frames]
-        self._put(conf, _WANTED_BYTES, self._most_records)
+        self._put(conf, WANTED_BYTES, self._most_records)
         return frames
 
     def release(self, session: SparkSession) -> None:
         """Restores the byte limit for whatever else the session sends to Python, such as the query's own functions."""
         if self._is_checked and self._is_ours(session.conf):
-            self._put(session.conf, _WANTED_BYTES, self._most_records)
+            self._put(session.conf, WANTED_BYTES, self._most_records)
 
     def learn(self, sent: Sequence[tuple[int, int]]) -> None:
         """Records what a batch has sent to Python: the number of rows and bytes of each frame."""
@@ -102,15 +102,15 @@ class ArrowBatches:
 
     def _is_ours(self, conf: RuntimeConfig) -> bool:
         """Returns True if the byte limit is not the user's. Also records the user's row limit."""
-        self._found = {_BYTES: conf.get(_BYTES, None), _RECORDS: str(conf.get(_RECORDS))}
-        if self._found[_BYTES] not in (None, self._set.get(_BYTES)):
+        self._found = {BYTES: conf.get(BYTES, None), _RECORDS: str(conf.get(_RECORDS))}
+        if self._found[BYTES] not in (None, self._set.get(BYTES)):
             return False
         if (records := str(self._found[_RECORDS])) != self._set.get(_RECORDS):
             self._most_records = int(records) if int(records) > 0 else _NO_LIMIT
         return True
 
     def _put(self, conf: RuntimeConfig, size_bytes: int, records: int) -> None:
-        self._set = {_BYTES: str(size_bytes), _RECORDS: str(records)}
+        self._set = {BYTES: str(size_bytes), _RECORDS: str(records)}
         for name, value in self._set.items():
             if value != self._found[name]:
                 conf.set(name, value)

@@ -34,7 +34,7 @@ from sparkonce.protocol.sweeping import LOSERS_END_WITHIN_S
 from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.source import SourceFacts, all_registered, registered
 from sparkonce.sources.offsets import rows_read
-from sparkonce.spark.arrow_batches import ArrowBatches
+from sparkonce.spark.arrow_batches import BYTES, WANTED_BYTES, ArrowBatches
 from sparkonce.spark.checkpoints.opening import open_for
 from sparkonce.spark.grouping import Grouping, slots_decided
 from sparkonce.spark.shipped import Needs
@@ -99,7 +99,8 @@ def start_on_server(writer: DataStreamWriter, commit: Callable[[DataFrame, int],
 class ConnectWork(SparkWork):
     """Runs one batch's plan with PySpark's public API only. See `sparkonce.driver.work.BatchWork`.
 
-    A collect is never silently truncated: the client keeps requesting until it has the server's ``ResultComplete``.
+    A collect is never silently truncated. Spark ends a result with ``ResultComplete`` (``ExecuteThreadRunner``), and
+    PySpark's client reattaches until it has that. Without reattachable execution, gRPC's status ends the result.
     """
 
     is_alive: Callable[[], bool] = staticmethod(lambda: True)
@@ -191,11 +192,11 @@ class ConnectRun:
         # Tasks keep running after their process is killed. This ends those of an earlier run of this session.
         session.interruptTag(tag := f"sparkonce-{self._query}")
         session.addTag(tag)
-        _interrupt_at_end(session, tag)
+        self._limited = _LimitedByBytes()
+        _tidy_at_end(session, tag, self._limited)
         check_columns(df)
         check_log(files, Outage(patience_s))
         check_executors(session, sinks)
-        ArrowBatches().bind([df], may_fail=False)
         kafka = [source for source in sources or () if source.format == "kafka"]
         before = input_offsets(self._checkpoint, batch - 1, patience_s)
         # If the sources are unknown, any registered source may have produced the offsets.
@@ -220,7 +221,7 @@ class ConnectRun:
         # A run in a classic session may have decided the batch as one slot.
         is_one = slots_decided(self.driver.state.view.decision(batch)) == 1
         grouping = Grouping(1, merges=True) if is_one else None
-        work = ConnectWork(df, batch, self._shares, grouping, self._max_refused, _UNBOUND, self._cache)
+        work = ConnectWork(df, batch, self._shares, grouping, self._max_refused, self._limited, self._cache)
         work.is_alive = self._is_alive
         asked = BatchAsked(batch=batch, offsets=offsets, previous_offsets=before)
         return rows, self.driver.run_batch(asked, work, rows)
@@ -261,29 +262,41 @@ def missing_offsets(location: str, batch: int) -> ConfigurationError:
     )
 
 
-class _Unbound(ArrowBatches):
-    """Keeps the batch size that the run has set: changing it here costs two requests and is visible to the client."""
+class _LimitedByBytes(ArrowBatches):
+    """Limits Arrow batches by bytes while a batch is written, because the session is also the client's own."""
+
+    _is_set = False
 
     def bind(self, frames: Sequence[DataFrame], *, may_fail: bool) -> Sequence[DataFrame]:  # noqa: ARG002
+        if frames and (conf := frames[0].sparkSession.conf).get(BYTES, None) is None:
+            conf.set(BYTES, str(WANTED_BYTES))
+            self._is_set = True
         return frames
 
     def release(self, session: SparkSession) -> None:
-        pass
+        if not self._is_set:
+            return
+        self._is_set = False
+        try:
+            session.conf.unset(BYTES)
+        except Exception as error:  # noqa: BLE001 - of any kind: if the server is gone, so is the session
+            logger.debug("The session keeps %s: %s", BYTES, error)
 
 
-_UNBOUND = _Unbound()
+def _tidy_at_end(session: SparkSession, tag: str, limited: ArrowBatches) -> None:
+    """Ends the run's jobs and restores the session when Spark ends this process.
 
-
-def _interrupt_at_end(session: SparkSession, tag: str) -> None:
-    """Ends the run's jobs when Spark ends this process.
-
-    Correctness does not depend on it: their rows can never commit.
+    Correctness does not depend on it: rows of those jobs can never commit.
     """
 
+    def tidy() -> None:
+        session.interruptTag(tag)
+        limited.release(session)
+
     def end(number: int, _frame: Any) -> None:
-        asking = threading.Thread(target=session.interruptTag, args=(tag,), daemon=True)
-        asking.start()
-        asking.join(_TOLD_WITHIN_S)
+        tidying = threading.Thread(target=tidy, daemon=True)
+        tidying.start()
+        tidying.join(_TOLD_WITHIN_S)
         os._exit(128 + number)
 
     if threading.current_thread() is threading.main_thread():

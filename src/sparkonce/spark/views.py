@@ -295,7 +295,8 @@ def _persist(batch: DataFrame) -> DataFrame:
     it).
     """
     conf = batch.sparkSession.conf
-    before = {name: conf.get(name, None) for name in _CLONING_SETTINGS}
+    # Queries of Spark Connect may share a session. What another one has just turned off, it turns on again itself.
+    before = {name: value for name in _CLONING_SETTINGS if (value := conf.get(name, None)) != "false"}
     try:
         for name in before:
             conf.set(name, "false")

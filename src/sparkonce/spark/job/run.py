@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import traceback as traces
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -46,11 +47,11 @@ def run_job(file: Path, arguments: Sequence[str], *, traceback: bool = False) ->
         return noted
 
     stopping = Stopping(lambda: list(newest.values()))
-    started = patch.multiple(
-        DataStreamWriter, start=noting(DataStreamWriter.start), toTable=noting(DataStreamWriter.toTable)
-    )
     try:
-        with script(file, arguments) as name, started:
+        with script(file, arguments) as name, ExitStack() as started:
+            for writer in _writers():
+                for method in ("start", "toTable"):
+                    started.enter_context(patch.object(writer, method, noting(getattr(writer, method))))
             try:
                 run_script(name)
             except Exception as error:  # noqa: BLE001 - the file's own, of any kind
@@ -64,6 +65,15 @@ def run_job(file: Path, arguments: Sequence[str], *, traceback: bool = False) ->
                 end_process(failed, stopping.signal, traceback=traceback)
     finally:
         stopping.end()
+
+
+def _writers() -> list[type]:
+    """Returns the classes whose methods start queries: a classic session's, and Spark Connect's if it is installed."""
+    try:
+        from pyspark.sql.connect.streaming.readwriter import DataStreamWriter as OfConnect
+    except ImportError:
+        return [DataStreamWriter]
+    return [DataStreamWriter, OfConnect]
 
 
 def _is_active_or_failed(query: StreamingQuery) -> bool:
