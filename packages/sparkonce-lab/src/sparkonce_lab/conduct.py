@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sparkonce.protocol.state import Phase
 from sparkonce.storage.files import CheckpointFiles
 from sparkonce_lab.child import Driver, fields_of
 from sparkonce_lab.clock import FakeClock, find_faketime
@@ -28,6 +27,7 @@ _SAMPLE_S = 5.0
 _BACK_OFF_S = (0.5, 1.0, 2.0, 5.0)
 _ARMED_S = 20.0
 """How long to wait for a phase. After that, the fault is injected wherever the driver is."""
+_OF_THE_FIRST_BATCH = frozenset(phase.name for phase in FIRST_BATCH)
 
 
 class StuckError(RunFailedError):
@@ -51,7 +51,6 @@ class RunLimits:
     falls: int = 8
 
     def to_json(self) -> dict[str, float]:
-        """Returns plain values."""
         return asdict(self)
 
 
@@ -94,7 +93,7 @@ class Conductor:
         self._check = check
         self._drivers: list[Driver] = []
         self._unrecovered: list[Step] = []
-        self._hold: Phase | None = None
+        self._hold = ""
         self._fell = 0
         self._clock_s: int | None = None
         self._sampled_at = 0.0
@@ -116,7 +115,7 @@ class Conductor:
         self._clock_s = clock_s
         self.config = replace(self.config, **changed)
         number = len(self._drivers) + 1
-        config = replace(self.config, hold=self._hold.name if self._hold else "")
+        config = replace(self.config, hold=self._hold)
         library = find_faketime() if clock_s is not None else None
         driver = Driver(
             number,
@@ -211,7 +210,6 @@ class Conductor:
         self.wait(lambda: False, seconds)
 
     def pump(self, keep_running: bool = True) -> None:
-        """Checks every driver once."""
         self._check()
         for driver in self._drivers:
             if not driver.end_noted:
@@ -225,7 +223,6 @@ class Conductor:
             self._sample()
 
     def hear(self, driver: Driver) -> None:
-        """Records what a driver has reported."""
         for event in driver.news():
             fields: Mapping[str, Any] = {"driver": driver.number, **fields_of(event)}
             match event["event"]:
@@ -278,18 +275,18 @@ class Conductor:
         Returns:
             The driver that is there, or as close as it got.
         """
-        phase = Phase[step.phase]
-        if phase not in FIRST_BATCH or not self._unrecovered:
+        if step.phase not in _OF_THE_FIRST_BATCH or not self._unrecovered:
             self.settle(step.number)
             enough = self.finished + step.batches
             self.need(
                 lambda: self.finished >= enough, self.limits.recover_s, f"{step.batches} batches more", step.number
             )
         if step.delay_ms == 0:
-            self._bring_to_hold(phase)
+            self._bring_to_hold(step.phase)
         else:
-            self._let_drift(phase, step.delay_ms / 1000)
-        self._hold = None
+            self._wait_at_work(self._comes_to(step.phase))
+            self.wait(lambda: False, step.delay_ms / 1000, keep_running=False)
+        self._hold = ""
         self.need(lambda: self.driver is not None, self.limits.start_s, "a driver runs", step.number)
         if self.driver is None:
             raise RunFailedError("No driver runs.", next_step=f"Read the logs in {self._folder}.")
@@ -297,8 +294,8 @@ class Conductor:
 
     def expect(self, following: Step | None) -> None:
         """Holds the next driver from its start on, if the next step aims at its first batch."""
-        aims = following is not None and following.delay_ms == 0 and Phase[following.phase] in FIRST_BATCH
-        self._hold = Phase[following.phase] if aims and following is not None else None
+        aims = following is not None and following.delay_ms == 0 and following.phase in _OF_THE_FIRST_BATCH
+        self._hold = following.phase if aims and following is not None else ""
 
     def settle(self, step: int) -> None:
         """Waits until the query has recovered from everything so far."""
@@ -313,7 +310,7 @@ class Conductor:
             system=step.system,
             request=step.request,
             driver=driver.number,
-            phase=driver.phase,
+            phase=driver.held or driver.phase,
             batch=driver.batch,
             aimed=step.phase,
             held=bool(driver.held),
@@ -328,7 +325,7 @@ class Conductor:
         """Records that it could not be injected."""
         self.recorder.note(EventKind.SKIPPED, step=step.number, fault=step.fault.value, why=why)
 
-    def _bring_to_hold(self, phase: Phase) -> None:
+    def _bring_to_hold(self, phase: str) -> None:
         """Holds the driver at the phase, or gives up after it has been active for long."""
         self._hold = phase
         told: Driver | None = None
@@ -337,17 +334,13 @@ class Conductor:
             nonlocal told
             if self.driver is not None and self.driver is not told:
                 told = self.driver
-                told.hold_at(phase.name)  # a driver that is started later has it in its configuration
-            return self.driver is not None and self.driver.held == phase.name
+                told.hold_at(phase)  # a driver that is started later has it in its configuration
+            return self.driver is not None and self.driver.held == phase
 
         if self._wait_at_work(is_held):
             self.pause(_CHECK_EVERY_S)
         elif self.driver is not None:
             self.driver.go()
-
-    def _let_drift(self, phase: Phase, delay_s: float) -> None:
-        self._wait_at_work(self._comes_to(phase))
-        self.wait(lambda: False, delay_s, keep_running=False)
 
     def _wait_at_work(self, holds: Callable[[], bool]) -> bool:
         """Waits until the condition holds, counting only time in which a driver is active.
@@ -364,13 +357,13 @@ class Conductor:
         self.wait(holds_or_begun, self.limits.start_s)
         return held or self.wait(holds, _ARMED_S)
 
-    def _comes_to(self, phase: Phase) -> Callable[[], bool]:
+    def _comes_to(self, phase: str) -> Callable[[], bool]:
         """Returns a function that returns True once the newest driver has reached a phase since this call."""
         before = (self.driver, self.driver.phases if self.driver else 0)
 
         def comes() -> bool:
             now = self.driver
-            return now is not None and (now, now.phases) != before and now.phase == phase.name
+            return now is not None and (now, now.phases) != before and now.phase == phase
 
         return comes
 

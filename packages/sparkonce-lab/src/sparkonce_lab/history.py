@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
@@ -125,7 +125,6 @@ class Event:
         return self.fields[name]
 
     def to_json(self) -> str:
-        """Serializes it as a line of JSON."""
         return json.dumps({"at_ms": self.at_ms, "kind": self.kind.value, **self.fields})
 
     @classmethod
@@ -159,7 +158,6 @@ class History:
         return (event for event in self.events if event.kind in kinds)
 
     def first(self, kind: EventKind) -> Event | None:
-        """Returns the first event of a kind."""
         return next(self.of(kind), None)
 
     @property
@@ -176,13 +174,15 @@ class Recorder:
 
     Args:
         folder: A new folder, or one without a history.
+        watch: Called with each event after it is recorded, in the thread that recorded it.
 
     Raises:
         ConfigurationError: If it contains a history.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, watch: Callable[[Event], None] = lambda _: None) -> None:
         self.folder = folder
+        self._watch = watch
         folder.mkdir(parents=True, exist_ok=True)
         try:
             self._file = (folder / EVENTS).open("x", encoding="utf-8")
@@ -192,12 +192,12 @@ class Recorder:
         self._lock = threading.Lock()
 
     def note(self, kind: EventKind, **fields: Any) -> Event:
-        """Records one event."""
         with self._lock:
             event = Event(int((time.monotonic() - self._began) * 1000), kind, fields)
             self._file.write(event.to_json() + "\n")
             self._file.flush()
-            return event
+        self._watch(event)
+        return event
 
     def keep(self, name: str, table: pa.Table) -> None:
         """Writes a table atomically: ``expected``, ``undisturbed`` or ``observed-<system>``."""
@@ -206,7 +206,6 @@ class Recorder:
         temporary.replace(self.folder / f"{name}.parquet")
 
     def close(self) -> None:
-        """Closes the file."""
         self._file.close()
 
 

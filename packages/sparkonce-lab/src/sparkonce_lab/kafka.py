@@ -1,17 +1,14 @@
 """Queries a Kafka server for the records of a topic and for open transactions, independently of the code under test.
 
 Every function opens its own clients, has a deadline, and raises ``TimeoutError`` when it has passed. `KafkaReader`
-continues from where it was, and `LiveReader` reads continuously in its own thread.
+continues from where it was.
 """
 
 from __future__ import annotations
 
-import threading
 import time
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, NamedTuple
-
-from sparkonce_lab.rig.background import Background
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -399,10 +396,6 @@ def _wait_until(holds: Callable[[], bool], what: str, timeout_s: float) -> None:
         time.sleep(_POLL_S)
 
 
-_READ_S = 0.1
-
-_STOPS_WITHIN_S = 60.0
-
 _AT_ONCE = 10_000
 
 
@@ -438,46 +431,4 @@ class KafkaReader:
         return [one for one in self._consumer.consume(_AT_ONCE, timeout=timeout_s) if one.error() is None]
 
     def close(self) -> None:
-        """Closes the consumer."""
         self._consumer.close()
-
-
-class LiveReader(Background):
-    """Reads a topic continuously, from its beginning. A subclass handles the records.
-
-    Args:
-        settings: See `KafkaReader`.
-        topic: See `KafkaReader`.
-        partitions: See `KafkaReader`.
-    """
-
-    def __init__(self, settings: str | Mapping[str, Any], topic: str, partitions: int) -> None:
-        super().__init__(f"reader of {topic}", _STOPS_WITHIN_S)
-        self._where = settings, topic, partitions
-        self._taken = threading.Condition()
-
-    def take(self, messages: Sequence[Any]) -> None:
-        """Handles the new records. No `wait_for` checks its condition meanwhile."""
-        raise NotImplementedError
-
-    def wait_for(self, holds: Callable[[], bool], limit_s: float) -> bool:
-        """Waits until a condition on the handled records holds. Raises the error that ended the reader, if any.
-
-        Returns:
-            True if it held in time.
-        """
-        give_up_at = time.monotonic() + limit_s
-        with self._taken:
-            while not (held := holds()) and time.monotonic() < give_up_at:
-                self.check()
-                self._taken.wait(_READ_S)
-        return held
-
-    def work(self) -> None:
-        """Reads until it is stopped."""
-        with closing(KafkaReader(*self._where)) as reader:
-            while not self.stopping.is_set():
-                messages = reader.read(_READ_S)
-                with self._taken:
-                    self.take(messages)
-                    self._taken.notify_all()

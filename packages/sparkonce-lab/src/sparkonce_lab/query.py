@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 _POLL_S = 0.1
 _HOLD_S = 300.0
 _PROGRESS_S = 10.0
+_STOP_WITHIN_S = 120.0
 WATERMARK_DELAY = "2 seconds"
 LOCAL = "local[2,4]"
 """A failed task is retried up to four times, as on a cluster. With ``local[2]`` it would not be."""
@@ -62,13 +63,9 @@ class QueryConfig:
         trigger: ``processingTime``, or empty for ``availableNow``.
         master: Spark's master.
         slots: The number of slots of each system's sink; 0 for as many as the plan has.
-        shuffle_partitions: Spark's setting. A stateful query keeps the value from its first start.
         hold: The name of the phase to be held at from the beginning, if any.
         java_flags: Flags for the driver's JVM.
         plain_to: A folder for Parquet to which Spark itself writes, instead of all sinks.
-        log_level: The lowest level of the product's log lines that are reported.
-        outage_patience_s: See `sparkonce.ExactlyOnce`.
-        stop_within_s: How long the query may take to stop normally. Then its process exits abruptly.
     """
 
     source: Mapping[str, Any]
@@ -84,21 +81,15 @@ class QueryConfig:
     trigger: str = "500 milliseconds"
     master: str = LOCAL
     slots: int = 0
-    shuffle_partitions: int = 3
     hold: str = ""
     java_flags: str = FAST_START
     plain_to: str = ""
-    log_level: str = "WARNING"
-    outage_patience_s: float = 60.0
-    stop_within_s: float = 120.0
 
     def to_json(self) -> str:
-        """Serializes it as a line of JSON."""
         return json.dumps(asdict(self))
 
     @classmethod
     def of_json(cls, text: str) -> QueryConfig:
-        """Reads the output of `to_json`."""
         return cls(**json.loads(text))
 
 
@@ -212,11 +203,11 @@ def main(start: Start) -> int:
     lines = _lines()
     config = QueryConfig.of_json(next(lines))
     gate, stopping = Gate(config.hold), threading.Event()
-    threading.Thread(target=_listen, args=(lines, gate, stopping, config.stop_within_s), daemon=True).start()
+    threading.Thread(target=_listen, args=(lines, gate, stopping), daemon=True).start()
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(asctime)s %(name)s %(message)s")
     ours = logging.getLogger("sparkonce")
     ours.setLevel(logging.INFO)
-    ours.addHandler(_TellingHandler(level=config.log_level))
+    ours.addHandler(_TellingHandler(level=logging.WARNING))
     spark = session(config)
     query = start(spark, config, gate, stopping)
     tell("started", run=str(query.runId))
@@ -290,7 +281,7 @@ def run_batches(
         checkpoint=config.checkpoint,
         listener=listen,
         display=False,
-        outage_patience_s=config.outage_patience_s,
+        outage_patience_s=60.0,
         sweep_every_s=2.0,
         dead_letters=dead_letters,
         max_refused=MOST,
@@ -330,7 +321,7 @@ def session(config: QueryConfig) -> SparkSession:
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.executor.extraJavaOptions", f"-Djava.io.tmpdir={config.temporary} {FAST_START}")
         .config("spark.local.dir", config.temporary)
-        .config("spark.sql.shuffle.partitions", str(config.shuffle_partitions))
+        .config("spark.sql.shuffle.partitions", "3")
         .config(map=dict(only_the_drivers()))
         .config("spark.ui.enabled", "false")
         # Full garbage collections are frequent, and little is retained for the UI, which is off (100,000 tasks by
@@ -362,7 +353,7 @@ def _lines() -> Iterator[str]:
         yield from (line.decode() for line in lines)
 
 
-def _listen(lines: Iterator[str], gate: Gate, stopping: threading.Event, stop_within_s: float) -> None:
+def _listen(lines: Iterator[str], gate: Gate, stopping: threading.Event) -> None:
     for line in lines:
         command = json.loads(line)
         if "hold" in command:
@@ -370,7 +361,7 @@ def _listen(lines: Iterator[str], gate: Gate, stopping: threading.Event, stop_wi
         if "go" in command:
             gate.go()
     # If a server is gone too, stopping normally may take forever, and nobody waits for it anymore.
-    end = threading.Timer(stop_within_s, os._exit, (1,))
+    end = threading.Timer(_STOP_WITHIN_S, os._exit, (1,))
     end.daemon = True
     end.start()
     gate.go()

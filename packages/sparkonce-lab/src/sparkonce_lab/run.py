@@ -6,7 +6,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -15,14 +15,15 @@ from typing import TypeVar
 import pyarrow as pa
 
 from sparkonce.errors import ConfigurationError, PreflightError
+from sparkonce.storage.local import LocalFiles
 from sparkonce.storage.spark import SparkCheckpoint
 from sparkonce_lab.checkers import judge
-from sparkonce_lab.checkpoint import Place, checkpoint_away, checkpoint_disk, with_connector
+from sparkonce_lab.checkpoint import QUERY, Place, checkpoint_away, checkpoint_disk, with_connector
 from sparkonce_lab.child import Driver
 from sparkonce_lab.conduct import Conductor, RunLimits, StuckError
 from sparkonce_lab.errors import RunFailedError
 from sparkonce_lab.faults import Fault
-from sparkonce_lab.history import ROWS, EventKind, History, Recorder, load
+from sparkonce_lab.history import ROWS, Event, EventKind, History, Recorder, load
 from sparkonce_lab.query import FAST_START, QueryConfig
 from sparkonce_lab.rig.kafka import spark_kafka_jars
 from sparkonce_lab.rig.process import end_on_signals
@@ -43,6 +44,7 @@ _DRAIN_S = 300.0
 _SLOWEST_ROWS_PER_S = 2_000
 _UNDISTURBED_S = 900.0
 _ASK_EVERY_S = 0.2
+_QUIET_S = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +69,7 @@ class Options:
         module: The query's module.
         java_flags: Flags for the drivers' JVMs.
         places: The addresses of the user's own systems, by name, without credentials.
+        watch: Called with each event of the history; see `Recorder`.
     """
 
     source: KafkaSystem
@@ -86,6 +89,7 @@ class Options:
     module: str = "sparkonce_lab.query"
     java_flags: str = FAST_START
     places: Mapping[str, str] = field(default_factory=dict)
+    watch: Callable[[Event], None] = lambda _: None
 
 
 def run(options: Options, say: Say) -> History:
@@ -103,7 +107,7 @@ def run(options: Options, say: Say) -> History:
         )
     versions = _versions()
     with end_on_signals(), ExitStack() as stack:
-        recorder = Recorder(options.folder)
+        recorder = Recorder(options.folder, options.watch)
         stack.callback(recorder.close)
         for system in _all(options):
             say(f"{system.name} starts")
@@ -119,6 +123,8 @@ def run(options: Options, say: Say) -> History:
 
 
 def _place(options: Options, folder: Path, say: Say) -> AbstractContextManager[Place]:
+    if options.store is None and options.wanted and Fault.LOG_DISK_FULL not in options.wanted:
+        return nullcontext(Place(files=LocalFiles(folder / QUERY)))
     if options.store is None:
         return checkpoint_disk(folder, say)
     say(f"the checkpoint is in {options.store.files.location}")
@@ -291,6 +297,8 @@ class _Run:
         self._recorder.note(EventKind.FED, rows=self._feeder.written)
         if self._options.fresh_end:
             conductor.stop()
+        else:  # Spark fetches the end offsets of the partitions one by one: no row may arrive after a closing one
+            conductor.pause(_QUIET_S)
         self._feeder.close_windows()
         self._say(f"{self._feeder.written:,} rows written; the last windows are closed")
         if self._options.fresh_end:

@@ -15,6 +15,8 @@ EVERY_BATCH = (Phase.WRITING, Phase.DECIDING, Phase.FINISHING, Phase.SWEEPING_OW
 """The phases that most batches go through, at which a schedule aims."""
 FIRST_BATCH = (Phase.READING, Phase.CLAIMING, Phase.SWEEPING, Phase.REPLAYING)
 """The phases of a driver's first batch. They are struck while a driver recovers from the previous step."""
+HALFWAY = "HALFWAY"
+"""A point in `Phase.FINISHING` that only the demo's query stops at: half of a batch's transactions are committed."""
 
 _DRIFTS_MS = (0, 0, 0, 0, 20, 200)
 """The delays after a phase begins. At 0, the query is held there until the fault has happened."""
@@ -31,7 +33,7 @@ class Step:
     Attributes:
         number: From 1.
         fault: The fault.
-        phase: The name of the driver's `Phase` in which it happens.
+        phase: The name of the driver's `Phase` in which it happens, or `HALFWAY`.
         system: The name of the system that it strikes; empty for a fault of the query's own processes.
         request: The system's request that it strikes, for a fault of one request.
         batches: The number of batches to finish after recovering from the previous step.
@@ -52,7 +54,6 @@ class Step:
     amount: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """Returns plain values."""
         return {**asdict(self), "fault": self.fault.value}
 
     @classmethod
@@ -64,7 +65,8 @@ class Step:
         """
         try:
             step = cls(**{**fields, "fault": Fault(fields["fault"])})
-            Phase[step.phase]
+            if step.phase != HALFWAY:
+                Phase[step.phase]
             step._check()
         except (TypeError, ValueError, KeyError) as error:
             raise ConfigurationError(

@@ -55,7 +55,6 @@ class Workload:
     started_ms: int = 1_700_000_000_000
 
     def to_json(self) -> dict[str, Any]:
-        """Returns plain values."""
         return asdict(self)
 
     def event_ms(self, row: int) -> int:
@@ -147,26 +146,25 @@ class Feeder(Background):
     """Writes rows until it is stopped.
 
     Rows are written in rounds of a fraction of a second of event time, and a round is acknowledged in all partitions
-    before the next begins, so partitions cannot drift apart by more than the query's watermark delay.
+    before the next begins, so partitions cannot drift apart by more than the query's watermark delay. Occasionally it
+    pauses for seconds, so that the query has nothing to read.
 
     Args:
         settings: librdkafka's settings, including ``bootstrap.servers``.
         topic: A topic with as many partitions as the workload has.
         workload: The rows.
-        pauses: True to pause occasionally for seconds, so that the query has nothing to read.
 
     Attributes:
         written: The number of acknowledged rows.
     """
 
-    def __init__(self, settings: Mapping[str, Any], topic: str, workload: Workload, *, pauses: bool = True) -> None:
+    def __init__(self, settings: Mapping[str, Any], topic: str, workload: Workload) -> None:
         from confluent_kafka import Producer
 
         super().__init__(f"rows to {topic}", _FLUSH_S + 1)
         self.written = 0
         self._topic = topic
         self._workload = workload
-        self._pauses = pauses
         self._producer = Producer(
             {
                 **settings,
@@ -196,7 +194,6 @@ class Feeder(Background):
         return self._workload.event_ms(self.written) + self._workload.window_ms
 
     def work(self) -> None:
-        """Writes until it is stopped."""
         rate = self._workload.rows_per_second
         rows = (
             row
@@ -208,7 +205,7 @@ class Feeder(Background):
         began = time.monotonic()
         pause_at = began + dice.uniform(*_PAUSE_EVERY_S)
         while not self.stopping.wait(_ROUND_S):
-            if self._pauses and time.monotonic() >= pause_at:
+            if time.monotonic() >= pause_at:
                 pause_s = dice.uniform(*_PAUSE_S)
                 self.stopping.wait(pause_s)
                 began += pause_s

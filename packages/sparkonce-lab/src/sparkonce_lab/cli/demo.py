@@ -86,7 +86,7 @@ def _show(console: Any, result: "Result", keep: Path | None) -> None:
     if result.ok:
         verdict = "[bold green]exactly once[/]: killed at every point, nothing missing, nothing doubled"
     elif not result.with_sparkonce.proved:
-        verdict = "[bold red]proves nothing[/]: a kill did not hit its point"
+        verdict = "[bold red]proves nothing[/]: a kill did not hit its point, or the run was not finished"
     else:
         verdict = "[bold red]NOT exactly once[/]"
     console.print(f"\nsparkonce: {verdict}, in {result.seconds:.0f} s.", highlight=False, soft_wrap=True)

@@ -1,8 +1,7 @@
-"""``sparkonce demo``: a real query on a real broker, killed in the middle of its commits, with its rows counted.
+"""``sparkonce demo``: a preset of the verifier that kills a query three times in its commits, shown while it happens.
 
-It consists of the verifier's parts: workload, feeder, query, driver and checkers are those of `sparkonce_lab`. It adds:
-
-- ``query``: the verifier's query with only Kafka, or with Spark's own sink; ``halfway`` adds a point to hold it at
-- ``scenario``: feeds the query, kills it, restarts it, and counts, with sparkonce and with Spark's own sink
+- ``query``: the verifier's query, which ``halfway`` can also hold in the middle of a batch's commits, or the same query
+  with Spark's own sink
+- ``scenario``: kills the query with sparkonce, then with Spark's own sink
 - ``result``: the counts, and a check with broker and log that a kill hit its point; ``console`` shows them
 """

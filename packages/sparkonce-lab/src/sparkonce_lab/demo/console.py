@@ -36,7 +36,6 @@ class Console:
         return time.monotonic() - self._began
 
     def title(self, text: str) -> None:
-        """Begins a section."""
         self._console.print()
         self._console.rule(f"[bold]{escape(text)}", align="left", style="dim")
 
@@ -56,7 +55,6 @@ class Console:
             self._status.update(escape(text))
 
     def close(self) -> None:
-        """Removes the status line."""
         if self._status is not None:
             self._status.stop()
             self._status = None
@@ -95,10 +93,10 @@ _ROWS: Sequence[tuple[str, Shown]] = (
     ("rows seen", lambda variant: f"{variant.count.seen:,}"),
     ("[bold]missing[/]", lambda variant: _must_be_zero(variant.count.missing)),
     ("[bold]doubled[/]", lambda variant: _must_be_zero(variant.count.doubled)),
-    ("[bold]wrong sums[/]", lambda variant: _must_be_zero(variant.count.wrong)),
+    ("[bold]wrong[/]", lambda variant: _must_be_zero(variant.count.wrong)),
     ("amount expected", lambda variant: _euros(variant.count.amount_expected)),
     ("amount seen", lambda variant: _euros(variant.count.amount_seen)),
-    ("uncommitted rows seen live", lambda variant: _must_be_zero(variant.seen_uncommitted)),
+    ("batches seen early", lambda variant: _must_be_zero(variant.seen_uncommitted)),
     ("transactions left open", lambda variant: _must_be_zero(variant.left_open)),
     ("[dim]aborted rows in the topic[/]", lambda variant: f"{variant.aborted_rows:,}"),
 )

@@ -12,9 +12,6 @@ from sparkonce.protocol.handles import Finished, Handle
 from sparkonce.sink import SinkCommitter
 from sparkonce_lab.forwarding import ForwardingCommitter, ForwardingSink
 
-HALFWAY = "HALFWAY"
-"""The point's name, used alongside those of the phases."""
-
 
 class HalfwaySink(ForwardingSink):
     """Another sink, whose committer stops halfway if it is to be held there.
@@ -28,8 +25,7 @@ class HalfwaySink(ForwardingSink):
     wait: ClassVar[Callable[[], None]]
 
     def committer(self) -> SinkCommitter:
-        """Returns the real committer, wrapped."""
-        return _HalfwayCommitter(self._real.committer())
+        return _HalfwayCommitter(self._real.committer())  # type: ignore[abstract]
 
 
 class _HalfwayCommitter(ForwardingCommitter):

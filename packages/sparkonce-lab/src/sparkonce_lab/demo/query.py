@@ -1,4 +1,4 @@
-"""The verifier's query as used in the demo: only the sums, to Kafka, with sparkonce or with Spark's own sink.
+"""The verifier's query as used in the demo: to Kafka alone, with sparkonce or with Spark's own sink.
 
 It runs in a separate process (``python -m sparkonce_lab.demo.query``); see `sparkonce_lab.query`.
 """
@@ -8,8 +8,9 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from sparkonce_lab.demo.halfway import HALFWAY, HalfwaySink
-from sparkonce_lab.query import Gate, QueryConfig, for_kafka, main, run_batches, source_rows, sums, writing
+from sparkonce_lab.demo.halfway import HalfwaySink
+from sparkonce_lab.query import Gate, QueryConfig, for_kafka, main, plan, run_batches, writing
+from sparkonce_lab.schedule import HALFWAY
 from sparkonce_lab.systems.kafka import KafkaSystem
 
 if TYPE_CHECKING:
@@ -25,14 +26,14 @@ def start(spark: SparkSession, config: QueryConfig, gate: Gate, stopping: thread
     """Starts the query. ``plain_to`` is the topic that Spark's own sink writes to."""
     from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
-    rows = sums(source_rows(spark, config), config)
+    rows = plan(spark, config)
     if config.plain_to:
         records = for_kafka(rows.withColumn("batch", F.lit(_NO_BATCH)))
         to = {"kafka.bootstrap.servers": config.source["bootstrap.servers"], "topic": config.plain_to}
         return writing(records, config).format("kafka").options(**to).start()
     HalfwaySink.is_held = lambda: gate.holds(HALFWAY)
     HalfwaySink.wait = lambda: gate.pass_by(HALFWAY, _NO_BATCH)
-    sink = HalfwaySink(KafkaSystem.build(config.sinks[KafkaSystem.name]))
+    sink = HalfwaySink(KafkaSystem.build(config.sinks[KafkaSystem.name]))  # type: ignore[abstract]
     return writing(rows, config).foreachBatch(run_batches({sink: for_kafka}, config, gate, stopping)).start()
 
 

@@ -13,8 +13,8 @@ from sparkonce.protocol.state import Phase
 from sparkonce.protocol.view import LogView
 from sparkonce.storage.files import CheckpointFiles
 from sparkonce_lab.checkers.rows import difference, plain, total
-from sparkonce_lab.demo.halfway import HALFWAY
 from sparkonce_lab.kafka import describe_transactions, list_transactions
+from sparkonce_lab.schedule import HALFWAY
 
 
 class CrashPoint(Enum):
@@ -26,7 +26,6 @@ class CrashPoint(Enum):
 
     @property
     def words(self) -> str:
-        """The point in words."""
         return _WORDS[self]
 
 
@@ -39,16 +38,14 @@ _WORDS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """How far a batch had progressed when its driver died.
+    """How far a batch had progressed when its driver was killed.
 
     Attributes:
-        batch: Spark's batch id.
         decided: True if the log has its decision.
         ended: How many of its transactions the broker has ended.
         open: How many of them the broker has open; for an undecided batch, how many are open at all.
     """
 
-    batch: int
     decided: bool
     ended: int
     open: int
@@ -57,13 +54,10 @@ class Standing:
         """Returns True if the kill was at this point."""
         if point is CrashPoint.PREPARED:
             return not self.decided and self.open > 0
-        if point is CrashPoint.DECIDED:
-            return self.decided and self.open > 0 and self.ended == 0
-        return self.decided and self.open > 0 and self.ended > 0
+        return self.decided and self.open > 0 and (self.ended > 0) == (point is CrashPoint.HALFWAY)
 
     @property
     def words(self) -> str:
-        """The progress in words."""
         log = "decided" if self.decided else "not decided"
         return f"log: {log}; broker: {self.open} transactions open, {self.ended} committed"
 
@@ -72,12 +66,11 @@ def standing(bootstrap: str, checkpoint: CheckpointFiles, batch: int) -> Standin
     """Finds out from the decision log and the broker how far a batch has progressed."""
     decision = DecisionLog(checkpoint).read(LogView()).decision(batch)
     if decision is None:
-        left = list_transactions(bootstrap, states=["Ongoing"])
-        return Standing(batch=batch, decided=False, ended=0, open=len(left))
+        return Standing(decided=False, ended=0, open=len(list_transactions(bootstrap, states=["Ongoing"])))
     ids = [str(handle["transactional_id"]) for handle in decision.handles if handle.transaction]
     states = [found.state for found in describe_transactions(bootstrap, ids).values()]
     still_open = states.count("Ongoing")
-    return Standing(batch=batch, decided=True, ended=len(states) - still_open, open=still_open)
+    return Standing(decided=True, ended=len(states) - still_open, open=still_open)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,13 +79,13 @@ class Count:
 
     Attributes:
         orders: The number of orders in the source.
-        expected: The number of expected rows, one for each window and customer with orders.
+        expected: The number of expected rows: the orders, and a sum for each window and customer with orders.
         seen: The number of rows in the output.
         missing: The number of expected rows that are missing.
         doubled: The number of repeated rows, counting every repetition.
-        wrong: The number of rows with a wrong sum or number of orders, or for a window without orders.
+        wrong: The number of rows that nobody expects, such as a wrong sum.
         amount_expected: The sum of all orders, in cents.
-        amount_seen: The sum of all output rows, in cents.
+        amount_seen: The total of all sums in the output, in cents.
     """
 
     orders: int
@@ -114,37 +107,39 @@ def compare(expected: pa.Table, seen: pa.Table) -> Count:
     """Compares the output with what is expected.
 
     Args:
-        expected: The sums; see `sparkonce_lab.history.ROWS`.
+        expected: The rows; see `sparkonce_lab.history.ROWS`.
         seen: The output; see `sparkonce_lab.history.OBSERVED`.
     """
     unlike = difference(plain(expected), plain(seen))
+
+    def amount(rows: pa.Table) -> int:
+        return int(pc.sum(rows.filter(pc.equal(rows["kind"], "sum"))["amount"]).as_py() or 0)
+
     return Count(
-        orders=_sum(expected["rows"]),
+        orders=int(pc.sum(pc.equal(expected["kind"], "row")).as_py() or 0),
         expected=len(expected),
         seen=len(seen),
         missing=total(unlike.missing),
         doubled=total(unlike.doubled),
         wrong=total(unlike.unexpected),
-        amount_expected=_sum(expected["amount"]),
-        amount_seen=_sum(seen["amount"]),
+        amount_expected=amount(expected),
+        amount_seen=amount(seen),
     )
 
 
-def _sum(column: pa.ChunkedArray) -> int:
-    return int(pc.sum(column).as_py() or 0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Kill:
     """One kill.
 
     Attributes:
+        driver: The number of the killed start.
         point: Where it was meant to be.
         batch: Spark's batch id.
         proved: True if broker, log and checkpoint confirm that it was there.
         standing: The evidence in words.
     """
 
+    driver: int
     point: str
     batch: int
     proved: bool
@@ -159,30 +154,30 @@ class Variant:
         title: The name of its sink.
         kills: The kills, in order.
         count: The rows that a read_committed reader saw at the end, starting at offset 0.
-        seen_live: The rows that the concurrent reader saw.
-        seen_uncommitted: Those of them that are not among the topic's committed rows.
+        seen_uncommitted: How many batches a concurrent reader saw before they were decided.
         left_open: The transactions that the broker still had open at the end.
         aborted_rows: The additional rows that a read_uncommitted reader sees.
         seconds: Its duration.
+        checked: True if the query was finished and everything was examined.
     """
 
     title: str
     kills: tuple[Kill, ...]
     count: Count
-    seen_live: int
-    seen_uncommitted: int
-    left_open: int
+    seen_uncommitted: int = 0
+    left_open: int = 0
     aborted_rows: int
     seconds: float
+    checked: bool = True
 
     @property
     def proved(self) -> bool:
-        """True if every kill hit its point."""
-        return bool(self.kills) and all(kill.proved for kill in self.kills)
+        """True if every kill hit its point, and everything was checked."""
+        return self.checked and len(self.kills) == len(CrashPoint) and all(kill.proved for kill in self.kills)
 
     @property
     def exactly_once(self) -> bool:
-        """True if each row was seen once, correctly, and only after it was committed."""
+        """True if each row was seen once, correctly, and only after it was decided."""
         return self.count.exactly_once and not self.seen_uncommitted and not self.left_open
 
 

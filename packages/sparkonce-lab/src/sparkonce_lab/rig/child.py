@@ -200,8 +200,6 @@ class Child:
 
 def session_of(leader: int) -> list[int]:
     """Returns the live processes of a session. PySpark's worker daemon leaves the process group, not the session."""
-    if not Path("/proc/self/stat").exists():
-        return _group(leader)
     found = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
@@ -212,10 +210,3 @@ def session_of(leader: int) -> list[int]:
             if int(session) == leader and state not in "ZX":
                 found.append(int(entry.name))
     return found
-
-
-def _group(leader: int) -> list[int]:
-    """Ends the leader's process group, without /proc. Workers outside it exit on their own when the JVM is gone."""
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(leader, signal.SIGKILL)
-    return []
