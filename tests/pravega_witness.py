@@ -14,8 +14,8 @@ from sparkonce.protocol.handles import Handle
 from sparkonce_lab.rig.process import HOST
 from sparkonce_lab.rig.proxy import Request
 from sparkonce_lab.rig.servers.pravega import PravegaServer
+from sparkonce_lab.systems.base import ServerSystem
 from sparkonce_lab.systems.files import expire_rows, waiting_rows
-from sparkonce_lab.systems.injections import ServerSystem
 from sparkonce_pravega import PravegaSink
 from sparkonce_pravega.client import PravegaStream
 from sparkonce_pravega.cluster import CLIENT_JAR

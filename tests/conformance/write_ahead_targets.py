@@ -23,7 +23,7 @@ from sparkonce.storage.files import CheckpointFiles
 from sparkonce.write_ahead import ApplyToken
 from sparkonce_lab.systems.base import System
 from sparkonce_lab.systems.files import expire_rows, waiting_rows
-from sparkonce_lab.systems.injections import Injectable, Injections
+from sparkonce_lab.systems.injections import Injections
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class AppendingTarget(Target):
         return [int(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-class WriteAheadSystem(Injectable, System):
+class WriteAheadSystem(System):
     """The write-ahead sink's rows in a folder or a store, and a target.
 
     Args:

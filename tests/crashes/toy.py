@@ -15,7 +15,7 @@ from conformance.folder_sink import FolderSink, FolderWriter
 from crashes.target import DISK_FULL, MEMORY_FULL, Target
 from sparkonce.sink import Facts
 from sparkonce_lab.rig.process import HOST, Server
-from sparkonce_lab.systems.injections import ServerSystem
+from sparkonce_lab.systems.base import ServerSystem
 
 DEADLINE_S = 1.0
 REQUESTS = {"prepare": b" prepare ", "commit": re.compile(rb" (commit|append) "), "abort": b" abort "}

@@ -154,28 +154,18 @@ def keep_logs(checkpoint: CheckpointFiles, to: Path) -> None:
         OSError: If something could not be copied. Everything else is.
     """
     to.mkdir()
-    failed = [why for folder in _KEPT for why in _copy(checkpoint, folder, to)]
+    failed = []
+    for folder in _KEPT:
+        try:
+            names = checkpoint.names(folder)
+        except OSError as error:
+            failed.append(f"{folder}: {error}")
+            continue
+        (to / folder).mkdir(parents=True, exist_ok=True)
+        for path in (f"{folder}/{name}".lstrip("/") for name in names):
+            try:
+                (to / path).write_bytes(checkpoint.read(path) or b"")
+            except OSError as error:  # noqa: PERF203 - the other files are still copied
+                failed.append(f"{path}: {error}")
     if failed:
         raise OSError("; ".join(failed))
-
-
-def _copy(checkpoint: CheckpointFiles, folder: str, to: Path) -> Iterator[str]:
-    """Copies the files of a subfolder. Yields the reason for each one that could not be copied."""
-    try:
-        paths = [f"{folder}/{name}".lstrip("/") for name in checkpoint.names(folder)]
-    except OSError as error:
-        yield f"{folder}: {error}"
-        return
-    (to / folder).mkdir(parents=True, exist_ok=True)
-    for path in paths:
-        if why := _copied(checkpoint, path, to / path):
-            yield f"{path}: {why}"
-
-
-def _copied(checkpoint: CheckpointFiles, path: str, to: Path) -> str:
-    """Copies a file. Returns the reason if it could not be copied; otherwise empty."""
-    try:
-        to.write_bytes(checkpoint.read(path) or b"")
-    except OSError as error:
-        return str(error)
-    return ""

@@ -31,7 +31,6 @@ class Fault(str, Enum):
 
     @property
     def words(self) -> str:
-        """A description."""
         return _WORDS[self]
 
     @property

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from sparkonce.avro.schemas import Schema, full_name, inline
+from sparkonce.avro.schemas import Schema, inline
 
 _CONTENT_TYPE = "application/vnd.schemaregistry.v1+json"
 
@@ -281,7 +281,7 @@ class RegistryServer:
         if not earlier or schema["schemaType"] != "AVRO" or self._level(subject) == "NONE":
             return
         last = self._store.schemas[earlier[-1].id]
-        if last["schemaType"] != "AVRO" or not can_read(self._whole(schema), self._whole(last)):
+        if last["schemaType"] != "AVRO" or not _can_read(self._whole(schema), self._whole(last)):
             raise _RefusedError(
                 409, 409, f'Schema being registered is incompatible with an earlier schema for subject "{subject}"'
             )
@@ -393,47 +393,16 @@ _WIDER = {
 """See https://avro.apache.org/docs/1.12.0/specification/#schema-resolution"""
 
 
-def can_read(reader: Schema, writer: Schema) -> bool:
-    """Returns True if every record of the writer's schema can be read.
-
-    A reference to a named type is not checked again.
-    """
-    if isinstance(writer, list):
-        return all(can_read(reader, one) for one in writer)
-    if isinstance(reader, list):
-        return any(can_read(one, writer) for one in reader)
-    wanted, given = _kind(reader), _kind(writer)
-    if wanted != given:
-        return wanted in _WIDER.get(given, ())
-    if not isinstance(reader, dict) or not isinstance(writer, dict):
-        return True
-    return _parts_can_be_read(wanted, reader, writer)
-
-
-def _parts_can_be_read(kind: str, reader: dict[str, Any], writer: dict[str, Any]) -> bool:
-    if kind == "record":
-        written = {field["name"]: field["type"] for field in writer["fields"]}
-        return all(_field_can_be_read(field, written) for field in reader["fields"])
-    if kind == "array":
-        return can_read(reader["items"], writer["items"])
-    if kind == "map":
-        return can_read(reader["values"], writer["values"])
-    if kind == "enum":
-        return "default" in reader or set(writer["symbols"]) <= set(reader["symbols"])
-    if kind == "fixed":
-        return bool(full_name(reader) == full_name(writer) and reader["size"] == writer["size"])
+def _can_read(reader: Schema, writer: Schema) -> bool:
+    """Returns True if new fields of a record have defaults, and plain types become wider. Checks nothing deeper."""
+    if not isinstance(reader, dict) or not isinstance(writer, dict) or "fields" not in reader or "fields" not in writer:
+        return reader == writer
+    written = {field["name"]: field["type"] for field in writer["fields"]}
+    for wanted in reader["fields"]:
+        name = next((one for one in (wanted["name"], *wanted.get("aliases", ())) if one in written), "")
+        if not name and "default" not in wanted:
+            return False
+        before, now = written.get(name), wanted["type"]
+        if isinstance(before, str) and isinstance(now, str) and before != now and now not in _WIDER.get(before, ()):
+            return False
     return True
-
-
-def _field_can_be_read(field: dict[str, Any], written: dict[str, Any]) -> bool:
-    for name in (field["name"], *field.get("aliases", ())):
-        if name in written:
-            return can_read(field["type"], written[name])
-    return "default" in field
-
-
-def _kind(schema: Schema) -> str:
-    if isinstance(schema, dict):
-        kind = schema["type"]
-        return _kind(kind) if isinstance(kind, dict) else str(kind)
-    return str(schema)

@@ -8,7 +8,6 @@ import signal
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
 
 from sparkonce.errors import ConfigurationError
 from sparkonce_lab.child import Driver
@@ -17,25 +16,16 @@ from sparkonce_lab.conduct import Conductor, of_next_driver
 from sparkonce_lab.errors import RunFailedError
 from sparkonce_lab.faults import OF_REQUESTS, OF_THE_QUERY, STORE, Fault
 from sparkonce_lab.query import LOCAL
-from sparkonce_lab.rig.disk import cannot_mount
+from sparkonce_lab.rig.disk import SmallDisk, cannot_mount
 from sparkonce_lab.schedule import Choice, Step
-from sparkonce_lab.systems.base import Strikable, VerifiedSystem
+from sparkonce_lab.systems.base import VerifiedSystem
+from sparkonce_lab.systems.injections import Injectable
 from sparkonce_lab.systems.kafka import KafkaSystem
 
 _SPRUNG_S = 60.0
 _EXPIRY_MARGIN_S = 60.0
 _EXPIRY_POLL_S = 1.0
 WITH_EXECUTORS = "local-cluster[1,2,1024]"
-
-
-class Disk(Protocol):
-    """A disk that can be filled."""
-
-    def fill(self) -> None:
-        """Fills the disk to the last byte."""
-
-    def free(self) -> None:
-        """Makes room again."""
 
 
 class Striker:
@@ -57,14 +47,14 @@ class Striker:
         systems: Mapping[str, VerifiedSystem],
         *,
         seed: int,
-        disk: Disk | None,
-        store: Strikable | None = None,
+        disk: SmallDisk | None,
+        store: Injectable | None = None,
         expiry_s: float,
         every_s: float = 0.0,
     ) -> None:
         self._conductor = conductor
         self._systems = systems
-        self._struck: dict[str, Strikable] = {**systems, **({store.name: store} if store else {})}
+        self._struck: dict[str, Injectable] = {**systems, **({store.name: store} if store else {})}
         self._dice = random.Random(seed)  # noqa: S311 - chooses which worker is killed, not used for secrets
         self._disk = disk
         self._expiry_s = expiry_s
@@ -251,7 +241,7 @@ class Striker:
                 system.lift(step.fault)
         conductor.note_over(step)
 
-    def _strike_request(self, step: Step, driver: Driver, system: Strikable) -> None:
+    def _strike_request(self, step: Step, driver: Driver, system: Injectable) -> None:
         conductor = self._conductor
         system.inject(step.fault, request=step.request)
         try:
@@ -291,7 +281,7 @@ def choices(
     *,
     disk: bool,
     wanted: Sequence[Fault] = (),
-    store: Strikable | None = None,
+    store: Injectable | None = None,
 ) -> list[Choice]:
     """Lists the faults that can be injected into these systems and their query.
 
@@ -326,7 +316,7 @@ _OF_SERVERS = (Fault.SERVER_KILLED, Fault.SERVER_PAUSED)
 
 
 def hindrances(
-    systems: Sequence[VerifiedSystem], source: VerifiedSystem, *, disk: bool, store: Strikable | None = None
+    systems: Sequence[VerifiedSystem], source: VerifiedSystem, *, disk: bool, store: Injectable | None = None
 ) -> Hindrances:
     """Returns the faults that cannot be injected here but could be elsewhere, with the reasons.
 
@@ -350,7 +340,7 @@ def hindrances(
     return {one: why for one, why in found.items() if why}
 
 
-def _why_not(fault: Fault, system: Strikable) -> str:
+def _why_not(fault: Fault, system: Injectable) -> str:
     """Returns why a system lacks a fault; empty if it never has it."""
     is_kafka, is_files = isinstance(system, KafkaSystem), system.name in ("files", "delta")
     is_ours = Fault.SERVER_KILLED in system.faults()

@@ -24,7 +24,6 @@ class Anomaly(str, Enum):
 
     @property
     def words(self) -> str:
-        """The anomaly as a sentence."""
         return _WORDS[self]
 
 
@@ -70,7 +69,6 @@ class Verdict:
 
     @property
     def ok(self) -> bool:
-        """True if it was not found."""
         return self.count == 0
 
     @property

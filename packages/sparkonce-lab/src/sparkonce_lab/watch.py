@@ -33,7 +33,6 @@ class Readers:
         self._readers = [_Reader(system, checkpoint, recorder) for system in systems]
 
     def start(self) -> None:
-        """Starts the readers."""
         for reader in self._readers:
             reader.start()
 

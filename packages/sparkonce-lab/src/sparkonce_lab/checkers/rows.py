@@ -87,7 +87,6 @@ class Difference:
 
     @property
     def count(self) -> int:
-        """The number of rows that differ."""
         return total(self.missing) + total(self.doubled) + total(self.unexpected)
 
 

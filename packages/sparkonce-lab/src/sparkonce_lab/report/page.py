@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,8 +26,6 @@ _TICKS_MS = (10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 15_000, 30_
 # In drawing units: the width of the lanes' names and of the axis, and the heights of the lanes.
 GUTTER, WIDTH = 86, 1_000
 _AXIS, _FAULT, _DRIVER, _BATCHES, _READER = 16, 21, 25, 22, 16
-_CHART, _DOTS, _COURSE, _EDGE = 420, 24, 32, 24
-_POINTS = 600
 
 
 def write(folder: Path, history: History, verdicts: Sequence[Verdict]) -> tuple[Path, dict[str, Any]]:
@@ -90,9 +87,7 @@ def _render(story: Story, figures: Mapping[str, Any]) -> str:
         phase_terms={phase_title(name): PHASES[name] for name in PHASES if name not in (NO_DRIVER, STARTING)},
         fault_terms={name: words.fault_words(name) for name in sorted({step.fault for step in story.steps})},
         strips=timeline.strips(),
-        chart=_recovery(faults),
         steps=[_step(story, timeline, step) for step in story.steps],
-        courses=list(_courses(story, figures["resources"])),
         asked=json.dumps(asked, indent=1, default=str),
         schedule=[json.dumps(step, default=str) for step in story.asked.get("schedule") or ()],
     )
@@ -148,7 +143,6 @@ class Strip:
 
     @property
     def title(self) -> str:
-        """The label for screen readers."""
         return f"Timeline from {clock(self.from_ms)} to {clock(self.to_ms)}"
 
     def x(self, at_ms: float) -> int:
@@ -290,77 +284,3 @@ def _room(strip: Strip, step: ReportedStep, began: int, until: int) -> tuple[flo
     """Returns the left and right edges of a step's mark, number and bars."""
     x = strip.x(began)
     return x - 6, max(strip.x(until) + 2, x + 10 + 6 * len(str(step.step)))
-
-
-def _recovery(faults: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Returns recovery times on a logarithmic axis: the ``axis``, and the ``rows``, slowest first; None if empty."""
-    steps = [step for step in faults["steps"] if step["fault_ms"] is not None]
-    times = [step["recovery_ms"] for step in steps if step["recovery_ms"] is not None]
-    if not times:
-        return None
-    low = math.floor(math.log10(max(1, min(times))))
-    high = max(low + 1, math.ceil(math.log10(max(1, max(times)))))
-
-    def x(ms: float) -> float:
-        inside = (math.log10(max(ms, 10**low)) - low) / (high - low)
-        return round(_EDGE + (_CHART - 2 * _EDGE) * inside, 1)
-
-    decades = [(x(10**power), 10**power) for power in range(low, high + 1)]
-    ticks = [("mid", at, 14, f"{ms} ms" if ms < 1_000 else f"{ms // 1_000:,} s") for at, ms in decades]
-    rows = []
-    for fault, spread in faults["recovery_ms"]["by_fault"].items():
-        mine = [step for step in steps if step["fault"] == fault]
-        dots = [
-            Mark(
-                [("dot", f"M{x(step['recovery_ms']):g} {_DOTS // 2}m-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0z")],
-                title=f"step {step['step']}: {duration(step['recovery_ms'])}",
-                step=step["step"],
-            )
-            for step in mine
-            if step["recovery_ms"] is not None
-        ]
-        median = [Mark([("median", f"M{x(spread['median']):g} 3V{_DOTS - 3}")])] if len(dots) > 1 else []
-        grid = Mark([("grid", "".join(f"M{at:g} 0V{_DOTS}" for at, _ in decades))])
-        drawing = _drawing(f"{len(dots)} recovery times", _DOTS, [grid, *dots, *median])
-        rows.append({"fault": fault, "struck": len(mine), "spread": spread, "dots": drawing})
-    rows.sort(key=lambda row: -(row["spread"]["median"] or 0))
-    return {"axis": _drawing("axis of time", 18, [Mark(texts=ticks)]), "rows": rows}
-
-
-def _courses(story: Story, resources: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yields memory and open files for each role, then the size of each folder, over the whole run.
-
-    Yields:
-        The ``name``, the values at ``first``, at ``last`` and at ``most``, and the ``line`` of each process.
-    """
-    measured: dict[str, list[tuple[int, float, Any]]] = {}
-    for what, unit in (("rss_mib", "MiB of memory"), ("handles", "open files")):
-        for role in sorted(resources[what]):
-            measured[f"{role}: {unit}"] = [
-                (event.at_ms, event.fields[what], event.fields.get("pid"))
-                for event in story.history.of(EventKind.RESOURCES)
-                if str(event.fields.get("role", "")) == role and event.fields.get(what) is not None
-            ]
-    for name in sorted(resources["folders"]):
-        measured[f"{'decision log' if name == 'log' else name}: KiB on disk"] = [
-            (event.at_ms, int(event.fields["bytes"]) / 1024, None)
-            for event in story.history.of(EventKind.FOLDER)
-            if str(event.fields.get("name", "")) == name and "bytes" in event.fields
-        ]
-    for name, points in measured.items():
-        if not points:
-            continue
-        most = max(value for _, value, _ in points) or 1
-        lines: dict[Any, list[str]] = {}
-        for at_ms, value, process in points:
-            place = f"{_CHART * at_ms / max(1, story.end_ms):.1f} {_COURSE - 2 - (_COURSE - 4) * value / most:.1f}"
-            lines.setdefault(process, []).append(place)
-        # More points than the drawing has room for would only make the page larger.
-        every = max(1, len(points) // _POINTS)
-        path = "".join(f"M{'L'.join(places[::every])}h1" for places in lines.values())
-        line = _drawing("course over the run", _COURSE, [Mark([("line", path)])])
-        yield {"name": name, "first": points[0][1], "last": points[-1][1], "most": most, "line": line}
-
-
-def _drawing(title: str, height: int, marks: Sequence[Mark]) -> dict[str, Any]:
-    return {"title": title, "width": _CHART, "height": height, "marks": marks}

@@ -25,7 +25,6 @@ class Background(abc.ABC):
         """Works until `stopping` is set."""
 
     def start(self) -> None:
-        """Starts the thread."""
         self._thread.start()
 
     def check(self) -> None:

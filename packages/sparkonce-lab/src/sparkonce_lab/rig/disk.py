@@ -69,7 +69,6 @@ class SmallDisk:
                 raise TimeoutError(f"{self.folder} could not be filled within {_FULL_WITHIN_S:g} s")
 
     def free(self) -> None:
-        """Makes room again."""
         _resize(self.folder, f"{self._megabytes}m").check_returncode()
 
     def close(self) -> None:

@@ -131,7 +131,6 @@ class ServerProcess:
 
     @property
     def pid(self) -> int:
-        """The process id."""
         return self._process.pid
 
     @property
@@ -343,12 +342,10 @@ class Server(Restartable, abc.ABC):
 
     @property
     def address(self) -> str:
-        """``host:port``."""
         return f"{HOST}:{self.port}"
 
     @property
     def log(self) -> Path:
-        """The file with its output."""
         return self.folder.with_name(f"{self.folder.name}.log")
 
     def start(self) -> None:
@@ -380,7 +377,6 @@ class Server(Restartable, abc.ABC):
             time.sleep(POLL_S)
 
     def restart(self) -> None:
-        """Kills it and starts it again with its data."""
         self.kill()
         self.start()
 

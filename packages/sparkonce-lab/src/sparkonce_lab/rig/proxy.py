@@ -98,7 +98,6 @@ class Trap:
         return self._left == 0
 
     def hold(self, link: Link, data: bytes) -> None:
-        """Holds a request."""
         self._held = (link, data)
         self._proxy.note_held(self)
 
@@ -306,7 +305,6 @@ class FaultProxy:
         return int(listener.getsockname()[1])
 
     def start(self) -> None:
-        """Starts listening."""
         self._thread.start()
         self.run(self._serve())
 

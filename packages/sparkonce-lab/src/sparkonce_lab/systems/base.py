@@ -1,7 +1,4 @@
-"""The operations of what can be struck, and of a system that a sink writes to.
-
-Also removes credentials from addresses.
-"""
+"""The operations of a system that a sink writes to. Also removes credentials from addresses."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from sparkonce_lab.faults import Fault
+from sparkonce_lab.systems.injections import Injectable, Served, of_server
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -20,56 +17,11 @@ if TYPE_CHECKING:
 
     from sparkonce.protocol.handles import Handle
     from sparkonce.sink import TwoPhaseCommitSink
+    from sparkonce_lab.rig.process import Server
     from sparkonce_lab.rig.proxy import Request
 
 
-class Strikable(ABC):
-    """A server or a folder in which faults can be injected.
-
-    Attributes:
-        name: The name on the command line: ``kafka``, ``postgres``, ``checkpoint``, …
-    """
-
-    name: str
-
-    @abstractmethod
-    def faults(self) -> Mapping[Fault, Sequence[str]]:
-        """Returns the faults that can be injected here, with the names of requests for faults of one request."""
-
-    @abstractmethod
-    def inject(self, fault: Fault, *, request: str = "", within_s: float = 30.0) -> bool:
-        """Injects a fault. One that lasts is ended by `lift`.
-
-        For a fault of one request, this sets a trap, and `sprung` returns True once the request has arrived. Such a
-        fault must always be lifted: a trap that has not sprung is removed, and a held request is delivered.
-
-        Args:
-            fault: One of `faults`.
-            request: The name of the request.
-            within_s: The time limit for anything that must be waited for.
-
-        Returns:
-            True if there is something to lift.
-
-        Raises:
-            ConfigurationError: If the fault, or the request, is not one of `faults`.
-            TimeoutError: If it could not be injected within the limit. Then there is nothing to lift.
-        """
-
-    @abstractmethod
-    def lift(self, fault: Fault) -> None:
-        """Ends a lasting fault: the server is restarted, connections heal, a held request is delivered.
-
-        Raises:
-            PreflightError: If a server does not return.
-        """
-
-    def sprung(self) -> bool:
-        """Returns True if the trap for a fault of one request has sprung. Always True for other faults."""
-        return True
-
-
-class System(Strikable):
+class System(Injectable, ABC):
     """A system that a sink writes to: a server that we start, one that somebody else has started, or the user's.
 
     This is the only description of the server, for conformance suites, the crash matrix, killed queries and the
@@ -200,9 +152,9 @@ class VerifiedSystem(System):
         """Downloads the jars that the query's session needs for it; see `sparkonce_lab.rig.kafka.jars.resolve`."""
         return ()
 
-    @abstractmethod
     def sink_settings(self) -> Mapping[str, Any]:
         """Returns the `arguments` of the sink in the verified query."""
+        return self.arguments(name=self.name)
 
     @abstractmethod
     def read(self) -> pa.Table:
@@ -215,6 +167,46 @@ class VerifiedSystem(System):
         Called several times a second by one thread. Raises any `Exception` while the system does not respond, in which
         case it must give up within seconds.
         """
+
+
+class ServerSystem(Served, System):
+    """A system that consists of one server."""
+
+    _made = False
+
+    def borrow(self, server: Server) -> None:
+        """Uses a server that somebody else has started and will stop. Its connections cannot be struck."""
+        self.server = server
+        self.injections = of_server(server)
+
+    @abstractmethod
+    def drop_place(self) -> None:
+        """Removes the table, bucket or keys from the user's server.
+
+        Raises:
+            PreflightError: If it cannot.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Closes the connections to the server. May be called repeatedly; the next request opens them again."""
+
+    def stop(self) -> None:
+        self.close_proxy()
+        try:
+            if self.server is None and self._made and not self.keep_place:
+                self.drop_place()
+                self._made = False
+        finally:
+            self.close()
+        self.stop_own()
+
+    def restart(self) -> bool:
+        if self.server is None:
+            return False
+        self.close()  # a connection that dies with the server would make the next request fail
+        self.server.restart()
+        return True
 
 
 _HIDDEN = "***"

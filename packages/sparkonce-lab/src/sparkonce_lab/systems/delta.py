@@ -35,7 +35,6 @@ class DeltaSystem(FilesSystem):
 
     @property
     def root(self) -> Path:
-        """The table's folder."""
         return self.folder / "table"
 
     @property
@@ -44,7 +43,6 @@ class DeltaSystem(FilesSystem):
         return self.folder / "rows"
 
     def jars(self) -> Sequence[Path]:
-        """See `VerifiedSystem.jars`."""
         return spark_delta_jars()
 
     def make(self, columns: Sequence[str]) -> None:
@@ -61,12 +59,10 @@ class DeltaSystem(FilesSystem):
         (self.root / _LOG / f"{0:020}.json").write_text("\n".join(map(json.dumps, actions)))
 
     def arguments(self, **options: Any) -> dict[str, Any]:
-        """See `System.arguments`."""
         return {"path": str(self.root), "folder": str(self.waiting), **options}
 
     @staticmethod
     def build(arguments: Mapping[str, Any]) -> TwoPhaseCommitSink:
-        """See `System.build`."""
         from sparkonce.sinks.tables.delta import DeltaSink
 
         return DeltaSink(**arguments)
@@ -87,7 +83,6 @@ class DeltaSystem(FilesSystem):
             yield from map(json.loads, version.read_text().splitlines())
 
     def published(self) -> Sequence[Path]:
-        """Lists the files of the newest version."""
         found: dict[str, None] = {}
         for action in self.actions():
             if "remove" in action:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from sparkonce.errors import PreflightError
 from sparkonce_lab.rig.disk import SmallDisk, affordable
 from sparkonce_lab.systems.base import VerifiedSystem
-from sparkonce_lab.systems.injections import Injectable, of_disk
+from sparkonce_lab.systems.injections import of_disk
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -30,7 +30,7 @@ HELD = ".sparkonce/held"
 """Where the sink holds the files of prepared transactions."""
 
 
-class FilesSystem(Injectable, VerifiedSystem):
+class FilesSystem(VerifiedSystem):
     """A local folder, on a disk that can be filled if mounting is allowed; or a new one in the user's folder.
 
     Args:
@@ -50,11 +50,9 @@ class FilesSystem(Injectable, VerifiedSystem):
         self._disk: SmallDisk | None = None
         self._batches: dict[Path, int] = {}
         self._made: list[Path] = []
-        self.injections = {}
         self.folder = self._parent
 
     def start(self, folder: Path) -> None:
-        """See `System.start`."""
         if self._users is None:
             try:
                 self._disk = SmallDisk(folder / "disk", affordable(self._megabytes))
@@ -64,7 +62,6 @@ class FilesSystem(Injectable, VerifiedSystem):
             self._parent = self._disk.folder
 
     def stop(self) -> None:
-        """See `System.stop`."""
         if self._disk is not None:
             self._disk.close()
             self._disk = None
@@ -74,7 +71,6 @@ class FilesSystem(Injectable, VerifiedSystem):
         self._made = []
 
     def place(self, *columns: str) -> None:
-        """See `System.place`."""
         self.folder = self._parent / f"sparkonce-verify-{secrets.token_hex(5)}"
         try:
             self.make(columns)
@@ -83,7 +79,6 @@ class FilesSystem(Injectable, VerifiedSystem):
         self._made.append(self.folder)
 
     def make(self, columns: Sequence[str]) -> None:  # noqa: ARG002 - a folder of files needs none
-        """Makes the folder."""
         self.folder.mkdir(parents=True)
 
     @staticmethod
@@ -91,16 +86,10 @@ class FilesSystem(Injectable, VerifiedSystem):
         return PreflightError(f"{folder} cannot be made: {error}", next_step="Name another folder.")
 
     def arguments(self, **options: Any) -> dict[str, Any]:
-        """See `System.arguments`."""
         return {"path": str(self.folder), **options}
-
-    def sink_settings(self) -> Mapping[str, Any]:
-        """See `VerifiedSystem.sink_settings`."""
-        return self.arguments(name=self.name)
 
     @staticmethod
     def build(arguments: Mapping[str, Any]) -> TwoPhaseCommitSink:
-        """See `System.build`."""
         from sparkonce.sinks.files.sink import FilesSink
 
         return FilesSink(**arguments)
@@ -118,7 +107,6 @@ class FilesSystem(Injectable, VerifiedSystem):
         return [path for path in sorted(self.folder.rglob("*")) if path.is_file() and is_published(path, self.folder)]
 
     def visible(self, *columns: str) -> list[Any]:
-        """See `System.visible`."""
         return [row for path in self.published() for row in rows_in(path.name, path.read_bytes(), columns)]
 
     def read(self) -> pa.Table:

@@ -14,8 +14,9 @@ from sparkonce.storage.files import within
 from sparkonce_lab.rig.disk import SmallDisk, affordable
 from sparkonce_lab.rig.process import HOST
 from sparkonce_lab.rig.servers.hdfs import Hdfs
+from sparkonce_lab.systems.base import ServerSystem
 from sparkonce_lab.systems.files import HELD, FilesSystem, is_published, rows_in
-from sparkonce_lab.systems.injections import ServerSystem, of_disk, of_server
+from sparkonce_lab.systems.injections import of_disk, of_server
 
 if TYPE_CHECKING:
     from sparkonce.protocol.handles import Handle
@@ -65,16 +66,13 @@ class HdfsSystem(ServerSystem):
         self._borrowed = server
         self._address = ""
         self._rows: dict[str, bytes] = {}
-        self.injections = {}
         self.folder = ""
 
     @classmethod
     def missing(cls) -> str:
-        """See `System.missing`."""
         return _missing()
 
     def start(self, folder: Path) -> None:
-        """See `System.start`."""
         if self._borrowed is not None:
             self.borrow(self._borrowed)
             self._address = self._borrowed.address
@@ -96,12 +94,10 @@ class HdfsSystem(ServerSystem):
         """See `ServerSystem.close`. Every request opens a client."""
 
     def arguments(self, **options: Any) -> dict[str, Any]:
-        """See `System.arguments`."""
         return {"path": f"hdfs://{self._address}{self.folder}", **options}
 
     @staticmethod
     def build(arguments: Mapping[str, Any]) -> TwoPhaseCommitSink:
-        """See `System.build`."""
         return FilesSystem.build(arguments)
 
     def expire(self, handle: Handle) -> bool:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
 from sparkonce.errors import ConfigurationError
 from sparkonce_lab.faults import OF_REQUESTS, Fault
 from sparkonce_lab.rig.disk import SmallDisk, affordable
 from sparkonce_lab.rig.proxy import Address, FaultProxy, Request, RequestFault, Trap
-from sparkonce_lab.systems.base import Strikable, System
 
 if TYPE_CHECKING:
     from sparkonce_lab.rig.process import Server
@@ -55,6 +54,31 @@ class Stoppable(Protocol):
         """Continues it with SIGCONT."""
 
 
+class Together:
+    """The servers of a cluster as one.
+
+    Args:
+        servers: The servers.
+        start: Starts all of them, and waits until the cluster responds.
+    """
+
+    def __init__(self, servers: Sequence[Stoppable], start: Callable[[], object]) -> None:
+        self._servers = servers
+        self.start = start
+
+    def kill(self) -> None:
+        for server in self._servers:
+            server.kill()
+
+    def pause(self) -> None:
+        for server in self._servers:
+            server.pause()
+
+    def resume(self) -> None:
+        for server in self._servers:
+            server.resume()
+
+
 def of_connections(proxy: FaultProxy) -> Injections:
     """Returns the faults that a proxy injects into all connections."""
     return {
@@ -92,27 +116,45 @@ def of_disk(disk: SmallDisk, server: Server | None = None) -> Injections:
     return {Fault.TARGET_DISK_FULL: Injection(lambda _: disk.fill(), end)}
 
 
-class Injectable(Strikable):
-    """A server or folder with a table of faults. Its `start` sets these attributes.
+class Injectable:
+    """A server or a folder in which faults can be injected. Its `start` sets the last three attributes.
 
     Attributes:
+        name: The name on the command line: ``kafka``, ``postgres``, ``checkpoint``, …
         injections: The faults that can be injected.
         proxy: Where requests can be struck; None if they cannot.
         requests: The requests that can be struck, by name, and how the proxy recognizes them.
     """
 
-    injections: Injections
+    name: str
+    injections: Injections = MappingProxyType({})
     proxy: FaultProxy | None = None
     requests: Mapping[str, Request] = {}
     _trap: Trap | None = None
 
     def faults(self) -> Mapping[Fault, Sequence[str]]:
-        """See `System.faults`."""
+        """Returns the faults that can be injected here, with the names of requests for faults of one request."""
         of_requests = {fault: tuple(self.requests) for fault in _TRAPS} if self.requests and self.proxy else {}
         return {**dict.fromkeys(self.injections, ()), **of_requests}
 
     def inject(self, fault: Fault, *, request: str = "", within_s: float = 30.0) -> bool:
-        """See `System.inject`."""
+        """Injects a fault. One that lasts is ended by `lift`.
+
+        For a fault of one request, this sets a trap, and `sprung` returns True once the request has arrived. Such a
+        fault must always be lifted: a trap that has not sprung is removed, and a held request is delivered.
+
+        Args:
+            fault: One of `faults`.
+            request: The name of the request.
+            within_s: The time limit for anything that must be waited for.
+
+        Returns:
+            True if there is something to lift.
+
+        Raises:
+            ConfigurationError: If the fault, or the request, is not one of `faults`.
+            TimeoutError: If it could not be injected within the limit. Then there is nothing to lift.
+        """
         self._check(fault, request)
         self._trap = None
         if fault in OF_REQUESTS and self.proxy is not None:
@@ -123,14 +165,18 @@ class Injectable(Strikable):
         return injection.end is not None
 
     def lift(self, fault: Fault) -> None:
-        """See `System.lift`."""
+        """Ends a lasting fault: the server is restarted, connections heal, a held request is delivered.
+
+        Raises:
+            PreflightError: If a server does not return.
+        """
         if fault in OF_REQUESTS:
             self._deliver()
         elif (end := self.injections[fault].end) is not None:
             end()
 
     def sprung(self) -> bool:
-        """See `System.sprung`."""
+        """Returns True if the trap for a fault of one request has sprung. Always True for other faults."""
         return self._trap is None or self._trap.sprung.is_set()
 
     def _deliver(self) -> None:
@@ -195,45 +241,3 @@ class Served(Injectable):
         disk, self._disk = self._disk, None
         if disk is not None:
             disk.close()
-
-
-class ServerSystem(Served, System):
-    """A system that consists of one server."""
-
-    _made = False
-
-    def borrow(self, server: Server) -> None:
-        """Uses a server that somebody else has started and will stop. Its connections cannot be struck."""
-        self.server = server
-        self.injections = of_server(server)
-
-    @abstractmethod
-    def drop_place(self) -> None:
-        """Removes the table, bucket or keys from the user's server.
-
-        Raises:
-            PreflightError: If it cannot.
-        """
-
-    @abstractmethod
-    def close(self) -> None:
-        """Closes the connections to the server. May be called repeatedly; the next request opens them again."""
-
-    def stop(self) -> None:
-        """See `System.stop`."""
-        self.close_proxy()
-        try:
-            if self.server is None and self._made and not self.keep_place:
-                self.drop_place()
-                self._made = False
-        finally:
-            self.close()
-        self.stop_own()
-
-    def restart(self) -> bool:
-        """See `System.restart`."""
-        if self.server is None:
-            return False
-        self.close()  # a connection that dies with the server would make the next request fail
-        self.server.restart()
-        return True

@@ -6,6 +6,7 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -18,7 +19,7 @@ from sparkonce_lab.rig.process import HOST
 from sparkonce_lab.rig.proxy import ADD_PARTITIONS, END_TXN, INIT_PRODUCER_ID, PRODUCE, FaultProxy, kafka_request
 from sparkonce_lab.systems.base import VerifiedSystem
 from sparkonce_lab.systems.files import NAME, open_dead_letters, read_dead_letters
-from sparkonce_lab.systems.injections import Injectable, Injection, of_connections, of_server
+from sparkonce_lab.systems.injections import Injection, Together, of_connections, of_server
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -47,7 +48,7 @@ _NEWEST_S = 2.0
 _POLL_S = 0.05
 
 
-class KafkaSystem(Injectable, VerifiedSystem):
+class KafkaSystem(VerifiedSystem):
     """A cluster that we start, or the user's.
 
     On the user's cluster, no fault of the server or of connections can be injected: a Kafka client connects to the
@@ -123,23 +124,20 @@ class KafkaSystem(Injectable, VerifiedSystem):
         self._reader: KafkaReader | None = None
         self._newest = -1
         self._made: list[str] = []
-        self.injections = {}
         self._prefix = f"sparkonce-verify-{secrets.token_hex(5)}"
         self.source = self.target = ""
         self.bootstrap = self.client_bootstrap = bootstrap or ""
 
     @property
     def settings(self) -> dict[str, Any]:
-        """See `KafkaSystem`."""
         return {**self._more, "bootstrap.servers": self.bootstrap}
 
     def start(self, folder: Path) -> None:
-        """See `System.start`."""
         if self.refuse_every:
             self.dead_letters = folder.with_name(NAME)
         if self._borrowed is not None:
             self.bootstrap = self.client_bootstrap = self._borrowed.bootstrap
-            self.injections = of_server(_Whole(self._borrowed))
+            self.injections = of_server(_whole(self._borrowed))
         elif self._users is None:
             self._start_own(folder)
         else:
@@ -196,14 +194,14 @@ class KafkaSystem(Injectable, VerifiedSystem):
         self.bootstrap = cluster.bootstrap
         self.client_bootstrap = ",".join(f"{HOST}:{port}" for port in ports)
         self.requests = self._struck
-        self.injections = {**of_server(_Whole(cluster)), **of_connections(proxy)}
+        self.injections = {**of_server(_whole(cluster)), **of_connections(proxy)}
         if disk.is_small:
             self.injections[Fault.TARGET_DISK_FULL] = Injection(lambda _: disk.fill(), self._after_full_disk)
         if self.nodes > 1:
-            self.injections[Fault.COORDINATOR_MOVED] = Injection(self._kill_coordinator, self._revive)
+            revive = partial(cluster.start, _BACK_WITHIN_S)
+            self.injections[Fault.COORDINATOR_MOVED] = Injection(self._kill_coordinator, revive)
 
     def stop(self) -> None:
-        """See `System.stop`."""
         self._close_reader()
         if self.proxy is not None:
             self.proxy.close()
@@ -242,12 +240,10 @@ class KafkaSystem(Injectable, VerifiedSystem):
                 ) from error
 
     def arguments(self, **options: Any) -> dict[str, Any]:
-        """See `System.arguments`."""
         to = {**self._more, "bootstrap.servers": self.client_bootstrap}
         return {"settings": to, "topic": self.target, "prefix": self._prefix, **options}
 
     def sink_settings(self) -> Mapping[str, Any]:
-        """See `VerifiedSystem.sink_settings`."""
         timeout_s = self.transaction_timeout_s
         more: dict[str, Any] = {
             "message.timeout.ms": round(min(15.0, timeout_s or 15.0) * 1000),
@@ -273,12 +269,10 @@ class KafkaSystem(Injectable, VerifiedSystem):
         return True
 
     def restart(self) -> bool:
-        """See `System.restart`."""
         if self.cluster is None:
             return False
-        whole = _Whole(self.cluster)
-        whole.kill()
-        whole.start()
+        _whole(self.cluster).kill()
+        self.cluster.start(_BACK_WITHIN_S)
         return True
 
     def visible(self, *columns: str) -> list[Any]:
@@ -316,7 +310,6 @@ class KafkaSystem(Injectable, VerifiedSystem):
         return self._newest
 
     def left_open(self) -> Sequence[str]:
-        """See `System.left_open`."""
         dead_letters = [] if self.dead_letters is None else open_dead_letters(self.dead_letters)
         return [*(f"{one.transactional_id} {one.state}" for one in self.transactions(*OPEN)), *dead_letters]
 
@@ -351,32 +344,8 @@ class KafkaSystem(Injectable, VerifiedSystem):
         """Restarts all brokers: one that could not write takes its folder offline and exits, sooner or later."""
         if self._disk is not None and self.cluster is not None:
             self._disk.free()
-            whole = _Whole(self.cluster)
-            whole.kill()
-            whole.start()
-
-    def _revive(self) -> None:
-        if self.cluster is not None:
-            self.cluster.start(_BACK_WITHIN_S)
+            self.restart()
 
 
-class _Whole:
-    """All brokers of a cluster together."""
-
-    def __init__(self, cluster: Cluster) -> None:
-        self.cluster = cluster
-
-    def start(self) -> None:
-        self.cluster.start(_BACK_WITHIN_S)
-
-    def kill(self) -> None:
-        for broker in self.cluster.brokers:
-            broker.kill()
-
-    def pause(self) -> None:
-        for broker in self.cluster.brokers:
-            broker.pause()
-
-    def resume(self) -> None:
-        for broker in self.cluster.brokers:
-            broker.resume()
+def _whole(cluster: Cluster) -> Together:
+    return Together(cluster.brokers, partial(cluster.start, _BACK_WITHIN_S))

@@ -16,8 +16,7 @@ from sparkonce.sinks.sql.mysql.settings import parse_settings
 from sparkonce_lab.rig.process import HOST
 from sparkonce_lab.rig.proxy import after
 from sparkonce_lab.rig.servers.mariadb import MISSING, NEXT, MariaDBServer
-from sparkonce_lab.systems.base import VerifiedSystem
-from sparkonce_lab.systems.injections import ServerSystem
+from sparkonce_lab.systems.base import ServerSystem, VerifiedSystem
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -118,16 +117,13 @@ class MySQLSystem(ServerSystem, VerifiedSystem):
         self._direct: dict[str, Any] = {}
         self._connection: Any = None
         self._one_asks = threading.Lock()
-        self.injections = {}
         self.database = self.table = ""
 
     @classmethod
     def missing(cls) -> str:
-        """See `System.missing`."""
         return "" if MariaDBServer.is_installed() else MISSING
 
     def start(self, folder: Path) -> None:
-        """See `System.start`."""
         import pymysql
 
         if self._borrowed is not None:
@@ -207,12 +203,10 @@ class MySQLSystem(ServerSystem, VerifiedSystem):
         return {"settings": to, "table": self.table, "commit": self.commit, "prefix": self.database, **options}
 
     def sink_settings(self) -> Mapping[str, Any]:
-        """See `VerifiedSystem.sink_settings`."""
         return self.arguments(name=self.name, commit_timeout_s=60.0, lock_timeout_s=5.0)
 
     @staticmethod
     def build(arguments: Mapping[str, Any]) -> TwoPhaseCommitSink:
-        """See `System.build`."""
         from sparkonce.sinks.sql.mysql.sink import MySQLSink
 
         return MySQLSink(**arguments)
@@ -233,12 +227,10 @@ class MySQLSystem(ServerSystem, VerifiedSystem):
     # --- what a reader sees -------------------------------------------------------------------------------------------
 
     def visible(self, *columns: str) -> list[Any]:
-        """See `System.visible`."""
         rows = self.ask(f"SELECT {', '.join(columns or ['number'])} FROM {self.database}.{self.table}")  # noqa: S608 - ours
         return rows if columns else [number for (number,) in rows]
 
     def read(self) -> pa.Table:
-        """See `VerifiedSystem.read`."""
         import pyarrow as pa
         from pymysql.cursors import SSCursor
 
@@ -255,7 +247,6 @@ class MySQLSystem(ServerSystem, VerifiedSystem):
         return pa.concat_tables(found)
 
     def newest(self) -> int:
-        """See `VerifiedSystem.newest`."""
         ((newest,),) = self.ask(f"SELECT COALESCE(MAX(batch), -1) FROM {self.database}.{self.table}")  # noqa: S608 - ours
         return int(newest)
 
@@ -277,7 +268,6 @@ class MySQLSystem(ServerSystem, VerifiedSystem):
         return sorted(found for row in rows if (found := PreparedBranch(*row)).data[found.gtrid :].startswith(start))
 
     def stages(self) -> list[str]:
-        """Lists the sink's staging tables."""
         return [str(table) for (table,) in self.ask(_STAGES.format(quote(self.database)))]
 
     def state(self) -> object:
@@ -331,7 +321,6 @@ class MySQLSystem(ServerSystem, VerifiedSystem):
             _close(connection)
 
     def close(self) -> None:
-        """See `ServerSystem.close`."""
         connection, self._connection = self._connection, None
         _close(connection)
 

@@ -13,8 +13,7 @@ from sparkonce.errors import ConfigurationError, PreflightError
 from sparkonce_lab.rig.process import HOST
 from sparkonce_lab.rig.proxy import after
 from sparkonce_lab.rig.servers.postgres import MISSING, PostgresServer, find_postgres
-from sparkonce_lab.systems.base import VerifiedSystem, without_credentials
-from sparkonce_lab.systems.injections import ServerSystem
+from sparkonce_lab.systems.base import ServerSystem, VerifiedSystem, without_credentials
 
 if TYPE_CHECKING:
     import psycopg
@@ -111,16 +110,13 @@ class PostgresSystem(ServerSystem, VerifiedSystem):
         self._connection: Connection | None = None
         self._one_asks = threading.Lock()
         self._direct = self._through = ""
-        self.injections = {}
         self.schema = self.table = ""
 
     @classmethod
     def missing(cls) -> str:
-        """See `System.missing`."""
         return "" if find_postgres() else MISSING
 
     def start(self, folder: Path) -> None:  # noqa: ARG002 - PostgreSQL cannot use one that only root can reach
-        """See `System.start`."""
         import psycopg
 
         if self._borrowed is not None:
@@ -169,7 +165,6 @@ class PostgresSystem(ServerSystem, VerifiedSystem):
         )
 
     def stop(self) -> None:
-        """See `System.stop`."""
         own = self._own
         super().stop()
         if isinstance(own, PostgresServer):
@@ -212,12 +207,10 @@ class PostgresSystem(ServerSystem, VerifiedSystem):
         return {**own, "prefix": self.schema, **options}
 
     def sink_settings(self) -> Mapping[str, Any]:
-        """See `VerifiedSystem.sink_settings`."""
         return self.arguments(name=self.name, slot_timeout_s=120.0, commit_timeout_s=60.0, lock_timeout_s=5.0)
 
     @staticmethod
     def build(arguments: Mapping[str, Any]) -> TwoPhaseCommitSink:
-        """See `System.build`."""
         from sparkonce.sinks.sql.postgres.sink import PostgresSink
 
         return PostgresSink(**arguments)
@@ -238,12 +231,10 @@ class PostgresSystem(ServerSystem, VerifiedSystem):
     # --- what a reader sees -------------------------------------------------------------------------------------------
 
     def visible(self, *columns: str) -> list[Any]:
-        """See `System.visible`."""
         rows = self.ask(f"SELECT {', '.join(columns or ['number'])} FROM {self.schema}.{self.table}")  # noqa: S608 - ours
         return rows if columns else [number for (number,) in rows]
 
     def read(self) -> pa.Table:
-        """See `VerifiedSystem.read`."""
         from sparkonce.sinks.sql.postgres.connection import within
         from sparkonce_lab.systems.observed import COLUMNS, of_csv
 
@@ -252,7 +243,6 @@ class PostgresSystem(ServerSystem, VerifiedSystem):
             return of_csv(bytes(piece) for piece in rows)
 
     def newest(self) -> int:
-        """See `VerifiedSystem.newest`."""
         (newest,) = self.column(f"SELECT coalesce(max(batch), -1) FROM {self.schema}.{self.table}")  # noqa: S608 - ours
         return int(newest)
 
@@ -272,11 +262,9 @@ class PostgresSystem(ServerSystem, VerifiedSystem):
         ]
 
     def prepared(self) -> list[str]:
-        """Lists the prepared transactions, by name."""
         return self.column(_PREPARED, "" if self._alone else f"{self.schema}.")
 
     def stages(self) -> list[str]:
-        """Lists the sink's staging tables."""
         return self.column(_STAGES, self.schema)
 
     def markers(self) -> list[tuple[str, str]]:
@@ -292,7 +280,6 @@ class PostgresSystem(ServerSystem, VerifiedSystem):
     # --- connections --------------------------------------------------------------------------------------------------
 
     def column(self, question: str, *values: Any) -> list[Any]:
-        """Returns the first column of the result."""
         return [row[0] for row in self.ask(question, *values)]
 
     def ask(self, statement: str | sql.Composable, *values: Any) -> list[Any]:
@@ -314,7 +301,6 @@ class PostgresSystem(ServerSystem, VerifiedSystem):
                 raise
 
     def connect(self) -> Connection:
-        """Opens another connection."""
         import psycopg
 
         limits = {"connect_timeout": _CONNECTS_WITHIN_S, "application_name": _NAME}
@@ -322,7 +308,6 @@ class PostgresSystem(ServerSystem, VerifiedSystem):
         return psycopg.connect(self._direct, autocommit=True, prepare_threshold=None, **limits)  # type: ignore[arg-type]
 
     def close(self) -> None:
-        """See `ServerSystem.close`."""
         connection, self._connection = self._connection, None
         if connection is not None:
             with suppress(Exception):  # it is abandoned, whatever its state

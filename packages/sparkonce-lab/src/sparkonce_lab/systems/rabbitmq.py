@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from sparkonce_lab.rig.process import HOST
 from sparkonce_lab.rig.servers.rabbitmq import RabbitServer
+from sparkonce_lab.systems.base import ServerSystem
 from sparkonce_lab.systems.files import expire_rows, waiting_rows
-from sparkonce_lab.systems.injections import ServerSystem
 from sparkonce_rabbitmq.sinks.queue_publisher import DEDUPLICATION_HEADER
 
 if TYPE_CHECKING:
@@ -50,16 +50,13 @@ class RabbitSystem(ServerSystem):
 
     def __init__(self, *, server: RabbitServer | None = None) -> None:
         self._borrowed = server
-        self.injections = {}
         self.folder = Path()
 
     @classmethod
     def missing(cls) -> str:
-        """See `System.missing`."""
         return "" if RabbitServer.is_installed() else "rabbitmq-server is not installed."
 
     def start(self, folder: Path) -> None:
-        """See `System.start`."""
         self._parent = folder
         if self._borrowed is not None:
             self.rabbit = self._borrowed
@@ -74,7 +71,6 @@ class RabbitSystem(ServerSystem):
         return self.rabbit.port
 
     def place(self, *columns: str) -> None:  # noqa: ARG002 - messages have none
-        """See `System.place`."""
         self.folder = self._parent / f"rows-{secrets.token_hex(5)}"
 
     def drop_place(self) -> None:
@@ -100,15 +96,12 @@ class RabbitSystem(ServerSystem):
         return RabbitMQ(**{**self.address, **changed})
 
     def arguments(self, **options: Any) -> dict[str, Any]:
-        """See `System.arguments`."""
         return {"server": {**self.address, "timeout_s": 2.0}, "folder": str(self.folder), **options}
 
     def expire(self, handle: Handle) -> bool:
-        """See `expire_rows`."""
         return expire_rows(self.folder, handle)
 
     def left_open(self) -> Sequence[str]:
-        """See `System.left_open`."""
         return waiting_rows(self.folder)
 
 
@@ -127,7 +120,6 @@ class RabbitStreamSystem(RabbitSystem):
         self.streams: Sequence[str] = ()
 
     def port(self) -> int:
-        """See `RabbitSystem.port`."""
         return self.rabbit.stream_port
 
     @property
@@ -136,7 +128,6 @@ class RabbitStreamSystem(RabbitSystem):
         return StreamClient(HOST, self.rabbit.stream_port)
 
     def place(self, *columns: str) -> None:
-        """See `System.place`."""
         super().place(*columns)
         if self._partitions:
             name, self.streams = new_super_stream(self.rabbit, self._partitions)
@@ -147,7 +138,6 @@ class RabbitStreamSystem(RabbitSystem):
         self.rabbit.settle()
 
     def arguments(self, **options: Any) -> dict[str, Any]:
-        """See `System.arguments`."""
         found = super().arguments(**self.target, body="raw", **options)
         if self.proxy is not None:
             found["server"] |= {"stream_port": self.proxy.port}
@@ -155,14 +145,12 @@ class RabbitStreamSystem(RabbitSystem):
 
     @staticmethod
     def build(arguments: Mapping[str, Any]) -> TwoPhaseCommitSink:
-        """See `System.build`."""
         from sparkonce_rabbitmq.server import RabbitMQ
         from sparkonce_rabbitmq.sinks.sink import RabbitMQStreamSink
 
         return RabbitMQStreamSink(**{**arguments, "server": RabbitMQ(**arguments["server"])})
 
     def visible(self, *columns: str) -> list[Any]:  # noqa: ARG002 - messages have none
-        """See `System.visible`."""
         return [int(body) for stream in self.streams for body in self.client.messages(stream)]
 
 
@@ -183,7 +171,6 @@ class RabbitQueueSystem(RabbitSystem):
         self.queue = ""
 
     def place(self, *columns: str) -> None:
-        """See `System.place`."""
         super().place(*columns)
         self.queue = self.declare()
 
@@ -227,7 +214,6 @@ class RabbitQueueSystem(RabbitSystem):
         return found
 
     def arguments(self, **options: Any) -> dict[str, Any]:
-        """See `System.arguments`."""
         found = super().arguments(queue=self.queue, **options)
         if self.proxy is not None:
             found["server"] |= {"port": self.proxy.port}
@@ -235,14 +221,12 @@ class RabbitQueueSystem(RabbitSystem):
 
     @staticmethod
     def build(arguments: Mapping[str, Any]) -> TwoPhaseCommitSink:
-        """See `System.build`."""
         from sparkonce_rabbitmq.server import RabbitMQ
         from sparkonce_rabbitmq.sinks.queue_sink import RabbitMQQueueSink
 
         return RabbitMQQueueSink(**{**arguments, "server": RabbitMQ(**arguments["server"])})
 
     def visible(self, *columns: str) -> list[Any]:  # noqa: ARG002 - messages have none
-        """See `System.visible`."""
         found = [(about.headers[DEDUPLICATION_HEADER], int(body)) for about, body in self.peek(self.queue)]
         return [*dict(found).values()] if self._deduplicates else [number for _, number in found]
 
@@ -292,7 +276,6 @@ class StreamClient:
         return name
 
     def delete(self, stream: str) -> None:
-        """Deletes a stream."""
         self.ask(lambda client: client.delete_stream(stream))
 
     def sequence(self, stream: str, publisher: str) -> int:

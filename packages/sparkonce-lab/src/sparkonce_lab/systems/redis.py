@@ -15,8 +15,8 @@ from sparkonce.sinks.redis import names, scripts
 from sparkonce_lab.rig.process import HOST, find_program
 from sparkonce_lab.rig.proxy import FaultProxy
 from sparkonce_lab.rig.servers.redis import RedisCluster, RedisServer
-from sparkonce_lab.systems.base import VerifiedSystem, without_credentials
-from sparkonce_lab.systems.injections import ServerSystem, of_connections, of_server
+from sparkonce_lab.systems.base import ServerSystem, VerifiedSystem, without_credentials
+from sparkonce_lab.systems.injections import Together, of_connections, of_server
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -94,17 +94,14 @@ class RedisSystem(ServerSystem, VerifiedSystem):
         self._direct = self._through = ""
         self._cursor = 0
         self._newest = -1
-        self.injections = {}
         self.clients: list[Any] = []
         self.prefix = ""
 
     @classmethod
     def missing(cls) -> str:
-        """See `System.missing`."""
         return "" if find_program("redis-server") else "redis-server is not installed."
 
     def start(self, folder: Path) -> None:
-        """See `System.start`."""
         if isinstance(self._borrowed, RedisCluster):
             self.watch(*self._borrowed.nodes)
             return
@@ -143,12 +140,10 @@ class RedisSystem(ServerSystem, VerifiedSystem):
             ) from None
 
     def close(self) -> None:
-        """See `ServerSystem.close`."""
         for client in self.clients:
             client.close()
 
     def restart(self) -> bool:
-        """See `System.restart`."""
         if isinstance(self._borrowed, RedisCluster):
             self._borrowed.restart()
             return True
@@ -157,7 +152,6 @@ class RedisSystem(ServerSystem, VerifiedSystem):
     # --- the keys -----------------------------------------------------------------------------------------------------
 
     def place(self, *columns: str) -> None:  # noqa: ARG002 - keys have none
-        """See `System.place`."""
         self.prefix = f"sparkonce-verify-{secrets.token_hex(5)}"
         self._cursor, self._newest = 0, -1
         self._made = True
@@ -175,7 +169,6 @@ class RedisSystem(ServerSystem, VerifiedSystem):
             ) from None
 
     def delete(self, *patterns: str) -> None:
-        """Deletes the keys that match these patterns."""
         for client in self.clients:
             for pattern in patterns:
                 for keys in self._scan(client, pattern):
@@ -191,13 +184,11 @@ class RedisSystem(ServerSystem, VerifiedSystem):
         return {"url": self._through, "cluster": len(self.clients) > 1, "prefix": self.prefix, **counting, **options}
 
     def sink_settings(self) -> Mapping[str, Any]:
-        """See `VerifiedSystem.sink_settings`."""
         keys = f"{self.prefix}:{{kind}},{{key}},{{number}},{{amount}},{{rows}},{{batch}}"
         return self.arguments(name=self.name, key_template=keys, amount="rows", timeout_s=3.0)
 
     @staticmethod
     def build(arguments: Mapping[str, Any]) -> TwoPhaseCommitSink:
-        """See `System.build`."""
         from sparkonce.sinks.redis.sink import RedisSink
 
         return RedisSink(**arguments)
@@ -247,7 +238,6 @@ class RedisSystem(ServerSystem, VerifiedSystem):
         return found
 
     def read(self) -> pa.Table:
-        """See `VerifiedSystem.read`."""
         import pyarrow as pa
 
         from sparkonce_lab.systems.observed import of_texts
@@ -309,7 +299,6 @@ class RedisClusterSystem(RedisSystem):
     name = "redis-cluster"
 
     def start(self, folder: Path) -> None:
-        """See `System.start`."""
         self._cluster = cluster = RedisCluster(folder)
         first, *others = cluster.nodes
         self.proxy = proxy = FaultProxy((HOST, first.port), self.REQUESTS["staged"])
@@ -321,38 +310,13 @@ class RedisClusterSystem(RedisSystem):
         cluster.start()
         self.watch(*cluster.nodes)
         self.requests = proxy.requests
-        self.injections = {**of_server(_Nodes(cluster)), **of_connections(proxy)}
+        self.injections = {**of_server(Together(cluster.nodes, cluster.restart)), **of_connections(proxy)}
         self._through = f"redis://{HOST}:{proxy.port}/0"
 
     def stop(self) -> None:
-        """See `System.stop`."""
         self._made = False
         super().stop()
         self._cluster.stop()
-
-
-class _Nodes:
-    """All nodes of a cluster together."""
-
-    def __init__(self, cluster: RedisCluster) -> None:
-        self._cluster = cluster
-
-    def start(self) -> None:
-        for node in self._cluster.nodes:
-            node.start()
-        self._cluster.await_formed()
-
-    def kill(self) -> None:
-        for node in self._cluster.nodes:
-            node.kill()
-
-    def pause(self) -> None:
-        for node in self._cluster.nodes:
-            node.pause()
-
-    def resume(self) -> None:
-        for node in self._cluster.nodes:
-            node.resume()
 
 
 def _is_readable(url: str) -> bool:

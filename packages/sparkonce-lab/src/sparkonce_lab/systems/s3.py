@@ -16,9 +16,8 @@ from sparkonce.sinks.files.s3.settings import client, read_location, read_settin
 from sparkonce_lab.rig.process import HOST
 from sparkonce_lab.rig.proxy import after
 from sparkonce_lab.rig.servers.s3 import S3Server, find_versitygw
-from sparkonce_lab.systems.base import VerifiedSystem
+from sparkonce_lab.systems.base import ServerSystem, VerifiedSystem
 from sparkonce_lab.systems.files import FilesSystem, rows_in
-from sparkonce_lab.systems.injections import ServerSystem
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -85,15 +84,12 @@ class S3System(ServerSystem, VerifiedSystem):
         self._batches: dict[str, int] = {}
         self._rows: dict[str, bytes] = {}
         self.client: Any = None
-        self.injections = {}
 
     @classmethod
     def missing(cls) -> str:
-        """See `System.missing`."""
         return "" if find_versitygw() else "There is no versitygw here."
 
     def start(self, folder: Path) -> None:
-        """See `System.start`."""
         if self._borrowed is not None:
             self.borrow(self._borrowed)
             self._direct = dict(self._borrowed.settings())
@@ -112,14 +108,12 @@ class S3System(ServerSystem, VerifiedSystem):
             self._through = {**self._direct, **to}
 
     def close(self) -> None:
-        """See `ServerSystem.close`."""
         if self.client is not None:
             self.client.close()
 
     # --- the bucket ---------------------------------------------------------------------------------------------------
 
     def place(self, *columns: str) -> None:  # noqa: ARG002 - files need none
-        """See `System.place`."""
         from botocore.exceptions import BotoCoreError, ClientError
 
         new = f"sparkonce-verify-{secrets.token_hex(5)}"
@@ -148,13 +142,8 @@ class S3System(ServerSystem, VerifiedSystem):
         """See `System.arguments`. Includes the credentials, if they are in the options."""
         return {"path": f"s3://{self.bucket}/{self.prefix.rstrip('/')}", "store_options": self._through, **options}
 
-    def sink_settings(self) -> Mapping[str, Any]:
-        """See `VerifiedSystem.sink_settings`."""
-        return self.arguments(name=self.name)
-
     @staticmethod
     def build(arguments: Mapping[str, Any]) -> TwoPhaseCommitSink:
-        """See `System.build`."""
         return FilesSystem.build(arguments)
 
     def expire(self, handle: Handle) -> bool:
@@ -181,7 +170,6 @@ class S3System(ServerSystem, VerifiedSystem):
         return [key for key in self.keys() if not any(part[:1] in "._" for part in key[skip:].split("/"))]
 
     def content(self, key: str) -> bytes:
-        """Returns an object's content."""
         content: bytes = self.client.get_object(Bucket=self.bucket, Key=key)["Body"].read()
         return content
 
@@ -223,7 +211,6 @@ class S3System(ServerSystem, VerifiedSystem):
         return [one for one in found if one["Key"].startswith(self.prefix)]
 
     def abort_upload(self, upload: Mapping[str, Any]) -> None:
-        """Aborts an upload."""
         self.client.abort_multipart_upload(Bucket=self.bucket, Key=upload["Key"], UploadId=upload["UploadId"])
 
     def left_open(self) -> Sequence[str]:

@@ -51,7 +51,6 @@ class CheckpointStore(Served):
         self.location = location
         self.given = sorted(conf)
         self.conf = dict(conf)
-        self.injections = {}
         if location != OWN:
             self.files = open_place(new_folder(location, "verify"), conf)
         elif conf:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import socket
 import time
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from sparkonce.errors import ConfigurationError, PreflightError
 from sparkonce_lab.rig.process import HOST, POLL_S, Restartable, ServerProcess, is_free, last_lines
@@ -13,6 +13,8 @@ from sparkonce_lab.rig.process import HOST, POLL_S, Restartable, ServerProcess, 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
+
+    from sparkonce_lab.rig.kafka.cluster import Cluster
 
 
 CONTROLLER = "CONTROLLER"
@@ -102,22 +104,6 @@ def _escape(value: str) -> str:
     return "".join(chr(unit) if unit < 128 else f"\\u{unit:04x}" for unit in units)
 
 
-class Surroundings(Protocol):
-    """The cluster from the perspective of a node; see `sparkonce_lab.rig.kafka.cluster.Cluster`."""
-
-    folder: Path
-    listeners: dict[str, str]
-    overrides: dict[str, str | int]
-    dies_with_parent: bool
-
-    @property
-    def ports(self) -> Mapping[int, Mapping[str, int]]:
-        """The ports of every node's listeners, by node id and name."""
-
-    def java_command(self, main: str, *arguments: str) -> list[str]:
-        """Returns the command that runs one of Kafka's main classes."""
-
-
 class Broker(Restartable):
     """A node of a cluster, both broker and controller. It keeps its ports and data across restarts.
 
@@ -128,7 +114,7 @@ class Broker(Restartable):
         overrides: Broker properties of only this node, applied at its next start.
     """
 
-    def __init__(self, cluster: Surroundings, node_id: int, ports: Mapping[str, int]) -> None:
+    def __init__(self, cluster: Cluster, node_id: int, ports: Mapping[str, int]) -> None:
         self.node_id = node_id
         self.ports = dict(ports)
         self.folder = cluster.folder / f"node-{node_id}"
@@ -240,7 +226,6 @@ class Broker(Restartable):
         self.start(timeout_s)
 
     def log_tail(self, lines: int = 30) -> str:
-        """Returns the last lines of its log."""
         return last_lines(self.log, lines)
 
 

@@ -125,36 +125,33 @@ def spark_kafka_jars(pyspark_version: str | None = None) -> list[Path]:
         ConfigurationError: See `resolve`.
         PreflightError: See `resolve`.
     """
-    return _spark_module_jars(KAFKA_MODULE, pyspark_version)
+    version = pyspark_version or importlib.metadata.version("pyspark")
+    return _beside_sparks_own(f"org.apache.spark:{KAFKA_MODULE}_{SCALA}:{version}")
 
 
-def spark_avro_jars(pyspark_version: str | None = None) -> list[Path]:
+def spark_avro_jars() -> list[Path]:
     """Downloads the jars for Spark's ``from_avro`` and ``to_avro``."""
-    return _spark_module_jars(AVRO_MODULE, pyspark_version)
+    return _beside_sparks_own(f"org.apache.spark:{AVRO_MODULE}_{SCALA}:{importlib.metadata.version('pyspark')}")
 
 
 def spark_delta_jars() -> list[Path]:
     """Downloads the jars of Delta Lake, in the version that `DeltaSink` is tested with."""
-    present = sorted({artifact_name(jar.name) for jar in spark_jars_folder().glob("*.jar")})
-    return resolve([spark_packages(avro=False, delta=True).rpartition(",")[2]], exclude=present)
-
-
-def spark_s3a_jars() -> list[Path]:
-    """Downloads S3A for Spark's own Hadoop, without what Spark already has. The first time, this is half a gigabyte."""
-    present = sorted({artifact_name(jar.name) for jar in spark_jars_folder().glob("*.jar")})
-    hadoop = next(jar.stem.rpartition("-")[2] for jar in spark_jars_folder().glob("hadoop-client-api-*.jar"))
-    return resolve([f"org.apache.hadoop:hadoop-aws:{hadoop}"], exclude=present)
+    return _beside_sparks_own(spark_packages(avro=False, delta=True).rpartition(",")[2])
 
 
 def spark_s3a_class_path() -> str:
-    """Returns the class path of S3A. Spark's own jars come first: Amazon's client brings another SLF4J."""
-    return ":".join([f"{spark_jars_folder()}/*", *map(str, spark_s3a_jars())])
+    """Downloads S3A for Spark's own Hadoop, half a gigabyte the first time, and returns its class path.
+
+    Spark's own jars come first: Amazon's client brings another SLF4J.
+    """
+    hadoop = next(jar.stem.rpartition("-")[2] for jar in spark_jars_folder().glob("hadoop-client-api-*.jar"))
+    jars = _beside_sparks_own(f"org.apache.hadoop:hadoop-aws:{hadoop}")
+    return ":".join([f"{spark_jars_folder()}/*", *map(str, jars)])
 
 
-def _spark_module_jars(module: str, pyspark_version: str | None) -> list[Path]:
-    version = pyspark_version or importlib.metadata.version("pyspark")
+def _beside_sparks_own(coordinate: str) -> list[Path]:
     present = {artifact_name(jar.name) for jar in spark_jars_folder().glob("*.jar")}
-    return resolve([f"org.apache.spark:{module}_{SCALA}:{version}"], exclude=sorted(present))
+    return resolve([coordinate], exclude=sorted(present))
 
 
 @contextmanager

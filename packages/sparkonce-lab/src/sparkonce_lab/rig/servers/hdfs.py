@@ -79,7 +79,6 @@ class Hdfs(Server):
 
     @property
     def url(self) -> str:
-        """``hdfs://host:port``."""
         return f"hdfs://{HOST}:{self.port}"
 
     def initialise(self) -> None:
@@ -88,7 +87,6 @@ class Hdfs(Server):
         (self.folder / "log4j.properties").write_text(_LOGGING)
 
     def command(self) -> Sequence[str]:
-        """Returns the command that runs Java with a source file."""
         jars = ":".join([str(self.folder), *map(str, self._jars)])
         program = [str(self.folder / "TestHdfs.java"), str(self.folder), str(self.port), *self._given]
         return [self._java, "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", jars, *program]

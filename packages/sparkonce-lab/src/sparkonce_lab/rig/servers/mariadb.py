@@ -39,7 +39,6 @@ class MariaDBServer(Server):
 
     @staticmethod
     def is_installed() -> bool:
-        """Returns True if the program is installed."""
         return find_program(PROGRAM) is not None and find_program(INSTALL) is not None
 
     @property
@@ -48,7 +47,6 @@ class MariaDBServer(Server):
         return {"host": HOST, "port": self.port, "user": "root", "password": "", "ssl_disabled": True}
 
     def initialise(self) -> None:
-        """Copies empty data."""
         self._temporary.mkdir(exist_ok=True)
         if not (self.folder / "mysql").exists():
             shutil.copytree(_template(), self.folder, dirs_exist_ok=True)
@@ -62,7 +60,6 @@ class MariaDBServer(Server):
         return self.folder.with_name(f"{self.folder.name}-tmp")
 
     def command(self) -> Sequence[str]:
-        """See `Server.command`."""
         more = [f"--{name}={value}" for name, value in self.options.items()]
         program = find_program(PROGRAM) or Path(PROGRAM)
         return [

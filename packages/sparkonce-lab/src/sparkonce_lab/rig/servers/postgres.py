@@ -96,7 +96,6 @@ class PostgresServer(Server):
                 shutil.chown(path, self.user, self.user)
 
     def command(self) -> Sequence[str]:
-        """See `Server.command`."""
         own = {"listen_addresses": HOST, "unix_socket_directories": "", **self.settings}
         return [
             str(self._programs / "postgres"),
@@ -129,12 +128,10 @@ class PostgresServer(Server):
             time.sleep(POLL_S)
 
     def pause(self) -> None:
-        """Pauses all of its processes."""
         super().pause()
         self._signal_children(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Continues all of them."""
         self._signal_children(signal.SIGCONT)
         super().resume()
 
@@ -144,11 +141,9 @@ class PostgresServer(Server):
                 os.kill(pid, number)
 
     def conninfo(self, *, dbname: str = "postgres", user: str = "postgres") -> str:
-        """Returns the libpq settings to connect to it."""
         return f"host={HOST} port={self.port} dbname={dbname} user={user}"
 
     def delete(self) -> None:
-        """Deletes its data."""
         shutil.rmtree(self._parent, ignore_errors=True)
 
     def __exit__(self, *_: object) -> None:

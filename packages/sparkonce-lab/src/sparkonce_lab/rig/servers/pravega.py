@@ -64,7 +64,6 @@ class PravegaServer(Server):
         (self.folder / "logback.xml").write_text(_LOGGING)
 
     def command(self) -> Sequence[str]:
-        """Returns the command that runs Java."""
         settings = {
             "singlenode.configurationFile": self.folder / "standalone.properties",
             "logback.configurationFile": self.folder / "logback.xml",

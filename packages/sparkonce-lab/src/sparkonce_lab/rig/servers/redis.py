@@ -127,7 +127,6 @@ class RedisCluster:
             time.sleep(_POLL_S)
 
     def stop(self) -> None:
-        """Ends the nodes."""
         for node in self.nodes:
             node.stop()
 

@@ -33,12 +33,10 @@ class S3Server(Server):
     """
 
     def initialise(self) -> None:
-        """See `Server.initialise`."""
         for part in ("data", "users", "versions"):
             (self.folder / part).mkdir(parents=True, exist_ok=True)
 
     def command(self) -> Sequence[str]:
-        """See `Server.command`."""
         return [
             *(
                 str(_program()),
@@ -53,11 +51,9 @@ class S3Server(Server):
         ]
 
     def env(self) -> Mapping[str, str]:
-        """See `Server.env`."""
         return {**os.environ, "ROOT_ACCESS_KEY": ACCESS_KEY, "ROOT_SECRET_KEY": SECRET_KEY}
 
     def is_up(self) -> bool:
-        """See `Server.is_up`."""
         try:
             urllib.request.urlopen(self.url, timeout=1).close()  # noqa: S310 - http to loopback
         except urllib.error.HTTPError as refused:  # it requires a signature, so it is up
@@ -69,7 +65,6 @@ class S3Server(Server):
 
     @property
     def url(self) -> str:
-        """The ``endpoint_url``."""
         return f"http://{self.address}"
 
     def settings(self, access_key: str = ACCESS_KEY, secret_key: str = SECRET_KEY) -> dict[str, str]:
