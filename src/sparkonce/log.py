@@ -98,6 +98,14 @@ class DecisionLog:
             next_step="Find out which other driver runs on this checkpoint.",
         )
 
+    def sync_ahead(self) -> None:
+        """Begins to make Spark's files durable, so that the put of a decision need not wait for it.
+
+        Call it when Spark has written the batch's offsets.
+        """
+        if self._decides:
+            self._checkpoint.sync_ahead()
+
     def put(self, position: int, record: Record) -> Record | None:
         """Puts a record if the position is free. Returns None on success, and otherwise the record at that position.
 

@@ -91,6 +91,36 @@ def test_a_record_is_durable_before_it_has_its_name_and_its_name_before_the_answ
     assert calls == ["fsync file", "link 7 with 6 bytes", "fsync records"]
 
 
+def test_spark_s_files_are_synced_ahead_of_a_decision_unless_tasks_write_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr(local_files, "sync_file_system", synced.append)
+    log = DecisionLog(LocalFiles(tmp_path), decides=True)
+    log.put(0, claim())
+    assert synced == []
+    log.put(1, commit(0))
+    log.sync_ahead()
+    log.put(2, commit(1))
+    assert synced == [tmp_path] * 2, "once for each decision"
+    (tmp_path / "state").mkdir()
+    log.sync_ahead()
+    log.put(3, commit(2))
+    assert synced == [tmp_path] * 4, "once more when the tasks have ended"
+
+
+def test_nothing_is_decided_on_files_that_could_not_be_synced_ahead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = DecisionLog(LocalFiles(tmp_path), decides=True)
+    log.put(0, claim())
+    monkeypatch.setattr(local_files, "sync_file_system", failing(errno.EIO, "the checkpoint"))
+    log.sync_ahead()
+    with pytest.raises(OSError, match="the checkpoint"):
+        log.put(1, commit(0))
+    assert not record_file(tmp_path, 1).exists()
+
+
 def test_a_floor_is_as_durable_as_a_record(log: DecisionLog, calls: list[str]) -> None:
     log.raise_floor_bytes(7, b"floor")
     assert calls == ["fsync file", "link 7 with 5 bytes", "fsync floors"]

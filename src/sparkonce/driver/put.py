@@ -40,6 +40,7 @@ class LogWriter:
         self._patience_s = patience_s
         self._failure = failure
         self._grown_old = grown_old
+        self.sync_ahead = log.sync_ahead
 
     def put(self, effect: do.Put, view: LogView, work: BatchWork) -> on.Event:
         """Puts a record, then reads the floor, as the protocol requires."""

@@ -102,6 +102,7 @@ class BatchWriter:
         self._validator.opened_s = self._started_s
         self._is_computing = self._computed_first
         owners = self.owners(effect.sinks, state)
+        self._log.sync_ahead()
         try:
             handles, loser_possible = work.write(owners, effect.only, self._computed if self._computed_first else None)
         except Exception as error:  # noqa: BLE001 - whatever the engine raises, the batch is not prepared

@@ -154,6 +154,9 @@ class CheckpointFiles(SmallFiles):
     def sync(self, folder: str) -> None:
         """Makes every name that a reader sees in a subfolder durable. Nobody may act on what it read before that."""
 
+    def sync_ahead(self) -> None:
+        """Begins in the background what the next `sync_spark` has to do for the files that exist now."""
+
     def sync_spark(self) -> None:
         """Makes Spark's files in the checkpoint durable, which Spark does not do, since a decision depends on them.
 

@@ -13,6 +13,7 @@ import shlex
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -39,6 +40,7 @@ class LocalFiles(CheckpointFiles):
     def __init__(self, folder: Path, mode: int = 0o640) -> None:
         self.folder = folder
         self._mode = mode
+        self._ahead: Future[None] | None = None
 
     @property
     def location(self) -> str:
@@ -112,9 +114,19 @@ class LocalFiles(CheckpointFiles):
         """See `CheckpointFiles.sync`."""
         sync_folder(self.folder / folder)
 
+    def sync_ahead(self) -> None:
+        """See `CheckpointFiles.sync_ahead`. Other processes may have written much to the same file system."""
+        pool = ThreadPoolExecutor(1)
+        self._ahead = pool.submit(sync_file_system, self.folder)
+        pool.shutdown(wait=False)
+
     def sync_spark(self) -> None:
         """See `CheckpointFiles.sync_spark`. One call for the whole file system costs less than one for each file."""
-        sync_file_system(self.folder)
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            ahead.result()
+        if ahead is None or (self.folder / "state").exists():  # tasks write the state until they end
+            sync_file_system(self.folder)
 
     def emptied(self) -> Sequence[str]:
         """See `CheckpointFiles.emptied`."""
