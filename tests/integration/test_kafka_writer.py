@@ -198,8 +198,12 @@ def test_keys_go_to_the_partitions_that_java_clients_give_them(
 
 @pytest.mark.parametrize(
     "queue",
-    [{"queue.buffering.max.messages": 700}, {"queue.buffering.max.messages": 0}, {"queue.buffering.max.kbytes": 16}],
-    ids=["rows", "no limit", "bytes"],
+    [
+        {"queue.buffering.max.messages": 700},
+        {"queue.buffering.max.messages": 0},
+        {"queue.buffering.max.kbytes": 16, "linger.ms": 30_000},
+    ],
+    ids=["rows", "no limit", "bytes, where no request is ever full"],
 )
 def test_a_full_local_queue_slows_down_and_keeps_the_order_of_each_key(
     kafka: Kafka, owner: Owner, queue: dict[str, int]

@@ -27,6 +27,15 @@ def test_defaults_give_way_to_the_user(guarantee: Guarantee) -> None:
     assert producer_settings(mine, guarantee).items() >= mine.items()
 
 
+@pytest.mark.parametrize("name", ["message.timeout.ms", "delivery.timeout.ms", "transaction.timeout.ms"])
+def test_rows_linger_for_less_than_they_may_take(name: str) -> None:
+    def linger_ms(**mine: object) -> object:
+        return producer_settings({**SERVERS, **mine}, Guarantee.EXACTLY_ONCE)["linger.ms"]
+
+    assert [linger_ms(**{name: ms}) for ms in (500, "500", 60_000, 0)] == [250, 250, 1000, 1000]
+    assert linger_ms(**{name: 500, "linger.ms": 600}) == 600, "librdkafka refuses it by name"
+
+
 def test_other_names_of_a_setting_count_as_it() -> None:
     mine = {"metadata.broker.list": "a:1", "request.required.acks": "1"}
     with pytest.raises(ConfigurationError, match="acks='1'"):

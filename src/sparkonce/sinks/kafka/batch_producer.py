@@ -38,16 +38,16 @@ _EVENTS = rd.DELIVERIES | rd.LOG | rd.ERROR | rd.STATISTICS
 _SLICE_S = 0.05
 """How long an abort may wait for the last row's delivery before it processes deliveries."""
 
-_SEND_NOW_MS = 1
-"""The time in which the broker threads notice that they should not wait for more rows (``linger.ms``)."""
+_LAST_BYTES = 1 << 20
+_QUIET_S = 0.02
+"""A flush sends incomplete requests once about so much is queued for each partition, or nothing arrived for so long.
 
-_BUSY_AFTER_S, _SEND_SURELY_MS = 0.2, 20
-"""On a busy machine those threads may run later, and rows would wait for the full ``linger.ms``."""
+While librdkafka flushes, its threads spin for as long as a partition has rows that wait for the request before them.
+"""
 
 _NOT_HERE = "sasl.oauthbearer.metadata.authentication.type"
 """A setting that confluent-kafka evaluates in Python."""
 
-_CHECK_AGAIN_S = 0.004
 _METADATA_LIMIT_S = 1.0
 
 _LEVELS = (50, 50, 50, 40, 30, 20, 20, 10)
@@ -242,14 +242,23 @@ class BatchProducer:
 
         Raises the same errors as `poll`.
         """
-        began = time.monotonic()
+        until_s = time.monotonic() + timeout_s
         self.poll(0)
-        while len(self) and (left_s := began + timeout_s - time.monotonic()) > 0:
-            # Deliveries are events, and a row counts as queued until its event is served, so librdkafka would wait in
-            # vain.
-            is_slow = time.monotonic() - began > _BUSY_AFTER_S
-            self._library.flush(self._handle, _SEND_SURELY_MS if is_slow else _SEND_NOW_MS)
-            self.poll(min(_CHECK_AGAIN_S, left_s))
+        queued = -1
+        while queued != len(self) and self._borrowed.kept_bytes > _LAST_BYTES * (1 + self._borrowed.partitions()):
+            queued = len(self)
+            self.poll(max(0.0, min(_QUIET_S, until_s - time.monotonic())))
+        left_s = until_s - time.monotonic()
+        if not len(self) or left_s <= 0:
+            return
+        # librdkafka waits until no row is queued, and a row counts as queued until this thread has served its report.
+        sending = threading.Thread(target=self._library.flush, args=(self._handle, int(left_s * 1000)), daemon=True)
+        sending.start()
+        try:
+            while len(self) and (left_s := until_s - time.monotonic()) > 0:
+                self.poll(min(_SLICE_S, left_s))  # the worker's keeper may have served the last report
+        finally:
+            sending.join()
 
     def init_transactions(self, timeout_s: float) -> None:
         """Gets a producer id and epoch. Raises KafkaException."""
@@ -433,6 +442,10 @@ class BorrowedBuffers:
         self._due: dict[int, deque[_Borrowed]] = {}
         self._kept: dict[int, list[pa.Buffer]] = {}
         self.kept_bytes = 0
+
+    def partitions(self) -> int:
+        """Returns the number of partitions with undelivered rows."""
+        return sum(map(bool, self._lines.values()))
 
     def room_for(self, column: pa.Array) -> pa.Buffer | None:
         """Returns the memory of a string or binary column, all of which is kept alive; None if it is too much."""

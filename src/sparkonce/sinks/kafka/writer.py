@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ABORT_LIMIT_S = 5.0
-_FLUSH_SLICE_S = 1.0
+_FLUSH_SLICE_S, _STALL_S = 1.0, 0.02
 _GRACE_S = 5.0
 _NO_LIMIT = 2**31 - 1
 
@@ -290,7 +290,7 @@ class KafkaWriter(SinkWriter):
         while len(pooled.producer) >= in_flight > 0 and not pooled.reports.fatal:
             if (left_s := give_up_at - time.monotonic()) <= 0:
                 return
-            pooled.poll(left_s)
+            pooled.flush(min(left_s, _STALL_S))  # without it, rows wait for a full request
 
     def close(self) -> None:
         """Ends the producer in the background and leaves its prepared transaction open."""
@@ -323,7 +323,9 @@ class KafkaWriter(SinkWriter):
                 break
             if time.monotonic() > deadline:
                 raise self._too_slow(pooled)
-            pooled.poll(0.1)
+            pooled.poll(_STALL_S)
+            if len(pooled.producer) == waiting:  # they may all be in requests that are not full
+                pooled.flush(_STALL_S)
             self._raise_refusal(pooled)
             stalled.check()
         else:
