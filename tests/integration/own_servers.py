@@ -73,6 +73,8 @@ def on_own_server(name: str, folder: Path) -> Iterator[Any]:
         stack.callback(close_all)
         if new_server is not None:
             suite.system.close()  # its connection would not survive the server
+        if isinstance(suite.server, RabbitServer):
+            suite.server.settle()
         yield suite
 
 

@@ -566,7 +566,9 @@ def test_page_and_numbers_are_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium here")
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", ["small", *(pytest.param(name, marks=pytest.mark.slow) for name in NAMES if name != "small")]
+)
 def test_a_browser_shows_it(pages: dict[str, str], name: str, tmp_path: Path) -> None:
     def summary_sentence(page: str) -> str:
         found = re.search(r'class="verdict [a-z]+"><b>[^<]*</b><p>([^<]*)</p>', page)

@@ -42,10 +42,6 @@ class Place:
 def open_place(location: str, conf: Mapping[str, str]) -> CheckpointFiles:
     """Opens the files of a folder, using Spark's settings as Spark would.
 
-    Args:
-        location: A path or a URL.
-        conf: Spark's settings for the store.
-
     Raises:
         ConfigurationError: If a checkpoint cannot be there, or a setting has no counterpart.
     """
@@ -97,10 +93,6 @@ def checkpoint_disk(folder: Path, say: Callable[[str], None]) -> Iterator[Place]
 
     What they contain about batches (decisions, offsets and commits, but not the state) remains in the folder when the
     disk is gone.
-
-    Args:
-        folder: The new folder.
-        say: Called with a message about what could not be saved.
     """
     disk = SmallDisk(folder, _MEGABYTES)
     files = LocalFiles(folder / QUERY)
@@ -122,11 +114,6 @@ def checkpoint_away(files: CheckpointFiles, folder: Path, say: Callable[[str], N
     """Checks a store of the user's, and at the end saves what checkpoint and log contain about batches in a new folder.
 
     The checkpoint itself is not removed.
-
-    Args:
-        files: The files of the checkpoint, which must not exist yet.
-        folder: The new folder.
-        say: Called with a message about what could not be saved, and about where the checkpoint is.
 
     Raises:
         ConfigurationError: If no file can be put there.

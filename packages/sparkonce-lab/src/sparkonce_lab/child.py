@@ -31,14 +31,6 @@ class Usage:
 class Driver(Child):
     """One start of the query.
 
-    Args:
-        number: From 1, in the order of starts.
-        config: The `QueryConfig`, as a line of JSON.
-        log: Receives its output.
-        temporary: The folder for temporary files. It is created.
-        module: The query's module.
-        clock: Its own clock, if that is to be set.
-
     Attributes:
         number: From 1.
         clock: As given.

@@ -59,13 +59,7 @@ def only_the_drivers() -> Mapping[str, str]:
 
 
 class FakeClock:
-    """A driver's clock that jumps: the wall clock in Python, and all clocks in its JVM.
-
-    Args:
-        library: See `find_faketime`.
-        file: The file that contains the offset. It is written.
-        seconds: The offset from the start on.
-    """
+    """A driver's clock that jumps: the wall clock in Python, and all clocks in its JVM."""
 
     def __init__(self, library: Path, file: Path, seconds: int = 0) -> None:
         self._library = library

@@ -57,15 +57,6 @@ class RunLimits:
 class Conductor:
     """One query on its checkpoint, through all of its drivers.
 
-    Args:
-        config: Of the query; masters, slots and phases to be held at vary from start to start.
-        checkpoint: Its checkpoint.
-        module: The query's module.
-        folder: For the drivers' logs.
-        recorder: Takes what happens.
-        limits: How long to wait.
-        check: Called again and again while it waits: raises what else went wrong.
-
     Attributes:
         driver: The newest one, or None while none runs.
     """

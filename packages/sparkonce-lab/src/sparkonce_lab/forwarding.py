@@ -24,11 +24,7 @@ def _forward(cls: Any) -> None:
 
 
 class ForwardingSink(TwoPhaseCommitSink):
-    """Forwards every call to another sink, whose name and guarantee it has.
-
-    Args:
-        real: The other sink.
-    """
+    """Forwards every call to another sink, whose name and guarantee it has."""
 
     def __init__(self, real: TwoPhaseCommitSink) -> None:
         super().__init__(real.name, real.guarantee)
@@ -36,22 +32,14 @@ class ForwardingSink(TwoPhaseCommitSink):
 
 
 class ForwardingWriter(SinkWriter):
-    """Forwards every call to another writer.
-
-    Args:
-        real: The other writer.
-    """
+    """Forwards every call to another writer."""
 
     def __init__(self, real: SinkWriter) -> None:
         self._real = real
 
 
 class ForwardingCommitter(SinkCommitter):
-    """Forwards every call to another committer.
-
-    Args:
-        real: The other committer.
-    """
+    """Forwards every call to another committer."""
 
     def __init__(self, real: SinkCommitter) -> None:
         self._real = real

@@ -223,12 +223,6 @@ def scan(
 ) -> Iterator[list[Any]]:
     """Reads a topic from its beginning to the current result of `end_offsets`, in chunks.
 
-    Args:
-        settings: librdkafka's connection settings.
-        topic: The topic.
-        isolation: See `end_offsets`.
-        timeout_s: The timeout of all of it, in seconds.
-
     Yields:
         confluent-kafka's messages, in order within each partition.
 
@@ -282,11 +276,6 @@ def describe_transactions(
 ) -> dict[str, Transaction]:
     """Queries the coordinators for these ids. Ids that they do not know are left out.
 
-    Args:
-        bootstrap: ``bootstrap.servers``, or all of librdkafka's connection settings.
-        transactional_ids: The ids.
-        timeout_s: The timeout of the whole call, in seconds.
-
     Raises:
         TimeoutError: If a coordinator does not respond in time.
         BrokerResponseError: From kafka-python, if it refuses.
@@ -325,12 +314,6 @@ def list_transactions(
 ) -> dict[str, Transaction]:
     """Lists the transactional ids of every broker, and describes them.
 
-    Args:
-        bootstrap: ``bootstrap.servers``, or all of librdkafka's connection settings.
-        states: Only ids in one of these states, for example ``["Ongoing"]``. Defaults to all.
-        prefix: Only ids with this prefix.
-        timeout_s: The timeout of each of the two requests, in seconds.
-
     Raises:
         TimeoutError: If a broker does not respond in time.
         BrokerResponseError: From kafka-python, if it refuses.
@@ -346,10 +329,6 @@ def list_transactions(
 
 def coordinators(bootstrap: str | Mapping[str, Any], *, timeout_s: float = TIMEOUT_S) -> dict[str, int]:
     """Returns the broker that coordinates each transactional id.
-
-    Args:
-        bootstrap: ``bootstrap.servers``, or all of librdkafka's connection settings.
-        timeout_s: The timeout of the whole call, in seconds.
 
     Raises:
         TimeoutError: If a broker does not respond in time.

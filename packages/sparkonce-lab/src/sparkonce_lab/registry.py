@@ -53,13 +53,7 @@ class _Store:
 
 
 class RegistryServer:
-    """A Schema Registry as a context manager, which runs until the block is left.
-
-    Args:
-        auth: The required user and password.
-        certificate: The paths of its certificate and its key, both in PEM. With it, the server uses TLS.
-        first_id: The id of the first schema that is registered.
-    """
+    """A Schema Registry as a context manager, which runs until the block is left."""
 
     def __init__(
         self,

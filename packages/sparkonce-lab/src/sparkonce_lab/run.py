@@ -394,14 +394,7 @@ def _parquet(folder: Path) -> pa.Table:
 def read_systems(
     systems: Sequence[VerifiedSystem], recorder: Recorder, say: Say, *, insist_s: float = INSIST_S
 ) -> None:
-    """Reads every system, and records what could not be read.
-
-    Args:
-        systems: The systems.
-        recorder: Receives their contents.
-        say: Called with a message about what could not be read.
-        insist_s: How long each unanswered request is retried.
-    """
+    """Reads every system, and records what could not be read."""
     for system in systems:
         with noting(f"the rows in {system.name}", recorder, say):
             recorder.keep(f"observed-{system.name}", _insist(system.read, insist_s))

@@ -108,11 +108,6 @@ def draw(seed: int, count: int, choices: Sequence[Choice]) -> list[Step]:
     All choices occur equally often, in random order. Phases also take turns, but those of a driver's first batch wait
     for a step that is followed by one, and `Fault.EXPIRED` has its own.
 
-    Args:
-        seed: The seed of the random numbers.
-        count: The number of steps.
-        choices: What can be injected.
-
     Raises:
         ConfigurationError: If nothing can be injected.
     """

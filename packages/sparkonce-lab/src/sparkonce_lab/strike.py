@@ -29,17 +29,7 @@ WITH_EXECUTORS = "local-cluster[1,2,1024]"
 
 
 class Striker:
-    """Carries out steps.
-
-    Args:
-        conductor: Keeps the query running.
-        systems: The systems, by name.
-        seed: The seed for choices that a step leaves open, such as which worker.
-        disk: The disk of checkpoint and log, if it can be filled.
-        store: The checkpoint's store, if it is not on a local disk.
-        expiry_s: After how many seconds a transaction of the query expires.
-        every_s: The minimum time from one fault to the next, in seconds.
-    """
+    """Carries out steps."""
 
     def __init__(
         self,
@@ -283,15 +273,7 @@ def choices(
     wanted: Sequence[Fault] = (),
     store: Injectable | None = None,
 ) -> list[Choice]:
-    """Lists the faults that can be injected into these systems and their query.
-
-    Args:
-        systems: The systems that the query writes to.
-        source: The system that it reads from, which may be one of them.
-        disk: True if the disk of checkpoint and log can be filled.
-        wanted: Only these. Defaults to all.
-        store: The checkpoint's store, if it is not on a local disk.
-    """
+    """Lists the faults that can be injected into these systems and their query."""
     expires = source in systems and Fault.SERVER_KILLED in source.faults()
     found = [
         Choice(fault=fault)
@@ -318,14 +300,7 @@ _OF_SERVERS = (Fault.SERVER_KILLED, Fault.SERVER_PAUSED)
 def hindrances(
     systems: Sequence[VerifiedSystem], source: VerifiedSystem, *, disk: bool, store: Injectable | None = None
 ) -> Hindrances:
-    """Returns the faults that cannot be injected here but could be elsewhere, with the reasons.
-
-    Args:
-        systems: The systems that the query writes to, already started.
-        source: The system that it reads from, which may be one of them.
-        disk: True if the disk of checkpoint and log can be filled.
-        store: The checkpoint's store, if it is not on a local disk.
-    """
+    """Returns the faults that cannot be injected here but could be elsewhere, with the reasons."""
     ours = source in systems and Fault.SERVER_KILLED in source.faults()
     of_query = {
         Fault.LOG_DISK_FULL: "" if disk else cannot_mount() if store is None else "the checkpoint is in a store",

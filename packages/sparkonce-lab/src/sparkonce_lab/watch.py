@@ -21,13 +21,7 @@ _RECORDS = f"{FOLDER}/records"
 
 
 class Readers:
-    """A reader for each system.
-
-    Args:
-        systems: The systems.
-        checkpoint: The checkpoint with the decision log.
-        recorder: Receives the observations.
-    """
+    """A reader for each system."""
 
     def __init__(self, systems: Sequence[VerifiedSystem], checkpoint: CheckpointFiles, recorder: Recorder) -> None:
         self._readers = [_Reader(system, checkpoint, recorder) for system in systems]
@@ -91,13 +85,7 @@ def has_log(checkpoint: CheckpointFiles) -> bool:
 
 
 def note_violation(recorder: Recorder, checkpoint: CheckpointFiles, driver: int) -> None:
-    """Records if the decision log contains what no correct run can have written, at which a new driver would stop.
-
-    Args:
-        recorder: Receives it.
-        checkpoint: The checkpoint with the log.
-        driver: The newest driver's number.
-    """
+    """Records if the decision log contains what no correct run can have written, at which a new driver would stop."""
     try:
         DecisionLog(checkpoint).read(LogView())
     except (LogError, LogViolation) as error:

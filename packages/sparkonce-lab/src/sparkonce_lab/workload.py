@@ -149,11 +149,6 @@ class Feeder(Background):
     before the next begins, so partitions cannot drift apart by more than the query's watermark delay. Occasionally it
     pauses for seconds, so that the query has nothing to read.
 
-    Args:
-        settings: librdkafka's settings, including ``bootstrap.servers``.
-        topic: A topic with as many partitions as the workload has.
-        workload: The rows.
-
     Attributes:
         written: The number of acknowledged rows.
     """

@@ -109,12 +109,7 @@ def check_lingering(history: History, system: str) -> Iterator[Verdict]:
 
 
 def check_state(history: History, calm: Difference | None) -> Iterator[Verdict]:
-    """Finds STATE_DIFFERS for the whole run: the undisturbed query produced other rows, or ended with other state.
-
-    Args:
-        history: The run.
-        calm: How the undisturbed query's rows differ from the expected ones; None if none was run.
-    """
+    """Finds STATE_DIFFERS for the whole run: the undisturbed query produced other rows, or ended with other state."""
     states = list(history.of(EventKind.STATE))
     examples = [
         f"the query kept {event['disturbed']} rows of state, and one that nobody disturbed {event['undisturbed']}"

@@ -16,11 +16,7 @@ Shown = Callable[[Variant], str]
 
 
 class Console:
-    """Prints timestamped lines, above a status line if this is a terminal.
-
-    Args:
-        console: The console to print to.
-    """
+    """Prints timestamped lines, above a status line if this is a terminal."""
 
     def __init__(self, console: RichConsole) -> None:
         self._console = console

@@ -104,12 +104,7 @@ class Count:
 
 
 def compare(expected: pa.Table, seen: pa.Table) -> Count:
-    """Compares the output with what is expected.
-
-    Args:
-        expected: The rows; see `sparkonce_lab.history.ROWS`.
-        seen: The output; see `sparkonce_lab.history.OBSERVED`.
-    """
+    """Compares the output with what is expected."""
     unlike = difference(plain(expected), plain(seen))
 
     def amount(rows: pa.Table) -> int:

@@ -7,12 +7,7 @@ import threading
 
 
 class Background(abc.ABC):
-    """Work in a separate thread. A subclass defines the work.
-
-    Args:
-        name: The thread's name.
-        stops_within_s: The longest wait for its end, in seconds.
-    """
+    """Work in a separate thread. A subclass defines the work."""
 
     def __init__(self, name: str, stops_within_s: float) -> None:
         self.stopping = threading.Event()

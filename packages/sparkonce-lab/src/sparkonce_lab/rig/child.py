@@ -36,13 +36,6 @@ class Child:
     """One start of a program, in its own session: the Python process, its JVM, and the Python workers.
 
     The program stops when its standard input is closed, so it cannot outlive us.
-
-    Args:
-        arguments: The program's arguments.
-        log: The file to which its standard error is appended.
-        temporary: The folder for temporary files of Spark and Python. It is created.
-        module: The program.
-        env: Additional environment variables.
     """
 
     def __init__(

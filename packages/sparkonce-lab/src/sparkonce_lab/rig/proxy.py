@@ -264,10 +264,6 @@ def _pattern_matcher(pattern: re.Pattern[bytes]) -> Matcher:
 class FaultProxy:
     """Sits between clients and a server. Use it as a context manager, or call `start` and `close`.
 
-    Args:
-        upstream: The server's host and port.
-        requests: The requests for which traps can be set, by names of your choice.
-
     Attributes:
         seen: How many requests of each name have passed.
         swallows_requests: True if what clients send is discarded.
@@ -329,12 +325,7 @@ class FaultProxy:
         self.run(self._cut())
 
     def swallow(self, *, requests: bool = True, replies: bool = True) -> None:
-        """Forwards nothing, but keeps every connection open (a black hole), until `heal`.
-
-        Args:
-            requests: In the direction of the server.
-            replies: In the direction of the client.
-        """
+        """Forwards nothing, but keeps every connection open (a black hole), until `heal`."""
         self.swallows_requests, self.swallows_replies = requests, replies
 
     def slow(self, delay_ms: int) -> None:

@@ -51,9 +51,6 @@ class System(Injectable, ABC):
     def start(self, folder: Path) -> None:
         """Starts the server, or connects to the given one.
 
-        Args:
-            folder: A new folder for data, logs and the like.
-
         Raises:
             PreflightError: If it is unavailable.
             ConfigurationError: If what the user specified cannot be used.
@@ -92,11 +89,7 @@ class System(Injectable, ABC):
 
     @abstractmethod
     def arguments(self, **options: Any) -> dict[str, Any]:
-        """Returns the sink's arguments as plain values for JSON, with the address at which connections can be struck.
-
-        Args:
-            options: Additional or changed arguments.
-        """
+        """Returns the sink's arguments as plain values, with the address at which connections can be struck."""
 
     @staticmethod
     @abstractmethod
@@ -170,7 +163,12 @@ class VerifiedSystem(System):
 
 
 class ServerSystem(Served, System):
-    """A system that consists of one server."""
+    """A system that consists of one server.
+
+    Many take the arguments ``megabytes`` (the size of our disk, which is in memory, and uses as much of it as is
+    written), ``server`` (a running server, which is not stopped here), ``alone`` (True if nobody else uses the server;
+    then `left_open` covers all of it), and ``answers_within_s`` (the longest wait for a response).
+    """
 
     _made = False
 

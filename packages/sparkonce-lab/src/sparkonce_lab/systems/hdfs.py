@@ -43,10 +43,6 @@ class HdfsSystem(ServerSystem):
     The proxy is in front of the name node, which knows what files exist; blocks go straight to the data node. The disk
     that is filled is the data node's: the name node's holds its journal, without which it exits.
 
-    Args:
-        megabytes: The size of the data node's disk.
-        server: A running server, which is not stopped here.
-
     Attributes:
         folder: Created by `place`.
     """

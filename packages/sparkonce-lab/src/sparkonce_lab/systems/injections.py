@@ -55,12 +55,7 @@ class Stoppable(Protocol):
 
 
 class Together:
-    """The servers of a cluster as one.
-
-    Args:
-        servers: The servers.
-        start: Starts all of them, and waits until the cluster responds.
-    """
+    """The servers of a cluster as one."""
 
     def __init__(self, servers: Sequence[Stoppable], start: Callable[[], object]) -> None:
         self._servers = servers

@@ -61,8 +61,6 @@ class KafkaSystem(VerifiedSystem):
         bootstrap: The user's ``bootstrap.servers``; None for a cluster that we start.
         nodes: The number of nodes that we start, 1 or 3. With 3, a coordinator can be moved.
         partitions: The number of partitions of the source and of the target.
-        transaction_timeout_s: After how long the broker aborts an uncommitted transaction; at least 1. None for the
-            longest time that the broker allows.
         settings: librdkafka's connection settings for the user's cluster, for example ``{"security.protocol":
             "SASL_SSL"}``.
         megabytes: The size of our disk, for all nodes together. It is in memory, and uses as much of it as is written.
@@ -77,6 +75,8 @@ class KafkaSystem(VerifiedSystem):
         client_bootstrap: For the query.
         settings: librdkafka's connection settings for the verifier's own clients, including `bootstrap`.
         nodes: As given.
+        transaction_timeout_s: After how long the broker aborts uncommitted transactions; None for the longest time that
+            it allows.
         source: The topic that the query reads, created by `place`.
         target: The topic that it writes to, created by `place`.
 
@@ -98,7 +98,6 @@ class KafkaSystem(VerifiedSystem):
         bootstrap: str | None = None,
         nodes: int = 1,
         partitions: int = 4,
-        transaction_timeout_s: float | None = TRANSACTION_TIMEOUT_S,
         settings: Mapping[str, Any] | None = None,
         megabytes: int = MEGABYTES,
         refuse_every: int = 0,
@@ -112,7 +111,7 @@ class KafkaSystem(VerifiedSystem):
         self._users = bootstrap
         self.nodes = nodes
         self.partitions = partitions
-        self.transaction_timeout_s = transaction_timeout_s
+        self.transaction_timeout_s: float | None = TRANSACTION_TIMEOUT_S
         self._more = dict(settings or {})
         self._megabytes = megabytes
         self.refuse_every = refuse_every

@@ -71,10 +71,6 @@ class MySQLSystem(ServerSystem, VerifiedSystem):
     Args:
         settings: The user's server, as ``name=value …`` in PyMySQL's names; None for a server that we start.
         commit: ``staged`` or ``two_phase``; see `sparkonce.MySQLSink`.
-        megabytes: The size of our disk, which is in memory and uses as much of it as is written.
-        server: A running server, which is not stopped here.
-        alone: True if nobody else uses the server. Then `left_open` covers all of it.
-        answers_within_s: The longest wait for a response, in seconds.
 
     Attributes:
         database: Created by `place`; also the prefix of the sink's transactions.

@@ -20,11 +20,7 @@ _UNREADABLE = ("strange", -1, -1, -1, -1, -1)
 
 
 def of_columns(written: pa.Table) -> pa.Table:
-    """Returns the rows of a system that preserves no order.
-
-    Args:
-        written: At least the columns that a query writes.
-    """
+    """Returns the rows of a system that preserves no order."""
     table = written.select(list(COLUMNS)).cast(_WRITTEN)
     no_place = pa.repeat(pa.scalar(-1, pa.int32()), len(table))
     table = table.append_column("partition", no_place)

@@ -61,11 +61,7 @@ class PostgresSystem(ServerSystem, VerifiedSystem):
     Args:
         conninfo: The user's libpq connection string; None for a server that we start.
         commit: ``staged`` or ``two_phase``; see `sparkonce.PostgresSink`.
-        megabytes: The size of our disk, which is in memory and uses as much of it as is written.
-        server: A running server, which is not stopped here.
         settings: Settings of the server that we start.
-        alone: True if nobody else uses the server. Then `left_open` covers all of it.
-        answers_within_s: The longest wait for a response, in seconds.
 
     Attributes:
         schema: Created by `place`; also the prefix of the sink's transactions.

@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+from sparkonce_lab.faults import Fault
 from sparkonce_lab.rig.process import HOST
 from sparkonce_lab.rig.servers.rabbitmq import RabbitServer
 from sparkonce_lab.systems.base import ServerSystem
 from sparkonce_lab.systems.files import expire_rows, waiting_rows
+from sparkonce_lab.systems.injections import Injection
 from sparkonce_rabbitmq.sinks.queue_publisher import DEDUPLICATION_HEADER
 
 if TYPE_CHECKING:
@@ -37,9 +39,6 @@ _POLL_S = 0.2
 
 class RabbitSystem(ServerSystem):
     """A server that we start, or one that somebody else has started.
-
-    Args:
-        server: A running server, which is not stopped here.
 
     Attributes:
         folder: The folder in which the sink's rows wait, a new one for each `place`.
@@ -64,6 +63,7 @@ class RabbitSystem(ServerSystem):
             return
         self.rabbit = RabbitServer(folder / "data")
         self.start_own(self.rabbit, None)
+        self.injections = {**self.injections, Fault.SERVER_KILLED: Injection(self._kill, self.rabbit.start)}
         self.start_proxy((HOST, self.port()), self.REQUESTS[""])
 
     def port(self) -> int:
@@ -83,6 +83,10 @@ class RabbitSystem(ServerSystem):
         """See `System.restart`. First waits until declarations are on disk."""
         self.rabbit.settle()
         return super().restart()
+
+    def _kill(self, _: float) -> None:
+        self.rabbit.settle()
+        self.rabbit.kill()
 
     @property
     def address(self) -> dict[str, Any]:
@@ -135,7 +139,6 @@ class RabbitStreamSystem(RabbitSystem):
         else:
             self.streams = [self.client.create()]
             self.target = {"stream": self.streams[0]}
-        self.rabbit.settle()
 
     def arguments(self, **options: Any) -> dict[str, Any]:
         found = super().arguments(**self.target, body="raw", **options)
@@ -155,12 +158,7 @@ class RabbitStreamSystem(RabbitSystem):
 
 
 class RabbitQueueSystem(RabbitSystem):
-    """A queue, with a reader that can drop messages whose deduplication id it has already seen.
-
-    Args:
-        server: A running server, which is not stopped here.
-        deduplicates: True if the reader drops them.
-    """
+    """A queue, with a reader that can drop messages whose deduplication id it has already seen."""
 
     name = "rabbitmq-queue"
     REQUESTS: ClassVar[Mapping[str, Mapping[str, Request]]] = {"": {"commit": DEDUPLICATION_HEADER.encode()}}

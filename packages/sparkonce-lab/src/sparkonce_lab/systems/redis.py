@@ -50,10 +50,7 @@ class RedisSystem(ServerSystem, VerifiedSystem):
 
     Args:
         url: The user's, ``redis://[user:password@]host[:port][/database]``; None for a server that we start.
-        megabytes: The size of our disk, which is in memory and uses as much of it as is written.
         server: A running server or cluster, which is not stopped here.
-        alone: True if nobody else uses the server. Then `left_open` covers all of it.
-        answers_within_s: The longest wait for a response, in seconds.
 
     Attributes:
         prefix: The prefix of every key and of the sink's transactions, created by `place`.

@@ -40,10 +40,8 @@ class S3System(ServerSystem, VerifiedSystem):
 
     Args:
         location: The user's, ``s3://bucket/prefix``; None for a server that we start.
-        megabytes: The size of our disk, which is in memory and uses as much of it as is written.
         store_options: How to connect to the user's server; see `sparkonce.FilesSink`. Boto3's defaults apply to what is
             left out.
-        server: A running server, which is not stopped here.
 
     Attributes:
         client: The boto3 client.

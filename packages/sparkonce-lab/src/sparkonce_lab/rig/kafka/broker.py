@@ -46,13 +46,6 @@ def server_properties(
 ) -> dict[str, str]:
     """Returns the settings of one node that is both broker and controller.
 
-    Args:
-        node: The node's id in ``ports``.
-        ports: For every node of the cluster, the port of each listener, including CONTROLLER and PLAINTEXT.
-        folder: Where the node stores its data.
-        listeners: Additional listeners by name, with their security protocol.
-        overrides: Broker properties that take precedence over everything here.
-
     Raises:
         ConfigurationError: If an override is not a valid property name.
     """
@@ -191,10 +184,6 @@ class Broker(Restartable):
     def wait_ready(self, nodes: set[int], give_up_at: float) -> None:
         """Waits until this broker responds to a client and knows these nodes as alive.
 
-        Args:
-            nodes: Node ids.
-            give_up_at: The deadline, by ``time.monotonic``, in seconds.
-
         Raises:
             PreflightError: If it exits or is not ready by then. The message has the end of its log.
         """
@@ -203,7 +192,7 @@ class Broker(Restartable):
             if ended or time.monotonic() > give_up_at:
                 what = "ended while it started" if ended else "was not ready in time"
                 raise PreflightError(
-                    f"Kafka node {self.node_id} {what}. The end of {self.log}:\n{self.log_tail()}\n",
+                    f"Kafka node {self.node_id} {what}. The end of {self.log}:\n{last_lines(self.log, 30)}\n",
                     next_step="Read the log; if it names a property, correct that override.",
                 )
             time.sleep(POLL_S)
@@ -224,9 +213,6 @@ class Broker(Restartable):
         """Stops it normally and starts it again. Raises the errors of `start`."""
         self.stop()
         self.start(timeout_s)
-
-    def log_tail(self, lines: int = 30) -> str:
-        return last_lines(self.log, lines)
 
 
 def _text(value: str | int) -> str:

@@ -61,8 +61,6 @@ class Cluster:
         overrides: Broker properties of every node, which take precedence over all others.
         heap: The JVM's maximum heap, as in ``-Xmx``.
         jvm_flags: Additional JVM flags. Leave out `FAST_START` if speed under load matters.
-        add_scram: Users created when the data is formatted, as in ``kafka-storage format --add-scram``, for example
-            ``SCRAM-SHA-256=[name=alice,password=secret]``.
         features: Levels of Kafka's features, set when the data is formatted, as in ``{"transaction.version": 1}``.
             Defaults to those of the version. Requires Kafka 3.9 or newer.
         dies_with_parent: True if the brokers end when this process does, even by SIGKILL.
@@ -82,7 +80,6 @@ class Cluster:
         overrides: Mapping[str, str | int] | None = None,
         heap: str = "512m",
         jvm_flags: Sequence[str] = FAST_START,
-        add_scram: Sequence[str] = (),
         features: Mapping[str, int] | None = None,
         dies_with_parent: bool = True,
     ) -> None:
@@ -93,7 +90,6 @@ class Cluster:
         self.overrides = dict(overrides or {})
         self.dies_with_parent = dies_with_parent
         self._jvm = (f"-Xmx{heap}", *jvm_flags, *_LOGGING)
-        self._add_scram = tuple(add_scram)
         self._features = dict(features or {})
         self._classes: tuple[str, ...] = ()
         # In Kafka's format: 16 bytes in URL-safe base64, without a leading dash.
@@ -219,10 +215,9 @@ class Cluster:
 
     def _format_node(self, broker: Broker) -> None:
         broker.write_properties()
-        scram = [argument for user in self._add_scram for argument in ("--add-scram", user)]
         levels = [argument for name, level in self._features.items() for argument in ("--feature", f"{name}={level}")]
         arguments = ["format", "--cluster-id", self.cluster_id, "--config", str(broker.properties_file)]
-        command = self.java_command("kafka.tools.StorageTool", *arguments, *scram, *levels)
+        command = self.java_command("kafka.tools.StorageTool", *arguments, *levels)
         try:
             run = subprocess.run(command, capture_output=True, text=True, timeout=_FORMAT_TIMEOUT_S, check=False)
         except subprocess.TimeoutExpired as expired:
@@ -232,5 +227,5 @@ class Cluster:
         if run.returncode != 0:
             raise PreflightError(
                 f"Kafka cannot format {broker.folder}: {(run.stdout + run.stderr).strip()[-2000:]}\n",
-                next_step="Correct the property or user that it names.",
+                next_step="Correct the property that it names.",
             )

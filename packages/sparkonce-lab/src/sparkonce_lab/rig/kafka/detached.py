@@ -101,15 +101,6 @@ def up(
 ) -> tuple[Recorded, bool]:
     """Starts a cluster in the folder. If it is already running, nothing is changed.
 
-    Args:
-        folder: The folder. It is created if missing, and existing data is reused.
-        nodes: See `Cluster`.
-        version: See `Cluster`.
-        port: The first node's port; 0 for any.
-        overrides: Broker properties.
-        heap: The maximum heap of each node.
-        timeout_s: The longest wait until it serves clients, in seconds.
-
     Returns:
         The cluster, and True if this call started it.
 

@@ -158,10 +158,6 @@ def _beside_sparks_own(coordinate: str) -> list[Path]:
 def file_lock(path: Path, give_up_at: float) -> Iterator[None]:
     """Holds a lock between processes, which is also released if this process dies.
 
-    Args:
-        path: The lock's own file, created if missing and never deleted.
-        give_up_at: When to stop waiting for it, by ``time.monotonic``, in seconds.
-
     Raises:
         PreflightError: If another process still holds it then.
     """

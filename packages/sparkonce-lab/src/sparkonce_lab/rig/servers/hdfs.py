@@ -56,12 +56,6 @@ public class TestHdfs {
 class Hdfs(Server):
     """See `Server`. The address for clients is `url`.
 
-    Args:
-        folder: The folder for its data.
-        port: The name node's port.
-        permissions: True if it enforces permissions.
-        blocks: The folder in which the data node stores its blocks, which are then small enough for a small disk.
-
     Raises:
         PreflightError: If the jars cannot be downloaded.
         ConfigurationError: If there is no Java.

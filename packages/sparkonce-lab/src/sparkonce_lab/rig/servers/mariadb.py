@@ -25,13 +25,7 @@ _PROTOCOL = bytes([10])
 
 
 class MariaDBServer(Server):
-    """A server whose user ``root`` has no password. Its data is copied from a folder that is created once and cached.
-
-    Args:
-        folder: The folder for its data.
-        port: Defaults to a free port.
-        options: Additional server options, for example ``{"local-infile": "0"}``.
-    """
+    """A server whose user ``root`` has no password. Its data is copied from a cached folder."""
 
     def __init__(self, folder: Path, port: int | None = None, *, options: Mapping[str, str] | None = None) -> None:
         super().__init__(folder, port)

@@ -25,11 +25,6 @@ _JARS = ("io.pravega:pravega-standalone:0.13.0", "com.google.protobuf:protobuf-j
 class PravegaServer(Server):
     """See `Server`. The address for clients is `url`.
 
-    Args:
-        folder: The folder for its settings.
-        port: The controller's port.
-        settings: Additional lines of its settings file.
-
     Raises:
         PreflightError: If the jars cannot be downloaded.
         ConfigurationError: If there is no Java.

@@ -16,13 +16,7 @@ _FORMS_WITHIN_S = 60.0
 
 
 class RedisServer(Server):
-    """``redis-server`` with its append-only file.
-
-    Args:
-        folder: See `Server`.
-        port: See `Server`.
-        settings: Additional settings, by name. They take precedence over ours.
-    """
+    """``redis-server`` with its append-only file."""
 
     def __init__(self, folder: Path, port: int | None = None, settings: Mapping[str, str] | None = None) -> None:
         super().__init__(folder, port)
@@ -64,12 +58,7 @@ class RedisServer(Server):
 
 
 class RedisCluster:
-    """Three masters without replicas. Use it as a context manager.
-
-    Args:
-        folder: The folder for the nodes' data.
-        settings: Additional settings of the nodes, by name.
-    """
+    """Three masters without replicas. Use it as a context manager."""
 
     def __init__(self, folder: Path, settings: Mapping[str, str] | None = None) -> None:
         more = {
