@@ -202,7 +202,6 @@ def test_a_delta_table_is_read_by_its_log(tmp_path: Path) -> None:
         (root / "_delta_log" / f"{number:020}.json").write_text("\n".join(map(json.dumps, actions)))
         assert system.newest() == {1: 1, 2: 0}[number]
     assert system.read()["batch"].to_pylist() == [0]
-    assert system.labels() == ["noted"]
     (waiting / "delta" / "prepared").mkdir(parents=True)
     (waiting / "delta" / "prepared" / "a slot").touch()
     assert system.left_open() == ["a slot"]

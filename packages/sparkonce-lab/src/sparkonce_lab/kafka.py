@@ -96,11 +96,14 @@ def create_topic(
         if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
             raise
 
-    def led() -> bool:
+    give_up_at = time.monotonic() + timeout_s
+    while True:
         found = admin.list_topics(name, timeout=timeout_s).topics[name].partitions
-        return bool(found) and all(partition.leader >= 0 for partition in found.values())
-
-    _wait_until(led, f"every partition of {name} has a leader", timeout_s)
+        if found and all(partition.leader >= 0 for partition in found.values()):
+            return
+        if time.monotonic() > give_up_at:
+            raise TimeoutError(f"not every partition of {name} has a leader after {timeout_s} s")
+        time.sleep(_POLL_S)
 
 
 def produce(bootstrap: str, topic: str, messages: Iterable[Mapping[str, Any]], *, timeout_s: float = TIMEOUT_S) -> None:
@@ -365,14 +368,6 @@ def _ask(bootstrap: str | Mapping[str, Any], question: Callable[[KafkaAdminClien
                     f"{settings['bootstrap_servers']} gave no answer in {timeout_s} s: {error!r}"
                 ) from error
             time.sleep(_POLL_S)
-
-
-def _wait_until(holds: Callable[[], bool], what: str, timeout_s: float) -> None:
-    give_up_at = time.monotonic() + timeout_s
-    while not holds():
-        if time.monotonic() > give_up_at:
-            raise TimeoutError(f"not true after {timeout_s} s: {what}")
-        time.sleep(_POLL_S)
 
 
 _AT_ONCE = 10_000

@@ -95,13 +95,12 @@ def _show(console: Any, result: "Result", keep: Path | None) -> None:
 
 
 def _plain(result: "Result") -> dict[str, Any]:
-    variants = {"with_sparkonce": result.with_sparkonce, "without": result.without}
+    def shown(variant: "Variant") -> dict[str, Any]:
+        return {**dataclasses.asdict(variant), "proved": variant.proved, "exactly_once": variant.exactly_once}
+
     return {
         "ok": result.ok,
         "seconds": round(result.seconds, 1),
-        **{name: None if variant is None else _variant(variant) for name, variant in variants.items()},
+        "with_sparkonce": shown(result.with_sparkonce),
+        "without": None if result.without is None else shown(result.without),
     }
-
-
-def _variant(variant: "Variant") -> dict[str, Any]:
-    return {**dataclasses.asdict(variant), "proved": variant.proved, "exactly_once": variant.exactly_once}

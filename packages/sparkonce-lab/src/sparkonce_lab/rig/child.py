@@ -16,14 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from sparkonce.errors import SparkonceError
-from sparkonce_lab.rig.process import POLL_S, freeze, last_lines
+from sparkonce_lab.rig.process import POLL_S, freeze
 
 Event = Mapping[str, Any]
 """One line of the program's standard output, which is JSON. ``event`` is its kind."""
 
-_LAST_WORDS_S = 2.0
 _GONE_S = 20.0
-_LOG_LINES = 25
 _UNWANTED = ("SPARK_HOME", "SPARK_REMOTE", "PYSPARK_SUBMIT_ARGS", "PYSPARK_DRIVER_PYTHON")
 """Variables that would select a different Spark than the one that the jars are for, or start it differently."""
 
@@ -62,7 +60,6 @@ class Child:
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._listening = threading.Thread(target=self._listen, daemon=True)
         self._listening.start()
-        self._ended_at: float | None = None
         self._is_gone = False
 
     @property
@@ -108,18 +105,6 @@ class Child:
                 f"The query has not ended within {limit_s:.0f} s.", next_step=f"Read {self.log}."
             ) from None
 
-    def check_running(self) -> None:
-        """Raises `ChildError` with the end of its log if it has exited on its own.
-
-        It does not raise immediately, since the last events may still be on their way.
-        """
-        code = self.exit_code()
-        if code is None:
-            return
-        self._ended_at = self._ended_at or time.monotonic()
-        if time.monotonic() - self._ended_at > _LAST_WORDS_S:
-            raise self._ended(code)
-
     def pause(self) -> None:
         """Pauses it (SIGSTOP). On return, no thread of the program, its JVM or its workers is running."""
         freeze(lambda: session_of(self.pid))
@@ -158,27 +143,6 @@ class Child:
                 with suppress(BrokenPipeError):  # it never read the last line that was sent
                     pipe.close()
         self._is_gone = True
-
-    def stop(self, limit_s: float) -> None:
-        """Asks it to stop and waits for it, then ends whatever is left.
-
-        Raises:
-            ChildError: If it does not stop normally.
-        """
-        self.ask_to_stop()
-        try:
-            self.wait(limit_s)
-        finally:
-            self.kill()
-        if code := self.exit_code():
-            raise self._ended(code)
-
-    def _ended(self, code: int) -> ChildError:
-        return ChildError(
-            f"The query's process ended with exit code {code}. The end of {self.log}:\n"
-            f"{last_lines(self.log, _LOG_LINES)}\n",
-            next_step=f"Read {self.log}.",
-        )
 
     def _listen(self) -> None:
         if self._process.stdout is None:

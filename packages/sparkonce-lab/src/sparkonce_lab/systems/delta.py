@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -74,27 +74,16 @@ class DeltaSystem(FilesSystem):
             path.unlink()
         return bool(found)
 
-    def actions(self) -> Iterator[dict[str, Any]]:
-        """Yields the actions of the versions, from the first one on.
-
-        After thousands of versions, a table has lost the first.
-        """
-        for version in sorted((self.root / _LOG).glob("*.json")):
-            yield from map(json.loads, version.read_text().splitlines())
-
     def published(self) -> Sequence[Path]:
+        """Lists the files of the newest version. After thousands of versions, a table has lost the first."""
         found: dict[str, None] = {}
-        for action in self.actions():
-            if "remove" in action:
-                found.pop(action["remove"]["path"], None)
-            elif "add" in action:
-                found[action["add"]["path"]] = None
+        for version in sorted((self.root / _LOG).glob("*.json")):
+            for action in map(json.loads, version.read_text().splitlines()):
+                if "remove" in action:
+                    found.pop(action["remove"]["path"], None)
+                elif "add" in action:
+                    found[action["add"]["path"]] = None
         return [self.root / unquote(path) for path in found]
-
-    def labels(self) -> list[str]:
-        """Lists the notes of all versions that have one."""
-        infos = (action["commitInfo"] for action in self.actions() if "commitInfo" in action)
-        return [info["userMetadata"] for info in infos if "userMetadata" in info]
 
     def left_open(self) -> Sequence[str]:
         """See `System.left_open`. Returns waiting rows."""
