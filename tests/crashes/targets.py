@@ -303,7 +303,7 @@ def rabbit(name: str, make: Any, requests: Mapping[str, Any], *preload: str, **m
     return Target(name, make, preload=preload, requests=requests, rows=text_rows, cannot=cannot, **waits, **more)
 
 
-STREAM = ("sparkonce_rabbitmq.sinks.writer", "sparkonce_rabbitmq.sinks.committer")
+STREAM = ("sparkonce_rabbitmq.sinks.messages", "sparkonce_rabbitmq.sinks.committer")
 QUEUE = ("sparkonce_rabbitmq.sinks.queue_publisher", "sparkonce.sinks.write_ahead.committer")
 WAITING = (
     write_ahead("write-ahead", "slot"),

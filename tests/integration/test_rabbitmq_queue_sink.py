@@ -15,8 +15,7 @@ from sparkonce.write_ahead import ApplyToken, RefusedError
 from sparkonce_lab.systems.rabbitmq import RabbitQueueSystem
 from sparkonce_rabbitmq.server import RabbitMQ
 from sparkonce_rabbitmq.sinks.queue_publisher import DEDUPLICATION_HEADER, QueuePublish, check_exchange
-from sparkonce_rabbitmq.sinks.queue_rows import queue_columns
-from sparkonce_rabbitmq.sinks.queue_sink import RabbitMQQueueSink
+from sparkonce_rabbitmq.sinks.queue_sink import RabbitMQQueueSink, queue_columns
 
 pytestmark = USES_RABBIT
 

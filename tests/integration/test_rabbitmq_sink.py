@@ -27,8 +27,7 @@ from sparkonce_rabbitmq.server import RabbitMQ
 from sparkonce_rabbitmq.sinks import publishing
 from sparkonce_rabbitmq.sinks.committer import StreamCommitter
 from sparkonce_rabbitmq.sinks.connection import PublisherConnection, connect_to
-from sparkonce_rabbitmq.sinks.ids import Ids
-from sparkonce_rabbitmq.sinks.publishing import Publisher
+from sparkonce_rabbitmq.sinks.publishing import Ids, Publisher
 from sparkonce_rabbitmq.sinks.sink import RabbitMQStreamSink
 
 pytestmark = USES_RABBIT

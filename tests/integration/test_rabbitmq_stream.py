@@ -27,8 +27,8 @@ from sparkonce_lab.rig.proxy import FaultProxy
 from sparkonce_lab.rig.servers.rabbitmq import RabbitServer
 from sparkonce_lab.systems.rabbitmq import RabbitStreamSystem, new_super_stream
 from sparkonce_rabbitmq.server import RabbitMQ
-from sparkonce_rabbitmq.stream.amqp import with_sections
 from sparkonce_rabbitmq.stream.asking import StreamAsker
+from sparkonce_rabbitmq.stream.chunks import with_sections
 from sparkonce_rabbitmq.stream.places import Places, StreamRange, beginning, ranges_of
 from sparkonce_rabbitmq.stream.reading import RangeReader
 

@@ -22,7 +22,7 @@ ALLOWED = {
     "sparkonce_rabbitmq/sinks/queue_publisher.py": "bytes, numbers, and strings that are known to be UTF-8",
     "sparkonce_rabbitmq/sinks/routing.py": "bytes",
     "sinks/redis/names.py": "bytes",
-    "sparkonce_rabbitmq/stream/amqp.py": "what a broker has sent as UTF-8",
+    "sparkonce_rabbitmq/stream/chunks.py": "what a broker has sent as UTF-8",
 }
 """The modules that may, and what they convert."""
 

@@ -47,7 +47,7 @@ from sparkonce.watch.figures import InDoubt, WatchedBatch, WatchedEvent
 from sparkonce.watch.timeline import RunNow, TimelineReader, TimelineSegment
 from sparkonce_rabbitmq.queue.messages import QueueMessage, id_of
 from sparkonce_rabbitmq.queue.segments import Segment, Segments
-from sparkonce_rabbitmq.sinks.ids import Ids
+from sparkonce_rabbitmq.sinks.publishing import Ids
 from sparkonce_rabbitmq.stream.places import behind, ranges_of
 
 TOKEN = Token(5, "60a1de0a")

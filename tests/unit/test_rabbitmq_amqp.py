@@ -11,8 +11,8 @@ import pytest
 from rstream import AMQPMessage, Properties
 
 from sparkonce.errors import PrepareError
-from sparkonce_rabbitmq.stream import amqp
-from sparkonce_rabbitmq.stream.amqp import with_sections
+from sparkonce_rabbitmq.stream import chunks
+from sparkonce_rabbitmq.stream.chunks import with_sections
 
 
 def rows(*values: bytes) -> pa.RecordBatch:
@@ -58,7 +58,7 @@ def test_bodies_of_bytes_are_taken_out_at_once(monkeypatch: pytest.MonkeyPatch) 
     assert [body for body, _, _ in apart(text, number)] == [b"hello", b"7"]
     assert json.loads(apart(number)[0][0]) == 7
 
-    monkeypatch.setattr(amqp, "_taken_apart", None)
+    monkeypatch.setattr(chunks, "_taken_apart", None)
     bodies = [b"", b"a", b"bc" * 100, b"\xa0\xb0", b"x" * 300]
     values = [data(one, is_long=len(one) > 255 or number % 2 == 1) for number, one in enumerate(bodies)]
     assert apart(*values) == [(one, None, None) for one in bodies]

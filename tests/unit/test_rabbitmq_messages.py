@@ -11,10 +11,10 @@ from rstream.amqp import amqp_decoder
 from sparkonce.errors import PrepareError, SchemaError
 from sparkonce.sinks.write_ahead.application import ApplyToken
 from sparkonce_rabbitmq.server import RabbitMQ
-from sparkonce_rabbitmq.sinks.ids import MOST_ROWS, Ids, batch_of
 from sparkonce_rabbitmq.sinks.messages import MESSAGE, columns_of, encode, frames
+from sparkonce_rabbitmq.sinks.publishing import MOST_ROWS, Ids, batch_of
 from sparkonce_rabbitmq.sinks.queue_publisher import QueuePublish
-from sparkonce_rabbitmq.sinks.queue_rows import check_rows
+from sparkonce_rabbitmq.sinks.queue_sink import check_rows
 
 ROOM = 1 << 20
 PAIRS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.string())]))

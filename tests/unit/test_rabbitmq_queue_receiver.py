@@ -12,10 +12,9 @@ import pytest
 
 from sparkonce.errors import ConfigurationError, CorruptRecordError, NewerFormatError, SupersededError
 from sparkonce.storage.files import CheckpointFiles, Landed, PutUnknownError, Taken
-from sparkonce_rabbitmq.queue.memory import Memory
 from sparkonce_rabbitmq.queue.messages import QueueMessage, id_of
 from sparkonce_rabbitmq.queue.progress import NEXT, QUEUE, FinishedSegments, Progress
-from sparkonce_rabbitmq.queue.receiver import Acknowledge, Receiver, ReceiverSettings
+from sparkonce_rabbitmq.queue.receiver import Acknowledge, Memory, Receiver, ReceiverSettings
 from sparkonce_rabbitmq.queue.segments import Segment, Segments
 
 KEPT = "sparkonce-queue/orders"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from sparkonce.protocol.ownership import Token
 from sparkonce.sink import Owner, WriterContext
 from sparkonce.sinks.write_ahead.application import RefusedError
 from sparkonce_rabbitmq.server import RabbitMQ
-from sparkonce_rabbitmq.sinks.routing import ROUTE, RowsByStream, by_stream, routes, total
+from sparkonce_rabbitmq.sinks.routing import ROUTE, by_stream, counts_text, routes, total
 from sparkonce_rabbitmq.sinks.sink import RabbitMQStreamSink
 
 
@@ -59,10 +61,8 @@ def test_a_key_leads_to_the_partition_of_the_other_clients(partitions: int) -> N
 def test_rows_are_counted_and_parted_in_their_order() -> None:
     streams = ["s-0", "s-1", "s-2"]
     rows = pa.record_batch({"message": [b"0", b"1", b"2", b"3"], ROUTE: pa.array([2, 0, 2, 0], pa.int32())})
-    counts = RowsByStream(streams)
-    for piece in (rows.slice(0, 3), rows.slice(3)):
-        counts.add(piece.column(ROUTE))
-    assert total([counts.text(), counts.text()]) == {"s-0": 4, "s-1": 0, "s-2": 4}
+    counted = counts_text(streams, [2, 0, 2])
+    assert total([counted, counted]) == {"s-0": 4, "s-1": 0, "s-2": 4}
     assert total(["", ""]) == {}
     parts = {stream: part.column("message").to_pylist() for stream, part in by_stream(rows, streams)}
     assert parts == {"s-0": [b"1", b"3"], "s-1": [], "s-2": [b"0", b"2"]}
@@ -95,6 +95,24 @@ def test_rows_are_published_at_once_to_the_partitions_by_which_they_are_routed(
     )
     writer: Any = sink.writer(WriterContext(owner=owner, batch=0, slot=0, copy="1.0.0"))
     assert writer._apply_now.streams == streams
+
+
+def test_a_writer_counts_its_rows_by_stream(tmp_path: Path) -> None:
+    sink = RabbitMQStreamSink(RabbitMQ(), super_stream="t", route_by="k", folder=tmp_path)
+    sink.folder().make()
+    streams = ["t-0", "t-1", "t-2"]
+    facts = {"identity": sink.folder().identity(), "frame_max": "1048576", "partitions": json.dumps(streams)}
+    owner = Owner(query="0123456789ab", token=Token(1, "00112233"), facts=facts)
+    writer: Any = sink.writer(WriterContext(owner=owner, batch=0, slot=0, copy="1.0.0"))
+    keys = pa.array([f"k{number}" for number in range(20)])
+    rows = pa.record_batch({"value": keys, "k": keys})
+    writer.begin()
+    for piece in (rows.slice(0, 13), rows.slice(13)):
+        writer.write(piece)
+    writer.abort()
+    wanted = Counter(streams[number] for number in routes(keys, 3).to_pylist())
+    assert len(wanted) == 3
+    assert total([writer.parts()]) == wanted
 
 
 def test_what_belongs_together() -> None:

@@ -48,15 +48,7 @@ _given = attrgetter(*_PROPERTIES)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerSettings:
-    """The settings of a consumer.
-
-    Attributes:
-        server: The server and the user.
-        queue: The queue's name.
-        prefetch: The maximum number of delivered but unacknowledged messages.
-        exclusive: True if nobody else may consume at the same time.
-        patience_s: How long the server, or the store, may be unreachable.
-    """
+    """The settings of a consumer; see `read_rabbitmq_queue`."""
 
     server: RabbitMQ
     queue: str

@@ -39,15 +39,7 @@ Place = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueOptions:
-    """The settings of a source.
-
-    Attributes:
-        files: The query's checkpoint.
-        consumer: The settings of the connection.
-        receiver: The settings of the receiver.
-        most: The maximum number of rows in a batch; None for all.
-        partitions: The maximum number of partitions in a batch.
-    """
+    """The settings of a source; see `read_rabbitmq_queue`. Its ``files`` are those of the query's checkpoint."""
 
     files: CheckpointFiles
     consumer: ConsumerSettings

@@ -88,17 +88,15 @@ def id_of(message: QueueMessage, identify: Identify) -> bytes:
 def rows_of(messages: Sequence[QueueMessage]) -> pa.RecordBatch:
     """Converts messages to rows."""
     columns = dict(zip(QueueMessage._fields, zip(*messages, strict=True), strict=True))
-    columns["timestamp"] = [_microseconds(one) for one in columns["timestamp"]]
+    # Publishers may set any 64 bits as the seconds, also ones that Spark cannot represent.
+    columns["timestamp"] = [
+        one * 1_000_000 if one is not None and abs(one) <= _MOST_SECONDS else None for one in columns["timestamp"]
+    ]
     arrays = [
         _maps(columns[field.name]) if pa.types.is_map(field.type) else pa.array(columns[field.name], field.type)
         for field in SCHEMA
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
-
-
-def _microseconds(seconds: int | None) -> int | None:
-    """Returns a time as Spark represents it; None if it cannot, since publishers may set any 64 bits."""
-    return seconds * 1_000_000 if seconds is not None and -_MOST_SECONDS <= seconds <= _MOST_SECONDS else None
 
 
 def _maps(each: Sequence[Any]) -> pa.MapArray:

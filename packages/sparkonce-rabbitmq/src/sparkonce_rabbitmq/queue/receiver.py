@@ -12,37 +12,64 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
 from sparkonce.errors import CorruptRecordError, SupersededError
 from sparkonce.source import PutUnknownError
-from sparkonce_rabbitmq.queue.memory import Memory
 from sparkonce_rabbitmq.queue.messages import Identify, QueueMessage, id_of, rows_of
 from sparkonce_rabbitmq.queue.progress import FinishedSegments, Progress
 from sparkonce_rabbitmq.queue.segments import Segment, Segments, arrow_stream, new_token, superseded
 
+
+class Memory:
+    """Remembers the newest ids, and all ids in unfinished batches.
+
+    Args:
+        most: The number of ids that are remembered if their batches are finished.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._numbers: dict[bytes, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def find(self, identity: bytes) -> int | None:
+        """Returns the number of the segment that contains a message; None if it is not remembered."""
+        return self._numbers.get(identity)
+
+    def add(self, identities: Iterable[bytes], number: int) -> None:
+        """Remembers the messages of a segment. Segments are added in ascending order."""
+        self._numbers.update(dict.fromkeys(identities, number))
+
+    def forget(self, finished: int) -> None:
+        """Forgets the oldest ids in excess of the limit.
+
+        Args:
+            finished: The number of the first unfinished segment. From there on, nothing is forgotten.
+        """
+        for identity in list(self._numbers)[: max(0, len(self._numbers) - self._most)]:
+            if self._numbers[identity] >= finished:
+                return
+            del self._numbers[identity]
+
+
 Acknowledge = Literal["finished", "stored"]
 
 _CLAIMS = 100
-
 _SPARE_SEGMENTS = 16
 """Finished segments are deleted in groups of at least this many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReceiverSettings:
-    """The settings of a receiver.
+    """The settings of a receiver; see `read_rabbitmq_queue`.
 
     Attributes:
-        identify: How messages are identified.
-        acknowledge: When messages are acknowledged: when their batch is ``finished``, or when they are ``stored``.
-        remember: The number of ids that are remembered.
-        most_ahead: With ``stored``, acknowledgments pause while this many rows are waiting for a batch.
-        segment_rows: The maximum number of rows in a segment.
         segment_bytes: The total size of bodies at which a segment is full.
-        linger_s: How long a message waits for others in its segment.
     """
 
     identify: Identify = "message_id"

@@ -7,20 +7,18 @@ Shared by both sides:
 
 On the executors:
 
-- ``messages``: rows as messages, and messages as frames
+- ``messages``: rows as messages, which wait until they are decided, and messages as frames
 - ``routing``: the partition of a super stream to which a row goes
-- ``writer``: stores encoded rows until they are decided
 
 On the driver:
 
 - ``preflight``: checks the stream
 - ``committer``: commits and aborts, and compares the stream with what it should have
-- ``publishing``: publishes the rows of a batch in order; ``ids`` computes their publishing ids
+- ``publishing``: publishes the rows of a batch in order, under ids that every process computes
 
 For queues:
 
-- ``queue_sink``: the settings of the sink for queues
-- ``queue_rows``: checks rows on the executors
+- ``queue_sink``: the settings of the sink for queues, and the checks of its rows on the executors
 - ``queue_publisher``: publishes decided rows, on the driver
 - ``amqp``: connections, also used by the source
 """

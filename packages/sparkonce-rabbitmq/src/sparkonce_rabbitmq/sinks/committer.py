@@ -9,8 +9,7 @@ from sparkonce.errors import OutageError, UnknownOutcomeError
 from sparkonce.sink import Facts, Finished, Handle, Outcome, TransactionName
 from sparkonce.write_ahead import Answers, CallSettings, Entry, WriteAheadCommitter, WriteAheadFolder
 from sparkonce_rabbitmq.sinks.connection import StreamRefusedError
-from sparkonce_rabbitmq.sinks.ids import Ids
-from sparkonce_rabbitmq.sinks.publishing import Publisher, StreamApplication, ahead, why_behind
+from sparkonce_rabbitmq.sinks.publishing import Ids, Publisher, StreamApplication, ahead, why_behind
 from sparkonce_rabbitmq.sinks.routing import total
 
 _IdsByStream = dict[str, Ids]

@@ -197,8 +197,10 @@ class StreamConnection:
 
     def _handled(self, data: bytes) -> schema.Frame:
         """Returns a frame that may be a response, after handling frames of other kinds."""
+        if data[:2] == _PARTITIONS:  # RabbitMQ 3.10 responds with the request's own key
+            data = b"\x80" + data[1:]
         try:
-            frame: Any = decode_frame(_with_response_bit(data))
+            frame: Any = decode_frame(data)
         except ValueError as error:  # including a chunk with a wrong checksum
             raise ConnectionError(
                 f"{self.where} sent a frame that cannot be read: {error.__cause__ or error}"
@@ -307,7 +309,9 @@ def connect_to(kind: type[Kind], server: RabbitMQ, stream: str, *, leader: bool 
         connection.close()
         try:
             connection = kind(server, None if server.load_balancer else address)
-            if connection.advertised in wanted and not (leader and _leads_no_more(connection, stream)):
+            # Ask the node itself if it leads: the one that named it may not know yet that there is another leader.
+            here = connection.advertised
+            if here in wanted and (not leader or connection.nodes_of(stream)[0] == here):
                 return connection
         except OUTAGES as error:
             problem = error
@@ -318,11 +322,6 @@ def connect_to(kind: type[Kind], server: RabbitMQ, stream: str, *, leader: bool 
     raise problem or ConnectionError(f"No node of the stream {stream!r} was reached")
 
 
-def _leads_no_more(connection: StreamConnection, stream: str) -> bool:
-    """Queries the node itself: the one that named it may not know yet that there is another leader."""
-    return connection.nodes_of(stream)[0] != connection.advertised
-
-
 def _in_order(nodes: Iterable[Node], here: Node, *, leader: bool) -> list[Node]:
     """Returns the suitable nodes, best first."""
     first, *others = nodes
@@ -330,8 +329,3 @@ def _in_order(nodes: Iterable[Node], here: Node, *, leader: bool) -> list[Node]:
         return [first]
     random.shuffle(others)
     return sorted([*others, first], key=lambda node: node != here)  # any will do, and this one is connected
-
-
-def _with_response_bit(frame: bytes) -> bytes:
-    """Returns the frame. RabbitMQ 3.10 responds to the request for partitions with the request's own key."""
-    return b"\x80" + frame[1:] if frame[:2] == _PARTITIONS else frame

@@ -1,16 +1,26 @@
-"""Rows as stream messages, and messages as frames that publish them, processing whole columns at a time."""
+"""Rows as stream messages, and messages as frames that publish them, processing whole columns at a time.
+
+Executors encode rows where they are computed, and stage them as messages.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from sparkonce.errors import PrepareError, SchemaError
+from sparkonce.write_ahead import Apply, WriteAheadFolder, WriteAheadWriter
+from sparkonce_rabbitmq.sinks.routing import ROUTE, counts_text, routes
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    from sparkonce.sink import WriterContext
+
 
 Body = Literal["amqp", "raw"]
 
@@ -26,7 +36,6 @@ longer one. A longer `to` or `subject` can be read.
 """
 
 SHORT_BYTES = 255
-
 APPLICATION_PROPERTIES = "application_properties"
 MESSAGE = "message"
 """The column in which encoded messages are staged."""
@@ -54,8 +63,6 @@ def columns_of(schema: pa.Schema, body: Body, route_by: str = "") -> list[str]:
     Raises:
         SchemaError: If a column is missing, unknown, or of the wrong type. The message names it.
     """
-    import pyarrow as pa
-
     known = {VALUE: "string or binary"}
     if body == "amqp":
         known |= {name: "string" for name in PROPERTIES if name} | {
@@ -91,8 +98,6 @@ def columns_of(schema: pa.Schema, body: Body, route_by: str = "") -> list[str]:
 
 
 def _is_pairs(kind: pa.DataType) -> bool:
-    import pyarrow as pa
-
     if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)) or not pa.types.is_struct(kind.value_type):
         return False
     return [(field.name, str(field.type)) for field in kind.value_type] == [("key", "string"), ("value", "string")]
@@ -109,9 +114,6 @@ def encode(rows: pa.RecordBatch, body: Body, most_bytes: int) -> pa.RecordBatch:
     Raises:
         PrepareError: If the stream cannot accept a row. The message names it.
     """
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     value = _binary(rows.column(VALUE))
     _refuse(pc.is_null(value), rows, lambda at: f"The {VALUE} of row {at} is null, and a message has a body.")
     message = value
@@ -133,10 +135,6 @@ def encode(rows: pa.RecordBatch, body: Body, most_bytes: int) -> pa.RecordBatch:
 
 def _check_short(rows: pa.RecordBatch) -> None:
     """Refuses what RabbitMQ would accept into the stream, but could not deliver to AMQP 0-9-1 readers."""
-    import numpy as np
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     for name in SHORT_PROPERTIES:
         if name in rows.schema.names:
             sizes = pc.binary_length(_binary(rows.column(name)))
@@ -160,8 +158,6 @@ def _too_long(name: str, sizes: pa.Array, at: int) -> str:
 
 
 def _refuse(wrong: pa.Array, rows: pa.RecordBatch, why: Callable[[int], str]) -> None:
-    import pyarrow.compute as pc
-
     at = pc.index(wrong, True).as_py()
     if at >= 0:
         raise PrepareError(
@@ -171,28 +167,19 @@ def _refuse(wrong: pa.Array, rows: pa.RecordBatch, why: Callable[[int], str]) ->
 
 
 def _binary(column: pa.Array) -> pa.Array:
-    import pyarrow as pa
-
     return column.cast(pa.large_binary())
 
 
 def _constant(value: bytes, rows: pa.RecordBatch) -> pa.Array:
-    import pyarrow as pa
-
     return pa.repeat(pa.scalar(value, pa.large_binary()), rows.num_rows)
 
 
 def _length(column: pa.Array) -> pa.Array:
     """Returns the length of each value as four bytes; null for null."""
-    import pyarrow.compute as pc
-
     return _big_endian(pc.binary_length(column))
 
 
 def _big_endian(numbers: pa.Array) -> pa.Array:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     raw = pc.fill_null(numbers, 0).to_numpy(zero_copy_only=False).astype(">u4")
     made = pa.FixedSizeBinaryArray.from_buffers(pa.binary(_COUNT_BYTES), len(raw), [None, pa.py_buffer(raw.tobytes())])
     made = made.cast(pa.binary()).cast(pa.large_binary())
@@ -200,16 +187,10 @@ def _big_endian(numbers: pa.Array) -> pa.Array:
 
 
 def _joined(*parts: pa.Array) -> pa.Array:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     return pc.binary_join_element_wise(*parts, pa.scalar(b"", pa.large_binary()))
 
 
 def _text(column: pa.Array, prefix: pa.Array) -> pa.Array:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     value = _binary(column)
     return pc.fill_null(_joined(prefix, _length(value), value), pa.scalar(_NULL, pa.large_binary()))
 
@@ -226,10 +207,6 @@ def _properties(rows: pa.RecordBatch) -> pa.Array:
 
 def _application_properties(column: pa.Array) -> pa.Array:
     """Returns the section for each row; empty for null."""
-    import numpy as np
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     column = pc.fill_null(column, pa.scalar([], column.type)) if column.null_count else column
     offsets = column.offsets.to_numpy()
     pairs = column.values.slice(offsets[0], offsets[-1] - offsets[0])
@@ -266,9 +243,6 @@ def frames(messages: pa.Array, first_id: int, most_bytes: int) -> Iterator[Frame
         first_id: The publishing id of the first of them.
         most_bytes: The maximum size of a frame's payload. Each message fits.
     """
-    import numpy as np
-    import pyarrow as pa
-
     count = len(messages)
     if not count:
         return
@@ -286,3 +260,44 @@ def frames(messages: pa.Array, first_id: int, most_bytes: int) -> Iterator[Frame
         end = max(int(np.searchsorted(ends, ends[at] + most_bytes, side="right")) - 1, at + 1)
         yield Frame(first_id + at, end - at, data[ends[at] : ends[end]])
         at = end
+
+
+class MessageWriter(WriteAheadWriter):
+    """Writes one task attempt's rows as messages; see `WriteAheadWriter` and `encode`.
+
+    Args:
+        route_by: The column with the key that determines a row's partition; empty for a single stream.
+        partitions: The streams of the super stream.
+    """
+
+    def __init__(
+        self,
+        folder: WriteAheadFolder,
+        prefix: str,
+        context: WriterContext,
+        *,
+        body: Body,
+        most_bytes: int,
+        route_by: str = "",
+        partitions: Sequence[str] = (),
+        apply_now: Apply | None = None,
+    ) -> None:
+        super().__init__(folder, prefix, context, apply_now)
+        self._body = body
+        self._most_bytes = most_bytes
+        self._route_by = route_by
+        self._partitions = partitions
+        self._counts = np.zeros(len(partitions), np.int64)
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        """See `SinkWriter.write`."""
+        messages = encode(rows, self._body, self._most_bytes)
+        if self._route_by:
+            numbers = routes(rows.column(self._route_by), len(self._partitions))
+            messages = messages.from_arrays([*messages.columns, numbers], [*messages.schema.names, ROUTE])
+            self._counts += np.bincount(numbers.to_numpy(), minlength=len(self._counts))
+        super().write(messages)
+
+    def parts(self) -> str:
+        """See `WriteAheadWriter.parts`."""
+        return counts_text(self._partitions, self._counts) if self._route_by else ""

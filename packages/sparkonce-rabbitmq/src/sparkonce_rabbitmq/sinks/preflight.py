@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING
 
 from sparkonce.errors import PreflightError
 from sparkonce_rabbitmq.sinks.connection import (
@@ -17,8 +18,6 @@ from sparkonce_rabbitmq.sinks.connection import (
 
 if TYPE_CHECKING:
     from sparkonce_rabbitmq.server import RabbitMQ
-
-_Answer = TypeVar("_Answer")
 
 _LEADER_WITHIN_S = 30.0
 _POLL_S = 0.2
@@ -40,18 +39,11 @@ def check_stream(settings: RabbitMQ, stream: str, publisher: str) -> int:
     Raises:
         PreflightError: If not. The message names the setting and its value.
     """
-
-    def check() -> int:
-        connection = _connect(settings, stream)
-        try:
-            connection.declare(stream, publisher)
-            if publisher:
-                connection.sequence(stream, publisher)
-            return connection.frame_max
-        finally:
-            connection.close()
-
-    return _asked(settings, check)
+    with _refusals(settings), closing(_connect(settings, stream)) as connection:
+        connection.declare(stream, publisher)
+        if publisher:
+            connection.sequence(stream, publisher)
+        return connection.frame_max
 
 
 def partitions_of(settings: RabbitMQ, super_stream: str) -> Sequence[str]:
@@ -60,21 +52,15 @@ def partitions_of(settings: RabbitMQ, super_stream: str) -> Sequence[str]:
     Raises:
         PreflightError: If that is not possible. The message names the setting and its value.
     """
-
-    def ask() -> Sequence[str]:
-        connection = StreamConnection(settings)
-        try:
-            return connection.partitions_of(super_stream)
-        finally:
-            connection.close()
-
-    return _asked(settings, ask)
+    with _refusals(settings), closing(StreamConnection(settings)) as connection:
+        return connection.partitions_of(super_stream)
 
 
-def _asked(settings: RabbitMQ, ask: Callable[[], _Answer]) -> _Answer:
+@contextmanager
+def _refusals(settings: RabbitMQ) -> Iterator[None]:
     host, port = settings.stream_address
     try:
-        return ask()
+        yield
     except StreamRefusedError as error:
         step = _NEXT_STEPS.get(error.code, "Read the server's log, and start again.")
         raise PreflightError(

@@ -1,10 +1,13 @@
-"""The publisher: publishes the rows of a decided batch to the stream, in order, each once.
+"""Publishes the rows of a decided batch to the stream, in order, each once.
 
 The stream's leader remembers the highest publishing id of each publisher's name, and drops a message whose id is not
 above it. A row is therefore there once, however often it is published, as long as **no id is accepted before the one
 below it**. This holds because each process that publishes a group of rows queries the highest id first, continues
 directly after it, and sends one frame at a time. It holds for several concurrent processes: each of them sends a row
 only after all rows before it were confirmed to it, and so were accepted from some process.
+
+All processes compute the same ids. An id consists of the batch's number plus one, the number of the group of slots that
+were committed together, and the row's position in that group, so ids increase in the order of publishing.
 
 The reported id may be ahead of what is replicated, so its row is published again: the server confirms a message that it
 drops only when the message that it has is safe.
@@ -30,7 +33,6 @@ from sparkonce.write_ahead import (
     read,
 )
 from sparkonce_rabbitmq.sinks.connection import FINAL, PublisherConnection, StreamRefusedError, connect_to
-from sparkonce_rabbitmq.sinks.ids import Ids, batch_of
 from sparkonce_rabbitmq.sinks.messages import FRAME_OVERHEAD_BYTES, MESSAGE, frames
 from sparkonce_rabbitmq.sinks.routing import by_stream, total
 
@@ -38,6 +40,48 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from sparkonce_rabbitmq.server import RabbitMQ
+
+
+_GROUP_BITS, _PLACE_BITS = 5, 28
+MOST_ROWS = 1 << _PLACE_BITS
+"""The number of rows that one batch can have."""
+
+_MOST_GROUPS = 1 << _GROUP_BITS
+_MOST_BATCHES = (1 << (63 - _GROUP_BITS - _PLACE_BITS)) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Ids:
+    """The ids of the rows of one group, without a gap.
+
+    Attributes:
+        first: The first row's id.
+        last: The last row's id.
+    """
+
+    first: int
+    last: int
+
+    @classmethod
+    def of(cls, batch: int, group: int, rows: int) -> Ids:
+        """Returns the ids of a group's rows.
+
+        Raises:
+            OverflowError: If there are too many batches, groups or rows for an id.
+        """
+        if not (0 <= batch < _MOST_BATCHES and 0 <= group < _MOST_GROUPS and 0 < rows <= MOST_ROWS):
+            raise OverflowError(
+                f"Batch {batch} with {rows} rows in group {group} has no publishing ids: they count {_MOST_BATCHES} "
+                f"batches, {_MOST_GROUPS} groups of each and {MOST_ROWS} rows of each."
+            )
+        first = (((batch + 1) << _GROUP_BITS) | group) << _PLACE_BITS
+        return cls(first, first + rows - 1)
+
+
+def batch_of(sequence: int) -> int:
+    """Returns the batch of an id; -1 for 0, which is not an id."""
+    return (sequence >> (_GROUP_BITS + _PLACE_BITS)) - 1
+
 
 _Answer = TypeVar("_Answer")
 

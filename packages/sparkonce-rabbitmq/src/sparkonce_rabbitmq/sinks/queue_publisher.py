@@ -17,7 +17,7 @@ from pika.exceptions import AMQPError, ChannelClosedByBroker
 from sparkonce.errors import PreflightError
 from sparkonce.write_ahead import ApplyToken, RefusedError
 from sparkonce_rabbitmq.sinks.amqp import FAILED, NOT_FOUND, amqp_parameters, is_refused_login, said
-from sparkonce_rabbitmq.sinks.queue_rows import CONTENT_TYPE, MESSAGE_ID, ROUTING_KEY, VALUE
+from sparkonce_rabbitmq.sinks.queue_sink import CONTENT_TYPE, MESSAGE_ID, ROUTING_KEY, VALUE
 
 if TYPE_CHECKING:
     from sparkonce_rabbitmq.server import RabbitMQ

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from sparkonce.errors import PrepareError, SchemaError
 from sparkonce.write_ahead import RefusedError
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 ROUTE = "route"
 """The staged column with the number of a message's partition."""
@@ -25,8 +24,6 @@ def check_key(schema: pa.Schema, route_by: str) -> None:
     Raises:
         SchemaError: If it is missing, or not a string.
     """
-    import pyarrow as pa
-
     kind = schema.field(route_by).type if route_by in schema.names else None
     if kind is None or not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
         raise SchemaError(
@@ -42,7 +39,6 @@ def routes(keys: pa.Array, partitions: int) -> pa.Array:
         PrepareError: If a key is null.
     """
     import mmh3
-    import pyarrow as pa
 
     if keys.null_count:
         raise PrepareError(
@@ -53,27 +49,9 @@ def routes(keys: pa.Array, partitions: int) -> pa.Array:
     return pa.array([mmh3.hash(key, _SEED, signed=False) % partitions for key in hashed], pa.int32())
 
 
-class RowsByStream:
-    """The number of rows by stream, in the order of partitions, as stored in a handle.
-
-    Args:
-        streams: The partitions.
-    """
-
-    def __init__(self, streams: Sequence[str]) -> None:
-        self._streams = streams
-        self._counts = [0] * len(streams)
-
-    def add(self, numbers: pa.Array) -> None:
-        """Counts rows, given the numbers of their partitions."""
-        import numpy as np
-
-        found = np.bincount(numbers.to_numpy(), minlength=len(self._counts))
-        self._counts = [before + int(more) for before, more in zip(self._counts, found, strict=True)]
-
-    def text(self) -> str:
-        """Serializes the counts for a handle."""
-        return json.dumps(list(zip(self._streams, self._counts, strict=True)))
+def counts_text(streams: Sequence[str], counts: Iterable[int]) -> str:
+    """Serializes the number of rows by stream, in the order of partitions, for a handle."""
+    return json.dumps([(stream, int(count)) for stream, count in zip(streams, counts, strict=True)])
 
 
 def total(texts: Iterable[str]) -> dict[str, int]:
@@ -90,8 +68,6 @@ def by_stream(rows: pa.RecordBatch, streams: Sequence[str]) -> Iterator[tuple[st
     Raises:
         RefusedError: If a row has the number of a partition that is not among the streams.
     """
-    import pyarrow.compute as pc
-
     if ROUTE not in rows.schema.names:
         yield streams[0], rows
         return

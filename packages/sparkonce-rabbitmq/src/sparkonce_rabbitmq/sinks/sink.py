@@ -170,7 +170,7 @@ class RabbitMQStreamSink(WriteAheadSink):
 
     def writer(self, context: WriterContext) -> SinkWriter:
         """See `TwoPhaseCommitSink.writer`."""
-        from sparkonce_rabbitmq.sinks.writer import MessageWriter
+        from sparkonce_rabbitmq.sinks.messages import MessageWriter
 
         # A row's number refers to the recorded partitions: one that the server has added since is not used yet.
         partitions = json.loads(context.owner.facts.get("partitions", "[]"))

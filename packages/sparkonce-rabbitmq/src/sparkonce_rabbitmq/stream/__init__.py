@@ -4,5 +4,5 @@
 - ``places``: computes with positions, as Spark stores them
 - ``asking``: the driver's side: where streams begin and end
 - ``reading``: a task's side: a part of a stream
-- ``chunks``, ``amqp``: what the server sends, as Arrow columns
+- ``chunks``: what the server sends, as Arrow columns
 """

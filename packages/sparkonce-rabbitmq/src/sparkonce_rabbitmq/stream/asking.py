@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from datetime import datetime
 from typing import TypeVar
 
@@ -48,11 +48,8 @@ class StreamAsker:
         """Returns a super stream's streams."""
 
         def ask() -> tuple[str, ...]:
-            connection = ConsumerConnection(self._server)
-            try:
+            with closing(ConsumerConnection(self._server)) as connection:
                 return tuple(connection.partitions_of(super_stream))
-            finally:
-                connection.close()
 
         return self._patiently(super_stream, ask)
 

@@ -46,19 +46,12 @@ _TASK_PATIENCE_S = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamOptions:
-    """The settings of a source, as passed in an option.
+    """The settings of a source, as passed in an option; see `read_rabbitmq_stream`.
 
     Attributes:
-        server: The server's settings.
         streams: The streams, or one super stream.
-        super_stream: True if `streams` is one super stream.
         starting: Where the query starts, for each stream, or for all under ``""``: a word, an offset, or a time in ISO
             format.
-        most: The maximum number of messages in a batch; None for all.
-        amqp: True to read AMQP 1.0 messages.
-        offset_name: The name under which offsets are stored on the server; empty for none.
-        patience_s: How long the server may be unreachable.
-        accept_lost: For each stream, the offset below which messages may be missing.
     """
 
     server: dict[str, Any]
@@ -197,7 +190,7 @@ class StreamReader(Limited, DataSourceStreamReader):  # type: ignore[misc]
         )
         if not self._options.amqp:
             return reader.batches()
-        from sparkonce_rabbitmq.stream.amqp import with_sections
+        from sparkonce_rabbitmq.stream.chunks import with_sections
 
         return map(with_sections, reader.batches())
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
-from typing import TypeVar
+from collections.abc import Iterator
+from contextlib import closing
 
 import pyarrow as pa
 from rstream.constants import OffsetType
@@ -18,8 +18,6 @@ from sparkonce_rabbitmq.stream.connection import ConsumerConnection
 from sparkonce_rabbitmq.stream.places import StreamRange, another
 
 logger = logging.getLogger("sparkonce")
-
-Answer = TypeVar("Answer")
 
 AHEAD_CHUNKS = 8
 """How many chunks the server may send before they are requested."""
@@ -137,7 +135,7 @@ class RangeReader:
         if self._hole is None:
             return
         wanted, there = self._hole
-        begin = self._trying(self._first_offset)
+        begin = self._first_offset()
         if begin is not None and begin < wanted:
             self._hole = None
             return
@@ -154,17 +152,11 @@ class RangeReader:
         )
 
     def _first_offset(self) -> int | None:
-        connection = connect_to(ConsumerConnection, self._server, self._part.stream)
-        try:
-            first = connection.first_chunk(self._part.stream, OffsetType.FIRST)
-        finally:
-            connection.close()
-        return None if first is None else first.chunk_first_offset
-
-    def _trying(self, ask: Callable[[], Answer]) -> Answer:
         while True:
             try:
-                return ask()
+                with closing(connect_to(ConsumerConnection, self._server, self._part.stream)) as connection:
+                    first = connection.first_chunk(self._part.stream, OffsetType.FIRST)
+                return None if first is None else first.chunk_first_offset
             except OUTAGES as error:  # noqa: PERF203 - each try is a question
                 self._wait(error)
 
