@@ -207,7 +207,7 @@ _REPLACED: tuple[tuple[Any, str, Any], ...] = (
     ("sparkonce.driver.sweeper", "threading", SimpleNamespace(Condition=_Condition, Thread=_Thread)),
     ("sparkonce.driver.run", "uuid", SimpleNamespace(uuid4=_nonce)),
     ("sparkonce.spark.formats.ends", "uuid", SimpleNamespace(uuid4=_run)),
-    ("sparkonce.spark.formats.ends", "KeptRun", spark.KeptRun),
+    ("sparkonce.spark.formats.ends", "StoredRun", spark.StoredRun),
     ("sparkonce.operate.resolve", "uuid", SimpleNamespace(uuid4=_run)),
     ("sparkonce.operate.resolve", "_point", lambda checkpoint: checkpoint.point()),
     ("sparkonce.operate.resolve", "DecisionLog", lambda checkpoint: checkpoint.point()[0]),

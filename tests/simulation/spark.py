@@ -210,7 +210,7 @@ class Cluster:
         """The batches of a run as with formats: each begins in one process, and ends in another one."""
         (sink,) = self.sinks.values()
         key = run_id(f"run {number}")
-        ends = Ends(sink=sink, log=self.log, query=QUERY, kept=key, patience_s=COMMIT_DEADLINE_S)
+        ends = Ends(sink=sink, log=self.log, query=QUERY, run_key=key, patience_s=COMMIT_DEADLINE_S)
 
         def carry_out(asked: on.BatchAsked, work: Work) -> Token | None:
             handover = None
@@ -240,14 +240,14 @@ def run_id(party: str) -> str:
     return party.partition(",")[0].replace(" ", "-")
 
 
-class KeptRun:
+class StoredRun:
     """What a driver's processes store about their run while it lives, instead of a file that one of them locks."""
 
     def __init__(self, key: str) -> None:
         self._kept, self._key = UNDER_WAY[0].kept_runs, key
         self.found: tuple[Claim, Token] | None = None
 
-    def __enter__(self) -> KeptRun:
+    def __enter__(self) -> StoredRun:
         self.found = self._kept.get(self._key)
         return self
 

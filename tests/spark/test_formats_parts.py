@@ -21,7 +21,7 @@ from sparkonce.protocol.ownership import Token
 from sparkonce.protocol.view import Claim
 from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.spark.formats import ends
-from sparkonce.spark.formats.ends import Ends, KeptRun
+from sparkonce.spark.formats.ends import Ends, StoredRun
 from sparkonce.spark.formats.options import FORMATS, open_files
 from sparkonce.spark.formats.task import fingerprints
 from sparkonce.spark.formats.writers import FormatJobWriter
@@ -132,27 +132,27 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_run_is_kept_until_an_error() -> None:
-    with KeptRun("k") as one:
+    with StoredRun("k") as one:
         assert one.found is None
         one.keep(CLAIM, TOKEN)
-    with KeptRun("k") as two:
+    with StoredRun("k") as two:
         assert two.found == (CLAIM, TOKEN)
-    with KeptRun("other") as other:
+    with StoredRun("other") as other:
         assert other.found is None
-    with pytest.raises(ValueError, match="broken"), KeptRun("k"):
+    with pytest.raises(ValueError, match="broken"), StoredRun("k"):
         raise ValueError("broken")
-    with KeptRun("k") as last:
+    with StoredRun("k") as last:
         assert last.found is None
 
 
 def test_a_run_that_another_process_holds_is_not_continued(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ends, "_LOCKED_WITHIN_S", 0.2)
-    with KeptRun("k") as one:
+    with StoredRun("k") as one:
         one.keep(CLAIM, TOKEN)
     standing = os.open(folder / "k.run", os.O_RDWR)
     try:
         fcntl.flock(standing, fcntl.LOCK_EX)
-        with KeptRun("k") as two:
+        with StoredRun("k") as two:
             assert two.found is None
     finally:
         os.close(standing)
@@ -165,13 +165,13 @@ def test_what_was_kept_for_a_driver_that_is_gone_is_deleted(folder: Path) -> Non
     alive, ended, followed = f"{pid}-{started}-ab.run", f"{gone.pid}-{started}-ab.run", f"{pid}-{started - 1}-ab.run"
     for name in (alive, ended, followed, "other.run"):
         (folder / name).touch()
-    with KeptRun("k") as one:
+    with StoredRun("k") as one:
         one.keep(CLAIM, TOKEN)
     assert sorted(path.name for path in folder.iterdir()) == sorted([alive, "k.run", "other.run"])
 
 
 def test_without_a_key_nothing_is_kept(folder: Path) -> None:
-    with KeptRun(None) as one:
+    with StoredRun(None) as one:
         one.keep(CLAIM, TOKEN)
     assert list(folder.iterdir()) == []
 

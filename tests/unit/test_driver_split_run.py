@@ -20,7 +20,7 @@ from sparkonce.protocol.ownership import Token
 from sparkonce.protocol.state import Batch, State
 from sparkonce.protocol.view import Claim
 from sparkonce.spark.formats import ends as ends_module
-from sparkonce.spark.formats.ends import Ends, KeptRun
+from sparkonce.spark.formats.ends import Ends, StoredRun
 from sparkonce.storage.local import LocalFiles
 from unit.driver_world import QUERY, World, asked, numbers
 
@@ -110,7 +110,7 @@ def test_a_claim_in_a_file_that_was_replaced_while_it_was_locked_is_not_kept(
 ) -> None:
     """A process that waits for the lock of a stalled process creates a new file in its place."""
     monkeypatch.setattr(ends_module, "_folder", lambda: tmp_path)
-    with KeptRun("driver") as one:
+    with StoredRun("driver") as one:
         one.keep(OURS, Token(0, OURS.nonce))
 
     def locks_too_late(descriptor: int, how: int) -> None:
@@ -120,5 +120,5 @@ def test_a_claim_in_a_file_that_was_replaced_while_it_was_locked_is_not_kept(
         (tmp_path / "driver.run").touch()
 
     monkeypatch.setattr(ends_module, "fcntl", SimpleNamespace(flock=locks_too_late, LOCK_EX=fcntl.LOCK_EX, LOCK_NB=0))
-    with KeptRun("driver") as other:
+    with StoredRun("driver") as other:
         assert other.found is None

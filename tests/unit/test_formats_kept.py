@@ -9,7 +9,7 @@ import pytest
 
 from sparkonce.protocol.ownership import Token
 from sparkonce.protocol.view import Claim
-from sparkonce.spark.formats.ends import KeptRun, _process
+from sparkonce.spark.formats.ends import StoredRun, _process
 
 CLAIM, TOKEN = Claim(nonce="aaaa", run="r", query="q"), Token(3, "aaaa")
 
@@ -17,9 +17,9 @@ CLAIM, TOKEN = Claim(nonce="aaaa", run="r", query="q"), Token(3, "aaaa")
 def kept_after_a_batch(monkeypatch: pytest.MonkeyPatch, folder: Path) -> bool:
     monkeypatch.setattr("sparkonce.spark.formats.ends.tempfile.gettempdir", lambda: str(folder))
     key = f"{os.getpid()}-{_process(os.getpid())[2]}-key"
-    with KeptRun(key) as first:
+    with StoredRun(key) as first:
         first.keep(CLAIM, TOKEN)
-    with KeptRun(key) as second:
+    with StoredRun(key) as second:
         return second.found == (CLAIM, TOKEN)
 
 

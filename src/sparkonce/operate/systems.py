@@ -219,23 +219,23 @@ def sink_of(file: OperatorFile, name: str, facts: Facts) -> TwoPhaseCommitSink:
 
 def _first_argument(system: NamedSystem, facts: Facts) -> tuple[Any, dict[str, Any]]:
     """Returns a sink's first argument, which locates the system, and any others that do."""
-    given = system.settings
+    settings = system.settings
     if system.kind is SystemKind.FILES:
         from sparkonce.sinks.files.orphans import options_in
 
-        options = options_in(given) if isinstance(given, str) else dict(given)
+        options = options_in(settings) if isinstance(settings, str) else dict(settings)
         path = nonempty("path", options.pop("path", ""), example="path: /data/out")
         return path, {"store_options": options or None}
-    if system.kind is SystemKind.KAFKA and isinstance(given, str):
+    if system.kind is SystemKind.KAFKA and isinstance(settings, str):
         from sparkonce.sinks._shared.orphans import parse_line
 
-        return parse_line(given), {}
+        return parse_line(settings), {}
     if system.kind is SystemKind.MYSQL:
         from sparkonce.sinks.sql.mysql.settings import parse_settings
 
         known = {"database": facts["database"]} if "database" in facts else {}
-        return {**known, **(parse_settings(given) if isinstance(given, str) else given)}, {}
-    return given, {}
+        return {**known, **(parse_settings(settings) if isinstance(settings, str) else settings)}, {}
+    return settings, {}
 
 
 def _known(name: str, kind: SystemKind, facts: Facts) -> dict[str, Any]:
@@ -255,8 +255,8 @@ def _known(name: str, kind: SystemKind, facts: Facts) -> dict[str, Any]:
 
 
 def _of_file(path: str, environment: Mapping[str, str]) -> OperatorFile:
-    given = _resolved(path, _parsed(path), environment)
-    systems, sinks = (_names(path, given, part) for part in ("systems", "sinks"))
+    content = _resolved(path, _parsed(path), environment)
+    systems, sinks = (_names(path, content, part) for part in ("systems", "sinks"))
     if not systems:
         raise ConfigurationError(
             f"{path!r} has no systems.", next_step="Write `systems:`, and below it names with their settings."
@@ -286,8 +286,8 @@ def _parsed(path: str) -> Any:
         ) from None
 
 
-def _names(path: str, given: Any, part: str) -> dict[str, Any]:
-    found = given.get(part) if isinstance(given, dict) else None
+def _names(path: str, content: Any, part: str) -> dict[str, Any]:
+    found = content.get(part) if isinstance(content, dict) else None
     if found is not None and not isinstance(found, dict):
         raise ConfigurationError(
             f"{path!r}: `{part}` is no mapping.", next_step="Write names below it, each with its settings."
@@ -295,8 +295,8 @@ def _names(path: str, given: Any, part: str) -> dict[str, Any]:
     return found or {}
 
 
-def _system(path: str, name: str, given: Any) -> NamedSystem:
-    settings = dict(given) if isinstance(given, dict) else given
+def _system(path: str, name: str, content: Any) -> NamedSystem:
+    settings = dict(content) if isinstance(content, dict) else content
     said = str(settings.pop("system", name)) if isinstance(settings, dict) else name
     if said not in [kind.value for kind in SystemKind]:
         raise ConfigurationError(

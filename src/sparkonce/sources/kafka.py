@@ -69,13 +69,15 @@ def consumer_settings(user: Mapping[str, Any]) -> dict[str, str]:
             names it.
     """
     plain: dict[str, Any] = {}
-    for given, value in mapping("settings", user, example="{'bootstrap.servers': 'broker:9092'}").items():
-        name = given.removeprefix("kafka.")
+    for setting, value in mapping("settings", user, example="{'bootstrap.servers': 'broker:9092'}").items():
+        name = setting.removeprefix("kafka.")
         name = RENAMED.get(name, name)
         if name not in JAVA and name not in _TOGETHER:
             meant = difflib.get_close_matches(name, (*JAVA, *_TOGETHER), n=1, cutoff=0.9)
             why = REFUSED.get(name) or (f"Write {meant[0]}." if meant else _UNKNOWN)
-            raise ConfigurationError(f"{given} cannot be used with Spark's Kafka source.", next_step=why, setting=given)
+            raise ConfigurationError(
+                f"{setting} cannot be used with Spark's Kafka source.", next_step=why, setting=setting
+            )
         if name in plain:
             raise ConfigurationError(f"{name} is given twice, under two names.", next_step=f"Keep {name} only.")
         plain[name] = value
@@ -162,16 +164,16 @@ def _only_java(name: str, why: str, advice: str) -> ConfigurationError:
 
 def _login(plain: Mapping[str, Any], java: dict[str, str]) -> None:
     """Sets user name and password, which Java accepts only as a line of JAAS."""
-    given = {"sasl.username", "sasl.password"} & plain.keys()
-    if not given:
+    login = {"sasl.username", "sasl.password"} & plain.keys()
+    if not login:
         return
     if "sasl.jaas.config" in java:
         raise ConfigurationError(
             "sasl.jaas.config is given beside sasl.username or sasl.password.", next_step="Keep one of the two ways."
         )
-    if len(given) == 1:
-        missing = ({"sasl.username", "sasl.password"} - given).pop()
-        raise ConfigurationError(f"{missing} is missing.", next_step=f"Give it beside {given.pop()}.", setting=missing)
+    if len(login) == 1:
+        missing = ({"sasl.username", "sasl.password"} - login).pop()
+        raise ConfigurationError(f"{missing} is missing.", next_step=f"Give it beside {login.pop()}.", setting=missing)
     mechanism = java.get("sasl.mechanism", "")
     module = _LOGIN_MODULES.get(mechanism.upper())
     if module is None:

@@ -162,17 +162,17 @@ class _SourceProbe:
         metadata = self._metadata()
         found = {topic.name: len(topic.partitions) for topic in metadata.topics}
         assigned = self._assigned(found)
-        places = [(name, number) for name, count in found.items() for number in range(count)]
+        partitions = [(name, number) for name, count in found.items() for number in range(count)]
         if assigned is not None:
-            places = [(name, number) for name, numbers in assigned.items() for number in numbers]
-        rows = self._rows(metadata, places) if is_first else None
+            partitions = [(name, number) for name, numbers in assigned.items() for number in numbers]
+        rows = self._rows(metadata, partitions) if is_first else None
         limit = self._options.get("maxoffsetspertrigger") if is_limited else None
         if rows is not None and limit is not None:
             rows = min(rows, int(limit))
         return KafkaSource(
             options=self._options,
             partitions=found if assigned is None else {name: len(numbers) for name, numbers in assigned.items()},
-            highest=1 + max((number for _, number in places), default=-1),
+            highest=1 + max((number for _, number in partitions), default=-1),
             rows=rows,
         )
 
@@ -224,40 +224,40 @@ class _SourceProbe:
                 )
         return assigned
 
-    def _rows(self, metadata: Any, places: Sequence[Partition]) -> int | None:
+    def _rows(self, metadata: Any, partitions: Sequence[Partition]) -> int | None:
         """Returns the number of rows between the source's start and its topics' ends. Only a warning depends on it."""
-        begins, asked = self._starts(places)
+        begins, asked = self._starts(partitions)
         leaders = leaders_of(metadata)
-        counted = {place: leaders[place] for place in begins.keys() | asked.keys()}
+        counted = {partition: leaders[partition] for partition in begins.keys() | asked.keys()}
         starts = partial(list_offsets, when=asked, level=IsolationLevel.READ_UNCOMMITTED)
         told, ends = ask_leaders(self._client, answered(counted), starts, end_offsets, deadline_s=self._deadline_s)
         refused = (one for one in [*counted.values(), *told.values(), *ends.values()] if isinstance(one, BrokerAnswer))
         if (why := next(refused, None)) is not None:
             logger.warning("The number of rows in the first batch is unknown: %s", why)
             return None
-        begins |= {place: int(one.offset) for place, one in told.items()}
-        return sum(max(0, int(ends[place].offset) - begin) for place, begin in begins.items() if begin >= 0)
+        begins |= {partition: int(one.offset) for partition, one in told.items()}
+        return sum(max(0, int(ends[partition].offset) - begin) for partition, begin in begins.items() if begin >= 0)
 
-    def _starts(self, places: Sequence[Partition]) -> tuple[dict[Partition, int], dict[Partition, int]]:
+    def _starts(self, partitions: Sequence[Partition]) -> tuple[dict[Partition, int], dict[Partition, int]]:
         """Returns Spark's starting point in each partition, except those that it reads from the end.
 
         Returns:
             The known offsets, and the ListOffsets timestamps of the other partitions.
         """
-        given = self._options.get("startingoffsets", "latest").strip()
+        offsets = self._options.get("startingoffsets", "latest").strip()
         by_time = self._options.get("startingoffsetsbytimestamp")
         words = {"earliest": OffsetSpec.EARLIEST, "latest": OffsetSpec.LATEST}
         if (when := self._options.get("startingtimestamp")) is not None:
             known, other, is_time = {}, int(when), True
         elif by_time is not None:
             known, other, is_time = json.loads(by_time), 0, True
-        elif given.lower() in words:
-            known, other, is_time = {}, int(words[given.lower()]), False
+        elif offsets.lower() in words:
+            known, other, is_time = {}, int(words[offsets.lower()]), False
         else:
-            known, other, is_time = json.loads(given), int(OffsetSpec.EARLIEST), False
+            known, other, is_time = json.loads(offsets), int(OffsetSpec.EARLIEST), False
         begins: dict[Partition, int] = {}
         asked: dict[Partition, int] = {}
-        for topic, number in places:
+        for topic, number in partitions:
             start = int(known.get(topic, {}).get(str(number), other))
             if is_time or start == OffsetSpec.EARLIEST:
                 asked[topic, number] = start
@@ -526,16 +526,16 @@ class SourceTopics:
 
     def _ends_of(self, number: int, read: Offsets) -> dict[Partition, int]:
         """Returns the end offsets of these partitions, as far as the brokers return them."""
-        places = {(name, partition) for name, partitions in read.items() for partition in partitions}
+        wanted = {(name, partition) for name, partitions in read.items() for partition in partitions}
         deadline_s = time.monotonic() + _LIMIT_S
         metadata = self._describe(number, sorted(read), deadline_s)
         if metadata is None:
             return {}
-        leaders = {place: one for place, one in leaders_of(metadata).items() if place in places}
+        leaders = {partition: one for partition, one in leaders_of(metadata).items() if partition in wanted}
         (ends,) = ask_leaders(self._clients[number], answered(leaders), end_offsets, deadline_s=deadline_s)
         for why in [one for one in [*leaders.values(), *ends.values()] if isinstance(one, BrokerAnswer)][:1]:
             logger.warning("The ends of topics %s cannot be asked for, and are not compared: %s", sorted(read), why)
-        return {place: one.offset for place, one in answered(ends).items()}
+        return {partition: one.offset for partition, one in answered(ends).items()}
 
     def _ids(self, number: int, names: Sequence[str]) -> dict[str, str]:
         """Returns the topics' ids by name. A missing topic has none, and Spark itself stops the query for it."""

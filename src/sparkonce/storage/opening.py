@@ -64,13 +64,13 @@ def open_location(location: str, settings: Mapping[str, str] | None = None) -> C
 
 def _qualified(location: str, default: str) -> str:
     """Returns a location as Hadoop qualifies it, with the scheme and host of the default store if it has none."""
-    given, store = (cast(re.Match[str], _URL.fullmatch(one)) for one in (location, default))
-    scheme, authority = given["scheme"], given["authority"]
+    url, store = (cast(re.Match[str], _URL.fullmatch(one)) for one in (location, default))
+    scheme, authority = url["scheme"], url["authority"]
     if not scheme and store["scheme"] not in (None, "file"):
         scheme, authority = store["scheme"], store["authority"]
     elif scheme == store["scheme"] and scheme != "file":
         authority = authority or store["authority"]
-    return location if scheme in (None, "file") else f"{scheme}://{authority or ''}{given['path']}"
+    return location if scheme in (None, "file") else f"{scheme}://{authority or ''}{url['path']}"
 
 
 def read_settings(shown: Mapping[str, str]) -> dict[str, str]:
@@ -254,15 +254,15 @@ def _s3(bucket: str, configuration: Any) -> ObjectAccess:
 
 def _endpoint_of_s3(bucket: str, settings: HadoopSettings) -> dict[str, Any]:
     """Returns address and region. As in S3A, those of the environment do not count."""
-    given, region = settings.get("fs.s3a.endpoint"), settings.get("fs.s3a.endpoint.region")
-    amazon = _AMAZON.fullmatch(given or "s3.amazonaws.com")
+    address, region = settings.get("fs.s3a.endpoint"), settings.get("fs.s3a.endpoint.region")
+    amazon = _AMAZON.fullmatch(address or "s3.amazonaws.com")
     secure = "https" if settings.is_on("fs.s3a.connection.ssl.enabled", default=True) else "http"
     by_path = settings.is_on("fs.s3a.path.style.access", default=False)
     if amazon:
         region = region or amazon["region"] or os.environ.get("AWS_REGION") or "us-east-1"
-        given = f"s3.{region}.amazonaws.com{'.cn' if region.startswith('cn-') else ''}"
+        address = f"s3.{region}.amazonaws.com{'.cn' if region.startswith('cn-') else ''}"
         by_path = by_path or "." in bucket  # otherwise its certificate does not match
-    scheme, _, host = given.rpartition("://")
+    scheme, _, host = address.rpartition("://")
     host = host.rstrip("/")
     return {
         "endpoint": f"{scheme or secure}://{host if by_path else f'{bucket}.{host}'}",
@@ -368,23 +368,23 @@ def _keys_of_profile() -> dict[str, Any]:
 
 def _assumed_role(settings: HadoopSettings) -> _Found:
     name = "fs.s3a.assumed.role."
-    given = {one: settings.get(name + one) for one in ("arn", "session.name", "session.duration", "policy")}
-    if not given["arn"]:
+    role = {one: settings.get(name + one) for one in ("arn", "session.name", "session.duration", "policy")}
+    if not role["arn"]:
         raise _refused(f"{name}arn", "", "Set it to the role that the bucket's owner has given.", why="is not set")
     need_package(f"{name}arn", "boto3", "boto3", "s3")
     keys, _ = _credentials_of_s3(settings, f"{name}credentials.provider", _ROLE_PROVIDERS)
-    duration = re.fullmatch(r"(\d+)([smh]?)", given["session.duration"] or "30m")
+    duration = re.fullmatch(r"(\d+)([smh]?)", role["session.duration"] or "30m")
     if duration is None:
-        raise _refused(f"{name}session.duration", given["session.duration"], "Set it to minutes, such as 30m.")
+        raise _refused(f"{name}session.duration", role["session.duration"], "Set it to minutes, such as 30m.")
     endpoint = settings.get(f"{name}sts.endpoint")
     return None, {
         _PROVIDER: partial(
             _keys_of_role,
             {
-                "RoleArn": given["arn"],
-                "RoleSessionName": given["session.name"] or "sparkonce",
+                "RoleArn": role["arn"],
+                "RoleSessionName": role["session.name"] or "sparkonce",
                 "DurationSeconds": int(duration[1]) * {"m": 60, "h": 3600}.get(duration[2], 1),
-                **({"Policy": given["policy"]} if given["policy"] else {}),
+                **({"Policy": role["policy"]} if role["policy"] else {}),
             },
             {
                 "endpoint_url": (endpoint if "://" in endpoint else f"https://{endpoint}") if endpoint else None,

@@ -194,8 +194,8 @@ class _IcebergTable(Table):
         if plan is None:
             table = session.sessionState().sqlParser().parsePlan(f"TABLE {self._name}")
             none = getattr(java.scala.collection.immutable, "Map$").__getattr__("MODULE$").empty()
-            given = self._filled(rows)._jdf.queryExecution().logical()
-            write = spark.catalyst.plans.logical.AppendData.byName(table, given, none)
+            filled = self._filled(rows)._jdf.queryExecution().logical()
+            write = spark.catalyst.plans.logical.AppendData.byName(table, filled, none)
         else:
             rows.createOrReplaceTempView(_ROWS)
             write = session.sessionState().sqlParser().parsePlan(plan.to_sql(self._name, _ROWS))
@@ -267,8 +267,8 @@ class _IcebergTable(Table):
         """Returns the rows with nulls in the columns that they lack, since Iceberg requires all columns."""
         from pyspark.sql import functions
 
-        given = {name.lower() for name in rows.columns}
-        missing = [field for field in self.schema() if field.name.lower() not in given]
+        names = {name.lower() for name in rows.columns}
+        missing = [field for field in self.schema() if field.name.lower() not in names]
         return rows.select("*", *(functions.lit(None).cast(one.dataType).alias(one.name) for one in missing))
 
     def _publish(self, branch: str, unit: Unit, label: Label, alone: bool) -> None:
@@ -333,9 +333,9 @@ def _run_labelled(spark: SparkSession, statement: str, summary: Mapping[str, str
     java = spark._jvm.java
     handles, text = java.lang.invoke.MethodHandles, java.lang.Class.forName("java.lang.String")
     kind = java.lang.invoke.MethodType.methodType(java.lang.Class.forName("org.apache.spark.sql.Dataset"), text)
-    given = spark.sparkContext._gateway.new_array(java.lang.Object, 1)
-    given[0] = statement
-    run = handles.insertArguments(handles.publicLookup().bind(spark._jsparkSession, "sql", kind), 0, given)
+    arguments = spark.sparkContext._gateway.new_array(java.lang.Object, 1)
+    arguments[0] = statement
+    run = handles.insertArguments(handles.publicLookup().bind(spark._jsparkSession, "sql", kind), 0, arguments)
     proxies = java.lang.invoke.MethodHandleProxies
     call = proxies.asInterfaceInstance(java.lang.Class.forName("java.util.concurrent.Callable"), run)
     words = java.util.HashMap()

@@ -140,15 +140,15 @@ class Merge:
             "insert_when": insert_when,
         }
         if merge_on is None:
-            given = [name for name, condition in conditions.items() if condition is not None]
-            given += ["when_matched"] * (when_matched != UPDATE_ALL)
-            given += ["when_not_matched"] * (when_not_matched != INSERT_ALL)
-            given += ["order_by"] * bool(order_by)
-            if given:
+            useless = [name for name, condition in conditions.items() if condition is not None]
+            useless += ["when_matched"] * (when_matched != UPDATE_ALL)
+            useless += ["when_not_matched"] * (when_not_matched != INSERT_ALL)
+            useless += ["order_by"] * bool(order_by)
+            if useless:
                 raise ConfigurationError(
-                    f"{given[0]} is given without merge_on: rows are appended then.",
+                    f"{useless[0]} is given without merge_on: rows are appended then.",
                     next_step="Give merge_on=, the key columns, if rows are to be merged.",
-                    setting=given[0],
+                    setting=useless[0],
                 )
             return None
         for name, condition in conditions.items():
@@ -197,19 +197,19 @@ class Merge:
     @property
     def conditions(self) -> Mapping[str, str]:
         """All conditions that were given, by setting."""
-        given = {
+        texts = {
             "merge_where": self.where,
             "delete_when": self.delete_when,
             "update_when": self.update_when,
             "insert_when": self.insert_when,
         }
-        return {setting: text for setting, text in given.items() if text is not None}
+        return {setting: text for setting, text in texts.items() if text is not None}
 
     @property
     def changes(self) -> Mapping[str, Mapping[str, str]]:
         """The expressions for columns, by setting."""
-        given = {"when_matched": self.matched, "when_not_matched": self.not_matched}
-        return {setting: changes for setting, changes in given.items() if isinstance(changes, Mapping)}
+        clauses = {"when_matched": self.matched, "when_not_matched": self.not_matched}
+        return {setting: changes for setting, changes in clauses.items() if isinstance(changes, Mapping)}
 
     def read_by(self, spark: SparkSession) -> frozenset[str]:
         """Returns the rows' columns that an expression uses, in lower case. The table does not need to have them."""
@@ -217,13 +217,13 @@ class Merge:
         names = (name for text in expressions for name in names_in(spark, text))
         return frozenset(name[1] for name in names if len(name) > 1 and name[0] == SOURCE)
 
-    def plan(self, spark: SparkSession, given: Sequence[str], fields: Sequence[StructField]) -> MergePlan:
+    def plan(self, spark: SparkSession, columns: Sequence[str], fields: Sequence[StructField]) -> MergePlan:
         """Returns the merge for rows with these columns, into a table with those.
 
         Raises:
             RefusedError: If the rows have a column that the table lacks.
         """
-        names = {name.lower(): name for name in given}
+        names = {name.lower(): name for name in columns}
         there = {one.name.lower() for one in fields}
         if self.takes_all and (lost := names.keys() - there - self.read_by(spark)):
             raise RefusedError(f"Columns {sorted(lost)} are none of the table, which has {sorted(there)}.")
@@ -297,8 +297,8 @@ def _changes(setting: str, value: object, word: str) -> Mapping[str, str] | None
 
 
 def _both(*conditions: str | None) -> str | None:
-    given = [f"({one})" for one in conditions if one is not None]
-    return " AND ".join(given) or None
+    parts = [f"({one})" for one in conditions if one is not None]
+    return " AND ".join(parts) or None
 
 
 def names_in(spark: SparkSession, text: str) -> list[list[str]]:
@@ -349,15 +349,17 @@ def check_syntax(merge: Merge, spark: SparkSession) -> None:
     Raises:
         SchemaError: If one is invalid. The message names the setting.
     """
-    given = [*merge.conditions.items()]
-    given += [(f"{setting}[{name!r}]", text) for setting, some in merge.changes.items() for name, text in some.items()]
-    for setting, text in given:
+    expressions = [*merge.conditions.items()]
+    expressions += [
+        (f"{setting}[{name!r}]", text) for setting, some in merge.changes.items() for name, text in some.items()
+    ]
+    for setting, text in expressions:
         _analysed(setting, text, partial(names_in, spark, text))
 
 
-def _check_names(merge: Merge, given: set[str], there: set[str], where: str) -> None:
+def _check_names(merge: Merge, of_rows: set[str], there: set[str], where: str) -> None:
     named = [("merge_on", name) for name in merge.on] + [("order_by", name) for name in merge.order_by]
-    wanted = [(*one, columns, whose) for one in named for columns, whose in ((given, "the rows"), (there, where))]
+    wanted = [(*one, columns, whose) for one in named for columns, whose in ((of_rows, "the rows"), (there, where))]
     wanted += [(setting, name, there, where) for setting, changes in merge.changes.items() for name in changes]
     for setting, name, columns, whose in wanted:
         if name.lower() not in columns:
@@ -374,12 +376,12 @@ def _check_condition(setting: str, text: str, frame: DataFrame) -> None:
 
 def _check_value(setting: str, text: str, frame: DataFrame, kind: DataType) -> None:
     _check_plan(setting, text, _analysed(setting, text, lambda: frame.where(f"({text}) IS NULL")))
-    given = frame.selectExpr(f"({text}) AS value").schema[0].dataType
+    found = frame.selectExpr(f"({text}) AS value").schema[0].dataType
     types = frame.sparkSession._jvm.org.apache.spark.sql
-    of_java = (types.types.DataType.fromJson(one.json()) for one in (given, kind))
+    of_java = (types.types.DataType.fromJson(one.json()) for one in (found, kind))
     if not types.catalyst.expressions.Cast.canANSIStoreAssign(*of_java):
         raise SchemaError(
-            f"{setting}={text!r} is a {given.simpleString()}, and the column is a {kind.simpleString()}.",
+            f"{setting}={text!r} is a {found.simpleString()}, and the column is a {kind.simpleString()}.",
             next_step="Cast it to the column's type.",
         )
 

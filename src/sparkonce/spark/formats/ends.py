@@ -45,7 +45,7 @@ class Ends:
         sink: The sink, with checked columns.
         log: The decision log.
         query: Spark's query id, or the job's id.
-        kept: The name under which this driver stores the run, see `run_key`.
+        run_key: The name under which this driver stores the run, see `run_key`.
         moved: True if the user says that the log was moved here, not copied.
         patience_s: How long to wait for unreachable systems, in seconds.
     """
@@ -53,7 +53,7 @@ class Ends:
     sink: TwoPhaseCommitSink
     log: DecisionLog
     query: str
-    kept: str | None = None
+    run_key: str | None = None
     moved: bool = False
     patience_s: float = 300.0
 
@@ -63,9 +63,9 @@ class Ends:
         Returns:
             What the tasks need to write the batch; None if they must not write it.
         """
-        with KeptRun(self.kept) as kept, closing(self._run(self._known(kept))) as run:
+        with StoredRun(self.run_key) as stored, closing(self._run(self._known(stored))) as run:
             handover = run.begin_batch(asked)
-            self._keep(kept, run)
+            self._keep(stored, run)
             return handover
 
     def finish(self, handover: Handover, written: Sequence[SlotWritten]) -> None:
@@ -73,11 +73,11 @@ class Ends:
         handles = [one.handle for one in written if one.handle is not None]
         if len(handles) != len(written):
             raise PrepareError(f"Batch {handover.batch} was written by {len(handles)} of {len(written)} tasks.")
-        with KeptRun(self.kept) as kept:
+        with StoredRun(self.run_key) as stored:
             run = self._run(resumed(handover, self.log))
             try:
                 run.finish_batch(handover, handles, loser_possible=any(one.tried > 0 for one in written))
-                self._keep(kept, run)
+                self._keep(stored, run)
             finally:
                 run.end()
 
@@ -96,10 +96,12 @@ class Ends:
         Spark calls this whenever a task or the end of a batch has failed, even after the decision, and even in a driver
         that another one has superseded. A superseded driver leaves everything to the other.
         """
-        with KeptRun(self.kept) as kept:
-            token = handover.state.token if handover is not None else kept.found[1] if kept.found is not None else None
+        with StoredRun(self.run_key) as stored:
+            token = (
+                handover.state.token if handover is not None else stored.found[1] if stored.found is not None else None
+            )
             newest = read_log(self.log).newest_run
-            kept.forget()
+            stored.forget()
             if token is None or newest is None or newest.token != token:
                 return
             run = self._run(None, patience_s=_ABORT_WITHIN_S)
@@ -111,17 +113,17 @@ class Ends:
             finally:
                 run.close()
 
-    def _known(self, kept: KeptRun) -> State | None:
-        if kept.found is None:
+    def _known(self, stored: StoredRun) -> State | None:
+        if stored.found is None:
             return None
-        claim, token = kept.found
+        claim, token = stored.found
         return continued(claim, token, read_log(self.log), (self.sink.name,), moved=self.moved)
 
-    def _keep(self, kept: KeptRun, run: SplitRun) -> None:
+    def _keep(self, stored: StoredRun, run: SplitRun) -> None:
         if run.leaves_no_names:
-            kept.keep(*run.owned)
+            stored.keep(*run.owned)
         else:
-            kept.forget()
+            stored.forget()
 
     def _run(self, known: State | None, *, patience_s: float | None = None) -> SplitRun:
         return SplitRun(
@@ -199,7 +201,7 @@ def _process(pid: int) -> tuple[str, int, int]:
     return name, int(fields[1]), int(fields[19])
 
 
-class KeptRun:
+class StoredRun:
     """The claim of a run, stored on the driver's host while its JVM lives. Use it as a context manager, which locks it.
 
     A process that holds the lock for too long, for example because it is suspended, loses the file. The next process
@@ -218,7 +220,7 @@ class KeptRun:
         self._descriptor = -1
         self.found: tuple[Claim, Token] | None = None
 
-    def __enter__(self) -> KeptRun:
+    def __enter__(self) -> StoredRun:
         """Locks the file and reads it."""
         if self._path is None:
             return self

@@ -101,7 +101,7 @@ class FormatSource(DataSource):  # type: ignore[misc]
             sink=sink,
             log=self._log_at(files),
             query=running.query(),
-            kept=run_key({**options, "format": self.of.name}),
+            run_key=run_key({**options, "format": self.of.name}),
             moved=_flag(options, MOVED),
             patience_s=_patience(options),
         )
