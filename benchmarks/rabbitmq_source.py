@@ -31,7 +31,7 @@ from sparkonce_lab.rig.process import HOST
 from sparkonce_lab.rig.servers.rabbitmq import RabbitServer
 from sparkonce_rabbitmq import RabbitMQ, read_rabbitmq_stream
 from sparkonce_rabbitmq.stream.asking import StreamAsker
-from sparkonce_rabbitmq.stream.places import beginning, ranges_of
+from sparkonce_rabbitmq.stream.positions import beginning, ranges_of
 from sparkonce_rabbitmq.stream.reading import RangeReader
 
 STREAM = "measured"
@@ -141,7 +141,7 @@ class ObviousReader(DataSourceStreamReader):
 def reader(settings: RabbitMQ, rows: int) -> float:
     began = time.perf_counter()
     asker = StreamAsker(settings, patience_s=30)
-    end = asker.next_place({STREAM: beginning(0)}, asker.ends((STREAM,)), None)
+    end = asker.next_position({STREAM: beginning(0)}, asker.ends((STREAM,)), None)
     asker.close()
     (part,) = ranges_of({STREAM: beginning(0)}, end)
     read = sum(map(len, RangeReader(settings, part, patience_s=30).batches()))

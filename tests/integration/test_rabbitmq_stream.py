@@ -29,7 +29,7 @@ from sparkonce_lab.systems.rabbitmq import RabbitStreamSystem, new_super_stream
 from sparkonce_rabbitmq.server import RabbitMQ
 from sparkonce_rabbitmq.stream.asking import StreamAsker
 from sparkonce_rabbitmq.stream.chunks import with_sections
-from sparkonce_rabbitmq.stream.places import Places, StreamRange, beginning, ranges_of
+from sparkonce_rabbitmq.stream.positions import Positions, StreamRange, beginning, ranges_of
 from sparkonce_rabbitmq.stream.reading import RangeReader
 
 pytestmark = USES_RABBIT
@@ -71,11 +71,11 @@ def values(batches: list[pa.RecordBatch]) -> list[bytes]:
     return [value for one in batches for value in one.column("value").to_pylist()]
 
 
-def plan(asker: StreamAsker, start: Places, most: int | None = None) -> Places:
-    return asker.next_place(start, asker.ends(tuple(start)), most)
+def plan(asker: StreamAsker, start: Positions, most: int | None = None) -> Positions:
+    return asker.next_position(start, asker.ends(tuple(start)), most)
 
 
-def all_batches(asker: StreamAsker, start: Places, most: int) -> Iterator[tuple[Places, Places]]:
+def all_batches(asker: StreamAsker, start: Positions, most: int) -> Iterator[tuple[Positions, Positions]]:
     """Plans batches until nothing is left."""
     while (end := plan(asker, start, most)) != start:
         yield start, end
@@ -104,7 +104,7 @@ def test_batches_of_any_limit_read_each_message_once_and_again_the_same(
     rabbit.client.publish(stream, numbered(750, 800), publisher="named")
     for most in (1000, 170, 37):
         found: list[bytes] = []
-        begun: Places = {stream: asker.begin(stream, "earliest")}
+        begun: Positions = {stream: asker.begin(stream, "earliest")}
         for start, end in all_batches(asker, begun, most):
             (part,) = ranges_of(json.loads(json.dumps(start)), json.loads(json.dumps(end)))
             first, again = read(rabbit.settings(), part), read(rabbit.settings(), part)
@@ -118,9 +118,9 @@ def test_batches_of_any_limit_read_each_message_once_and_again_the_same(
 def test_offsets_that_the_server_took_for_its_notes_are_no_gap(rabbit: RabbitStreamSystem, asker: StreamAsker) -> None:
     stream = rabbit.client.create()
     rabbit.client.publish(stream, numbered(0, 10))
-    place = {stream: asker.ends((stream,))[stream] | {"first": 0}}
+    position = {stream: asker.ends((stream,))[stream] | {"first": 0}}
     for _ in range(3):
-        asker.store(place, "job")
+        asker.store(position, "job")
         rabbit.client.publish(stream, [b"more"])
     end = plan(asker, {stream: beginning(0)})
     assert end[stream]["offset"] > 13, "the notes took offsets"
@@ -183,7 +183,7 @@ def test_messages_that_retention_has_deleted_stop_the_reader_by_name(
 def test_a_stream_that_was_made_again_is_refused(rabbit: RabbitStreamSystem, asker: StreamAsker) -> None:
     stream = rabbit.client.create()
     rabbit.client.publish(stream, numbered(0, 30), at_once=10)
-    begun: Places = {stream: beginning(0)}
+    begun: Positions = {stream: beginning(0)}
     start = plan(asker, begun, 15)
     end = plan(asker, start)
     asker.patience_s = 0.1
@@ -328,7 +328,7 @@ def test_a_server_with_tls_rights_and_a_restart(tmp_path: Path) -> None:
             asker.check("others")
         with pytest.raises(PreflightError, match="shows a certificate that is not trusted: self-signed certificate"):
             StreamAsker(replace(secured, ca_file=None), patience_s=30).check("may-orders")
-        begun: Places = {"may-orders": asker.begin("may-orders", "earliest")}
+        begun: Positions = {"may-orders": asker.begin("may-orders", "earliest")}
         end = plan(asker, begun)
         assert server.stop()
         server.start()

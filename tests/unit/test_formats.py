@@ -48,7 +48,7 @@ from sparkonce.watch.timeline import RunNow, TimelineReader, TimelineSegment
 from sparkonce_rabbitmq.queue.messages import QueueMessage, id_of
 from sparkonce_rabbitmq.queue.segments import Segment, Segments
 from sparkonce_rabbitmq.sinks.publishing import Ids
-from sparkonce_rabbitmq.stream.places import behind, ranges_of
+from sparkonce_rabbitmq.stream.positions import behind, ranges_of
 
 TOKEN = Token(5, "60a1de0a")
 QUERY = "60a1de00-0000-4000-8000-000000000001"

@@ -14,7 +14,7 @@ from sparkonce.spark.python_worker import needs_of
 from sparkonce_rabbitmq.server import RabbitMQ
 from sparkonce_rabbitmq.stream import asking
 from sparkonce_rabbitmq.stream.data_source import StreamOptions, StreamReader
-from sparkonce_rabbitmq.stream.places import Places
+from sparkonce_rabbitmq.stream.positions import Positions
 
 SERVER = RabbitMQ(host="rabbit")
 
@@ -85,8 +85,8 @@ def reader(**more: Any) -> StreamReader:
     return pickle.loads(pickle.dumps(made))  # type: ignore[no-any-return]  # noqa: S301 - as Spark does
 
 
-def offsets(place: Places) -> dict[str, int]:
-    return {stream: one["offset"] for stream, one in place.items()}
+def offsets(position: Positions) -> dict[str, int]:
+    return {stream: one["offset"] for stream, one in position.items()}
 
 
 def test_old_spark_gets_one_batch_after_the_other(server: Server) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sparkonce.source import Finding, PreflightError, Source, SourceFacts, WorkerNeeds, holds, loses, must, note
 from sparkonce_rabbitmq.queue.progress import NEXT, QUEUE
 from sparkonce_rabbitmq.server import PACKAGES
-from sparkonce_rabbitmq.stream.places import rows_between
+from sparkonce_rabbitmq.stream.positions import rows_between
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -34,7 +34,7 @@ FOLDER = "sparkonce-queue"
 _FIRST_WAIT_S = 10.0
 """The longest wait for the messages that are in the queue when the query starts."""
 
-Place = dict[str, Any]
+Position = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +99,7 @@ class QueueReader(Limited, DataSourceStreamReader):  # type: ignore[misc]
         self._options = options
         self._identity = ""
         self._target: int | None = None
-        self._place = 0
+        self._position = 0
         self._receiver: Receiver | None = None
         self._consumer: QueueConsumer | None = None
 
@@ -107,11 +107,11 @@ class QueueReader(Limited, DataSourceStreamReader):  # type: ignore[misc]
         """Leaves out the thread and the password, because tasks only read what is stored."""
         return {**self.__dict__, "_options": self._options.for_tasks(), "_receiver": None, "_consumer": None}
 
-    def initialOffset(self) -> Place:  # noqa: N802 - Spark's
+    def initialOffset(self) -> Position:  # noqa: N802 - Spark's
         """Returns the position before the first message."""
         return self._at(0)
 
-    def latestOffset(self, start: Place | None = None, limit: Any = None) -> Place:  # noqa: N802 - Spark's
+    def latestOffset(self, start: Position | None = None, limit: Any = None) -> Position:  # noqa: N802 - Spark's
         """Returns the position up to which the next batch reads; the batch's start if nothing is new.
 
         Args:
@@ -120,10 +120,10 @@ class QueueReader(Limited, DataSourceStreamReader):  # type: ignore[misc]
         """
         receiver, consumer = self._receiving()
         consumer.check()
-        begin = max(self._place, receiver.begin()) if start is None else start[NEXT]
+        begin = max(self._position, receiver.begin()) if start is None else start[NEXT]
         end = receiver.end(begin, self.most_rows(limit))
-        self._place = end if self._target is None else max(begin, min(end, self._target))
-        return self._at(self._place)
+        self._position = end if self._target is None else max(begin, min(end, self._target))
+        return self._at(self._position)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's
         """Records what the queue has delivered by now, for Spark 4.2 and newer: the query reads up to there."""
@@ -131,14 +131,14 @@ class QueueReader(Limited, DataSourceStreamReader):  # type: ignore[misc]
         consumer.check()
         self._target = receiver.newest()
 
-    def partitions(self, start: Place, end: Place) -> list[QueuePartition]:
+    def partitions(self, start: Position, end: Position) -> list[QueuePartition]:
         """Returns the parts of a batch, which are always the same for the same positions."""
         if {start[QUEUE], end[QUEUE]} != {self._known()}:
             raise CheckpointMismatchError(
                 f"The messages in {self._options.segments().files.location} are not those of this query.",
                 next_step="Restore the checkpoint with all of its folders, as they were at one time.",
             )
-        self._place = end[NEXT]
+        self._position = end[NEXT]
         numbers = list(range(start[NEXT], end[NEXT]))
         count = min(len(numbers), self._options.partitions)
         bounds = [len(numbers) * part // count for part in range(count)] + [len(numbers)] if count else []
@@ -155,7 +155,7 @@ class QueueReader(Limited, DataSourceStreamReader):  # type: ignore[misc]
         if self._consumer is not None:
             self._consumer.stop()
 
-    def _at(self, number: int) -> Place:
+    def _at(self, number: int) -> Position:
         return {QUEUE: self._known(), NEXT: number}
 
     def _known(self) -> str:

@@ -16,7 +16,7 @@ from sparkonce_rabbitmq.server import RabbitMQ
 from sparkonce_rabbitmq.sinks.connection import OUTAGES, connect_to
 from sparkonce_rabbitmq.stream.chunks import StreamChunk, next_offset
 from sparkonce_rabbitmq.stream.connection import ConsumerConnection
-from sparkonce_rabbitmq.stream.places import Place, Places, another, beginning, behind, shares
+from sparkonce_rabbitmq.stream.positions import Position, Positions, another, beginning, behind, shares
 from sparkonce_rabbitmq.stream.reading import AGAIN_S, away
 
 logger = logging.getLogger("sparkonce")
@@ -62,7 +62,7 @@ class StreamAsker:
         """
         self._connection(stream).first_chunk(stream, OffsetType.FIRST)
 
-    def begin(self, stream: str, starting: str | datetime | int) -> Place:
+    def begin(self, stream: str, starting: str | datetime | int) -> Position:
         """Returns the position at which a query starts."""
         if starting == "latest":
             last = self._chunk(stream, OffsetType.LAST)
@@ -83,7 +83,7 @@ class StreamAsker:
             )
         return beginning(starting)
 
-    def _begin_at(self, stream: str, milliseconds: int) -> Place:
+    def _begin_at(self, stream: str, milliseconds: int) -> Position:
         """Returns the position of the first chunk that is not older."""
         chunk = self._chunk(stream, OffsetType.TIMESTAMP, milliseconds)
         if chunk is None or chunk.timestamp < milliseconds:  # the server starts with the previous chunk
@@ -93,15 +93,15 @@ class StreamAsker:
             return beginning(next_offset(chunk))
         return beginning(chunk.chunk_first_offset)
 
-    def ends(self, streams: tuple[str, ...]) -> Places:
+    def ends(self, streams: tuple[str, ...]) -> Positions:
         """Returns the end of each stream; an empty position for one without messages."""
-        found: Places = {}
+        found: Positions = {}
         for stream in streams:
             last = self._chunk(stream, OffsetType.LAST)
             found[stream] = {} if last is None else {"offset": next_offset(last), **_chunk(last)}
         return found
 
-    def next_place(self, start: Places, ends: Places, most: int | None) -> Places:
+    def next_position(self, start: Positions, ends: Positions, most: int | None) -> Positions:
         """Returns the position up to which the next batch reads.
 
         Args:
@@ -127,14 +127,14 @@ class StreamAsker:
             for stream, count in taken.items()
         }
 
-    def compare(self, places: Places) -> None:
+    def compare(self, positions: Positions) -> None:
         """Checks that each stream still reaches a position.
 
         Raises:
             StaleServerError: If one does not.
         """
-        for stream, place in places.items():
-            self._confirm(stream, place["offset"])
+        for stream, position in positions.items():
+            self._confirm(stream, position["offset"])
 
     def _confirm(self, stream: str, known: int) -> None:
         """Queries again, since a new leader may not know yet that all of its messages are committed.
@@ -152,7 +152,7 @@ class StreamAsker:
                 raise another(stream, known, f"it ends at offset {next_offset(last)}")
             time.sleep(AGAIN_S)
 
-    def _within(self, stream: str, start: Place, count: int) -> Place:
+    def _within(self, stream: str, start: Position, count: int) -> Position:
         """Returns a position this many offsets after another one, or after the next message if there is none there."""
         offset = start["offset"] + count
         chunk = self._chunk(stream, OffsetType.OFFSET, offset - 1)
@@ -161,9 +161,9 @@ class StreamAsker:
         found = _chunk(chunk)
         return behind(max(offset, chunk.chunk_first_offset + 1), (found["chunk"], found["at"]), start)
 
-    def store(self, place: Places, name: str) -> None:
+    def store(self, position: Positions, name: str) -> None:
         """Stores each stream's last offset under a name. A failure is logged as a warning."""
-        for stream, one in place.items():
+        for stream, one in position.items():
             if "chunk" not in one:
                 continue
             try:

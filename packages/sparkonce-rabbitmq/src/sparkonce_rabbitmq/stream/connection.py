@@ -48,12 +48,12 @@ class ConsumerConnection(StreamConnection):
             PreflightError: If there is no such stream, or this user may not read it.
             OutageError: If this node does not have it at the moment.
         """
-        place = schema.OffsetSpec.from_params(kind, offset)
+        position = schema.OffsetSpec.from_params(kind, offset)
         frame = schema.Subscribe(
             next(self._numbers),
             subscription_id=_SUBSCRIPTION,
             stream=stream,
-            offset_spec=place,
+            offset_spec=position,
             credit=credit,
             properties=[],
         )

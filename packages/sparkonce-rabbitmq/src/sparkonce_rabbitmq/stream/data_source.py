@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from sparkonce_rabbitmq.stream.asking import StreamAsker
-    from sparkonce_rabbitmq.stream.places import Places, StreamRange
+    from sparkonce_rabbitmq.stream.positions import Positions, StreamRange
 
 logger = logging.getLogger("sparkonce")
 
@@ -121,20 +121,20 @@ class StreamReader(Limited, DataSourceStreamReader):  # type: ignore[misc]
         self._options = options
         self._asked: StreamAsker | None = None
         self._streams: tuple[str, ...] = ()
-        self._begin: Places | None = None
-        self._place: Places | None = None
-        self._target: Places | None = None
-        self._newest: Places | None = None
+        self._begin: Positions | None = None
+        self._position: Positions | None = None
+        self._target: Positions | None = None
+        self._newest: Positions | None = None
         self._answered_at: float | None = None
         self._is_compared = False
 
-    def initialOffset(self) -> Places:  # noqa: N802 - Spark's
+    def initialOffset(self) -> Positions:  # noqa: N802 - Spark's
         """Returns where the query starts, which is always the same within a process."""
         if self._begin is None:
             self._begin = self._since_begin({})
         return self._begin
 
-    def latestOffset(self, start: Places | None = None, limit: Any = None) -> Places:  # noqa: N802 - Spark's
+    def latestOffset(self, start: Positions | None = None, limit: Any = None) -> Positions:  # noqa: N802 - Spark's
         """Returns the position up to which the next batch reads; the batch's start if nothing is new.
 
         Args:
@@ -142,12 +142,12 @@ class StreamReader(Limited, DataSourceStreamReader):  # type: ignore[misc]
                 was planned by `partitions`.
             limit: Spark's limit.
         """
-        known = start if start is not None else self._place if self._place is not None else self.initialOffset()
+        known = start if start is not None else self._position if self._position is not None else self.initialOffset()
         try:
             self._asker(_BRIEF_S if self._is_patient() else None)
             begun = self._since_begin(known)
             ends = self._asker().ends(self._all_streams()) if self._target is None else self._target
-            found = self._asker().next_place(begun, ends, self.most_rows(limit))
+            found = self._asker().next_position(begun, ends, self.most_rows(limit))
         except OutageError as error:
             if not self._is_patient():
                 raise
@@ -155,26 +155,26 @@ class StreamReader(Limited, DataSourceStreamReader):  # type: ignore[misc]
             return known
         finally:
             self._asker(self._options.patience_s)
-        self._newest, self._answered_at, self._place = ends, time.monotonic(), found
+        self._newest, self._answered_at, self._position = ends, time.monotonic(), found
         return found
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's
         """Records the ends of the streams, for Spark 4.2 and newer: the query reads up to there."""
         self._target = self._asker().ends(self._all_streams())
 
-    def reportLatestOffset(self) -> Places | None:  # noqa: N802 - Spark's
+    def reportLatestOffset(self) -> Positions | None:  # noqa: N802 - Spark's
         """Returns the ends of the streams as last queried, for the query's progress."""
         return self._newest
 
-    def partitions(self, start: Places, end: Places) -> list[StreamPartition]:
+    def partitions(self, start: Positions, end: Positions) -> list[StreamPartition]:
         """Returns the parts of a batch. After a restart, Spark requests those of the positions in the checkpoint."""
-        from sparkonce_rabbitmq.stream.places import ranges_of
+        from sparkonce_rabbitmq.stream.positions import ranges_of
 
         found = ranges_of(start, end)
         if found and not self._is_compared:
             self._asker().compare({part.stream: end[part.stream] for part in found})
             self._is_compared = True
-        self._place = end
+        self._position = end
         return [StreamPartition(part) for part in found]
 
     def read(self, partition: StreamPartition) -> Iterator[pa.RecordBatch]:
@@ -194,7 +194,7 @@ class StreamReader(Limited, DataSourceStreamReader):  # type: ignore[misc]
 
         return map(with_sections, reader.batches())
 
-    def commit(self, end: Places) -> None:
+    def commit(self, end: Positions) -> None:
         """Stores offsets on the server. Spark calls this when it plans the batch after this one."""
         if self._options.offset_name:
             self._asker().store(end, self._options.offset_name)
@@ -218,7 +218,7 @@ class StreamReader(Limited, DataSourceStreamReader):  # type: ignore[misc]
             self._streams = self._asker().partitions(options.streams[0]) if options.super_stream else options.streams
         return self._streams
 
-    def _since_begin(self, known: Places) -> Places:
+    def _since_begin(self, known: Positions) -> Positions:
         """Returns a position that also includes streams that it does not have yet."""
         new = [stream for stream in self._all_streams() if stream not in known]
         begins = {stream: self._options.begin(stream, is_added=bool(known)) for stream in new}

@@ -15,7 +15,7 @@ from sparkonce_rabbitmq.server import RabbitMQ
 from sparkonce_rabbitmq.sinks.connection import OUTAGES, connect_to
 from sparkonce_rabbitmq.stream.chunks import StreamChunk, columns_of, next_offset
 from sparkonce_rabbitmq.stream.connection import ConsumerConnection
-from sparkonce_rabbitmq.stream.places import StreamRange, another
+from sparkonce_rabbitmq.stream.positions import StreamRange, another
 
 logger = logging.getLogger("sparkonce")
 

@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 
 from sparkonce.errors import CheckpointMismatchError
-from sparkonce_rabbitmq.stream.places import Places, StreamRange, beginning, behind, ranges_of, rows_between, shares
+from sparkonce_rabbitmq.stream.positions import (
+    Positions,
+    StreamRange,
+    beginning,
+    behind,
+    ranges_of,
+    rows_between,
+    shares,
+)
 
 
 def test_a_batch_takes_of_each_stream_in_proportion_and_of_none_nothing() -> None:
@@ -18,18 +26,18 @@ def test_a_batch_takes_of_each_stream_in_proportion_and_of_none_nothing() -> Non
 
 
 def test_what_is_read_lies_between_two_positions() -> None:
-    start: Places = {"a": behind(10, (5, 1000), beginning(0)), "b": beginning(3)}
-    end: Places = {"a": behind(30, (25, 2000), start["a"]), "b": beginning(3)}
+    start: Positions = {"a": behind(10, (5, 1000), beginning(0)), "b": beginning(3)}
+    end: Positions = {"a": behind(30, (25, 2000), start["a"]), "b": beginning(3)}
     assert ranges_of(start, end) == [StreamRange(stream="a", start=10, end=30, before=(5, 1000), last=(25, 2000))]
     assert ranges_of(end, end) == []
 
-    end: Places = {"a": behind(30, (25, 2000), beginning(7))}
+    end: Positions = {"a": behind(30, (25, 2000), beginning(7))}
     wanted = [StreamRange(stream="a", start=7, end=30, before=None, last=(25, 2000))]
     for asked_again in (beginning(7), beginning(12), beginning(0)):
         assert ranges_of({"a": asked_again}, end) == wanted
     assert ranges_of({}, end) == wanted, "a stream that was added"
 
-    start: Places = {"a": behind(30, (25, 2000), beginning(0))}
+    start: Positions = {"a": behind(30, (25, 2000), beginning(0))}
     with pytest.raises(CheckpointMismatchError, match="ends at offset 10 of the stream 'a', before its start at 30"):
         ranges_of(start, {"a": behind(10, (5, 1000), beginning(0))})
 

@@ -14,8 +14,8 @@ from typing import Any, TypeAlias
 
 from sparkonce.errors import CheckpointMismatchError, StaleServerError
 
-Place: TypeAlias = dict[str, int]
-Places: TypeAlias = dict[str, Place]
+Position: TypeAlias = dict[str, int]
+Positions: TypeAlias = dict[str, Position]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,12 +38,12 @@ class StreamRange:
     last: tuple[int, int]
 
 
-def beginning(offset: int) -> Place:
+def beginning(offset: int) -> Position:
     """Returns the position at which a query starts in a stream."""
     return {"offset": offset, "first": offset}
 
 
-def behind(offset: int, chunk: tuple[int, int], begun: Place) -> Place:
+def behind(offset: int, chunk: tuple[int, int], begun: Position) -> Position:
     """Returns the position before `offset`, in a stream that has been read since `begun`.
 
     Args:
@@ -65,7 +65,7 @@ def shares(available: Mapping[str, int], most: int | None) -> Mapping[str, int]:
     return {stream: min(count, max(1, count * most // total)) for stream, count in available.items()}
 
 
-def ranges_of(start: Places, end: Places) -> list[StreamRange]:
+def ranges_of(start: Positions, end: Positions) -> list[StreamRange]:
     """Returns the parts of the streams between two positions; none for a stream that has nothing between them.
 
     Raises:
@@ -75,29 +75,29 @@ def ranges_of(start: Places, end: Places) -> list[StreamRange]:
     for stream, to in end.items():
         known = start.get(stream)
         # Without a chunk, the start is where the query starts, which the end remembers from the first time.
-        place = known if known is not None and "chunk" in known else beginning(to["first"])
-        if to["offset"] < place["offset"]:
+        position = known if known is not None and "chunk" in known else beginning(to["first"])
+        if to["offset"] < position["offset"]:
             raise CheckpointMismatchError(
                 f"The batch ends at offset {to['offset']} of the stream {stream!r}, before its start at "
-                f"{place['offset']}.",
+                f"{position['offset']}.",
                 next_step="Look whether offsets were changed by hand in the checkpoint.",
             )
-        if to["offset"] > place["offset"]:
+        if to["offset"] > position["offset"]:
             found.append(
                 StreamRange(
                     stream=stream,
-                    start=place["offset"],
+                    start=position["offset"],
                     end=to["offset"],
-                    before=chunk_of(place),
+                    before=chunk_of(position),
                     last=(to["chunk"], to["at"]),
                 )
             )
     return found
 
 
-def chunk_of(place: Place) -> tuple[int, int] | None:
+def chunk_of(position: Position) -> tuple[int, int] | None:
     """Returns the first offset and the time of the chunk before a position; None if the query starts there."""
-    return (place["chunk"], place["at"]) if "chunk" in place else None
+    return (position["chunk"], position["at"]) if "chunk" in position else None
 
 
 def another(stream: str, offset: int, why: str) -> StaleServerError:
@@ -113,13 +113,15 @@ def another(stream: str, offset: int, why: str) -> StaleServerError:
 
 def rows_between(before: Any, after: Any) -> int | None:
     """Counts the messages between two values of Spark's offset log; None if they are not positions in streams."""
-    if not after or not _are_places(before) or not _are_places(after):
+    if not after or not _are_positions(before) or not _are_positions(after):
         return None
-    return sum(int(place["offset"]) - int(before.get(stream, {}).get("offset", 0)) for stream, place in after.items())
+    return sum(
+        int(position["offset"]) - int(before.get(stream, {}).get("offset", 0)) for stream, position in after.items()
+    )
 
 
-def _are_places(value: Any) -> bool:
+def _are_positions(value: Any) -> bool:
     known = {"offset", "first", "chunk", "at"}
     return isinstance(value, dict) and all(
-        isinstance(place, dict) and {"offset", "first"} <= place.keys() <= known for place in value.values()
+        isinstance(position, dict) and {"offset", "first"} <= position.keys() <= known for position in value.values()
     )
