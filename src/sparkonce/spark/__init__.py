@@ -9,7 +9,7 @@
   workers fast and lists what they need, and ``shipped`` checks that on the worker.
 - ``formats``: the sinks as Spark data sources, ``df.writeStream.format("sparkonce-kafka")``.
 - ``read_kafka``: Spark's Kafka source, with the defaults that exactly-once needs.
-- ``show``: progress and errors as users see them.
+- ``show``: errors as users see them.
 - ``job``: runs a user's file and ends its queries.
 - ``query_end``: closes a query's connections when it ends, and warns if a program exits while it runs.
 - ``explain``: reads queries for the analyzer.

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import html
 import logging
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
 
 from pyspark import StorageLevel, inheritable_thread_target
 from pyspark.errors import AnalysisException
-from pyspark.sql import Column, DataFrame, Row
+from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType, VariantType
 
@@ -30,7 +31,6 @@ from sparkonce.spark.grouping import Grouping
 from sparkonce.spark.python_worker import needs_of
 from sparkonce.spark.shipped import Needs
 from sparkonce.spark.show.failures import short_error
-from sparkonce.spark.show.jobs import described
 from sparkonce.spark.slot_tasks import answers_of
 from sparkonce.spark.views import Share, ShareSample, arrow_schema, computed_once
 
@@ -413,3 +413,22 @@ def _hashable(value: Column, kind: DataType) -> Column:
 
 def _is_refused(kind: DataType) -> bool:
     return isinstance(kind, MapType | VariantType) or any(map(_is_refused, types_inside(kind)))
+
+
+_DESCRIPTION = "spark.job.description"
+
+
+@contextmanager
+def described(session: SparkSession, text: str) -> Iterator[None]:
+    """Adds a line to the description of the jobs that this thread submits, below Spark's own line for the batch."""
+    context = session.sparkContext
+    before = context.getLocalProperty(_DESCRIPTION)
+    line = html.escape(f"sparkonce: {text}", quote=False)
+    context.setLocalProperty(_DESCRIPTION, f"{before}<br/>{line}" if before else line)
+    try:
+        yield
+    except BaseException:
+        with suppress(Exception):  # Spark may be gone; the error being raised says so
+            context.setLocalProperty(_DESCRIPTION, before)
+        raise
+    context.setLocalProperty(_DESCRIPTION, before)

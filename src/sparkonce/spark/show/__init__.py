@@ -1,5 +1,1 @@
-"""Shows users a query's errors and its jobs.
-
-- ``failures``: an error in the form that PySpark should show.
-- ``jobs``: the description of a batch's jobs in Spark's UI.
-"""
+"""Shows users a query's errors: ``failures`` gives an error the form that PySpark should show."""
