@@ -120,7 +120,7 @@ class Cluster:
         self.early = [name for name, system in systems.items() if system.opens_early]
         self.committed = -1
         self.runs = 0
-        self.copies = 0
+        self.attempts = 0
         self.executions = 0
         self.processes = 0
         self.idle: list[Process] = []
@@ -319,8 +319,8 @@ class Work:
             if simulation.chance("speculation"):
                 stage.start(slot)
         if simulation.peace:
-            for copy in stage.copies:
-                copy()
+            for attempt in stage.attempts:
+                attempt()
         else:
             simulation.wait(lambda: stage.is_over)
         if computed is None:
@@ -374,7 +374,7 @@ class Stage:
         self.failure: PrepareError | None = None
         self.loser_possible = False
         self.started: dict[int, int] = {}
-        self.copies: list[Any] = []
+        self.attempts: list[Any] = []
 
     def _spread(self) -> tuple[tuple[int, ...], ...]:
         """Returns which of the batch's rows each slot has: one of its own, unless the plan's result differs."""
@@ -398,14 +398,14 @@ class Stage:
         cluster, simulation = self.cluster, self.cluster.simulation
         attempt = self.started[slot] = self.started.get(slot, 0) + 1
         self.loser_possible |= attempt > 1
-        cluster.copies += 1
-        number = cluster.copies
-        copy = Copy(self, slot, number)
+        cluster.attempts += 1
+        number = cluster.attempts
+        task = TaskAttempt(self, slot, number)
         if simulation.peace:
-            self.copies.append(copy.run)
+            self.attempts.append(task.run)
         else:
             name = f"run {self.run}, batch {self.batch}, slot {slot}, copy {attempt}"
-            simulation.start(name, copy.run, copy.die)
+            simulation.start(name, task.run, task.die)
 
     def failed(self, slot: int, error: PrepareError) -> None:
         """Spark retries a task, but not forever."""
@@ -418,7 +418,7 @@ class Stage:
             self.start(slot)
 
 
-class Copy:
+class TaskAttempt:
     """One task attempt for a slot, in a worker process: opens, writes in two parts, prepares."""
 
     def __init__(self, stage: Stage, slot: int, number: int) -> None:
