@@ -1,4 +1,4 @@
-"""A headless browser that tests drive over DevTools, through a pipe: real pages, keys and pictures."""
+"""A headless browser that tests drive over DevTools, through a pipe: real pages, keys and screenshots."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Browser:
             self.call(f"{domain}.enable")
 
     def call(self, method: str, **params: Any) -> dict[str, Any]:
-        """Asks the browser, and returns its answer."""
+        """Sends a command to the browser, and returns the answer."""
         self._number += 1
         answer = self._answers[self._number] = queue.Queue()
         asked = {"id": self._number, "method": method, "params": params}
@@ -99,16 +99,16 @@ class Browser:
     def key(self, name: str) -> None:
         """Presses a key on the keyboard."""
         code: dict[str, Any] = {"key": name, "windowsVirtualKeyCode": KEYS[name]}
-        code |= {"text": "\r"} if name == "Enter" else {}  # a button is pressed by its text
+        code |= {"text": "\r"} if name == "Enter" else {}  # buttons are found by their text
         for kind in ("keyDown", "keyUp"):
             self.call("Input.dispatchKeyEvent", type=kind, **code)
 
     def mouse(self, kind: str, x: float, y: float, **more: Any) -> None:
-        """Moves, presses, or turns the wheel."""
+        """Moves the mouse, presses a button, or turns the wheel."""
         self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, **more)
 
     def until(self, code: str, is_good: Callable[[Any], bool] = bool) -> Any:
-        """Waits until an expression's value is good, and returns it."""
+        """Waits until an expression's value meets the condition, and returns it."""
         last: list[Any] = [None]
 
         def ask() -> bool:

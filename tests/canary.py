@@ -1,6 +1,6 @@
-"""A secret in a sink's settings, and where it must never be: checkpoint, log, messages, errors.
+"""A secret in a sink's settings, and the places where it must never appear: checkpoint, log, messages, errors.
 
-It is in the sinks' pickles, which Spark sends to its executors: they connect with it. Nothing writes those down.
+The secret is in the pickled sinks that Spark sends to its executors, which need it to connect. Those are never stored.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def watch(job: SmallJob) -> None:
 
 
 def everything_told(sink: TwoPhaseCommitSink, checkpoint: Path) -> list[str]:
-    """Returns the repr and str of a sink and of its own objects."""
+    """Returns the repr and str of a sink and of the objects in it."""
     sink.use_checkpoint(LocalFiles(checkpoint))
     parts = [sink, sink.committer(), *vars(sink).values()]
     shown = [f"{one!r} {one!s}" for one in parts if not isinstance(one, (dict, str, tuple))]

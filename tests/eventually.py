@@ -1,4 +1,4 @@
-"""Asks again until the answer is good: the way in which tests wait."""
+"""Retries until the result is true: this is how tests wait."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 LIMIT_S = 600.0 * float(os.environ.get("SPARKONCE_PATIENCE", "1"))
-"""Longer on a busy machine: SPARKONCE_PATIENCE=4."""
+"""Multiplies all waits; set SPARKONCE_PATIENCE=4 on a busy machine."""
 _POLL_S = 0.02
 
 

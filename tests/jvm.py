@@ -1,4 +1,4 @@
-"""A JVM with Spark's jars and no session: it is up sooner, and has Hadoop's clients."""
+"""A JVM with Spark's jars and no session: it starts sooner, and has Hadoop's clients."""
 
 from __future__ import annotations
 

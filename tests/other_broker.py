@@ -56,7 +56,7 @@ class OtherBroker:
         return self._process.stdout.readline().strip()
 
     def rest(self) -> str:
-        """Refuses nothing from now on. Says how often what was refused."""
+        """Refuses nothing from now on. Returns how often each kind of request was refused."""
         self._process.send_signal(signal.SIGUSR1)
         return self._next_line()
 

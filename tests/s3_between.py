@@ -1,4 +1,4 @@
-"""Stands between a client and a store of S3, and does to single requests what networks and stores do."""
+"""Sits between a client and an S3 store, and injects faults of networks and stores into single requests."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ Act = Callable[[Request], str | Request | Reply]
 
 
 class Between:
-    """A proxy on a port of its own.
+    """A proxy on its own port.
 
     Attributes:
         act: Decides what happens to a request: GO_ON, CUT_REPLY, another request to send instead, or a reply without

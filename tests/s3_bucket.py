@@ -27,7 +27,7 @@ def s3_client(server: S3Server) -> Any:
 
 
 class Bucket(S3System):
-    """A new bucket, which belongs to the test as a whole."""
+    """A new bucket that only the test uses."""
 
     def __init__(self, server: S3Server) -> None:
         super().__init__(server=server)

@@ -1,4 +1,4 @@
-"""A broker with TLS, logins, and rights, and the keys for it."""
+"""A broker with TLS, logins and permissions, and its keys."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _openssl(folder: Path, *arguments: str) -> None:
 
 
 def make_certificate(folder: Path, name: str, extension: str, *, subject: str | None = None, days: int = 2) -> None:
-    """A key and a certificate of the authority in the folder; one of -1 days has expired."""
+    """A key and a certificate from the authority in the folder. With -1 days, the certificate has expired."""
     (folder / f"{name}.ext").write_text(extension)
     _openssl(folder, "req", "-newkey", "rsa:2048", "-nodes", "-subj", f"/CN={subject or name}",
              "-keyout", f"{name}.key", "-out", f"{name}.csr")  # fmt: skip
@@ -32,7 +32,7 @@ def make_certificate(folder: Path, name: str, extension: str, *, subject: str | 
 
 
 def make_keys(folder: Path) -> Path:
-    """An authority, and a certificate of it for the broker and one for a client, whose key has a password."""
+    """An authority, with one certificate for the broker and one for a client whose key has a password."""
 
     def openssl(*arguments: str) -> None:
         _openssl(folder, *arguments)
@@ -87,7 +87,7 @@ def secured_cluster(keys: Path) -> Cluster:
 
 
 def _in_one_file(keys: Path, certificate: str) -> str:
-    """The key and the certificate, as Java's key store of type PEM wants them."""
+    """Returns the key and the certificate in the form that Java's PEM key store expects."""
     both = keys / f"{certificate}.both.pem"
     both.write_text((keys / f"{certificate}.key").read_text() + (keys / f"{certificate}.pem").read_text())
     return str(both)

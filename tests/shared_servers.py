@@ -36,13 +36,13 @@ from sparkonce_lab.systems.s3 import S3System
 KILLS_BROKER = pytest.mark.xdist_group("broker to kill")
 USES_HDFS = pytest.mark.xdist_group("hdfs")
 USES_RABBIT = pytest.mark.xdist_group("rabbitmq")
-"""Servers that take seconds to start: one of each for all tests of a process."""
+"""Servers that take seconds to start. All tests of a process share one of each."""
 
 needs_postgres, needs_mariadb, needs_redis = (
     pytest.mark.skipif(bool(system.missing()), reason=system.missing())
     for system in (PostgresSystem, MySQLSystem, RedisSystem)
 )
-"""For tests that start a server of their own."""
+"""For tests that start their own server."""
 
 _open = ExitStack()
 _pravega = ExitStack()
@@ -61,7 +61,7 @@ def new_postgres(server: PostgresServer | None = None) -> PostgresSystem:
     system = PostgresSystem(server=server or postgres_server(), alone=True, answers_within_s=20.0)
     system.start(Path())
     system.schema = "public"
-    close_all()  # idle sessions still refer to a role of an earlier test after it is created again
+    close_all()  # idle sessions of an earlier test would still refer to a role that is recreated
     for gid in system.prepared():
         system.ask(sql.SQL("ROLLBACK PREPARED {}").format(gid))
     for name in system.column("SELECT datname FROM pg_database WHERE datname <> 'postgres' AND NOT datistemplate"):
@@ -154,7 +154,7 @@ def pravega_server() -> PravegaServer:
     try:
         server = PravegaServer(_new_folder("pravega") / "settings")
     except SparkonceError as error:
-        pytest.skip(f"Pravega cannot be had here: {error.message}")
+        pytest.skip(f"Pravega is not available here: {error.message}")
     return _pravega.enter_context(server)
 
 

@@ -85,7 +85,7 @@ class SmallJob:
         return short_query(self.query)
 
     def run(self, *batches: int, listener: Listener | None = None) -> list[BatchProgress]:
-        """A new run, as after a restart of the driver, and these batches in it."""
+        """Starts a new run, as after a restart of the driver, and runs these batches."""
         sinks = {sink.name: sink for sink in self._make_sinks()}
         for sink in sinks.values():
             sink.use_checkpoint(self.files_of_checkpoint)
@@ -174,7 +174,7 @@ class _Work:
             return [handle for handles in pool.map(write, range(self._slots)) for handle in handles], False
 
     def run_into_nothing(self) -> None:
-        """There is no state that would need it."""
+        """Does nothing: there is no state."""
 
     def is_stopped(self) -> bool:
         return False

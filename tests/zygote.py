@@ -33,7 +33,7 @@ class Zygote:
     """The parent's side.
 
     Args:
-        log: Where everything that it and its children print goes.
+        log: The file for the output of the process and its children.
     """
 
     def __init__(self, log: Path) -> None:

@@ -143,8 +143,10 @@ class _Part:
             raise PrepareError(
                 f"Sink {sink!r} refused {self._rows} rows of slot {self._context.slot}, and max_refused is "
                 f"{self._most}: {reasons[-1]}",
-                next_step="See whether the rows or the system are wrong; raise max_refused if so many are to go to "
-                f"sink {self.takes.sink.name!r}.",
+                next_step=(
+                    "Check whether the rows or the system are wrong; raise max_refused if that many should go to "
+                    f"sink {self.takes.sink.name!r}."
+                ),
             )
         if not self._is_kept:
             return
@@ -158,7 +160,7 @@ class _Part:
         except PrepareError as error:
             raise PrepareError(
                 f"Sink {self.takes.sink.name!r} refuses a row that sink {sink!r} has refused: {error.message}",
-                next_step="Give dead_letters= a sink that takes any row, such as FilesSink.",
+                next_step="Set dead_letters= to a sink that accepts any row, such as FilesSink.",
             ) from error
 
     def _offer(self, batch: pa.RecordBatch, rows: pa.RecordBatch) -> Refused:
@@ -202,8 +204,8 @@ class _Part:
         odd = next((name for name, value in fields.items() if not is_scalar(value)), None)
         if odd is not None:
             raise PrepareError(
-                f"sink {sink.name}: the field {odd!r} of its handle is {fields[odd]!r}, and the decision log keeps "
-                "texts and whole numbers of at most 64 bits",
+                f"sink {sink.name}: the field {odd!r} of its handle is {fields[odd]!r}, and the decision log only "
+                "keeps strings and integers of at most 64 bits",
                 next_step="return only such values from SinkWriter.prepare.",
             )
         return Handle(

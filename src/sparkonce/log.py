@@ -224,7 +224,7 @@ class DecisionLog:
     def _corrupt(self, what: str, error: Exception) -> CorruptRecordError:
         return CorruptRecordError(
             f"{what} of the decision log {self.location} cannot be read: {error}.",
-            next_step="Restore the file from a copy of the checkpoint. Deleting it could double or lose a batch.",
+            next_step="Restore the file from a copy of the checkpoint. Deleting it could duplicate or lose a batch.",
         )
 
     def _too_new(self, what: str, error: Exception) -> NewerFormatError:
@@ -260,7 +260,7 @@ def check_whole(files: CheckpointFiles) -> None:
             return
         if floor == max(_positions(log, _FLOORS), default=0):  # else a driver has deleted them in the meantime
             raise CorruptRecordError(
-                f"The decision log of {files.location!r} has record {max(there)}, and not record {first}.",
+                f"The decision log of {files.location!r} has record {max(there)}, but not record {first}.",
                 next_step="Restore the checkpoint and the log together, from one whole copy.",
             )
 

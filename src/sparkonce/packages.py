@@ -62,7 +62,7 @@ def spark_packages(
     found = _RELEASED.match(asked)
     if found is None:
         raise ConfigurationError(
-            f"version={asked!r} is no release of Spark, and the Kafka connector is published for releases only.",
+            f"version={asked!r} is not a release of Spark, and the Kafka connector is published for releases only.",
             next_step="Build the connector together with that Spark and name its jar in spark.jars, or name a release.",
         )
     tables = {DELTA_MODULE: delta, ICEBERG_MODULE: iceberg}
@@ -82,7 +82,7 @@ def _registered(name: str) -> str:
     if name not in entries:
         known = ", ".join(["avro", "delta", "iceberg", *sorted(entries)])
         raise ConfigurationError(
-            f"{name}= is no package of jars that is known here, only {known}.",
+            f"{name}= is not a known package of jars; known are {known}.",
             next_step="Correct the name, or install the Python package that brings it.",
             setting=name,
         )
@@ -134,9 +134,11 @@ def missing_module(
         "python job.py": f"SparkSession.builder.config({setting}).getOrCreate(), before anything else uses Spark",
         by_submit: f"spark-submit --packages {packages} job.py",
         "notebook": "restart the kernel, and run the line of `python job.py` first",
-        "notebook that brings `spark`": f"PYSPARK_SUBMIT_ARGS='--packages {packages} pyspark-shell' in the kernel's "
-        'environment, then restart it; by Livy (sparkmagic) a first cell: %%configure -f {"conf": '
-        f"{{{setting.replace(', ', ': ')}}}}}",
+        "notebook that brings `spark`": (
+            f"PYSPARK_SUBMIT_ARGS='--packages {packages} pyspark-shell' in the kernel's environment, then restart "
+            'it; with Livy (sparkmagic) a first cell: %%configure -f {"conf": '
+            f"{{{setting.replace(', ', ': ')}}}}}"
+        ),
         "Spark Connect": f"start-connect-server.sh --packages {packages}, on the server",
         "spark-defaults.conf": f"spark.jars.packages {packages}",
     }

@@ -1,4 +1,4 @@
-"""What spark-submit is given: the query of `spark.pipeline`, which finds its master and jars on the command line."""
+"""The program for spark-submit: the query of `spark.pipeline`, with master and jars from the command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spark's own cluster manager on loopback: a master, and workers that pass for a host each."""
+"""Spark's own cluster manager on loopback: a master, and workers that each act as a host."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ from sparkonce_lab.rig.process import ServerProcess
 
 _JAVA = (
     *("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto"),
-    "-Dspark.deploy.maxExecutorRetries=-1",  # else an application is ended when ten of its executors were killed
+    # otherwise, an application is ended after ten of its executors have been killed
+    "-Dspark.deploy.maxExecutorRetries=-1",
     "-Dspark.decommission.enabled=true",
 )
 
 
 class Daemon:
-    """The master or a worker, in a session of its own: a worker's executors and drivers belong to it.
+    """The master or a worker, in its own process session, which includes a worker's executors and drivers.
 
     Args:
-        folder: For its log and its work.
-        name: Its class's, below ``org.apache.spark.deploy``.
-        ready: A pattern of what it logs when it is ready.
+        folder: The folder for its log and its work.
+        name: The name of its class, below ``org.apache.spark.deploy``.
+        ready: The pattern of the line that it logs when it is ready.
         arguments: Its arguments.
     """
 
@@ -38,13 +39,13 @@ class Daemon:
         self._process: ServerProcess | None = None
 
     def start(self) -> str:
-        """Starts it, waits until it is ready, and returns what it has logged then."""
+        """Starts it, waits until it is ready, and returns what it has logged so far."""
         self._starts += 1
         self.folder.mkdir(parents=True, exist_ok=True)
         log = self.folder / f"{self._starts}.log"
         own = {
             "PYSPARK_PYTHON": sys.executable,
-            "SPARK_SCALA_VERSION": SCALA,  # else a worker looks for the folders of a build of Spark
+            "SPARK_SCALA_VERSION": SCALA,  # otherwise, a worker looks for the folders of a Spark source build
             "SPARK_HOME": str(spark_jars_folder().parent),
             "SPARK_LOCAL_DIRS": str(self.folder),
             **path_of_tests(),
@@ -56,7 +57,7 @@ class Daemon:
         return found[1]
 
     def processes(self, words: str = "") -> list[int]:
-        """Returns what runs there and has these words in its command line."""
+        """Returns its processes with these words in their command lines."""
         if self._process is None:
             return []
         return [pid for pid in session_of(self._process.pid) if words in _command(pid)]
@@ -66,7 +67,7 @@ class Daemon:
         return self.processes("CoarseGrainedExecutorBackend")
 
     def kill(self) -> None:
-        """Ends all that runs there (SIGKILL), as the loss of a machine does."""
+        """Kills everything that runs there (SIGKILL), as the loss of a machine does."""
         while pids := self.processes():
             for pid in pids:
                 kill(pid)
@@ -76,14 +77,14 @@ class Daemon:
 
 
 class Standalone:
-    """A master, and a worker for each of so many hosts. Use as a context manager.
+    """A master, and workers that each act as a host. Use it as a context manager.
 
     Args:
-        folder: For all that it leaves behind.
-        workers: How many workers, each with one core.
+        folder: The folder for everything that it leaves behind.
+        workers: The number of workers, each with one core.
 
     Attributes:
-        url: For Spark's ``master``.
+        url: The value for Spark's ``master``.
         workers: The workers.
     """
 
@@ -115,7 +116,7 @@ class Standalone:
         return [pid for worker in self.workers for pid in worker.executors()]
 
     def ever_started(self) -> int:
-        """Counts the executors of all applications so far, those that are gone too."""
+        """Counts the executors of all applications so far, including those that are gone."""
         return sum(1 for worker in self.workers for _ in worker.folder.glob("work/app-*/*"))
 
 

@@ -1,4 +1,4 @@
-"""A folder for checkpoints on a disk that all machines share, and all users of a group write to."""
+"""A folder for checkpoints on a disk that all machines share and that all users of a group can write to."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GROUP_WRITES = {"spark.hadoop.fs.permissions.umask-mode": "002"}
 
 @contextmanager
 def open_folder(owner: str | None = None) -> Iterator[Path]:
-    """A temporary folder that other users reach, below no private folder: the group of `OTHER_USER` writes."""
+    """A temporary folder that other users can reach and that the group of `OTHER_USER` can write to."""
     with tempfile.TemporaryDirectory(prefix="sparkonce-shared-", ignore_cleanup_errors=True) as folder:
         shutil.chown(folder, owner, OTHER_USER)
         Path(folder).chmod(0o2775)

@@ -20,7 +20,7 @@ PROGRAM = str(Path(__file__).with_name("program.py"))
 PYTHON_RUNNER = "org.apache.spark.deploy.PythonRunner"
 """Runs a Python program as the JVM's main class, which is what spark-submit itself does in client mode."""
 
-# Another user must be able to read Python and jars, which are in folders of ours.
+# Another user must be able to read Python and the jars, which are in our folders.
 _READS = ("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search")
 _GROUP_WRITES = 0o002
 
@@ -32,7 +32,7 @@ class Machine:
     Attributes:
         host: Its address, to which executors connect.
         folder: The working folder, and the home.
-        user: Who starts it; by default who runs the tests.
+        user: The user who starts it; by default, the user who runs the tests.
     """
 
     host: str = "127.0.0.1"
@@ -61,10 +61,10 @@ class Submitted(Run):
     """A query's driver as spark-submit starts it: JVM and Python in one session, executors elsewhere.
 
     Args:
-        temporary: For everything that Spark leaves behind when it is killed.
-        log: What it prints.
-        machine: Where.
-        command: What is typed there.
+        temporary: The folder for everything that Spark leaves behind when it is killed.
+        log: The file for its output.
+        machine: The machine that it runs on.
+        command: The command that is typed there.
     """
 
     def __init__(self, temporary: str, log: Path, machine: Machine, command: Sequence[str]) -> None:
@@ -74,7 +74,7 @@ class Submitted(Run):
 
 
 def become(machine: Machine, command: Sequence[str]) -> None:
-    """Goes to the machine, and runs the command in this process's place."""
+    """Switches to the machine, and replaces this process with the command."""
     os.environ.pop("SPARK_HOME", None)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # spark-submit writes there what the program writes to stderr
     os.umask(_GROUP_WRITES)

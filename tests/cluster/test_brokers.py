@@ -1,4 +1,4 @@
-"""Three brokers, of which one alone has a partition of the target, and is lost when the batch is decided."""
+"""Three brokers. Only one of them has a partition of the target, and it is lost when the batch is decided."""
 
 from __future__ import annotations
 

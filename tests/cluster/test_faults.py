@@ -1,4 +1,4 @@
-"""A query on a standalone cluster: executors, workers and drivers are lost, and no row is missing or doubled."""
+"""A query on a standalone cluster: executors, workers and drivers are lost, and no row is missing or duplicated."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class ClusterJob(Job):
 
     Args:
         bootstrap: The brokers.
-        folder: A new one.
-        cluster: Where it runs.
+        folder: A new folder.
+        cluster: The cluster that it runs on.
         shared: A folder for its checkpoint that all machines share.
-        spark: More of Spark's settings.
-        more: Of `Job`.
+        spark: Additional Spark settings.
+        more: Additional arguments of `Job`.
     """
 
     def __init__(
@@ -71,8 +71,8 @@ class ClusterJob(Job):
         """Submits the query in client mode.
 
         Args:
-            machine: Where; by default on the master's.
-            changed: More of `Config`, for this start.
+            machine: The machine to start it on; by default, the master's.
+            changed: Additional fields of `Config` for this start.
         """
         machine = machine or Machine()
         config = replace(self.config, **changed)
@@ -84,16 +84,16 @@ class ClusterJob(Job):
         return self.runs[-1]
 
     def submit_to_a_worker(self) -> Submitted:
-        """Submits the query in cluster mode: a worker runs its driver, and the master starts it again when it is lost.
+        """Submits the query in cluster mode: a worker runs its driver, and the master restarts it when it is lost.
 
-        Spark refuses a Python program there, and takes the class that runs one. The jar is any: it has to be given.
+        Spark refuses Python programs there, but accepts the class that runs one. It requires a jar, which can be any.
         """
         command = [*submit_words(self.config, cluster_mode=True), self.config.jars[0]]
         command += [PROGRAM, "", self.config.to_json()]
         return Submitted(self.config.temporary, self.folder / "submit.log", Machine(), command)
 
     def elsewhere(self, number: int) -> Machine:
-        """Another machine: another address, working folder, home and user."""
+        """Another machine, with a different address, working folder, home and user."""
         folder = self._machines.enter_context(open_folder(OTHER_USER))
         return Machine(host=f"127.0.1.{number}", folder=str(folder), user=OTHER_USER)
 
@@ -103,7 +103,7 @@ class ClusterJob(Job):
         return short_query(str(json.loads(text)["id"]))
 
     def decided(self) -> int:
-        """The last batch that a driver said to be decided before it committed anything of it, or -1."""
+        """The last batch that a driver reported as decided before it committed any of it, or -1."""
         last = self.gate.at(PHASE)
         return max((one.told["batch"] for one in last if one.told["phase"] in DECIDED), default=-1)
 
@@ -115,7 +115,7 @@ LIMIT_S = 400.0
 def test_an_executor_is_lost_and_the_driver_moves(
     kafka: Cluster, spark_cluster: Standalone, shared: Path, tmp_path: Path
 ) -> None:
-    """The driver dies with a decided batch, and is started by another user, elsewhere."""
+    """The driver dies with a decided batch, and is started elsewhere by another user."""
     with ClusterJob(
         kafka.bootstrap, tmp_path, spark_cluster, shared, rows=ROWS, rows_per_batch=ROWS_PER_BATCH, points=(WRITTEN,)
     ) as job:

@@ -1,4 +1,4 @@
-"""The lines of ``docs/submitting.md``, typed as they are there: what spark-submit makes of them."""
+"""The lines of ``docs/submitting.md``, typed exactly as they are there, and what spark-submit does with them."""
 
 from __future__ import annotations
 
@@ -94,11 +94,11 @@ class Yarn(Hdfs):
         (self.folder / "TestYarn.java").write_text(_MAIN)
 
     def env(self) -> Mapping[str, str]:
-        """With Java for its containers."""
+        """Returns the settings, with Java for its containers."""
         return {**os.environ, "JAVA_HOME": str(Path(find_java()).resolve().parents[1])}
 
     def containers(self, words: str) -> list[int]:
-        """Returns the processes that run in containers and have these words in their command line."""
+        """Returns the processes in containers with these words in their command lines."""
         running = psutil.process_iter(["cwd", "cmdline"])
         return [
             one.pid
@@ -114,10 +114,10 @@ class Yarn(Hdfs):
 
 
 class Kubernetes:
-    """A server on loopback. Use as a context manager.
+    """A server on loopback. Use it as a context manager.
 
     Attributes:
-        url: For Spark's ``master``, after ``k8s://``.
+        url: The value for Spark's ``master``, after ``k8s://``.
         sent: The objects that were sent, in order, each with the ``path`` that it was sent to.
     """
 
@@ -181,7 +181,7 @@ def line_of(heading: str) -> str:
 
 
 def typed(line: str, changes: Mapping[str, str], folder: Path, **env: str) -> subprocess.CompletedProcess[str]:
-    """Runs a line with other names in it, each of which must be there."""
+    """Runs a line with some names replaced, each of which must occur in it."""
     for name, value in changes.items():
         assert name in line, name
         line = line.replace(name, value)
@@ -219,10 +219,10 @@ def test_kubernetes_gets_a_pod_with_the_driver(tmp_path: Path) -> None:
 
 
 def test_yarn_starts_a_lost_driver_again(kafka: Cluster, shared: Path, tmp_path: Path) -> None:
-    """The container of the driver is killed when a batch is decided and nothing of it committed."""
+    """The driver's container is killed when a batch is decided and none of it is committed."""
     job = Job(kafka.bootstrap, tmp_path / "job", rows=600, rows_per_batch=200, master="yarn", slots=6)
     job.config = replace(job.config, checkpoint=str(shared / "checkpoint"))
-    config = job.config.to_json().replace("}}", "} }")  # YARN takes braces in pairs away, whatever is between them
+    config = job.config.to_json().replace("}}", "} }")  # YARN removes pairs of braces, whatever is between them
     with Yarn(tmp_path / "yarn") as yarn, job:
         own = {
             "spark.yarn.jars": f"local:{spark_jars_folder()}/*",

@@ -107,7 +107,7 @@ class CheckpointSuite(abc.ABC):
     @pytest.fixture
     @abc.abstractmethod
     def files(self) -> CheckpointFiles:
-        """A folder that is missing."""
+        """A folder that does not exist yet."""
 
     @abc.abstractmethod
     def another(self, files: CheckpointFiles) -> CheckpointFiles:

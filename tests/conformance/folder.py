@@ -109,7 +109,7 @@ def serve(root: Path, port: int) -> None:
         daemon_threads = True
 
         def handle_error(self, request: object, client_address: object) -> None:
-            """A client that is gone is no error."""
+            """A client that has disconnected is not an error."""
 
     with Served(("127.0.0.1", port), Handler) as server:
         server.serve_forever()

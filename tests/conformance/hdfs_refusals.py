@@ -23,11 +23,11 @@ class HdfsRefusals(RefusalSuite):
 
     @abc.abstractmethod
     def opened(self, url: str) -> CheckpointFiles:
-        """A folder, as the user who may do everything."""
+        """A folder, accessed by the superuser."""
 
     @abc.abstractmethod
     def as_somebody_else(self, url: str) -> CheckpointFiles:
-        """The same, as another user."""
+        """The same folder, accessed by another user."""
 
     @pytest.fixture(params=["safe mode", "quota of names", "quota of space", "mode of the folder"])
     def refusing(self, request: pytest.FixtureRequest, hdfs: Hdfs, jvm: Any) -> Refusing:

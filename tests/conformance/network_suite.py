@@ -42,7 +42,7 @@ class NetworkSuite(abc.ABC):
     @pytest.fixture
     @abc.abstractmethod
     def faulty(self) -> Iterator[Faulty]:
-        """A folder that is missing, and the faults in front of it."""
+        """A folder that does not exist yet, and the faults in front of it."""
 
     def test_a_put_whose_reply_is_lost(self, faulty: Faulty) -> None:
         assert faulty.files.put("a/0", b"before") == Landed()
@@ -92,9 +92,9 @@ class Refusing:
 
     Attributes:
         files: The client that is refused.
-        clean: One that is not.
-        during: Within it puts are refused.
-        passes: True if the refusal is one that is waited for.
+        clean: A client that is not refused.
+        during: A context in which puts are refused.
+        passes: True if callers wait for the refusal to end.
     """
 
     files: CheckpointFiles
@@ -109,7 +109,7 @@ class RefusalSuite(abc.ABC):
     @pytest.fixture
     @abc.abstractmethod
     def refusing(self) -> Refusing:
-        """A folder that is missing, and a way to have puts refused."""
+        """A folder that does not exist yet, and a way to have puts refused."""
 
     def test_a_refused_put_has_not_landed(self, refusing: Refusing) -> None:
         assert refusing.files.put("a/0", b"before") == Landed()

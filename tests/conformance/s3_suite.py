@@ -75,7 +75,7 @@ class S3Suite(NetworkSuite):
     @pytest.fixture
     @abc.abstractmethod
     def behind(self) -> Iterator[Behind] | Behind:
-        """A folder that is missing."""
+        """A folder that does not exist yet."""
 
     @pytest.fixture
     def faulty(self, behind: Behind) -> Faulty:
@@ -117,7 +117,7 @@ class S3Suite(NetworkSuite):
         assert files.put("a/0", b"another") == Taken(standing=b"record")
 
     def test_a_put_below_the_floor_that_arrives_late(self, behind: Behind) -> None:
-        """A newer driver has decided and cleaned up before the put of a paused one comes to the freed position."""
+        """A newer driver has decided and cleaned up before a paused driver's put reaches the freed position."""
         late = DecisionLog(behind.hurry())
         newer = DecisionLog(behind.clean)
         assert newer.put(0, claim()) is None

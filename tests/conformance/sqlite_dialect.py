@@ -1,8 +1,8 @@
-"""SQLite as a third dialect of the SQL sinks, which shows what a database has to bring: a file, and staging tables.
+"""SQLite as a third dialect of the SQL sinks, which shows what a new database requires. The database is a file.
 
-A copy's marker is there from its begin on, with the staging table from its first rows on, in short transactions of
-their own: SQLite lets one writer in at a time. So an abort drops the table under a paused writer, whose next rows fail.
-There is no second mode of commit: SQLite prepares no transactions.
+A task attempt writes its marker when it begins and its staging table with its first rows, in separate short
+transactions, because SQLite allows only one writer at a time. An abort therefore drops the table of a paused writer,
+whose next rows fail. There is no second commit mode, because SQLite has no prepared transactions.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def connect(path: str, _program: str, limits: Limits) -> Connection:
 
 @contextmanager
 def transaction(connection: Connection) -> Iterator[None]:
-    """Within the transaction that is open, or in one of its own."""
+    """Runs within the open transaction, or in its own."""
     if connection.in_transaction:
         yield
         return
@@ -79,7 +79,7 @@ def columns_of(connection: Connection, table: str) -> dict[str, str]:
 
 
 def is_away(error: Exception) -> bool:
-    """Locked, or the disk is full."""
+    """True if the file is locked or the disk is full."""
     return isinstance(error, sqlite3.OperationalError) and "no such table" not in str(error)
 
 
@@ -244,7 +244,7 @@ class TableRows:
         self._connection.execute(f"SELECT 1 FROM {quoted(self._table)} LIMIT 1")  # noqa: S608 - quoted
 
     def reset(self) -> None:
-        """Nothing is kept back."""
+        """Does nothing: no connection is kept."""
 
 
 SQLITE_DIALECT = Dialect(
@@ -284,7 +284,7 @@ SQLITE_DIALECT = Dialect(
     open=open_copy,
     rows=TableRows,
     execute=lambda connection, statement: connection.execute(statement),
-    prepare=lambda *_: None,  # each write is on disk by now
+    prepare=lambda *_: None,  # each write is already on disk
     staging_table=staging_table,
     is_about_row=lambda error: isinstance(error, sqlite3.IntegrityError | sqlite3.DataError),
     message=str,
@@ -292,7 +292,7 @@ SQLITE_DIALECT = Dialect(
 
 
 class SqliteTable(MergesStaged, TwoPhaseCommitSink):
-    """The sink: a file, and a table that is there."""
+    """A sink for an existing table in a file."""
 
     def __init__(
         self,

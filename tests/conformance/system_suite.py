@@ -23,7 +23,7 @@ class SystemSuite(SinkConformance):
     """A sink on its real server. A class for each sink names the system, the table's columns and the sink's options.
 
     Attributes:
-        columns: Those of the table.
+        columns: The table's columns.
         options: The sink's arguments.
         server: The server to use instead of the one that the tests of this process share.
     """

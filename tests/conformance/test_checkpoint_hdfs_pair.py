@@ -1,4 +1,4 @@
-"""A checkpoint on HDFS with two name nodes, of which now one is active and now the other."""
+"""A checkpoint on HDFS with two name nodes, which take turns being active."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class _Node(Hdfs):
         return [*command[: program + 1], str(self.folder), self.role, *settings]
 
     def ask(self, what: str) -> str:
-        """Switches the name node to ``active`` or ``standby``, or asks whether it is in safe mode (``mode``)."""
+        """Switches the name node to ``active`` or ``standby``, or queries whether it is in safe mode (``mode``)."""
         with urllib.request.urlopen(f"http://{self.address}/{what}", timeout=60) as answer:
             return bytes(answer.read()).decode()
 
@@ -169,7 +169,7 @@ class HdfsPair:
         return self._nodes[0]
 
     def take_over(self) -> None:
-        """Makes the standby the active, whatever the active does: the journal fences it."""
+        """Makes the standby active, whatever the active name node does, which the journal fences."""
         self._nodes.reverse()
         self.active.ask("active")
 
@@ -182,7 +182,7 @@ class HdfsPair:
             first, second = self._nodes
             with ThreadPoolExecutor(1) as pool:
                 storage = pool.submit(self._storage.start)
-                # The first one formats the journal, for which it waits.
+                # The first one waits for the journal, in order to format it.
                 first.start()
                 storage.result()
             shutil.copytree(first.folder / "name", second.folder / "name")
@@ -210,7 +210,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HdfsPair]:
     try:
         opened = HdfsPair(tmp_path_factory.mktemp("pair"))
     except SparkonceError as error:
-        pytest.skip(f"HDFS cannot be had here: {error.message}")
+        pytest.skip(f"HDFS is not available here: {error.message}")
     with opened:
         yield opened
 
@@ -246,7 +246,7 @@ def test_races_while_the_active_name_node_dies(pair: HdfsPair, jvm: Any, how: Ca
 
     @contextmanager
     def meanwhile(change: Callable[[], object]) -> Iterator[list[int]]:
-        """Repeats a change in the background. Yields a list that grows with each one."""
+        """Repeats a change in the background. Yields a list that grows with each change."""
         changes: list[int] = []
         over = threading.Event()
 

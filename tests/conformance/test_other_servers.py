@@ -1,4 +1,4 @@
-"""Runs the conformance suites, the start checks and the kills on other server versions than those of Debian 12."""
+"""Runs the conformance suites, the start checks and the kills with server versions other than those of Debian 12."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_all_of_a_sink(server: str) -> None:
         "s3=minio": "(test_files and not S3) or right or may_only_read or certificate or killed_trial or still_at_work "
         "or begins_while or refuses_once or lifecycle_rule",
     }
-    # What names their targets in the crash matrix.
+    # The names of their targets in the crash matrix.
     targets = {"postgres": "postgres", "mariadb": "mariadb", "redis": "redis", "s3": "files-s3"}
     tests = Path(__file__).parents[1]
     kind = server.partition("=")[0]

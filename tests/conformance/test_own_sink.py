@@ -1,4 +1,4 @@
-"""The example of docs/own-sink.md, by its own test file, and the page itself."""
+"""Tests the example in docs/own-sink.md with its own test file, and the page itself."""
 
 from __future__ import annotations
 

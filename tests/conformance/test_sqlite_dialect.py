@@ -1,7 +1,7 @@
-"""The seam between the SQL sinks and their databases: a third one passes the suite without a line of the product.
+"""The interface between the SQL sinks and their databases: a third one passes the suite without any product code.
 
-Not tried here: commit="two_phase", which SQLite does not have; a restart of the server, for there is none; rows that
-are written directly with keys, since that is the dialects' own way of writing.
+Not tried here: commit="two_phase", which SQLite does not have; a server restart, since there is no server; rows with
+keys that are written directly, since that is up to the dialect.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class TestSqliteStaged(SinkConformance):
         return {**facts, "prefix": f"{facts['prefix']}-eu"}
 
     def expire(self, handle: Handle) -> bool:
-        """SQLite gives nothing up; but somebody may remove a copy."""
+        """SQLite never gives anything up, but somebody may delete a staging table."""
         name = str(handle["name"])
         _, _, query, _, _, _, copy = name.rsplit(".", 6)
         with closing(sqlite3.connect(self.path)) as database, database:

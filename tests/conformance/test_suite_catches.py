@@ -1,4 +1,4 @@
-"""The suite must be able to fail: each sink here breaks one rule, and names the checks that see it."""
+"""The suite must be able to fail. Each sink here breaks one rule, and names the checks that detect it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BROKEN: list[tuple[type, str]] = []
 
 
 def breaks(*checks: str) -> Callable[[Kind], Kind]:
-    """Names the checks that see what is wrong with a server, a sink, or one of its halves."""
+    """Names the checks that detect what is wrong with a server, a sink, or one of its halves."""
 
     def note(kind: Kind) -> Kind:
         BROKEN.extend((kind, f"test_{check}") for check in checks)
@@ -39,7 +39,7 @@ def breaks(*checks: str) -> Callable[[Kind], Kind]:
 
 
 class Server(MemoryServer):
-    """The honest server, with its inner parts within reach of those that break it."""
+    """The correct server, with its internals accessible to those that break it."""
 
     def state(self, number: int) -> TransactionState | None:
         return self.transactions().get(number)

@@ -82,7 +82,7 @@ class TestInABucket(TestOnAStoreWithoutRenames):
 @USES_HDFS
 @pytest.mark.slow
 class TestOnHdfs(TestOnAStoreWithoutRenames):
-    """By the client that has no JVM, as Python workers have it."""
+    """Uses the client without a JVM, like Python workers."""
 
     @staticmethod
     def store(folder: Path) -> CheckpointFiles:

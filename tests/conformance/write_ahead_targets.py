@@ -79,7 +79,7 @@ class SqliteTarget(Target):
 
 
 class KeyedTarget(Target):
-    """One file for each number: the same rows lead to the same state."""
+    """Writes one file for each number, so the same rows lead to the same state."""
 
     def apply(self, numbers: list[int], token: ApplyToken) -> None:
         for number in numbers:
@@ -90,7 +90,7 @@ class KeyedTarget(Target):
 
 
 class AppendingTarget(Target):
-    """A line for each number, however often it comes."""
+    """Appends a line for each number, however often it arrives."""
 
     def apply(self, numbers: list[int], token: ApplyToken) -> None:
         descriptor = os.open(self.folder / "rows", os.O_WRONLY | os.O_CREAT | os.O_APPEND)

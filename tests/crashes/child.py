@@ -83,7 +83,7 @@ def is_empty(batch: int) -> bool:
 
 
 def run(order: Order, channel: socket.socket) -> None:
-    """Ends by returning, or by SIGKILL."""
+    """Runs until it returns, or until SIGKILL."""
     log = os.open(order.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
@@ -119,7 +119,7 @@ def _run(order: Order, gate: Gate) -> None:
         if slot == STRUCK_SLOT:
             gate.arrive(point, at)
 
-    # Points that change how a sink is called are instrumented only if the run is to be held there.
+    # Points that change how a sink is called are only instrumented if the run should be held there.
     points = {*IN_WRITERS, *IN_COMMITTER} - ({HALFWAY, WRITTEN} - {order.point})
     sink = GatedSink(order.sink, arrive, points)
     sink.use_checkpoint(LocalFiles(order.checkpoint))

@@ -37,7 +37,7 @@ from sparkonce_lab.rig.proxy import RequestFault, Trap
 from zygote import Zygote
 
 WARM_BATCHES = 5
-"""Enough for the log to be tidied in every following batch."""
+"""Enough batches that the log is tidied in every one that follows."""
 STARTS = 3
 """How often a run without faults may stop before a query counts as not recovering."""
 _POLL_S = 0.05
@@ -180,7 +180,7 @@ class Job:
     def _at_request(self, cell: Cell, watcher: Watcher) -> str:
         proxy = self.target.proxy
         assert proxy is not None
-        # The second of a batch's requests, when the first has passed. Sweeps may have only one.
+        # Strikes the second of a batch's requests, after the first has passed. Sweeps may have only one.
         trap = proxy.trap(cell.point, _REQUEST_FAULTS[cell.fault], nth=1 if cell.point == ABORT else 2)
         run = self._start()
         try:
@@ -223,10 +223,12 @@ class Job:
         return self._new_run(batch + 1, point, batch)
 
     def _recover(self) -> None:
-        """Starts the query without faults until all that was begun is done and one batch more, before which it sweeps.
+        """Starts the query without faults until everything begun is done, and for one more batch.
+
+        It sweeps before that.
 
         Raises:
-            DoesNotRecover: if runs stop again and again.
+            DoesNotRecover: If runs stop again and again.
         """
         self._go_on(max(self._next, decided(self.checkpoint) + 1))
 

@@ -120,7 +120,7 @@ def test_a_late_request_that_changes_something_is_told_from_others(started: Star
 
 def test_a_late_request_that_is_not_delivered_is_none(started: StartedTargets) -> None:
     class EndsConnections(Target):
-        """Once the next run has recovered."""
+        """Called once the next run has recovered."""
 
         def state(self) -> object:
             self.inject(Fault.SERVER_KILLED)

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 def eventually(ask: Callable[[], T], good: Callable[[T], bool]) -> T:
-    """Retries until an answer is good, and returns it."""
+    """Retries until an answer meets the condition, and returns it."""
     deadline_s = time.monotonic() + LIMIT_S
     while not good(answer := ask()):
         assert time.monotonic() < deadline_s, f"still {answer!r}"
@@ -31,7 +31,7 @@ def eventually(ask: Callable[[], T], good: Callable[[T], bool]) -> T:
 
 
 def until_final(finish: Callable[[Sequence[Handle]], Sequence[Finished]], handles: Sequence[Handle]) -> list[Outcome]:
-    """Asks again as long as anything is RETRY."""
+    """Retries as long as any answer is RETRY."""
     finished = eventually(lambda: finish(handles), lambda all_: all(one.outcome is not Outcome.RETRY for one in all_))
     return [one.outcome for one in finished]
 
@@ -41,7 +41,7 @@ def new_name(start: str = "t") -> str:
 
 
 class Prepared:
-    """A writer that has prepared one transaction, and could write on."""
+    """A writer that has prepared one transaction, and could continue to write."""
 
     def __init__(self, bootstrap: str, topic: str, transactional_id: str, values: Sequence[str], timeout_ms: int):
         self._eos: dict[str, Any] = {}
@@ -83,7 +83,7 @@ class Prepared:
         )
 
     def write_on(self, value: str, partition: int) -> None:
-        """What a paused task does when it wakes up, whatever comes of it."""
+        """Does what a paused task does when it wakes up, ignoring any errors."""
         try:
             self.write(value, partition)
             self.producer.flush(LIMIT_S)
@@ -106,7 +106,7 @@ class Witness:
         return name
 
     def delete_topic(self, name: str) -> None:
-        """Deletes a topic, and waits until clients are told so too."""
+        """Deletes a topic, and waits until clients see that, too."""
         for done in self.admin.delete_topics([name]).values():
             done.result(LIMIT_S)
         eventually(lambda: name in self.admin.list_topics(timeout=LIMIT_S).topics, lambda there: not there)
@@ -129,6 +129,6 @@ class Witness:
         eventually(lambda: self.state(*handles), lambda states: states == {state})
 
     def committed(self, topic: str) -> list[str]:
-        """The values that a read_committed reader sees once the broker has written the markers of what it answered."""
+        """The values that a read_committed reader sees once the markers of acknowledged commits are written."""
         await_markers(self.bootstrap)
         return sorted((one.value or b"").decode() for one in read_committed(self.bootstrap, topic, timeout_s=LIMIT_S))

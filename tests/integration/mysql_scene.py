@@ -1,4 +1,4 @@
-"""What the tests of MariaDB's sink share: rows of one number, and what MySQL does otherwise than MariaDB."""
+"""Shared by the tests of MariaDB's sink: rows with one number, and behavior in which MySQL differs from MariaDB."""
 
 from __future__ import annotations
 

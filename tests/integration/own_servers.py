@@ -95,12 +95,12 @@ def on(*first_tier: str, slow: Sequence[str] = ()) -> pytest.MarkDecorator:
 
 
 def numbers(*batches: int) -> Counter[int]:
-    """Counts the rows of these batches once each."""
+    """Returns the rows of these batches, once each."""
     return Counter(number for batch in batches for number in range(batch * SLOTS * ROWS, (batch + 1) * SLOTS * ROWS))
 
 
 def once_at(phase: Phase, batch: int, action: Callable[[], object]) -> Callable[[Phase, int], None]:
-    """Listens to a run, and acts the first time that this batch enters the phase."""
+    """Listens to a run, and calls the action the first time that this batch enters the phase."""
     left = [action]
 
     def listen(entered: Phase, of: int) -> None:

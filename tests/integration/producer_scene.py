@@ -60,7 +60,7 @@ class Kafka:
         return producer
 
     def begun(self, name: str, **settings: Any) -> BatchProducer:
-        """One with a transaction of this name, which is open."""
+        """A producer with an open transaction of this name."""
         producer = self.producer(transactional_id=name, **settings)
         producer.init_transactions(WAIT_S)
         producer.begin_transaction()

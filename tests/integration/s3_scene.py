@@ -1,4 +1,4 @@
-"""What tests of S3 share: a server for all, a new bucket, a proxy before it, a store that writes to it.
+"""Shared by tests of S3: a server, a new bucket, a proxy in front of it, and a store that writes to it.
 
 The fixtures are for importing.
 """
@@ -41,7 +41,7 @@ def new_store(bucket: Bucket, *, page: int = 1000, **settings: Any) -> S3Store:
 
 
 def seal(store: FileStore, content: bytes = b"rows", *, folder: str = "a=1") -> Fields:
-    """A file that is held back."""
+    """A staged file."""
     name = new_name()
     held = store.stage(name, file_path(folder, name, 0, ".txt"))
     held.stream.write(content)

@@ -38,7 +38,7 @@ def start(folder: Path, *options: str) -> subprocess.Popen[str]:
 
 
 def processes_of(folder: Path) -> list[str]:
-    """Whatever runs with a path in this folder: query, Spark's JVM, broker, watchdog."""
+    """Returns everything that runs with a path in this folder: query, Spark's JVM, broker, watchdog."""
     found = []
     for process in psutil.process_iter(["cmdline"]):
         command = " ".join(process.info["cmdline"] or ())

@@ -125,7 +125,7 @@ def test_a_replay_that_gives_other_rows_stops_the_query_and_says_what_is_missing
         # MariaDB's staging table of the committed slot is dropped when the batch is concluded.
         committed = str(dict(query.job.decision(1).handles[0].transaction).get("transaction", "")).rpartition(".")[2]
         assert [one for one in suite.system.left_open() if not committed or committed not in one] == []
-    query.shift.clear()  # it heals as soon as its input is back, with nothing in the way
+    query.shift.clear()  # the batch is healed as soon as its input is back
     query.job.run(1, 2)
     assert Counter(suite.visible()) == numbers(0, 1, 2)
 

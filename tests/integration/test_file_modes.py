@@ -1,4 +1,4 @@
-"""Who may read what a query writes, whatever its umask; and that no link is followed on the way there."""
+"""Who may read what a query writes, whatever its umask, and that no link is followed on the way."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def rows(batch: int, slot: int) -> pa.RecordBatch:
 
 
 def test_a_query_opens_nothing_wider_than_it_must(tmp_path: Path, umask: int) -> None:
-    """A run is killed while rows wait and files are held back, so that those are seen too."""
+    """Kills a run while rows are waiting and files are staged, so that those are checked, too."""
 
     def modes(folder: Path) -> dict[Path, int]:
         return {path: stat.S_IMODE(path.lstat().st_mode) for path in [folder, *folder.rglob("*")]}

@@ -44,7 +44,7 @@ def filled(url: str, **options: Any) -> None:
 
 
 def plain(folder: Path) -> list[str]:
-    """Lists the files that a reader finds who knows nothing of manifests."""
+    """Lists the files found by a reader that ignores manifests."""
     found = [one for one in folder.rglob("*") if one.is_file()]
     return [str(one) for one in found if not any(part[:1] in "._" for part in one.relative_to(folder).parts)]
 
@@ -59,7 +59,7 @@ def run(folder: Path, delete_after_s: float = 0) -> Compacted:
 
 
 def assert_settled(folder: Path) -> None:
-    """A last run leaves each row once for every reader, and two files for the old batches."""
+    """After a last run, every reader finds each row once, and two files for the old batches."""
     run(folder)
     assert numbers(whole_batches(folder)) == numbers(plain(folder)) == ROWS
     assert len(plain(folder)) == 2 + 2 * 2
@@ -229,7 +229,7 @@ def test_readers_of_whole_batches_see_each_row_once(tmp_path: Path) -> None:
         while not (ended.is_set() and seen):
             try:
                 found = numbers(whole_batches(tmp_path))
-            except FileNotFoundError:  # listed before it was deleted: the next list names the new one
+            except FileNotFoundError:  # it was listed before it was deleted, and the next listing has the new one
                 continue
             except FilesGoneError as error:
                 wrong.append(error)
@@ -305,7 +305,7 @@ def test_damaged_or_deleted_files_stop_it_and_nothing_changes(tmp_path: Path) ->
     first = Path(sorted(plain(tmp_path))[0])
     content = first.read_bytes()
     first.write_bytes(content[:-1] + b"x")
-    with pytest.raises(CorruptRecordError, match="bytes and not those"):
+    with pytest.raises(CorruptRecordError, match="bytes, which are not those"):
         run(tmp_path)
     first.unlink()
     with pytest.raises(FilesGoneError):

@@ -1,4 +1,4 @@
-"""Prepared files that are changed between prepare and commit, by somebody or by a disk failure."""
+"""Prepared files are changed between prepare and commit, by somebody or by a disk failure."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_the_rows_of_a_damaged_file_are_written_again(tmp_path: Path, slots_dama
 def test_a_driver_that_is_about_to_publish_what_another_calls_lost_publishes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has looked at a whole file, which is damaged then; the newer one writes the rows again."""
+    """One driver has checked a file that is damaged afterwards; a newer driver writes its rows again."""
     root = tmp_path / "out"
     sleeper, newer = Life(FilesSink(root)), Life(FilesSink(root))
     handle = sleeper.prepare(PARTS)

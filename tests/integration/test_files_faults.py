@@ -190,7 +190,7 @@ def test_a_link_that_is_under_way_when_a_file_is_discarded_is_seen(
 def test_a_partitions_folder_that_somebody_deletes_is_not_a_loss(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Jobs that delete empty folders: between its making and the link it is gone, and the file is still held back."""
+    """A job deletes the empty folder between its creation and the link. The file is still staged."""
     root = tmp_path / "out"
     life = Life(FilesSink(root, partition_by="p"))
     handle = life.prepare(PARTS.slice(0, 1))
@@ -229,7 +229,7 @@ def test_a_bare_mount_point_that_was_written_to_once_is_not_a_loss(tmp_path: Pat
 
 
 def test_a_backup_of_hard_links_publishes_nothing(tmp_path: Path) -> None:
-    """``cp -al`` gives each file another name, which must not publish files that are held back."""
+    """``cp -al`` gives each file another name, which must not publish staged files."""
     root = tmp_path / "out"
     life = Life(FilesSink(root, partition_by="p"))
     handle, lingering = life.prepare(PARTS), life.open(TWO.append_column("p", pa.array(["a", "a"])))
@@ -328,7 +328,7 @@ def test_old_manifests_are_merged_and_lose_nothing(tmp_path: Path, monkeypatch: 
 def test_lists_of_old_batches_are_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: int, step: int
 ) -> None:
-    """Also where every other batch has no rows, as those of queries with state."""
+    """This also holds if every other batch has no rows, as in stateful queries."""
     monkeypatch.setattr(committer_module, "TIDY_EVERY", 2)
     monkeypatch.setattr(committer_module, "KEPT_BATCHES", 4)
     monkeypatch.setattr("sparkonce.sinks.files.store.LONGEST_BYTES", 10)
@@ -587,7 +587,7 @@ def test_no_permission(tmp_path: Path) -> None:
     root.chmod(0o777)
     hidden.chmod(0o555)
     is_root = os.geteuid() == 0
-    if is_root:  # root may do everything
+    if is_root:  # root is allowed to do everything
         os.seteuid(65534)
     try:
         with pytest.raises(PrepareError, match=r"held/.*Permission denied"):
@@ -624,7 +624,7 @@ def test_a_folder_that_cannot_hold_files_is_refused(tmp_path: Path, monkeypatch:
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(os, "link", refused)
-    with pytest.raises(PreflightError, match="gives a file no second name"):
+    with pytest.raises(PreflightError, match="is on a file system without hard links"):
         FilesSink(tmp_path / "other").preflight(QUERY, None)
 
 
@@ -633,4 +633,6 @@ def test_a_folder_that_is_gone_is_not_called_a_full_disk(tmp_path: Path) -> None
     shutil.rmtree(tmp_path / "out")
     with pytest.raises(PrepareError, match="could not be written: No such file") as told:
         life.prepare(pa.table({"number": [1]}))
-    assert told.value.next_step.startswith("See what became of the folder: it was deleted or moved, or its disk is not")
+    assert told.value.next_step.startswith(
+        "Find out what happened to the folder: it was deleted or moved, or its disk is not"
+    )

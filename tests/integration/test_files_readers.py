@@ -48,7 +48,7 @@ NESTED = TYPED.append_column("array", pa.array([[1, None], None], pa.list_(pa.in
 
 
 def asked(sql: str, *given: object) -> list[tuple[Any, ...]]:
-    """What DuckDB answers. Instants as their UTC, without a zone: for one it wants another library."""
+    """Returns DuckDB's result. Timestamps are in UTC without a zone, which would require another library."""
     with duckdb.connect() as connection:
         connection.execute("SET TimeZone = 'UTC'")
         plain = [str(one) if isinstance(one, Path) else one for one in given]

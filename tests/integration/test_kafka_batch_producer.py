@@ -1,4 +1,4 @@
-"""What a broker receives of rows that go to librdkafka in batches, and what the producer reports."""
+"""What a broker receives if rows go to librdkafka in batches, and what the producer reports."""
 
 from __future__ import annotations
 

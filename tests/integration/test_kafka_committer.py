@@ -108,7 +108,7 @@ def test_an_unreachable_broker_is_no_answer() -> None:
         assert finished.outcome is Outcome.RETRY
         assert NOBODY in finished.reason
     owner = Owner(query=QUERY, token=Token(1, "0" * 8), facts={"prefix": "p"})
-    with pytest.raises(UnknownOutcomeError, match="did not tell which transactions there are"):
+    with pytest.raises(UnknownOutcomeError, match="did not report which transactions there are"):
         committer.list_lingering([owner])
     committer.close()
 

@@ -20,7 +20,7 @@ from sparkonce_lab.kafka import list_transactions
 
 pytestmark = pytest.mark.kafka
 
-WARNING = "was deleted and made again since this query's last run"
+WARNING = "was deleted and recreated since this query's last run"
 FAST = {"topic.metadata.propagation.max.ms": 500}
 """How long librdkafka waits for a missing topic to appear. The default is 30 s."""
 
@@ -93,7 +93,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
 
 @pytest.mark.parametrize("last_slot", [pytest.param("with rows", marks=pytest.mark.slow), "without rows"])
 def test_deleted_while_a_batch_is_written(scene: Scene, warnings: Callable[[], list[str]], last_slot: str) -> None:
-    """If the last slot has no rows, there is no writer that could notice."""
+    """If the last slot has no rows, no writer can notice."""
     scene.job.run(0)
     scene.before = scene.delete
     scene.empty = set() if last_slot == "with rows" else {(1, 1)}
@@ -117,7 +117,7 @@ def test_made_again_while_a_batch_is_written(scene: Scene, warnings: Callable[[]
     """Both slots are acknowledged, but the first one's rows are gone. Half of the batch must not become visible."""
     scene.job.run(0)
     scene.before = scene.delete_and_create
-    with pytest.raises(PrepareError, match=f"'{scene.topic}' was deleted and made again while this query ran"):
+    with pytest.raises(PrepareError, match=f"'{scene.topic}' was deleted and recreated while this query ran"):
         scene.job.run(1)
     assert scene.open() == []
     assert scene.visible() == []
@@ -141,7 +141,7 @@ def test_after_the_decision_the_next_batch_says_it(
         if phase is Phase.FINISHING and number == 1:
             strike()
 
-    words = "made again while this query ran" if again else scene.topic
+    words = "recreated while this query ran" if again else scene.topic
     with pytest.raises(PrepareError, match=words) as told:
         scene.job.run(0, 1, 2, listener=listen)
     assert told.value.details["batch"] == 2

@@ -1,6 +1,6 @@
 """An open transaction of another application hides a query's committed rows.
 
-The warning tells whose it is and its age.
+The warning names its owner and its age.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def test_a_transaction_on_many_partitions_is_said_once_and_of_many_some_are_name
     assert others[1].producer.flush(60.0) == 0
     named, more = poll()
     assert "Transaction 'id-" in named
-    assert more == f"1 more transactions hold back readers of topic={topic!r}."
+    assert more == f"1 more transactions block readers of topic={topic!r}."
     for one in others:
         end(one)
 
@@ -160,7 +160,7 @@ def test_a_marker_that_is_missing_is_said_when_it_stays_so(
     assert poll() == []
     (said,) = poll()
     assert f"Transaction {own()!r}" in said
-    assert "has ended, as its coordinator says (CompleteCommit)" in said
+    assert "has ended, according to its coordinator (CompleteCommit)" in said
     end(mine)
 
 

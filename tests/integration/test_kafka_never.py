@@ -1,4 +1,4 @@
-"""A transaction timeout that never ends, on a broker whose clock is put forward."""
+"""Transactions without a timeout, on a broker whose clock is set ahead."""
 
 from __future__ import annotations
 

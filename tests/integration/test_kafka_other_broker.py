@@ -53,7 +53,7 @@ def test_each_row_is_there_once_whatever_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def kill(job: SmallJob, batch: int, phase: Phase) -> None:
-        """A run that dies there, if it comes there."""
+        """A run that dies at that point if it reaches it."""
         try:
             job.kill(batch, phase)
         except (SparkonceError, AssertionError) as error:
@@ -90,7 +90,7 @@ def test_each_row_is_there_once_whatever_is_refused(
 
 
 def run(job: SmallJob, batch: int) -> None:
-    """Starts the job until the batch is through: what was refused may have stopped it, and nothing else may."""
+    """Restarts the job until the batch is done. Only refused requests may have stopped it."""
     for start in range(STARTS):
         if is_through(job, batch, start):
             return

@@ -79,7 +79,7 @@ def test_a_broker_that_hangs_is_no_answer(cluster: Cluster, witness: Witness, cl
         assert until_final(hasty.commit, handles[:1]) == [Outcome.COMMITTED]
         cluster.brokers[0].pause()
         try:
-            # Once over the connections that are open, once without any.
+            # Once over open connections, and once without any.
             for _ in range(2):
                 assert {one.outcome for one in hasty.commit(handles)} == {Outcome.RETRY}
         finally:

@@ -1,4 +1,4 @@
-"""The prefix of transactional ids: as long and as odd as is allowed, and another one after each restart."""
+"""The prefix of transactional ids: as long and unusual as allowed, and a different one after each restart."""
 
 from __future__ import annotations
 

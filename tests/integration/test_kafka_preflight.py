@@ -27,7 +27,7 @@ Check = Callable[..., Facts]
 
 @pytest.fixture
 def check(broker: Cluster) -> Check:
-    """Preflight with what a test does not care about."""
+    """Runs preflight with defaults for what a test does not care about."""
 
     def run(
         settings: dict[str, object] | None = None,

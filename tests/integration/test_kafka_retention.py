@@ -1,6 +1,6 @@
 """Brokers delete rows of open transactions.
 
-If these are decided, they are written again and not committed as they are.
+If the rows are decided, they are written again instead of committed as they are.
 """
 
 from __future__ import annotations

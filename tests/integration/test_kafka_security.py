@@ -288,7 +288,7 @@ def test_a_start_asks_a_sources_brokers_as_javas_client_would(
 
     trusts_javas = {name: one for name, one in tls.items() if name != "ssl.ca.location"}
     assert ask_sources([source_of(trusts_javas, topic)], is_first=True)[0].partitions == {}
-    assert "cannot be asked: " in caplog.text, "Java may trust others than Python"
+    assert "cannot be queried: " in caplog.text, "Java may trust others than Python"
     gc.collect()
 
 
@@ -328,7 +328,7 @@ def test_permissions_are_named(
             return None
 
     caplog.set_level(logging.WARNING, "sparkonce")
-    # Not allowed to read the broker's limit.
+    # The user may not read the broker's limit.
     assert eventually(facts, lambda found: found is not None)["transaction_timeout_ms"] == "60000"
     assert "transaction.max.timeout.ms" in caplog.text
     allow(witness, "half", ResourceType.BROKER, "kafka-cluster", AclOperation.DESCRIBE_CONFIGS)

@@ -1,4 +1,4 @@
-"""What a start asks a real broker about a query's Kafka sources, given only the source's options."""
+"""What a start queries from a real broker about a query's Kafka sources, given only the source's options."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_a_topic_has_the_id_that_other_clients_see_until_it_is_made_again(
 
     def known() -> str:
         answer = witness.admin.describe_topics(TopicCollection([topic]))[topic]
-        # librdkafka writes two of base64's signs otherwise.
+        # librdkafka encodes two of base64's characters differently.
         return str(answer.result(LIMIT_S).topic_id).translate(str.maketrans("+/", "-_"))
 
     with closing(SourceTopics([facts(broker, subscribe=topic)])) as topics:
@@ -132,7 +132,7 @@ def test_brokers_that_are_not_there_are_named(
     assert not caplog.records
     if "not addresses" not in words:
         assert ask_sources([lost], is_first=True, delegated=True)[0].partitions == {}
-        assert "cannot be asked" in caplog.text
+        assert "cannot be queried" in caplog.text
 
 
 def test_brokers_that_fall_silent_stop_no_decision(
@@ -144,7 +144,7 @@ def test_brokers_that_fall_silent_stop_no_decision(
         for _ in range(2):
             assert topics.before_decision((), ('{"t": {"0": 5}}',)) == ""
     assert len(caplog.records) == 1, caplog.text
-    assert "The ids of topics ['t'] cannot be asked for, and are not compared" in caplog.text
+    assert "The ids of topics ['t'] cannot be queried, and are not compared" in caplog.text
 
 
 def test_a_topic_that_is_new_is_waited_for(broker: Cluster, witness: Witness, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,7 @@
-"""A Kafka cluster is restored from a backup, or replaced. Missing batches are reported, and not silently lost."""
+"""A Kafka cluster is restored from a backup, or replaced.
+
+Missing batches are reported instead of being silently lost.
+"""
 
 from __future__ import annotations
 
@@ -120,7 +123,7 @@ def test_another_cluster_in_its_place_is_taken_when_it_is_named(place: Place, ca
         with caplog.at_level(logging.WARNING, "sparkonce"):
             place.job.run(2)
         assert f"This query wrote to the cluster {old!r} until now" in caplog.text
-        assert "deleted and made again" not in caplog.text
+        assert "deleted and recreated" not in caplog.text
         place.job.run(3)
         assert place.visible() == values(2, 3)
         place.bootstrap = place.cluster.bootstrap

@@ -51,7 +51,7 @@ WAIT_S = 30.0
 
 
 class Kafka:
-    """A broker and what the tests ask it. Only the commit uses the code under test."""
+    """A broker and the tests' queries to it. Only the commit uses the code under test."""
 
     def __init__(self, bootstrap: str) -> None:
         self.bootstrap = bootstrap
@@ -293,7 +293,9 @@ def test_a_partition_that_is_not_there_is_named_whenever_librdkafka_finds_out(ow
         cluster.brokers[0].resume()
     with pytest.raises(PrepareError) as told:
         writer.write(rows) if is_known else writer.prepare()
-    assert told.value.message == f"Kafka did not take a row for topic '{topic}', partition 7: Local: Unknown partition."
+    assert (
+        told.value.message == f"Kafka did not accept a row for topic '{topic}', partition 7: Local: Unknown partition."
+    )
     assert "column 'partition'" in told.value.next_step
     writer.abort()
     this_worker().stop()
@@ -639,7 +641,7 @@ def test_a_topic_that_is_not_there_has_no_limit(kafka: Kafka, monkeypatch: pytes
     there = kafka.create_topic(max_message_bytes="2000")
     assert limits.of([there, "nowhere"]) == {there: TopicRules(most_bytes=2000, takes_far=False)}
     monkeypatch.setattr("sparkonce.sinks.kafka.writer._RULES_WITHIN_S", 1.0)
-    for spare_s, words in ((10.0, "The brokers do not tell"), (-0.9, "no answer in 1 s")):
+    for spare_s, words in ((10.0, "The brokers do not report"), (-0.9, "no answer in 1 s")):
         # librdkafka's own deadline may come after that of the wait for it.
         monkeypatch.setattr("sparkonce.sinks.kafka.writer._RULES_LATE_S", spare_s)
         with pytest.raises(OutageError, match=words):

@@ -1,4 +1,4 @@
-"""A batch of many slots, a transaction each, whose driver is killed before and in the midst of its commits."""
+"""A batch of many slots with one transaction each. The driver is killed before and in the middle of its commits."""
 
 from __future__ import annotations
 

@@ -300,7 +300,7 @@ def test_a_staging_table_that_was_changed_is_not_merged(scene: Scene, mariadb: M
     mariadb.ask(f"DELETE FROM {stage_table(name_of(handle).copy)} LIMIT 1")  # noqa: S608 - of this test
     (answer,) = scene.committer.commit([handle])
     assert answer.outcome is Outcome.UNKNOWN
-    assert "1 rows came where 2 were prepared" in answer.reason
+    assert "1 rows arrived, but 2 were prepared" in answer.reason
     assert visible(mariadb) == []
 
 
@@ -317,7 +317,7 @@ def test_a_staging_table_of_an_upsert_that_was_changed_is_not_merged(mariadb: My
         mariadb.ask(change.format(table))
         answers = scene.committer.commit([kept, changed])
         assert {answer.outcome for answer in answers} == {Outcome.UNKNOWN}
-        assert "rows came where 2 were prepared" in answers[0].reason
+        assert "rows arrived, but 2 were prepared" in answers[0].reason
         assert table in answers[0].reason
         assert (visible(mariadb), len(mariadb.stages())) == ([], 2)
         mariadb.ask(f"DROP TABLE {table}")
@@ -399,7 +399,7 @@ def test_markers_are_tidied_whichever_batches_have_rows(scene: Scene, mariadb: M
 
 @BOTH
 def test_what_may_have_been_tidied_away_is_not_lost(scene: Scene) -> None:
-    """A driver that was paused for hundreds of batches asks again about a committed transaction."""
+    """A driver that was paused for hundreds of batches checks a committed transaction again."""
     old, recent, newest = handles = [scene.prepare(10 * batch, batch=batch) for batch in (0, 2, 201)]
     assert scene.commit(*handles) == COMMITTED * 3
     scene.committer.conclude(201, [newest])

@@ -1,4 +1,4 @@
-"""``sparkonce orphans --system mysql``: all that is open and ours is listed, and nothing is changed."""
+"""``sparkonce transactions list --system mysql``: everything open of ours is listed, and nothing is changed."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_a_branch_that_mariadb_hides_is_listed(two_phase: Scene, mariadb: MySQLS
         )
         cursor.execute(f"XA END {xid}")
         cursor.execute(f"XA PREPARE {xid}")
-        preparing._execute_command(0x1F, b"")  # COM_RESET_CONNECTION: InnoDB does not let go of the branch
+        preparing._execute_command(0x1F, b"")  # COM_RESET_CONNECTION: InnoDB does not release the branch
         preparing._read_ok_packet()
         mariadb.ask(f"XA ROLLBACK {xid}")
         assert [one.kind for one in listed(two_phase, mariadb)] == ["hidden"]
@@ -186,7 +186,7 @@ def test_a_server_that_cannot_be_reached_is_said_without_a_secret(mariadb: MySQL
     [
         ("host=a pass", "Word 2 of the settings has no '='"),
         ("password='s3cr3t", "cannot be read"),
-        ("port=x", "port='x' is no number"),
+        ("port=x", "port='x' is not a number"),
         ("ssl_disabled=1", "neither true nor false"),
     ],
 )

@@ -1,4 +1,4 @@
-"""What a second connection reads of what was written, and what is refused instead of changed."""
+"""What a second connection reads after a write, and which values are refused instead of changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a table refuses is found before the decision, by a merge that is rolled back."""
+"""What a table refuses is detected before the decision, by a merge that is rolled back."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_rows_of_another_sink_of_the_batch_are_waited_for(mariadb: MySQLSystem) 
 def test_an_operator_lets_a_decided_batch_skip_or_replace_what_is_there(
     mariadb: MySQLSystem, how: str, expected: str | None
 ) -> None:
-    """Another writer was faster, between the trial and the commit."""
+    """Another writer was faster between the trial and the commit."""
     mariadb.ask("CREATE TABLE target (number BIGINT PRIMARY KEY, who VARCHAR(9)) ENGINE=InnoDB")
     sink = MySQLSink(mariadb.settings, table="target")
     with closing(Scene(Numbers(), sink)) as scene:

@@ -84,7 +84,7 @@ def test_an_older_row_of_another_slot_does_not_put_a_deleted_row_back(mariadb: M
 
 
 class Changes(SinkHooks):
-    """As change data capture has them, with the columns ``op`` and ``Gone``."""
+    """Rows as in change data capture, with the columns ``op`` and ``Gone``."""
 
     batches: Sequence[Sequence[tuple[int, str | None, str | None, bool | None]]] = (
         [(1, "a", "c", False), (2, "b", None, None), (3, "c", "c", None)],

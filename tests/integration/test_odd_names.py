@@ -54,7 +54,7 @@ MODES: dict[str, dict[str, Any]] = {
 
 
 def each(longest: str) -> pytest.MarkDecorator:
-    """All signs in one name, in every mode; the longest name in one."""
+    """All special characters in one name, in every mode; the longest name in one mode."""
     every = [pytest.param(EVERYTHING, mode, id=f"everything-{mode}") for mode in MODES]
     return pytest.mark.parametrize(("odd", "mode"), [*every, pytest.param(longest, "upsert", id="the longest")])
 

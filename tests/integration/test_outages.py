@@ -83,8 +83,8 @@ def test_a_server_that_is_away_while_slots_are_prepared(suite: Any, tmp_path: Pa
         query.job.run(0, 1, 2)
     assert Counter(suite.visible()) == numbers(0, 1, 2)
     assert list(suite.system.left_open()) == []
-    assert sum("Waiting for at most 60 s" in line for line in lines) == 1
-    assert sum("Going on after" in line for line in lines) == 1
+    assert sum("Waiting for up to 60 s" in line for line in lines) == 1
+    assert sum("Continuing after" in line for line in lines) == 1
 
 
 @on(
@@ -93,7 +93,7 @@ def test_a_server_that_is_away_while_slots_are_prepared(suite: Any, tmp_path: Pa
 )
 def test_a_server_that_is_away_while_a_batch_is_finished(suite: Any, tmp_path: Path) -> None:
     query = Query(suite, tmp_path)
-    with once_logged("Waiting for at most 60 s: batch 1 is decided", suite.server.start):
+    with once_logged("Waiting for up to 60 s: batch 1 is decided", suite.server.start):
         query.job.run(0, 1, 2, listener=once_at(Phase.FINISHING, 1, suite.server.kill))
     assert Counter(suite.visible()) == numbers(0, 1, 2)
     assert list(suite.system.left_open()) == []
@@ -105,7 +105,7 @@ def test_a_server_that_stays_away(suite: Any, tmp_path: Path) -> None:
     query.before = suite.server.kill
     with pytest.raises(PrepareError, match=r"tried \d+ times in [0-9]+ s") as caught:
         query.job.run(0, 1)
-    assert "see whether the server is up" in caught.value.next_step.lower()
+    assert "check whether the server is up" in caught.value.next_step.lower()
     suite.server.start()
     assert Counter(suite.visible()) == numbers(0)
     query.job.run(1, 2)
@@ -136,7 +136,7 @@ def test_postgresql_has_no_connection_left(suite: Any, tmp_path: Path) -> None:
         taken.extend(take_all(lambda: psycopg.connect(suite.server.conninfo()), psycopg.OperationalError))
 
     query.before = take_connections
-    with once_logged("Waiting for at most", lambda: [one.close() for one in taken]) as lines:
+    with once_logged("Waiting for up to", lambda: [one.close() for one in taken]) as lines:
         query.job.run(0, 1, 2)
     assert "too many clients" in "".join(lines)
     assert Counter(suite.visible()) == numbers(0, 1, 2)
@@ -147,7 +147,7 @@ def test_mariadb_has_no_connection_left(suite: Any, tmp_path: Path) -> None:
     suite.system.ask("SET GLOBAL max_connections = 12")
     query, taken = Query(suite, tmp_path), list[Any]()
     query.before = lambda: taken.extend(take_all(suite.system.connect, pymysql.err.OperationalError))
-    with once_logged("Waiting for at most", lambda: [one.close() for one in taken]) as lines:
+    with once_logged("Waiting for up to", lambda: [one.close() for one in taken]) as lines:
         query.job.run(0, 1, 2)
     assert "1040" in "".join(lines)
     assert Counter(suite.visible()) == numbers(0, 1, 2)
@@ -164,7 +164,7 @@ def test_a_full_disk_under_the_rows(kind: type[Any], tmp_path: Path) -> None:
         suite.begin(disk.folder)
         query = Query(suite, tmp_path if kind is test_files.TestJson else disk.folder)
         query.before = disk.fill
-        with once_logged("Waiting for at most 60 s", disk.free) as lines:
+        with once_logged("Waiting for up to 60 s", disk.free) as lines:
             query.job.run(0, 1, 2)
         assert "record" not in lines[0], "it was the rows that had no room"
         assert Counter(suite.visible()) == numbers(0, 1, 2)

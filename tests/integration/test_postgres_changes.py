@@ -141,7 +141,7 @@ def test_prepared_rows_keep_their_partition_as_it_is(postgres: PostgresSystem) -
 def test_a_column_that_changes_its_type_after_the_decision(
     postgres: PostgresSystem, change: str, back: str, words: str, mode: str
 ) -> None:
-    """The server would round the number, and cut the spaces off, without a word."""
+    """The server would silently round the number and cut off the spaces."""
     postgres.ask("CREATE TABLE typed (id bigint PRIMARY KEY, v numeric(10,2), w varchar(9), later int)")
     given = new_sink(postgres, "typed", mode=mode, key_columns=["id"] if mode == "upsert" else [])
     row = {"id": pa.array([1], pa.int64()), "v": pa.array([Decimal("1.25")], pa.decimal128(10, 2)), "w": ["abc   "]}

@@ -265,7 +265,7 @@ def test_a_handle_of_an_older_mode_is_still_committed(postgres: PostgresSystem, 
 
 
 def test_a_handle_names_its_own_table(postgres: PostgresSystem) -> None:
-    """The query was started again with another table: rows that are decided go where they were meant to."""
+    """The query was restarted with another table. Decided rows go to the original one."""
     handle = prepare(sink(postgres), rows(1))
     postgres.ask("CREATE TABLE other (id bigint, text text)")
     assert outcomes(finish(sink(postgres, table="other"), handle)) == [COMMITTED]

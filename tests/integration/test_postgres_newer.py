@@ -1,4 +1,4 @@
-"""What PostgreSQL has only since 17 or 18."""
+"""Features that PostgreSQL has only since 17 or 18."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def test_facts_say_where_and_under_which_names(postgres: PostgresSystem) -> None
 
 
 def test_an_ordinary_role_with_the_rights_of_the_page_gets_through_all_of_it(postgres: PostgresSystem) -> None:
-    """As docs/postgres.md lists them."""
+    """Runs with the privileges listed in docs/postgres.md."""
     postgres.ask("REVOKE ALL ON SCHEMA public FROM PUBLIC; GRANT USAGE, CREATE ON SCHEMA public TO plain")
     postgres.ask("GRANT INSERT ON t TO plain; ALTER TABLE t ADD UNIQUE (id); ALTER TABLE t ALTER id SET NOT NULL")
     for number, commit in enumerate(("two_phase", "staged")):
@@ -122,7 +122,7 @@ def test_columns_that_the_table_lacks_are_named_at_once_and_what_they_may_mean(p
     assert told.value.next_step.count("Add") == 1
     with pytest.raises(PreflightError) as apart:
         new_sink(postgres, "public.mixed").preflight(QUERY, None)
-    assert apart.value.next_step == "Give schema='public' and table='mixed' apart."
+    assert apart.value.next_step == "Give schema='public' and table='mixed' separately."
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_columns_that_the_table_lacks_are_named_at_once_and_what_they_may_mean(p
         (
             f"{IGNORING_CASE}; ALTER TABLE t ALTER text SET NOT NULL; CREATE UNIQUE INDEX ON t (text COLLATE ci)",
             {"mode": "upsert", "key_columns": ["text"]},
-            ["another collation", "Give index and columns the same"],
+            ["a different collation", "Give index and columns the same"],
         ),
         (
             "ALTER TABLE t ADD PRIMARY KEY (id); CREATE RULE r AS ON UPDATE TO t DO ALSO NOTIFY x",
@@ -162,7 +162,7 @@ def test_columns_that_the_table_lacks_are_named_at_once_and_what_they_may_mean(p
         (
             "GRANT INSERT ON t TO plain; REVOKE CREATE ON SCHEMA public FROM PUBLIC",
             {"user": "plain", "commit": "two_phase"},
-            ["sparkonce_commits.*cannot be made: 42501", "CREATE TABLE IF NOT EXISTS", "GRANT SELECT, INSERT"],
+            ["sparkonce_commits.*cannot be created: 42501", "CREATE TABLE IF NOT EXISTS", "GRANT SELECT, INSERT"],
         ),
         (
             "GRANT INSERT ON t TO plain; CREATE TABLE sparkonce_commits (name text); "
@@ -267,7 +267,7 @@ def test_another_database_than_before_is_refused(postgres: PostgresSystem) -> No
 def test_another_schema_of_markers_than_before_is_refused_and_nothing_is_lost(
     postgres: PostgresSystem, commit: str
 ) -> None:
-    """This also holds where it follows the table's schema, which may change."""
+    """This also holds if it defaults to the table's schema, which may change."""
     postgres.ask("DROP SCHEMA IF EXISTS b CASCADE; CREATE SCHEMA b; CREATE TABLE b.t (LIKE t)")
     run = owner(new_sink(postgres, commit=commit))
     decided, left = (prepare(new_sink(postgres, commit=commit), ROWS, run=run, batch=batch) for batch in (0, 1))
@@ -298,7 +298,7 @@ def test_a_table_of_markers_that_is_gone_is_not_made_again(postgres: PostgresSys
 def test_a_server_that_was_upgraded_goes_on_as_the_one_that_it_was(postgres: PostgresSystem) -> None:
     """pg_upgrade changes the system_identifier.
 
-    The refusal says what to run, and in a copy elsewhere that has no effect.
+    The refusal says what to run, which has no effect in a copy elsewhere.
     """
     given = new_sink(postgres)
     facts = {**given.preflight(QUERY, None), "system": "7"}
@@ -337,7 +337,7 @@ def test_the_optional_right_may_be_granted_later_but_not_taken(postgres: Postgre
 
 
 def test_a_handle_of_another_database_is_unknown_and_not_lost(postgres: PostgresSystem) -> None:
-    """It is prepared in the other database."""
+    """The transaction is prepared in the other database."""
     given = new_sink(postgres, commit="two_phase")
     handle = prepare(given, ROWS)
     postgres.ask("CREATE DATABASE other")
@@ -379,7 +379,7 @@ def test_what_refuses_rows_too_late_is_said_at_start(
 def test_a_trigger_may_leave_rows_out_in_either_way(
     postgres: PostgresSystem, caplog: pytest.LogCaptureFixture, commit: str
 ) -> None:
-    """The table's owner wants it that way, and the warning says that nobody counts these rows."""
+    """That is the table owner's choice. The warning says that these rows are not counted."""
     postgres.ask(f"{LEAVES_OUT} BEFORE INSERT ON t {FOR_EACH}")
     given = new_sink(postgres, commit=commit)
     given.preflight(QUERY, None)
@@ -397,7 +397,7 @@ def test_a_check_of_the_row_as_a_whole_does_not_stop_staging(postgres: PostgresS
 
 
 def test_an_upsert_takes_an_index_of_another_collation_that_tells_as_many_apart(postgres: PostgresSystem) -> None:
-    """Both compare bytes where it comes to equality."""
+    """Both collations compare bytes for equality."""
     postgres.ask('ALTER TABLE t ALTER text SET NOT NULL; CREATE UNIQUE INDEX ON t (text COLLATE "C")')
     given = new_sink(postgres, mode="upsert", key_columns=["text"])
     rows = pa.record_batch({"id": [1, 2], "text": ["A", "a"]})
@@ -406,7 +406,7 @@ def test_an_upsert_takes_an_index_of_another_collation_that_tells_as_many_apart(
 
 
 def test_synchronous_commit_off_is_put_right(postgres: PostgresSystem) -> None:
-    """It is the session's to choose, so ours does."""
+    """Each session can choose it, and ours does."""
     postgres.ask("ALTER ROLE plain SET synchronous_commit = off; GRANT INSERT ON t TO plain")
     given = new_sink(postgres, user="plain")
     postgres.ask(

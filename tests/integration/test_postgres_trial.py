@@ -1,4 +1,4 @@
-"""What a table refuses is found before the decision, by a merge that is rolled back."""
+"""What a table refuses is detected before the decision, by a merge that is rolled back."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def test_rows_of_another_sink_of_the_batch_are_waited_for(postgres: PostgresSyst
 def test_an_operator_lets_a_decided_batch_skip_or_replace_what_is_there(
     postgres: PostgresSystem, how: str, expected: list[tuple[int, str]]
 ) -> None:
-    """Another writer was faster, between the trial and the commit."""
+    """Another writer was faster between the trial and the commit."""
     postgres.ask("ALTER TABLE t ADD PRIMARY KEY (id)")
     given = sink(postgres)
     handles = [prepare(given, rows(1, 2, text="mine"), slot=0)]

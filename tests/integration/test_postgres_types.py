@@ -80,7 +80,7 @@ def test_spaces_that_a_varchar_would_cut_off_are_refused(postgres: PostgresSyste
 
 def test_what_is_no_uuid_is_refused(postgres: PostgresSystem) -> None:
     postgres.ask("CREATE TABLE t (x uuid)")
-    with pytest.raises(PrepareError, match="Column 'x' has a text that is no UUID"):
+    with pytest.raises(PrepareError, match="Column 'x' has a string that is not a UUID"):
         prepare(new_sink(postgres), pa.record_batch({"x": [None, str(uuid.uuid4()), "nonsense"]}))
 
 
@@ -134,7 +134,7 @@ def test_what_no_type_of_sparks_is_like_is_read_from_text(
     ("declared", "text", "says"),
     [
         ("inet", "10.0.0.300", r"22P02 .*inet: \"…\". Next: Correct such rows"),
-        ("inet[]", "nonsense", r"\(inet\) has a text .* 22P02"),
+        ("inet[]", "nonsense", r"\(inet\) has a string .* 22P02"),
         ("tsvector", "'a", r"42601 .*: \"…\". Next: Correct such rows"),
         ("int4range", "[2,1)", "22000"),
         ("inet", "a\0b", "22021.*regexp_replace"),

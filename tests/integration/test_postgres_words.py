@@ -34,7 +34,7 @@ REFUSING = {
     "CREATE TYPE mood AS ENUM ('x'); ALTER TABLE t ALTER text TYPE mood USING text::mood": '22P02 .* enum mood: "…"',
     "ALTER TABLE t ALTER text TYPE jsonb USING text::jsonb": "22P02 invalid input syntax for type json",
     "ALTER TABLE t ALTER text TYPE varchar(7)": "22001 .*varying\\(7\\)",
-    "ALTER TABLE t ALTER text TYPE uuid USING text::uuid": "Column 'text' has a text that is no UUID",
+    "ALTER TABLE t ALTER text TYPE uuid USING text::uuid": "Column 'text' has a string that is not a UUID",
 }
 
 

@@ -141,7 +141,7 @@ def test_of_two_drivers_the_newer_goes_on_and_nothing_is_kept_twice(rabbit: Rabb
     older = drivers(queue)
     older.consumer.wait_quiet(WAIT_S)
     newer = drivers(queue)
-    with pytest.raises(SupersededError, match="Another run receives from the queue"):
+    with pytest.raises(SupersededError, match="Another run is receiving from the queue"):
         eventually(older.consumer.check, "the older one stops")
     rabbit.publish(queue, numbered(50, 60))
     eventually(lambda: len(newer.kept()) >= 60, "the newer one receives")
@@ -188,7 +188,7 @@ def test_a_server_that_is_away_is_an_outage(tmp_path: Path) -> None:
     with pytest.raises(OutageError, match="cannot be reached"):
         queue_is_there(away, "orders")
     driver = Driver(tmp_path, away, "orders", consumer={"patience_s": 0.01})
-    with pytest.raises(OutageError, match="has been away"):
+    with pytest.raises(OutageError, match="has been unreachable"):
         eventually(driver.consumer.check, "it gives up")
 
 

@@ -1,4 +1,4 @@
-"""Tests of the sink for queues on a real server: what a message has, and what is published again."""
+"""Tests of the queue sink on a real server: what a message contains, and what is published again."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_message_that_goes_nowhere_stops_the_query(
 @pytest.mark.slow
 def test_a_full_queue_that_rejects_is_asked_again(rabbit: RabbitQueueSystem) -> None:
     queue = rabbit.declare(x_max_length=1, x_overflow="reject-publish")
-    with pytest.raises(ConnectionError, match="the server did not take a message"):
+    with pytest.raises(ConnectionError, match="the server did not accept a message"):
         QueuePublish(rabbit.settings(), "", queue)(reader(value=["v"] * 5), TOKEN)
 
 
@@ -100,7 +100,7 @@ def test_it_promises_no_more_than_it_keeps() -> None:
 @pytest.mark.parametrize(
     ("columns", "refusal"),
     [
-        ({"value": ["v"], "other": ["o"]}, "Column 'other' is none of a message's"),
+        ({"value": ["v"], "other": ["o"]}, "Column 'other' is not a column of a message"),
         ({"value": [1]}, "Column 'value' is a int64"),
         ({"routing_key": ["k"]}, "Column 'value' is missing"),
     ],

@@ -1,4 +1,4 @@
-"""The rig's RabbitMQ: other tests trust what it stores, and that nothing of it is left."""
+"""The rig's RabbitMQ: other tests rely on what it stores, and that it leaves nothing behind."""
 
 from __future__ import annotations
 

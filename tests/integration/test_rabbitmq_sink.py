@@ -1,4 +1,4 @@
-"""Tests of a stream's own things: publishing ids, the memory of publishers, messages that come again or late."""
+"""Tests of features specific to streams: publishing ids, remembered publishers, repeated and late messages."""
 
 from __future__ import annotations
 
@@ -189,12 +189,12 @@ def test_a_stream_that_was_deleted_and_made_again(scene: StreamScene) -> None:
     scene.witness.delete(scene.stream)
     assert "the stream does not exist" in committer.before_decision(facts)
     scene.witness.create(scene.stream)
-    assert "deleted and made again" in committer.before_decision(facts)
+    assert "deleted and recreated" in committer.before_decision(facts)
     started = scene.committer()
     assert started.missing([handle]) == [handle]
     (answer,) = started.commit([scene.prepare(numbered(10, 10), batch=1)])
     assert answer.outcome is Outcome.UNKNOWN
-    assert "deleted and made again" in answer.reason
+    assert "deleted and recreated" in answer.reason
     assert scene.bodies() == []
 
 
@@ -223,7 +223,7 @@ def test_retention_and_a_restart_leave_the_memory_of_publishers(small_segments: 
     server, scene = rabbit_server(), small_segments
     committer, handle = scene.committer(), scene.prepare(numbered(0, 10))
     scene.finish(committer, 0, handle)
-    for _ in range(30):  # each a segment
+    for _ in range(30):  # each is a segment
         scene.witness.publish(scene.stream, [b"x" * 60_000, b"y" * 60_000])
     server.settle()
     server.restart()
@@ -248,7 +248,7 @@ def test_more_than_255_publishers_are_noticed(small_segments: StreamScene) -> No
     assert committer.before_decision(facts) == ""
     scene.witness.publish(scene.stream, [b"x" * 60_000] * 2, "one more")  # a new segment begins
     scene.witness.publish(scene.stream, [b"x"])
-    assert "its memory of publishers' names is full" in committer.before_decision(facts)
+    assert "its list of publishers' names is full" in committer.before_decision(facts)
     assert scene.committer().missing([handle]) == [handle]
 
 

@@ -104,7 +104,7 @@ def test_a_server_that_does_not_say_how_old_something_is_leaves_it_unknown(
     handle = query.prepare(rows(10))
     refused = Refusal("NOPERM", "this user may not")
     monkeypatch.setattr(Nodes, "run", lambda _, requests: [refused for _ in requests])
-    with pytest.raises(UnknownOutcomeError, match="does not tell what it has"):
+    with pytest.raises(UnknownOutcomeError, match="does not report what it has"):
         query.committer.begun_ms([handle])
 
 
@@ -174,7 +174,7 @@ def test_the_server_forgets_its_scripts(query: Query, client: Any) -> None:
     ("made", "says"),
     [
         (("RPUSH", "n:7", "not a number"), "WRONGTYPE"),
-        (("SET", "n:7", "x"), "holds no integer"),
+        (("SET", "n:7", "x"), "does not hold an integer"),
         (("SET", "n:7", str(2**63 - 1)), "does not fit into 64 bits"),
     ],
     ids=["another type", "no number", "too large"],
@@ -308,7 +308,7 @@ def test_old_batches_are_forgotten_and_new_ones_are_not(query: Query, client: An
     (answer,) = query.committer.commit([handles[0]])
     assert (answer.outcome, "so old" in answer.reason) == (Outcome.UNKNOWN, True)
     assert query.commit(handles[1], handles[2]) == [Outcome.ALREADY_COMMITTED, Outcome.COMMITTED]
-    with pytest.raises(PrepareError, match="long over"):
+    with pytest.raises(PrepareError, match="ended long ago"):
         query.open(rows(KEYS), batch=0)
     assert sums(client) == [3] * KEYS
 
@@ -333,7 +333,7 @@ def test_everything_of_ours_dies_in_time_but_a_batch_that_is_being_committed(que
 
 
 def test_one_step_does_little(query: Query, client: Any) -> None:
-    """So much, at most, is done between two commands of other clients."""
+    """The most that is done between two commands of other clients."""
     handle = query.prepare(pa.record_batch({"number": [1] * 100_000, "amount": [1] * 100_000}))
     chunks = client.lrange(staged(handle), 0, -2)
     assert len(chunks) == 100_000 * 2 // CHUNK_VALUES
@@ -352,7 +352,7 @@ def test_missing_is_what_the_ledger_ought_to_know_and_does_not(server: RedisServ
     old, newest, prepared = at(0), at(1000), at(1001)
     query.commit(old, newest)
     assert query.committer.missing([old, newest, prepared]) == [prepared]
-    query.committer.conclude(1000, [newest])  # and forgets batch 0
+    query.committer.conclude(1000, [newest])  # and batch 0 is forgotten
     assert client.hget(query.ledger, old["transaction"]) is None
     assert query.committer.missing([old, newest]) == []
     client.hdel(query.ledger, newest["transaction"])

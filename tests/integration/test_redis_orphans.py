@@ -1,4 +1,4 @@
-"""``sparkonce orphans --system redis``: every unfinished transaction is listed, and nothing is changed."""
+"""``sparkonce transactions list --system redis``: every unfinished transaction is listed, and nothing is changed."""
 
 from __future__ import annotations
 

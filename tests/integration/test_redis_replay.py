@@ -1,4 +1,4 @@
-"""What a reader sees of a key while a killed run's batch is written again."""
+"""Which values of a key a reader sees while a killed run's batch is written again."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ TYPES = {"value": pa.string(), "score": pa.float64()}
 
 
 def named(command: str) -> str:
-    """What a message that names it matches: Redis' own words, or the sink's."""
+    """The pattern of a message that names it: Redis' own message, or the sink's."""
     return rf"'{re.escape(command)}'|\b{command.upper()} does not work"
 
 

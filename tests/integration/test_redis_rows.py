@@ -166,7 +166,7 @@ def test_increments(write: Write, client: Any) -> None:
         ({"ttl": "t"}, {"key": ["a"], "value": ["1"], "t": [0]}, "Column 't' contains 0"),
         ({"structure": "set"}, {"key": ["a"], "member": [None]}, "Column 'member' contains 1 nulls"),
         ({"structure": "list"}, {"key": ["a"], "value": [["x", None]]}, "contains a null"),
-        ({"structure": "sorted_set"}, {"key": ["a"], "member": ["b"], "score": [float("nan")]}, "no number"),
+        ({"structure": "sorted_set"}, {"key": ["a"], "member": ["b"], "score": [float("nan")]}, "not a number"),
         ({"structure": "increment"}, {"key": ["a"], "amount": [float("inf")]}, "infinite"),
         (Z, {"key": ["a"], "member": ["b"], "score": [2**53 + 1]}, "Column 'score' contains 9007199254740993"),
         (Z, {"key": ["a"], "member": ["b"], "score": [Decimal("0.1234567890123456")]}, "decimals of 15 digits"),

@@ -56,7 +56,7 @@ def test_a_paused_broker_answers_nothing_until_it_is_resumed(one):
     try:
         with pytest.raises(KafkaException) as caught:
             AdminClient({"bootstrap.servers": one.bootstrap, "log_level": 0}).list_topics(timeout=1)
-        # The second one where the client is so slow that its second is over before the connection's is.
+        # The second error is raised if the client is so slow that its own second is over before the connection's.
         assert caught.value.args[0].code() in (KafkaError._TRANSPORT, KafkaError._TIMED_OUT)
     finally:
         broker.resume()
@@ -218,7 +218,7 @@ def test_without_an_archive_nothing_stops(tmp_path, caplog):
     assert archive_flags(kept, fail) == ()
     assert "No node starts with this flag" in caplog.text
     asked = []
-    for _ in range(2):  # a JVM that creates no archive is not asked again
+    for _ in range(2):  # a JVM that creates no archive is not tried again
         assert archive_flags(kept, asked.append) == ()
     assert len(asked) == 1
     assert archive_flags(kept / "below-a-file", asked.append) == ()

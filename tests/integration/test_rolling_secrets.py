@@ -214,7 +214,7 @@ class RedisLogin:
         )
 
     def visible(self) -> list[str]:
-        """Each number as often as it was counted."""
+        """Returns each number, as often as it was counted."""
         counts = {key: int(self.client.get(key)) for key in self.client.scan_iter(f"{self.user}:*")}
         return sorted(key.decode().partition(":")[2] for key, count in counts.items() for _ in range(count))
 

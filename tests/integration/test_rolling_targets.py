@@ -1,4 +1,4 @@
-"""A running query gets another target, other sinks, or other settings of a sink, with a batch under way and without."""
+"""A running query gets another target, other sinks, or other sink settings, with and without a batch in progress."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def test_a_sink_is_removed_or_renamed_once_its_last_batch_is_committed(kafka: On
         query.sinks = sinks
         with pytest.raises(ConfigurationError, match="holds transactions of sink 'kafka'") as refused:
             query.job.run(1)
-        assert "give the sink again, under this name" in refused.value.next_step.lower()
+        assert "add the sink again, under this name" in refused.value.next_step.lower()
     query.sinks = both
     query.job.run(1)
     query.sinks = (both[1],)
@@ -214,7 +214,7 @@ def test_what_a_removed_sink_left_undecided_stays_open_until_it_is_given_once_mo
     query.sinks = (both[1],)
     with caplog.at_level(logging.WARNING, "sparkonce"):
         query.job.run(0)
-    assert "Sink 'kafka', which this query's last run had, is taken away" in caplog.text
+    assert "Sink 'kafka', which this query's last run had, was removed" in caplog.text
     assert "'removed'" in caplog.text
     assert len(kafka.open(query.job)) == 2
     query.sinks = both

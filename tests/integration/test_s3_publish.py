@@ -57,7 +57,7 @@ def test_a_lost_reply_is_asked_for_again(bucket: Bucket, between: Between) -> No
     store = new_store(bucket, endpoint_url=between.url)
     between.act = lambda request: CUT_REPLY if request.is_complete else GO_ON
     assert publish(store, fields).outcome is Outcome.RETRY
-    assert sum(request.is_complete for request in between.seen) == 1  # boto3 did not retry by itself
+    assert sum(request.is_complete for request in between.seen) == 1  # boto3 did not retry on its own
     assert bucket.objects() == {key(fields): b"rows"}
     between.act = lambda _: GO_ON
     for _ in range(2):
@@ -75,7 +75,7 @@ GONE = refusal(404, "NoSuchUpload")
         refusal(400, "Throttling"),
         refusal(409, "ConditionalRequestConflict"),
         refusal(200, "InternalError"),  # S3 may fail after it has begun to send the response
-        GONE,  # of an upload that is there
+        GONE,  # for an upload that exists
     ],
     ids=["429 without a body", "throttling", "conflict", "failed late", "gone"],
 )
@@ -160,7 +160,7 @@ def test_nobodys_object_is_overwritten(bucket: Bucket, store: S3Store) -> None:
 
 
 def test_one_that_somebody_overwrote_is_unknown(bucket: Bucket, store: S3Store) -> None:
-    """Versitygw answers 200 to the second completion all the same."""
+    """Versitygw answers 200 to the second completion anyway."""
     fields = seal(store)
     publish(store, fields)
     bucket.client.put_object(Bucket=bucket.name, Key=key(fields), Body=b"a stranger's")
@@ -277,7 +277,7 @@ def test_a_missing_part_is_never_published(bucket: Bucket, store: S3Store) -> No
 
 
 def test_a_part_that_arrives_while_aborting_is_aborted_too(bucket: Bucket, between: Between) -> None:
-    """S3's manual: aborting can leave what was under way."""
+    """S3's manual: aborting can leave parts that were in progress."""
     fields = seal(new_store(bucket))
     store = new_store(bucket, endpoint_url=between.url)
     first = [Reply(204, b"")]

@@ -1,4 +1,4 @@
-"""What is written and not yet published: parts, damage, giving up, sweeping, memory."""
+"""What is written but not yet published: parts, damage, giving up, sweeping, memory."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def test_two_uploads_of_one_key_are_both_listed(bucket: Bucket) -> None:
 def test_a_store_that_lists_uploads_only_by_whole_keys_or_buckets_is_swept_and_named(
     bucket: Bucket, between: Between, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As MinIO does."""
+    """MinIO behaves like this."""
 
     def minio(request: Request) -> str | Reply:
         is_by_prefix = request.method == "GET" and "uploads" in request.path and "prefix=out" in request.path

@@ -150,7 +150,7 @@ def test_s3_takes_no_credentials_in_its_addresses() -> None:
 
 
 class Applied:
-    """A function of the user's own that has a password, as one that writes to another system has."""
+    """A user's function with a password, like one that writes to another system."""
 
     def __init__(self) -> None:
         self.password = CANARY

@@ -1,4 +1,4 @@
-"""The clients of a checkpoint on HDFS: what a Python worker is given, and how each of them reports what it lacks."""
+"""The clients of a checkpoint on HDFS: what a Python worker gets, and how each client reports what is missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of any size on a store: whole or not there, and read by parts."""
+"""Files of any size on a store: either complete or absent, and readable in parts."""
 
 from __future__ import annotations
 

@@ -263,7 +263,7 @@ def test_a_store_with_two_winners_is_refused(bucket: Bucket, between: Between) -
 def test_a_store_without_conditions_is_refused(bucket: Bucket, between: Between) -> None:
     files = object_files(bucket, "no-condition", between.url)
     between.act = lambda request: Reply(200, b"", (("ETag", '"00"'),)) if request.method == "PUT" else GO_ON
-    with pytest.raises(ConfigurationError, match="only if there is none"):
+    with pytest.raises(ConfigurationError, match="only if none has its name"):
         prove(files)
 
 

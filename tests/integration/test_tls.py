@@ -61,7 +61,7 @@ def rows(batch: int, slot: int) -> pa.RecordBatch:
 
 
 class SecuredPostgres(PostgresServer):
-    """With TLS only: ``etl`` logs in with a password, ``certified`` and the superuser with a certificate."""
+    """Only accepts TLS: ``etl`` logs in with a password, ``certified`` and the superuser with a certificate."""
 
     def __init__(self, keys: Path, certificate: str = "broker") -> None:
         names = {"server.pem": f"{certificate}.pem", "server.key": f"{certificate}.key", "ca.pem": "ca.pem"}
@@ -184,7 +184,7 @@ class SecuredMariaDB(MariaDBServer):
 
 
 class SecuredRedis(RedisServer):
-    """Takes connections with TLS only, of a client with a certificate, who also has a password."""
+    """Only accepts TLS, from a client with a certificate and a password."""
 
     def __init__(self, folder: Path, keys: Path) -> None:
         super().__init__(folder)
@@ -262,7 +262,7 @@ def server(request: pytest.FixtureRequest) -> Secured:
 
 
 def cases(names: str, *rows: tuple[Any, ...]) -> pytest.MarkDecorator:
-    """Parameters of tests, of which the first is a server."""
+    """Test parameters, the first of which is a server."""
     needs = {"postgres": [needs_postgres], "redis_": [needs_redis]}
     found = [pytest.param(*row, marks=needs.get(row[0], [])) for row in rows]
     return pytest.mark.parametrize(f"server, {names}", found, indirect=["server"])
@@ -294,7 +294,7 @@ def test_a_job_is_killed_before_and_after_a_decision_and_goes_on(
 
 
 def changes(server: Secured, changed: dict[str, Any]) -> dict[str, Any]:
-    """With the whole path of each file."""
+    """The message has the whole path of each file."""
     return {name: str(server.keys / one) if str(one).endswith(".pem") else one for name, one in changed.items()}
 
 
@@ -341,7 +341,7 @@ def test_what_a_server_or_its_client_does_not_accept(server: Secured, changed: d
     ("redis_", {"ssl_ca_certs": "nowhere.pem"}, "ssl_ca_certs=.*nowhere.pem"),
 )
 def test_a_worker_whose_machine_has_other_files_says_so(server: Secured, changed: dict[str, Any], words: str) -> None:
-    """The driver is satisfied."""
+    """The driver's check succeeds."""
     owner = Owner(query=QUERY, token=Token(1, "00112233"), facts=server.sink().preflight(QUERY, None))
 
     def write(sink: TwoPhaseCommitSink) -> None:

@@ -1,4 +1,4 @@
-"""``sparkonce transactions``: open transactions of a real broker, held against a query's log."""
+"""``sparkonce transactions``: open transactions of a real broker, compared with a query's log."""
 
 from __future__ import annotations
 
@@ -215,7 +215,7 @@ def test_nothing_is_done_without_a_yes(scene: Scene) -> None:
     asked = CliRunner().invoke(
         app, ["transactions", "resolve", str(scene.checkpoint), "--config", str(scene.config)], input="n\n"
     )
-    assert (asked.exit_code, "is superseded, and stops" in asked.stderr) == (1, True)
+    assert (asked.exit_code, "is superseded and stops" in asked.stderr) == (1, True)
     assert str(one.handle["transactional_id"]) in asked.stderr
     assert read_log(scene.log).end == 2
     assert scene.witness.state(one.handle) == {"Ongoing"}

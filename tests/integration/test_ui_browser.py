@@ -227,7 +227,7 @@ def test_a_user_watches_several_queries(browser: Browser, scene: PageScene, tmp_
         browser.run("document.querySelectorAll('#batch-rows button')[3].click()")
         assert "Batch 56" in text(browser, "chosen-head")
         shutil.rmtree(scene.path)
-        later.path.rename(scene.path)  # with its timeline: else its log would be shown first
+        later.path.rename(scene.path)  # with its timeline, since otherwise its log would be shown first
         browser.until(head, lambda title: title == "Timeline of another")
         browser.until(ROWS, lambda rows: rows == 2)
         assert (shown(browser)["all"], shown(browser)["batches"], shown(browser)["chosen"]) == ("2", "2", "")

@@ -1,4 +1,4 @@
-"""``sparkonce ui``: what its server answers, to whom, and what its JSON does not have."""
+"""``sparkonce ui``: what its server answers, to whom, and what its JSON must not contain."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def state(server: PageServer) -> dict[str, Any]:
 
 
 def read(server: PageServer) -> dict[str, Any]:
-    """The state, once every checkpoint has been read."""
+    """Returns the state once every checkpoint has been read."""
     eventually(lambda: all(one["read_ms"] for one in state(server)["queries"]), "all are read", limit_s=LIMIT_S)
     return state(server)
 
@@ -238,4 +238,4 @@ def test_what_cannot_be_served_is_said_at_once(scene: PageScene, tmp_path: Path)
     assert (code, "cannot be read" in said) == (1, True)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         code, said = run("--checkpoint", str(scene.path), "--port", str(taken.getsockname()[1]))
-    assert (code, "cannot be listened on" in said, "--port 0" in said) == (1, True, True)
+    assert (code, "cannot be used" in said, "--port 0" in said) == (1, True, True)

@@ -24,7 +24,7 @@ LIMIT_S = 120
 
 
 class Held:
-    """An open transaction of the newest run, and one that nobody knows."""
+    """An open transaction of the newest run, and one of an unknown run."""
 
     def __init__(self, witness: Witness, folder: Path) -> None:
         self.scene = PageScene(folder / "totals")

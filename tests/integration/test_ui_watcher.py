@@ -135,7 +135,7 @@ def test_what_was_open_stays_shown_while_its_system_is_away(scene: PageScene) ->
         answers.append(ZeroDivisionError("postgres://u:secret@h"))  # of a client: its words may hold anything
         found = eventually(lambda: (one := watcher.state().systems[0].error).startswith("System") and one, "another",
                            limit_s=LIMIT_S)  # fmt: skip
-        assert found == "System 'shop' cannot be asked: ZeroDivisionError."
+        assert found == "System 'shop' cannot be queried: ZeroDivisionError."
         answers.append([])
         eventually(lambda: not watcher.state().systems[0].error, "it is back", limit_s=LIMIT_S)
         assert watcher.state().systems[0].open == []
@@ -155,7 +155,7 @@ def test_nothing_is_read_before_somebody_looks(scene: PageScene) -> None:
 
 
 def verdicts(watcher: PageWatcher) -> dict[str, str]:
-    """By the end of each transaction's name."""
+    """Keyed by the end of each transaction's name."""
     return {one.name.rpartition(".")[2]: one.verdict for one in watcher.state().systems[0].open}
 
 

@@ -218,7 +218,7 @@ def count_of(columns: dict[str, Case]) -> int:
 
 
 def rows_of(columns: dict[str, Case]) -> pa.RecordBatch:
-    """All cases side by side, with a null below each, and a number in front."""
+    """All cases as columns, with a null below each, and a number in the first column."""
     rows = count_of(columns)
     return pa.record_batch(
         {"id": pa.array(range(rows), pa.int32()), **{name: array_of(one, rows) for name, one in columns.items()}}
@@ -226,7 +226,7 @@ def rows_of(columns: dict[str, Case]) -> pa.RecordBatch:
 
 
 def same(value: Any) -> Any:
-    """A form in which equal values are equal, whatever numbers they are: NaN too, and -0.0 is not 0.0."""
+    """Converts a value so that equal values compare equal, including NaN, and -0.0 differs from 0.0."""
     if isinstance(value, bool) or value is None:
         return value
     if isinstance(value, float) and math.isfinite(value) and value:
@@ -245,13 +245,13 @@ def same(value: Any) -> Any:
 def wanted(case: Case, sink: str, rows: int) -> list[Any]:
     cell = case.cells.get(sink)
     values = cell.values if isinstance(cell, As) else case.values
-    if "float," in f"{case.name},":  # what Python has of 32 bits
+    if "float," in f"{case.name},":  # Python's types with 32 bits
         values = array_of(replace(case, values=values), len(values)).to_pylist()
     return [same(one) for one in [*values, *[None] * (rows - len(values))]]
 
 
 def of_text(kind: pa.DataType, text: Any, *, base64_bytes: bool = True) -> Any:
-    """The value of a text, by Python and NumPy. Nested ones are JSON's lists and objects."""
+    """Parses a string with Python and NumPy. Nested values are JSON lists and objects."""
     if text is None:
         return None
     if pa.types.is_list(kind):
@@ -345,7 +345,7 @@ class Postgres(Way):
         if pa.types.is_string(kind):
             return f"convert_to({value}::text, 'UTF8')"
         if pa.types.is_int32(kind):
-            return f"{value}::integer"  # of a domain's arrays psycopg knows nothing
+            return f"{value}::integer"  # psycopg does not support arrays of a domain
         # Nor does it know that the shortest digits of a real are not those of a double.
         return f"{value}::float8" if pa.types.is_float32(kind) else value
 
@@ -432,7 +432,7 @@ class Parquet(Files):
 
 
 def read_parquet(files: list[str], columns: dict[str, Case]) -> dict[str, list[Any]]:
-    """By DuckDB. It refuses to read a string that is not UTF-8."""
+    """Read by DuckDB, which refuses strings that are not UTF-8."""
 
     def form(one: Case) -> str:
         if pa.types.is_date32(one.arrow):
@@ -503,7 +503,7 @@ def by_column(columns: dict[str, Case], rows: Sequence[Sequence[Any]]) -> dict[s
 
 
 def plain(column: pa.ChunkedArray) -> list[Any]:
-    """The memory as it is, without Python's dates."""
+    """The raw memory, without Python's dates."""
     kind = column.type
     if pa.types.is_date32(kind):
         column = column.cast(pa.int32())
@@ -519,7 +519,7 @@ def plain(column: pa.ChunkedArray) -> list[Any]:
 WAYS = [Postgres, PostgresTwoPhase, MariaDB, MariaDBLoad, MariaDBInsert, Redis, Parquet, Json, Csv, Arrow,
         WriteAhead]  # fmt: skip
 AS_OTHERS = {PostgresTwoPhase, MariaDBLoad, MariaDBInsert}
-"""They refuse what the sink's other way of committing does."""
+"""They refuse the same values as the sink's other commit mode."""
 
 
 def is_text(kind: pa.DataType) -> bool:
@@ -553,7 +553,7 @@ def way(request: pytest.FixtureRequest, tmp_path: Path) -> Way:
 
 
 def write(sink: TwoPhaseCommitSink, rows: pa.RecordBatch, checkpoint: Path) -> None:
-    """Writes a batch of one slot, in two record batches of which one begins in the middle of its buffers."""
+    """Writes a batch of one slot, in two record batches, one of which begins in the middle of its buffers."""
     sink.use_checkpoint(LocalFiles(checkpoint))
     rows = rows.select(list(sink.columns(rows.schema)))
     scene = Scene(SinkHooks(), sink)

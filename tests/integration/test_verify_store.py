@@ -1,4 +1,4 @@
-"""The store of a verified query's checkpoint: S3 of the verifier's own, and its faults, without Spark."""
+"""The checkpoint store of a verified query: the verifier's own S3 with faults, without Spark."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_the_users_store_keeps_the_checkpoint_and_its_logs_are_copied(tmp_path: 
     kept = {str(path.relative_to(tmp_path / "kept" / "query")) for path in tmp_path.glob("kept/**/*") if path.is_file()}
     assert kept == {"metadata", "offsets/0", RECORD}
     assert place.files.read("state/0/0/1.delta") is not None
-    assert said == [f"the checkpoint stays in {place.files.location}; delete it when you need it no more"]
+    assert said == [f"the checkpoint stays in {place.files.location}; delete it when you no longer need it"]
 
 
 def test_a_store_that_cannot_be_written_to_is_refused(tmp_path: Path) -> None:

@@ -125,7 +125,7 @@ def test_a_request_comes_late(system: Injectable, query: Query) -> None:
 
 
 def struck(system: Injectable, query: Query, fault: Fault, name: str) -> None:
-    """Whatever a request is for, the trap springs, and no row is lost or doubled."""
+    """For each kind of request, the trap springs, and no row is lost or duplicated."""
     before = batches_in(system)
     assert system.inject(fault, request=name)
     assert not system.sprung()

@@ -183,7 +183,7 @@ def test_another_folder_in_its_place_is_not_taken_for_a_loss(tmp_path: Path) -> 
     facts = sink.preflight(QUERY, None)
     handle = prepare(sink)
     root_of(sink).rename(tmp_path / "elsewhere")
-    assert commit(sink, handle) == [Outcome.RETRY]  # no folder at all: the disk may come back
+    assert commit(sink, handle) == [Outcome.RETRY]  # the whole folder is missing: the disk may come back
     with pytest.raises(PreflightError, match="cannot be used"):
         sink.preflight(QUERY, facts)
     sink.preflight(QUERY, None)
@@ -200,7 +200,7 @@ def test_rows_that_wait_are_found_in_a_new_folder_once_they_were_moved_there(tmp
     moved.preflight(QUERY, None)
     with pytest.raises(PreflightError) as told:
         moved.preflight(QUERY, facts)
-    assert "Move the old folder's content to the new place with its file 'identity'" in told.value.next_step
+    assert "Move the old folder's content to the new location with its file 'identity'" in told.value.next_step
     shutil.rmtree(new)
     old.rename(new)
     assert moved.preflight(QUERY, facts) == facts
@@ -245,8 +245,8 @@ def test_any_error_is_tried_again_but_not_before_the_function_asks_for_it(tmp_pa
     assert {answer.outcome for answer in answers} == {Outcome.RETRY}
     assert [answer.reason for answer in answers] == [
         "The function failed: ConnectionError: reset",
-        "The function says: busy",
-        "The function says: busy",
+        "The function reports: busy",
+        "The function reports: busy",
         "The function asked not to be called for 3600 s.",
     ]
     moody.errors.clear()

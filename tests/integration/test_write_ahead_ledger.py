@@ -1,4 +1,4 @@
-"""Rows that are gone: which of them may have been applied, and which surely were not."""
+"""Missing rows: which of them may have been applied, and which certainly were not."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def put_back(root: Path) -> Injury:
 
 
 def stage(root: Path, per: str) -> tuple[WriteAheadSink, list[Handle]]:
-    """A sink whose rows wait outside the checkpoint, of which there is a backup, and a batch that is prepared."""
+    """A sink whose rows wait outside the checkpoint, which has a backup, and a prepared batch."""
     sink = sink_of(root, NEITHER, per=per, folder=root / "rows")
     sink.preflight(QUERY, None)
     shutil.copytree(root / "rows", root / "backup")
@@ -75,8 +75,8 @@ def stage(root: Path, per: str) -> tuple[WriteAheadSink, list[Handle]]:
 def test_only_rows_that_no_commit_has_begun_with_are_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, per: str, point: str, injury: str
 ) -> None:
-    """Lost rows are written again: those that may have been applied would be there twice."""
-    # Where no driver can have called the function.
+    """Lost rows are written again. If they may have been applied, they would be duplicated."""
+    # Here, no driver can have called the function.
     never_begun = ("before", "started")
     sink, handles = stage(tmp_path, per)
     kill_in_commit(monkeypatch, tmp_path, NEITHER, handles, point, per=per, folder=tmp_path / "rows")
@@ -142,7 +142,7 @@ def test_no_commit_begins_with_rows_that_another_driver_has_given_up(
 
 
 def test_rows_that_a_commit_has_begun_with_are_not_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another driver finds all of them there, and is faster."""
+    """Another driver finds all of them, and is faster."""
     sink, handles = stage(tmp_path, "batch")
     path, give_up = path_of(sink, handles[1], RowsState.PREPARED), Ledger.give_up
     away = path.rename(tmp_path / "away")
@@ -247,7 +247,7 @@ def test_a_note_that_cannot_be_read_is_not_taken_for_one_that_names_nothing(tmp_
 def test_a_driver_that_begins_late_finds_what_another_has_begun(
     tmp_path: Path, per: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has read the ledger before; then the other one is killed in its call, and the rows are deleted."""
+    """One driver has read the ledger. Then the other one is killed during its call, and the rows are deleted."""
     sink, handles = stage(tmp_path, per)
     take = DiskFolder.take
 
@@ -264,7 +264,7 @@ def test_a_driver_that_begins_late_finds_what_another_has_begun(
 def test_rows_are_durably_taken_before_it_is_noted_and_it_is_noted_before_the_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever part of it the disk keeps after a power failure, the function was not called without a note."""
+    """Whatever part of a note survives a power failure, the function was not called without one."""
     sink, handles = stage(tmp_path, "slot")
     steps: list[str] = []
     fsync = os.fsync

@@ -2,14 +2,14 @@
 
 A broker is a plain tuple, so that worlds can be hashed. Each operation returns the broker after it and the answer.
 
-- Initialising an id aborts what is open under it and raises its epoch.
+- Initializing an id aborts what is open under it and raises its epoch.
 - A write under an older epoch is fenced. A write under the current epoch, after the end of a transaction, opens a
   second one under the same epoch: that is what Kafka's transaction version 1 does, and version 2 after EndTxn v4.
 - Committing is EndTxn v4: the epoch stays, so it can be repeated.
-- Aborting is EndTxn v5: exact in (id, epoch), and it raises the epoch, also where nothing is open any more (KIP-890).
+- Aborting is EndTxn v5: exact in (id, epoch), and it raises the epoch even if nothing is open (KIP-890).
 - A timeout aborts and raises the epoch.
-- Retention deletes rows of an open transaction. A commit then succeeds over what is left, so whoever wants to commit
-  looks first.
+- Retention deletes rows of an open transaction. A commit then succeeds with the remaining rows, so they must be checked
+  before a commit.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ENDED: Mapping[str, Any] = {"status": ABORTED, "rows": None, "damaged": False}
 
 
 class Rows(NamedTuple):
-    """The rows of one transaction: those of one slot for one sink, in parts."""
+    """The rows of one transaction, that is, of one slot and sink, in parts."""
 
     batch: int
     slot: int
@@ -34,7 +34,7 @@ class Rows(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """An id with its epoch, and what it carries."""
+    """An id with its epoch and its transaction."""
 
     name: str
     epoch: int
@@ -52,7 +52,7 @@ class Broker(NamedTuple):
     undone: tuple[tuple[str, int], ...] = ()
 
     def entry(self, name: str) -> Entry | None:
-        """The id, if it was ever initialised."""
+        """Returns the id, if it was ever initialized."""
         for entry in self.entries:
             if entry.name == name:
                 return entry
@@ -74,7 +74,7 @@ Step = tuple[Broker, str]
 
 
 def initialise(broker: Broker, name: str, owner: tuple[int, int]) -> tuple[Broker, tuple[int, bool]]:
-    """InitProducerId: the new epoch, and whether somebody else had initialised the id before."""
+    """InitProducerId: returns the new epoch, and whether somebody else had initialized the id before."""
     entry = broker.entry(name)
     if entry is None:
         return broker._with(Entry(name, 0, EMPTY, None, owner)), (0, False)
@@ -83,7 +83,7 @@ def initialise(broker: Broker, name: str, owner: tuple[int, int]) -> tuple[Broke
 
 
 def write(broker: Broker, name: str, epoch: int, rows: Rows) -> Step:
-    """Adds a part: ``ok``, ``fenced``, or ``reopened`` where the epoch had carried a transaction already."""
+    """Adds a part. Returns ``ok``, ``fenced``, or ``reopened`` if the epoch had already carried a transaction."""
     entry = broker.entry(name)
     if entry is None or entry.epoch != epoch:
         return broker, "fenced"
@@ -119,7 +119,7 @@ def abort(broker: Broker, name: str, epoch: int, bump: bool = True) -> Step:
 
 
 def is_damaged(broker: Broker, name: str, epoch: int) -> bool:
-    """Tells if rows of this open transaction are gone."""
+    """Returns True if rows of this open transaction are gone."""
     entry = broker.entry(name)
     return entry is not None and (entry.epoch, entry.status, entry.damaged) == (epoch, OPEN, True)
 

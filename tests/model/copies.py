@@ -1,14 +1,14 @@
-"""Holds copies of the log against the broker, as a fresh run does: is the log the newest there is, or an old copy?
+"""Compares copies of the log with the broker, as a new run does, to find out whether the log is an old copy.
 
-The log's own records, cut off anywhere above its floor, are copies that could have been taken of it and be restored.
-The broker is asked twice: as a database, which knows each transaction's batch, and as Kafka, which knows its lane.
+Each prefix of the log's records above its floor is a copy that could have been made and restored. The broker is queried
+twice: as a database, which knows each transaction's batch, and as Kafka, which knows its lane.
 
-What is shown: the newest log is never refused, whatever else happened; and a copy that would write visible rows again
-always is where the server knows batches. Where it knows lanes, the same holds of a log that was never cleaned up; of
-one that was, only of copies behind which a lane that they name has committed again.
+This shows that the newest log is never refused, whatever happened, and that if the server knows batches, a copy that
+would write visible rows again always is. If the server knows lanes, this holds for logs that were never cleaned up;
+otherwise, only for copies that name a lane that has committed again since.
 
 Left out: copies from before the last clean-up, batches without rows, brokers that forget, and what other drivers do
-between the listing and the reading of the log.
+between listing the traces and reading the log.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ Left = Mapping[str, list[Trace]]
 
 
 def is_taken_for_old(keys: Keys, broker: Broker) -> bool:
-    """Tells if a run that starts now is refused, although it has the newest log."""
+    """Returns True if a run that starts now is refused although it has the newest log."""
     return _refused(logs.read(keys, LogView()), _left(broker))
 
 
 def is_taken_for_new(keys: Keys, broker: Broker) -> bool:
-    """Tells if a run with some older copy is let go on, and would write rows that are visible already."""
+    """Returns True if a run with some older copy is accepted and would write rows that are already visible."""
     left = _left(broker)
     by_batch, by_lane = _without(left, "lane"), _without(left, "batch")
     return any(
@@ -61,7 +61,7 @@ def _newest(view: LogView) -> int:
 
 
 def _is_used_again(view: LogView, left: Left) -> bool:
-    """Tells if a lane that the copy names has committed a batch that it does not know."""
+    """Returns True if a lane in the copy has committed a batch that the copy does not know."""
     named = {str(handle["id"]) for one in view.decisions for handle in one.handles if handle.transaction}
     decided = view.newest_decision.batch if view.newest_decision is not None else -1
     return any(

@@ -1,4 +1,4 @@
-"""Walking through worlds: all of them."""
+"""Walks through all worlds."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Found:
         worlds: Different worlds seen.
         moves: Moves tried.
         seconds: How much CPU time it took.
-        violation: The first that was found, with a shortest way to it.
-        trace: The labels of the moves.
+        violation: The first violation that was found, at the end of a shortest path.
+        trace: The labels of the moves on that path.
     """
 
     worlds: int
@@ -56,9 +56,9 @@ def breadth_first(model: Model, *, traced: bool = True, limit: int | None = None
 
     Args:
         model: The moves.
-        traced: Whether to remember the way to each world, which takes memory.
-        limit: After how many worlds to give up.
-        strands: Whether to ask of each world if a fresh run could finish it.
+        traced: True to remember the path to each world, which takes memory.
+        limit: The number of worlds after which to give up.
+        strands: True to check for each world whether a new run could finish it.
     """
     with _without_collector():
         return _breadth_first(model, traced, limit, strands)

@@ -32,7 +32,7 @@ class Mutant:
         rule: Its name in `mutants.rules`; empty if only the model differs.
         model: A model with other names, lanes or brokers.
         keep: If not None, how many batches the log retains, so that clean-up happens.
-        tidy_every: After how many more batches clean-up happens.
+        tidy_every: The number of additional batches after which clean-up happens.
         records: The number of records from which on a claim cleans up.
     """
 

@@ -32,7 +32,7 @@ class Broken(str, Enum):
 
     TAKEN = "a transaction of a batch at work, or of a newer run, was aborted"
     LEFT = "what a loser has left open is swept no more, though the run lives"
-    LEFT_AT_END = "a run ended in order, and left open what a loser had opened"
+    LEFT_AT_END = "a run ended normally, and left open what a loser had opened"
     HURRIED = "a sweep that failed was tried again after a pause that is no longer than the one before"
 
 

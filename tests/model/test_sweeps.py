@@ -1,4 +1,4 @@
-"""Whatever losing attempts leave open is swept while a run lives, but nothing that a batch needs, in every order.
+"""In every order of events, a living run sweeps whatever losing attempts leave open, but nothing that a batch needs.
 
 A check that finds nothing proves something only if it finds known errors: each mutant removes one rule.
 """

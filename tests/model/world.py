@@ -135,7 +135,7 @@ class Task(NamedTuple):
     Attributes:
         execution: Which of its run's executions it belongs to.
         targets: The sinks that it writes to.
-        held: For each sink begun so far: lane, id, epoch.
+        held: The lane, id and epoch of each sink begun so far.
         done: The number of completed writes: first parts, then second parts.
     """
 
@@ -313,7 +313,7 @@ class Model:
 
     @staticmethod
     def ask(batch: int) -> on.BatchAsked:
-        """Spark asks, with offsets from its own log."""
+        """Spark requests a batch, with offsets from its own log."""
         return on.BatchAsked(
             batch=batch, offsets=(f"end {batch}",), previous_offsets=(f"end {batch - 1}",) if batch else None
         )
@@ -937,7 +937,7 @@ class Model:
     # --- a crash of everybody -----------------------------------------------------------------------------------------
 
     def stranded(self, world: World) -> list[Move]:
-        """Returns the moves of a fresh run that does not succeed if everybody else died now. Empty if it does."""
+        """Returns the moves of a new run that fails if everybody else dies now; empty if it succeeds."""
         key = (world[LOG], world[BROKER], world[SPARK])
         if key in self._safe:
             return []

@@ -1,4 +1,4 @@
-"""Makes faults in the source of a module: small generated ones, and wrong rules.
+"""Injects faults into the source of a module: small generated ones, and wrong rules.
 
 A generated fault has a stable name, ``file:function:operator:number``, where the number counts the places in the
 function that the operator applies to. No file is changed. The source of the module is compiled with the change. If the
@@ -27,7 +27,7 @@ from mutants.rules import RULES
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = (ROOT / "src" / "sparkonce", *sorted((ROOT / "packages").glob("*/src")))
-"""Below which a file is named: those of other distributions with their package."""
+"""The folders that file names are relative to. Those of other distributions include their package."""
 
 _TURNED = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq}
 _MISREAD = {
@@ -51,10 +51,10 @@ class Site:
 
 
 def path_of(file: str) -> Path:
-    """Returns where a file is.
+    """Returns the path of a file.
 
     Raises:
-        FileNotFoundError: if there is none of this name.
+        FileNotFoundError: If there is no such file.
     """
     for source in SOURCES:
         if (source / file).exists():
@@ -164,7 +164,7 @@ class Fault:
         """Returns the faults of a wrong rule, one for each file, or a single generated fault.
 
         Raises:
-            KeyError: If the source has changed, so that the place or the text of the rule is no longer there.
+            KeyError: If the source has changed, so that the location or the text of the rule no longer exists.
         """
         file, _, end = names[0].partition(".py:")
         if end:

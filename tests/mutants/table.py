@@ -1,4 +1,4 @@
-"""The table's file, which other tests read, too: what a unit test sees need not be proved again."""
+"""The table's file, which other tests read, too: what a unit test detects need not be proved again."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def write(rows: dict[tuple[str, str], Row]) -> None:
 
 
 def slow_if_seen(source: str, mutants: Sequence[Any]) -> list[Any]:
-    """Returns a harness's own mutants as parameters: those that unit tests see as well are slow."""
+    """Returns a harness's own mutants as parameters. Those that unit tests also detect are marked slow."""
     rows = read()
     seen = {mutant.name for mutant in mutants if rows.get((source, mutant.name), {}).get("harness") == "unit"}
     return [pytest.param(one, id=one.name, marks=[pytest.mark.slow] if one.name in seen else []) for one in mutants]

@@ -7,8 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 KINDS = ("kafka-v1", "kafka-v2", "postgres", "postgres-staged", "mariadb", "files", "s3", "s3-gateway")
-"""Kafka with `transaction.version` 1 and 2; PostgreSQL by two phases and staged; XA; a local folder; Amazon's S3, and
-a gateway that answers as versitygw does."""
+"""The kinds of sinks.
+
+Kafka with `transaction.version` 1 and 2; PostgreSQL with two phases and staged; XA; a local folder; Amazon's S3, and a
+gateway that behaves like versitygw.
+"""
 
 STAGED = ("rabbitmq-stream", "rabbitmq-queue", "pravega", "delta", "iceberg")
 """Sinks whose rows wait in the checkpoint until their batch is decided. Batches are merged into the tables."""
@@ -49,7 +52,7 @@ class Config:
         slots: The number of tasks per batch.
         batches: The number of batches before the fresh run's own.
         runs: How many runs may start before the fresh one.
-        faults: Those that may happen, from `FAULTS`.
+        faults: The possible faults, from `FAULTS`.
         rate: The probability of a fault at each request.
         events: The probability of a spontaneous event whenever the scheduler has the choice.
         switches: The probability that another party continues before a request.
@@ -59,7 +62,8 @@ class Config:
         keep_ready: True if workers initialize a transactional id for the next task while one is running.
         spreads: True if executions of a batch may have its rows in other slots.
         sweeps_beside: True if a run sweeps in a separate thread, as with `ExactlyOnce`.
-        ahead_s: By how much executors' clocks are ahead of the servers' and the driver's; behind if negative.
+        ahead_s: How far executors' clocks are ahead of the servers' and the driver's clocks; negative if they are
+            behind.
         long_batches: True if a batch may take as long as transactions live, for sinks whose transactions time out.
         halves: True if batches begin and end in separate processes, as with formats.
         operators: How often an operator resolves what the query has left open.
@@ -122,5 +126,8 @@ FAMILIES: Mapping[str, Callable[[int], Config]] = {
     "staged": lambda seed: draw(seed, STAGED),
     "operated": _draw_operated,
 }
-"""Draws worlds: of sinks with transactions of their own, of sinks whose rows wait in the checkpoint, and of one sink
-whose batches are begun and ended apart, or whose query an operator helps."""
+"""Draws worlds of each family.
+
+They have sinks with their own transactions, sinks whose rows wait in the checkpoint, or one sink whose batches begin
+and end in separate processes, or whose query an operator resolves.
+"""

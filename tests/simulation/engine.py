@@ -74,9 +74,9 @@ class Simulation:
     """One schedule.
 
     Args:
-        config: Its world.
-        dice: Its decisions.
-        told: Where to record what happens, in words; None to skip that.
+        config: The world of the schedule.
+        dice: The decisions of the schedule.
+        told: The list that receives descriptions of what happens; None for no descriptions.
     """
 
     def __init__(self, config: Config, dice: Dice, told: list[str] | None = None) -> None:
@@ -290,7 +290,7 @@ class Simulation:
 
 
 def text(words: Words) -> str:
-    """As it is told."""
+    """The description, as it was recorded."""
     return " ".join(map(str, words))
 
 

@@ -1,15 +1,15 @@
 """Kafka's transaction coordinator, one for all ids, which may move from one of two brokers to the other.
 
-- Initialising an id aborts what is open under it and raises its epoch: by two where something was open.
+- Initializing an id aborts what is open under it and raises its epoch, by two if something was open.
 - A record under an older epoch is fenced. One under the current epoch, after the end of a transaction, opens a second
   one under the same epoch (version 1, and version 2 after EndTxn v4).
-- EndTxn (commit) leaves the epoch as it is, up to v4. EndTxn (abort), v5, raises it, also where nothing is open.
-- Version 1 has no v5: the product aborts by initialising the id anew, which compares the producer id alone while a
-  transaction is open. Version 2 must not be asked to do so by a driver: EndTxn v5 is exact in its epoch.
+- EndTxn (commit) leaves the epoch as it is, up to v4. EndTxn (abort), v5, raises it, even if nothing is open.
+- Version 1 has no v5: the product aborts by initializing the id again, which compares only the producer id while a
+  transaction is open. With version 2, a driver must not do so: EndTxn v5 is exact in its epoch.
 - A timeout aborts and raises the epoch.
-- Retention deletes rows of what is open, but not as long as a commit of it is under way, or between the look and the
-  commit: brokers look for what they may delete every few minutes. A commit succeeds over what is left.
-- The markers that let readers go on are written a little later; until then the coordinator asks for patience.
+- Retention deletes rows of open transactions, but not during a commit or between its check and the commit, because
+  brokers look for deletable rows only every few minutes. A commit succeeds with the remaining rows.
+- The markers that unblock readers are written a little later; until then, the coordinator asks for a retry.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Kafka(System):
         is_known: True if somebody has looked it up since it moved.
         moves: How often it has moved.
         late: The ids of initializations that nobody waits for anymore, and that have not arrived.
-        overdue: Those whose id somebody else has initialized since.
+        overdue: The late initializations whose id somebody else has initialized since.
         workers: The processes that have written.
     """
 
@@ -304,7 +304,7 @@ class Kafka(System):
         return one.epoch
 
     def produce(self, name: str, epoch: int, batch: int, slot: int, parts: int, writer: Writer | None) -> str:
-        """``taken``, ``fenced``, or that the epoch has ``carried`` a transaction already, or ``carries`` another's."""
+        """Returns ``taken``, ``fenced``, or whether the epoch has ``carried`` or ``carries`` another transaction."""
         one = self.ids.get(name)
         if one is None or one.epoch != epoch or one.state.startswith("Prepare"):
             return "fenced"

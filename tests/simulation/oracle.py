@@ -288,7 +288,7 @@ class Oracle:
         if kind is errors.StaleBatchError:
             return max(self.decided, default=-1) > error.details["batch"]  # type: ignore[attr-defined]
         if kind in (errors.PrepareError, errors.OutageError):
-            moved = "spread" in since and "in another order each time" in str(error)
+            moved = "spread" in since and "in different order each time" in str(error)
             # A batch that ends in another process than it began in cannot be rewritten before it is decided.
             again = config.halves and bool(self.gone) and "has to be written again" in str(error)
             return deposed or moved or again or bool(since & _MAY_FAIL)

@@ -1,11 +1,11 @@
 """A PostgreSQL server: sessions, prepared transactions, markers, staging tables, and locks on markers.
 
-- A prepared transaction outlives its session and the server. Its marker shows with its rows, when it is committed.
-- COMMIT PREPARED and ROLLBACK PREPARED of a name that is not there: 42704, whatever has become of it.
-- A staged copy is a marker and a table, committed by their own session. To show it, a driver locks its marker, and one
-  message moves the rows and ends the transaction.
-- A lock is freed with its session; a session that is idle in its transaction for too long is ended.
-- A restart ends all sessions, and with them what was being written.
+- A prepared transaction outlives its session and the server. Its marker becomes visible together with its rows.
+- COMMIT PREPARED and ROLLBACK PREPARED return 42704 for a name that does not exist, whatever happened to it.
+- Staged rows are a marker and a table, committed by their own session. To publish them, a driver locks the marker, and
+  one message moves the rows and ends the transaction.
+- A lock is released with its session. A session that is idle in its transaction for too long is ended.
+- A restart ends all sessions, including unfinished writes.
 """
 
 from __future__ import annotations

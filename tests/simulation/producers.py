@@ -37,7 +37,7 @@ class Lease:
     """`concurrent.futures.Future`, as far as a pool needs it. Waiting for its result lets other parties continue.
 
     Attributes:
-        process: Where it is waited for.
+        process: The process that waits for it.
         too_late: True if the waiting party has given up.
     """
 

@@ -45,7 +45,7 @@ class Process:
 
     Args:
         simulation: The schedule.
-        number: Its unique number.
+        number: The worker's unique number.
         idle: The workers without a task.
 
     Attributes:
@@ -53,7 +53,7 @@ class Process:
         kept: What sinks store in it from task to task.
         task: The task attempt that it is running.
         threads: What runs in parallel, also between tasks.
-        behind: What other threads have to do but have not begun.
+        behind: The work of other threads that has not begun.
     """
 
     __slots__ = ("_idle", "_simulation", "behind", "dead", "kept", "number", "task", "threads")
@@ -108,7 +108,7 @@ class Cluster:
 
     Args:
         simulation: The schedule.
-        systems: By sink name.
+        systems: The systems, by sink name.
         log: The decision log.
     """
 

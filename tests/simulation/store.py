@@ -21,7 +21,7 @@ class ModelFiles(CheckpointFiles):
 
     Args:
         simulation: The schedule.
-        called: Whose files they are, for descriptions.
+        called: The owner of the files, for descriptions.
         changed: See `Changed`.
         kept: The files by full path.
         prefix: The path of this folder.

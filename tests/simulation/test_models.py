@@ -38,7 +38,7 @@ def simulation(*sinks: str, **more: Any) -> Simulation:
 
 
 def let(one: Simulation, run: Callable[[], None]) -> None:
-    """A party does this, and is killed while it is paused."""
+    """A party runs this, and is killed while it is paused."""
     party = one.start("a copy", run)
     one._hub = None
     one.current = party

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _UNKNOWN_SERVER_ERROR = -1
 _NOT_COORDINATOR = 16
 _RAISES_EPOCH = 5
-"""EndTxn's version, from which on."""
+"""The versions of EndTxn, by the first version of transactions that uses each."""
 
 
 _REQUESTS = (
@@ -28,8 +28,10 @@ REPLACED: tuple[tuple[str, str, Any], ...] = (
     *(("transaction_client", name, type(name, (SimpleNamespace,), {})) for name in _REQUESTS),
     ("committer", "_may_be_old", lambda _: True),
 )
-"""kafka-python's classes of requests, which know how to be written to a wire, take ten times as long to make. And here
-rows may be deleted of young transactions, too."""
+"""kafka-python's request classes, which can be serialized, take ten times as long to create.
+
+Here, rows of young transactions may be deleted, too.
+"""
 
 
 class _Manager:
@@ -125,7 +127,10 @@ Meaning = tuple[Words, Callable[[], Any], Any]
 
 @cache
 def _broker(node: int | str | None) -> int | None:
-    """The one of a connection. The client has several to each coordinator, by names of its own."""
+    """Returns the broker of a connection.
+
+    The client has several connections to each coordinator, under its own names.
+    """
     return int(node.removeprefix("coordinator-").partition(".")[0]) if isinstance(node, str) else node
 
 

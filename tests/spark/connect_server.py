@@ -1,4 +1,4 @@
-"""A server of Spark Connect in a process of its own: ``python -m spark.connect_server SETTINGS``, a JSON of Spark's."""
+"""A Spark Connect server in its own process: ``python -m spark.connect_server SETTINGS``, a JSON of Spark's."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class ConnectServer(Child):
     """A server with its JVM, its workers, and the processes of its queries' functions, until `kill`.
 
     Args:
-        folder: For its log, and all that Spark leaves behind.
-        cores: Of its executor.
-        spark: More of Spark's settings.
-        env: More of its environment.
+        folder: The folder for its log and everything that Spark leaves behind.
+        cores: The number of its executor's cores.
+        spark: Additional Spark settings.
+        env: Additional environment variables.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class ConnectServer(Child):
         return f"sc://127.0.0.1:{self.port}"
 
     def kill(self, *, spare: int | None = None) -> None:
-        """Ends all of its processes at once (SIGKILL), or all but one, which then is an orphan."""
+        """Kills all of its processes at the same time (SIGKILL), or all but one, which is then an orphan."""
         if spare is None:
             super().kill()
             return
@@ -97,8 +97,8 @@ class Client(Child):
     Args:
         server: The server.
         jobs: The jobs.
-        log: What it prints.
-        changed: More of `Config`.
+        log: The file for its output.
+        changed: Additional fields of `Config`.
     """
 
     def __init__(self, server: ConnectServer, jobs: Sequence[AnyJob], log: Path, **changed: Any) -> None:

@@ -1,4 +1,4 @@
-"""Formats whose decision log kills its own process before or after the put of a decision."""
+"""Formats whose decision log kills its own process before or after a decision is put."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class StrikingLog(ForwardingLog):
 
 
 class Struck(FormatSource):
-    """``struck-kafka`` and so on: as ``sparkonce-kafka``, with one option more: ``when batch file``."""
+    """``struck-kafka`` and so on: like ``sparkonce-kafka``, with one additional option: ``when batch file``."""
 
     @classmethod
     def name(cls) -> str:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 PARTITIONS = 4
 
 Row = tuple[str, str]
-"""The key and value of an output row, as far as a job specifies them."""
+"""The key and value of an output row, if the job specifies them."""
 
 Rows = Counter[tuple[str, int]]
 """How often each row, given by its id, appears somewhere under a batch number."""
@@ -68,10 +68,10 @@ class AnyJob:
         bootstrap: The bootstrap servers.
         folder: A new folder.
         sources: The number of source topics.
-        settings: More settings of the Kafka sink.
+        settings: Additional settings of the Kafka sink.
         systems: Other target systems, already started, each with a table or folder with the columns ``id`` and
             ``batch``.
-        config: More fields of `Config`.
+        config: Additional fields of `Config`.
     """
 
     def __init__(
@@ -178,7 +178,7 @@ class AnyJob:
         return {KAFKA: Counter((key, int(batch)) for key, batch in told), **found}
 
     def open(self) -> dict[str, Sequence[str]]:
-        """Asks each system what it holds of the query that is neither committed nor aborted."""
+        """Queries each system for the query's transactions that are neither committed nor aborted."""
         known = (self.checkpoint / "metadata").exists()
         found = {name: system.left_open() for name, system in self.systems.items()}
         return {KAFKA: list(self.transactions("Ongoing")) if known else [], **found}
@@ -204,7 +204,7 @@ def start_together(jobs: Sequence[AnyJob], log: Path, **changed: Any) -> Run:
     Args:
         jobs: The jobs.
         log: What the process prints.
-        changed: More of `Config`, for this start.
+        changed: Additional fields of `Config` for this start.
     """
     run = Run([replace(job.config, **changed) for job in jobs], log)
     for job in jobs:
@@ -213,7 +213,7 @@ def start_together(jobs: Sequence[AnyJob], log: Path, **changed: Any) -> Run:
 
 
 def sent(ids: Sequence[str]) -> Iterator[str]:
-    """The ids, every fifth of them once more when a quarter of all has gone by."""
+    """Yields the ids, and repeats every fifth of them a quarter of the total later."""
     later = len(ids) // 4
     for number, each in enumerate(ids):
         yield each
@@ -228,8 +228,8 @@ class Job(AnyJob):
         bootstrap: The bootstrap servers.
         folder: A new folder.
         rows: The number of different ids to send.
-        again: Whether ids are repeated, see `sent`.
-        more: More arguments of `AnyJob`.
+        again: True to repeat ids, see `sent`.
+        more: Additional arguments of `AnyJob`.
     """
 
     def __init__(self, bootstrap: str, folder: Path, *, rows: int, again: bool = True, **more: Any) -> None:
@@ -244,7 +244,7 @@ class Job(AnyJob):
             self.send([(each.encode(), None) for each in ids])
             return self
         Path(self.config.files).mkdir()
-        rows = self.config.rows_per_batch // 2  # two files are a batch
+        rows = self.config.rows_per_batch // 2  # a batch has two files
         for first in range(0, len(ids), rows):
             lines = [json.dumps({"id": each}) for each in ids[first : first + rows]]
             Path(self.config.files, f"{first:08d}.json").write_text("\n".join(lines))

@@ -80,7 +80,7 @@ def stopped(query: StreamingQuery) -> None:
 
 
 class CrashError(RuntimeError):
-    """Ends a run in place of a kill."""
+    """Ends a run instead of a kill."""
 
 
 def call_at(phase: Phase, batch: int, action: Callable[[], object]) -> Callable[[Phase, int], None]:
@@ -191,7 +191,7 @@ class Stream:
         return sorted((record.key or b"").decode() for record in read_committed(self.bootstrap, topic or self.target))
 
     def transactions(self, *states: str) -> dict[str, Transaction]:
-        """Lists the query's own on the server."""
+        """Lists the query's own transactions on the server."""
         return transactions_of(self.bootstrap, self._query(), *states)
 
     def await_aborted(self) -> None:
@@ -206,7 +206,7 @@ ROWS = [f"row-{number:03d}" for number in range(60)]
 
 
 def run(writer: Any, *, table: str | None = None) -> StreamingQuery:
-    """Starts the writer on all that its source has now, and waits for the end."""
+    """Starts the writer on everything that its source has now, and waits for the end."""
     started = writer.trigger(availableNow=True)
     return ended(started.start() if table is None else started.toTable(table))
 

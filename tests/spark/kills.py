@@ -25,7 +25,7 @@ Cell = tuple[str, dict[str, Any]]
 """A point, and the details that an arrival there must report: the sink, batch or slot."""
 
 IsDue = Callable[[int], bool]
-"""Returns True if the query is to be held in the given batch."""
+"""Returns True if the query should be held in the given batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,12 +33,12 @@ class Observation:
     """What the systems reported while a job was held.
 
     Attributes:
-        point: The point at which the job was to be held.
+        point: The point at which the job should have been held.
         phase: The phase of its driver.
         batch: The batch of its driver.
         decided: The last batch up to which everything was decided.
         open: The transactions of each target that were neither committed nor aborted.
-        visible: What a reader of each target found, if it was asked.
+        visible: What a reader of each target found, if it was queried.
         after: What the reader found after the kill.
     """
 
@@ -90,7 +90,7 @@ def start_held(
         cores: Spark's cores, in addition to one for each query that is held within a task. Each core is a worker that
             takes time to start.
         limit_s: The maximum waiting time in seconds.
-        changed: More fields of `Config`.
+        changed: Additional fields of `Config`.
     """
     master = f"local[{cores + sum(point in WITHIN_TASKS for point in points)}]"
     before = {job: len(job.gate.at(ENDED)) for job in holds}
@@ -120,8 +120,8 @@ def strike(
         cells: The jobs and their cells.
         log: The file for the output of the process.
         due: The batches in which the jobs are held. By default, the undecided ones.
-        read: Whether readers are asked as well.
-        started: More arguments of `start_held`.
+        read: True to query readers as well.
+        started: Additional arguments of `start_held`.
     """
     holds = {}
     for job, (point, told) in cells.items():
@@ -145,7 +145,7 @@ def await_other_slots(job: AnyJob, held: Arrival, run: Run) -> None:
 
 
 def observe(point: str, job: AnyJob, *, read: bool = True) -> Observation:
-    """Asks the systems, and the log after them: what is not decided then was not decided when it was seen."""
+    """Queries the systems, and then the log: whatever is not decided then was not decided when it was seen."""
     now = job.phase()
     phase, batch = (now.told["phase"], now.told["batch"]) if now is not None else ("", -1)
     visible, opened = job.visible() if read else {}, job.open()

@@ -90,7 +90,7 @@ class MergeJob(TableJob):
     def merge(
         self, rows: Sequence[tuple[Any, ...]], *, batch: int = 0, schema: pa.Schema = ARROW, **settings: Any
     ) -> None:
-        """One batch, by other settings."""
+        """Runs one batch with other settings."""
         (answer,) = (
             self.sink(**{"merge_on": ["id"], **settings}).committer().commit([self.prepared(rows, batch, 0, schema)])
         )
@@ -115,7 +115,7 @@ class DeltaMerge(MergeJob):
         return sorted(tuple(row) for row in self.spark.read.format("delta").load(self.path).collect())
 
     def another_adds(self, id_: int, n: int) -> None:
-        """By a MERGE: an UPDATE needs Delta's extension to SQL."""
+        """Uses MERGE, since UPDATE needs Delta's SQL extension."""
         changes = self.spark._jvm.java.util.HashMap()
         changes["n"] = f"it.n + {n}"
         one = self.spark.range(1)._jdf.alias("one")
@@ -167,4 +167,4 @@ class IcebergMergeOnRead(IcebergMerge):
 KINDS = {"delta": DeltaMerge, "iceberg": IcebergMerge, "iceberg on read": IcebergMergeOnRead}
 POINTS = [(kind, point) for kind, each in KINDS.items() for point in (*each.points, "note_done")]
 FIRST_DELTA = ["delta", *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS if kind != "delta")]
-"""Kinds for what our own code decides alike for each: Delta in the first tier."""
+"""The kinds of tables, for code that treats all of them the same. The first tier only uses Delta."""

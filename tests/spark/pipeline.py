@@ -1,9 +1,9 @@
 """The query under test, in a process of its own. It reads from Kafka or files and writes to the targets.
 
 ``python -m spark.pipeline CONFIG…``, where CONFIG is the JSON of a `Config`. The query arrives at the test's gate
-before each phase of each batch and when it has ended. It ends by itself when its whole source is written. Several
-queries run in one Spark session, each with its own gate. If there is a `program`, it is run instead, and reports only
-its phases.
+before each phase of each batch and when it has ended. It ends on its own when its whole source has been written.
+Several queries run in one Spark session, each with its own gate. If there is a `program`, it is run instead, and
+reports only its phases.
 """
 
 from __future__ import annotations
@@ -64,16 +64,16 @@ class Config:
         program: A program and its arguments, which runs instead of a plan, as a user would run it.
         plan: ``module:function`` of the plan, see `spark.plans`.
         sinks: The arguments of each sink, by the name of its system.
-        query: More arguments of `ExactlyOnce`.
+        query: Additional arguments of `ExactlyOnce`.
         output_mode: Spark's output mode.
         master: Spark's master.
         slots: ``spark.sql.shuffle.partitions``, which a stateful query keeps from its first start.
         rows_per_batch: ``maxOffsetsPerTrigger``.
         keep_batches: How many batches the log keeps.
         tidy_every_batches: How many more batches may accumulate before the log is cleaned up.
-        trigger: Spark's trigger, with which the query ends by itself when everything is written.
-        spark: More Spark settings.
-        sql: More Spark SQL settings for this query only.
+        trigger: Spark's trigger, with which the query ends on its own when everything is written.
+        spark: Additional Spark settings.
+        sql: Additional Spark SQL settings for this query only.
     """
 
     bootstrap: str

@@ -34,7 +34,10 @@ def stateless(spark: SparkSession, config: Config) -> DataFrame:
 
 
 def distinct(spark: SparkSession, config: Config) -> DataFrame:
-    """Each id once, wherever in the topic it comes again: what has been seen is state, spread by a shuffle."""
+    """Outputs each id once, wherever in the topic it is repeated.
+
+    The ids seen so far are state, distributed by a shuffle.
+    """
     return stateless(spark, config).dropDuplicates(["key"])
 
 

@@ -1,4 +1,4 @@
-"""Starts processes of `spark.pipeline`, and ends them with all that belongs to them."""
+"""Starts processes of `spark.pipeline`, and ends them with all of their child processes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Run(Child):
     Args:
         configs: The configurations of the queries.
         log: The file for its output.
-        env: More environment variables.
+        env: Additional environment variables.
     """
 
     def __init__(self, configs: Sequence[Config], log: Path, env: Mapping[str, str] | None = None) -> None:
@@ -64,7 +64,7 @@ class Run(Child):
             super().kill()
 
     def join(self, *, limit_s: float = LIMIT_S) -> int:
-        """Waits until it and all of its child processes have ended by themselves, and returns its exit code."""
+        """Waits until it and all of its child processes have ended on their own, and returns its exit code."""
         self.wait(limit_s)
         eventually(lambda: not session_of(self.pid), f"the processes of session {self.pid} are gone")
         self.kill()

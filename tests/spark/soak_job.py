@@ -50,10 +50,10 @@ class Soak:
 
     Attributes:
         spark: A `spark.pipeline.Config` for the session.
-        topic: Written to, and so are the table ``soaked`` and the folder.
-        conninfo: PostgreSQL's.
-        files: The folder.
-        measure: After which batches it measures itself. It ends with the last.
+        topic: The topic that is written to, in addition to the table ``soaked`` and the folder.
+        conninfo: The connection settings for PostgreSQL.
+        files: The folder that is written to.
+        measure: The batches after which it measures itself. It ends after the last of them.
     """
 
     spark: Mapping[str, Any]
@@ -108,7 +108,7 @@ def tell(**what: Any) -> None:
 
 
 def count_records_read() -> Callable[[], int]:
-    """Returns a function that tells how many records of the decision log have been read since this call."""
+    """Returns a function that returns how many records of the decision log have been read since this call."""
     from sparkonce.log import DecisionLog
 
     whole, found = DecisionLog.read_bytes, [0]

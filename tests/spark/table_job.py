@@ -1,4 +1,4 @@
-"""What the tests of all tables do with their sink: handles without a query, and queries that crash."""
+"""Shared by the tests of all tables: handles without a query, and queries that crash."""
 
 from __future__ import annotations
 
@@ -114,11 +114,11 @@ class TableJob(abc.ABC):
         self.commit_killed(WriteAheadFolder, "note_done", *handles)
 
     def of_orders(self, orders: DataFrame) -> DataFrame:
-        """What of the orders is written."""
+        """The part of the orders that is written."""
         return orders
 
     def query(self, listener: Callable[[Phase, int], None] | None = None) -> str:
-        """Writes the orders that there are, in batches of two files. What stopped it, or nothing."""
+        """Writes all current orders, in batches of two files. Returns the error that stopped it, if any."""
         rows = self.spark.readStream.schema("id bigint").option("maxFilesPerTrigger", 2)
         once = ExactlyOnce(self.sink(), checkpoint=str(self.folder / "query"), listener=listener, display=False)
         orders = self.of_orders(rows.json(str(self.folder / "orders")).withColumnRenamed("id", "number"))
@@ -129,7 +129,7 @@ class TableJob(abc.ABC):
         return ""
 
     def query_that_crashes(self, phase: Phase) -> list[int]:
-        """The numbers that were sent, once a query has crashed in its second batch and gone on."""
+        """Returns the sent numbers, after a query has crashed in its second batch and continued."""
         sent = make_orders(self.folder / "orders", files=4)
         assert "CrashError" in self.query(crash_at(phase, 1))
         assert self.query() == ""

@@ -1,4 +1,4 @@
-"""Arrow batches are bound by a number of rows where rows are small, and by bytes where one of them is not."""
+"""Arrow batches are limited by the number of rows if all rows are small, and otherwise by bytes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def session(own_session: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Spark
 
 
 class Recorded(ArrowBatches):
-    """Keeps the bounds of the newest batch."""
+    """Records the limits of the newest batch."""
 
     seen = ("", "")
 

@@ -1,4 +1,4 @@
-"""Records with a registry's header, in and out of Spark, with confluent-kafka's own serialisers as witnesses."""
+"""Records with a registry's header, read and written by Spark, and checked with confluent-kafka's serializers."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ def test_a_null_is_told_from_a_record_that_cannot_be_read(
     dead_letters = decoded(rows(spark, good, good[:-1]), subject, registry, on_error="dead-letter", later_ids="stop")
     assert dead_letters[0] == {"record": value, "dead_letter": None}
     assert dead_letters[1]["record"] is None
-    assert f"no record of schema id {schema_id}" in dead_letters[1]["dead_letter"]["reason"]
+    assert f"not a record of schema id {schema_id}" in dead_letters[1]["dead_letter"]["reason"]
 
 
 def test_bytes_behind_a_record_are_not_noticed(
@@ -228,7 +228,7 @@ BAD = {
     "not in the registry's wire format (3 bytes, the first 0x616263)": b"abc",
     "not in the registry's wire format (0 bytes, the first 0x)": b"",
     "not in the registry's wire format (4 bytes, the first 0x00000001)": b"\0\0\0\1",
-    "no record of schema id": b"cut",
+    "not a record of schema id": b"cut",
     "schema id 99999 is not known to the registry": wire_header(99999) + b"\0",
 }
 
@@ -275,7 +275,7 @@ def test_an_id_that_the_plan_does_not_know_is_never_a_bad_record_unasked(
 def test_a_later_schema_gives_what_it_gives_when_it_is_known(
     spark: SparkSession, server: RegistryServer, registry: SchemaRegistry, subject: str
 ) -> None:
-    """The worker's way against Java's own."""
+    """Compares decoding in the worker with Java's own."""
     resolved = [
         # For each field: its name, the writer's type, the reader's type, and a value.
         ("wider", "int", "double", 3),
@@ -502,7 +502,7 @@ def test_a_missing_module_is_told(spark: SparkSession, monkeypatch: pytest.Monke
 
 
 def test_the_double_knows_what_can_be_read(server: RegistryServer, registry: SchemaRegistry) -> None:
-    """That the tests above register what they mean to."""
+    """Checks that the tests above register what they mean to."""
     client = SchemaRegistryClient({"url": server.url, "max.retries": 0})
     subject = new_name("compatible")
     for schema in (V1, V2):

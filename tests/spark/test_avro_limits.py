@@ -66,5 +66,5 @@ def test_with_avros_limits_a_length_that_no_record_has_is_a_dead_letter(tmp_path
     assert done.returncode == 0, done.stderr
     reasons = json.loads(done.stdout.strip().splitlines()[-1])
     assert len(reasons) == 4
-    assert all("it is no record of schema id" in one for one in reasons)
+    assert all("it is not a record of schema id" in one for one in reasons)
     assert "OutOfMemoryError" not in (tmp_path / "log").read_text()

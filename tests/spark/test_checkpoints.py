@@ -72,7 +72,7 @@ def test_a_log_that_lacks_a_record_is_refused(stream: Stream) -> None:
     records = stream.checkpoint / LOG / "records"
     names = sorted(path.name for path in records.iterdir())
     (records / names[-2]).unlink()
-    with pytest.raises(CorruptRecordError, match=f"has record {int(names[-1])}, and not record {int(names[-2])}"):
+    with pytest.raises(CorruptRecordError, match=f"has record {int(names[-1])}, but not record {int(names[-2])}"):
         stream.run()
     assert stream.keys() == IDS
     assert sorted(path.name for path in records.iterdir()) == [*names[:-2], names[-1]]
@@ -92,7 +92,7 @@ def test_a_newer_checkpoint_with_an_older_log_is_refused(stream: Stream, tmp_pat
     if prefix == "same":
         with pytest.raises(StaleLogError, match="its claim is at position"):
             stream.run()
-    else:  # for which Kafka has no runs
+    else:  # Kafka has no runs for it
         with pytest.raises(CheckpointMismatchError, match="the last decided batch is 0"):
             stream.run(sink={"prefix": new_name("new")})
     assert stream.keys() == IDS
@@ -128,7 +128,7 @@ def test_checkpoint_and_log_restored_from_one_old_copy_are_refused(
             stream.run()
         assert ("no decision in it names" if same_run else "its claim is at position") in str(told.value)
     assert stream.keys() == IDS
-    # Who wants those batches twice can have them.
+    # If you want those batches twice, you can have them.
     stream.run(sink={"prefix": new_name("twice")})
     assert stream.keys() == sorted(IDS + IDS[400:])
 

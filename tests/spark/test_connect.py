@@ -224,7 +224,7 @@ def test_a_process_that_lost_its_server_does_not_commit_after_a_newer_claim(brok
 
 @pytest.mark.slow
 def test_the_quick_start_runs_unchanged_but_for_its_session(broker: Cluster, tmp_path: Path) -> None:
-    """The server is then a part of the client's program."""
+    """In this case, the server is part of the client's program."""
     program = """
 import sys
 from pyspark.sql import SparkSession, functions as F

@@ -1,7 +1,7 @@
 """Queries of Spark Connect are killed at every phase: each system shows a whole batch or nothing of it.
 
 Eight queries share one server. Each is held at another point, and then their processes are killed, or the whole server
-is, or the queries are stopped. What is left, the next start commits or undoes.
+is, or the queries are stopped. The next start commits or undoes whatever is left.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def test_each_row_is_there_once_whatever_is_killed(jobs: Sequence[Job], tmp_path
             seen.append([observe(cells[job][0], job) for job in jobs])
             server = struck(fault, server, client, jobs, tmp_path / f"server-{strike}")
             for hold in holds.values():
-                hold.release()  # a task that nobody has ended writes on, into nothing
+                hold.release()  # a task that nobody has ended continues to write, without effect
         Client(server, jobs, tmp_path / "last.log", rows_per_batch=2 * ROWS).finish()
     finally:
         server.kill()
@@ -98,7 +98,7 @@ def await_arrival(job: Job, hold: Hold, client: Client) -> None:
 
 
 def struck(fault: str, server: ConnectServer, client: Client, jobs: Sequence[Job], folder: Path) -> ConnectServer:
-    """Strikes all queries, and returns the server for the next start, once no process of theirs is left."""
+    """Strikes all queries, and returns the server for the next start once none of their processes is left."""
     processes = [phase.pid for job in jobs if (phase := job.phase()) is not None]
     assert len(processes) == len(jobs) == len(set(processes))
     if fault == "server":

@@ -86,7 +86,7 @@ def test_accepted_and_refused_rows_are_the_input_whatever_crashes(
 @pytest.mark.slow
 def test_a_replay_that_refuses_other_rows_is_not_taken(spark: SparkSession, kafka: Cluster, tmp_path: Path) -> None:
     def lose(stream: Stream, name: str, topic: str, slots: Callable[[int], bool]) -> int:
-        """Aborts decided transactions of the newest batch, as the broker does when their time is over."""
+        """Aborts decided transactions of the newest batch, as the broker does when they time out."""
         from sparkonce.driver.start import read_log
         from sparkonce.log import DecisionLog
         from sparkonce.storage.local import LocalFiles

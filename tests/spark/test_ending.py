@@ -135,7 +135,7 @@ query = ExactlyOnce(sink, checkpoint=f"{folder}/checkpoint").start(rows, trigger
 @pytest.mark.slow
 @pytest.mark.spark
 def test_a_job_that_gets_a_signal_ends_in_order(tmp_path: Path) -> None:
-    """Ctrl-C reaches all that the terminal runs; PySpark's own handler would fail the batch in hand."""
+    """Ctrl-C reaches everything that runs in the terminal. PySpark's own handler would make the current batch fail."""
     job, said = tmp_path / "job.py", tmp_path / "said"
     job.write_text(JOB)
     program = "from sparkonce.cli.main import app; app()"

@@ -39,7 +39,7 @@ def test_bad_json_ends_the_query_and_does_not_vanish(
 
 
 def test_a_record_stamped_in_the_future_is_of_the_batch_that_reads_it(spark: SparkSession) -> None:
-    """It would move the watermark, and with it drop the rows of everybody else."""
+    """It would advance the watermark, so that everybody else's rows would be dropped."""
     tomorrow = datetime.now(timezone.utc) + timedelta(days=1)
     message = F.struct(F.lit(1).alias("id"), F.lit("a").alias("name"), F.lit("1" * 18).alias("identifyNumber"))
     with RegistryServer() as server:

@@ -63,14 +63,14 @@ class Program:
 
 
 class ProgramJob(AnyJob):
-    """An example with its sample on the shared broker, in topics that are gone when it is over.
+    """An example with its sample on the shared broker, in topics that are deleted at the end.
 
     Args:
         bootstrap: The broker.
         folder: A new one.
-        program: What to run.
+        program: The program to run.
         registry: The schema registry's URL.
-        config: More of `spark.pipeline.Config`.
+        config: Additional fields of `spark.pipeline.Config`.
     """
 
     def __init__(self, bootstrap: str, folder: Path, program: Program, registry: str, **config: Any) -> None:
@@ -105,7 +105,7 @@ class ProgramJob(AnyJob):
 
     @contextmanager
     def killed_at(self, point: str) -> Iterator[None]:
-        """Starts the example, waits until it is there with rows under way, and kills it at the end."""
+        """Starts the example, waits until it has reached the point with rows in progress, and kills it at the end."""
         before = self.decided()
 
         def has_rows(batch: int) -> bool:
@@ -120,7 +120,7 @@ class ProgramJob(AnyJob):
         started.kill()
 
     def finish(self) -> Count:
-        """Starts it once more, and waits until all has come out."""
+        """Starts it once more, and waits until all output has arrived."""
         started = self.launch(max(1, len(self._messages) // LAST_BATCHES))
         count = run._wait(self.trial, started._process)
         started.check()
@@ -128,7 +128,7 @@ class ProgramJob(AnyJob):
         return count
 
     def left_open(self) -> list[str]:
-        """Asks for the transactions that are still open, of any run but the newest."""
+        """Lists the transactions that are still open, of any run but the newest."""
         tokens = {name: TransactionalId.parse(name).token for name in self.transactions()}  # type: ignore[union-attr]
         newest = max(tokens.values())
         return [name for name in self.transactions("Ongoing") if tokens.get(name, newest) != newest]
@@ -145,7 +145,7 @@ class ProgramJob(AnyJob):
 
 
 def delete_topics(bootstrap: str, topics: list[str]) -> None:
-    """Deletes them, and waits until the broker knows them no more."""
+    """Deletes them, and waits until the broker no longer knows them."""
     from confluent_kafka.admin import AdminClient
 
     admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})

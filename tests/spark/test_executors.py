@@ -107,7 +107,7 @@ def test_the_reach_of_an_executor_that_joins_later_is_waited_for(
         monkeypatch.setattr(executors, "_ask", lambda *_: [])
         once = ExactlyOnce(FilesSink(tmp_path / "out", format="json"), checkpoint=str(tmp_path / "checkpoint"))
         query = once.start(rows(spark), trigger={"availableNow": True})
-        eventually(lambda: "Waiting for at most" in caplog.text, "the run waits")
+        eventually(lambda: "Waiting for up to" in caplog.text, "the run waits")
         assert f"host {socket.gethostname()!r}: sink 'files' is not reached at 127.0.0.1:{address[1]} (" in caplog.text
         assert NEXT_STEPS[ADDRESS] in caplog.text
         server.listen()
@@ -135,7 +135,7 @@ def test_a_cluster_that_runs_no_task_is_not_waited_for(
         return report
 
     class Timer(threading.Thread):
-        """Its time is up as soon as the job runs."""
+        """The time limit is reached as soon as the job runs."""
 
         def __init__(self, after_s: float, function: Callable[[], None]) -> None:
             super().__init__()

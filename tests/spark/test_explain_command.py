@@ -50,7 +50,7 @@ def test_a_checkpoint_with_a_log_of_ours(spark: SparkSession, kafka: Cluster, tm
     ]
     assert "failOnDataLoss is not false" in found["queries"][0]["parts"][0]["conditions"]
     asked = told(stream.checkpoint, "--bootstrap", kafka.bootstrap, "--downtime", "1d")
-    assert f"{stream.source} keeps records for ever (retention.ms=-1)" in asked["queries"][0]["parts"][0]["reasons"]
+    assert f"{stream.source} keeps records forever (retention.ms=-1)" in asked["queries"][0]["parts"][0]["reasons"]
     assert asked["level"] == "at-least-once"
 
 
@@ -124,7 +124,7 @@ def test_a_query_file(spark: SparkSession, tmp_path: Path) -> None:
     assert DataStreamWriter.start is before
     assert spark.streams.active == []
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["in", "job.py"], "nothing was made or started"
-    assert "was left at its first wait" in found["unseen"], "the last line could start another"
+    assert "was stopped at its first wait" in found["unseen"], "the last line could start another"
     assert command(file, "--require", "at-least-once", *arguments).exit_code == 1
     file.write_text(file.read_text().rpartition("Path(")[0])
     for level, code in (("exactly-once", 1), ("at-least-once", 0)):
@@ -162,7 +162,7 @@ def test_queries_after_a_wait(spark: SparkSession, tmp_path: Path, trigger: str,
     seen = [query["query"] for query in found["queries"]]
     if "processingTime" in trigger:
         assert seen == ["first"]
-        assert found["unseen"] == f"{file} was left at its first wait; queries after it were not seen"
+        assert found["unseen"] == f"{file} was stopped at its first wait; queries after it were not seen"
         assert required.exit_code == 1
         assert "queries after it were not seen" in required.stderr
     else:

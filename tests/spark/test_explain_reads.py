@@ -1,4 +1,4 @@
-"""What the analyser reads off real plans, writers and queries, before it judges."""
+"""What the analyzer reads from real plans, writers and queries before it judges them."""
 
 from __future__ import annotations
 
@@ -273,7 +273,7 @@ def test_brokers_that_do_not_answer_are_named(rates: DataFrame, monkeypatch: pyt
     kafka = rates.sparkSession.readStream.format("kafka").option("kafka.bootstrap.servers", "127.0.0.1:1")
     sink = KafkaSink({"bootstrap.servers": "127.0.0.1:1"}, topic="t")
     found = explain(kafka.option("subscribe", "t").load(), sink)
-    assert any("not asked" in condition for condition in found.part(Role.SOURCE).conditions)
-    assert any("do not say" in text for text in found.part(Role.SINK).notes)
+    assert any("not queried" in condition for condition in found.part(Role.SOURCE).conditions)
+    assert any("do not report" in text for text in found.part(Role.SINK).notes)
     secure = kafka.option("kafka.security.protocol", "SSL").option("subscribe", "t").load()
     assert any("librdkafka's as ask=" in text for text in explain(secure, "delta").part(Role.SOURCE).conditions)

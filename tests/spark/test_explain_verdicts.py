@@ -1,6 +1,6 @@
-"""The analyzer's verdicts on real plans, writers and topics, and the most surprising of them proved by a replay.
+"""The analyzer's verdicts on real plans, writers and topics, and replays that prove the most surprising of them.
 
-The rules themselves are in unit/test_analysis_rules.py: this file sees that Spark's objects reach them.
+The rules themselves are in unit/test_analysis_rules.py: this file checks that Spark's objects reach them.
 """
 
 from __future__ import annotations
@@ -395,7 +395,7 @@ def test_our_sinks_of_random_values_and_of_two_guarantees(lines: DataFrame, kafk
     weak = KafkaSink(settings, topic="others", name="weak", guarantee=Guarantee.AT_LEAST_ONCE)
     drawn = lines.select(F.expr("uuid()").alias("value"))
     check(explain(drawn, strong, reader="read_committed"), "exactly-once", "Each row still appears once")
-    check(explain(drawn, weak), "at-least-once (engine, sink)", "cannot be recognised")
+    check(explain(drawn, weak), "at-least-once (engine, sink)", "cannot be recognized")
     check(explain(lines, [strong, weak], reader="read_committed"), "at-least-once (sink)", "AT_LEAST_ONCE")
     sums = lines.groupBy(F.rand().cast("string").alias("key")).agg(F.count("*").cast("string").alias("value"))
     check(explain(sums, strong, reader="read_committed"), "at-least-once (engine)", "recomputed after a kill")

@@ -36,7 +36,7 @@ def stream(spark: SparkSession, kafka: Cluster, tmp_path: Path) -> Stream:
 
 @pytest.fixture
 def said(caplog: pytest.LogCaptureFixture) -> Callable[[], str]:
-    """What was warned of until now."""
+    """Returns the warnings so far."""
     caplog.set_level(logging.WARNING, "sparkonce")
     return lambda: "\n".join(record.getMessage() for record in caplog.records)
 

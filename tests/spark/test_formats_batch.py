@@ -1,4 +1,4 @@
-"""Batch jobs that write by ``format("sparkonce-…")``: one decision for each name of a job, counted at the servers."""
+"""Batch jobs that write with ``format("sparkonce-…")``: one decision for each job name, counted at the servers."""
 
 from __future__ import annotations
 

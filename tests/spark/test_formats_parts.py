@@ -67,7 +67,7 @@ def test_sparks_names_are_the_sinks_settings(tmp_path: Path) -> None:
         ("postgres", {"dbtable": "t", "url": "jdbc:mysql://db/shop"}, "url is not an address"),
         ("mysql", {"dbtable": "t", "url": "jdbc:mysql://db/"}, "url is not an address"),
         ("mysql", {"dbtable": "t", "url": "jdbc:mysql://db:x/shop"}, "url is not an address"),
-        ("mysql", {"dbtable": "t", "url": "jdbc:mysql://db/shop?connect_timeout=5s"}, "'5s' is no number"),
+        ("mysql", {"dbtable": "t", "url": "jdbc:mysql://db/shop?connect_timeout=5s"}, "'5s' is not a number"),
     ],
 )
 def test_a_wrong_option_is_named(name: str, options: dict[str, str], words: str) -> None:
@@ -231,4 +231,4 @@ def test_a_store_that_cannot_be_reached_without_a_jvm_is_refused(
 def test_a_job_that_is_decided_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     known = SimpleNamespace(log=DecisionLog(LocalFiles(tmp_path)), query="q", sink=None, begin=lambda _: None)
     FormatJobWriter(cast(Ends, known), "nightly", "{}", ["key"])
-    assert "job='nightly' is decided already" in caplog.text
+    assert "job='nightly' has already been decided" in caplog.text

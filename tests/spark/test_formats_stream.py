@@ -1,4 +1,4 @@
-"""Queries that write by ``format("sparkonce-kafka")``: each trap of Spark's stream writers in Python, counted."""
+"""Queries that write with ``format("sparkonce-kafka")``, for each pitfall of Spark's stream writers in Python."""
 
 from __future__ import annotations
 

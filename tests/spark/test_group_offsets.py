@@ -1,4 +1,4 @@
-"""A consumer group that is told how far the query has read. Its offsets are read from the broker."""
+"""A consumer group whose offsets follow the query's progress. They are read back from the broker."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_in_a_transaction_they_are_seen_together_with_its_rows(stream: Stream, g
 
     def listen(phase: Phase, batch: int) -> None:
         if batch == 1 and phase in (Phase.DECIDING, Phase.FINISHING):
-            # A pending offset prevents stable reads, so the transactions' coordinator is asked instead.
+            # A pending offset prevents stable reads, so the transactions' coordinator is queried instead.
             states = describe_transactions(stream.bootstrap, list(stream.transactions("Ongoing"))).values()
             topics = {topic for one in states for topic, _ in one.partitions}
             told.append((phase.name, int("__consumer_offsets" in topics)))

@@ -1,4 +1,4 @@
-"""A batch's partitions are grouped to fewer slots, the same ones whenever the batch is run."""
+"""A batch's partitions are grouped into fewer slots, always the same ones for a batch."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ ROWS, ROWS_PER_BATCH = 1_200, 200
 SYSTEMS = (KAFKA, "postgres", "files")
 
 KILLS: Sequence[tuple[Cell, Cell]] = (
-    # The second kill meets what the first has left. Only a decided batch is replayed.
+    # The second kill finds what the first has left behind. Only a decided batch is replayed.
     (("READING", {}), ("SWEEPING_OWN", {})),
     (("CLAIMING", {}), ("TIDYING", {})),
     ((WRITTEN, {"sink": "kafka"}), ("RAISING_FLOOR", {})),

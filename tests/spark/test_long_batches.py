@@ -24,7 +24,7 @@ LIVES = {"transaction.timeout.ms": 2_000}
 
 
 def slowly(rows: DataFrame) -> DataFrame:
-    """Four seconds for all rows. They are large, so that Python sends them on a hundred at a time."""
+    """All rows take four seconds. They are large, so Python passes them on a hundred at a time."""
 
     @F.udf("string")
     def work(value: str) -> str:

@@ -1,4 +1,4 @@
-"""What is refused when a query is started, before its first batch; and what stops a batch. One session, one broker."""
+"""Mistakes that are refused when a query starts, before its first batch, and mistakes that stop a batch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from sparkonce.spark.start import first_batch
 from sparkonce_lab.kafka import create_topic, produce
 from sparkonce_lab.rig.kafka import Cluster
 
-# kafka-python leaves what could not shake hands to the garbage collector.
+# kafka-python leaves connections with a failed handshake to the garbage collector.
 pytestmark = [*MARKS, pytest.mark.filterwarnings("ignore:unclosed <ssl.SSLSocket:ResourceWarning")]
 
 START = [
@@ -60,7 +60,7 @@ START = [
     Mistake("read_kafka(spark, settings, topics=7)", "topics=7 is not a list of texts"),
     Mistake("read_kafka(spark, settings, pattern='(')", "is not a regular expression of Java's"),
     Mistake("read_kafka(spark, settings, partitions={'t': 'all'})", "does not name partitions by number"),
-    Mistake("read_kafka(spark, settings, topics='t', starting='begin')", "starting='begin' is no position"),
+    Mistake("read_kafka(spark, settings, topics='t', starting='begin')", "starting='begin' is not a position"),
     Mistake("read_kafka(spark, settings, topics='t', isolation_level='committed')", "isolation_level='committed'"),
     Mistake("read_kafka(spark, settings, topics='t', max_offsets_per_trigger='1000')", "is not a whole number of 1"),
     Mistake("read_kafka(spark, settings, topics='t', fail_on_data_loss='false')", "is neither True nor False"),
@@ -69,14 +69,14 @@ START = [
     Mistake("read_rabbitmq_stream(spark, RabbitMQ())", "exactly one of streams and super_stream"),
     Mistake("read_rabbitmq_stream(spark, RabbitMQ(), streams='s', super_stream='t')", "exactly one of streams and"),
     Mistake("read_rabbitmq_stream(spark, RabbitMQ(), streams=7)", "streams=7 is not a list of texts"),
-    Mistake("read_rabbitmq_stream(spark, RabbitMQ(), streams='s', starting='begin')", "is not a place to start"),
-    Mistake("read_rabbitmq_stream(spark, RabbitMQ(), streams='s', starting=17)", "is not a place to start"),
-    Mistake("read_rabbitmq_stream(spark, RabbitMQ(), streams='s', starting={'t': 17})", "is none of the streams"),
+    Mistake("read_rabbitmq_stream(spark, RabbitMQ(), streams='s', starting='begin')", "is not a starting position"),
+    Mistake("read_rabbitmq_stream(spark, RabbitMQ(), streams='s', starting=17)", "is not a starting position"),
+    Mistake("read_rabbitmq_stream(spark, RabbitMQ(), streams='s', starting={'t': 17})", "is not one of the streams"),
     Mistake("read_rabbitmq_stream(spark, RabbitMQ(), streams='s', max_rows_per_batch=0)", "whole number of 1 or more"),
     Mistake("read_rabbitmq_stream(spark, RabbitMQ(), streams='s', body='json')", "body='json' is not known"),
     Mistake("read_rabbitmq_stream(spark, RabbitMQ(), streams='s', offset_name='')", "offset_name='' is empty"),
     Mistake("read_rabbitmq_stream(spark, RabbitMQ(), streams='s', accept_lost={'s': '17'})", "accept_lost['s']='17'"),
-    Mistake("read_rabbitmq_stream(spark, RabbitMQ(), streams='s', accept_lost={'t': 17})", "is none of the streams"),
+    Mistake("read_rabbitmq_stream(spark, RabbitMQ(), streams='s', accept_lost={'t': 17})", "is not one of the streams"),
     Mistake("read_rabbitmq_queue(spark, 'rabbit', queue='q', checkpoint='/cp')", "server='rabbit' is not a RabbitMQ"),
     Mistake("read_rabbitmq_queue(spark, RabbitMQ(), queue='', checkpoint='/cp')", "queue='' is empty"),
     Mistake("read_rabbitmq_queue(spark, RabbitMQ(), queue='q', checkpoint='')", "checkpoint='' names no folder"),
@@ -280,7 +280,7 @@ def warnings() -> Iterator[Callable[[], str]]:
 
 
 def why(start: Callable[[], StreamingQuery]) -> str:
-    """Returns our sentence from the error that Spark shows."""
+    """Returns our message from the error that Spark shows."""
     try:
         ended(start())
     except StreamingQueryException as error:
@@ -327,12 +327,12 @@ def test_what_a_start_refuses(place: Place, names: dict[str, Any]) -> None:
 
 @pytest.mark.slow
 def test_what_is_seen_at_a_start_by_asking(place: Place, names: dict[str, Any]) -> None:
-    # Mistakes that the arguments do not show, since the servers, the plan and the folders have to be checked.
+    # Mistakes that only show when the servers, the plan and the folders are checked, not from the arguments.
     after_start = [
         Mistake(
             "a notebook's cell with `start(rows, query_name='orders')` is run twice", "runs already in", run="named"
         ),
-        Mistake("the same `ExactlyOnce` is started a second time", "runs already, as query", run="twice"),
+        Mistake("the same `ExactlyOnce` is started a second time", "is already running, as query", run="twice"),
         Mistake(
             "a files sink's folder is deleted, and the checkpoint kept", "was deleted", PreflightError, run="output"
         ),

@@ -1,4 +1,4 @@
-"""An operator with a stuck reader and a dead driver: four commands, without Spark. ``-s`` shows what he reads."""
+"""An operator with a stuck reader and a dead driver: four commands, without Spark. ``-s`` shows their output."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LIMIT_S = 120
 
 
 class Operator:
-    """Types commands of sparkonce's, with addresses from a file."""
+    """Runs sparkonce's commands, with addresses from a file."""
 
     def __init__(self, job: Job, say: Callable[[str], None]) -> None:
         self._say = say

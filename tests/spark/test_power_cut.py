@@ -32,7 +32,7 @@ pytestmark = [*SPARK, pytest.mark.skipif(bool(cannot_mount()), reason="disks can
 
 BATCHES = 3
 CUT_IN = 2
-"""The batch in which the power goes."""
+"""The batch in which the power fails."""
 FIRST = {(Phase.DECIDING, "json"), (Phase.FINISHING, "json")}
 UNDECIDED = (Phase.WRITING, Phase.DECIDING)
 """In these phases, nothing that Spark has written for the batch is durable yet."""

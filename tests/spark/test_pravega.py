@@ -1,4 +1,4 @@
-"""The Pravega sink and source on a real server. It takes ten seconds to start, so one file tests both."""
+"""The Pravega sink and source on a real server. The server takes ten seconds to start, so one file tests both."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class TestPravega(SinkConformance):
 
 
 class PravegaJob(TableJob):
-    """A stream of its own, and a run that writes to it."""
+    """A new stream, and a run that writes to it."""
 
     def __init__(self, spark: SparkSession, folder: Path, witness: PravegaWitness) -> None:
         self.witness, self.stream = witness, new_name("s")
@@ -167,7 +167,10 @@ def test_a_driver_that_is_killed_when_all_is_written(job: PravegaJob, monkeypatc
 def test_a_transaction_that_another_one_aborts_while_it_is_written(
     job: PravegaJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A paused driver: another one writes its rows. It fails to commit its own, and finds those of the other."""
+    """A paused driver: another one writes its rows.
+
+    The paused driver fails to commit its own rows, and finds the other's.
+    """
     monkeypatch.setattr("sparkonce.sinks.write_ahead.application._lock", lambda _: True)
     handle, other = job.prepare(), job.run_of_its_own()
     write = PravegaStream.write
@@ -186,7 +189,7 @@ def test_a_transaction_that_another_one_aborts_while_it_is_written(
 
 
 def test_a_transaction_that_was_forgotten_stops_the_query(job: PravegaJob) -> None:
-    """Pravega forgets it after a day. One that never was is as unknown to it."""
+    """Pravega forgets a transaction after a day. One that never existed is just as unknown."""
     handle = job.prepare()
     job.commit_unnoticed(handle)
     (note,) = job.notes()
@@ -210,7 +213,7 @@ def test_a_stream_that_was_made_anew_is_no_witness(job: PravegaJob) -> None:
     job.witness.create(job.stream)
     (answer,) = job.run_of_its_own().commit([handle])
     assert answer.outcome is Outcome.UNKNOWN
-    assert "made anew" in answer.reason
+    assert "recreated" in answer.reason
     assert job.numbers() == []
 
 
@@ -235,7 +238,7 @@ def test_a_server_that_does_not_answer(job: PravegaJob, monkeypatch: pytest.Monk
 
 @pytest.mark.slow
 def test_a_lease_that_runs_out(job: PravegaJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The client stops renewing the lease, as in a stalled process, and Pravega aborts the transaction by itself."""
+    """The client stops renewing the lease, as in a stalled process, and Pravega aborts the transaction on its own."""
     monkeypatch.setattr("sparkonce_pravega.client.LEASE_MS", 10_000)
     write, open_writer, opened = PravegaStream.write, PravegaStream.writer, []
 
@@ -307,7 +310,7 @@ def test_columns_and_settings() -> None:
 # --- reading ---------------------------------------------------------------------------------------------------------
 
 EPOCH = 2**32
-"""What a segment's id has more than its number, for each time that the stream was scaled before it."""
+"""How much is added to a segment's id for each time that the stream was scaled before it."""
 
 
 Seen = dict[int, list[tuple[int, int, str]]]
@@ -344,7 +347,10 @@ class Reading:
         self.witness.write(self.stream, numbered(first, end))
 
     def run(self, *, crash_in: int | None = None, then: Callable[[int], None] = lambda batch: None) -> Seen:
-        """Runs until all is read, or until it crashes in a batch, after it has read it. Calls `then` in each batch."""
+        """Runs until everything is read, or until it crashes in a batch that it has read.
+
+        Calls `then` in each batch.
+        """
         seen: Seen = defaultdict(list)
 
         def take(rows: DataFrame, batch: int) -> None:
@@ -556,7 +562,7 @@ def test_an_outage_while_a_batch_is_planned_ends_no_query_as_if_all_were_read(re
         told = reading.stops(then=lambda batch: pravega_server().pause())
     finally:
         pravega_server().resume()
-    assert f"Pravega at {pravega_server().url} does not tell" in told
+    assert f"Pravega at {pravega_server().url} does not report" in told
     reading.given["outage_patience_s"] = 60
     seen = reading.run()
     assert 0 < len(values(seen)) < 60, "the first batch was done"
@@ -565,7 +571,8 @@ def test_an_outage_while_a_batch_is_planned_ends_no_query_as_if_all_were_read(re
 
 @pytest.mark.slow
 def test_an_outage_within_the_patience_is_waited_out(reading: Reading) -> None:
-    reading.given = {"max_bytes_per_batch": 300, "outage_patience_s": 15}  # an answer may take a fifth of the patience
+    # an answer may take a fifth of the time limit
+    reading.given = {"max_bytes_per_batch": 300, "outage_patience_s": 15}
     reading.write(0, 60)
     back = threading.Timer(5, pravega_server().resume)
 

@@ -54,7 +54,7 @@ class Reading:
         return ExactlyOnce(FilesSink(self.out), checkpoint=str(self.checkpoint), display=False)
 
     def run(self, wanted: Callable[[Counter[str]], bool]) -> Counter[str]:
-        """Runs until the files have what is wanted."""
+        """Runs until the files have the expected rows."""
         query = self.once().start(self.rows(), trigger={"processingTime": "0 seconds"})
         try:
             eventually(lambda: not query.isActive or wanted(self.found()), "all is there")

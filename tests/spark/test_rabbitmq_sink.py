@@ -22,7 +22,7 @@ LIMIT_S = 500
 
 
 class Query:
-    """Writes all orders to a stream of its own."""
+    """Writes all orders to a new stream."""
 
     def __init__(self, spark: SparkSession, folder: Path) -> None:
         self.spark, self.folder = spark, folder

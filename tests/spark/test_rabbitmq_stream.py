@@ -1,4 +1,4 @@
-"""Queries that read RabbitMQ streams: which messages a batch has, and has again after a crash."""
+"""Queries that read RabbitMQ streams: the messages in a batch, and in its replay after a crash."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Reading:
         self._spark, self._rabbit, self._given = spark, rabbit, given
 
     def run(self, *, crash_in: int | None = None) -> Seen:
-        """Runs until all is read and recorded as done, or until it crashes in a batch, after it has read it."""
+        """Runs until everything is read and recorded as done, or until it crashes in a batch that it has read."""
         seen: Seen = defaultdict(list)
 
         def take(rows: DataFrame, batch: int) -> None:

@@ -1,4 +1,4 @@
-"""`read_kafka` against a real broker: what is read, from where, and as whom."""
+"""`read_kafka` with a real broker: what is read, from where, and as which user."""
 
 from __future__ import annotations
 

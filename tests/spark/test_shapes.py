@@ -30,7 +30,7 @@ def test_more_and_fewer_slots_after_each_restart(spark: SparkSession, kafka: Clu
 
     stream = Stream(spark, kafka, tmp_path, IDS)
     lingering: set[str] = set()
-    # The one run dies with prepared transactions, the next with decided ones: each time others must finish them.
+    # One run dies with prepared transactions, the next with decided ones. Each time, another run must finish them.
     for slots, crash in ((4, (Phase.DECIDING, 0)), (2, (Phase.FINISHING, 1)), (8, (Phase.DECIDING, 2))):
         with pytest.raises(CrashError):
             stream.run(spread_over(slots), listener=crash_at(*crash))

@@ -128,7 +128,7 @@ def test_a_task_that_is_not_told_its_batch_writes_nothing(
     query = Query(spark, tmp_path, monkeypatch)
     spark.sparkContext.setLocalProperty(slot_tasks._BATCH, None)  # type: ignore[arg-type]
     monkeypatch.setattr(SparkContext, "setLocalProperty", lambda *_: None)
-    with pytest.raises(PrepareError, match="Rows are written inside a Spark task of a batch only"):
+    with pytest.raises(PrepareError, match="Rows can only be written inside a Spark task of a batch"):
         query.write(7)
 
 

@@ -1,4 +1,4 @@
-"""A batch of few and small rows, straight from Kafka, is one slot: also when it is written again."""
+"""A batch of few small rows, straight from Kafka, is one slot, even when it is written again."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def stream(spark: SparkSession, kafka: Cluster, tmp_path: Path) -> Stream:
 
 
 def touched(rows: DataFrame) -> DataFrame:
-    """By a function of the user's."""
+    """Writes with the user's function."""
     return rows.withColumn("value", F.udf(lambda text: text, "string")("value"))
 
 
@@ -78,7 +78,7 @@ def test_a_view_keeps_its_slots(stream: Stream) -> None:
 
 @pytest.mark.slow
 def test_a_batch_that_was_lost_has_the_slots_of_its_decision(stream: Stream) -> None:
-    """Though nothing is known of the rows' size after a restart."""
+    """This holds although the size of the rows is unknown after a restart."""
 
     def decided(stream: Stream, batch: int) -> Decision:
         found = read_log(DecisionLog(LocalFiles(stream.checkpoint))).decision(batch)

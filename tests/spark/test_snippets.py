@@ -1,5 +1,7 @@
-"""The blocks of Python in README and docs, run: on a broker and a database where a page's queries are started, else as
-far as they come without, with queries that are not started. `tidy/test_snippets` asks of all whether names are there.
+"""Runs the Python blocks in README and docs.
+
+If a page's queries are started, they run on a broker and a database; otherwise, blocks run as far as possible without
+starting queries. `tidy/test_snippets` checks that all names exist.
 """
 
 from __future__ import annotations
@@ -88,7 +90,7 @@ def reader(spark: SparkSession, kafka: Cluster, tmp_path: Path) -> Iterator[Read
 
 
 def send(kafka: Cluster, topic: str, count: int, at_ms: int = NOON_MS) -> None:
-    """Rows of four keys, a second apart."""
+    """Rows with four keys, a second apart."""
     rows = ({"key": f"k{n % 4}", "value": f"{at_ms} {n}", "timestamp": at_ms + n * 1000} for n in range(count))
     produce(kafka.bootstrap, topic, rows)
 

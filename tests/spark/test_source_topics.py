@@ -45,7 +45,7 @@ def test_what_is_decided_of_the_old_one_is_finished_and_nothing_of_the_new_one_i
         stream.run(listener=crash_at(Phase.FINISHING, 1))
     make_again(stream)
     for _ in range(2):
-        with pytest.raises(PreflightError, match=f"Topic '{stream.source}'.* was deleted and made again") as told:
+        with pytest.raises(PreflightError, match=f"Topic '{stream.source}'.* was deleted and recreated") as told:
             stream.run()
         assert "new checkpoint" in told.value.next_step
         assert stream.keys() == OLD
@@ -58,7 +58,7 @@ def test_a_topic_of_another_name_is_refused_before_spark_plans_a_batch_of_it(
 ) -> None:
     """The new topic has the same rows, as in a mirror.
 
-    They would be written again, since Spark is told to ignore data loss.
+    They would be written again, since Spark is configured to ignore data loss.
     """
     stream = Stream(spark, kafka, tmp_path, OLD)
     stream.run()
@@ -73,7 +73,7 @@ def test_a_topic_of_another_name_is_refused_before_spark_plans_a_batch_of_it(
         return read.selectExpr("cast(key as string) as key", "cast(value as string) as value")
 
     for _ in range(2):
-        with pytest.raises(PreflightError, match=f"has read topic '{before}' until now, and is to read topic '{copy}'"):
+        with pytest.raises(PreflightError, match=f"has read topic '{before}'; now it should read topic '{copy}'"):
             stream.run(copied)
     assert stream.keys() == OLD
     stream.source = before

@@ -1,6 +1,6 @@
 """Shuffle files are lost while their rows are written, so Spark runs the stages again, with tasks that already wrote.
 
-Spark restarts the attempt numbers at 0, so the tasks cannot tell.
+Spark restarts the attempt numbers at 0, so the tasks cannot notice.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ def _sinks_travel() -> Iterator[None]:
 
 
 class _HeldSink(ForwardingSink):
-    """Wraps a sink. After the first attempts of two slots have written, they wait until they are told to go on.
+    """Wraps a sink. After the first attempts of two slots have written, they wait until they may continue.
 
     Args:
         real: The wrapped sink.
-        folder: The folder in which attempts report that they have written, and are told to go on.
+        folder: The folder in which attempts report that they have written, and that tells them to continue.
     """
 
     def __init__(self, real: TwoPhaseCommitSink, folder: Path) -> None:

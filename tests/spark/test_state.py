@@ -50,7 +50,7 @@ GAP_S = 45
 RANGE_S = 600
 TOTAL_S = 50
 FORGOTTEN_S = 5_000
-"""After how long `dropDuplicatesWithinWatermark` has surely forgotten a name: two delays and two batches."""
+"""The time after which `dropDuplicatesWithinWatermark` has certainly forgotten a name: two delays and two batches."""
 
 EPOCH_S = 1_700_000_000
 CLOSING_S = EPOCH_S + 10_000_000
@@ -120,13 +120,13 @@ def both_sides(rows: int) -> tuple[list[Event], list[Event]]:
 
 
 def repeated(rows: int) -> list[Event]:
-    """One name a second, every fifth of them once more 5,000 s later."""
+    """One name per second. Every fifth name is repeated 5,000 s later."""
     first = [Event(f"n{second}", EPOCH_S + second) for second in range(rows)]
     return shuffled([*first, *(Event(name, second + 5_000) for name, second in first[:-5_000:5])])
 
 
 def recurring(rows: int) -> list[Event]:
-    """One name a second, every third of them twice within 700 s; after 6,000 s the same names come again."""
+    """One name per second. Every third name occurs twice within 700 s, and all names are repeated after 6,000 s."""
     first = [Event(f"n{second % 6_000}", EPOCH_S + second) for second in range(rows * 3 // 4)]
     return shuffled([*first, *(Event(name, second + second % 700) for name, second in first[::3])])
 
@@ -185,7 +185,7 @@ def _windows(events: Iterable[Event], length: int, step: int) -> dict[tuple[str,
 
 
 def _sums_of(windows: Mapping[tuple[str, int, int], list[int]], *, closed: bool = True) -> Pairs:
-    """The rows of windows, without those that only the closing rows are in, or with them."""
+    """Returns the rows of windows, optionally including windows that only contain closing rows."""
     return Counter(
         (f"{name} {start} {end}", f"{sum(seconds)} {len(seconds)}")
         for (name, start, end), seconds in windows.items()
@@ -206,7 +206,7 @@ def sliding(spark: SparkSession, config: Config) -> DataFrame:
 
 
 def sliding_rows(batches: Sequence[Batch]) -> Pairs:
-    """After each batch, the sums of the windows that it has changed."""
+    """Outputs the sums of the windows that a batch has changed, after each batch."""
     found: Pairs = Counter()
     before: list[Event] = []
     for (batch,) in batches:
@@ -350,7 +350,7 @@ PLANS: Mapping[str, tuple[Callable[[int], Sequence[list[Event]]], Callable[[Sequ
 
 ROWS_PER_BATCH = 1_000
 LARGER = 4
-"""How many times as large batches are where nothing is killed in them."""
+"""The factor by which batches are larger if nothing is killed in them."""
 WARM = 3
 """Batches before the first kill: no window closes in the first ones."""
 
@@ -358,7 +358,7 @@ PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 ROCKSDB = {PROVIDER: "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"}
 CHANGELOG = {**ROCKSDB, "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true"}
 OFTEN = {
-    # State is snapshotted and cleaned up all the time, so that kills fall into that, too.
+    # State is snapshotted and cleaned up all the time, so that kills hit that, too.
     "spark.sql.streaming.stateStore.minDeltasForSnapshot": "3",
     "spark.sql.streaming.stateStore.maintenanceInterval": "1s",
 }
@@ -374,7 +374,7 @@ closing rows.
 """
 
 FOLLOW_FROM_BATCHES = ("sliding", "distinct_within_watermark")
-"""Those that give other rows in other batches: an update for each, or a name again when a batch has forgotten it."""
+"""Plans whose rows depend on the batches: an update per batch, or a name again once it has been forgotten."""
 
 
 class Case(NamedTuple):
@@ -405,7 +405,7 @@ class StateJob(AnyJob):
         folder: The parent of its own folder.
         case: The plan and its state store.
         batches: The number of input batches.
-        undisturbed: Whether nothing is killed.
+        undisturbed: True if nothing is killed.
     """
 
     def __init__(self, bootstrap: str, folder: Path, case: Case, batches: int, *, undisturbed: bool = False) -> None:
@@ -508,8 +508,11 @@ COVER = (
 )
 
 PARTING = (Phase.FINISHING.name, Phase.DECIDING.name)
-"""Where rows and state differ: a decided batch of which nothing is committed, and whose state the disk loses; then a
-batch that has its state and is not decided."""
+"""Rows and state differ twice.
+
+First, a batch is decided, but none of it is committed, and the disk loses its state. Then a batch has its state but is
+not decided.
+"""
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def _folder_sink_travels() -> Iterator[None]:
 
 
 class _LateSink(FolderSink):
-    """Its slots begin only after the sweep that follows them has looked, if they live that long."""
+    """Its slots begin only after the sweep that follows them, if they live that long."""
 
     def writer(self, context: WriterContext) -> SinkWriter:
         return _LateWriter(super().writer(context), self.root)

@@ -166,7 +166,7 @@ def test_a_write_that_delta_skips_is_not_taken_for_done(job: DeltaJob) -> None:
     committer = job.sink().committer()
     (answer,) = committer.commit([early])
     assert answer.outcome is Outcome.UNKNOWN
-    assert "no version of it carries them" in answer.reason
+    assert "no version of it has them" in answer.reason
     with pytest.raises(UnknownOutcomeError):
         committer.commit([early])
     assert job.numbers() == [500]
@@ -220,7 +220,7 @@ def test_what_the_table_is_is_remembered(job: DeltaJob, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_what_never_holds_a_null_fits_where_one_may_be(tables: SparkSession, tmp_path: Path) -> None:
-    """For example from collect_list, whose elements are never null."""
+    """For example, from collect_list, whose elements are never null."""
     path = str(tmp_path / "table")
     tables.createDataFrame([], "xs array<struct<a: bigint>>").write.format("delta").save(path)
     sink = DeltaSink(path, folder=tmp_path / "rows")
@@ -245,7 +245,7 @@ def test_a_table_that_is_not_there_is_told(job: DeltaJob) -> None:
 def test_columns_are_held_against_the_table(job: DeltaJob) -> None:
     assert job.sink().columns(ARROW) == ["number", "word"]
     assert job.sink().columns(pa.schema([("NUMBER", pa.int32())])) == ["NUMBER"]
-    with pytest.raises(SchemaError, match="'more' is none of"):
+    with pytest.raises(SchemaError, match="'more' is not in"):
         job.sink().columns(pa.schema([("more", pa.int64())]))
     with pytest.raises(SchemaError, match="column 'word' is bigint in the rows, and string in the table"):
         job.sink().columns(pa.schema([("word", pa.int64())]))
@@ -262,7 +262,7 @@ def test_files_that_spark_is_told_to_skip_are_not_skipped(job: DeltaJob, monkeyp
     append = _DeltaTable.append
 
     def spoilt(self: _DeltaTable, paths: Sequence[str], *rest: Any) -> None:
-        """After the driver has seen that the checksums are right."""
+        """This happens after the driver has checked the checksums."""
         monkeypatch.undo()
         Path(paths[1]).write_bytes(b"PAR1")
         append(self, paths, *rest)
@@ -340,7 +340,7 @@ def test_a_table_by_its_name(tables: SparkSession, tmp_path: Path, empty_table: 
 def test_a_table_that_is_gone_is_not_made_anew(
     kind: type[DeltaJob], begun: bool, tables: SparkSession, tmp_path: Path, empty_table: Path
 ) -> None:
-    """A table that took its place is not written to either."""
+    """A table that replaced it is not written to either."""
     job = kind(tables, tmp_path, empty_table)
     handle = job.prepare()
     if begun:

@@ -78,7 +78,7 @@ def test_each_batch_is_merged_into_what_the_last_one_left(job: MergeJob) -> None
 
 @pytest.mark.slow
 def test_updates_of_two_writers_at_once_are_all_there(job: MergeJob, say: Callable[[str], None]) -> None:
-    """Each reads the rows that the other changes. Whoever comes late is refused, and reads again."""
+    """Each reads the rows that the other changes. The slower one is refused, and reads again."""
     rounds, refused = 6, list[str]()
     handles = [job.prepared([(1, 1, "x"), (100 + batch, 1, "x")], batch) for batch in range(rounds)]
 

@@ -1,4 +1,4 @@
-"""MERGE into Delta and Iceberg: what becomes of rows, of columns, and of several rows of one key."""
+"""MERGE into Delta and Iceberg: what happens to rows, to columns, and to several rows with one key."""
 
 from __future__ import annotations
 
@@ -110,14 +110,14 @@ def test_what_becomes_of_rows(tables: SparkSession, tmp_path: Path, kind: str, c
 
 @pytest.mark.slow
 def test_columns_that_only_a_condition_reads(job: MergeJob) -> None:
-    """As of a change feed: the table has no column for the kind of a change."""
+    """Rows of a change feed. The table has no column for the kind of a change."""
     schema = ARROW.append(pa.field("kind", pa.string()))
     settings = {"merge_on": ["id"], "delete_when": "source.kind = 'D'"}
     sink = job.sink(**settings)
     assert sink.columns(schema) == ["id", "n", "word", "kind"]
     job.merge([(1, 11, "x", "U"), (2, 0, "", "D"), (4, 44, "y", "I"), (5, 0, "", "D")], schema=schema, **settings)
     assert job.rows() == [(1, 11, "x"), (3, 30, "c"), (4, 44, "y")]
-    with pytest.raises(SchemaError, match="'kind' is none of"):
+    with pytest.raises(SchemaError, match="'kind' is not in"):
         job.sink(merge_on=["id"]).columns(schema)
 
 
@@ -144,7 +144,9 @@ WRONG = {
     r"when_matched\['n'\]='source.word' is a string, and the column is a bigint": {
         "when_matched": {"n": "source.word"}
     },
-    r"when_not_matched\['n'\]=.* gives another value each time": {"when_not_matched": {"n": "cast(rand() as bigint)"}},
+    r"when_not_matched\['n'\]=.* returns a different value each time": {
+        "when_not_matched": {"n": "cast(rand() as bigint)"}
+    },
     r"update_when=.* has a subquery": {"update_when": "source.n > (select 1)"},
 }
 
@@ -173,21 +175,21 @@ def wrong_job(tables: SparkSession, tmp_path_factory: pytest.TempPathFactory) ->
 
 def test_columns_are_added_at_the_start_if_that_is_asked(job: MergeJob) -> None:
     schema = ARROW.append(pa.field("More", pa.list_(pa.field("element", pa.int32()))))
-    with pytest.raises(SchemaError, match="'More' is none of"):
+    with pytest.raises(SchemaError, match="'More' is not in"):
         job.sink(merge_on=["id"]).columns(schema)
     for _ in range(2):
         sink = job.sink(merge_on=["id"], evolve_schema=True)
         assert sink.columns(schema) == ["id", "n", "word", "More"]
         sink.preflight(QUERY, job.facts)
     assert sink.columns(schema) == ["id", "n", "word", "More"]
-    with pytest.raises(SchemaError, match="'later' is none of"):
+    with pytest.raises(SchemaError, match="'later' is not in"):
         sink.columns(schema.append(pa.field("later", pa.int32())))
     job.merge([(1, 11, "x", [7])], schema=schema)
     assert [row.More for row in job.sink().table(job.spark).frame().where("id < 3").sort("id").collect()] == [[7], None]
 
 
 def test_an_older_driver_is_not_told_of_settings(job: MergeJob) -> None:
-    """A sink that appends knows none of these settings."""
+    """A sink that appends has none of these settings."""
     assert any("merged" in one for one in job.sink().conditions())
     plain = job.sink(evolve_schema=False)
     assert plain.merge is None
@@ -206,7 +208,7 @@ def test_the_session_that_started_the_query_sees_a_merge_at_once(job: MergeJob) 
 
 
 def test_several_rows_of_one_key_are_refused_before_the_decision(job: MergeJob) -> None:
-    """In two slots. A null equals nothing, not even another null."""
+    """The rows are in two slots. A null equals nothing, not even another null."""
     committer = job.sink().committer()
     first = job.prepared([(1, 1, "x"), (None, 1, "x")])
     assert committer.check_prepared([first, job.prepared([(2, 1, "x"), (None, 1, "x")], slot=1)]) == ""
@@ -341,7 +343,7 @@ def test_columns_that_another_writer_changes_while_a_batch_is_decided(
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["delta", "iceberg"])
 def test_a_batch_that_has_lost_a_file_is_merged_as_one(tables: SparkSession, tmp_path: Path, kind: str) -> None:
-    """If it were merged by itself, the older row would insert a key that the other file deletes."""
+    """If it were merged on its own, the older row would insert a key that the other file deletes."""
 
     class OrdersJob(KINDS[kind]):  # type: ignore[misc] # any of them
         settings: Mapping[str, Any] = {"merge_on": ["id"], "order_by": ["n"], "delete_when": "source.word = 'gone'"}

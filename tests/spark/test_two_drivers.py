@@ -26,7 +26,7 @@ PLAN = "spark.plans:stateless"
 
 SUPERSEDED = "SupersededError"
 STALE = "StaleBatchError"
-"""The driver had not claimed yet. It now claims as the newest run, and is asked for a batch that is already done."""
+"""The driver had not claimed yet. It now claims as the newest run, and Spark requests a batch that is already done."""
 BY_SPARK = "oncurrent"
 """Spark's own error, if the newer driver has already written the log entry that the older one wants to write."""
 

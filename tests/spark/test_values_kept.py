@@ -147,7 +147,7 @@ def declared(columns: dict[str, Case]) -> str:
 
 
 def parquet_of(folder: Path, columns: dict[str, Case]) -> str:
-    """A file of the rows, as Spark writes one. It has no intervals, voids, empty structs, or fields never null."""
+    """A file of the rows, as written by Spark. It has no intervals, voids, empty structs, or non-null fields."""
     rows = {"id": rows_of(columns)["id"]}
     for name, one in columns.items():
         values = rows_of(columns)[name]
@@ -164,7 +164,7 @@ def parquet_of(folder: Path, columns: dict[str, Case]) -> str:
 
 
 def with_types(rows: DataFrame, columns: dict[str, Case]) -> DataFrame:
-    """Adds what files do not have."""
+    """Adds what files cannot contain."""
     chosen = []
     for name, one in columns.items():
         value = name
@@ -210,7 +210,7 @@ def way(request: pytest.FixtureRequest, tmp_path: Path, tables: SparkSession) ->
 
 
 def form(one: Case) -> str:
-    """A value as a number or bytes, by Spark."""
+    """Returns a value as a number or bytes, computed by Spark."""
     if pa.types.is_date32(one.arrow):
         return "unix_date({})"
     if pa.types.is_timestamp(one.arrow):

@@ -67,7 +67,7 @@ class Unit:
     def check(self) -> None:
         assert self.stream.keys() == IDS
         assert self.stream.keys(self.other) == [key for key in IDS if key.endswith("0")]
-        # Of each batch of 400 rows the sum of its ids: together the sum of all.
+        # For each batch of 400 rows, the sum of its ids. Together, they are the sum of all ids.
         assert sum(self.sums()) == sum(map(int, IDS))
         assert len(self.sums()) == 3
         assert self.stream.transactions("Ongoing") == {}
@@ -98,15 +98,15 @@ def test_each_sink_takes_its_view_and_the_batch_is_computed_once(unit: Unit) -> 
 
 
 def test_a_batch_leaves_no_session_behind(spark: SparkSession) -> None:
-    """Spark 4.0.0 frees no clone of one: a query with a batch a second would take a gigabyte an hour."""
+    """Spark 4.0.0 never frees a cloned session, so a query with one batch per second would use a gigabyte per hour."""
 
     def sessions(spark: SparkSession) -> int:
-        """Counts those that the JVM holds after a full collection."""
+        """Counts the sessions in the JVM after a full garbage collection."""
         jvm, new_array = spark._jvm, spark.sparkContext._gateway.new_array
         assert jvm is not None
         gc.collect()  # what Python refers to stays alive
         server = jvm.java.lang.management.ManagementFactory.getPlatformMBeanServer()
-        # Its own class is hidden from reflection, its interface is not.
+        # Its own class is hidden from reflection, but its interface is not.
         (invoke,) = (
             method
             for method in jvm.java.lang.Class.forName("javax.management.MBeanServer").getMethods()
@@ -183,7 +183,7 @@ def test_what_one_has_lost_is_written_to_it_alone(unit: Unit) -> None:
 def test_a_query_that_is_stopped_before_its_jobs_begin_does_not_run_them_to_their_end(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """Spark cancels a query's jobs once: those that begin after that are ours to cancel."""
+    """Spark cancels a query's jobs once. We have to cancel those that begin after that."""
     reached, ended = threading.Event(), tmp_path / "ended"
 
     @F.udf("long")

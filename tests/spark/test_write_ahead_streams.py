@@ -48,7 +48,7 @@ def run(spark: SparkSession, folder: Path, target: Target, *, crash: Phase | Non
 
 @pytest.mark.parametrize("per", ["slot", pytest.param("batch", marks=pytest.mark.slow)])
 def test_a_query_that_crashes_at_each_phase(spark: SparkSession, tmp_path: Path, per: str) -> None:
-    """The driver's crash is between calls of the function: even what must not be repeated is not."""
+    """The driver crashes between calls of the function, so that even calls that must not be repeated are not."""
     phases = [Phase.CLAIMING, Phase.WRITING, Phase.DECIDING, Phase.FINISHING, Phase.IDLE]
     sent = make_orders(tmp_path / "orders", files=8)
     target = AppendingTarget(tmp_path / "target")

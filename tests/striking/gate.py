@@ -1,4 +1,4 @@
-"""A gate at which the processes of a query stop at certain points, until the test lets them go on.
+"""A gate at which the processes of a query stop at certain points, until the test lets them continue.
 
 A process that arrives at a point blocks on a socket until it gets an answer. So a test knows exactly where a process is
 when it kills the process or its broker, without sleeping to get the timing right.
@@ -31,7 +31,7 @@ def arrive(gate: str, point: str, **told: Any) -> None:
             answered = lines.readline()
     except OSError:
         answered = ""
-    if not answered:  # the test is over, so this process must do nothing more
+    if not answered:  # the test is over, so this process must not do anything else
         os._exit(_LOST_ITS_TEST)
 
 
@@ -54,7 +54,7 @@ class Arrival:
     _connection: socket.socket
 
     def answer(self) -> None:
-        """Lets the process go on, if it is still alive."""
+        """Lets the process continue, if it is still alive."""
         with suppress(OSError), self._connection:
             self._connection.sendall(b"go\n")
 

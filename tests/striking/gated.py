@@ -96,7 +96,7 @@ class _GatedCommitter(ForwardingCommitter):
     def commit(self, handles: Sequence[Handle]) -> Sequence[Finished]:
         written = [handle for handle in handles if handle.transaction]
         half = -(-len(written) // 2)
-        if half == len(written) or HALFWAY not in self._sink.points:  # of none or one there is no half
+        if half == len(written) or HALFWAY not in self._sink.points:  # fewer than two have no half
             return self._real.commit(handles)
         first = dict(zip(written[:half], self._real.commit(written[:half]), strict=True))
         self._sink.arrive(HALFWAY)

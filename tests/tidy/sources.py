@@ -15,11 +15,11 @@ MODULES = sorted(path for source in SOURCES for path in source.rglob("*.py"))
 assert len(DISTRIBUTIONS) == len(SOURCES) > 1, SOURCES
 
 Found = list[tuple[int, str]]
-"""Lines of one file, and what is wrong there."""
+"""Lines of one file, with what is wrong there."""
 
 
 def name(path: Path) -> str:
-    """The path inside sparkonce; of another package, with the package."""
+    """The path inside sparkonce, or for another package, the path including the package."""
     return path.relative_to(SOURCE if path.is_relative_to(SOURCE) else home(path).parent).as_posix()
 
 

@@ -151,7 +151,7 @@ def test_each_distribution_imports_only_what_it_declares(project: str) -> None:
 
 
 def test_licenses_let_the_product_be_apache() -> None:
-    """Permissive ones, and those of libraries (MPL, LGPL), which bind their own files alone."""
+    """Permissive licenses, and those for libraries (MPL, LGPL), which only apply to their own files."""
     unsaid = {
         "hdfs-native": "Apache-2.0, in its repository; its package does not say",
         "docutils": "public domain, BSD; GPL is a mode for Emacs, which is not in the wheel. Twine alone brings it",

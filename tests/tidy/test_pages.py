@@ -1,4 +1,4 @@
-"""Pages of one kind have one order, tables that are complete, and a question on the front page that leads to them."""
+"""Pages of one kind have the same order, complete tables, and a question on the front page that leads to them."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ SEARCHES = {
     "airflow": {"scheduled/"},
     "backfill": {"backfill/"},
 }
-"""What people type, and the page that answers, or several that do."""
+"""What people search for, and the page or pages that answer it."""
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium here (apt install chromium)")

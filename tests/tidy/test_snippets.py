@@ -177,7 +177,7 @@ def test_extras_that_are_named_are_there() -> None:
 
 def test_rows_of_tables_have_the_cells_of_their_heads() -> None:
     def uneven_rows(page: Path) -> Iterator[str]:
-        """Rows with another number of cells than their table's head: a bar in code ends a cell, on GitHub too."""
+        """Yields table rows with more or fewer cells than the header: a bar in code ends a cell, on GitHub too."""
         cells = 0
         fenced = False
         for number, line in enumerate(page.read_text().splitlines(), 1):

@@ -42,7 +42,7 @@ def test_a_class_name_has_one_meaning() -> None:
 
 
 def test_no_file_names_a_package_host() -> None:
-    """Which index is used belongs to the machine, never to the project: not even to the lock."""
+    """The package index is a setting of the machine, never of the project, not even of the lock file."""
 
     def project_files() -> Iterator[Path]:
         kinds = {".py", ".md", ".toml", ".yml", ".yaml", ".lock", ".cfg", ".txt"}
@@ -83,7 +83,7 @@ FOREIGN = re.compile(
     r"\b(as it has to|as it looks|asked again|beside the others|begun anew|comes? late|copies that lost|deposed"
     r"|(is|are|was|were) (away|said|told)|looked at again|made again|stands? still|went back|without a word)\b"
 )
-"""What pages said that no native speaker would."""
+"""Words that no native speaker would use here."""
 
 
 def test_pages_are_in_plain_english() -> None:

@@ -1,4 +1,4 @@
-"""User's values become text or Python objects in few places, each of which knows the values that Python lacks."""
+"""Users' values become text or Python objects in only a few places, each of which handles what Python cannot hold."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ ALLOWED = {
     "sinks/redis/names.py": "bytes",
     "sparkonce_rabbitmq/stream/chunks.py": "what a broker has sent as UTF-8",
 }
-"""The modules that may, and what they convert."""
+"""The modules that may do so, and what they convert."""
 
 _RIMS = ("sparkonce_lab/", "testing/", "cli/", "ui/", "watch/")
-"""They see no values of users."""
+"""The modules that never see users' values."""
 
 
 def conversions(path: Path) -> Found:
@@ -38,12 +38,13 @@ def _converts(call: ast.Call) -> bool:
     called = call.func.attr if isinstance(call.func, ast.Attribute) else ""
     if called in {"to_pylist", "to_pandas", "to_pydict"}:
         return True
-    texts = {"pa.string()", "pa.large_string()", "STRING", "pa.utf8()"}  # not 'string': Spark's own texts are whole
+    # not 'string', since Spark's own strings are complete
+    texts = {"pa.string()", "pa.large_string()", "STRING", "pa.utf8()"}
     return called == "cast" and any(ast.unparse(one) in texts for one in call.args)
 
 
 def test_values_become_text_or_objects_only_where_that_is_known_to_be_right() -> None:
-    """Arrow writes far dates as "<value out of range>", and Python has none; nor has it strings that are not UTF-8."""
+    """Arrow writes far dates as "<value out of range>", and Python has neither them nor strings that are not UTF-8."""
     modules = [path for path in MODULES if not name(path).startswith(_RIMS) and name(path) not in ALLOWED]
     nobody(
         (line for path in modules for line in lines(path, conversions(path))),

@@ -1,4 +1,4 @@
-"""What a checkpoint folder says, with folders as Spark 4.0 leaves them.
+"""What a checkpoint folder shows, with folders as Spark 4.0 leaves them.
 
 Real ones are tested in spark/test_explain_*.
 """

@@ -86,7 +86,7 @@ def test_the_last_lines_say_what_to_do() -> None:
 def test_in_a_notebook_it_is_a_text_and_the_last_line_of_a_cell_is_a_table(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In a notebook, a rich console displays its output by itself and writes nothing to its file."""
+    """In a notebook, a rich console displays its output on its own and writes nothing to its file."""
     monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
     assert "Weakest link" in str(WEAK)
     assert "Weakest link" in WEAK._repr_html_()

@@ -1,4 +1,4 @@
-"""The analyser's rules, without Spark: facts in, levels and reasons out."""
+"""The analyzer's rules, without Spark: facts in, levels and reasons out."""
 
 from __future__ import annotations
 
@@ -120,13 +120,13 @@ def test_what_was_not_seen_is_not_judged(missing: str) -> None:
         ("iceberg", {"streaming_skip_overwrite_snapshots": "true"}, AT_MOST, "skipped with all"),
         ("iceberg", {"streaming_skip_delete_snapshots": "true"}, EXACTLY, "stay in the output"),
         ("pravega_stream", {}, EXACTLY, "its retention policy"),
-        ("pravega_stream", {"accept_lost": "H4sI"}, AT_MOST, "no accept_lost"),
+        ("pravega_stream", {"accept_lost": "H4sI"}, AT_MOST, "accept_lost is removed"),
         ("rabbitmq_queue", {"identify": "message_id"}, EXACTLY, "each message has an id of its own"),
-        ("rabbitmq_queue", {"identify": "digest"}, EXACTLY, "no two messages are alike"),
+        ("rabbitmq_queue", {"identify": "digest"}, EXACTLY, "no two messages are identical"),
         ("rabbitmq_queue", {"acknowledge": "stored"}, EXACTLY, "the checkpoint is not lost"),
         ("rabbitmq_stream", {"source": "{}"}, EXACTLY, "max-age, max-length-bytes"),
         ("rabbitmq_stream", {"source": '{"accept_lost": {}}'}, EXACTLY, "does not fsync streams"),
-        ("rabbitmq_stream", {"source": '{"accept_lost": {"orders": 17}}'}, AT_MOST, "no accept_lost"),
+        ("rabbitmq_stream", {"source": '{"accept_lost": {"orders": 17}}'}, AT_MOST, "accept_lost is removed"),
         ("kinesis", {}, AT_MOST, "an unknown source"),
         ("", {}, AT_MOST, "an unknown source"),
     ],
@@ -151,7 +151,7 @@ def test_options_that_cannot_be_seen_are_conditions(form: str) -> None:
 @pytest.mark.parametrize(
     ("facts", "downtime", "level", "says"),
     [
-        ({}, None, EXACTLY, "for ever"),
+        ({}, None, EXACTLY, "forever"),
         ({"retention_ms": A_DAY_MS}, None, EXACTLY, "downtime is never longer than 1 day"),
         ({"retention_ms": A_DAY_MS}, timedelta(hours=23), EXACTLY, "keeps records for 1 day, longer"),
         ({"retention_ms": A_DAY_MS}, timedelta(days=1), AT_MOST, "retention.ms of orders above 1 day"),
@@ -280,7 +280,7 @@ def test_settings_of_the_session(plan: PlanFacts, conf: dict[str, str], level: G
 
 
 CHANGING = [
-    (PlanFacts(random=("rand",)), "rand draws"),
+    (PlanFacts(random=("rand",)), "rand returns different values"),
     (PlanFacts(clock=("now",)), "now reads the clock"),
     (PlanFacts(layout=("spark_partition_id",)), "spread over tasks"),
     (PlanFacts(order=("first", "limit")), "first, limit depends on the order"),
@@ -367,7 +367,7 @@ def test_the_right_and_the_wrong_place_of_the_clock() -> None:
         ("console", {}, AT_LEAST, "shown again"),
         ("memory", {}, AT_MOST, "die with it"),
         ("noop", {}, AT_MOST, "writes nothing"),
-        ("bigtable", {}, AT_MOST, "not known here"),
+        ("bigtable", {}, AT_MOST, "not known to sparkonce"),
         ("", {}, AT_MOST, "name it"),
     ],
 )

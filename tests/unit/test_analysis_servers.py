@@ -1,4 +1,4 @@
-"""The analyzer asks about exactly the topics that a source's options select."""
+"""The analyzer queries exactly the topics that a source's options select."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ def test_a_record_with_its_header_is_a_record_of_the_envelope(schema: Any) -> No
     ("given", "told"),
     [
         ("{", "schema='{' is not JSON"),
-        ("12", "no Avro schema"),
+        ("12", "not an Avro schema"),
         (Path("/nowhere/a.avsc"), "'/nowhere/a.avsc' cannot be read"),
     ],
 )

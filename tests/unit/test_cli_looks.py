@@ -1,6 +1,6 @@
-"""What the command line looks like on terminals of 80 and 120 columns, compared with ``cli_looks/<columns>.txt``.
+"""The output of the command line on terminals with 80 and 120 columns, compared with ``cli_looks/<columns>.txt``.
 
-If a change is intended, write the files anew and review their diff: ``python tests/unit/test_cli_looks.py``.
+If a change is intended, regenerate the files and review their diff: ``python tests/unit/test_cli_looks.py``.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def shown(line: str, columns: int, checkpoint: Path) -> str:
 
 
 def commands() -> list[str]:
-    """Every command, as it is called."""
+    """Every command, as it is typed."""
     found = [""]
     group = get_command(app)
     for name in group.list_commands(mock.Mock()):  # type: ignore[attr-defined]

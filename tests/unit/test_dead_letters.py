@@ -53,7 +53,7 @@ def test_a_row_is_told_as_json() -> None:
 
 
 def test_values_that_python_does_not_have_are_told() -> None:
-    """They are just those that a system refuses."""
+    """They are exactly the rows that a system refuses."""
 
     def _not_utf8() -> pa.Array:
         raw = pa.array([b"ok", b"\xff\xfe"])

@@ -1,4 +1,4 @@
-"""The demo succeeds only if every kill was where it was meant to be, and every row came once, right, and in time."""
+"""The demo succeeds only if every kill hit its point and every row arrived once, correctly, and in time."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ def test_a_run_of_many_batches_keeps_what_a_short_one_keeps(world: World, batche
 def test_a_query_that_starts_for_each_batch_finds_as_little_as_at_first(
     world: World, monkeypatch: pytest.MonkeyPatch, starts: int
 ) -> None:
-    """As with ``availableNow`` in a loop. Each batch raises the floor, which carries the runs below it."""
+    """This happens with ``availableNow`` in a loop. Each batch raises the floor, which carries the runs below it."""
     monkeypatch.setattr(horizon, "KEEP_BATCHES", 2)
     monkeypatch.setattr(horizon, "TIDY_EVERY_BATCHES", 1)
     assert isinstance(world.log, InMemory)
@@ -161,7 +161,7 @@ def test_a_query_that_starts_for_each_batch_finds_as_little_as_at_first(
         assert len(world.log.records) <= 6
         assert len(world.log.floors) <= 1
         assert world.visible()[-len(numbers(0)) :] == numbers(batch)
-        for number in [*world.server._transactions][:-SLOTS]:  # a server forgets, too
+        for number in [*world.server._transactions][:-SLOTS]:  # servers forget, too
             del world.server._transactions[number]
     (floor,) = world.log.floors.values()
     assert len(decode_floor(floor).runs) <= KEPT_RUNS
@@ -169,7 +169,7 @@ def test_a_query_that_starts_for_each_batch_finds_as_little_as_at_first(
 
 
 def test_a_worker_of_many_batches_uses_few_ids_and_of_many_failures_still_some() -> None:
-    """An initialisation that failed costs an id: it is never used again."""
+    """A failed initialization costs an id, which is never used again."""
     pool = LanePool()
     for batch in range(MANY):
         pool, lane = pool.lend(batch)

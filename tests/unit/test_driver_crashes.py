@@ -1,4 +1,4 @@
-"""Whatever phase the driver dies in, and however often: every row is there once."""
+"""Every row is there once, in whatever phase the driver dies, and however often."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sparkonce.sinks.memory import MemoryServer
 from sparkonce.sinks.memory.server import reply_lost
 from unit.driver_world import Clock, Crash, FlakyLog, World, crash_at, numbers, stopped_clock
 
-# What a batch goes through when nothing is wrong, in a run's first batch.
+# The phases of a run's first batch if nothing goes wrong.
 PHASES = [
     Phase.READING,
     Phase.CLAIMING,
@@ -59,7 +59,7 @@ def world(tmp_path: Path) -> World:
 
 
 def check(world: World) -> None:
-    """A run that nothing disturbs puts everything in order."""
+    """An undisturbed run completes everything."""
     world.run(world.start(), 1, 2)
     for name in world.servers:
         assert world.visible(name) == numbers(0, 1, 2)
@@ -155,7 +155,7 @@ def test_a_crash_while_a_lost_batch_is_healed(world: World, phase: Phase) -> Non
 
 @pytest.mark.parametrize(("first", "second"), list(itertools.product(HEALING, repeat=2)))
 def test_losses_again_and_again(world: World, first: Phase, second: Phase) -> None:
-    """After every crash what is open times out, so that an amendment is lost too."""
+    """After every crash, open transactions time out, so that amendments are lost, too."""
     world.crash(1, Phase.FINISHING)
     for phase in (first, second):
         expire_all(world.server)

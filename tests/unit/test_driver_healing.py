@@ -80,7 +80,7 @@ def test_slots_in_another_order_are_found_again_and_the_lost_ones_written(world:
     decided(world, committed=1)
     before = world.records()[1]
     work = heal(world, orders=[[2, 0, 1]])
-    # Slots 1 and 2 were lost. Their rows are in the slots 2 and 0 now.
+    # Slots 1 and 2 were lost. Their rows are now in slots 2 and 0.
     assert [only for _, only in work.written] == [{("memory", 1), ("memory", 2)}, {("memory", 2), ("memory", 0)}]
     assert world.visible() == numbers(0)
     assert world.unfinished() == []
@@ -118,7 +118,7 @@ def test_the_same_rows_in_other_slots_stop_the_query_and_heal_when_the_slots_are
     with pytest.raises(errors.TransactionLostError, match="gave the same rows spread otherwise") as caught:
         heal(world, together=True)
     assert caught.value.details["same_rows"] is True
-    assert "the batch had other slots" in caught.value.next_step
+    assert "the batch had a different number of slots" in caught.value.next_step
     assert (world.visible(), world.unfinished()) == (numbers(0, slots=[0]), [])
     heal(world)
     assert world.visible() == numbers(0)
@@ -184,7 +184,7 @@ def test_slots_that_change_places(world: World) -> None:
 
     world = world.another()
     decided(world, committed=2)
-    with pytest.raises(errors.PrepareError, match="another order each time"):
+    with pytest.raises(errors.PrepareError, match="different order each time"):
         heal(world, orders=[[2, 0, 1], [1, 2, 0]])
     assert world.visible() == numbers(0, slots=[0, 1])
     heal(world)
@@ -222,7 +222,7 @@ def test_a_loss_in_the_run_that_decided_is_healed_too(world: World) -> None:
         world.run(world.start(listener=lose), 0)
     assert world.kinds() == ["Claim", "Commit", "Amend", "Amend", "Amend"]
     assert world.visible() == []
-    # Nothing is lost for good. A run whose transaction timeout is long enough writes the batch again.
+    # Nothing is permanently lost. A run whose transaction timeout is long enough writes the batch again.
     world.run(world.start(), 0)
     assert world.visible() == numbers(0)
 
@@ -334,7 +334,7 @@ def test_a_run_that_is_deposed_heals_nothing(world: World) -> None:
     decided(world, committed=1)
     newer, older, work = world.start(), world.start(), world.work(0)
     work.together, work.before = True, lambda: world.run(newer, 0)
-    with pytest.raises(errors.SupersededError, match=r"took rows for lost: .* spread otherwise"):
+    with pytest.raises(errors.SupersededError, match=r"considered rows lost: .* spread otherwise"):
         older.run_batch(asked(0), work)
     assert (world.visible(), world.unfinished()) == (numbers(0), [])
 

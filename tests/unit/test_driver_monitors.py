@@ -64,4 +64,4 @@ def test_a_run_without_it_polls_nothing(world: World, watched: Watched, caplog: 
 
     caplog.set_level("DEBUG", "sparkonce")
     Monitors(fails, 0.01).start()
-    eventually(lambda: "Nothing checks" in caplog.text, "it is said")
+    eventually(lambda: "are not checked" in caplog.text, "it is said")

@@ -49,8 +49,8 @@ def test_a_call_is_repeated_until_it_succeeds(clock: Clock, caplog: pytest.LogCa
     assert Outage(60.0).retry(Call(AWAY, errors.UnknownOutcomeError("silence"), AWAY), "the batch waits") == 4
     assert clock.slept == [0.5, 1.0, 2.0]
     waits, goes_on = warnings(caplog)
-    assert waits == "Waiting for at most 60 s: the batch waits: the server is away"
-    assert goes_on.startswith("Going on after 4 s, in which it was tried 4 times")
+    assert waits == "Waiting for up to 60 s: the batch waits: the server is away"
+    assert goes_on.startswith("Continuing after 4 s and 4 tries")
 
     caplog.clear()
     clock.slept.clear()
@@ -101,8 +101,8 @@ def test_a_server_that_is_away_for_a_minute_is_waited_for(
     assert sum(clock.slept) > 40
     assert max(clock.slept) <= 10
     waits, goes_on = warnings(caplog)
-    assert waits == "Waiting for at most 300 s: the server is away. Next: Start it."
-    assert "9 times" in goes_on
+    assert waits == "Waiting for up to 300 s: the server is away. Next: Start it."
+    assert "9 tries" in goes_on
 
 
 def test_it_is_waited_for_no_longer_than_the_patience(world: World, clock: Clock) -> None:
@@ -275,7 +275,7 @@ def test_a_full_disk_at_the_decision_is_waited_for(world: World, caplog: pytest.
     waits, goes_on = warnings(caplog)
     assert "record 1 of the decision log could not be written" in waits
     assert "No space left" in waits
-    assert "10 times" in goes_on
+    assert "10 tries" in goes_on
 
     world = world.another()
     inner = FlakyLog(world.log, Claim, "none", "full", "full")
@@ -348,9 +348,9 @@ def test_a_finish_that_waits_says_so_once(world: World, caplog: pytest.LogCaptur
     world.server.fail("commit", *[Finished(outcome=Outcome.RETRY, reason="no answer")] * 90)
     world.run(world.start(), 0)
     waits, goes_on = warnings(caplog)
-    assert waits.startswith("Waiting for at most 300 s: batch 0 is decided")
+    assert waits.startswith("Waiting for up to 300 s: batch 0 is decided")
     assert waits.endswith("no answer")
-    assert "Going on after" in goes_on
+    assert "Continuing after" in goes_on
 
     world = world.another()
     caplog.clear()
@@ -382,7 +382,7 @@ def test_a_conclusion_waits(
     [
         (Finished(outcome=Outcome.UNKNOWN, reason="refused", next_step="UPDATE the row."), "UPDATE the row. Then"),
         (Finished(outcome=Outcome.UNKNOWN, reason="the user has no right: grant it"), "do what the answer asks for"),
-        (Finished(outcome=Outcome.RETRY, reason="no answer"), "see whether the servers can be reached"),
+        (Finished(outcome=Outcome.RETRY, reason="no answer"), "check whether the servers can be reached"),
     ],
 )
 def test_an_outcome_that_stays_open_says_what_the_answer_asks_for(world: World, answer: Finished, said: str) -> None:
@@ -406,7 +406,7 @@ def test_what_is_lost_each_time_is_blamed_on_timeouts_only_where_there_are_some(
     with pytest.raises(errors.TransactionTooOldError, match="lost each time") as caught:
         world.run(world.start(), 0)
     if life_s is None:
-        assert caught.value.next_step.startswith("find out what takes them away")
+        assert caught.value.next_step.startswith("find out what removes them")
         assert "somebody deleted it" in caught.value.next_step
         assert "transaction.timeout.ms" not in caught.value.next_step
     else:

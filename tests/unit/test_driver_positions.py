@@ -9,7 +9,7 @@ from sparkonce.errors import ConfigurationError
 
 
 class Reporter:
-    """Records its calls, and fails if it is told to."""
+    """Records its calls, and fails on request."""
 
     def __init__(self, error: Exception | None = None, refusal: str = "") -> None:
         self.error = error

@@ -474,7 +474,7 @@ def test_a_copied_checkpoint_is_refused_and_a_moved_one_taken(
     world.run(world.start(), 0)
     there = tmp_path / "there"
     shutil.copytree(tmp_path / "sparkonce", there / "sparkonce")
-    with pytest.raises(errors.CheckpointMismatchError, match=r"twice\. Next: If .*checkpoint_moved=True.*last used\.$"):
+    with pytest.raises(errors.CheckpointMismatchError, match=r"twice\. Next: If .*checkpoint_moved=True.*used last\.$"):
         world.run(world.start(log=DecisionLog(LocalFiles(there))), 1)
     with caplog.at_level("WARNING", "sparkonce"):
         world.run(world.start(log=DecisionLog(LocalFiles(there)), moved=True), 1)
@@ -482,7 +482,7 @@ def test_a_copied_checkpoint_is_refused_and_a_moved_one_taken(
         world.run(world.start(log=DecisionLog(LocalFiles(there))), 2)
         assert caplog.text == ""
         world.run(world.start(log=DecisionLog(LocalFiles(there)), moved=True), 3)
-    assert f"checkpoint_moved=True, and the decision log has not moved since the last run: {there}" in caplog.text
+    assert f"checkpoint_moved=True, but the decision log has not moved since the last run: {there}" in caplog.text
     assert world.visible() == numbers(0, 1, 2, 3)
 
 
@@ -643,7 +643,7 @@ def test_how_long_a_batch_is_expected_to_take(world: World, clock: Clock) -> Non
 def test_a_transaction_that_its_server_has_ended_is_not_decided(
     world: World, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The clocks do not matter, since a clock stands still while its machine is suspended."""
+    """The clocks do not matter, since a clock stops while its machine is suspended."""
     world.timeouts_s["memory"] = 900.0
     asked_for: list[int] = []
 
@@ -658,7 +658,7 @@ def test_a_transaction_that_its_server_has_ended_is_not_decided(
     assert asked_for == [], "a batch that is done in half of the time costs no request"
     work = world.work(1)
     work.after = lambda: clock.pass_by(451.0)
-    with pytest.raises(errors.TransactionTooOldError, match="slot 0 of sink memory is not open any more"):
+    with pytest.raises(errors.TransactionTooOldError, match="slot 0 of sink memory is no longer open"):
         driver.run_batch(asked(1), work)
     assert (world.visible(), world.unfinished()) == (numbers(0), [])
 
@@ -808,7 +808,7 @@ def test_a_newer_run_comes_before_the_decision(world: World) -> None:
     assert world.visible() == numbers(0)
 
     world = world.another()
-    # A supervisor that took it for one would restart this run's driver, which would supersede the newer one.
+    # If a supervisor considered it a fault, it would restart this run's driver, which would supersede the newer one.
     older, work = world.start(), world.work(0)
 
     def fence() -> None:
@@ -1035,7 +1035,7 @@ def test_a_sink_is_told_when_a_whole_batch_is_committed(tmp_path: Path) -> None:
 
 
 def test_a_sink_is_not_told_of_a_batch_without_slots(tmp_path: Path) -> None:
-    """A plan without tasks, and then one whose only slot has no rows: a sink can see what it has, and whose it is."""
+    """A plan without tasks, and then one whose only slot has no rows. A sink still sees its handles and their owner."""
     world = Concluding(tmp_path)
     driver = world.start()
     for batch, slots in enumerate((0, 1, SLOTS)):

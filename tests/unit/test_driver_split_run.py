@@ -64,7 +64,7 @@ def test_a_claim_is_gone_on_with_unless_a_newer_run_has_claimed(log: DecisionLog
 
 
 def test_a_half_heals_a_batch_whose_slots_come_in_another_order(world: World) -> None:
-    """After the tasks have ended, nobody can ask them for other slots.
+    """After the tasks have ended, they cannot write other slots.
 
     So they write all slots, and one of them is used.
     """

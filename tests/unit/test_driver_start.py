@@ -97,7 +97,7 @@ def test_another_driver_that_is_ahead_is_no_old_copy(world: World, monkeypatch: 
 
 
 def not_asked(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """Returns the warnings about sinks that did not say what they remember."""
+    """Returns the warnings about sinks that did not report what they remember."""
     told = [record.getMessage() for record in caplog.records if "The run starts without" in record.getMessage()]
     caplog.clear()
     return told
@@ -124,7 +124,7 @@ def test_a_server_that_cannot_say_what_it_remembers_is_waited_for_and_then_passe
     world.run(world.start(), 2)
     assert clock.monotonic() - began_s == pytest.approx(60.0, abs=1.0)
     (warning,) = not_asked(caplog)
-    assert "Sink 'memory' does not say what it remembers of this query: away for good. The run starts" in warning
+    assert "Sink 'memory' does not report what it remembers of this query: away for good. The run starts" in warning
     assert world.visible() == numbers(0, 1, 2)
 
 
@@ -155,7 +155,7 @@ def test_a_sink_that_cannot_be_asked_what_it_remembers_is_passed_over_at_once(
 ) -> None:
     """The sink may lack permissions or have a bug, and nothing else depends on the answer.
 
-    The other sinks are still asked.
+    The other sinks are still queried.
     """
     clock = stopped_clock(monkeypatch)
     world.add("other")
@@ -182,10 +182,10 @@ def test_a_server_that_went_back_says_so_when_it_is_asked_what_it_remembers(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def went_back(*_: object) -> Sequence[Trace]:
-        raise errors.StaleServerError("the server went back")
+        raise errors.StaleServerError("the server returned to an older state")
 
     monkeypatch.setattr(_Committer, "list_traces", went_back)
-    with pytest.raises(errors.StaleServerError, match="went back"):
+    with pytest.raises(errors.StaleServerError, match="returned to an older state"):
         world.start()
 
 
@@ -247,7 +247,7 @@ def test_a_sink_that_is_taken_away_is_named_with_what_it_may_have_left_open(
     caplog.clear()
     del world.servers["other"]
     driver = world.start()
-    (warning,) = [record.getMessage() for record in caplog.records if "taken away" in record.getMessage()]
+    (warning,) = [record.getMessage() for record in caplog.records if "was removed" in record.getMessage()]
     assert "Sink 'other'" in warning
     assert "'ids-of-other'" in warning
     world.run(driver, 0)

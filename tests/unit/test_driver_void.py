@@ -61,10 +61,10 @@ def test_it_is_written_again(world: World) -> None:
 
 
 def test_a_sink_that_says_so_to_an_abort_is_refused(world: World) -> None:
-    """The abort would otherwise be voided and repeated without end, a record of the log each time."""
+    """Otherwise, the abort would be voided and repeated forever, with a log record each time."""
     world.server.fail("commit", DAMAGED)
     world.server.fail("abort", *[DAMAGED] * NEVER)
-    with pytest.raises(errors.ConfigurationError, match="'memory' answers DAMAGED to the abort of slot 0"):
+    with pytest.raises(errors.ConfigurationError, match="'memory' returned DAMAGED for the abort of slot 0"):
         world.run(world.start(), 0)
     assert world.kinds() == ["Claim", "Commit", "Void"]
 

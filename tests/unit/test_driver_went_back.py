@@ -1,4 +1,7 @@
-"""Which batches a start asks servers about, and its messages. Uses a memory sink whose server can be made to forget."""
+"""Which batches a start checks on the servers, and its messages.
+
+Uses a memory sink whose server can be made to forget.
+"""
 
 from __future__ import annotations
 
@@ -96,7 +99,7 @@ def test_which_batches_are_asked_for() -> None:
     Log().batch(0, "").batch(1).batch(2, "x", sink="gone").run().check(3, server)
     assert server.asked == []
 
-    with pytest.raises(StaleServerError, match="does not have batch 0 any more"):
+    with pytest.raises(StaleServerError, match="no longer has batch 0"):
         Log().batch(0, "a").batch(1, "").batch(2).run().check(3, Server())
 
     server, log = Server(), Log().batch(0, "a").run()
@@ -107,21 +110,24 @@ def test_which_batches_are_asked_for() -> None:
 
 @pytest.mark.parametrize("between", [None, {}, {"prefix": "other"}])
 def test_a_batch_from_before_the_facts_changed_is_not_asked_for(between: Facts | None) -> None:
-    """Meanwhile the sink was removed, had a lower guarantee, or had another prefix. Now it is as it was before."""
+    """In between, the sink was removed, or had a lower guarantee or another prefix.
+
+    Now it has its original settings again.
+    """
     server = Server()
     log = Log().batch(0, "a").run(between).batch(1, "").run()
     log.check(2, server)
     assert server.asked == []
-    with pytest.raises(StaleServerError, match="batch 2 any more"):
+    with pytest.raises(StaleServerError, match="no longer has batch 2\\."):
         log.batch(2, "c").run().check(3, server)
 
 
 def test_lost_batches_are_named_and_may_be_accepted() -> None:
     log = Log().batch(0, "a").batch(1, "b").batch(2, "c").batch(3, "d").run()
-    with pytest.raises(StaleServerError, match="batches 2 and 3 any more") as caught:
+    with pytest.raises(StaleServerError, match="no longer has batches 2 and 3") as caught:
         log.check(4, Server("ab"))
     assert caught.value.details["missing"] == {"s": [2, 3]}
-    with pytest.raises(StaleServerError, match="batches 1 to 3 any more") as caught:
+    with pytest.raises(StaleServerError, match="no longer has batches 1 to 3") as caught:
         log.check(4, Server("a"))
     assert "accept_lost_batches={'s': 3}" in caught.value.next_step
 

@@ -122,7 +122,7 @@ def test_other_delimiters_are_taken(delimiter: str) -> None:
     assert dict(choose("csv", None, {"delimiter": delimiter}).options)["delimiter"] == delimiter
 
 
-@pytest.mark.parametrize(("value", "said"), [("a\nb", "line's end"), ("a\r", "line's end"), (None, "null")])
+@pytest.mark.parametrize(("value", "said"), [("a\nb", "line break"), ("a\r", "line break"), (None, "null")])
 def test_text_that_would_not_be_read_back_is_refused(value: str | None, said: str) -> None:
     with pytest.raises(PrepareError, match=f"'value'.*{said}"):
         text_lines(pa.record_batch({"value": pa.array(["fine", value])}))

@@ -1,4 +1,4 @@
-"""The rows of many files in one, by format: what was written, and nothing else."""
+"""Compacting the rows of many files into one, for each format: exactly the written rows, and nothing else."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def test_text_takes_one_string() -> None:
     with pytest.raises(SchemaError, match="parquet files have no intervals"):
         columns("parquet", x=pa.duration("us"))
 
-    # As Spark hands it over, see ``pyspark.sql.pandas.types``.
+    # As passed by Spark, see ``pyspark.sql.pandas.types``.
     metadata = pa.field("metadata", pa.binary(), False, metadata={b"variant": b"true"})
     with pytest.raises(SchemaError, match=r"'x' is .*variant"):
         columns("parquet", x=pa.struct([pa.field("value", pa.binary(), False), metadata]))
@@ -125,12 +125,12 @@ def test_partition_columns_must_be_there_and_leave_something() -> None:
         ({"max_file_bytes": 0}, "max_file_bytes=0"),
         ({"partition_by": "_day"}, "'_day'"),
         ({"partition_by": ["a", "a"]}, "twice"),
-        ({"path": "ftp://host/x"}, "names no place"),
+        ({"path": "ftp://host/x"}, "names no location"),
         ({"path": "file://host/x"}, "names a host"),
         ({"path": "hdfs:///x"}, "names no host"),
         ({"path": "s3:///x"}, "names no bucket"),
-        ({"path": ""}, "names no place"),
-        ({"path": "s3://[b/x"}, "is no URL: Invalid IPv6"),
+        ({"path": ""}, "names no location"),
+        ({"path": "s3://[b/x"}, "is not a URL: Invalid IPv6"),
         ({"path": "hdfs://h:1/a#b"}, "'#'"),
         ({"path": "file:/a?b"}, r"'\?'"),
     ],

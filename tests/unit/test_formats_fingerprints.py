@@ -1,4 +1,4 @@
-"""Fingerprints of the formats' rows: of Arrow's memory, for values that Python has and for those that it lacks."""
+"""Fingerprints of the formats' rows, computed from Arrow's memory, even for values that Python cannot represent."""
 
 from __future__ import annotations
 

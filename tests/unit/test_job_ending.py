@@ -50,7 +50,7 @@ def test_a_second_signal_ends_the_process_at_once(monkeypatch: pytest.MonkeyPatc
         query.end()
 
     class Slow(FakeQuery):
-        """Takes its time to stop."""
+        """Is slow to stop."""
 
         def stop(self) -> None:
             self.stops += 1
@@ -65,7 +65,7 @@ def test_a_second_signal_ends_the_process_at_once(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_signal_that_comes_twice_at_once_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A terminal sends it to all, and a program that has started this one passes it on."""
+    """A terminal sends the signal to all processes, and a parent program passes it on."""
     query = FakeQuery()
     monkeypatch.setattr(ending, "_SENT_TWICE_S", 3600.0)
     monkeypatch.setattr(ending.os, "_exit", lambda _: pytest.fail("it ended at once"))
@@ -90,7 +90,7 @@ def test_a_child_that_is_forked_meanwhile_ends_by_a_signal(monkeypatch: pytest.M
 
 def test_a_second_interrupt_takes_no_notebook_away_from_its_user(monkeypatch: pytest.MonkeyPatch) -> None:
     class Slow(FakeQuery):
-        """Takes its time to stop."""
+        """Is slow to stop."""
 
         def stop(self) -> None:
             self.stops += 1

@@ -24,7 +24,7 @@ query = DataStreamWriter.start(None)
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[FakeQuery]:
-    """What the file starts, one after the other."""
+    """The queries that the file starts, one after the other."""
     queries: list[FakeQuery] = []
     waiting = iter(queries)
 

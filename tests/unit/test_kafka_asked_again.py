@@ -1,4 +1,4 @@
-"""Which requests the driver repeats to Kafka and to which brokers, and which answers it keeps.
+"""Which requests to Kafka the driver repeats, to which brokers, and which answers it keeps.
 
 The brokers are fakes.
 """
@@ -301,7 +301,7 @@ def test_a_start_goes_on_with_what_there_is_where_the_list_cannot_be_had(
     brokers.refuse[2] = [SILENT] * 1000
     traces = committer.list_traces(QUERY, {"prefix": "p"})
     assert [dict(trace.committed)["transactional_id"] for trace in traces] == names[:1]
-    assert "reset by peer. The run starts without knowing if its checkpoint is an old copy" in caplog.text
+    assert "reset by peer. The run starts without knowing whether its checkpoint is an old copy" in caplog.text
 
 
 def test_a_start_waits_for_a_cluster_that_answers_nothing(

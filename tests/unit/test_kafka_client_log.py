@@ -10,7 +10,7 @@ from sparkonce.sinks.kafka.pooled_producer import PooledProducer
 
 
 def shown(each: OncePerBroker, text: str) -> str:
-    """What is written of a line; empty if nothing is."""
+    """Returns what is logged for a line; empty if nothing is."""
     record = logging.LogRecord("librdkafka", logging.ERROR, "", 0, text, (), None)
     return record.getMessage() if each.filter(record) else ""
 

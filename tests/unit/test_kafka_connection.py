@@ -35,7 +35,7 @@ class Library:
     Attributes:
         silent: The brokers that do not answer.
         done: The calls to its two objects, in order.
-        ends: Whether the network thread ends when it is asked to.
+        ends: True if the network thread ends when requested.
     """
 
     def __init__(self) -> None:
@@ -102,7 +102,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[Library]:
 
 
 def ask(connection: KafkaConnection, *nodes: int) -> list[int | None]:
-    """The numbers of those that answer."""
+    """Returns the numbers of the brokers that answer."""
     requests = [(SimpleNamespace(API_VERSION=1), node) for node in nodes]
     replies = connection.call(lambda: connection.gather(requests, SOON), SOON)
     return [None if isinstance(one, BrokerAnswer) else one for one in replies]  # type: ignore[union-attr]

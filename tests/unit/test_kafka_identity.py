@@ -1,4 +1,4 @@
-"""What of a producer's transaction is known: its first identity, and the batch that its lane was last used for."""
+"""What is known about a producer's transaction: its first identity, and the batch that its lane was last used for."""
 
 from __future__ import annotations
 

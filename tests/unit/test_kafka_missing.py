@@ -1,4 +1,4 @@
-"""What brokers show of a committed transaction, and when that means that it is gone."""
+"""What brokers report about a committed transaction, and when that means that it is gone."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_broker_that_keeps_how_transactions_end_has_lost_an_empty_one(monkeypa
 def test_an_unknown_id_is_missing_up_to_half_the_time_for_which_ids_are_remembered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The other half allows for clocks that differ."""
+    """The other half allows for clock differences."""
     ages_ms = (59 * 60_000, 61 * 60_000)
     now_ms = time.time_ns() // 1_000_000
     handles = [replace(one, opened_ms=now_ms - age_ms) for one, age_ms in zip(HANDLES, ages_ms, strict=True)]

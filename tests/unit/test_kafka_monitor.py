@@ -27,7 +27,7 @@ def refuses(code: int) -> Any:
 def described(
     monkeypatch: pytest.MonkeyPatch, responses: Sequence[Any], view: Description | BrokerAnswer
 ) -> Sequence[Description | None] | None:
-    """Returns what is known about the transaction of producer 7, or None if nothing is to be reported."""
+    """Returns what is known about the transaction of producer 7, or None if nothing should be reported."""
     monitor = KafkaMonitor({"bootstrap.servers": "nobody:1"}, "t", QUERY)
     monkeypatch.setattr(monitor._client, "gather", lambda *_, **__: list(responses))
     monkeypatch.setattr(monitor._client, "describe_transactions", lambda asked, **_: [view for _ in asked])

@@ -85,13 +85,13 @@ def test_every_refusal_has_a_reason() -> None:
         (now("Ongoing", NEXT), Outcome.UNKNOWN),
         (now("CompleteCommit", KafkaTransaction("id", 7, 5)), Outcome.LOST),
         (now("CompleteCommit", KafkaTransaction("id", 8, 4)), Outcome.LOST),
-        # The coordinator says the opposite.
+        # The coordinator reports the opposite.
         (now("CompleteCommit"), Outcome.ALREADY_COMMITTED),
         (now("PrepareCommit"), Outcome.ALREADY_COMMITTED),
         # It may have been this transaction's commit that raised the epoch.
         (now("CompleteCommit", NEXT), Outcome.UNKNOWN),
         (now("PrepareCommit", NEXT), Outcome.UNKNOWN),
-        # Nothing that a healthy broker and writer can get to.
+        # States that a healthy broker and writer cannot reach.
         (now("Ongoing"), Outcome.UNKNOWN),
         (now("CompleteAbort", KafkaTransaction("id", 7, 2)), Outcome.UNKNOWN),
         (BrokerAnswer(TRANSACTIONAL_ID_NOT_FOUND), Outcome.UNKNOWN),
@@ -111,7 +111,7 @@ def test_lost_is_confirmed_or_weakened(view: Description | BrokerAnswer, outcome
     ("view", "outcome"),
     [
         (now("CompleteAbort", KafkaTransaction("id", 8, 0)), Outcome.LOST),
-        # Initialised again, after whatever became of it.
+        # Initialized again, whatever happened to it before.
         (now("PrepareAbort", KafkaTransaction("id", 8, 0)), Outcome.UNKNOWN),
         (now("Empty", KafkaTransaction("id", 8, 0)), Outcome.UNKNOWN),
         (now("Ongoing", KafkaTransaction("id", 8, 0)), Outcome.UNKNOWN),

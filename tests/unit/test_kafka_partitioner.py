@@ -11,7 +11,7 @@ import pytest
 from sparkonce.sinks.kafka import partitioner
 from sparkonce.sinks.kafka.partitioner import Partitioner, murmur2
 
-# Of Kafka's own UtilsTest (testMurmur2).
+# From Kafka's own UtilsTest (testMurmur2).
 KAFKAS = {
     "21": -973932308,
     "foobar": -790332482,

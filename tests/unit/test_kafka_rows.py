@@ -43,7 +43,7 @@ def test_columns_are_those_of_sparks_kafka_sink_and_others_are_ignored() -> None
     with pytest.raises(SchemaError, match=r"'value' appears more than once"):
         select_columns(pa.schema([("value", pa.string()), ("value", pa.string())]), "t")
 
-    with pytest.raises(ConfigurationError, match="which topic"):
+    with pytest.raises(ConfigurationError, match="No topic is set"):
         select_columns(pa.schema({"value": pa.string()}), None)
 
 

@@ -1,4 +1,4 @@
-"""When a writer asks about the topics of undelivered rows, and which answers it trusts."""
+"""When a writer queries the topics of undelivered rows, and which answers it trusts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GONE_AFTER_S = 30.0
 
 
 class Stand:
-    """A producer with rows in flight, brokers that answer questions about topics, and a clock."""
+    """A producer with rows in flight, brokers that answer metadata requests, and a clock."""
 
     def __init__(self) -> None:
         self.rows, self.now_s, self.asked = 10, 0.0, 0
@@ -68,7 +68,7 @@ def test_a_topic_that_is_gone_for_long_is_named(stand: Stand, later: Callable[[f
     stand.answers["b"] = False
     later(5 + GONE_AFTER_S - 1)
     stand.rows += 1  # pending statistics do not count as delivered rows
-    with pytest.raises(PrepareError, match="topic 'b' is not there"):
+    with pytest.raises(PrepareError, match="topic 'b' does not exist"):
         later(6)
     assert stand.asked == 7
 

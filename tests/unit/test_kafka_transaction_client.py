@@ -25,7 +25,7 @@ class Brokers:
 
     Attributes:
         coordinators: The broker of each id.
-        changes_ids: Whether the brokers remove spaces from the ids in requests.
+        changes_ids: True if the brokers remove spaces from the ids in requests.
         refusals: The next answers to requests about transactions, from any broker.
         looked_up: The ids of each coordinator lookup.
         asked: The broker and the id of each other request.
@@ -171,7 +171,7 @@ def test_an_abort_compares_the_epoch_wherever_the_cluster_can(
     """EndTxn v5 is exact. InitProducerId ends whatever is open under the id, and is used for older clusters only."""
 
     class Cluster:
-        """Stands in for the client. It has an open transaction, and records the requests that were to end it."""
+        """Stands in for the client. It has an open transaction, and records the requests to end it."""
 
         def __init__(self, level: int | BrokerAnswer) -> None:
             self._level = level

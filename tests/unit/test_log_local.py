@@ -1,4 +1,7 @@
-"""What only a local disk has: links, fsync, and errors of both. The rest is in `conformance/checkpoint_suite.py`."""
+"""Features that only a local disk has: links, fsync, and errors of both.
+
+The rest is in `conformance/checkpoint_suite.py`.
+"""
 
 from __future__ import annotations
 
@@ -187,7 +190,7 @@ def test_a_record_that_stands_and_cannot_be_read_is_in_doubt(
     """It may be from this same put, since NFS retries a link whose reply was lost, and then reports that it exists."""
     log.put_bytes(0, b"record")
     monkeypatch.setattr(*broken, failing(code, "it"))
-    with pytest.raises(PutUnknownError, match="stands already"):
+    with pytest.raises(PutUnknownError, match="already exists"):
         log.put_bytes(0, b"record")
 
 
@@ -228,7 +231,7 @@ def test_a_name_that_may_not_be_durable_is_in_doubt(
 def test_a_temporary_file_that_stays_does_not_call_a_landed_record_in_doubt(
     log: DecisionLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An error here used to count as a definite failure of the put, and what is in the log was undone."""
+    """An error here used to count as a definite failure of the put, and records in the log were undone."""
     with monkeypatch.context() as patch:
         patch.setattr(Path, "unlink", failing(errno.EIO, "unlink"))
         assert log.put_bytes(0, b"record") == Landed()

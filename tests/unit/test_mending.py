@@ -129,4 +129,4 @@ def test_an_offset_of_the_file_source_stands_for_its_files(checkpoint: Path) -> 
     assert same_offsets(['{"logOffset":1}'], [other])
     assert not same_offsets([before], ['{"logOffset":2}'])
     assert not same_offsets([before], [before, other])
-    assert without_files('{"files":{"0":1}}') == '{"files":{"0":1}}'  # a topic of this name
+    assert without_files('{"files":{"0":1}}') == '{"files":{"0":1}}'  # a topic with this name

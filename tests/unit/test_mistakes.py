@@ -21,7 +21,7 @@ def test_what_each_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         Mistake("KafkaSink('broker:9092', topic='t')", "settings='broker:9092' is not a mapping"),
         Mistake("KafkaSink({}, topic='t')", "bootstrap.servers is missing; there is no setting"),
         Mistake("KafkaSink({'bootstrap.server': 'broker:9092'}, topic='t')", "there is 'bootstrap.server'"),
-        Mistake("KafkaSink({'bootstrap.servers': ['broker:9092']}, topic='t')", "is not a text that names a broker"),
+        Mistake("KafkaSink({'bootstrap.servers': ['broker:9092']}, topic='t')", "is not a string that names a broker"),
         Mistake("KafkaSink({'kafka.bootstrap.servers': 'broker:9092'}, topic='t')", "Leave the prefix out"),
         Mistake("KafkaSink({**settings, 'acks': '1'}, topic='t')", "acks='1' cannot be used"),
         Mistake("KafkaSink({**settings, 'transactional.id': 'mine'}, topic='t')", "prefix"),
@@ -39,9 +39,9 @@ def test_what_each_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
             TypeError,
         ),
         Mistake("KafkaSink(topic='t')", "missing 1 required positional argument: 'settings'", TypeError),
-        Mistake("FilesSink('')", "path='' names no place for files"),
+        Mistake("FilesSink('')", "path='' names no location for files"),
         Mistake("FilesSink(None)", "path=None is not a text"),
-        Mistake("FilesSink('gs://bucket/orders')", "names no place for files"),
+        Mistake("FilesSink('gs://bucket/orders')", "names no location for files"),
         Mistake("FilesSink('/out', format='orc')", "format='orc' is not known"),
         Mistake("FilesSink('/out', compression='brotly')", "compression='brotly' is not known"),
         Mistake("FilesSink('/out', partition_by={'day': 'string'})", "partition_by={'day': 'string'} is not a list"),
@@ -62,8 +62,8 @@ def test_what_each_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         Mistake("PostgresSink('dbname=shop', table='t', lock_timeout_s='10s')", "lock_timeout_s='10s' is not a number"),
         Mistake("MySQLSink('host=db database=shop', table='t')", "settings=<str> is not a mapping"),
         Mistake("MySQLSink({'host': 'db'}, table='t')", "database is missing"),
-        Mistake("MySQLSink({'hots': 'db', 'database': 'shop'}, table='t')", "'hots' is no setting of this sink"),
-        Mistake("RedisSink('cache:6379')", "url is no URL of Redis"),
+        Mistake("MySQLSink({'hots': 'db', 'database': 'shop'}, table='t')", "'hots' is not a setting of this sink"),
+        Mistake("RedisSink('cache:6379')", "url is not a Redis URL"),
         Mistake("RedisSink(structure='json')", "structure='json' is not known"),
         Mistake("RedisSink(timeout_s=float('nan'))", "timeout_s=nan is not a number from 0.1"),
         Mistake("RabbitMQStreamSink('rabbit-1', stream='s')", "server='rabbit-1' is not a RabbitMQ"),
@@ -90,12 +90,12 @@ def test_what_each_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
             "WriteAheadSink(print, applies=Applies.IDEMPOTENT, parallel=True)", "parallel=True is not a whole number"
         ),
         Mistake(
-            "WriteAheadSink(print, applies=Applies.IDEMPOTENT, folder='s3://bucket/rows')", "only if there is none"
+            "WriteAheadSink(print, applies=Applies.IDEMPOTENT, folder='s3://bucket/rows')", "only if none has its name"
         ),
-        Mistake("WriteAheadSink(print, applies=Applies.IDEMPOTENT, folder='~/rows')", "nobody expands it"),
+        Mistake("WriteAheadSink(print, applies=Applies.IDEMPOTENT, folder='~/rows')", "which is not expanded"),
         Mistake("read_manifests(None)", "path=None is not a text"),
         Mistake("whole_batches('/out', store_options='s3')", "store_options='s3' is not a mapping"),
-        Mistake("compact('gs://bucket/orders')", "names no place for files"),
+        Mistake("compact('gs://bucket/orders')", "names no location for files"),
         Mistake("compact('/out', target_bytes='128 MB')", "target_bytes='128 MB' is not a whole number of 1 or more"),
         Mistake("compact('/out', keep_batches=1)", "keep_batches=1 is not a whole number of 2 or more"),
         Mistake("compact('/out', delete_after_s=-1)", "delete_after_s=-1 is not a number of 0 or more"),
@@ -120,13 +120,13 @@ def test_what_each_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         Mistake(
             "IcebergSink('t', merge_on=['id'], when_matched=None, when_not_matched=None)", "the merge would do nothing"
         ),
-        Mistake("GroupOffsets('', settings)", "group='' is no group id"),
+        Mistake("GroupOffsets('', settings)", "group='' is not a group id"),
         Mistake("GroupOffsets('g', 'broker:9092')", "settings='broker:9092' is not a mapping"),
         Mistake("GroupOffsets('g', settings, topics='orders')", "topics='orders' is one text"),
         Mistake("GroupOffsets('g', settings, deadline_s='5')", "deadline_s='5' is not a number above 0"),
         Mistake("SchemaRegistry('http://registry:8081')", "settings='http://registry:8081' is not a mapping"),
         Mistake("SchemaRegistry({'uri': 'http://registry:8081'})", "has no url"),
-        Mistake("spark_packages(4)", "version='4' is no release"),
+        Mistake("spark_packages(4)", "version='4' is not a release"),
         Mistake(
             "from_registry_avro('value', subject='orders-value', registry='http://registry:8081')", "SchemaRegistry("
         ),
@@ -140,8 +140,8 @@ def test_what_each_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         Mistake("ExactlyOnce(sink)", "missing 1 required positional argument: 'checkpoint'", TypeError),
         Mistake("ExactlyOnce(sink, checkpoint='')", "checkpoint='' names no folder"),
         Mistake("ExactlyOnce(sink, checkpoint=None)", "checkpoint=None names no folder"),
-        Mistake("ExactlyOnce(sink, checkpoint='~/cp')", "nobody expands it"),
-        Mistake("ExactlyOnce(sink, checkpoint='/data/cp ')", "begins or ends with a blank"),
+        Mistake("ExactlyOnce(sink, checkpoint='~/cp')", "which is not expanded"),
+        Mistake("ExactlyOnce(sink, checkpoint='/data/cp ')", "begins or ends with a space"),
         Mistake("ExactlyOnce(sink, checkpoint='s3://bucket/cp')", "Give the same bucket as s3a://"),
         Mistake("ExactlyOnce(sink, checkpoint='dbfs:/cp')", "/dbfs/… is the same folder"),
         Mistake("ExactlyOnce(sink, checkpoint='/cp', checkpoint_moved='no')", "checkpoint_moved='no' is neither"),
@@ -155,15 +155,15 @@ def test_what_each_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         Mistake("ExactlyOnce(sink, checkpoint='/cp', outage_patience_s=float('nan'))", "outage_patience_s=nan"),
         Mistake("ExactlyOnce(sink, checkpoint='/cp', outage_patience_s=True)", "outage_patience_s=True"),
         Mistake("ExactlyOnce(sink, checkpoint='/cp', accept_lost_batches=41)", "accept_lost_batches=<int> is not"),
-        Mistake("ExactlyOnce(sink, checkpoint='/cp', dead_letters='dead')", "dead_letters='dead' is no sink"),
+        Mistake("ExactlyOnce(sink, checkpoint='/cp', dead_letters='dead')", "dead_letters='dead' is neither a sink"),
         Mistake("ExactlyOnce(sink, checkpoint='/cp', dead_letters=sink)", "two sinks are called 'kafka'"),
         Mistake(
             "ExactlyOnce(FilesSink('/out'), checkpoint='/cp', dead_letters=sink)",
-            "none of the sinks ['files'] tells the rows that its system refuses",
+            "none of the sinks ['files'] reports the rows that its system refuses",
         ),
         Mistake(
             "ExactlyOnce({(files := FilesSink('/out')): None}, checkpoint='/cp', dead_letters={files: sink})",
-            "which does not tell the rows that its system refuses",
+            "which does not report the rows that its system refuses",
         ),
         Mistake("ExactlyOnce(sink, checkpoint='/cp', dead_letters=DeltaSink('/t'))", "after the decision only"),
         Mistake(

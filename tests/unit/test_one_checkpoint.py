@@ -34,7 +34,7 @@ def test_a_second_query_is_refused(
     assert all(f"{tmp_path}/one/" in place for place in kept)
     with pytest.raises(ConfigurationError, match=r"/two'.*/one'") as refused:
         sink.use_checkpoint(kind(tmp_path / "two"))
-    assert refused.value.next_step == "Make a sink object for each query."
+    assert refused.value.next_step == "Create a sink object for each query."
     assert places(sink) == kept
     make().use_checkpoint(kind(tmp_path / "two"))
 
@@ -44,7 +44,7 @@ def places(sink: WriteAheadSink) -> tuple[str, str]:
 
 
 def test_also_where_the_rows_are_elsewhere(tmp_path: Path) -> None:
-    """The notes are in the checkpoint all the same."""
+    """The notes are still in the checkpoint."""
     sink = WriteAheadSink(print, applies=Applies.NEITHER, folder=tmp_path / "rows")
     sink.use_checkpoint(PlainStore(tmp_path / "one"))
     assert places(sink) == (

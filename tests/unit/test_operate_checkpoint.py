@@ -1,4 +1,4 @@
-"""``sparkonce checkpoint``: what is shown of whole checkpoints, and of broken ones."""
+"""``sparkonce checkpoint``: its output for intact and broken checkpoints."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ QUERY = "60a1de00-0000-4000-8000-000000000001"
 
 
 def checkpoint_of(folder: Path, *, decided: int, begun: int, finished: int) -> Path:
-    """A checkpoint that was elsewhere: three batches of one run, and of a third run those up to `decided`."""
+    """A checkpoint that was moved here. It has three batches of one run, and those up to `decided` of a third run."""
     (folder / "offsets").mkdir(parents=True)
     (folder / "commits").mkdir()
     (folder / "metadata").write_text(json.dumps({"id": QUERY}))
@@ -46,7 +46,7 @@ def checkpoint_of(folder: Path, *, decided: int, begun: int, finished: int) -> P
 
 
 def commit(batch: int, token: Token) -> Record:
-    """Three rows in each of Kafka's two slots, and four that are delivered at least once."""
+    """Three rows in each of Kafka's two slots, and four rows that are written at least once."""
     id_ = f"shop.eu.{QUERY[:8]}0000.{token.position}-{token.nonce}.fcfd8fbf169d"
     handles = [
         Handle(
@@ -184,7 +184,7 @@ def test_a_record_that_a_copy_lacks_is_named(decided: Path, position: int) -> No
     done = run("check", decided, "--moved", "--format", "json")
     last = json.loads(done.stdout)[-1]
     assert (done.exit_code, last["name"], last["ok"]) == (1, "decision log", False)
-    assert f"has record {newest}, and not record {position}" in last["says"]
+    assert f"has record {newest}, but not record {position}" in last["says"]
     for command in ("show", "history"):
         assert run(command, decided).exit_code == 1
 

@@ -233,7 +233,7 @@ def test_a_run_that_claims_meanwhile_is_asked_about_again(scene: Scene) -> None:
 
 def test_a_query_that_is_claimed_again_and_again_is_told_and_left_alone(scene: Scene) -> None:
     slow = Slow(scene, lambda check: decide(scene, scene.start(), check))
-    with pytest.raises(PreflightError, match="goes on: 5 times") as refused:
+    with pytest.raises(PreflightError, match=r"keeps advancing: .* 5 times") as refused:
         resolve(LocalFiles(scene.checkpoint), {"memory": slow}, patience_s=0.0)
     assert "Stop its driver" in refused.value.next_step
     newest = scene.view().newest_decision
@@ -246,6 +246,6 @@ def test_a_commit_is_told_even_if_the_sweep_after_it_fails(scene: Scene) -> None
     scene.die_at(Phase.FINISHING)
     scene.server.begin(scene.server.owners_of(scene.server.transactions())[0])
     scene.server.fail("abort", reply_lost())
-    with pytest.raises(UnknownOutcomeError, match=r"Batch 1 is committed\. What older runs left is not ended"):
+    with pytest.raises(UnknownOutcomeError, match=r"Batch 1 is committed\. What older runs left open was not ended"):
         scene.resolve()
     assert scene.visible() == numbers(0, BATCH)

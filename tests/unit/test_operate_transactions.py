@@ -1,4 +1,4 @@
-"""How the log classifies open transactions, and the file that tells where the systems are."""
+"""How the log classifies open transactions, and the file with the systems' addresses."""
 
 from __future__ import annotations
 
@@ -135,15 +135,15 @@ systems:
         ("systems: {kafka: {since: 2024-99-99}}", "is not YAML"),
         ("5", "has no systems"),
         ("kafka: {}", "has no systems"),
-        ("systems: 5", "`systems` is no mapping"),
-        ("systems: {redis: redis://cache}\nsinks: 5", "`sinks` is no mapping"),
-        ("systems: {redis: redis://cache}\nsinks: {redis: [very-secret]}", "of sink 'redis' are no mapping"),
+        ("systems: 5", "`systems` is not a mapping"),
+        ("systems: {redis: redis://cache}\nsinks: 5", "`sinks` is not a mapping"),
+        ("systems: {redis: redis://cache}\nsinks: {redis: [very-secret]}", "of sink 'redis' are not a mapping"),
         ("systems: {oracle: host=db}", "'oracle' is of the system 'oracle', which is not known"),
         ("systems: {kafka: }", "'kafka' has no settings"),
         ("systems: {kafka: 5}", "'kafka' has no settings"),
         ("systems: {redis: {url: {a: very-secret}}}", "'redis' has no settings"),
-        ("systems: {kafka: {a: [very-secret]}}", "'a' of 'kafka' is neither a text nor a number"),
-        ("systems: {mysql: {host: db, port: many}}", "port='many' is no number"),
+        ("systems: {kafka: {a: [very-secret]}}", "'a' of 'kafka' is neither a string nor a number"),
+        ("systems: {mysql: {host: db, port: many}}", "port='many' is not a number"),
         ("systems: {kafka: {a: '${NOWHERE}'}}", "refers to ${NOWHERE}, which the environment does not have"),
         ("systems: {redis: {host: cache, password: very-secret}}", "has the settings ['host', 'password']"),
     ],
@@ -225,8 +225,8 @@ sinks:
     [
         ("{typo: {system: db, table: t}}", "has the sinks ['typo']"),
         ("{postgres.staged: {system: nowhere, table: t}}", "is on the system 'nowhere'"),
-        ("{postgres.staged: {system: db}}", "cannot be made"),
-        ("{postgres.staged: {system: db, table: t, tabel: t}}", "cannot be made"),
+        ("{postgres.staged: {system: db}}", "cannot be created"),
+        ("{postgres.staged: {system: db, table: t, tabel: t}}", "cannot be created"),
     ],
 )
 def test_a_sink_that_is_wrong_is_named(tmp_path: Path, sinks: str, said: str) -> None:

@@ -56,7 +56,7 @@ def decimals(draw: Any) -> tuple[pa.Array, list[Decimal | None]]:
 @given(decimals())
 def test_decimals_keep_every_digit(given_: tuple[pa.Array, list[Decimal | None]]) -> None:
     def decimal_of(value: bytes) -> Decimal:
-        """As the server's ``numeric_recv`` reads it."""
+        """Parses it like the server's ``numeric_recv``."""
         count, weight, sign, scale = struct.unpack_from(">hhHh", value)
         groups = struct.unpack_from(f">{count}h", value, 8)
         assert all(0 <= group < 10_000 for group in groups)

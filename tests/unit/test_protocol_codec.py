@@ -1,4 +1,4 @@
-"""What is written can be read, and nothing else can."""
+"""Everything that was written can be read, and nothing else."""
 
 from __future__ import annotations
 

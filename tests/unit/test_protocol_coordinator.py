@@ -56,7 +56,7 @@ def asks(batch: int, offsets: str | None = None, previous: str | None = "") -> o
 
 
 def begun(asked: on.BatchAsked, view: LogView, **changes: object) -> tuple[State, Effect]:
-    """Starts a run that was asked for a batch and has read the log."""
+    """Starts a run with a requested batch that has read the log."""
     state = State(claim=MINE, transactional=("out",), **changes)  # type: ignore[arg-type]
     state, effect = step(state, asked)
     assert isinstance(effect, do.ReadLog)
@@ -419,7 +419,7 @@ def test_lost_rows_that_a_replay_has_in_other_slots_are_written_there() -> None:
     assert isinstance(effect, do.Sweep)
     _, effect = step(state, on.Swept())
     assert isinstance(effect, do.Stop)
-    assert (effect.reason, "another order each time" in effect.message) == (StopReason.PREPARE_FAILED, True)
+    assert (effect.reason, "different order each time" in effect.message) == (StopReason.PREPARE_FAILED, True)
 
 
 def test_if_all_is_lost_any_rows_will_do() -> None:

@@ -19,7 +19,7 @@ def recorded(*evidence: Evidence, sink: str = "a") -> list[Handle]:
 
 
 def replayed(*evidence: Evidence, sink: str = "a", written: Iterable[int] = ()) -> list[Handle]:
-    """The handles of its second run, of which these slots were written and the others only counted."""
+    """Returns the handles of its second run, in which these slots were written and the others only counted."""
     return [_handle(sink, slot, one, "again" if slot in written else "") for slot, one in enumerate(evidence)]
 
 

@@ -1,4 +1,4 @@
-"""Ids are values, compared field by field; a worker's ids are used again by one rule."""
+"""Ids are values that are compared field by field. A worker's ids are reused according to one rule."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def test_a_lane_of_batch_4_is_lent_again_from_batch_6_on(batch: int, lane: int) 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2)), max_size=40))
 def test_no_lane_carries_two_transactions_within_two_batches(steps: list[tuple[int, int]]) -> None:
-    """Each step goes on by some batches, and then some tasks of the batch take a lane each and give it back."""
+    """Each step advances by some batches. Then some tasks of the batch take a lane each, and return it."""
     pool, batch = LanePool(), 0
     used: dict[int, int] = {}
     for ahead, tasks in steps:

@@ -1,4 +1,4 @@
-"""Which traces show that a log is not the newest there is, and which do not."""
+"""Which traces show that a log is not the newest one, and which do not."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def commit(batch: int, *handles: tuple[str, int], token: Token = A) -> Commit:
 
 
 def on_lane(lane: str, epoch: int, token: Token = A) -> Trace:
-    """As Kafka remembers it: the last transaction of an id, and not of which batch."""
+    """As Kafka remembers it: the last transaction of an id, without its batch."""
     return Trace(token=token, committed=fields(lane, epoch), lane=("id", lane))
 
 
@@ -125,7 +125,7 @@ def test_what_was_decided_after_the_copy_shows_above_a_floor_too(strange: Trace,
 
 
 def test_a_batch_that_a_floor_carries() -> None:
-    """After a night of starts that fail the floor names one decided batch, which no server has committed yet."""
+    """After a night of failed starts, the floor contains one decided batch that no server has committed yet."""
     newer = Token(3, "bbbbbbbb")
     failed = fold(claim(A), commit(0, ("gone", 0)), commit(1, ("x", 0)), claim(newer))
     view = failed.above(failed.raised_to(newer))

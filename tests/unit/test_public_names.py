@@ -29,7 +29,7 @@ HEAVY = [
     *("pyspark", "pyarrow", "confluent_kafka", "kafka", "pymysql", "numpy", "pandas", "fastavro"),
     *("typer", "rich", "jinja2"),
 ]
-"""Clients and engines: each is imported where it is used."""
+"""Clients and engines, each of which is only imported where it is used."""
 
 
 def imported(statement: str) -> list[str]:

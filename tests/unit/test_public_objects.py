@@ -1,4 +1,4 @@
-"""What public objects say of themselves, and how they are made."""
+"""How public objects describe themselves, and how they are created."""
 
 from __future__ import annotations
 

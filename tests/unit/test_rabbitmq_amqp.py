@@ -77,5 +77,5 @@ def test_bodies_of_bytes_are_taken_out_at_once(monkeypatch: pytest.MonkeyPatch) 
 def test_what_is_not_of_amqp_is_named_with_its_place(value: bytes, why: str) -> None:
     with pytest.raises(PrepareError) as refused:
         with_sections(rows(data(b"good"), value))
-    assert refused.value.message.startswith("Message 11 of the stream 's' is not of AMQP 1.0: ")
+    assert refused.value.message.startswith("Message 11 of the stream 's' is not AMQP 1.0: ")
     assert why in refused.value.message

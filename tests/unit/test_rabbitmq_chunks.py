@@ -1,4 +1,4 @@
-"""Tests of what chunks become: every form of an entry, and what cannot be read."""
+"""Tests of parsing chunks: every kind of entry, and unreadable ones."""
 
 from __future__ import annotations
 

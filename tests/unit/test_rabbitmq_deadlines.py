@@ -1,4 +1,4 @@
-"""Tests that each wait for RabbitMQ ends, also with a server that beats, and never answers."""
+"""Tests that each wait for RabbitMQ ends, even with a server that sends heartbeats and never answers."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def answers(key: Key, number: int) -> list[schema.Frame]:
 
 
 def encoded(frame: schema.Frame) -> bytes:
-    """The bytes of a frame; rstream writes no answers, and leaves out the bit that marks them."""
+    """The bytes of a frame; rstream writes no answers, and omits the bit that marks them."""
     data = bytearray(encode_frame(frame))
     data[4] |= 0x80 if hasattr(frame, "response_code") else 0
     return bytes(data)

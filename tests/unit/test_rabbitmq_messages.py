@@ -1,4 +1,4 @@
-"""Messages of a stream, read back by rstream's decoder; their frames and ids."""
+"""Messages of a stream, decoded by rstream, and their frames and ids."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_bodies_of_all_lengths() -> None:
 
     assert encode(rows(value=["é", ""]), "raw", ROOM).column(MESSAGE).to_pylist() == ["é".encode(), b""]
 
-    with pytest.raises(SchemaError, match="'message_id' is none"):
+    with pytest.raises(SchemaError, match="'message_id' is not a column"):
         columns_of(pa.schema([("value", pa.string()), ("message_id", pa.string())]), "raw")
 
 
@@ -90,7 +90,7 @@ def test_rows_that_are_refused(batch: pa.RecordBatch, words: str) -> None:
 @pytest.mark.parametrize(
     ("schema", "words"),
     [
-        ([("key", pa.string())], "Column 'key' is none of a message's"),
+        ([("key", pa.string())], "Column 'key' is not a column of a message"),
         ([("message_id", pa.string())], "There is no column 'value'"),
         ([("value", pa.int64())], "Column 'value' is a int64"),
         ([("value", pa.string()), ("message_id", pa.int64())], "Column 'message_id' is a int64"),
@@ -123,7 +123,7 @@ def test_what_has_no_ids(too_much: tuple[int, int, int]) -> None:
 def test_what_rabbitmq_cannot_hand_to_readers_of_amqp_0_9_1_is_refused() -> None:
     """RabbitMQ would close a reader's connection at such a message, and the reader would miss all further rows.
 
-    Tried with RabbitMQ 3.10.8 and pika: 256 bytes close the connection and 255 do not. Long values and subjects are
+    Tested with RabbitMQ 3.10.8 and pika: 256 bytes close the connection and 255 do not. Long values and subjects are
     fine.
     """
     value = ["a", "b", "c"]

@@ -178,7 +178,7 @@ def test_a_store_that_stays_away_ends_the_query(world: World, since: float) -> N
     world.away = (since, 1e9)
     error = world.run()
     assert isinstance(error, OutageError)
-    assert "has been away for 3" in str(error)
+    assert "has been unreachable for 3" in str(error)
     assert world.subscriptions == (1 if since else 0)
 
 

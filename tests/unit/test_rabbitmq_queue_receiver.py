@@ -306,7 +306,7 @@ def test_an_older_receiver_stops_and_keeps_nothing_more() -> None:
     older.receiver.claim()
     older.receiver.take(1, message("m0"))
     newer.receiver.claim()
-    with pytest.raises(SupersededError, match="Another run receives from the queue"):
+    with pytest.raises(SupersededError, match="Another run is receiving from the queue"):
         older.receiver.keep_due()
     with pytest.raises(SupersededError):
         older.receiver.poll()
@@ -390,7 +390,7 @@ def test_a_segment_that_is_missing_or_changed_is_refused() -> None:
 
 
 def test_an_older_copy_of_what_is_kept_is_refused() -> None:
-    """What it put next would count as finished: it would be acknowledged, and no batch would read it."""
+    """Whatever it put next would count as finished: it would be acknowledged without being read by any batch."""
     world = World(MemoryStore(), Queue(NAMES))
     finish(world, Watched())
     newest = world.segments.numbers()[-1]
@@ -409,7 +409,7 @@ def test_an_older_copy_of_what_is_kept_is_refused() -> None:
 )
 def test_a_digest_is_of_all_that_a_publisher_has_set(other: dict[str, object]) -> None:
     plain = message("m")
-    again = message("m", redelivered=True, headers={"x-delivery-count": 1})  # as a quorum queue delivers it again
+    again = message("m", redelivered=True, headers={"x-delivery-count": 1})  # as redelivered by a quorum queue
     assert id_of(plain, "digest") == id_of(again, "digest")
     assert id_of(plain, "digest") != id_of(message("m", **other), "digest")
 

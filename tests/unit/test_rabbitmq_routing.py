@@ -1,4 +1,4 @@
-"""Tests of the partition that a key leads to: the one that RabbitMQ's clients for Java, Go and .NET choose."""
+"""Tests of the partition for a key, which must be the one that RabbitMQ's clients for Java, Go and .NET choose."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_rows_are_counted_and_parted_in_their_order() -> None:
     rows = pa.record_batch({"message": [b"0"]})
     assert list(by_stream(rows, ["s"])) == [("s", rows)]
 
-    with pytest.raises(PrepareError, match="1 of 2 rows that came together have no key"):
+    with pytest.raises(PrepareError, match="1 of 2 rows that arrived together have no key"):
         routes(pa.array(["a", None]), 3)
 
 

@@ -1,4 +1,4 @@
-"""Tests of what a query of RabbitMQ streams plans, by old and new Spark, on a server that is played."""
+"""Tests of the batches that old and new Spark versions plan for RabbitMQ streams, with a fake server."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Server:
 
     Attributes:
         ends: The offset after the last message of each stream.
-        is_away: Whether the server is down.
+        is_away: True if the server is down.
     """
 
     def __init__(self, **ends: int) -> None:

@@ -41,7 +41,7 @@ def test_everything_else_is_unknown(code: str) -> None:
 
 
 AT = "@user_script: 1:"
-"""Where in a script a command failed, as Redis 6 prefixes it to the error."""
+"""The position of the failed command in a script, with which Redis 6 prefixes the error."""
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from sparkonce.sinks.redis.sink import RedisSink
     ("settings", "says"),
     [
         ({"structure": "stream"}, "structure='stream'"),
-        ({"structure": "set", "value": "v"}, "value='v' means nothing with structure='set'"),
-        ({"structure": "string", "member": "m"}, "member='m' means nothing"),
+        ({"structure": "set", "value": "v"}, "value='v' has no effect with structure='set'"),
+        ({"structure": "string", "member": "m"}, "member='m' has no effect"),
         ({"key": "k", "key_template": "{k}"}, "key='k' and key_template='{k}' exclude each other"),
         ({"ttl": "t", "ttl_s": 5}, "ttl='t' and ttl_s=5"),
         ({"ttl_s": 0}, "ttl_s=0"),
@@ -132,7 +132,7 @@ def test_what_is_promised_and_on_what_conditions() -> None:
     assert "a replay after a failure shows older values again" in caveat
     assert "twice" in caveat
     assert direct.transaction_timeout_s({}) is None
-    assert RedisSink(guarantee=Guarantee.AT_MOST_ONCE).conditions() == ()  # nothing is written a second time
+    assert RedisSink(guarantee=Guarantee.AT_MOST_ONCE).conditions() == ()  # nothing is written twice
     assert exactly.transaction_timeout_s({}) == 7 * 24 * 3600
 
     assert (RedisSink(name="n").prefix, RedisSink(name="n", prefix="p").prefix) == ("n", "p")

@@ -53,7 +53,7 @@ def test_data_of_another_number_of_nodes_is_refused(tmp_path):
     broker.meta_file.parent.mkdir(parents=True)
     broker.meta_file.write_text("cluster.id=abc\n")
     assert cluster.cluster_id == "abc"
-    with pytest.raises(ConfigurationError, match=r"that of 1 node\(s\), and 2 are asked for"):
+    with pytest.raises(ConfigurationError, match=r"belongs to 1 node\(s\), but 2 are requested"):
         cluster.launch()
 
 
@@ -80,7 +80,7 @@ def test_an_unused_temporary_folder_goes_with_close(tmp_path) -> None:
 
 @pytest.fixture
 def stranger(tmp_path):
-    """A running process with a mark in its command line: its id and the mark."""
+    """Starts a process with a mark in its command line. Yields its id and the mark."""
     mark = str(tmp_path / "node-1" / "server.properties")
     program = "import time; print('up', flush=True); time.sleep(600)"
     with subprocess.Popen([sys.executable, "-c", program, mark], stdout=subprocess.PIPE) as process:

@@ -93,7 +93,7 @@ def test_what_does_not_stop_is_named(start, monkeypatch):
 
 def test_another_program_ends_it_by_its_number(start) -> None:
     def end_and_reap(process, timeout_s):
-        """Ends it by its number as another program would, whose parent (here: we) collects the dead."""
+        """Ends it by its process id, as another program would. Its parent, which is this process, reaps it."""
         reaper = subprocess.Popen(
             [
                 sys.executable,

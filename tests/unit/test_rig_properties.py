@@ -42,7 +42,7 @@ def test_three_nodes_know_each_other_and_survive_the_loss_of_one() -> None:
 
 @pytest.mark.parametrize("name", ["", "two words", "a=b", "line\nbreak"])
 def test_a_name_that_no_property_has_is_refused(name):
-    with pytest.raises(ConfigurationError, match="no name of a broker property"):
+    with pytest.raises(ConfigurationError, match="not the name of a broker property"):
         settings(overrides={name: "x"})
 
 

@@ -16,7 +16,7 @@ LIMIT_S = 10.0
 
 
 class Echo:
-    """Answers each line with itself, and remembers what arrived."""
+    """Echoes each line, and records what arrived."""
 
     def __init__(self) -> None:
         self.lines: list[bytes] = []

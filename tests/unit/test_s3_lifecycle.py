@@ -47,7 +47,7 @@ def test_a_rule_that_deletes_objects_is_told(expiration: dict[str, Any], told: s
 
 def test_the_rules_are_asked_for() -> None:
     class Lifecycle:
-        """A store that has lifecycle rules, which the server of the other tests has not."""
+        """A store with lifecycle rules, which the other tests' server lacks."""
 
         def __init__(self, rules: list[dict[str, Any]] | str, versioning: dict[str, str] | None = None) -> None:
             self._rules = rules

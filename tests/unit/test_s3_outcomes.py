@@ -73,7 +73,7 @@ def test_a_request_that_a_store_lacks_is_not_blamed_on_a_setting() -> None:
 
 
 def test_whatever_boto3_would_repeat_is_asked_again() -> None:
-    """A completion is sent once a call: what boto3 repeats for other requests is for the driver to repeat."""
+    """A completion is sent once per call. What boto3 retries for other requests, the driver has to retry."""
 
     def _statuses_of_the_legacy_mode() -> list[int]:
         told = json.loads((Path(botocore.__file__).parent / "data" / "_retry.json").read_text())

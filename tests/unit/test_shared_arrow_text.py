@@ -76,7 +76,7 @@ def test_odd_values() -> None:
     kind = pa.list_(pa.struct([]))
     assert json_text(pa.array([[{}, None], []], kind), "x").to_pylist() == ["[{},null]", "[]"]
 
-    # Its inner vectors have no offsets at all then, not even the first one.
+    # In that case, its inner vectors have no offsets at all, not even the first one.
     inner = pa.ListArray.from_buffers(pa.list_(pa.int32()), 0, [None, pa.py_buffer(b"")], children=[pa.array([], "i4")])
     outer = pa.ListArray.from_arrays(pa.array([0, 0, 0], pa.int32()), inner)
     assert json_text(outer, "x").to_pylist() == ["[]", "[]"]
@@ -89,7 +89,7 @@ def test_dates_and_instants_of_all_years_have_their_iso_text() -> None:
     """From the year 32768 on, Arrow's own cast writes "<value out of range: …>"."""
 
     def signed(text: str) -> str:
-        """As NumPy writes it, but with four digits of a year or more, and a plus before more than four."""
+        """As in NumPy, but with at least four digits for the year, and a plus sign if there are more."""
         year, rest = text[1:].split("-", 1)
         sign, year = ("-", year) if text[0] == "-" else ("", text[0] + year)
         return f"{'+' if not sign and len(year) > 4 else sign}{year:0>4}-{rest}"

@@ -150,7 +150,7 @@ def test_no_more_are_finished_at_once_than_allowed() -> None:
 
 
 class ServerError(Exception):
-    """What the client raises."""
+    """The error that the client raises."""
 
 
 @dataclass
@@ -212,7 +212,7 @@ def test_a_session_is_used_again_and_closed_after_an_error() -> None:
     assert committer.commit([prepared(1)]) == [COMMITTED]
     assert committer.abort([prepared(3)]) == [ABORTED]
     (session,) = server.sessions
-    with pytest.raises(UnknownOutcomeError, match=r"The server did not say why: lost\."), committer.asking("why"):
+    with pytest.raises(UnknownOutcomeError, match=r"The server did not report why: lost\."), committer.asking("why"):
         raise ServerError("lost")
     assert session.closed
 

@@ -23,7 +23,7 @@ def connected(stack: ExitStack) -> tuple[socket.socket, socket.socket]:
 
 
 def main(infile: IO[bytes], work: Callable[[], bool]) -> bool:
-    """Has the name and the parameter of the function in PySpark's worker that reads from the JVM."""
+    """A stand-in with the name and parameter of the function in PySpark's worker that reads from the JVM."""
     return work()
 
 

@@ -31,7 +31,7 @@ def postgres(code: str) -> PrepareError:
 
 
 def pgbouncer(words: str) -> PrepareError:
-    """All of its errors have one code."""
+    """All errors of this system have the same code."""
     return prepare_error(psycopg.errors.ProtocolViolation(words), "slot 1")
 
 

@@ -1,4 +1,4 @@
-"""Sources registered by packages: found by format, loaded when a query uses them, and asked for what only they know."""
+"""Sources registered by packages: found by format, loaded when a query uses them, and queried for what they know."""
 
 from __future__ import annotations
 
@@ -140,5 +140,5 @@ def test_this_environment_has_the_entry_points_of_the_project(group: str) -> Non
 def test_a_jar_of_a_package_is_named_by_its_entry_point() -> None:
     assert spark_packages("4.0.0", avro=False, pravega=True).split(",")[1:] == ["io.pravega:pravega-client:0.13.0"]
     assert spark_packages("4.0.0", avro=False, pravega=False) == spark_packages("4.0.0", avro=False)
-    with pytest.raises(ConfigurationError, match=r"pulsar= is no package of jars that is known here, only avro, delta"):
+    with pytest.raises(ConfigurationError, match=r"pulsar= is not a known package of jars; known are avro, delta"):
         spark_packages("4.0.0", pulsar=True)

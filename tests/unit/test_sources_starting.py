@@ -38,7 +38,7 @@ def test_offsets_and_times_of_partitions() -> None:
         ("Earliest", "'Earliest'"),
         (NOON.replace(tzinfo=None), "no time zone"),
         ({}, "{}"),
-        ({"a": {}}, "no position"),
+        ({"a": {}}, "not a position"),
         ({"a": {0: -7}}, "-7"),
         ({"a": {0: True}}, "True"),
         ({"a": {0: "newest"}}, "'newest'"),

@@ -1,4 +1,4 @@
-"""Which source topics count as recreated, and what is known if no broker can be asked."""
+"""Which source topics count as recreated, and what is known if no broker can be queried."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_a_source_of_which_no_topic_was_read_is_refused(sources: Sequence[str], 
     if not refused:
         check_names(found, OFFSETS, 3)
         return
-    with pytest.raises(PreflightError, match=rf"has read topics? .*, and is to read {refused}, of which") as caught:
+    with pytest.raises(PreflightError, match=rf"has read topics? .*; now it should read {refused}, of which") as caught:
         check_names(found, OFFSETS, None)
     assert caught.value.next_step.startswith("Name the topics of before")
     with pytest.raises(PreflightError) as caught:
@@ -173,7 +173,7 @@ def test_brokers_that_only_javas_client_can_ask_are_not_asked_and_the_setting_is
     source = SourceFacts(format="kafka", options=options)
     assert ask_sources([source, source], is_first=True) == [KafkaSource(options=options, partitions={})]
     (asked,) = caplog.records
-    assert "bootstrap.servers='broker:9092' is not asked before the start: ssl.truststore.type is JKS" in (
+    assert "bootstrap.servers='broker:9092' is not checked before the start: ssl.truststore.type is JKS" in (
         asked.getMessage()
     )
     assert "Give the authorities' certificates as PEM" in asked.getMessage()
@@ -212,6 +212,6 @@ def test_a_pattern_that_python_would_read_otherwise_is_not_tried(pattern: str) -
 
 
 def test_ids_are_written_as_javas_client_writes_them() -> None:
-    """Kafka's `Uuid.METADATA_TOPIC_ID`, and one with all of its signs."""
+    """Kafka's `Uuid.METADATA_TOPIC_ID`, and an id with all of its special characters."""
     assert java_id(UUID(int=1)) == "AAAAAAAAAAAAAAAAAAAAAQ"
     assert java_id(UUID(int=2**128 - 1)) == "_____________________w"

@@ -1,4 +1,4 @@
-"""The arguments of a query, as far as they can be checked without Spark. The rest is in spark/test_mistakes.py."""
+"""The arguments of a query that can be checked without Spark. The rest is in spark/test_mistakes.py."""
 
 from __future__ import annotations
 

@@ -172,10 +172,10 @@ def test_a_worker_that_died_is_named_as_one() -> None:
 
 
 def test_a_module_that_workers_do_not_have_is_told_with_where_they_come_from() -> None:
-    """As where the environment of a job that was started by its Python's path is not active."""
+    """This happens if a job was started by the path of its Python and its environment is not active."""
 
     class WorkersError(RuntimeError):
-        """As PySpark raises it for a task of SQL: the message is the worker's traceback, and no more."""
+        """As PySpark raises it for a SQL task: the message is only the worker's traceback."""
 
         def __init__(self, traced: str) -> None:
             super().__init__(
@@ -287,6 +287,6 @@ def test_a_topic_that_is_gone_is_named_with_the_setting_that_reads_on() -> None:
         )
     )
     assert (
-        said == "Kafka does not have what this query has read, or is to read: Partitions Set(pt.b-0) have been deleted."
+        said == "Kafka does not have what this query has read or should read: Partitions Set(pt.b-0) have been deleted."
     )
     assert "fail_on_data_loss=False" in next_step

@@ -15,7 +15,7 @@ from sparkonce_rabbitmq.sources import RabbitMQStreams
 
 ONE = '{"t":{"0":100,"1":100}}'
 STREAM = '{"s":{"offset":100,"first":0}}'
-"""A stream has an order of its own, which a restart does not change."""
+"""A stream has its own order, which a restart does not change."""
 
 
 def grouped(before: list[str] | None, now: list[str], *more: int | None) -> Grouping | None:

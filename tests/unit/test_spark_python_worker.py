@@ -1,4 +1,4 @@
-"""A worker hides from the garbage collector what its tasks have imported."""
+"""A worker hides the modules that its tasks have imported from the garbage collector."""
 
 from __future__ import annotations
 

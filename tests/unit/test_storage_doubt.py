@@ -102,7 +102,7 @@ def test_a_store_whose_puts_are_sent_twice_proves_that_one_of_two_lands(tmp_path
 
 def test_records_that_another_driver_tidies_meanwhile_are_not_missing(tmp_path: Path) -> None:
     class TidiedMeanwhile(LocalFiles):
-        """After it was listed another driver raises the floor, and deletes the records below it."""
+        """After the listing, another driver raises the floor and deletes the records below it."""
 
         def names(self, folder: str) -> Sequence[str]:
             names = super().names(folder)

@@ -62,7 +62,9 @@ def test_places_that_spark_reaches(given: str) -> None:
     ],
 )
 def test_places_that_may_not_put_a_file_once_are_refused(given: str, advice: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"checkpoint='{given}': .* is not known to put a file") as caught:
+    with pytest.raises(
+        ConfigurationError, match=f"checkpoint='{given}': .* is not known to be able to put a file"
+    ) as caught:
         checked_location(given)
     assert advice in caught.value.next_step
 
@@ -85,7 +87,7 @@ def test_a_place_that_depends_on_the_working_folder_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("given", "told"), [("", "names no folder"), ("~/c", "nobody expands it"), (None, "no folder")]
+    ("given", "told"), [("", "names no folder"), ("~/c", "which is not expanded"), (None, "no folder")]
 )
 def test_what_names_no_folder_is_refused(given: str, told: str) -> None:
     with pytest.raises(ConfigurationError, match=f"checkpoint={given!r} .*{told}"):
@@ -93,7 +95,7 @@ def test_what_names_no_folder_is_refused(given: str, told: str) -> None:
 
 
 def test_a_place_that_is_no_url_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="is no URL: Invalid IPv6"):
+    with pytest.raises(ConfigurationError, match="is not a URL: Invalid IPv6"):
         checked_location("file://[x/checkpoint")
 
 
@@ -103,7 +105,7 @@ def test_a_place_that_is_no_url_is_refused() -> None:
         ("", "names no folder"),
         ("rows", "another folder would not find the rows"),
         ("s3://bucket/rows", "a sink whose rows wait there needs that"),
-        ("file://[x/rows", "is no URL"),
+        ("file://[x/rows", "is not a URL"),
     ],
 )
 def test_a_folder_of_rows_is_called_by_its_own_setting(given: str, told: str) -> None:

@@ -31,7 +31,7 @@ def label(query: str, prefix: str = "delta") -> Label:
 
 
 class History(Table):
-    """A table that can only be asked for its versions."""
+    """A table that can only be queried for its versions."""
 
     def __init__(self, *labels: Label) -> None:
         self.versions = list(labels)
@@ -172,7 +172,7 @@ def test_the_version_of_a_table_on_a_local_disk_is_durable_before_it_is_noted(
 
 @pytest.mark.parametrize("depth", [0, 1])
 def test_a_variant_is_refused_at_any_depth_before_its_batch_is_decided(tmp_path: Path, depth: int) -> None:
-    """Spark's Parquet reader refuses what PySpark sends of it: the batch could never be committed."""
+    """Spark's Parquet reader refuses what PySpark sends for such a value, so the batch could never be committed."""
     parts = [pa.field("value", pa.binary()), pa.field("metadata", pa.binary(), metadata={"variant": "true"})]
     kind = pa.struct(parts) if depth == 0 else pa.list_(pa.struct(parts))
     with pytest.raises(SchemaError, match=r"Column 'v' has a variant.* Next: Write it as a string"):

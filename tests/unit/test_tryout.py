@@ -1,4 +1,4 @@
-"""What judges the examples counts what is missing, doubled or strange."""
+"""The checker for the examples counts missing, duplicate and unexpected rows."""
 
 from __future__ import annotations
 

@@ -69,9 +69,9 @@ def of_transaction(**changes: Any) -> list[Alarm]:
     ("takes_ms", "usual", "says"),
     [
         (23_900, (2000, 8000, 40), ""),
-        (24_100, (2000, 8000, 40), "Usual is 2 s, and 95 % take at most 8 s."),
-        (19_900, (20, 50, 40), ""),  # short, whatever is usual
-        (20_100, (20, 50, 40), "Usual is 20 ms, and 95 % take at most 50 ms."),
+        (24_100, (2000, 8000, 40), "The usual time is 2 s, and 95 % take at most 8 s."),
+        (19_900, (20, 50, 40), ""),  # short, regardless of what is usual
+        (20_100, (20, 50, 40), "The usual time is 20 ms, and 95 % take at most 50 ms."),
         (200_000, (20, 50, 9), ""),  # too few batches
         (300_100, (20, 50, 9), "too few batches"),
     ],
@@ -164,7 +164,7 @@ def test_transactions_are_alarms_by_their_part_of_the_timeout(
 )
 def test_an_old_transaction_is_told_by_its_verdict(verdict: str, says: str, step: str) -> None:
     (alarm,) = of_transaction(age_s=60.0, verdict=verdict)
-    assert "is open for 1 min of 1 min 40 s. It ends in 40 s." in alarm.says
+    assert "has been open for 1 min of 1 min 40 s. It ends in 40 s." in alarm.says
     assert says in alarm.says
     assert step in alarm.next_step
     words = shlex.split(alarm.command)
@@ -200,7 +200,7 @@ def test_a_transaction_that_no_log_knows_is_an_alarm(query: str, age_s: float, s
     [
         ({}, []),
         ({"silent_s": 14.0}, []),
-        ({"silent_s": 16.0}, ["It was asked 16 s ago."]),
+        ({"silent_s": 16.0}, ["It was queried 16 s ago."]),
         ({"error": "Refused."}, ["Refused."]),
     ],
 )
@@ -219,7 +219,9 @@ def test_another_applications_transaction_is_an_alarm_once_it_blocks_readers_for
     found = alarms_of(state(QUERY, kafka, config="s.yaml"))
     assert [one.urgent for one in found] == urgent
     for alarm in found:
-        assert "billing-3 (open) is open for 1 min 1 s: read_committed readers of totals-3 see nothing" in alarm.says
+        assert (
+            "billing-3 (open) has been open for 1 min 1 s: read_committed readers of totals-3 see nothing" in alarm.says
+        )
         assert "Let its application end it" in alarm.next_step
         assert alarm.command == "sparkonce transactions describe billing-3 --config s.yaml"
 

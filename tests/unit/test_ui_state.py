@@ -285,7 +285,7 @@ def test_the_log_has_what_is_older_than_the_timeline() -> None:
     assert [(one[2], one[7]) for one in found["batches"]] == [(0, 1), (1, 1), (2, 0), (3, 0)]
     by_log = found["batches"][1]
     assert (by_log[3], by_log[9]) == (90, [found["phases"].index(BY_THE_LOG), 11])
-    assert [one[4] for one in found["events"]] == ["Run 1-0badcafe begins on h, by the log."]
+    assert [one[4] for one in found["events"]] == ["Run 1-0badcafe begins on h, according to the log."]
 
     # A new run claims and decides a moment before it writes its first segment.
     kept, began = PageTimeline(), WatchedEvent(at_ms=11, kind="started", batch=None, text="Run r begins.")

@@ -84,7 +84,7 @@ def test_a_users_kafka_is_named_in_one_of_three_ways(more: dict[str, Any], tmp_p
         ({"kafka_settings": {"security.protocol": "SSL"}}, "--kafka-config has no bootstrap.servers"),
         ({"refuse_every": 7, "systems": ["files"]}, "--refuse-every 7 is for the system kafka"),
         ({"brokers": 2}, "--brokers 2: there can be 1 or 3"),
-        ({"brokers": 3, "bootstrap": "a:1"}, "--brokers 3 is for a Kafka of our own, and a:1 is yours"),
+        ({"brokers": 3, "bootstrap": "a:1"}, "--brokers 3 is for a Kafka that sparkonce starts, and a:1 is yours"),
         ({"systems": ["files", "files=/data"]}, "--system files is given twice"),
         ({"systems": ["kafka=a:1", "kafka"]}, "--system kafka is given twice"),
         ({"wanted": ["rain"]}, "--fault rain"),
@@ -119,10 +119,13 @@ def test_a_checkpoint_is_a_new_folder_in_the_users(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "named"),
     [
-        ({"conf": {"spark.hadoop.fs.a": "hidden"}}, "--conf spark.hadoop.fs.a: the checkpoint is on a disk of our own"),
-        ({"checkpoint": "s3", "conf": KEYS}, "the store of the checkpoint is a server of our own"),
+        (
+            {"conf": {"spark.hadoop.fs.a": "hidden"}},
+            "--conf spark.hadoop.fs.a: the checkpoint is on sparkonce's own disk",
+        ),
+        ({"checkpoint": "s3", "conf": KEYS}, "the checkpoint's store is a server that sparkonce starts"),
         ({"checkpoint": "here"}, "checkpoint='here/sparkonce-verify-"),
-        ({"checkpoint": "s3://bucket/a"}, "s3: is not known to put a file only if there is none"),
+        ({"checkpoint": "s3://bucket/a"}, "s3: is not known to be able to put a file only if none"),
         (
             {"checkpoint": "s3a://b/a", "conf": {"spark.hadoop.fs.s3a.aws.credentials.provider": "com.mine.Keys"}},
             "fs.s3a.aws.credentials.provider=com.mine.Keys has no counterpart",
@@ -290,6 +293,6 @@ def test_a_step_that_cannot_be_injected_is_refused_before_any_is() -> None:
     with pytest.raises(ConfigurationError, match="3 of 5 steps") as error:
         check_steps([STEP, lost, moved, other, gone], can, why)
     told = error.value.message
-    assert "step 3, coordinator-moved of kafka: there is one broker only: --brokers 3" in told
+    assert "step 3, coordinator-moved of kafka: there is only one broker: --brokers 3" in told
     assert "step 4, reply-lost of kafka: its requests are end, not commit" in told
     assert "step 5, cut of redis: there is nothing to strike" in told

@@ -16,7 +16,7 @@ from unit.verify_world import SYSTEMS, Row, Run, batch, good_run, noted, resourc
 
 KAFKA, POSTGRES = SYSTEMS
 RUN = ""
-"""The whole run, in a verdict."""
+"""The name of the whole run in a verdict."""
 
 
 def torn_too(system: str, counts: dict[Anomaly, int]) -> dict[tuple[Anomaly, str], int]:
@@ -29,7 +29,7 @@ def torn_too(system: str, counts: dict[Anomaly, int]) -> dict[tuple[Anomaly, str
 
 
 def appended(run: Run, system: str, row: Row, **changed: Any) -> Row:
-    """Appends the row again, behind all others."""
+    """Appends the row again, after all others."""
     again = {**row, **changed}
     if again["offset"] >= 0:
         again["offset"] = len(run.observed[system]) + 1_000
@@ -157,15 +157,15 @@ def test_rows_out_of_order() -> None:
     assert run.found() == {(Anomaly.OUT_OF_ORDER, KAFKA): 1}
     (example,) = run.verdict(Anomaly.OUT_OF_ORDER, KAFKA).examples
     assert example == (
-        f"key 1 in partition 1: number 1 (batch 0) stands at offset {two['offset']}, before number 0 (batch 0) at "
-        f"offset {one['offset']}"
+        f"key 1 in partition 1: number 1 (batch 0) is at offset {two['offset']}, before number 0 (batch 0) at offset "
+        f"{one['offset']}"
     )
 
     run = good_run()
     row, _ = neighbours(run)
     row["partition"] = 0
     assert run.found() == {(Anomaly.OUT_OF_ORDER, KAFKA): 1}
-    assert "key 1 stands in partition 0 and in partition 1" in run.verdict(Anomaly.OUT_OF_ORDER, KAFKA).examples[0]
+    assert "key 1 is in partition 0 and in partition 1" in run.verdict(Anomaly.OUT_OF_ORDER, KAFKA).examples[0]
 
     run = good_run()
     one, two = neighbours(run)
@@ -221,9 +221,7 @@ def test_rows_that_are_visible_before_their_batch_is_decided() -> None:
         for row in run.observed[system]:
             row["batch"] = 4 if row["batch"] == 3 else row["batch"]
     assert run.found() == {(Anomaly.EARLY, KAFKA): 1, (Anomaly.EARLY, POSTGRES): 1}
-    assert run.verdict(Anomaly.EARLY, KAFKA).examples == (
-        "batch 4 is there, and the newest that was ever decided is 3",
-    )
+    assert run.verdict(Anomaly.EARLY, KAFKA).examples == ("batch 4 is there, and the newest batch ever decided is 3",)
 
 
 def test_rows_that_are_visible_in_time() -> None:

@@ -1,4 +1,4 @@
-"""The output and the exit codes of ``sparkonce verify``, for runs that are made up."""
+"""The output and the exit codes of ``sparkonce verify``, for invented runs."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_what_was_recorded_until_it_failed_is_judged(
     monkeypatch.setattr("sparkonce_lab.run.run", failing(error, after=run))
     done = CliRunner().invoke(app, ["verify", "--out", str(tmp_path / "run")])
     assert done.exit_code == 1
-    assert "o server. What was recorded until then is judged" in done.output
+    assert "o server. Everything recorded until then is judged" in done.output
     assert NOT_EXACTLY in done.output
 
 

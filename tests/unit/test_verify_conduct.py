@@ -76,7 +76,7 @@ def noted(conductor: Conductor) -> Sequence[Event]:
 def test_drivers_that_fall_one_after_the_other_are_not_waited_for(conduct: Conduct) -> None:
     falls = "raise SystemExit(1)\n"
     conductor = conduct(falls)
-    with pytest.raises(StuckError, match="2 drivers in a row ended by themselves: a batch is finished"):
+    with pytest.raises(StuckError, match="2 drivers in a row ended on their own: a batch is finished"):
         conductor.need(lambda: conductor.finished > 0, 600.0, "a batch is finished", step=7)
     stuck = [event for event in noted(conductor) if event.kind is EventKind.STUCK]
     assert [event["step"] for event in stuck] == [7]

@@ -15,7 +15,7 @@ from unit.verify_world import SYSTEMS, good_run
 
 
 def recorded(folder: Path) -> Path:
-    """The good run, written down."""
+    """Records the good run."""
     history = good_run().history()
     recorder = Recorder(folder)
     for event in history.events:

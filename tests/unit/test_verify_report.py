@@ -264,8 +264,8 @@ def test_drivers_and_how_they_ended() -> None:
     assert drivers["started"] == 3
     assert drivers["ends"] == {
         "killed: SIGKILL": 1,
-        "ended in order": 1,
-        "stopped by itself: SupersededError": 1,
+        "ended normally": 1,
+        "stopped on its own: SupersededError": 1,
     }
     assert [one["batches"] for one in drivers["each"]] == [2, 2, 0]
 
@@ -292,7 +292,7 @@ def test_a_run_without_anomalies_passes() -> None:
     assert verdict(small(), BOTH) == (
         "passed",
         "Nothing is missing, doubled or unexpected in kafka and postgres: of 7 expected rows each is there once, and "
-        "no other. 3 of 4 faults struck the running query; 2 drivers finished 4 batches in 20.0 s.",
+        "nothing else. 3 of 4 faults struck the running query; 2 drivers finished 4 batches in 20.0 s.",
     )
 
     assert summary(small(), BOTH)["verdict"]["words"] == "exactly once"
@@ -302,7 +302,7 @@ def test_a_run_without_anomalies_passes() -> None:
 
     outcome, sentence = verdict(long(faults=0, batches=3), judged())
     assert outcome == "passed"
-    assert "No fault was to strike the query" in sentence
+    assert "No fault was planned" in sentence
 
     history = small()
     calm = replace(history, events=[one for one in history.events if one.kind is not EventKind.FAULT])
@@ -331,7 +331,7 @@ def test_what_is_missing_when_the_recording_breaks_off_proves_nothing() -> None:
     half = replace(half, observed={name: rows.slice(3) for name, rows in half.observed.items()})
     outcome, sentence = verdict(half, judge(half))
     assert outcome == "unfinished"
-    assert "This proves nothing. What is early, lingering, missing, state differs or torn cannot be told." in sentence
+    assert "This proves nothing. What is early, lingering, missing, state differs or torn is unknown." in sentence
     doubled = replace(half, observed={**half.observed, "kafka": pa.concat_tables([half.observed["kafka"]] * 2)})
     outcome, sentence = verdict(doubled, judge(doubled))
     assert outcome == "failed"

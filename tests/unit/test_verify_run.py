@@ -72,8 +72,8 @@ def test_what_cannot_be_ended_hides_nothing(tmp_path: Path) -> None:
         run(asked(tmp_path / "run", kafka, postgres), said.append)
     assert (kafka.called, postgres.called) == (["start", "stop"], ["start", "stop"])
     assert said[-2:] == [
-        "postgres is not left as it was: no schema",
-        "kafka is not left as it was: the topic is still there",
+        "postgres could not be cleaned up: no schema",
+        "kafka could not be cleaned up: the topic is still there",
     ]
 
 

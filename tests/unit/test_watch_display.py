@@ -64,7 +64,7 @@ def shown(terminal: Terminal) -> ProgressDisplay:
 
 
 def test_a_start_is_seen_at_once(shown: ProgressDisplay, terminal: Terminal) -> None:
-    assert shown.line() == "totals starting: asking the servers"
+    assert shown.line() == "totals starting: checking the servers"
     shown.show_query("Getting offsets from KafkaV2[Subscribe[orders]]", None)
     assert shown.line() == "totals getting offsets from KafkaV2[Subscribe[orders]]"
 
@@ -111,12 +111,12 @@ def test_the_line_goes_when_the_query_ends(shown: ProgressDisplay, terminal: Ter
 def test_what_the_jvm_writes_begins_where_the_line_does(shown: ProgressDisplay, terminal: Terminal) -> None:
     terminal.screen.refresh()
     before = terminal.file.getvalue()
-    assert CONTROL.sub("", before).endswith("totals starting: asking the servers\r")
+    assert CONTROL.sub("", before).endswith("totals starting: checking the servers\r")
     terminal.file.write("26/11/24 WARN of Spark's\n")
     terminal.screen.refresh()
     after = terminal.file.getvalue()[len(before) :]
     assert "\x1b[1A" not in after, "nothing above the line is erased"
-    assert CONTROL.sub("", after).replace("\r", "") == "26/11/24 WARN of Spark's\ntotals starting: asking the servers"
+    assert CONTROL.sub("", after).replace("\r", "") == "26/11/24 WARN of Spark's\ntotals starting: checking the servers"
 
 
 def test_a_start_that_fails_leaves_no_line(terminal: Terminal) -> None:

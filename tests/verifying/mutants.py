@@ -23,7 +23,7 @@ class Mutant:
         wanted: The anomalies, at least one of which must be found.
         system: The system in which the anomaly must appear. Empty means any system.
         faults: The faults that trigger it: fault, phase, system and request.
-        ends_it: Whether the query cannot continue, so that its run ends early.
+        ends_it: True if the query cannot continue, so that its run ends early.
     """
 
     rule: str

@@ -35,7 +35,7 @@ def trial(folder: Path, say: Say, **more: Any) -> tuple[History, tuple[Verdict, 
     Args:
         folder: A new folder.
         say: Receives progress messages.
-        more: More fields of `Options`.
+        more: Additional fields of `Options`.
     """
     kafka = KafkaSystem(partitions=PARTITIONS)
     options = Options(

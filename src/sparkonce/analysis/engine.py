@@ -71,7 +71,9 @@ def _checkpoint(pipeline: Pipeline) -> Iterator[Finding]:
         change = "option checkpointLocation, on a disk that outlives the driver"
         anew = "no checkpointLocation: a restart has neither position nor state"
         if any(map(_starts_at_the_end, pipeline.sources)):
-            yield loses(f"{anew}, and starts at the end of the source: rows that came meanwhile are lost", change)
+            yield loses(
+                f"{anew}, and starts at the end of the source: rows that arrived in the meantime are lost", change
+            )
         else:
             yield doubles(f"{anew}, and reads everything again", change)
         return
@@ -85,7 +87,7 @@ def _checkpoint(pipeline: Pipeline) -> Iterator[Finding]:
     yield holds("Spark stores what a batch reads before it runs it, and runs it again with the same input")
     where = engine.checkpoint or ""
     if where and _path(where).startswith(_VOLATILE):
-        yield must(f"the checkpoint outlives the machine: {where} is a place that is often emptied at a reboot")
+        yield must(f"the checkpoint outlives the machine: {where} is a location that is often emptied at a reboot")
     elif engine.temporary is None and not where:
         yield must("the query has a checkpointLocation of its own")
     else:
@@ -123,8 +125,8 @@ def _plan(plan: PlanFacts, pipeline: Pipeline) -> Iterator[Finding]:
     drawn = [*plan.random, *(function.name for function in plan.functions if function.deterministic is False)]
     if drawn and plan.shuffles:
         yield must(
-            f"rows are not shuffled by {_listed(drawn)}: when an executor is lost, Spark runs only a part of such a "
-            "shuffle again, and rows are lost or doubled (SPARK-38160)"
+            f"rows are not shuffled by {_listed(drawn)}: when an executor is lost, Spark reruns only part of such a "
+            "shuffle, and rows are lost or duplicated (SPARK-38160)"
         )
     for function in plan.functions:
         if function.deterministic is None and not function.suspects:
@@ -135,7 +137,7 @@ def _plan(plan: PlanFacts, pipeline: Pipeline) -> Iterator[Finding]:
         yield note(f"Spark refuses {_listed(sorted(refused))} in a streaming plan when the query starts")
     if plan.merges and any(sink.guarantee is Guarantee.EXACTLY_ONCE for sink in pipeline.sinks):
         yield note(
-            "coalesce merges partitions by their present location: a sink that has lost some of a batch's "
+            "coalesce merges partitions by their current location: a sink that has lost some of a batch's "
             "transactions and not others may be beyond repair; repartition(n, columns) depends on the rows alone"
         )
     if plan.watermarks and plan.stateful:
@@ -146,7 +148,7 @@ def _plan(plan: PlanFacts, pipeline: Pipeline) -> Iterator[Finding]:
 def _unstable(plan: PlanFacts) -> Iterator[tuple[Iterable[str], str]]:
     """Yields the parts of a plan that may differ when a batch reruns, with the reason."""
     if plan.random:
-        yield plan.random, "draws other values when a batch runs again, with a seed too"
+        yield plan.random, "returns different values when a batch runs again, even with a seed"
     if plan.clock:
         yield plan.clock, "reads the clock again when a batch runs again"
     for function in plan.functions:
@@ -157,7 +159,7 @@ def _unstable(plan: PlanFacts) -> Iterator[tuple[Iterable[str], str]]:
     if plan.layout:
         yield plan.layout, "depends on how rows are spread over tasks, which may differ in a replay"
     if plan.static:
-        yield plan.static, "is joined as it is when a batch runs, which a replay may find changed"
+        yield plan.static, "is joined as it is when a batch runs, and may have changed by a replay"
     if plan.unnamed:
         yield ["an expression"], "is not deterministic, according to Spark"
 
@@ -169,8 +171,8 @@ def _state_made_again(plan: PlanFacts) -> Iterator[Finding]:
         yield doubles(
             f"{_listed(unstable)} with state ({_listed(plan.stateful)}): the state recomputed after a kill may "
             "differ from the rows written, so later batches start from other values",
-            "take the value from the row itself (a hash of its key in the place of a random number, a stored table in "
-            "the place of one that changes); name Python functions that are stable after all in deterministic=",
+            "take the value from the row itself (a hash of its key instead of a random number, a stored table instead "
+            "of one that changes); name Python functions that are stable after all in deterministic=",
         )
 
 
@@ -185,8 +187,8 @@ def _replayed(unstable: Sequence[str], sinks: Iterable[SinkFacts]) -> Iterator[F
     if any(replays_show(sink) for sink in sinks):
         for what in unstable:
             yield doubles(
-                f"{what}; a row that is written twice has other values the second time, so the two cannot be "
-                "recognised as the same",
+                f"{what}; a row that is written twice has different values the second time, so the two cannot be "
+                "recognized as the same",
                 "compute it from the row itself (a hash of its key, or of topic, partition and offset); name Python "
                 "functions that are stable after all in deterministic=",
             )
@@ -204,7 +206,7 @@ def _functions_of(sinks: Iterable[SinkFacts]) -> Iterator[Finding]:
         if sink.function is not None and sink.function.suspects and sink.format in {"foreach", "foreachbatch"}:
             yield doubles(
                 f"{sink.function.name} {_looks_like(sink.function)}: a function that writes is the wrong place for "
-                "that, a replay writes other values",
+                "that, since a replay writes different values",
                 "current_timestamp() in the streaming plan, which is fixed for a batch",
             )
 

@@ -40,12 +40,12 @@ def ask_about_source(source: SourceFacts, settings: Mapping[str, Any] | None) ->
     ):
         settings = None
     if settings is None and secured:
-        return replace(source, unasked="not asked: its security settings are Java's, give librdkafka's as ask=")
+        return replace(source, unasked="not queried: its security settings are for Java; give librdkafka's as ask=")
     connect = dict(settings or {"bootstrap.servers": own})
     try:
         topics = _describe(connect, options, source.names)
     except Exception as error:  # noqa: BLE001 - whatever the error is, it is reported, and nothing is concluded
-        return replace(source, unasked=f"not asked: {_short(error)}")
+        return replace(source, unasked=f"not queried: {_short(error)}")
     return replace(source, topics=topics)
 
 
@@ -63,7 +63,7 @@ def ask_about_sink(sink: SinkFacts, settings: Mapping[str, Any]) -> SinkFacts:
         found = _configs(admin, [ConfigResource(ConfigResource.Type.BROKER, str(broker))])
         longest = found[str(broker)]["transaction.max.timeout.ms"]
     except Exception as error:  # noqa: BLE001 - whatever the error is, it is reported, and nothing is concluded
-        return replace(sink, unasked=f"its brokers do not say their transaction.max.timeout.ms: {_short(error)}")
+        return replace(sink, unasked=f"its brokers do not report their transaction.max.timeout.ms: {_short(error)}")
     return replace(sink, longest_timeout=timedelta(milliseconds=int(longest)))
 
 

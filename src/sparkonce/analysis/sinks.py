@@ -50,7 +50,7 @@ def _ours(sink: SinkFacts, pipeline: Pipeline) -> Iterator[Finding]:
     yield from map(must, sink.conditions)
     if sink.guarantee is Guarantee.AT_LEAST_ONCE:
         yield doubles(
-            "guarantee=AT_LEAST_ONCE: rows are visible at once, and a failed batch is written again",
+            "guarantee=AT_LEAST_ONCE: rows are visible immediately, and a failed batch is written again",
             "guarantee=Guarantee.EXACTLY_ONCE",
         )
         return
@@ -59,7 +59,8 @@ def _ours(sink: SinkFacts, pipeline: Pipeline) -> Iterator[Finding]:
         yield note(sink.refused)
     if sink.promise is Guarantee.AT_LEAST_ONCE:
         yield doubles(
-            "its system cannot tell a commit that is repeated after a failure from the first, and may apply it twice",
+            "its system cannot tell a commit that is repeated after a failure from the first one, and may apply it "
+            "twice",
             "keep the transaction's id with the rows when they are applied, or make that idempotent, and declare it",
         )
     yield from _timeouts(sink, pipeline)
@@ -117,13 +118,13 @@ def _delta(_: SinkFacts, __: Pipeline) -> Iterator[Finding]:
     yield holds(
         "a batch is one table version, with the query's id and the batch in it; a replay finds it and is skipped"
     )
-    yield must("checkpoint and table belong together: beside an older checkpoint new batches are skipped as old ones")
+    yield must("checkpoint and table belong together: with an older checkpoint, new batches are skipped as old ones")
 
 
 def _iceberg(_: SinkFacts, __: Pipeline) -> Iterator[Finding]:
     yield holds("a batch is one snapshot, with the query's id and the epoch in it; a replay finds it and is skipped")
-    yield must("the snapshot of the query's last batch is not expired while the query is away")
-    yield must("checkpoint and table belong together: beside an older checkpoint new batches are skipped as old ones")
+    yield must("the snapshot of the query's last batch is not expired while the query is down")
+    yield must("checkpoint and table belong together: with an older checkpoint, new batches are skipped as old ones")
 
 
 def _foreach_batch(sink: SinkFacts, _: Pipeline) -> Iterator[Finding]:
@@ -135,7 +136,7 @@ def _foreach_batch(sink: SinkFacts, _: Pipeline) -> Iterator[Finding]:
 
 
 def _foreach(_: SinkFacts, __: Pipeline) -> Iterator[Finding]:
-    yield doubles("foreach writes row by row, and a task that is tried again begins from its first row", _USE_OURS)
+    yield doubles("foreach writes row by row, and a retried task starts again from its first row", _USE_OURS)
 
 
 def _memory(_: SinkFacts, __: Pipeline) -> Iterator[Finding]:
@@ -152,10 +153,8 @@ def _noop(_: SinkFacts, __: Pipeline) -> Iterator[Finding]:
 
 def _unknown(sink: SinkFacts, _: Pipeline) -> Iterator[Finding]:
     if sink.format:
-        says = (
-            "not known here: whether it loses or doubles a batch after a failure cannot be said, so nothing is promised"
-        )
-        yield loses(says, f"find out from its makers; or {_USE_OURS}")
+        says = "not known to sparkonce: it may lose or duplicate a batch after a failure, so nothing is promised"
+        yield loses(says, f"ask its vendor; or {_USE_OURS}")
     else:
         yield loses("the sink cannot be seen from here, so nothing is promised", "name it")
 
@@ -245,7 +244,7 @@ def _part(what: str, reader: ReaderFacts, findings: Iterator[Finding]) -> Part:
 def _transactions(reader: ReaderFacts) -> Iterator[Finding]:
     if reader.word == COMMITTED:
         yield holds("isolation.level=read_committed: sees committed rows only")
-        yield note("an open transaction holds such a reader back until it ends")
+        yield note("an open transaction blocks such a reader until it ends")
     elif reader.word is None and reader.settings is None:
         yield doubles(
             "its isolation level is not given, and Kafka's default, read_uncommitted, sees aborted rows",
@@ -269,12 +268,12 @@ def _transactions(reader: ReaderFacts) -> Iterator[Finding]:
 def _folder(reader: ReaderFacts, conf: Mapping[str, str]) -> Iterator[Finding]:
     if conf.get(IGNORE_METADATA, "").strip().lower() == "true":
         yield doubles(
-            f"{IGNORE_METADATA}=true: Spark lists the files, too, with those of a batch that failed half-way",
+            f"{IGNORE_METADATA}=true: Spark lists the files, too, with those of a batch that failed halfway",
             f"{IGNORE_METADATA}=false (the default)",
         )
     if reader.word == BARE_FILES:
         yield doubles(
-            "it lists the files: those of a batch that failed half-way, beside those of its second run",
+            "it lists the files: those of a batch that failed halfway, along with those of its second run",
             "read the folder with Spark, by its own path (not a pattern), which follows _spark_metadata",
         )
         return
@@ -286,7 +285,7 @@ def _folder(reader: ReaderFacts, conf: Mapping[str, str]) -> Iterator[Finding]:
 def _table(sink: SinkFacts, reader: ReaderFacts) -> Iterator[Finding]:
     if reader.word == BARE_FILES:
         yield doubles(
-            "it lists the files: also those that no version of the table holds, or holds no longer",
+            "it lists the files: including those that no version of the table contains, or no longer contains",
             f"read the {sink.format} table",
         )
         return

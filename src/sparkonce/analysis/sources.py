@@ -99,7 +99,7 @@ def _retention_of(topic: str, facts: TopicFacts, downtime: timedelta | None) -> 
     if facts.retention_bytes >= 0:
         yield must(f"{topic} takes longer than the longest downtime to fill retention.bytes={facts.retention_bytes:,}")
     if facts.retention_ms < 0:
-        yield holds(f"{topic} keeps records for ever (retention.ms={facts.retention_ms})")
+        yield holds(f"{topic} keeps records forever (retention.ms={facts.retention_ms})")
         return
     retention = timedelta(milliseconds=facts.retention_ms)
     if downtime is None:
@@ -156,7 +156,7 @@ def _file_age(source: SourceFacts, pipeline: Pipeline) -> Iterator[Finding]:
     if age < _A_WEEK:
         yield loses(f"maxFileAge={options['maxfileage']}: {late}", "maxFileAge=7d (the default) or more")
     else:
-        yield must(f"no file comes late: {late} (maxFileAge)")
+        yield must(f"no file arrives late: {late} (maxFileAge)")
 
 
 def _rate(_: SourceFacts, __: Pipeline) -> Iterator[Finding]:
@@ -194,7 +194,7 @@ def _delta(source: SourceFacts, pipeline: Pipeline) -> Iterator[Finding]:
     for option in ("ignoreChanges", "ignoreFileDeletion"):  # the second is an old name for the first
         if source.is_true(option.lower()):
             yield doubles(
-                f"{option}=true: an update writes files anew, and the rows in them that did not change come again",
+                f"{option}=true: an update rewrites files, and rows in them that did not change are delivered again",
                 "readChangeFeed=true, or skipChangeCommits=true for a table that is only appended to",
             )
     if excluded := (source.options or {}).get("excluderegex"):
@@ -225,7 +225,7 @@ def _iceberg(source: SourceFacts, pipeline: Pipeline) -> Iterator[Finding]:
 def _unknown(_: SourceFacts, __: Pipeline) -> Iterator[Finding]:
     yield loses(
         "an unknown source: it may not read the same rows again after a failure, so nothing is promised",
-        "ask its makers if it replays by stored offsets",
+        "ask its vendor whether it replays from stored offsets",
     )
 
 

@@ -240,7 +240,7 @@ def _check_located(df: DataFrame, on_error: str, settings: Mapping[str, Any]) ->
         raise SchemaError(
             f"located_by={tuple(located_by)!r}: there is no column {', '.join(missing)}; the columns are "
             f"{', '.join(df.columns)}.",
-            next_step="Keep the columns of Spark's Kafka source, name others in located_by, or say located_by=().",
+            next_step="Keep the columns of Spark's Kafka source, name others in located_by, or set located_by=().",
         )
 
 

@@ -96,7 +96,7 @@ class Decoding:
             why = F.concat(self._id_text(), F.lit(f" was not one of {self._subjects} when the query started"))
             restart = (
                 f"If it is registered under {self._subjects} by now, start the query again, which then reads it; "
-                "nothing is lost. If it belongs to another subject, add that to subject=, or say later_ids='ask'. If "
+                "nothing is lost. If it belongs to another subject, add that to subject=, or set later_ids='ask'. If "
                 "it belongs to none: later_ids='ask', and on_error='dead-letter' or 'drop'."
             )
             return decoded.otherwise(F.when(self._is_framed(), self._stop(why, restart)))
@@ -116,7 +116,7 @@ class Decoding:
             F.lit("it is not in the registry's wire format ("), size, F.lit(" bytes, the first 0x"), start, F.lit(")")
         )
         malformed = F.concat(
-            F.lit("it is no record of "), self._id_text(), F.lit(", or cannot be evolved to the reader's schema")
+            F.lit("it is not a record of "), self._id_text(), F.lit(", or cannot be evolved to the reader's schema")
         )
         reason = F.when(~self._is_framed(), unframed)
         if self._answer is not None:
@@ -161,7 +161,7 @@ def _reader_schema(
         return schema_text(reader, "reader"), f"reader={str(reader)[:60]!r}"
     if len(subjects) > 1:
         raise ConfigurationError(
-            f"subject={list(subjects)} are several, so there is no latest version or version {reader}.",
+            f"subject={list(subjects)} names several subjects, so there is no latest version or version {reader}.",
             next_step="Give reader the path of an .avsc file, or a schema's JSON.",
         )
     found = registry.latest(subjects[0]) if reader is None else registry.version(subjects[0], reader)

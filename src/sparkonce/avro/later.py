@@ -138,7 +138,7 @@ class _Rewriter:
         subjects = _kept[key][1] if _is_kept(key) else _keep(key, registry.subjects(number))
         if set(subjects) & set(self._request.subjects):
             raise ConfigurationError(
-                f"Schema id {number} was registered under {ours} after the query had started, and {error}",
+                f"Schema id {number} was registered under {ours} after the query started, and {error}",
                 next_step="Start the query again: Java then reads all schemas registered by now. Nothing is lost.",
             )
         named = ", ".join(subjects[:_MOST_NAMED]) + (", …" if len(subjects) > _MOST_NAMED else "")

@@ -47,6 +47,6 @@ def warn_without_limits(session: SparkSession, jvm: Any) -> None:
         settings = " and ".join(f"{name}='{java_options()}'" for name in missing)
         logger.warning(
             "A bad Avro record can end Spark's JVM with an OutOfMemoryError, at every start: Avro's limits are not "
-            "set. Next: start Spark with %s (the lengths are yours to choose), beside the options that you have.",
+            "set. Next: start Spark with %s (with lengths of your choice), in addition to your own options.",
             settings,
         )

@@ -79,7 +79,7 @@ def require_module() -> Any:
     session = SparkSession.getActiveSession()
     if session is None or not hasattr(session, "_jvm"):
         raise ConfigurationError(
-            "There is no Spark session.", next_step="Make one first: a classic one, not Spark Connect."
+            "There is no Spark session.", next_step="Create one first: a classic one, not Spark Connect."
         )
     require_class(session, AVRO_MODULE, "org.apache.spark.sql.avro.AvroDataToCatalyst")
     return session._jvm

@@ -252,7 +252,7 @@ class SchemaRegistry:
         except (ValueError, TypeError, OSError) as error:
             named = ", ".join(sorted(self._settings))
             raise ConfigurationError(
-                f"SchemaRegistry does not take these settings ({named}): {self._without_secrets(str(error))}",
+                f"SchemaRegistry does not accept these settings ({named}): {self._without_secrets(str(error))}",
                 next_step="Correct or remove the setting it names.",
             ) from None
 
@@ -262,7 +262,7 @@ _NEXT_STEPS = {
     403: "Let the user of basic.auth.user.info read the subject, or write to it where a schema is registered.",
     SUBJECT_NOT_FOUND: "Check the subject's name: it is <topic>-value unless another strategy is used.",
     VERSION_NOT_FOUND: "Give a version that the subject has.",
-    SCHEMA_NOT_FOUND: "Register the schema, or say auto_register=True.",
+    SCHEMA_NOT_FOUND: "Register the schema, or set auto_register=True.",
     409: "Make the schema compatible with the subject's earlier versions, or change the subject's compatibility rule.",
     422: "Correct the schema.",
 }

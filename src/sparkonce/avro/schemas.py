@@ -45,7 +45,7 @@ def parse(text: str, where: str) -> Schema:
         raise ConfigurationError(f"{where} is not JSON: {error}", next_step="Give an Avro schema as JSON.") from None
     if not isinstance(found, str | dict | list):
         raise ConfigurationError(
-            f"{where} is {text[:40]!r}, which is no Avro schema.", next_step="Give an Avro schema as JSON."
+            f"{where} is {text[:40]!r}, which is not an Avro schema.", next_step="Give an Avro schema as JSON."
         )
     return found
 

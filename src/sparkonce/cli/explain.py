@@ -96,7 +96,7 @@ def explain(
             found = [explain_checkpoint(files, sink=sink, reader=known, downtime=away, ask=asked)]
         elif conf:
             raise ConfigurationError(
-                f"--conf says how a checkpoint is reached, and {target!r} is none.",
+                f"--conf says how a checkpoint is reached, but {target!r} is not a checkpoint.",
                 next_step="Leave it out; a query file's session has its own settings.",
             )
         elif Path(target).is_file():
@@ -147,7 +147,7 @@ def _of_file(file: Path, arguments: list[str], **how: Any) -> "tuple[list[Explan
         raise ConfigurationError(
             f"{file} starts no streaming query.", next_step="Give a file that does, with its arguments."
         )
-    return found, "" if whole else f"{file} was left at its first wait; queries after it were not seen"
+    return found, "" if whole else f"{file} was stopped at its first wait; queries after it were not seen"
 
 
 def _reader(text: str | None) -> str | dict[str, str] | None:

@@ -20,15 +20,15 @@ Counts orders by customer, exactly once: `job.py`.
 
 ```
 python3 -m venv .venv && . .venv/bin/activate
-CLONE=/path/to/sparkonce   # it is on no package index yet
+CLONE=/path/to/sparkonce   # it is not on a package index yet
 pip install -r requirements.txt $CLONE $CLONE/packages/sparkonce-lab
 sparkonce broker up --port 9092
 python job.py
 ```
 
-Run it again, or kill it in the middle: the totals stay right. A Kafka of your own: `BROKER=host:9092 python job.py`.
+Run it again, or kill it in the middle: the totals stay right. With your own Kafka: `BROKER=host:9092 python job.py`.
 
-By spark-submit, which needs Kafka's connector as an option:
+With spark-submit, which needs Kafka's connector as an option:
 
 ```
 spark-submit --packages "$(python -c 'import sparkonce; print(sparkonce.spark_packages())')" job.py

@@ -416,7 +416,7 @@ def _sweep_without_log(
     if not reason.strip():
         raise ConfigurationError(
             "Without the checkpoint nobody knows what was decided: rows may be lost.",
-            next_step="Look for the checkpoint, or a copy. If it is gone for good, give --accept-loss with the reason.",
+            next_step="Look for the checkpoint, or a copy. If both are gone, give --accept-loss with the reason.",
         )
     sinks = {name: sink_of(file, name, {}) for name in file.sinks}
     if not sinks:
@@ -426,8 +426,8 @@ def _sweep_without_log(
     _ask(
         found,
         _ALL,
-        "Rows of batches that were decided and not committed yet are lost for good, and a driver that still runs this "
-        "query fails. Go on?",
+        "Rows of batches that were decided and not committed yet are permanently lost, and a driver that still runs "
+        "this query fails. Continue?",
         yes=yes,
     )
     ended = {}
@@ -510,7 +510,7 @@ def _accepted(given: Sequence[str] | None, sinks: "Mapping[str, TwoPhaseCommitSi
         if not equals or not batch.isdecimal() or name not in sinks:
             raise ConfigurationError(
                 f"--accept-lost {text!r} is not SINK=BATCH.",
-                next_step=f"Give them as StaleServerError names them; the sinks are {sorted(sinks)}.",
+                next_step=f"Give them as StaleServerError reports them; the sinks are {sorted(sinks)}.",
             )
         found[name] = int(batch)
     return found
@@ -569,11 +569,11 @@ def _confirm(files: "CheckpointFiles", file: OperatorFile, *, moved: bool, yes: 
     run, found = newest_run(files), _listing_of_query(files, file)
     if moved:
         question = (
-            f"If this is a copy, and the query runs on {run.location}, its transactions are aborted under it. Was the "
-            "checkpoint moved, and does nothing run there any more?"
+            f"If this is a copy and the query still runs on {run.location}, this aborts its transactions. Was the "
+            "checkpoint moved, and does nothing use the old one?"
         )
     elif not yes:
-        question = "A driver that still runs on this checkpoint is superseded, and stops. Go on?"
+        question = "A driver that still runs on this checkpoint is superseded and stops. Continue?"
     else:
         _show_plan(console(stderr=True), found.found, _RESOLVE)
         return found

@@ -51,11 +51,13 @@ def ui(
         server = PageServer(watcher, host, port)
     except OSError as error:
         raise ConfigurationError(
-            f"--host {host} --port {port} cannot be listened on: {error.strerror or error}.",
+            f"--host {host} --port {port} cannot be used: {error.strerror or error}.",
             next_step="Give another --port, or --port 0 for a free one.",
         ) from error
     if not is_loopback(host):
-        typer.secho(f"Whoever reaches {host} can read this page: it has no login, and no TLS.", fg="yellow", err=True)
+        typer.secho(
+            f"Anyone who can reach {host} can read this page: it has no login and no TLS.", fg="yellow", err=True
+        )
     typer.echo(f"The page is at {server.url} Ctrl-C ends it.")
     with server:
         try:

@@ -142,7 +142,7 @@ class BatchFinisher:
         outage = Outage(self._patience_s, is_stopped=work.is_stopped)
         for name in effect.sinks:
             own = [handle for handle in effect.handles if handle.sink == name]
-            doing = f"batch {effect.batch} is committed, and sink {name} cannot be told"
+            doing = f"batch {effect.batch} is committed, but sink {name} cannot be notified"
             outage.retry(partial(self._sinks.committer(name).conclude, effect.batch, own), doing)
         return on.Concluded()
 
@@ -151,8 +151,8 @@ def _check_aborted(handle: Handle, answer: Finished) -> None:
     """Refuses a sink that returns DAMAGED for an abort: its transaction would be voided and aborted endlessly."""
     if answer.outcome is Outcome.DAMAGED:
         raise errors.ConfigurationError(
-            f"sink {handle.sink!r} answers DAMAGED to the abort of slot {handle.slot}, and only a commit may: "
-            f"{answer.reason}",
+            f"sink {handle.sink!r} returned DAMAGED for the abort of slot {handle.slot}, which only a commit may "
+            f"return: {answer.reason}",
             next_step="Let SinkCommitter.abort return ABORTED, also for a transaction that has lost rows; see "
             "SinkConformance.",
         )

@@ -55,7 +55,7 @@ def too_old(
     for handle, begun in zip(handles, begun_at, strict=True):
         which = f"the transaction of slot {handle.slot} of sink {handle.sink}"
         if begun is None:
-            return f"{which} is not open any more after {took_s:.0f} s; its timeout is {life.seconds:.0f} s"
+            return f"{which} is no longer open after {took_s:.0f} s; its timeout is {life.seconds:.0f} s"
         at_most_s = took_s - (begun - first_ms) / 1000
         age_s = min(at_most_s, max(now_s - begun / 1000, now_s - handle.opened_ms / 1000))
         if life.seconds - age_s <= needed_s:
@@ -87,11 +87,11 @@ class Pace:
 def warn_of_outlived(took_s: float, life: Lifetime) -> None:
     """Logs that a batch has outlived its transactions, and how it is written again."""
     logger.warning(
-        "Preparing the batch took %.0f s, and transactions of sink %s live %.0f s: what it wrote is undone, and it "
-        "is written again, with all rows computed and kept on the executors' disks first, and with transactions "
-        "that live as long as each system allows, from now on. Next: to have later batches smaller, bound them by "
-        "max_offsets_per_trigger (Spark's maxOffsetsPerTrigger), or raise transaction.timeout.ms where the sink "
-        "has it.",
+        "Preparing the batch took %.0f s, and transactions of sink %s live %.0f s: what it wrote is undone, and it is "
+        "written again, with all rows computed and kept on the executors' disks first, and with transactions that "
+        "live as long as each system allows, from now on. Next: To make later batches smaller, limit them with "
+        "max_offsets_per_trigger (Spark's maxOffsetsPerTrigger), or raise transaction.timeout.ms where the sink has "
+        "it.",
         took_s,
         life.sink,
         life.seconds,

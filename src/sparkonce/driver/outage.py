@@ -98,7 +98,7 @@ class Outage:
         self._began_s = began_s
         if not self._said and now_s - began_s >= self._silent_s:
             self._said = True
-            logger.warning("Waiting for at most %.0f s: %s", self._patience_s, reason)
+            logger.warning("Waiting for up to %.0f s: %s", self._patience_s, reason)
         time.sleep(min(left_s, doubled(self._first_pause_s, self._pauses, self._longest_pause_s)))
         self._pauses += 1
         return True
@@ -106,7 +106,7 @@ class Outage:
     def is_over(self) -> None:
         """Logs that the run continues, if a wait was logged. Later waits share the same time limit."""
         if self._said:
-            logger.warning("Going on after %.0f s, in which it was tried %d times.", *self._passed())
+            logger.warning("Continuing after %.0f s and %d tries.", *self._passed())
         self._said, self._pauses = False, 0
 
     @property

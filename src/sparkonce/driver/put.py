@@ -129,7 +129,7 @@ def _back_off(contested: int, is_stopped: Callable[[], bool]) -> None:
     wait_s = doubled(1.0, contested - CONTESTED, LONGEST_BACK_OFF_S) * random.uniform(0.5, 1.0)  # noqa: S311
     logger.warning(
         "%d runs have claimed this query without committing a batch; waiting %.1f s before the next claim. Two "
-        "supervised drivers on one checkpoint depose each other. Next: stop one of them.",
+        "supervised drivers on one checkpoint keep superseding each other. Next: stop one of them.",
         contested,
         wait_s,
     )

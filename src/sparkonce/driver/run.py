@@ -280,7 +280,7 @@ class RunDriver:
         read = self._perform(do.ReadLog(view=self.state.view), work)
         if isinstance(read, on.LogRead) and read.view.end == self.state.view.end:
             return stop
-        message = f"a newer run has claimed the query, while this one took rows for lost: {stop.message}"
+        message = f"a newer run has claimed the query, while this one considered rows lost: {stop.message}"
         return do.Stop(reason=do.StopReason.SUPERSEDED, message=message)
 
     def _sweep(self, effect: do.Sweep, work: BatchWork) -> on.Event:

@@ -105,9 +105,9 @@ class RunSinks:
         for name in groups:
             if name not in self.by_name:
                 raise errors.ConfigurationError(
-                    f"a decided batch holds transactions of sink {name!r}, and the query has only "
+                    f"a decided batch holds transactions of sink {name!r}, and the query only has "
                     f"{sorted(self.by_name)}",
-                    next_step="give the sink again, under this name, until its last batch is finished.",
+                    next_step="add the sink again, under this name, until its last batch is finished.",
                 )
         if len(groups) == 1:
             ((name, group),) = groups.items()
@@ -170,8 +170,10 @@ class Monitors:
                         try:
                             one.poll(self.batch_s)
                         except Exception as error:  # noqa: BLE001, PERF203 - the next check may succeed
-                            logger.debug("What others do to this query's readers could not be checked: %s", error)
+                            logger.debug(
+                                "Foreign transactions that block this query's readers could not be checked: %s", error
+                            )
                     if self._closed.wait(self._every_s):
                         return
         except Exception as error:  # noqa: BLE001 - nothing of the query depends on it
-            logger.debug("Nothing checks what others do to this query's readers: %s", error)
+            logger.debug("Foreign transactions that block this query's readers are not checked: %s", error)

@@ -95,10 +95,10 @@ def _warn_of_removed(recorded: Mapping[str, Facts], sinks: Mapping[str, TwoPhase
     for name in sorted(recorded.keys() - sinks.keys()):
         if prefix := recorded[name].get("prefix"):
             logger.warning(
-                "Sink %r, which this query's last run had, is taken away. If that run did not end cleanly, it may have "
-                "left transactions open, whose names begin with %r and hold %r. They hold back readers, or hold locks, "
-                "until they time out, if they ever do. Next: start the query once more with the sink, which ends them, "
-                "or end them on its server (sparkonce transactions, kafka-transactions.sh).",
+                "Sink %r, which this query's last run had, was removed. If that run did not end cleanly, it may have "
+                "left transactions open, whose names begin with %r and hold %r. They block readers, or hold locks, "
+                "until they time out, if ever. Next: start the query once more with the sink, which ends them, or end "
+                "them on its server (sparkonce transactions, kafka-transactions.sh).",
                 *(name, prefix, query),
             )
 
@@ -109,8 +109,8 @@ def _check_facts(facts: Mapping[str, Facts]) -> None:
         for name, fact in known.items():
             if not isinstance(fact, str):
                 raise errors.PreflightError(
-                    f"Sink {sink!r}: the fact {name!r} that its preflight returns is {fact!r}, and not a text.",
-                    next_step="Return texts only from TwoPhaseCommitSink.preflight.",
+                    f"Sink {sink!r}: the fact {name!r} that its preflight returns is {fact!r}, which is not a string.",
+                    next_step="Return only strings from TwoPhaseCommitSink.preflight.",
                     sink=sink,
                 )
 
@@ -123,7 +123,7 @@ def _traces(name: str, committer: SinkCommitter, query: str, facts: Facts, withi
     """
     ask = partial(committer.list_traces, query, facts)
     try:
-        return Outage(within_s).retry(ask, f"sink {name!r} does not say what it remembers of this query")
+        return Outage(within_s).retry(ask, f"sink {name!r} does not report what it remembers of this query")
     except (errors.UnknownOutcomeError, errors.OutageError) as error:
         reason = error.message
     except errors.SparkonceError:
@@ -131,9 +131,9 @@ def _traces(name: str, committer: SinkCommitter, query: str, facts: Facts, withi
     except Exception as error:  # noqa: BLE001 - everything else in the sink may still work
         reason = f"{type(error).__name__}: {error}"
     logger.warning(
-        "Sink %r does not say what it remembers of this query: %s. The run starts without knowing if its "
-        "checkpoint is an old copy. Next: If it was restored from a copy, stop the query, and start it again when the "
-        "sink answers.",
+        "Sink %r does not report what it remembers of this query: %s. The run starts without knowing whether its "
+        "checkpoint is an old copy. Next: If it was restored from a copy, stop the query, and start it again once the "
+        "sink responds.",
         *(name, reason.rstrip(".")),
     )
     return ()
@@ -143,8 +143,8 @@ def warn_if_not_moved(view: LogView, location: str) -> None:
     """Warns if ``checkpoint_moved=True`` is still set. It is meant for the first start in another folder."""
     if view.newest_run is not None and view.newest_run.location == location:
         logger.warning(
-            "checkpoint_moved=True, and the decision log has not moved since the last run: %s. As long as the setting "
-            "stays, a copy of this checkpoint is not refused. Next: take it out.",
+            "checkpoint_moved=True, but the decision log has not moved since the last run: %s. While this is set, a "
+            "copy of this checkpoint is not refused. Next: Remove the setting.",
             location,
         )
 
@@ -206,8 +206,8 @@ def check_accepted(accepted: Mapping[str, int], batch: int) -> None:
     """
     if any(newest >= batch for newest in accepted.values()):
         raise errors.ConfigurationError(
-            f"accept_lost_batches={dict(accepted)!r}: batch {batch} is next, and only those before are finished.",
-            next_step="Give what StaleServerError named, or leave it out.",
+            f"accept_lost_batches={dict(accepted)!r}: batch {batch} is next, and only earlier batches are finished.",
+            next_step="Give what StaleServerError reported, or leave it out.",
         )
 
 
@@ -240,7 +240,7 @@ def check_servers(
     missing: dict[str, list[int]] = {}
     for name in effect.sinks:
         finished = _finished(effect.view, effect.batch, name, accepted.get(name, -1))
-        doing = f"sink {name} is asked whether it still has what was committed"
+        doing = f"sink {name} must still have what was committed"
         if not finished:
             continue
         if outage.retry(partial(_is_gone, committer(name), finished[-1], name), doing):
@@ -249,13 +249,17 @@ def check_servers(
             ]
     if missing:
         raise errors.StaleServerError(
-            "; ".join(f"sink {name!r} does not have {_words(batches)} any more" for name, batches in missing.items())
-            + ". They were committed there: the server went back to an older state (a restored backup, a fail-over to "
-            "a replica that lagged, a disk that lost what it had confirmed).",
-            next_step="bring the newer state back, if there is one, and start again. Or else look there for the rows "
-            "of these batches (sparkonce checkpoint batch CHECKPOINT NUMBER says how many each slot has, and in "
-            "which transaction), write by hand those that are missing, and go on with "
-            f"ExactlyOnce(..., accept_lost_batches={ {name: batches[-1] for name, batches in missing.items()} }).",
+            "; ".join(f"sink {name!r} no longer has {_words(batches)}" for name, batches in missing.items())
+            + (
+                ". They were committed there: the server returned to an older state (a restored backup, a failover "
+                "to a lagging replica, a disk that lost confirmed writes)."
+            ),
+            next_step=(
+                "restore the newer state, if there is one, and start again. Otherwise, look there for the rows of "
+                "these batches (sparkonce checkpoint batch CHECKPOINT NUMBER says how many each slot has, and in "
+                "which transaction), write those that are missing manually, and continue with ExactlyOnce(..., "
+                f"accept_lost_batches={ {name: batches[-1] for name, batches in missing.items()} })."
+            ),
             missing=missing,
         )
 

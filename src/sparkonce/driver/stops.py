@@ -25,46 +25,46 @@ _ERRORS: dict[do.StopReason, tuple[type[errors.SparkonceError], str]] = {
     do.StopReason.TOO_OLD: (
         errors.TransactionTooOldError,
         "let transactions live longer than the batch takes to be written (Kafka: transaction.timeout.ms, and the "
-        "broker's transaction.max.timeout.ms; Redis: staging_ttl_s; S3: the bucket's lifecycle rules), or give it more "
-        "cores, and start the query again. Smaller batches (maxOffsetsPerTrigger) help from the next batch on: Spark "
-        "repeats this one with the offsets that it has recorded. To take it apart see the documentation, Operations.",
+        "broker's transaction.max.timeout.ms; Redis: staging_ttl_s; S3: the bucket's lifecycle rules), or give it "
+        "more cores, and start the query again. Smaller batches (maxOffsetsPerTrigger) help from the next batch on: "
+        "Spark repeats this one with the offsets that it has recorded. To split it, see the documentation, Operations.",
     ),
     do.StopReason.UNKNOWN: (
         errors.UnknownOutcomeError,
-        "see whether the servers can be reached, then start the query again: it asks for the outcome first.",
+        "check whether the servers can be reached, then start the query again: it checks the outcome first.",
     ),
     do.StopReason.LOST: (
         errors.TransactionLostError,
-        "the plan is not deterministic or its input is gone: compare the sink with the slots listed, repair it by "
-        f"hand, and {errors.ANEW}.",
+        "the plan is not deterministic or its input is gone: compare the sink with the slots listed, repair it "
+        f"manually, and {errors.ANEW}.",
     ),
     do.StopReason.UNWRITABLE: (
         errors.LogError,
         "make the checkpoint's disk writable, or give keys that its store accepts, and start the query again.",
     ),
     do.StopReason.LOG_VIOLATION: (errors.LogError, "restore the log together with the checkpoint from one copy."),
-    do.StopReason.STOPPED: (errors.SupersededError, "start the query again: a new run can go on."),
+    do.StopReason.STOPPED: (errors.SupersededError, "start the query again: a new run can continue."),
 }
 
 
 _SPREAD_OTHERWISE = (
-    "the batch had other slots when it was decided: start the query with as many as then (partitions of its source, "
-    "spark.sql.shuffle.partitions, cores, spark.sql.adaptive.enabled) until this batch is committed. A plan with "
-    "coalesce() may never give them again: see the documentation, Operations."
+    "the batch had a different number of slots when it was decided: start the query with that number (partitions of "
+    "its source, spark.sql.shuffle.partitions, cores, spark.sql.adaptive.enabled) until this batch is committed. A "
+    "plan with coalesce() may never produce them again: see the documentation, Operations."
 )
 """The next step if a replay returns exactly the same rows in other slots. Nothing is permanently lost."""
 
 
 _DELETED = (
-    "nothing writes them again: compare the sink with the slots listed, write by hand what is missing, and "
+    "nothing writes them again: compare the sink with the slots listed, write what is missing manually, and "
     f"{errors.ANEW}. Have the server keep rows for longer than transactions stay open."
 )
 
 _IF_MOVED = ". If it was moved"
 """The start of the advice in the coordinator's message about a moved log."""
 _MOVED = (
-    "if the checkpoint was moved, and nothing runs on the old one any more, say so once: "
-    "ExactlyOnce(…, checkpoint_moved=True). If this is a copy, start on the one that was last used."
+    "if the checkpoint was moved, and nothing uses the old one, confirm this once: ExactlyOnce(…, "
+    "checkpoint_moved=True). If this is a copy, start from the one that was used last."
 )
 
 _ADVISED = frozenset({do.StopReason.PREPARE_FAILED, do.StopReason.UNKNOWN, do.StopReason.TOO_OLD})
@@ -108,15 +108,15 @@ def then_start_again(error: BaseException) -> str:
 def advice_of(waiting: Sequence[Finished]) -> str:
     """Returns what to do about inconclusive outcomes; empty if waiting is all that helps."""
     if steps := dict.fromkeys(answer.next_step for answer in waiting if answer.next_step):
-        return f"{' '.join(steps)} Then start the query again: it asks for the outcome first."
+        return f"{' '.join(steps)} Then start the query again: it checks the outcome first."
     if any(answer.outcome is Outcome.UNKNOWN for answer in waiting):
-        return "do what the answer asks for, then start the query again: it asks for the outcome first."
+        return "do what the answer asks for, then start the query again: it checks the outcome first."
     return ""
 
 
 def taken_away(reasons: Iterable[str]) -> str:
     """Returns what to do about transactions that are lost repeatedly, although they have no timeout."""
-    return f"find out what takes them away, then start the query again: {'; '.join(reasons)}"
+    return f"find out what removes them, then start the query again: {'; '.join(reasons)}"
 
 
 def stop_error(stop: do.Stop, batch: int, advice: str = "") -> errors.SparkonceError:

@@ -168,5 +168,5 @@ class Sweeper:
             raise errors.UnknownOutcomeError(
                 f"{len(waiting)} transactions that were left open in sink {name!r} could not be aborted: "
                 f"{waiting[0].reason}",
-                next_step="See whether the server can be reached, then start the query again.",
+                next_step="Check whether the server can be reached, then start the query again.",
             )

@@ -429,7 +429,9 @@ def _said(next_start: NextStart, point: ResumePoint, entries: Sequence[LogEntry]
     claimed_by = next((one.spark_run or "" for one in reversed(entries) if one.kind == "claim"), "")
     since = ""
     if next_start is NextStart.COMMITS and claimed_by.startswith(OPERATOR):
-        since = " An operator's command has ended its transactions since, as far as it said: the start asks once more."
+        since = (
+            " An operator's command has ended its transactions since, as far as it reported: the start checks again."
+        )
     return f"{point.description()}{since}" or "Begins with batch 0."
 
 

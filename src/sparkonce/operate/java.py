@@ -40,5 +40,5 @@ def _java_major(java: str) -> int:
         raise ConfigurationError(f"{java} does not run: {error}", next_step=_JAVA_STEP) from error
     found = re.search(r'version "(?:1\.)?(\d+)', answer.stderr + answer.stdout)
     if found is None:
-        raise ConfigurationError(f"{java} -version says no version: {answer.stderr.strip()}.", next_step=_JAVA_STEP)
+        raise ConfigurationError(f"{java} -version reports no version: {answer.stderr.strip()}.", next_step=_JAVA_STEP)
     return int(found[1])

@@ -121,7 +121,7 @@ def resolve(
         if done is not None:
             return done
     raise PreflightError(
-        f"The query of {files.location!r} goes on: {_TRIES} times it was further than it had been a moment before.",
+        f"The query of {files.location!r} keeps advancing: it was further each of the {_TRIES} times that it was read.",
         next_step="Stop its driver, or try again.",
     )
 
@@ -207,7 +207,9 @@ def _tried(
             try:
                 run.begin_batch(BatchAsked(batch=first.batch + 1, offsets=(), previous_offsets=offsets))
             except SparkonceError as error:
-                error.message = f"Batch {first.batch} is committed. What older runs left is not ended: {error.message}"
+                error.message = (
+                    f"Batch {first.batch} is committed. What older runs left open was not ended: {error.message}"
+                )
                 raise
             return replace(done, batch=first.batch, committed=progress.transactions, swept=tuple(sorted(sinks)))
         if (finishing := run.state.finishing) is not None:  # it was decided, and some of it is lost
@@ -268,8 +270,10 @@ def _check_sinks(point: ResumePoint, sinks: Mapping[str, TwoPhaseCommitSink], *,
     if not sinks:
         raise ConfigurationError(
             "The file describes none of the query's sinks, so nothing can be ended.",
-            next_step=f"Describe them: the query has {sorted(known_sinks(point.view))}. If they are made with "
-            "functions of the program's, start the query instead.",
+            next_step=(
+                f"Describe them: the query has {sorted(known_sinks(point.view))}. If they are created with the "
+                "program's own functions, start the query instead."
+            ),
         )
     batch = point.next_batch().number
     decision = point.view.decision(batch)
@@ -283,9 +287,11 @@ def _check_sinks(point: ResumePoint, sinks: Mapping[str, TwoPhaseCommitSink], *,
     needed = {handle.sink for handle in decision.handles if handle.transaction}
     if missing := sorted(needed - sinks.keys()):
         raise ConfigurationError(
-            f"Batch {batch} is decided, and has transactions in {missing}, which the file does not say how to make.",
-            next_step="Add them to the file. If a sink is made with functions of the program's, start the query "
-            "instead: it commits the batch first.",
+            f"Batch {batch} is decided, and has transactions in {missing}, which the file does not describe.",
+            next_step=(
+                "Add them to the file. If a sink is created with the program's own functions, start the query "
+                "instead: it commits the batch first."
+            ),
         )
 
 
@@ -308,7 +314,7 @@ def _aborted(committer: SinkCommitter, handles: Sequence[Handle]) -> Sequence[Fi
     answers = committer.abort(handles)
     if waiting := [one for one in answers if one.outcome not in FINAL]:
         raise UnknownOutcomeError(
-            f"{len(waiting)} of {len(handles)} transactions are not surely aborted: {waiting[0].reason}",
+            f"{len(waiting)} of {len(handles)} transactions may not be aborted: {waiting[0].reason}",
             next_step=waiting[0].next_step or "Run the command again.",
         )
     return answers

@@ -92,7 +92,7 @@ class NamedSystem:
             module = import_module(f"{self.kind.package}.orphans")
         except ImportError as error:
             raise ConfigurationError(
-                f"System {self.name!r} cannot be asked: {error}.",
+                f"System {self.name!r} cannot be queried: {error}.",
                 next_step=f"pip install 'sparkonce[{self.kind.value}]'",
             ) from error
         found: list[Orphan] = module.list_open(self.settings)
@@ -211,7 +211,7 @@ def sink_of(file: OperatorFile, name: str, facts: Facts) -> TwoPhaseCommitSink:
         sink: TwoPhaseCommitSink = cls(settings, name=name, **{**more, **_known(name, found.kind, facts), **arguments})
     except (TypeError, ImportError) as error:  # a missing or an unknown argument, or no client
         raise ConfigurationError(
-            f"Sink {name!r} cannot be made: {error}.",
+            f"Sink {name!r} cannot be created: {error}.",
             next_step=f"Give it the arguments of {kind}, as the query's program does.",
         ) from None
     return sink
@@ -264,7 +264,7 @@ def _of_file(path: str, environment: Mapping[str, str]) -> OperatorFile:
     for name, arguments in sinks.items():
         if not isinstance(arguments, dict):
             raise ConfigurationError(
-                f"{path!r}: the arguments of sink {name!r} are no mapping.",
+                f"{path!r}: the arguments of sink {name!r} are not a mapping.",
                 next_step="Write them below its name, as name: value.",
             )
     return OperatorFile(
@@ -290,7 +290,7 @@ def _names(path: str, content: Any, part: str) -> dict[str, Any]:
     found = content.get(part) if isinstance(content, dict) else None
     if found is not None and not isinstance(found, dict):
         raise ConfigurationError(
-            f"{path!r}: `{part}` is no mapping.", next_step="Write names below it, each with its settings."
+            f"{path!r}: `{part}` is not a mapping.", next_step="Write names below it, each with its settings."
         )
     return found or {}
 
@@ -327,7 +327,7 @@ def _check_plain(path: str, name: str, settings: Mapping[str, Any]) -> None:
     for key, value in settings.items():
         if not isinstance(value, str | int | float):
             raise ConfigurationError(
-                f"{path!r}: {key!r} of {name!r} is neither a text nor a number.", next_step="Put it in quotes."
+                f"{path!r}: {key!r} of {name!r} is neither a string nor a number.", next_step="Put it in quotes."
             )
 
 

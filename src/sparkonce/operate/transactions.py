@@ -44,10 +44,12 @@ _NEXT_STEPS = {
     "SERVERS forceTerminateTransaction --transactionalId {name}",
 }
 _OF_KIND = {
-    "id not visible": "Ask as a user with DESCRIBE on the transactional ids, who sees whose it is and since when.",
-    "being ended": "Wait: its coordinator is telling the partitions. If it stays so, a broker is unreachable.",
-    "marker missing": "Its coordinator has ended it, and the partition does not know: see docs/kafka.md#readers before "
-    "you abort that part with kafka-transactions.sh abort.",
+    "id not visible": "Ask as a user with DESCRIBE on the transactional ids, who can see its owner and its age.",
+    "being ended": "Wait: its coordinator is notifying the partitions. If this persists, a broker is unreachable.",
+    "marker missing": (
+        "Its coordinator has ended it, but the partition was not notified: see docs/kafka.md#readers before you "
+        "abort that part with kafka-transactions.sh abort."
+    ),
 }
 
 
@@ -230,7 +232,7 @@ def _decided(found: Orphan, view: LogView | None) -> tuple[Decision, Handle] | N
 
 def _verdict(found: Orphan, view: LogView | None) -> tuple[LogVerdict, str]:
     if not found.query:
-        return LogVerdict.FOREIGN, "It is not sparkonce's: another application opened it, and decides it."
+        return LogVerdict.FOREIGN, "It is not sparkonce's: another application opened it, and decides its outcome."
     newest = view.newest_run if view is not None else None
     if view is None or newest is None or short_query(newest.query) != found.query:
         return LogVerdict.NOT_KNOWN, "No log of its query is given."
@@ -250,5 +252,5 @@ def _verdict(found: Orphan, view: LogView | None) -> tuple[LogVerdict, str]:
             f"An older run has left it; run {newest.token.position} has claimed the query since.",
         )
     if token.position < view.floor.position:
-        return LogVerdict.NOT_KNOWN, "Its run is so old that the log has forgotten it: nobody ends it."
+        return LogVerdict.NOT_KNOWN, "Its run is so old that the log has forgotten it: nothing ends it automatically."
     return LogVerdict.NOT_KNOWN, "The log does not know its run: one of the two is an old copy."

@@ -52,7 +52,7 @@ def decode_record(data: bytes) -> Record:
     try:
         return _DECODERS[body["kind"]](body)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise Unreadable(f"the record has not the shape of its kind: {error!r}") from error
+        raise Unreadable(f"the record does not have the shape of its kind: {error!r}") from error
 
 
 def decided_at_ms(data: bytes) -> int:
@@ -102,7 +102,7 @@ def decode_floor(data: bytes) -> Floor:
         decision = None if newest is None else _to_newest(newest)
         return Floor(position=_position(body["position"]), runs=runs, newest=decision)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise Unreadable(f"the floor has not its shape: {error!r}") from error
+        raise Unreadable(f"the floor does not have its shape: {error!r}") from error
 
 
 def encode_handle(handle: Handle) -> str:
@@ -137,9 +137,9 @@ def _open(kind: str, data: bytes) -> dict[str, Any]:
     try:
         body = read_json(written)
     except ValueError as error:
-        raise Unreadable(f"the {kind} is no JSON: {error}") from error
+        raise Unreadable(f"the {kind} is not JSON: {error}") from error
     if not isinstance(body, dict):
-        raise Unreadable(f"the {kind} is no object")
+        raise Unreadable(f"the {kind} is not an object")
     return body
 
 
@@ -348,7 +348,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _refuse(word: str) -> NoReturn:
-    raise ValueError(f"{word[:20]} is no whole number")
+    raise ValueError(f"{word[:20]} is not a whole number")
 
 
 _KINDS: dict[type, str] = {Claim: "claim", Commit: "commit", Amend: "amend", Void: "void"}

@@ -162,9 +162,11 @@ def refusal(state: State) -> do.Stop | None:
     if run is not None and run.location != state.claim.location and not state.moved:
         return do.Stop(
             reason=StopReason.MISMATCH,
-            message=f"the decision log was last used at {run.location}, and now is at {state.claim.location}: two "
-            "copies of one checkpoint would write the same batches twice. If it was moved, and nothing runs on the old "
-            "one any more, say so with checkpoint_moved=True",
+            message=(
+                f"the decision log was last used at {run.location}, and is now at {state.claim.location}: two "
+                "copies of one checkpoint would write the same batches twice. If it was moved, and nothing uses "
+                "the old one, confirm this with checkpoint_moved=True"
+            ),
         )
     if newest is None:
         return None
@@ -184,8 +186,10 @@ def refusal(state: State) -> do.Stop | None:
     if expected is not None and not same_offsets(expected, newest.offsets):
         return do.Stop(
             reason=StopReason.MISMATCH,
-            message=f"batch {newest.batch} was decided with input offsets {list(newest.offsets)}, and the checkpoint "
-            f"now says {list(expected)}: the checkpoint was copied, restored or made again",
+            message=(
+                f"batch {newest.batch} was decided with input offsets {list(newest.offsets)}, and the checkpoint "
+                f"now says {list(expected)}: the checkpoint was copied, restored or recreated"
+            ),
         )
     return None
 
@@ -213,7 +217,7 @@ def prepared(state: State, event: on.Prepared) -> Step:
         return _validate(state, plan.replayed, plan.handles)
     if writing.attempt is Attempt.ELSEWHERE:
         return prepare_failed(
-            state, on.PrepareFailed(reason="the batch's slots came in another order each time it was run")
+            state, on.PrepareFailed(reason="the batch's slots were in a different order each time it was run")
         )
     writing = Writing(only=plan.write, attempt=Attempt.ELSEWHERE)
     return abort(replace(state, writing=writing), handles, _effect(state, writing))
@@ -436,7 +440,7 @@ def judge_loss(state: State, event: on.LogRead) -> Step:
     """
     known = finishing_of(state)
     if event.view.end != state.view.end:
-        return superseded(state, "the log went on while a loss was judged")
+        return superseded(state, "the log advanced while a loss was judged")
     if strange := sorted({sink for sink, _ in known.lost} - set(state.transactional)):
         message = f"sinks {strange} have lost transactions, and cannot write them again"
         return stop(state, StopReason.UNKNOWN, message)
@@ -517,7 +521,7 @@ def _sweep_own(state: State) -> Step:
 
 
 def own_swept(state: State, _event: on.Swept) -> Step:
-    """Tidies the log every so many batches."""
+    """Tidies the log at intervals of batches."""
     if len(state.view.decisions) < horizon.KEEP_BATCHES + horizon.TIDY_EVERY_BATCHES:
         return conclude(state)
     return raise_floor(state, state.view.raised(horizon.KEEP_BATCHES))
@@ -587,7 +591,7 @@ def stop(state: State, reason: StopReason, message: str, details: tuple[tuple[st
 
 def stopped(state: State, _event: on.BatchAsked) -> Step:
     """Stays stopped."""
-    return stop(state, StopReason.STOPPED, "this run has stopped; only a new run can go on")
+    return stop(state, StopReason.STOPPED, "this run has stopped; only a new run can continue")
 
 
 def abort(state: State, handles: tuple[Handle, ...], then: do.Stop | do.Write) -> Step:
@@ -606,7 +610,7 @@ def sweep_own(state: State, then: do.Stop | do.Write) -> Step:
 
 
 def aborted(state: State, _event: on.Swept | on.Aborted) -> Step:
-    """Goes on as it was meant to when the abort began."""
+    """Continues with what was planned when the abort began."""
     if state.then is None:
         raise BadTransition("aborted without a reason")
     return _go_on(state, state.then)

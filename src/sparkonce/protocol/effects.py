@@ -67,7 +67,7 @@ class Sweep:
 
 
 class Attempt(str, Enum):
-    """The reason why a batch is to be written now."""
+    """The reason why a batch is written now."""
 
     FIRST = "first"
     """The first write of the batch, or of what was lost of it."""
@@ -187,7 +187,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
-    """The batch is committed; Spark may go on.
+    """The batch is committed. Spark may continue.
 
     Attributes:
         batch: Spark's batch id.
@@ -212,7 +212,7 @@ class StopReason(str, Enum):
     TOO_OLD = "the batch took longer than its transactions may live"
     UNKNOWN = "an outcome could not be learned"
     LOST = "decided rows are lost"
-    LOG_VIOLATION = "the log holds what no correct run can have written"
+    LOG_VIOLATION = "the log contains what no correct run can have written"
     UNWRITABLE = "the log cannot be written"
     STOPPED = "the run had stopped before"
 

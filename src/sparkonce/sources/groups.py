@@ -66,7 +66,9 @@ class GroupOffsets:
 
         if not isinstance(self.group, str) or not self.group.strip():
             raise ConfigurationError(
-                f"group={self.group!r} is no group id.", next_step="Give a text, such as 'orders-job'.", setting="group"
+                f"group={self.group!r} is not a group id.",
+                next_step="Give a text, such as 'orders-job'.",
+                setting="group",
             )
         if self.topics is not None:
             texts("topics", self.topics, example="a list of topics: ['orders']")
@@ -105,7 +107,7 @@ class GroupReporter:
         deadline_s = time.monotonic() + self._offsets.deadline_s
         metadata = self._client().insist(metadata_request(), deadline_s=deadline_s)
         if isinstance(metadata, BrokerAnswer):
-            logger.warning("The cluster of the group %r cannot be asked: %s.", self._offsets.group, metadata.reason)
+            logger.warning("The cluster of the group %r cannot be queried: %s.", self._offsets.group, metadata.reason)
         elif (found := metadata.cluster_id) != facts[sink].get("cluster_id"):
             raise ConfigurationError(
                 f"in_transaction_of={sink!r}: the group {self._offsets.group!r} is on cluster {found!r}, and the sink "

@@ -169,7 +169,8 @@ def _login(plain: Mapping[str, Any], java: dict[str, str]) -> None:
         return
     if "sasl.jaas.config" in java:
         raise ConfigurationError(
-            "sasl.jaas.config is given beside sasl.username or sasl.password.", next_step="Keep one of the two ways."
+            "sasl.jaas.config is given together with sasl.username or sasl.password.",
+            next_step="Keep one of the two ways.",
         )
     if len(login) == 1:
         missing = ({"sasl.username", "sasl.password"} - login).pop()
@@ -212,14 +213,14 @@ def _identity(plain: Mapping[str, Any], java: dict[str, str]) -> None:
     text = _read("ssl.key.location", str(key))
     if not any(mark in text for mark in _PKCS8):
         raise ConfigurationError(
-            f"ssl.key.location={str(key)!r} holds no key in PKCS #8, the only form that Java reads.",
+            f"ssl.key.location={str(key)!r} contains no key in PKCS #8, the only form that Java reads.",
             next_step="Convert it: openssl pkcs8 -topk8 -in OLD -out NEW (and -nocrypt for one without a password).",
             setting="ssl.key.location",
         )
     if _LOCKED in text and _PBES2 in _der(text):
         raise ConfigurationError(
             f"ssl.key.location={str(key)!r} is encrypted with PBES2, which Kafka's Java client cannot read.",
-            next_step="Encrypt it in the older way: openssl pkcs8 -topk8 -v1 PBE-SHA1-3DES -in OLD -out NEW.",
+            next_step="Encrypt it the older way: openssl pkcs8 -topk8 -v1 PBE-SHA1-3DES -in OLD -out NEW.",
             setting="ssl.key.location",
         )
     java["ssl.keystore.type"] = "PEM"
@@ -239,7 +240,9 @@ def _der(pem: str) -> bytes:
 def _check_alone(java: Mapping[str, str], name: str, *others: str) -> None:
     for other in others:
         if other in java:
-            raise ConfigurationError(f"{name} is given beside {other}.", next_step="Keep one of the two.", setting=name)
+            raise ConfigurationError(
+                f"{name} is given together with {other}.", next_step="Keep one of the two.", setting=name
+            )
 
 
 def _read(name: str, path: str) -> str:
@@ -453,7 +456,7 @@ def starting_options(starting: Starting) -> dict[str, str]:
     times = [isinstance(position, datetime) for position in positions]
     if any(times) and not all(times):
         raise ConfigurationError(
-            "starting holds both times and offsets, and Spark takes one kind for all partitions.",
+            "starting has both times and offsets, but Spark accepts only one kind for all partitions.",
             next_step="Give times only, or offsets, 'earliest' and 'latest' only.",
             setting="starting",
         )
@@ -487,7 +490,7 @@ def _milliseconds(time: datetime) -> int:
 
 def _refused(value: object) -> ConfigurationError:
     return ConfigurationError(
-        f"starting={value!r} is no position.",
+        f"starting={value!r} is not a position.",
         next_step="Use 'earliest', 'latest', an aware datetime, or {topic: {partition: offset, word or datetime}} that "
         "names every partition.",
         setting="starting",

@@ -111,7 +111,7 @@ def ask_sources(
         try:
             client = _client(options)
         except ConfigurationError as error:
-            logger.warning("%s is not asked before the start: %s", where, error)
+            logger.warning("%s is not checked before the start: %s", where, error)
             found.append(KafkaSource(options=options, partitions={}))
             continue
         probe = _SourceProbe(options, client, deadline_s, delegated=delegated)
@@ -199,7 +199,7 @@ class _SourceProbe:
     def _matching(self, pattern: str, topics: Sequence[Any]) -> list[Any]:
         matches = java_pattern(pattern)
         if matches is None:
-            raise _UnaskedError(f"pattern={pattern!r} has what only Java's regular expressions have")
+            raise _UnaskedError(f"pattern={pattern!r} uses what only Java's regular expressions have")
         found = [
             one for one in topics if not one.is_internal and one.error_code == NONE and matches.fullmatch(one.name)
         ]
@@ -327,7 +327,7 @@ def java_pattern(pattern: str) -> re.Pattern[str] | None:
 _LIMIT_S = 10.0
 """The time limit for one source's brokers to return topic ids or end offsets."""
 
-_WENT_BACK = "its cluster went back to an older state (a restored copy, a fail-over to a replica that lagged)"
+_WENT_BACK = "its cluster returned to an older state (a restored copy, a failover to a lagging replica)"
 
 
 def check_names(sources: Sequence[SourceFacts], read: Sequence[str], decided: int | None) -> None:
@@ -352,10 +352,10 @@ def check_names(sources: Sequence[SourceFacts], read: Sequence[str], decided: in
         if all(subscribed) and gone and not names & before:
             first = ""
             if decided is not None:
-                first = f"Start once with the topics of before, since batch {decided} may not be committed yet. Then "
+                first = f"Start once with the previous topics, since batch {decided} may not be committed yet. Then "
             raise PreflightError(
-                f"This query has read {_listed(gone)} until now, and is to read {_listed(names)}, of which it has read "
-                "nothing. Offsets of the checkpoint mean nothing there: Spark would begin at the beginning.",
+                f"Until now, this query has read {_listed(gone)}; now it should read {_listed(names)}, of which it "
+                "has read nothing. The checkpoint's offsets mean nothing there: Spark would start from the beginning.",
                 next_step=f"{first or 'Name the topics of before, or '}start a new query with a new checkpoint; see "
                 '"Another Kafka cluster" in docs/rolling.md.',
             )
@@ -450,10 +450,12 @@ class SourceTopics:
                     raise PreflightError(
                         f"Topic {name!r} partition {partition} ended at offset {planned} when the last batch was "
                         f"planned, and this query had read it up to {read}: {_WENT_BACK}.",
-                        next_step="Bring the newer state back, and move offsets/N and offsets/.N.crc, N being the "
-                        "highest number, out of the checkpoint. If there is no newer state, start the query once with "
-                        "fail_on_data_loss=False: it then reads on from the topic's end. See "
-                        "docs/operations.md#a-server-restored-from-an-older-state.",
+                        next_step=(
+                            "Restore the newer state, and move offsets/N and offsets/.N.crc, N being the highest "
+                            "number, out of the checkpoint. If there is no newer state, start the query once with "
+                            "fail_on_data_loss=False: it then reads on from the topic's end. See "
+                            "docs/operations.md#a-server-restored-from-an-older-state."
+                        ),
                     )
                 if min(now, planned) < read:
                     logger.warning(
@@ -492,7 +494,7 @@ class SourceTopics:
             if not _agree(ids.found, before):
                 now = ",".join(sorted(ids.found))
                 return (
-                    f"Topic {name!r}, which this query reads, was deleted and made again: it has the id {now}, and had "
+                    f"Topic {name!r}, which this query reads, was deleted and recreated: it has the id {now}, and had "
                     f"{before}. The checkpoint's offsets are those of the old topic. Reading on from there would skip "
                     "the first records of the new one."
                 )
@@ -534,7 +536,7 @@ class SourceTopics:
         leaders = {partition: one for partition, one in leaders_of(metadata).items() if partition in wanted}
         (ends,) = ask_leaders(self._clients[number], answered(leaders), end_offsets, deadline_s=deadline_s)
         for why in [one for one in [*leaders.values(), *ends.values()] if isinstance(one, BrokerAnswer)][:1]:
-            logger.warning("The ends of topics %s cannot be asked for, and are not compared: %s", sorted(read), why)
+            logger.warning("The ends of topics %s cannot be queried, and are not compared: %s", sorted(read), why)
         return {partition: one.offset for partition, one in answered(ends).items()}
 
     def _ids(self, number: int, names: Sequence[str]) -> dict[str, str]:
@@ -564,7 +566,7 @@ class SourceTopics:
         if why is None:
             return metadata
         if not self._has_warned:
-            logger.warning("The ids of topics %s cannot be asked for, and are not compared: %s", names, why)
+            logger.warning("The ids of topics %s cannot be queried, and are not compared: %s", names, why)
         self._has_warned = True
         return None
 

@@ -471,7 +471,8 @@ class ExactlyOnce:
             runs = query.isActive
         if runs:
             raise ConfigurationError(
-                f"This ExactlyOnce runs already, as query {query.id}: one object, and one checkpoint, serve one query.",
+                f"This ExactlyOnce is already running, as query {query.id}: one object, and one checkpoint, serve one "
+                "query.",
                 next_step="Stop it with query.stop(), then start it again: it resumes after its last batch. A new "
                 "checkpoint would write all rows a second time.",
             )

@@ -25,12 +25,16 @@ and ``addresses`` by sink.
 REPORT = "host string, kind string, text string"
 PACKAGE, FILE, ADDRESS = "package", "file", "address"
 NEXT_STEPS = {
-    PACKAGE: "Let PYSPARK_PYTHON name a Python with the driver's packages: on one machine the driver's own, on a "
-    "cluster one that is installed on every host, or shipped by --archives (venv-pack, conda-pack). See "
-    "docs/deploying.md.",
+    PACKAGE: (
+        "Set PYSPARK_PYTHON to a Python with the driver's packages: on one machine the driver's own, on a cluster "
+        "one that is installed on every host, or shipped with --archives (venv-pack, conda-pack). See "
+        "docs/deploying.md."
+    ),
     FILE: "Put the file under this path on every host of executors, readable for the executors' user.",
-    ADDRESS: "Look whether the server runs. If it does, open the network from the executors' hosts to that address, or "
-    "give an address that they reach.",
+    ADDRESS: (
+        "Check that the server runs. If it does, open the network from the executors' hosts to that address, or "
+        "give an address that they can reach."
+    ),
 }
 """The next step for each kind of problem."""
 

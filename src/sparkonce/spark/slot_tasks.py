@@ -72,7 +72,7 @@ def _slot_writer(task: SlotTask):  # type: ignore[no-untyped-def]
         context = TaskContext.get()
         number = context and (context.getLocalProperty(_BATCH) if task.batch == _BY_PROPERTY else task.batch)
         if context is None or number is None:
-            raise RuntimeError("Rows are written inside a Spark task of a batch only.")
+            raise RuntimeError("Rows can only be written inside a Spark task of a batch.")
         copy = f"{context.stageId()}.{context.taskAttemptId()}.{context.attemptNumber()}"
         attempt = context.attemptNumber()
         sent = [0, 0]

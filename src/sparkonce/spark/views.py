@@ -66,7 +66,7 @@ class Share:
         """Returns the share of these sinks in a batch without rows. The start learns their columns from it.
 
         Raises:
-            ConfigurationError: As `of`, and if the view fails in any other way.
+            ConfigurationError: For the same reasons as `of`, or if the view fails in any other way.
         """
         try:
             return self.of(empty)
@@ -187,7 +187,7 @@ def arrow_schema(schema: StructType, *, is_case_sensitive: bool = True) -> pa.Sc
         if _has_nothing_inside(column.dataType):
             kind = column.dataType.simpleString()
             raise SchemaError(
-                f"Column {column.name!r} is {kind}, and void is no type that a sink could write.",
+                f"Column {column.name!r} is {kind}, and no sink can write void.",
                 next_step="Give what is inside a type, for example cast(array() as array<string>), or drop the column.",
             )
     try:
@@ -351,13 +351,14 @@ def dead_letter_sinks(
     for sink, to in found.items():
         if not isinstance(to, TwoPhaseCommitSink) or sink not in views:
             raise ConfigurationError(
-                f"dead_letters={shown(dead_letters)} is no sink, and no mapping from sinks of the query to others.",
+                f"dead_letters={shown(dead_letters)} is neither a sink nor a mapping from sinks of the query to "
+                "others.",
                 next_step="Give a sink, such as FilesSink('/data/refused', name='refused'), or {sink: other}.",
                 setting="dead_letters",
             )
         if not sink.tells_refused:
             raise ConfigurationError(
-                f"dead_letters names sink {sink.name!r}, a {type(sink).__name__}, which does not tell the rows that "
+                f"dead_letters names sink {sink.name!r}, a {type(sink).__name__}, which does not report the rows that "
                 "its system refuses.",
                 next_step="Leave it out: such a row stops the query.",
                 setting="dead_letters",
@@ -378,7 +379,7 @@ def dead_letter_sinks(
             )
     if not found:
         raise ConfigurationError(
-            f"dead_letters is given, and none of the sinks {[sink.name for sink in views]} tells the rows that its "
+            f"dead_letters is given, and none of the sinks {[sink.name for sink in views]} reports the rows that its "
             "system refuses.",
             next_step="Leave it out: such a row stops the query.",
             setting="dead_letters",

@@ -313,7 +313,7 @@ def prove(files: CheckpointFiles) -> None:
         raise ConfigurationError(
             f"checkpoint={files.location!r}: the store could not be asked to show that it can carry a decision log: "
             f"{error.strerror}.",
-            next_step="See whether the store runs, and allows to read, list, put and delete there.",
+            next_step="Check whether the store runs, and allows to read, list, put and delete there.",
             setting="checkpoint",
         ) from None
 
@@ -377,7 +377,7 @@ def _race(files: CheckpointFiles, pool: ThreadPoolExecutor, names: Sequence[str]
     raise ConfigurationError(
         f"checkpoint={files.location!r}: the store did not say which of two puts at the same time landed, in "
         f"{len(names)} tries: {reason}.",
-        next_step="See whether the store runs, and start again: nothing was written but the objects of this test.",
+        next_step="Check whether the store runs, and start again: nothing was written but the objects of this test.",
         setting="checkpoint",
     )
 
@@ -391,6 +391,6 @@ def _refusal(files: CheckpointFiles, what: str) -> ConfigurationError:
     return ConfigurationError(
         f"checkpoint={files.location!r}: this store cannot carry a decision log: {what}. Two drivers could both decide "
         "the same batch.",
-        next_step="Use a store that keeps If-None-Match, or a mounted disk: see docs/checkpoints.md.",
+        next_step="Use a store that supports If-None-Match, or a mounted disk: see docs/checkpoints.md.",
         setting="checkpoint",
     )

@@ -161,7 +161,7 @@ class RenamingFiles(CheckpointFiles):
             if standing is not None:
                 self._sync(_folder(path))
                 return Taken(standing=standing)
-            reason = "nothing stands there"
+            reason = "nothing is there"
         except OSError as error:
             reason = str(error.strerror)
         raise PutUnknownError(f"{self.location}/{path}: {why}, and it could not be read: {reason}")
@@ -191,12 +191,12 @@ class HdfsFiles(RenamingFiles):
 
     Args:
         location: The folder's URL, ``hdfs://…``, as Hadoop qualifies it.
-        settings: Hadoop's settings; missing ones are read from ``HADOOP_CONF_DIR``.
-        user: The user in a process whose environment has no ``HADOOP_USER_NAME``; by default that of the process.
-        client: More arguments of the client.
-        opened: A client that is open already.
-        replication: The replication of new files; None for the cluster's default.
-        deadline_s: How long the cluster may be silent; None for `DEADLINE_S`.
+        settings: Hadoop's settings; any that are missing are read from ``HADOOP_CONF_DIR``.
+        user: The user in a process whose environment has no ``HADOOP_USER_NAME``; by default, the process's own user.
+        client: Additional arguments for the client.
+        opened: A client that is already open.
+        replication: The replication factor of new files; None for the cluster's default.
+        deadline_s: How long to wait for a response, in seconds; None for `DEADLINE_S`.
     """
 
     modules = ("hdfs_native",)
@@ -288,8 +288,10 @@ class HdfsFiles(RenamingFiles):
         except OSError as error:
             raise ConfigurationError(
                 f"checkpoint={self.location!r} cannot be written to: {error.strerror}.",
-                next_step="See whether the name node runs, the address and HADOOP_CONF_DIR are right, and this user "
-                "may write there.",
+                next_step=(
+                    "Check whether the name node runs, the address and HADOOP_CONF_DIR are right, and this user "
+                    "may write there."
+                ),
                 setting="checkpoint",
             ) from error
 
@@ -414,7 +416,7 @@ class HdfsFiles(RenamingFiles):
         return self._clients[os.getpid()]
 
     def _resolve(self) -> None:
-        """Raises OSError if what is no name service is no host either: the client would ask for it for minutes."""
+        """Raises OSError if the name is neither a name service nor a host: the client would look it up for minutes."""
         try:
             socket.getaddrinfo(self._authority, _PORT)
         except socket.gaierror as error:

@@ -186,7 +186,7 @@ def _taken(folder: Path, final: Path) -> Taken:
         standing = final.read_bytes()
         sync_folder(folder)
     except OSError as error:
-        raise PutUnknownError(f"{final} stands already, and could not be read: {error}") from error
+        raise PutUnknownError(f"{final} already exists, and could not be read: {error}") from error
     return Taken(standing=standing)
 
 

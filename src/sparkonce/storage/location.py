@@ -48,13 +48,13 @@ def checked_location(given: str | os.PathLike[str], setting: Literal["checkpoint
     if not checkpoint or checkpoint.startswith("~"):
         raise ConfigurationError(
             f"{setting}={given!r} "
-            + ("would be a folder that is called '~': nobody expands it." if checkpoint else "names no folder."),
+            + ("would be a folder named '~', which is not expanded." if checkpoint else "names no folder."),
             next_step="Give an absolute path, such as '/data/checkpoints/totals'.",
             setting=setting,
         )
     if checkpoint != checkpoint.strip():
         raise ConfigurationError(
-            f"{setting}={checkpoint!r} begins or ends with a blank, which makes it another folder.",
+            f"{setting}={checkpoint!r} begins or ends with a space, which makes it a different folder.",
             next_step=f"Give {checkpoint.strip()!r}.",
             setting=setting,
         )
@@ -62,11 +62,11 @@ def checked_location(given: str | os.PathLike[str], setting: Literal["checkpoint
         location = urlsplit(checkpoint)
     except ValueError as error:
         raise ConfigurationError(
-            f"{setting}={checkpoint!r} is no URL: {error}.", next_step="Give a path or a file: URL."
+            f"{setting}={checkpoint!r} is not a URL: {error}.", next_step="Give a path or a file: URL."
         ) from None
     if location.scheme and location.scheme not in SCHEMES:
         raise ConfigurationError(
-            f"{setting}={checkpoint!r}: {location.scheme}: is not known to put a file only if there is none of its "
+            f"{setting}={checkpoint!r}: {location.scheme}: is not known to be able to put a file only if none has its "
             f"name, and {_NEEDED_BY[setting]} needs that.",
             next_step=_OTHERS.get(location.scheme, f"Give a path, or a URL with one of {', '.join(SCHEMES)}")
             + ". See docs/operations.md#which-disks-carry-a-checkpoint.",
@@ -74,7 +74,7 @@ def checked_location(given: str | os.PathLike[str], setting: Literal["checkpoint
         )
     if location.scheme in OBJECT_STORES and not location.netloc:
         raise ConfigurationError(
-            f"checkpoint={checkpoint!r} names no bucket: two slashes must stand before it. A pathlib.Path has one.",
+            f"checkpoint={checkpoint!r} names no bucket: two slashes must come before it. A pathlib.Path has one.",
             next_step=f"Give the URL as a str, such as '{location.scheme}://bucket/checkpoints/totals'.",
             setting="checkpoint",
         )
@@ -110,5 +110,5 @@ def _check_not_decoded(checkpoint: str, folder: Path, before: Path) -> None:
         raise ConfigurationError(
             f"checkpoint={checkpoint!r} is the folder {str(folder)!r}, as it is for Spark. To older versions it "
             f"was {str(before)!r}, where a query has run.",
-            next_step="Give the path of the one that you mean: the second one, to go on with that query.",
+            next_step="Give the path of the one that you mean: the second one, to continue that query.",
         )

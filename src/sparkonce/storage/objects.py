@@ -179,7 +179,7 @@ class ObjectFiles(CheckpointFiles):
         )
 
     def put_large(self, path: str, file: BinaryIO) -> None:
-        """See `CheckpointFiles.put_large`. A large object is put in parts, and stands once all are there."""
+        """See `CheckpointFiles.put_large`. A large object is put in parts, and exists once all parts are there."""
         parts = {"chunk_size": PART_BYTES, "max_concurrency": _PARTS_AT_ONCE}
         self._ask(path, lambda client: _obstore().put(client, self._key(path), file, **parts))
 
@@ -245,8 +245,8 @@ class ObjectFiles(CheckpointFiles):
         if not isinstance(again, Taken) or again.standing != data:
             raise ConfigurationError(
                 f"checkpoint={self.location!r}: the store replaced an object although it was asked to put one only if "
-                "there is none of its name.",
-                next_step="Use a store that keeps If-None-Match, or a mounted disk: see docs/checkpoints.md.",
+                "none has its name.",
+                next_step="Use a store that supports If-None-Match, or a mounted disk: see docs/checkpoints.md.",
                 setting="checkpoint",
             )
 
@@ -269,7 +269,7 @@ class ObjectFiles(CheckpointFiles):
         try:
             return self.read(path)
         except OSError as error:
-            raise PutUnknownError(f"{self._shown(path)} stands already, and could not be read: {error}") from None
+            raise PutUnknownError(f"{self._shown(path)} already exists, and could not be read: {error}") from None
 
     def _delete(self, path: str) -> None:
         with suppress(FileNotFoundError):
@@ -343,7 +343,7 @@ def _next_step(error: Exception) -> str:
         )
     if number == errno.EINVAL:
         return "Set the bucket's region, fs.s3a.endpoint.region, and its endpoint: see docs/checkpoints.md."
-    return "See whether the store runs, and its endpoint is right: see docs/checkpoints.md."
+    return "Check whether the store runs, and its endpoint is right: see docs/checkpoints.md."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -206,7 +206,7 @@ class PlainSettings:
             ConfigurationError: If it may be in a credential file.
         """
         if self._settings.get(_PROVIDER_PATH):
-            raise _refused(_PROVIDER_PATH, "", "Give the keys as settings or by the environment.", "needs Spark's JVM")
+            raise _refused(_PROVIDER_PATH, "", "Give the keys as settings or in the environment.", "needs Spark's JVM")
         return self._settings.get(name)
 
 

@@ -108,7 +108,7 @@ class SparkCheckpoint:
         return 0
 
     def _with_files(self, source: int, line: str) -> str:
-        """Adds a digest of the files that a file source's offset stands for, if Spark still has their list.
+        """Adds a digest of the files that a file source's offset covers, if Spark still has their list.
 
         ``sources/0/2``, or ``2.compact`` including earlier batches, has a version line and one JSON line per file, with
         its path and the number ``batchId``.

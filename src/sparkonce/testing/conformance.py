@@ -346,11 +346,11 @@ class AbortChecks(SinkHooks):
             handles = [on.handle(writer.prepare(), rows=2) for writer in writers]
             for writer in writers:
                 writer.close()
-            require(handles[0].transaction != handles[1].transaction, "two copies of a slot have the same handle")
-            on.expect_outcomes(on.commit(handles[winner]), COMMITTED, what="commit of the copy that won")
+            require(handles[0].transaction != handles[1].transaction, "two attempts of a slot have the same handle")
+            on.expect_outcomes(on.commit(handles[winner]), COMMITTED, what="commit of the winning attempt")
             on.sweep()
-            on.expect_outcomes(on.commit(handles[1 - winner]), GONE, what="commit of the copy that lost")
-            on.expect_only(0, when="after one copy was committed and the other swept")
+            on.expect_outcomes(on.commit(handles[1 - winner]), GONE, what="commit of the losing attempt")
+            on.expect_only(0, when="after one attempt was committed and the other swept")
 
 
 class SweepChecks(SinkHooks):

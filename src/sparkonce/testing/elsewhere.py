@@ -20,7 +20,7 @@ def commit_elsewhere(sink: TwoPhaseCommitSink, handles: Sequence[Handle]) -> lis
     """Commits in a new Python process, which gets the pickled sink and the serialized handles.
 
     Raises:
-        RuntimeError: With the process's output, if it failed.
+        RuntimeError: If the process failed. The message has its output.
     """
     order = {
         "path": sys.path,

@@ -89,9 +89,9 @@ def _not_heard(state: PageState) -> Iterator[Alarm]:
             yield Alarm(
                 key=f"not heard {query.location} {query.run}",
                 urgent=True,
-                title=f"{query.name}: the driver is not heard of",
+                title=f"{query.name}: the driver has not been heard from",
                 says=f"{query.says} That is {shown_time(silent_s)} ago.",
-                next_step=f"See if the driver runs on {query.host or 'its host'}. If not, start the query again.",
+                next_step=f"Check if the driver runs on {query.host or 'its host'}. If not, start the query again.",
                 command=_checkpoint("show", state, query),
             )
 
@@ -105,8 +105,8 @@ def _slow(state: PageState) -> Iterator[Alarm]:
             yield Alarm(
                 key=f"slow {query.location} {query.batch} {query.phase}",
                 urgent=False,
-                title=f"{query.name}: batch {query.batch} takes long",
-                says=f"It is at {query.phase!r} for {shown_time(takes_ms / 1000)}. {_usually(usual)}",
+                title=f"{query.name}: batch {query.batch} is taking long",
+                says=f"It has been at {query.phase!r} for {shown_time(takes_ms / 1000)}. {_usually(usual)}",
                 next_step="See what is open on the systems, and the driver's log.",
                 command=_transactions("list", state, query) if state.systems else _checkpoint("show", state, query),
             )
@@ -136,7 +136,7 @@ def _unreadable(state: PageState) -> Iterator[Alarm]:
                 urgent=True,
                 title=f"{query.name}: the checkpoint cannot be read",
                 says=query.error or f"Its store has not answered for {shown_time(query.silent_s)}.",
-                next_step=query.error_step or "See if the store can be reached from this machine.",
+                next_step=query.error_step or "Check that the store can be reached from this machine.",
                 command=_checkpoint("show", state, query),
             )
 
@@ -159,7 +159,7 @@ def _old(state: PageState) -> Iterator[Alarm]:
             key=f"old {system.name} {one.name}",
             urgent=one.age_s > VERY_OLD * one.timeout_s,
             title=f"{system.name}: a transaction is {_NEAR[one.age_s > VERY_OLD * one.timeout_s]}",
-            says=f"{one.name} is open for {shown_time(one.age_s)} of {shown_time(one.timeout_s)}. {ends}{loss}",
+            says=f"{one.name} has been open for {shown_time(one.age_s)} of {shown_time(one.timeout_s)}. {ends}{loss}",
             next_step=next_step_of(one.kind, LogVerdict(one.verdict), one.name),
             command=_transactions("describe", state, _query_of(state, one), one.name),
         )
@@ -188,7 +188,7 @@ def _unknown(state: PageState) -> Iterator[Alarm]:
         yield Alarm(
             key=f"unknown {system.name} {one.name}",
             urgent=False,
-            title=f"{system.name}: nobody knows what is to come of a transaction",
+            title=f"{system.name}: the fate of a transaction is unknown",
             says=f"{one.name}: {one.why}",
             next_step="Find out which copy of the checkpoint is the newest."
             if query is not None
@@ -208,8 +208,10 @@ def _blocking(state: PageState) -> Iterator[Alarm]:
             key=f"blocking {system.name} {one.name}",
             urgent=True,
             title=f"{system.name}: another application's transaction blocks readers",
-            says=f"{one.name} ({one.kind}) is open for {shown_time(one.age_s)}: read_committed readers of {blocked[0]}"
-            f"{more} see nothing after its first row.{ends}",
+            says=(
+                f"{one.name} ({one.kind}) has been open for {shown_time(one.age_s)}: read_committed readers of "
+                f"{blocked[0]}{more} see nothing after its first row.{ends}"
+            ),
             next_step=next_step_of(one.kind, LogVerdict.FOREIGN, one.name),
             command=_transactions("describe", state, None, one.name),
         )
@@ -222,8 +224,8 @@ def _silent(state: PageState) -> Iterator[Alarm]:
                 key=f"silent {system.name}",
                 urgent=True,
                 title=f"{system.name}: the system does not answer",
-                says=system.error or f"It was asked {shown_time(system.silent_s)} ago.",
-                next_step=system.error_step or "See if it runs, and can be reached from this machine.",
+                says=system.error or f"It was queried {shown_time(system.silent_s)} ago.",
+                next_step=system.error_step or "Check that it runs, and can be reached from this machine.",
                 command=_transactions("list", state, None, f"--system {system.kind}"),
             )
 
@@ -247,8 +249,10 @@ def _query_of(state: PageState, one: ShownTransaction) -> ShownQuery | None:
 
 def _usually(usual: Usual | None) -> str:
     if usual is None or usual.of < FEW:
-        return "There are too few batches to say what is usual."
-    return f"Usual is {shown_time(usual.p50_ms / 1000)}, and 95 % take at most {shown_time(usual.p95_ms / 1000)}."
+        return "There are too few batches to know what is usual."
+    return (
+        f"The usual time is {shown_time(usual.p50_ms / 1000)}, and 95 % take at most {shown_time(usual.p95_ms / 1000)}."
+    )
 
 
 def _checkpoint(command: str, state: PageState, query: ShownQuery) -> str:

@@ -152,7 +152,7 @@ class _PageHandler(BaseHTTPRequestHandler):
             self._refuse(HTTPStatus.NOT_FOUND, "There is no such page.")
 
     def _no(self) -> None:
-        self._refuse(HTTPStatus.METHOD_NOT_ALLOWED, "This page only reads.")
+        self._refuse(HTTPStatus.METHOD_NOT_ALLOWED, "This page is read-only.")
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - its name in the library
         """Logs the request at debug level."""

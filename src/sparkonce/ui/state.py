@@ -38,7 +38,7 @@ RATE_OVER_MS = 300_000
 LONGER_THAN_USUAL = 3
 """A phase takes unusually long if it takes this many times its usual duration."""
 
-_CLAIMED = "The run had just claimed the log when it was last heard of. An operator's resolve or sweep does so, too."
+_CLAIMED = "The run had just claimed the log when it was last heard from. An operator's resolve or sweep does so, too."
 
 
 class QueryState(str, Enum):
@@ -320,11 +320,11 @@ def _standing(reading: CheckpointReading, segment: TimelineSegment | None, now_m
         has_decided = any(one.run == run.run and one.kind != "claim" for one in reading.entries)
         if newest_ms is not None and not has_decided and (reading.polled_ms or now_ms) - newest_ms > NOT_HEARD_MS:
             return {**since, "state": QueryState.NOT_HEARD, "since_ms": newest_ms, "says": _CLAIMED}
-        says = "The log says how far it is. Its run keeps no timeline, or none yet."
+        says = "The log shows its progress. Its run keeps no timeline, or none yet."
         return {**since, "state": QueryState.NOT_KNOWN, "says": says}
     if segment is None:
         if reading.status is None:
-            return {"says": "The checkpoint was not read yet." if reading.error is None else "It cannot be read."}
+            return {"says": "The checkpoint has not been read yet." if reading.error is None else "It cannot be read."}
         return {"state": QueryState.NEW, "says": "No run has begun on this checkpoint."}
     now = segment.now
     of_run = [one.at_ms for one in reading.entries if one.run == segment.run]
@@ -337,7 +337,7 @@ def _standing(reading: CheckpointReading, segment: TimelineSegment | None, now_m
         count = sum(decided.transactions.values())
         found |= {"batch": decided.batch, "in_doubt": InDoubt(transactions=count, opened_ms=decided.opened_ms)}
         if (reading.polled_ms or now_ms) - decided.at_ms > TOLD_WITHIN_MS:
-            says = f"The driver has decided batch {decided.batch}, and is not heard of since."
+            says = f"The driver has decided batch {decided.batch}, and has not been heard from since."
             return {**found, "state": QueryState.NOT_HEARD, "since_ms": heard_ms, "says": says}
     if now.phase == Phase.STOPPED.value:
         stop = next((one for one in reversed(segment.events) if one.kind == "stopped"), None)
@@ -352,7 +352,7 @@ def _standing(reading: CheckpointReading, segment: TimelineSegment | None, now_m
         return {**found, "state": QueryState.ENDED, "since_ms": end.at_ms, "says": end.text}
     if (reading.polled_ms or now_ms) - heard_ms > NOT_HEARD_MS:
         doing = "idle" if now.phase == Phase.IDLE.value else f"at {now.phase!r} of batch {now.batch}"
-        says = f"The driver was {doing} when it was last heard of."
+        says = f"The driver was {doing} when it was last heard from."
         return {**found, "state": QueryState.NOT_HEARD, "since_ms": heard_ms, "says": says}
     return {**found, "state": QueryState.IDLE if now.phase == Phase.IDLE.value else QueryState.AT_WORK}
 

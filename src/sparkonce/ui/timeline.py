@@ -14,12 +14,12 @@ MOST_KEPT = 12_000
 """The number of batches that are kept. A checkpoint's timeline has 10,000."""
 MOST_TOLD = 500
 """How many items taken from a log before its timeline are remembered. A log has about 100 batches."""
-BY_THE_LOG = "from the first transaction to the decision, by the log"
+BY_THE_LOG = "from the first transaction to the decision, according to the log"
 """The only phase of a batch that is known from the log alone."""
 _OF_THE_LOG = {
-    "claim": ("started", "Run {run} begins on {host}, by the log."),
-    "amend": ("healed", "Lost transactions of batch {batch} were written again, by the log."),
-    "void": ("void", "Rows of batch {batch} are gone: some of its transactions are void, by the log."),
+    "claim": ("started", "Run {run} begins on {host}, according to the log."),
+    "amend": ("healed", "Lost transactions of batch {batch} were written again, according to the log."),
+    "void": ("void", "Rows of batch {batch} are gone: some of its transactions are void, according to the log."),
 }
 
 

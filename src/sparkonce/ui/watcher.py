@@ -144,9 +144,11 @@ def as_ours(error: Exception, what: str) -> SparkonceError:
     if isinstance(error, SparkonceError):
         return error
     if isinstance(error, OSError):
-        return SparkonceError(f"{what}: {error.strerror or error}.", next_step="See if it can be reached from here.")
+        return SparkonceError(
+            f"{what}: {error.strerror or error}.", next_step="Check that it can be reached from here."
+        )
     logger.debug("%s", what, exc_info=error)
-    return SparkonceError(f"{what}: {type(error).__name__}.", next_step="See if it can be reached from here.")
+    return SparkonceError(f"{what}: {type(error).__name__}.", next_step="Check that it can be reached from here.")
 
 
 class WatchedCheckpoint(Poller):
@@ -298,7 +300,7 @@ class WatchedSystem(Poller):
             found += [one for one, _ in blockers if one.name not in listed]
             self._answered_ms, self._error = answered_ms, None
         except Exception as error:  # noqa: BLE001 - whatever the client raises, the page shows it
-            self._error = as_ours(error, f"System {self._system.name!r} cannot be asked")
+            self._error = as_ours(error, f"System {self._system.name!r} cannot be queried")
             return
         theirs: dict[str, list[Orphan]] = {}
         for one in found:

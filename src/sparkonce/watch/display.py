@@ -53,7 +53,7 @@ class ProgressDisplay:
         """Shows that the query is starting. If the start fails, ends the display."""
         self._name, self._batch, self._read, self._source = name or "", None, "", ""
         self._committed = self._recovered = self._healed = 0
-        self._state = "starting: asking the servers"
+        self._state = "starting: checking the servers"
         if self.is_live:
             self._screen.add(self)
         try:

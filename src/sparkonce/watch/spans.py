@@ -68,6 +68,6 @@ def _trace() -> Any:
     try:
         import opentelemetry.trace as trace
     except Exception as error:  # noqa: BLE001 - a broken installation may raise anything
-        logger.debug("OpenTelemetry is not there: %s", error)
+        logger.debug("OpenTelemetry is not installed: %s", error)
         return None
     return trace

@@ -1,4 +1,4 @@
-"""Makes the faults that are named in the environment in every Python process that is started with this on its path."""
+"""Injects the faults named in the environment into every Python process that is started with this on its path."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""PySpark's daemon, with what workers need imported before it forks them: after each failed task comes a new one."""
+"""PySpark's daemon, which imports what workers need before it forks them: each failed task costs a new one."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ def _began(history: History) -> Mapping[str, Any]:
     event = history.first(EventKind.BEGAN)
     if event is None:
         raise ConfigurationError(
-            "The history to be replayed does not say what was asked for.", next_step="Give the folder of a whole run."
+            "The history to be replayed does not record its options.", next_step="Give the folder of a whole run."
         )
     return event.fields
 
@@ -195,7 +195,7 @@ def _source(asked: Asked, began: Mapping[str, Any], partitions: int) -> KafkaSys
         )
     if bootstrap and asked.brokers is not None:
         raise ConfigurationError(
-            f"--brokers {asked.brokers} is for a Kafka of our own, and {bootstrap} is yours.",
+            f"--brokers {asked.brokers} is for a Kafka that sparkonce starts, and {bootstrap} is yours.",
             next_step="Leave one of them out.",
         )
     missing = began.get("kafka_config")
@@ -216,8 +216,8 @@ def _store(asked: Asked, began: Mapping[str, Any]) -> CheckpointStore | None:
     if not location:
         if asked.conf:
             raise ConfigurationError(
-                f"--conf {' and '.join(asked.conf)}: the checkpoint is on a disk of our own.",
-                next_step="Name its place by --checkpoint, or leave --conf out.",
+                f"--conf {' and '.join(asked.conf)}: the checkpoint is on sparkonce's own disk.",
+                next_step="Give its location with --checkpoint, or leave --conf out.",
             )
         return None
     missing = began.get("conf")

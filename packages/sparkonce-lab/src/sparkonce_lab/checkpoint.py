@@ -62,7 +62,7 @@ def with_connector(location: str, conf: Mapping[str, str]) -> dict[str, str]:
     if scheme != "s3a":
         raise ConfigurationError(
             f"--checkpoint {location}: Spark needs the connector of {scheme}: for that.",
-            next_step=f"Name it by --conf {_PACKAGES}=….",
+            next_step=f"Name it with --conf {_PACKAGES}=….",
         )
     return {**conf, **dict.fromkeys(_CLASS_PATHS, spark_s3a_class_path())}
 
@@ -78,7 +78,7 @@ def check_place(files: CheckpointFiles) -> None:
     except OSError as error:
         raise ConfigurationError(
             f"--checkpoint {files.location} cannot be reached: {error.strerror}.",
-            next_step="Give the settings of its store by --conf: see docs/checkpoints.md.",
+            next_step="Give its store's settings with --conf: see docs/checkpoints.md.",
         ) from error
 
 
@@ -124,14 +124,14 @@ def checkpoint_away(files: CheckpointFiles, folder: Path, say: Callable[[str], N
     finally:
         folder.mkdir()
         _keep(files, folder / QUERY, say)
-        say(f"the checkpoint stays in {files.location}; delete it when you need it no more")
+        say(f"the checkpoint stays in {files.location}; delete it when you no longer need it")
 
 
 def _keep(files: CheckpointFiles, to: Path, say: Callable[[str], None]) -> None:
     try:
         keep_logs(files, to)
     except OSError as error:
-        say(f"not all of the checkpoint is kept: {error}")
+        say(f"part of the checkpoint could not be kept: {error}")
 
 
 def keep_logs(checkpoint: CheckpointFiles, to: Path) -> None:

@@ -32,8 +32,8 @@ class Driver(Child):
     """One start of the query.
 
     Attributes:
-        number: From 1.
-        clock: As given.
+        number: The number of the start, from 1.
+        clock: The process's own clock, if any.
         phase: The name of the last phase that it reported.
         batch: The batch of that phase; -1 before the first.
         finished: The last batch that it finished; -1 before the first.

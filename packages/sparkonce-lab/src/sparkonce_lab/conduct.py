@@ -39,10 +39,10 @@ class RunLimits:
     """The longest waits, in seconds, and the maximum number of attempts.
 
     Attributes:
-        start_s: For a driver's first batch.
-        recover_s: For the first finished batch after a fault is over.
-        end_s: For a superseded driver to end on its own.
-        falls: How many drivers in a row may end on their own before one has finished a batch.
+        start_s: How long a driver may take until its first batch.
+        recover_s: How long it may take from the end of a fault to the next finished batch.
+        end_s: How long a superseded driver may take to end on its own.
+        falls: How many drivers in a row may end on their own without finishing a batch.
     """
 
     start_s: float = 120.0
@@ -192,7 +192,7 @@ class Conductor:
         self.wait(comes_or_never_will, limit_s, keep_running=keep_running)
         if not came:
             fell = self._fell >= self.limits.falls
-            why = f"{self._fell} drivers in a row ended by themselves" if fell else f"not within {limit_s:.0f} s"
+            why = f"{self._fell} drivers in a row ended on their own" if fell else f"not within {limit_s:.0f} s"
             self.recorder.note(EventKind.STUCK, step=step, what=f"{why}: {what}")
             raise StuckError(f"{why}: {what}", next_step=f"Read the logs in {self._folder}.")
 
@@ -261,7 +261,7 @@ class Conductor:
     # --- steps --------------------------------------------------------------------------------------------------------
 
     def aim(self, step: Step) -> Driver:
-        """Brings the query to where a step is to happen.
+        """Brings the query to the point of a step.
 
         Returns:
             The driver that is there, or as close as it got.
@@ -270,7 +270,7 @@ class Conductor:
             self.settle(step.number)
             enough = self.finished + step.batches
             self.need(
-                lambda: self.finished >= enough, self.limits.recover_s, f"{step.batches} batches more", step.number
+                lambda: self.finished >= enough, self.limits.recover_s, f"{step.batches} more batches", step.number
             )
         if step.delay_ms == 0:
             self._bring_to_hold(step.phase)

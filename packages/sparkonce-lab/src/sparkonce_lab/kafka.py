@@ -281,7 +281,7 @@ def describe_transactions(
 
     Raises:
         TimeoutError: If a coordinator does not respond in time.
-        BrokerResponseError: From kafka-python, if it refuses.
+        BrokerResponseError: If it refuses; raised by kafka-python.
     """
     from kafka.errors import TransactionalIdNotFoundError
 
@@ -319,7 +319,7 @@ def list_transactions(
 
     Raises:
         TimeoutError: If a broker does not respond in time.
-        BrokerResponseError: From kafka-python, if it refuses.
+        BrokerResponseError: If it refuses; raised by kafka-python.
     """
     listings: dict[int, Any] = _ask(
         bootstrap, lambda admin: admin.list_transactions(state_filters=list(states) or None), timeout_s
@@ -335,7 +335,7 @@ def coordinators(bootstrap: str | Mapping[str, Any], *, timeout_s: float = TIMEO
 
     Raises:
         TimeoutError: If a broker does not respond in time.
-        BrokerResponseError: From kafka-python, if it refuses.
+        BrokerResponseError: If it refuses; raised by kafka-python.
     """
     listings: dict[int, Any] = _ask(bootstrap, lambda admin: admin.list_transactions(), timeout_s)
     return {listing.transactional_id: int(node) for node, of_node in listings.items() for listing in of_node}

@@ -187,11 +187,11 @@ class Gate:
         self._go.set()
 
     def holds(self, phase: str) -> bool:
-        """Returns True if it is to be held where this phase begins."""
+        """Returns True if it should be held where this phase begins."""
         return phase == self._phase
 
     def pass_by(self, phase: str, batch: int) -> None:
-        """Waits here if the query is to be held where this phase begins."""
+        """Waits here if the query should be held where this phase begins."""
         if self.holds(phase):
             tell("held", phase=phase, batch=batch)
             self._go.wait(_HOLD_S)
@@ -306,7 +306,8 @@ def session(config: QueryConfig) -> SparkSession:
     from pyspark.sql import SparkSession
 
     if config.master.startswith("local-cluster"):
-        # An executor is started like one of a Spark installation. Otherwise, Spark looks for the folders of a build.
+        # Executors are started as in a Spark installation. Otherwise, Spark would look for the folders of a source
+        # build.
         os.environ.update(SPARK_HOME=str(spark_jars_folder().parent), SPARK_SCALA_VERSION=SCALA)
     let_java_start()
     java = f"-Djava.io.tmpdir={config.temporary} {config.java_flags}"
@@ -324,8 +325,8 @@ def session(config: QueryConfig) -> SparkSession:
         .config("spark.sql.shuffle.partitions", "3")
         .config(map=dict(only_the_drivers()))
         .config("spark.ui.enabled", "false")
-        # Full garbage collections are frequent, and little is retained for the UI, which is off (100,000 tasks by
-        # default, which takes hours): the JVM's memory after an hour is then what the query needs.
+        # Full garbage collections are frequent, and Spark retains little for its UI, which is off (by default 100,000
+        # tasks, which takes hours). The JVM's memory after an hour is therefore what the query needs.
         .config("spark.cleaner.periodicGC.interval", "2min")
         .config("spark.ui.retainedJobs", "100")
         .config("spark.ui.retainedStages", "100")

@@ -60,7 +60,7 @@ class Options:
         workload: The rows to write.
         faults: The number of faults.
         every_s: The minimum time from one fault to the next, in seconds.
-        wanted: Only these faults. Defaults to all that are possible.
+        wanted: The faults to inject. Defaults to all that are possible.
         schedule: A schedule to use instead of drawing one.
         fresh_end: True if a new driver, instead of the running one, finishes what was written last.
         undisturbed: True to compare the rows with those of an undisturbed query.
@@ -145,7 +145,7 @@ def _start(system: VerifiedSystem | CheckpointStore, folder: Path) -> None:
 
 def _stop(system: VerifiedSystem | CheckpointStore, say: Say) -> None:
     """Stops a system. A failure is reported, but changes neither the verdict nor an earlier error."""
-    _try(system.stop, lambda why: say(f"{system.name} is not left as it was: {why}"))
+    _try(system.stop, lambda why: say(f"{system.name} could not be cleaned up: {why}"))
 
 
 def _try(end: Callable[[], None], say: Say) -> None:
@@ -162,7 +162,7 @@ def _keep_what_was_found(history: History, options: Options, say: Say) -> None:
     for system in _all(options):
         if system.name in options.places:
             system.keep_place = True
-            say(f"{system.name}: what the query wrote is left there to be looked at; its name begins with sparkonce")
+            say(f"{system.name}: what the query wrote is kept there for inspection; its name begins with sparkonce")
 
 
 def _versions() -> dict[str, str]:
@@ -252,7 +252,8 @@ class _Run:
             striker.start(self._steps, beside=True)
             if not conductor.wait(lambda: conductor.finished > 0, _FIRST_BATCH_S):
                 raise RunFailedError(
-                    f"The query has not finished a batch in {_FIRST_BATCH_S:.0f} s, and nothing has been done to it.",
+                    f"The query has not finished a batch in {_FIRST_BATCH_S:.0f} s, although no fault has been "
+                    "injected.",
                     next_step=f"Read the logs in {self._options.folder / 'logs'}; perhaps the machine is too slow.",
                 )
             self._say("the query runs; faults begin")
@@ -306,7 +307,7 @@ class _Run:
         conductor.need(
             self._has_come_to(self._feeder.closed_at_ms()),
             _DRAIN_S + self._feeder.written / _SLOWEST_ROWS_PER_S,
-            "every window is given out",
+            "every window has been emitted",
         )
         return conductor.stop()
 

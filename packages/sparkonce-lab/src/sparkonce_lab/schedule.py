@@ -31,7 +31,7 @@ class Step:
     """One fault of a schedule.
 
     Attributes:
-        number: From 1.
+        number: The step's number, from 1.
         fault: The fault.
         phase: The name of the driver's `Phase` in which it happens, or `HALFWAY`.
         system: The name of the system that it strikes; empty for a fault of the query's own processes.

@@ -84,7 +84,7 @@ class Striker:
         Args:
             steps: The following steps.
             slots: The number of its slots.
-            beside: True if another driver is active. Then it is not held for the next step.
+            beside: True if another driver is active. In that case, it is not held for the next step.
             clock_s: The offset of its clock from the start on, in seconds.
         """
         conductor = self._conductor
@@ -138,7 +138,7 @@ class Striker:
         conductor.need(
             lambda: conductor.driver is not None and conductor.driver.finished >= 0,
             conductor.limits.start_s,
-            "the driver beside the paused one finishes a batch",
+            "the driver next to the paused one finishes a batch",
             step.number,
         )
         driver.resume()
@@ -158,7 +158,7 @@ class Striker:
         conductor.need(
             lambda: any(one.exit_code() is not None for one in (driver, rival)),
             conductor.limits.end_s,
-            "a driver that another one has deposed ends by itself",
+            "a superseded driver ends on its own",
             step.number,
             keep_running=False,
         )
@@ -259,7 +259,7 @@ def _ask(system: VerifiedSystem, give_up_at: float) -> Sequence[str]:
         except Exception as error:
             if time.monotonic() > give_up_at:
                 raise RunFailedError(
-                    f"The system {system.name} does not say what is open: {error}",
+                    f"The system {system.name} does not report what is open: {error}",
                     next_step="Read its log, and run the verifier again.",
                 ) from error
         time.sleep(_EXPIRY_POLL_S)
@@ -305,7 +305,7 @@ def hindrances(
     of_query = {
         Fault.LOG_DISK_FULL: "" if disk else cannot_mount() if store is None else "the checkpoint is in a store",
         Fault.CLOCK_JUMPED: "" if find_faketime() else "libfaketime is not installed",
-        Fault.EXPIRED: "" if ours else "it needs the system kafka, with brokers of our own",
+        Fault.EXPIRED: "" if ours else "it needs the system kafka, with brokers that sparkonce starts",
     }
     found = {(fault, ""): why for fault, why in of_query.items()}
     for system in dict.fromkeys([*systems, source, *([store] if store else [])]):
@@ -320,7 +320,7 @@ def _why_not(fault: Fault, system: Injectable) -> str:
     is_kafka, is_files = isinstance(system, KafkaSystem), system.name in ("files", "delta")
     is_ours = Fault.SERVER_KILLED in system.faults()
     if fault is Fault.COORDINATOR_MOVED:
-        return ("there is one broker only: --brokers 3" if is_ours else "it is your own") if is_kafka else ""
+        return ("there is only one broker: --brokers 3" if is_ours else "it is your own") if is_kafka else ""
     if fault is Fault.TARGET_DISK_FULL:
         return cannot_mount() or "it is your own"
     if is_files:

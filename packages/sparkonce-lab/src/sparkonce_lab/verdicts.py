@@ -28,17 +28,17 @@ class Anomaly(str, Enum):
 
 
 _WORDS = {
-    Anomaly.MISSING: "a row that must be there is not",
+    Anomaly.MISSING: "a row that should be there is missing",
     Anomaly.DOUBLED: "a row is there more than once",
-    Anomaly.UNEXPECTED: "a row is there that nobody expects: with a wrong sum, of no key, or not readable at all",
+    Anomaly.UNEXPECTED: "an unexpected row is there: it has a wrong sum or no key, or is unreadable",
     Anomaly.EARLY: "a reader saw rows of a batch before it was decided",
-    Anomaly.OUT_OF_ORDER: "rows of a key stand in a partition in another order than they were sent in",
-    Anomaly.TORN: "a batch is in one system and not, or not whole, in another",
+    Anomaly.OUT_OF_ORDER: "a partition has rows of a key in a different order from the one they were sent in",
+    Anomaly.TORN: "a batch is in one system, and missing or incomplete in another",
     Anomaly.LINGERING: "something was left open after the last recovery",
-    Anomaly.STATE_DIFFERS: "a query that nobody disturbed made other rows, or kept other state",
-    Anomaly.STUCK: "the query did not go on before a deadline",
+    Anomaly.STATE_DIFFERS: "the undisturbed query produced different rows, or kept different state",
+    Anomaly.STUCK: "the query did not continue before a deadline",
     Anomaly.STOPPED: "the query stopped with an error that no fault explains",
-    Anomaly.GROWING: "memory, file handles, or a folder grow and grow",
+    Anomaly.GROWING: "memory, file handles, or a folder keep growing",
 }
 
 NEEDS_THE_END = frozenset({Anomaly.MISSING, Anomaly.TORN, Anomaly.STATE_DIFFERS, Anomaly.LINGERING})

@@ -227,8 +227,8 @@ class Feeder(Background):
         left = self._producer.flush(_FLUSH_S)
         if left or self._delivery_error is not None:
             raise RunFailedError(
-                f"{self._topic} did not take its rows: {self._delivery_error or f'{left} not acknowledged'}.",
-                next_step="See whether the source's brokers are up, and run it again.",
+                f"{self._topic} did not accept its rows: {self._delivery_error or f'{left} not acknowledged'}.",
+                next_step="Check whether the source's brokers are up, and run it again.",
             )
 
     def _delivered(self, error: Any, _: Any) -> None:

@@ -80,11 +80,12 @@ class PravegaApplication(Application):
             with self._stream.segments() as segments:
                 found = segments.has(begun.birth)
         except Py4JJavaError as error:
-            raise StatusUnknownError(f"Pravega does not tell the stream's segments: {reason(error)}") from error
+            raise StatusUnknownError(f"Pravega does not report the stream's segments: {reason(error)}") from error
         if not found:
             raise RefusedError(
                 f"Whether {token.id} was written is no longer known: transaction {begun.id} was begun when the stream "
-                f"had segment {begun.birth}, and it has not now. It was truncated, made anew, or is another cluster's."
+                f"had segment {begun.birth}, which no longer exists. The stream was truncated or recreated, or "
+                "belongs to another cluster."
             )
 
     def deliver(self, unit: Unit, token: ApplyToken, opened: Sequence[BinaryIO]) -> None:  # noqa: ARG002
@@ -107,14 +108,14 @@ class PravegaApplication(Application):
                 noted = Begun(str(transaction.getTxnId().toString()), birth)
                 if not self._notes.put(unit.name, count, noted):
                     transaction.abort()
-                    raise RetryLaterError("Another driver writes these rows now.")
+                    raise RetryLaterError("Another driver is writing these rows now.")
                 written = self._stream.write(transaction, urls)
                 if written != token.rows:
                     transaction.abort()
                     raise RefusedError(f"{written} of {token.rows} rows of {token.id} could be read.")
                 transaction.commit()
                 if (status := self._stream.settled(writer, noted.id)) != COMMITTED:
-                    raise RetryLaterError(f"Transaction {noted.id} was to be committed, and is {status}.")
+                    raise RetryLaterError(f"Transaction {noted.id} should have been committed, but is {status}.")
         except Py4JJavaError as error:
             raise RetryLaterError(reason(error)) from error
 

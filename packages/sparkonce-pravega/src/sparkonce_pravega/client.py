@@ -145,7 +145,7 @@ class PravegaStream:
             except Py4JJavaError as error:
                 if "NOT_FOUND" in (message := reason(error)):
                     return None
-                raise StatusUnknownError(f"Pravega does not tell the status of {transaction}: {message}") from error
+                raise StatusUnknownError(f"Pravega does not report the status of {transaction}: {message}") from error
             if status not in _TRANSIENT:
                 return status
             if time.monotonic() >= give_up_at:

@@ -58,7 +58,7 @@ class StreamSegments:
         now = self._answer(self._controller.getCurrentSegments(self._scope, self._stream))
         name = min(str(one.getScopedName()) for one in now.getSegments())
         if not (created := self._created(name)):
-            raise StatusUnknownError(f"Segment {name}, which is written to, is not there.")
+            raise StatusUnknownError(f"Segment {name}, which is written to, does not exist.")
         return f"{name}@{created}"
 
     def has(self, birth: str) -> bool:
@@ -85,7 +85,7 @@ class StreamSegments:
             raw.close()
         kind = str(answer.getType().toString())
         if kind not in ("SEGMENT_ATTRIBUTE", "NO_SUCH_SEGMENT"):
-            raise StatusUnknownError(f"Pravega does not tell when segment {name} was made: {kind}.")
+            raise StatusUnknownError(f"Pravega does not report when segment {name} was created: {kind}.")
         return str(answer.getValue()) if kind == "SEGMENT_ATTRIBUTE" else ""
 
     def _answer(self, future: Any) -> Any:

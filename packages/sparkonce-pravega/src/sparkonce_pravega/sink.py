@@ -77,8 +77,8 @@ class PravegaSink(WriteAheadSink):
     def conditions(self) -> Sequence[str]:
         """See `TwoPhaseCommitSink.conditions`."""
         return (
-            "controller.transaction.ttl.hours of Pravega, 24 by default, is longer than the query may be away with a "
-            "batch half committed, and so is the time for which the stream keeps its events",
+            "controller.transaction.ttl.hours of Pravega, 24 by default, is longer than the query may be down with a "
+            "half-committed batch, and so is the stream's retention time",
             "a reader of several segments of the stream may see the rows of one before those of another",
             SEEN_BY_ALL,
         )
@@ -99,14 +99,14 @@ class PravegaSink(WriteAheadSink):
         for column in schema:
             if column.name not in kinds:
                 raise SchemaError(
-                    f"Column {column.name!r} is neither 'value' nor 'key', and an event has no other.",
+                    f"Column {column.name!r} is neither 'value' nor 'key', the only columns of an event.",
                     next_step="Put it into the value, for example with to_json, or drop it.",
                 )
             if column.type not in kinds[column.name]:
                 raise SchemaError(
                     f"Column {column.name!r} is a {column.type}, and must be one of "
                     f"{', '.join(map(str, kinds[column.name]))}.",
-                    next_step="Cast it, or serialise it.",
+                    next_step="Cast it, or serialize it.",
                 )
         return super().columns(schema)
 
@@ -144,14 +144,16 @@ class PravegaSink(WriteAheadSink):
             raise
         except Exception as error:
             raise PreflightError(
-                f"controller={self.cluster.controller!r} cannot be asked for the stream: {reason(error)}",
-                next_step="See that Pravega runs, that the driver reaches it and trusts its certificate, and that the "
-                "user may read the scope and update the stream.",
+                f"controller={self.cluster.controller!r} cannot be queried about the stream: {reason(error)}",
+                next_step=(
+                    "Check that Pravega runs, that the driver reaches it and trusts its certificate, and that the "
+                    "user may read the scope and update the stream."
+                ),
             ) from error
         if not found:
             raise PreflightError(
                 f"There is no stream {facts['stream']} at {self.cluster.controller}.",
-                next_step="Create it: how many segments it has is yours to say.",
+                next_step="Create it, with as many segments as you need.",
             )
         TransactionNotes(self.folder().ledger.files).make()
         return facts

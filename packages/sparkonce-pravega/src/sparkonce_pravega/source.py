@@ -18,11 +18,11 @@ class PravegaStreams(Source):
         """See `Source.judge`."""
         yield holds("stream cuts are stored before a batch runs, and a replay reads the same events again, or stops")
         if source.options is None:
-            yield must("accept_lost is not given")
+            yield must("accept_lost is not set")
         elif accepted := source.options.get("accept_lost"):
             yield loses(
                 f"accept_lost={accepted}: events before this cut that are gone are skipped",
-                "no accept_lost, once the query is past it",
+                "accept_lost is removed once the query is past it",
             )
         yield must(f"the stream keeps events longer than {downtime} (its retention policy)")
 
@@ -46,10 +46,12 @@ class PravegaStreams(Source):
             found = PravegaStream(spark, cluster, scope, stream).exists()
         except Exception as error:
             raise PreflightError(
-                f"controller={cluster.controller!r} cannot be asked for the stream {source.where}, which this "
+                f"controller={cluster.controller!r} cannot be queried about the stream {source.where}, which this "
                 f"query reads: {reason(error)}",
-                next_step="See that Pravega runs, that the driver reaches it and trusts its certificate, and that the "
-                "user may read the stream.",
+                next_step=(
+                    "Check that Pravega runs, that the driver reaches it and trusts its certificate, and that the "
+                    "user may read the stream."
+                ),
                 setting="controller",
             ) from error
         if not found:

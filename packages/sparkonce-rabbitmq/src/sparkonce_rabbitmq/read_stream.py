@@ -108,7 +108,7 @@ def _check_names(setting: str, given: Mapping[str, Any], names: Collection[str])
     for stream in given:
         if stream not in names:
             raise ConfigurationError(
-                f"{setting}[{stream!r}] is none of the streams.", next_step="Name one of streams.", setting=setting
+                f"{setting}[{stream!r}] is not one of the streams.", next_step="Name one of streams.", setting=setting
             )
 
 
@@ -136,5 +136,5 @@ def _start(setting: str, given: Any) -> str | int:
 
 def _no_start(setting: str, given: object) -> ConfigurationError:
     return ConfigurationError(
-        f"{setting}={given!r} is not a place to start.", next_step=f"Give {_STARTS}.", setting="starting"
+        f"{setting}={given!r} is not a starting position.", next_step=f"Give {_STARTS}.", setting="starting"
     )

@@ -27,11 +27,11 @@ class RabbitMQStreams(Source):
         """See `Source.judge`."""
         yield holds("offsets are stored before a batch runs, and a replay reads the same messages again, or stops")
         if source.options is None:
-            yield must("accept_lost is not given")
+            yield must("accept_lost is not set")
         elif accepted := json.loads(source.options.get("source", "{}")).get("accept_lost"):
             yield loses(
                 f"accept_lost={accepted}: messages below these offsets that are gone are skipped",
-                "no accept_lost, once the query is past them",
+                "accept_lost is removed once the query is past them",
             )
         yield must(f"the streams keep messages longer than {downtime} (max-age, max-length-bytes)")
         yield must(
@@ -76,8 +76,9 @@ class RabbitMQStreams(Source):
         ends_by_itself = trigger.get("availableNow") or trigger.get("once")
         if ends_by_itself and one.most is not None and not IS_LIMITED_BY_SPARK:
             logger.warning(
-                "The query reads %d messages of %s at most, and ends: before Spark 4.2, a Python source has one batch "
-                "with the trigger %s. Next: Give max_rows_per_batch=None, or start it again until nothing is left.",
+                "The query reads at most %d messages of %s and then ends: before Spark 4.2, a Python source has one "
+                "batch with the trigger %s. Next: Give max_rows_per_batch=None, or start it again until nothing is "
+                "left.",
                 *(one.most, ", ".join(one.streams), dict(trigger)),
             )
 
@@ -104,7 +105,9 @@ class RabbitMQQueues(Source):
             "messages are kept in the checkpoint before a batch reads them, and a replay reads the same ones again"
         )
         if options.get("identify") == "digest":
-            yield must("no two messages are alike in all that their publisher has set: one of them would be dropped")
+            yield must(
+                "no two messages are identical in everything that their publisher has set: one of them would be dropped"
+            )
         else:
             yield must("each message has an id of its own, and a publisher that repeats one repeats its id")
         if options.get("acknowledge") == "stored":
@@ -113,8 +116,8 @@ class RabbitMQQueues(Source):
             "the queue is durable, its publishers wait for confirms, and no limit of length or age, no limit of "
             "deliveries (of a quorum queue), and no policy, drops messages that are not read yet"
         )
-        yield must("a message that comes again does so before as many others as remember= says (250,000)")
-        yield note("messages that come again may come in another order")
+        yield must("a message is redelivered before as many others as remember= says (250,000)")
+        yield note("redelivered messages may arrive in a different order")
 
     def describe_offset(self, offset: Any) -> str | None:
         """Returns an empty string, since an offset does not name the queue."""

@@ -55,7 +55,7 @@ seen, ends = {}, 0
 while ends < len(partitions["totals"]):
     record = reader.poll(15)
     if record is None:
-        raise TimeoutError(f"{BROKER} gave nothing for 15 s.")
+        raise TimeoutError(f"{BROKER} returned nothing for 15 s.")
     if record.error() is None:
         seen[record.key().decode()] = json.loads(record.value())
     elif record.error().code() == KafkaError._PARTITION_EOF:

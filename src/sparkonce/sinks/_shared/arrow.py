@@ -158,8 +158,10 @@ def utf8_text(column: pa.Array, name: str) -> pa.Array:
     except pa.ArrowInvalid:
         raise PrepareError(
             f"Column {name!r} has a string that is not UTF-8{_first_wrong_byte(column)}.",
-            next_step=f"Use make_valid_utf8({name}) in the query, which puts U+FFFD in place of such bytes, or keep "
-            f"them all: base64(cast({name} AS binary)).",
+            next_step=(
+                f"Use make_valid_utf8({name}) in the query, which replaces such bytes with U+FFFD, or keep them "
+                f"all: base64(cast({name} AS binary))."
+            ),
             column=name,
         ) from None
     return column.cast(STRING)

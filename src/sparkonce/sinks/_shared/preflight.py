@@ -87,7 +87,7 @@ class Attempts:
             setting: The setting that it is about.
 
         Raises:
-            PreflightError: In place of an error of the server.
+            PreflightError: If the server returns an error.
         """
         try:
             yield

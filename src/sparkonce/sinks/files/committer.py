@@ -29,18 +29,18 @@ from sparkonce.sinks.files.store import (
 )
 
 TIDY_EVERY = 100
-"""The number of batches between one tidying and the next, in a run."""
+"""The number of batches after which a run tidies up again."""
 
 KEPT_BATCHES = SINKS_KEEP_BATCHES
-"""The number of newest batches that keep the lists of their files, and manifests of their own."""
+"""The number of newest batches that keep their file lists and their own manifests."""
 
 TRACED_BATCHES = 10
-"""The number of newest batches whose manifests a start reads, besides each run's newest one."""
+"""The number of newest batches whose manifests are read at a start, in addition to each run's newest one."""
 
 _MISSING = frozenset({Outcome.LOST, Outcome.UNKNOWN})
 _TAKEN_AWAY = Finished(
     outcome=Outcome.ALREADY_COMMITTED,
-    reason="Not all of its files are there, but its batch's manifest names them: somebody has taken files away since.",
+    reason="Some of its files are missing, but its batch's manifest names them: somebody has removed files since.",
 )
 
 Answer = TypeVar("Answer")
@@ -50,12 +50,12 @@ Files = Mapping[TransactionName, Sequence[Fields]]
 
 
 class FilesCommitter(HandleCommitter[TransactionName]):
-    """Publishes and discards the files that the handles name, from any process.
+    """Publishes and discards the files named by the handles. Works from any process.
 
     Args:
         store: The store of the files.
         name: The sink's name.
-        manifest: True if whole batches are listed.
+        manifest: True to write a manifest for each whole batch.
     """
 
     handle_fields = FIELDS
@@ -104,16 +104,21 @@ class FilesCommitter(HandleCommitter[TransactionName]):
         except UnknownOutcomeError as error:
             return Finished(outcome=Outcome.RETRY, reason=error.message)
         if content is None:
-            reason = f"{listed.list_path}: the list of the transaction's files is gone, and nobody knows what they are."
+            reason = f"{listed.list_path}: the list of the transaction's files is gone, so the files are unknown."
             return Finished(outcome=Outcome.UNKNOWN, reason=reason)
         files = read_list(content, listed.list_checksum)
         if files is None:
-            reason = f"{listed.list_path}: the list of the transaction's files has another checksum than the handle."
+            reason = (
+                f"{listed.list_path}: the list of the transaction's files has a different checksum from the handle's."
+            )
             return Finished(outcome=Outcome.UNKNOWN, reason=reason)
         return files
 
     def _before_publish(self, opened: Files) -> Answers:
-        """Answers for transactions of several files of which some cannot be published: then none is."""
+        """Answers for transactions with several files of which some cannot be published.
+
+        None of their files is published.
+        """
         several = {name: files for name, files in opened.items() if len(files) > 1}
         try:
             found = _asked(self._store.states, several)
@@ -123,24 +128,24 @@ class FilesCommitter(HandleCommitter[TransactionName]):
         return {name: answer for name, answer in answers.items() if answer is not None}
 
     def _make_final(self, wanted: Mapping[TransactionName, Handle], lost: Files) -> Answers:
-        """Discards what is left of lost transactions, and answers for those of which the loss is not sure."""
+        """Discards what is left of lost transactions. Returns answers for those that may not be lost."""
         folders = {name: read_handle(wanted[name]).folder for name in lost}
         doubts = self._doubts(folders.values())
         answers = {name: doubts[folder] for name, folder in folders.items() if folder in doubts}
-        # The folder is the right one now, but its disk may have been mounted only after the first check.
+        # This is the right folder now, but its disk may have been mounted after the first check.
         answers |= self._not_lost(_without(lost, answers))
-        # Another driver may have looked before the loss, and be about to publish the transaction's other files, whose
-        # rows are to be written again. So nobody may be able to publish them. Files that are not staged are discarded,
-        # too: a discard that was killed may have left half of one.
+        # Another driver may have checked before the loss and be about to publish the transaction's other files. Because
+        # their rows will be written again, all files are discarded so that nobody can publish them, including those
+        # that are not staged: a discard that was killed may have left part of one.
         for name, found in _asked(self._store.discard, _without(lost, answers)).items():
             given_up = of_abort(found)
             if given_up.outcome in {Outcome.UNKNOWN, Outcome.RETRY}:
                 answers[name] = given_up
-        # A store may still be at work on a file that it could not discard: so the last check comes after that.
+        # Check last: the store may still be processing a file that it could not discard.
         return answers | self._not_lost(_without(lost, answers))
 
     def _not_lost(self, lost: Files) -> Answers:
-        """Answers for transactions that a second check does not find lost again."""
+        """Returns answers for transactions that a second check does not find lost."""
         try:
             found = _asked(self._store.states, lost)
         except UnknownOutcomeError as error:
@@ -149,7 +154,7 @@ class FilesCommitter(HandleCommitter[TransactionName]):
         for name, states in found.items():
             again = before_publish(lost[name], states)
             if again is None or again.outcome not in _MISSING:
-                reason = f"{lost[name][0]['path']}: It was missing, and at the next look it was not."
+                reason = f"{lost[name][0]['path']}: It was missing, but was there when checked again."
                 again = Finished(outcome=Outcome.RETRY, reason=reason)
             if again.outcome is not Outcome.LOST:
                 answers[name] = again
@@ -161,7 +166,10 @@ class FilesCommitter(HandleCommitter[TransactionName]):
         return {folder: doubt for folder, doubt in asked.items() if doubt is not None}
 
     def _ask_manifests(self, answers: Answers, wanted: Mapping[TransactionName, Handle]) -> Answers:
-        """Answers for missing transactions that a manifest names: readers may delete what they have read."""
+        """Returns answers for missing transactions that are in a manifest.
+
+        Readers may have deleted their files after reading.
+        """
         missing = {name: answer for name, answer in answers.items() if answer.outcome in _MISSING}
         try:
             whole = self._named_by_manifests(missing)
@@ -174,7 +182,7 @@ class FilesCommitter(HandleCommitter[TransactionName]):
         return {name: _TAKEN_AWAY for name in missing if wanted[name].transaction in whole}
 
     def _named_by_manifests(self, names: Iterable[TransactionName]) -> Collection[tuple[tuple[str, str | int], ...]]:
-        """Returns the transactions that the manifests of these transactions' batches name."""
+        """Returns the transactions listed in the manifests of these transactions' batches."""
         batches = {(name.prefix, name.query, name.batch) for name in names}
         return {
             transaction_fields(fields)
@@ -197,7 +205,7 @@ class FilesCommitter(HandleCommitter[TransactionName]):
         """See `SinkCommitter.list_lingering`.
 
         Raises:
-            UnknownOutcomeError: If the store cannot be asked now.
+            UnknownOutcomeError: If the store is currently unavailable.
         """
         claims = Claims(owners)
         found: dict[TransactionName, list[Fields]] = {}
@@ -217,7 +225,7 @@ class FilesCommitter(HandleCommitter[TransactionName]):
     # --- whole batches ----------------------------------------------------------------------------------------------
 
     def conclude(self, batch: int, handles: Sequence[Handle]) -> None:
-        """See `SinkCommitter.conclude`. Writes the batch's manifest, and now and then tidies up behind older ones."""
+        """See `SinkCommitter.conclude`. Writes the batch's manifest, and periodically cleans up after older batches."""
         listed = {handle: read_handle(handle) for handle in handles if handle.transaction}
         if not listed:
             return
@@ -253,7 +261,7 @@ class FilesCommitter(HandleCommitter[TransactionName]):
             manifests.merge(self._store, prefix, query, before)
 
     def list_traces(self, query: str, facts: Facts) -> Sequence[Trace]:
-        """See `SinkCommitter.list_traces`. Reads the newest manifests, which name their commits."""
+        """See `SinkCommitter.list_traces`. Reads the newest manifests, which list committed transactions."""
         prefix = facts.get("prefix")
         if prefix is None or not self._manifest:
             return ()
@@ -268,12 +276,15 @@ class FilesCommitter(HandleCommitter[TransactionName]):
         return [trace for name in read.values() for one in manifests.read(self._store, name) for trace in _traces(one)]
 
     def missing(self, handles: Sequence[Handle]) -> Sequence[Handle]:
-        """See `SinkCommitter.missing`. Lists what no manifest names: readers may have taken the files themselves."""
+        """See `SinkCommitter.missing`.
+
+        Lists transactions that are in no manifest. Missing files prove nothing, because readers may have moved them.
+        """
         if not (self._manifest and self._store.keeps_manifests):
             return ()
         names = {handle: read_handle(handle).name for handle in handles}
         whole = self._named_by_manifests(names.values())
-        # Merged manifests do not name transactions anymore.
+        # Merged manifests no longer list transactions.
         merged = [one for one in manifests.list_manifests(self._store) if one.token is None]
         return [
             handle
@@ -284,7 +295,7 @@ class FilesCommitter(HandleCommitter[TransactionName]):
 
 
 def _asked(ask: Callable[[Sequence[Fields]], Sequence[Answer]], files: Files) -> dict[TransactionName, list[Answer]]:
-    """Asks the store about all files in one call, and returns the answers by transaction."""
+    """Queries the state of all files in one call, and returns the answers by transaction."""
     flat = [(name, one) for name, some in files.items() for one in some]
     grouped: dict[TransactionName, list[Answer]] = {}
     for (name, _), answer in zip(flat, ask([one for _, one in flat]) if flat else (), strict=True):

@@ -1,12 +1,13 @@
 """Compacts small files of old, whole batches into larger ones, from any process, while the query runs.
 
-1. Write the rows of the small files to a few large ones, with the same format, schema and compression, where no reader
-   sees them, then publish them under their own names.
-2. Put the next generation (`sparkonce.sinks.files.manifests`). From then on, readers of whole batches read them.
-3. Later delete the files that it replaced, which readers may have listed before.
+1. Write the rows of the small files to a few large hidden ones with the same format, schema and compression, and
+   publish these under new names.
+2. Put the next generation (`sparkonce.sinks.files.manifests`). From then on, readers of whole batches use the new
+   files.
+3. Later, delete the replaced files. Until then, readers may still have them in an earlier listing.
 
-A compaction that was killed has either put its generation or not. If not, the next generation shuts it out, since each
-number is put once. Then its files are deleted: no generation names them, and none ever will.
+If a compaction is killed before it has put its generation, the next generation excludes it, because each number can be
+put only once. Its files are then deleted, because no generation will ever list them.
 """
 
 from __future__ import annotations
@@ -41,7 +42,10 @@ KEEP_BATCHES = 10
 DELETE_AFTER_S = 3_600.0
 
 _OWN = "compact~"
-"""The beginning of our files' names, after ``part-``. No sink's name has a ``~``: sweeps of queries pass them by."""
+"""The prefix of our files' names, after ``part-``.
+
+Sink names cannot contain ``~``, so queries' sweeps ignore these files.
+"""
 
 _READ_AT_ONCE = 16
 _READ_BYTES = 64 << 20
@@ -49,20 +53,20 @@ _READ_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compacted:
-    """The result of a compaction of one sink's and query's files, or of a dry run.
+    """The result of compacting the files of one sink and query, or of a dry run.
 
     Attributes:
         sink: The sink's name.
         query: The short form of the query's id.
         batches: How many batches were old enough.
-        rows: Their rows, before and after.
-        files_before: Their files before.
-        files_after: Their files after.
-        bytes_before: The size of their files before.
-        bytes_after: The size of their files after; 0 if nothing was written yet.
-        deleted: How many replaced files were deleted, now, of this compaction or earlier ones.
-        left: How many replaced files are left until their time is over.
-        done: True if it is done. False for a dry run, or if another compaction was faster.
+        rows: The number of their rows, which compaction does not change.
+        files_before: The number of files before.
+        files_after: The number of files after.
+        bytes_before: The total size before.
+        bytes_after: The total size after; 0 if nothing has been written yet.
+        deleted: How many replaced files this call deleted, including those replaced by earlier compactions.
+        left: How many replaced files will be deleted later.
+        done: True if the compaction was carried out. False for a dry run, or if another compaction was faster.
     """
 
     sink: str
@@ -92,19 +96,19 @@ def compact(
 
     Args:
         path: The path of the `FilesSink`.
-        target_bytes: The size of a new file, about. Files of half of it or more stay as they are.
+        target_bytes: The approximate size of a new file. Files of at least half this size are left unchanged.
         keep_batches: How many of the newest batches of each query are left alone, at least 2.
-        delete_after_s: For how long replaced files are kept, for readers that have listed them. They are deleted by the
-            first compaction after that time; with 0 by this one.
-        missing_ok: True if files may be gone, for example because somebody deletes old ones.
-        dry_run: True to change nothing, and only say what would be done.
+        delete_after_s: How long replaced files are kept for readers that have already listed them. The first compaction
+            after that time deletes them; with 0, this one does.
+        missing_ok: True if files may be missing, for example because somebody deletes old ones.
+        dry_run: True to change nothing and only report what would be done.
         store_options: The options of the `FilesSink`.
 
     Raises:
         ConfigurationError: If a setting is wrong. The message names it and its value.
-        FilesGoneError: If files are gone, and ``missing_ok`` does not allow it.
-        CorruptRecordError: If a file has other bytes or rows than its manifest says.
-        UnknownOutcomeError: If the store cannot be asked now. Run it again.
+        FilesGoneError: If files are missing and ``missing_ok`` is False.
+        CorruptRecordError: If a file's bytes or rows do not match its manifest.
+        UnknownOutcomeError: If the store is currently unavailable. Run it again.
     """
     wanted = _Wanted(
         target_bytes=whole_number("target_bytes", target_bytes, least=1),
@@ -135,13 +139,13 @@ class _Wanted:
 
 
 class _Compactor:
-    """One compaction of the files of one prefix and query, upon one generation."""
+    """One compaction of the files of one prefix and query, based on one generation."""
 
     def __init__(self, store: FileStore, wanted: _Wanted, base: Generation) -> None:
         self._store = store
         self._wanted = wanted
         self._due_before_ms = _now_ms() - wanted.delete_after_s * 1_000
-        """Decided once a run: what becomes due while it rewrites stays for the next one."""
+        """Determined once per run: files that become due while it rewrites are left to the next run."""
         self._base = base
         self._nonce = secrets.token_hex(4)
         self._copy = secrets.token_hex(6)
@@ -206,14 +210,14 @@ class _Compactor:
         return [one for one in files if one.path in listed]
 
     def _expected(self, groups: Sequence[Sequence[CommittedFile]], files: int) -> int:
-        """Returns about how many files there would be, if those of a group share a schema."""
+        """Estimates the number of files, assuming that all files of a group have the same schema."""
         target = self._wanted.target_bytes
         return files - sum(len(one) - -(-sum(file.size_bytes for file in one) // target) for one in groups)
 
     # --- new files --------------------------------------------------------------------------------------------------
 
     def _rewrite(self, groups: Sequence[Sequence[CommittedFile]]) -> tuple[list[CommittedFile], list[CommittedFile]]:
-        """Writes and publishes new files; returns the files whose rows they have, and the new ones."""
+        """Writes and publishes new files. Returns the files that they replace, and the new files."""
         replaced: list[CommittedFile] = []
         new: list[CommittedFile] = []
         fields: list[Fields] = []
@@ -265,7 +269,7 @@ class _Compactor:
         return self._store.stage(name, file_path(folder, name, self._count, extension))
 
     def _contents(self, files: Sequence[CommittedFile]) -> Iterator[tuple[CommittedFile, bytes]]:
-        """Reads some files at once, within a bound of memory."""
+        """Reads several files in parallel, within a memory limit."""
         some: list[CommittedFile] = []
         size = 0
         with ThreadPoolExecutor(_READ_AT_ONCE) as pool:
@@ -281,7 +285,7 @@ class _Compactor:
         content = self._store.get(file.path)
         if content is None:
             raise FilesGoneError(
-                f"{self._store.location}/{file.path} is gone since it was listed.",
+                f"{self._store.location}/{file.path} has disappeared since it was listed.",
                 next_step="Run the compaction again: another one may have replaced it.",
                 gone=[file.path],
             )
@@ -296,7 +300,7 @@ class _Compactor:
         replaced: Sequence[CommittedFile],
         new: Sequence[CommittedFile],
     ) -> Generation:
-        """Puts the next generation, and returns the newest one: this one, or another compaction's."""
+        """Puts the next generation, and returns the newest one, which may be another compaction's."""
         gone = frozenset(replaced)
         left = tuple((at, paths) for at, paths in self._base.replaced if not self._is_due(at))
         if replaced:
@@ -313,7 +317,7 @@ class _Compactor:
         after = replace(self._base, number=self._base.number + 1, nonce=self._nonce, whole=whole, replaced=left)
         self._store.put_new(after.path, after.encode())
         newest = self._newest()
-        # The one before stays for readers that have listed it.
+        # Keep the previous one for readers that have listed it.
         older = [replace(self._base, number=one).path for one in self._numbers() if one < newest.number - 1]
         self._store.delete(older)
         return newest
@@ -325,7 +329,7 @@ class _Compactor:
     def _newest(self) -> Generation:
         while numbers := self._numbers():
             newest = manifests.read_generation(self._store, self._base.prefix, self._base.query, numbers[-1])
-            if newest is not None:  # or else a newer one has replaced it meanwhile
+            if newest is not None:  # otherwise, a newer one has replaced it in the meantime
                 return newest
         return self._base
 
@@ -343,9 +347,9 @@ class _Compactor:
         return name is not None and (name.prefix, name.query) == (_OWN + self._base.prefix, self._base.query)
 
     def _clear(self, newest: Generation, listed: Sequence[str]) -> None:
-        """Deletes the files of all compactions that the newest generation has shut out."""
+        """Deletes the files of all compactions that the newest generation excludes."""
         staged = [one for one in self._store.list_staged() if self._is_shut_out(one.name, newest)]
-        # Discarded first: then nobody can publish one of them anymore.
+        # Discard them first, so that nobody can publish them anymore.
         self._store.discard([one.fields for one in staged])
         again = list_folders(self._store, [*listed, *newest.named])
         self._store.delete(
@@ -357,7 +361,7 @@ class _Compactor:
 
 
 def _groups(files: Sequence[CommittedFile], target_bytes: int) -> list[list[CommittedFile]]:
-    """Returns the small files of each folder and extension, where there are several."""
+    """Returns the small files by folder and extension, if there are several."""
     found: dict[tuple[str, str], list[CommittedFile]] = {}
     for one in files:
         if one.size_bytes * 2 < target_bytes:
@@ -366,7 +370,7 @@ def _groups(files: Sequence[CommittedFile], target_bytes: int) -> list[list[Comm
 
 
 def _runs(parts: Sequence[Manifest]) -> tuple[tuple[int, int], ...]:
-    """Returns the first and last number of each run of batches without a gap."""
+    """Returns the first and last number of each contiguous range of batches."""
     runs: list[tuple[int, int]] = []
     for first, last in sorted(run for part in parts for run in (part.compacted or ((part.batch, part.batch),))):
         if runs and first == runs[-1][1] + 1:
@@ -384,14 +388,14 @@ FORMATS = {".parquet": "parquet", ".arrow": "arrow", ".csv": "csv", ".json": "js
 _CODECS = {"": NONE, ".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
 _CHUNK_BYTES = 4 << 20
 _OPEN = 4
-"""The most schemas, of files of one folder, whose new files are open at once."""
+"""The maximum number of new files that are open at the same time in one folder, one for each schema."""
 
 _NEXT_STEP = "Restore the file from a backup. Nothing was changed: the folder is as it was."
 
 
 @dataclass(slots=True)
 class Rewritten:
-    """A new file that is being written, and the files whose rows it has."""
+    """A new file that is being written, and the files that it replaces."""
 
     staged: StagedFile
     encoding: Encoding
@@ -402,18 +406,18 @@ class Rewritten:
 
     @property
     def rows(self) -> int:
-        """The rows of all its files, by their manifests, and each compared with what was read."""
+        """The number of rows of all its files according to their manifests, which is compared with what was read."""
         return sum(one.rows for one in self.inputs)
 
     def add(self, table: pa.Table) -> None:
-        """Gathers rows, and encodes them in pieces large enough for the format."""
+        """Collects rows, and encodes them in chunks that are large enough for the format."""
         self.tables.append(table)
         self.gathered += table.nbytes
         if self.gathered >= self.encoding.piece_bytes:
             self.flush()
 
     def flush(self) -> None:
-        """Encodes what is gathered."""
+        """Encodes the collected rows."""
         if self.tables:
             self.encoder.write(pa.concat_tables(self.tables))
             self.tables, self.gathered = [], 0
@@ -424,15 +428,15 @@ def rewrite(
     stage: Callable[[str], StagedFile],
     target_bytes: int,
 ) -> Iterator[Rewritten]:
-    """Yields new files, written and not sealed, each once it has the rows of files of the wanted size together.
+    """Yields new, unsealed files, each as soon as it holds the rows of files that add up to the target size.
 
     Args:
-        contents: The small files of one folder and extension, with their bytes.
-        stage: Begins a file with an extension.
+        contents: The small files with one folder and extension, with their bytes.
+        stage: Begins a staged file with this extension.
         target_bytes: The size.
 
     Raises:
-        CorruptRecordError: for a file that has other bytes or rows than its manifest says.
+        CorruptRecordError: If a file's bytes or rows do not match its manifest.
     """
     open_: dict[object, Rewritten] = {}
     for file, content in contents:
@@ -482,10 +486,11 @@ def _split(extension: str) -> tuple[str, str]:
 
 def _check_bytes(file: CommittedFile, content: bytes) -> None:
     crc = file.checksum.removeprefix("crc32:")
-    same = crc == file.checksum or f"{zlib.crc32(content):08x}" == crc  # an ETag depends on the parts of its upload
+    # an ETag depends on how the upload was split into parts
+    same = crc == file.checksum or f"{zlib.crc32(content):08x}" == crc
     if len(content) != file.size_bytes or not same:
         raise CorruptRecordError(
-            f"{file.path} has {len(content)} bytes and not those that its manifest says: {file.size_bytes}, "
+            f"{file.path} has {len(content)} bytes, which are not those in its manifest: {file.size_bytes}, "
             f"{file.checksum}.",
             next_step=_NEXT_STEP,
         )
@@ -522,7 +527,7 @@ def _read_parquet(buffer: pa.Buffer) -> tuple[pa.Table, str]:
 def _read_arrow(buffer: pa.Buffer) -> tuple[pa.Table, str]:
     with pa.ipc.open_file(pa.BufferReader(buffer)) as reader:
         table = reader.read_all()
-    # Rows that are not compressed are read where they are, without a copy.
+    # Uncompressed rows are read in place, without a copy.
     start, end = buffer.address, buffer.address + buffer.size
     copied = any(
         part is not None and part.size and not start <= part.address < end
@@ -556,7 +561,7 @@ def _read_lines(
     if format != "csv" or rows == file.rows:
         header = b""  # a file without a header: its first line is a row
     _check_rows(file, rows - bool(header))
-    # Without a header nothing tells the columns, which change from run to run only.
+    # Without a header, the columns are unknown. They can only change between runs.
     run = name_in(file.path) if format == "csv" and not header else None
     key = (header, None if run is None else run.token)
     return key, choose(format, codec, {}), (header, _without(len(header), _chunks(content, codec)))
@@ -571,7 +576,10 @@ def _chunks(content: bytes, codec: str) -> Iterator[bytes]:
 
 
 def _count(content: bytes, codec: str, *, quoted: bool) -> tuple[bytes, int]:
-    """Returns the first line with its end, and the number of lines. In quotes, a line's end is a part of a value."""
+    """Returns the first line including its line break, and the number of lines.
+
+    A line break in quotes belongs to the value.
+    """
     count, inside, first, begun = 0, 0, b"", b""
     for chunk in _chunks(content, codec):
         data = np.frombuffer(chunk, np.uint8)

@@ -1,7 +1,6 @@
-"""The formats: a file's extension, its options, the Spark types that it takes, and the encoders of its bytes.
+"""The file formats: extensions, options, supported Spark types, and encoders.
 
-Lines of text are encoded by the record batch: the buffer of one Arrow array holds all lines, and goes to the file as it
-is.
+Text formats encode a whole record batch into the buffer of one Arrow array, which is written to the file unchanged.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ NONE = "none"
 _ENDINGS = {NONE: "", "gzip": ".gz", "zstd": ".zst", "bz2": ".bz2"}
 _TEXT_CODECS = tuple(_ENDINGS)
 _NO_DELIMITERS = '"\r\n\0+-.:'
-"""Refused like letters and digits: numbers, ``true``, ``NaN``, dates and timestamps are written without quotes."""
+"""Refused as delimiters: numbers, ``true``, ``NaN``, dates and timestamps are not quoted."""
 
 _MIB = 1 << 20
 _SLICES, _SLICE_ROWS = 64, 256
-"""The number and rows of a sample's slices: so many that some overlap if the values come round one after the other."""
+"""The number of slices in a sample, and the rows of each. With this many, values that repeat in cycles overlap."""
 
 _UNIQUE = 0.99
-"""The part of a sample's values that are distinct in a column without a dictionary."""
+"""The fraction of distinct values in a sample from which a column gets no dictionary."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +40,8 @@ class Format:
     Attributes:
         codecs: The names of its compressions, the default first.
         options: Its options with their defaults.
-        piece_bytes: How much of Arrow's memory is gathered before it is encoded.
-        in_name: True if a compression is a part of the file's name.
+        piece_bytes: How many bytes of Arrow data are collected before they are encoded.
+        in_name: True if the compression is part of the file's name.
     """
 
     codecs: tuple[str, ...]
@@ -66,7 +65,7 @@ FORMATS: Mapping[str, Format] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoding:
-    """A format with the user's choices, checked."""
+    """A format with the user's validated options."""
 
     format: str
     compression: str
@@ -80,7 +79,7 @@ class Encoding:
 
     @property
     def piece_bytes(self) -> int:
-        """The part of Arrow's memory that is gathered before it is encoded."""
+        """How many bytes of Arrow data are collected before they are encoded."""
         return int(dict(self.options).get("row_group_bytes", FORMATS[self.format].piece_bytes))
 
     def open(self, stream: BinaryIO) -> Encoder:
@@ -89,7 +88,7 @@ class Encoding:
 
 
 def choose(format: str, compression: str | None, options: Mapping[str, Any]) -> Encoding:  # noqa: A002
-    """Checks the format that the user chose.
+    """Validates the user's format and options.
 
     Raises:
         ConfigurationError: If a setting is wrong. The message names it and its value.
@@ -122,7 +121,8 @@ def _check_option(format: str, name: str, value: Any, known: Mapping[str, Any]) 
         )
     if name == "delimiter" and (len(value) != 1 or value in _NO_DELIMITERS or value.isalnum()):
         raise ConfigurationError(
-            f"options['delimiter']={value!r} must be one character that no number, instant or quote is written with.",
+            f"options['delimiter']={value!r} must be one character that does not occur in numbers, timestamps or "
+            "quotes.",
             next_step="Use ',' or '\\t', for example.",
             setting=name,
         )
@@ -139,7 +139,7 @@ class Encoder(abc.ABC):
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Writes the file's end, but does not close the stream."""
+        """Writes the end of the file without closing the stream."""
 
 
 class _ParquetEncoder(Encoder):
@@ -167,14 +167,14 @@ class _ParquetEncoder(Encoder):
 
 
 def _repeating(rows: pa.Table) -> list[str] | bool:
-    """Returns the columns with values that repeat, by a sample from all over the rows; True for all.
+    """Returns the columns whose values repeat, according to a sample spread over all rows; True means all columns.
 
-    pyarrow begins a dictionary for every column, and gives one up that reaches 1 MiB. With unique values, this took up
-    to a quarter of the time of encoding. Values of which 1 % repeat in the sample may still fit into 1 MiB.
+    pyarrow starts a dictionary for every column and abandons it at 1 MiB. For unique values, this took up to a quarter
+    of the encoding time. If 1% of a sample's values repeat, the dictionary may still fit into 1 MiB.
     """
     import pyarrow.compute as pc
 
-    nested = any(map(pa.types.is_nested, rows.schema.types))  # their dictionaries go by the paths of leaves
+    nested = any(map(pa.types.is_nested, rows.schema.types))  # their dictionaries are set by the paths of the leaves
     if nested or rows.num_rows < 2 * _SLICES * _SLICE_ROWS:
         return True
     starts = range(0, rows.num_rows, rows.num_rows // _SLICES)
@@ -213,7 +213,7 @@ class LinesEncoder(Encoder):
             self._stream.write(self._lines(batch))
 
     def copy(self, lines: bytes | memoryview) -> None:
-        """Writes lines that are encoded already."""
+        """Writes lines that are already encoded."""
         self._stream.write(lines)
 
     def close(self) -> None:
@@ -246,7 +246,7 @@ class _CsvEncoder(LinesEncoder):
 
 
 class _Unclosed:
-    """A stream that a compressed stream of pyarrow, which closes the stream under it, leaves open for `seal`."""
+    """A stream that ignores `close`, since pyarrow's compressed stream would close it before `seal`."""
 
     closed = False
 
@@ -278,12 +278,12 @@ _PARTITION_TYPES = "string, boolean, byte, short, int, long, decimal and date"
 
 
 def check_columns(schema: pa.Schema, format: str, partition_by: Sequence[str]) -> list[str]:  # noqa: A002
-    """Returns all columns, once each is known to fit.
+    """Returns all columns after checking that the format supports each.
 
     Args:
-        schema: The schema of the rows, as Spark hands them over.
+        schema: The schema of the rows, as passed by Spark.
         format: One of `sparkonce.sinks.files.formats.FORMATS`.
-        partition_by: The columns that name folders.
+        partition_by: The columns that partition the files into folders.
 
     Raises:
         SchemaError: If a column is refused. The message names it.
@@ -324,7 +324,7 @@ def _check_text(written: list[pa.Field]) -> None:
         return
     found = ", ".join(f"{field.name}: {field.type}" for field in written)
     raise SchemaError(
-        f"format='text' takes one column of strings beside those of partition_by, and is given {found}.",
+        f"format='text' takes one column of strings besides those of partition_by, and got {found}.",
         next_step="Select one string, for example to_json(struct('*')) AS value, or use another format.",
     )
 
@@ -377,12 +377,18 @@ def is_binary(kind: pa.DataType) -> bool:
 
 
 def file_schema(schema: pa.Schema) -> pa.Schema:
-    """Returns the schema of a file, with timestamps in UTC in every session, so that all files of a folder agree."""
+    """Returns the schema of a file.
+
+    Its timestamps are always in UTC, so that all files of a folder agree whatever the session.
+    """
     return pa.schema([field.with_type(may_be_null(in_utc(field.type))) for field in schema])
 
 
 def in_utc(kind: pa.DataType) -> pa.DataType:
-    """Returns the type with all its timestamps in UTC. The stored values stay: they count from 1970 in UTC anyway."""
+    """Returns the type with all its timestamps in UTC.
+
+    The stored values do not change, since they always count from 1970 in UTC.
+    """
     if types.is_timestamp(kind):
         return kind if kind.tz in (None, "UTC") else pa.timestamp(kind.unit, "UTC")
     rebuild: Callable[[list[pa.Field]], pa.DataType]
@@ -399,15 +405,15 @@ def in_utc(kind: pa.DataType) -> pa.DataType:
 
 
 def json_lines(rows: pa.RecordBatch) -> memoryview:
-    """Returns each row as a JSON object in one line, its fields in the order of the columns."""
+    """Returns each row as a JSON object on one line, with its fields in the order of the columns."""
     return _joined([json_object(rows.columns, rows.schema.names), pa.scalar("\n", STRING)])
 
 
 def csv_lines(rows: pa.RecordBatch, delimiter: str) -> memoryview:
-    """Returns each row as a line of RFC 4180. Strings and bytes are quoted, also empty ones; a null is an empty field.
+    """Returns each row as a line of RFC 4180. Strings and bytes are quoted, even if empty; a null is an empty field.
 
     Raises:
-        PrepareError: for a null in the only column: it would be an empty line, which readers skip; for a string that
+        PrepareError: If the only column contains a null, which would be an empty line that readers skip, or if a string
             is not UTF-8.
     """
     if rows.num_columns == 1 and rows.column(0).null_count:
@@ -422,27 +428,26 @@ def csv_lines(rows: pa.RecordBatch, delimiter: str) -> memoryview:
 
 
 def csv_header(names: Sequence[str], delimiter: str) -> bytes:
-    """Returns the line with the columns' names."""
+    """Returns the header line with the column names."""
     quoted = ['"' + name.replace('"', '""') + '"' for name in names]
     return (delimiter.join(quoted) + "\n").encode()
 
 
 def text_lines(rows: pa.RecordBatch) -> memoryview:
-    """Returns each value as a line.
+    """Returns each value as one line.
 
     Raises:
-        PrepareError: for a null, for a value with a line's end inside, which a reader would take for two rows, and for
-            one that is not UTF-8.
+        PrepareError: If a value is null, is not UTF-8, or contains a line break, which would make it two rows.
     """
     column, name = rows.column(0), rows.schema.names[0]
     if column.null_count:
         raise PrepareError(
-            f"The column {name!r} holds a null, and a line of text cannot say so.",
+            f"The column {name!r} holds a null, which a line of text cannot express.",
             next_step="Replace nulls (coalesce), or filter them out.",
         )
     if pc.any(pc.match_substring_regex(column, r"[\r\n]")).as_py():
         raise PrepareError(
-            f"The column {name!r} holds a value with a line's end inside, which readers would take for several rows.",
+            f"The column {name!r} holds a value with a line break, which readers would take for several rows.",
             next_step="Replace it, for example by to_json, or write another format.",
         )
     return _joined([utf8_text(column, name), pa.scalar("\n", STRING)])

@@ -1,10 +1,10 @@
 """A folder in HDFS as a store, through the client ``hdfs-native``, which needs no Java.
 
-A file is published by a rename that fails if its target exists: one step in the name node's own log. So a sealed file
-always has exactly one of its two names.
+A file is published by a rename that fails if its target exists: a single step in the name node's log. A sealed file
+therefore always has exactly one of its two names.
 
-The client repeats requests for minutes on its own. Each request is waited for up to a deadline. A request without an
-answer may still be applied later, which does no harm: it does what was decided, or nothing.
+The client retries requests for minutes on its own, but callers only wait until a deadline. An unanswered request may
+still be applied later, which is harmless: it does what was decided, or nothing.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ if TYPE_CHECKING:
 
 DEADLINE_S = 20.0
 LONGEST_NAME_BYTES = 255
-"""The default of ``dfs.namenode.fs-limits.max-component-length``, which a client is not told."""
+"""The default of ``dfs.namenode.fs-limits.max-component-length``, which clients cannot query."""
 LONGEST_PATH = 8000
-"""The name node's fixed limit in characters, which are never more than bytes."""
+"""The name node's fixed limit, in characters. A string never has more characters than bytes."""
 
 
 class HdfsStore(RenamingStore):
     """See `FileStore`.
 
     Args:
-        url: ``hdfs://host:port/path``, or with a name service of the configuration instead of host and port.
-        config: Hadoop's settings; missing ones are read from ``HADOOP_CONF_DIR``.
+        url: ``hdfs://host:port/path``, or with a configured name service instead of host and port.
+        config: Hadoop's settings; any that are missing are read from ``HADOOP_CONF_DIR``.
         config_dir: The folder of Hadoop's XML files, instead of ``HADOOP_CONF_DIR``.
-        deadline_s: How long the cluster may be silent; a seal, which sends the last megabytes, has six times that.
-        replication: The replication of new files; None for the cluster's default.
+        deadline_s: How long to wait for a response. A seal, which sends the last megabytes, waits six times as long.
+        replication: The replication factor of new files; None for the cluster's default.
         kerberos: ``kerberos_principal``, ``kerberos_keytab`` and ``kerberos_cache`` of the client.
 
     Raises:
@@ -54,7 +54,7 @@ class HdfsStore(RenamingStore):
     """
 
     absent = "is this the right cluster?"
-    next_step = "See whether the name node runs and can be reached."
+    next_step = "Check whether the name node runs and can be reached."
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class HdfsStore(RenamingStore):
         self._held = f"{self._root}/{HELD_FOLDER}"
         self._deadline_s = deadline_s
         self._known: set[tuple[str, str]] = set()
-        """Paths and checksums of files that need not be read again."""
+        """Paths and checksums of files that have already been verified."""
         self._options = WriteOptions(replication=replication, overwrite=False, create_parent=False)
         more = {"config_dir": config_dir, **kerberos}
         try:
@@ -98,7 +98,7 @@ class HdfsStore(RenamingStore):
     # --- at a start -------------------------------------------------------------------------------------------------
 
     def check(self) -> Mapping[str, str]:
-        """See `FileStore.check`. Makes the folder if it is missing, and renames a file there."""
+        """See `FileStore.check`. Creates the folder if it is missing, and tries to rename a file in it."""
         name = f".{secrets.token_hex(6)}.tmp"
         probe, second = self._path(f"{HELD_FOLDER}/{name}"), self._path(name)
 
@@ -117,7 +117,7 @@ class HdfsStore(RenamingStore):
         except Exception as error:  # the client's errors have no common base
             raise PreflightError(
                 f"path={self.location!r} cannot be written to: {first_line(error)}",
-                next_step="See whether the name node runs, the address is right, and this user may write there.",
+                next_step="Check whether the name node runs, the address is right, and this user may write there.",
                 setting="path",
             ) from error
 
@@ -135,7 +135,7 @@ class HdfsStore(RenamingStore):
     # --- hooks ------------------------------------------------------------------------------------------------------
 
     def _call_each(self, call: Callable[[Any], Answer], items: Sequence[Any]) -> list[Answer | BaseException]:
-        """See `RenamingStore`. Files without an answer are left to the next call, which need not read the rest."""
+        """See `RenamingStore`. Files that time out are left to the next call, which does not read the others again."""
         return within(self._deadline_s, [partial(call, one) for one in items])
 
     def _of_error(self, error: BaseException, name: str) -> Finished:
@@ -162,7 +162,8 @@ class HdfsStore(RenamingStore):
     def _matches(self, path: str, fields: Fields) -> bool:
         if self._length(path) != fields["size"]:
             return False
-        # Read once only: within a deadline some of many large files may be read, and the others at the next call.
+        # Read each file once. If there are too many large files for one deadline, the next call continues with the
+        # rest.
         if (path, str(fields["checksum"])) in self._known:
             return True
         crc = 0
@@ -186,7 +187,7 @@ class HdfsStore(RenamingStore):
 
     def _settle(self, files: Sequence[Fields], answers: list[Finished]) -> list[Finished]:  # noqa: ARG002
         if all(one.outcome in COMMITTED for one in answers):
-            self._known.clear()  # nobody asks about these files again
+            self._known.clear()  # these files are not checked again
         return answers
 
     def _discard(self, fields: Fields) -> Finished:
@@ -221,11 +222,11 @@ class HdfsStagedFile(StagedFile):
         return self._stream.size
 
     def seal(self) -> Fields:
-        """See `StagedFile.seal`. Brings the last block to its replicas' disks (hsync), and completes the file (close).
+        """See `StagedFile.seal`. Forces the last block to its replicas' disks (hsync), and completes the file (close).
 
         Earlier blocks are on disk only if ``dfs.datanode.synconclose`` is set: see `FilesSink.conditions`.
         """
-        # A sweep may have deleted the file while its copy slept: both calls then raise FileNotFoundError.
+        # A sweep may have deleted the file while its task attempt was paused. Both calls then raise FileNotFoundError.
 
         def attempt() -> int:
             self._buffer.flush()
@@ -257,7 +258,7 @@ class HdfsStagedFile(StagedFile):
 
 
 class _Buffered:
-    """A buffer that passes on a megabyte at a time: each call of the client leaves Python."""
+    """Passes data on in chunks of a megabyte, since each call of the client leaves Python."""
 
     def __init__(self, file: Any, path: str, deadline_s: float) -> None:
         self.file = file
@@ -278,7 +279,7 @@ class _Buffered:
 
 
 _RETRY, _UNKNOWN = Outcome.RETRY, Outcome.UNKNOWN
-_NO_FOLDER = "A file is where a folder has to be: move it away."
+_NO_FOLDER = "There is a file where a folder has to be: move it away."
 
 _MEANINGS = {
     "AccessControlException": Meaning(
@@ -286,21 +287,21 @@ _MEANINGS = {
     ),
     "NSQuotaExceededException": Meaning(_RETRY, "The folder's quota of names is used up: raise it."),
     "DSQuotaExceededException": Meaning(_RETRY, "The folder's quota of bytes is used up: raise it."),
-    "could only be written to": Meaning(_RETRY, "No data node takes a block: they are away, or full."),
+    "could only be written to": Meaning(_RETRY, "No data node accepts a block: they are unreachable or full."),
     "SafeModeException": Meaning(_RETRY, "The name node is in safe mode."),
-    "StandbyException": Meaning(_RETRY, "Another name node is the active one now."),
-    "RetriableException": Meaning(_RETRY, "The name node asks for patience."),
+    "StandbyException": Meaning(_RETRY, "Another name node is active now."),
+    "RetriableException": Meaning(_RETRY, "The name node asks to try again later."),
     "ParentNotDirectoryException": Meaning(_UNKNOWN, _NO_FOLDER),
     "FileAlreadyExistsException": Meaning(_UNKNOWN, _NO_FOLDER),
 }
 _TABLE = ErrorTable[str]({}, phrases=tuple(_MEANINGS.items()))
 
 _OF_ONE_FILE = (FileNotFoundError, FileExistsError, PermissionError)
-"""Errors that come again however long one waits."""
+"""Errors that persist no matter how long one waits."""
 
 
 def of_error(error: BaseException, path: str) -> Finished:
-    """Returns the outcome of one file upon an error of the client, which names the name node's Java exception."""
+    """Returns the outcome for one file after a client error, whose text names the name node's Java exception."""
     text = one_line(str(error).split("\\n")[0].split("\n")[0])
     if isinstance(error, TimeoutError):
         return Finished(outcome=_RETRY, reason=f"{path}: {text}")
@@ -310,15 +311,15 @@ def of_error(error: BaseException, path: str) -> Finished:
 
 
 def prepare_error(error: BaseException, path: str) -> PrepareError:
-    """Returns the error of a failed write, upon which nothing of the batch became visible."""
+    """Returns the error for a failed write. Nothing of the batch has become visible."""
     later = of_error(error, path).outcome is Outcome.RETRY and not isinstance(error, _OF_ONE_FILE)
     return (OutageError if later else PrepareError)(
         f"{path} could not be written: {first_line(error)}",
-        next_step="See whether the cluster runs and has room; nothing of the batch became visible.",
+        next_step="Check whether the cluster runs and has room; nothing of the batch became visible.",
         path=path,
     )
 
 
 def first_line(error: BaseException) -> str:
-    """Returns an error's text without the stack that the client appends."""
+    """Returns an error's text without the stack trace that the client appends."""
     return one_line(f"{type(error).__name__}: {str(error).split(chr(10))[0]}")

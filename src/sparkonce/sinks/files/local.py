@@ -1,7 +1,7 @@
 """A folder of a local or mounted POSIX file system as a store.
 
-``link`` publishes a file under its final name; then that name is made durable, and the held one is removed. Both names
-are on one file system, for the held files are in the folder itself.
+``link`` publishes a file under its final name. That name is then made durable, and the held name is removed. The held
+files are in the folder itself, so both names are on the same file system.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ class LocalStore(RenamingStore):
 
     def __init__(self, folder: Path) -> None:
         self.location = str(folder)
-        self.small = LocalFiles(folder, mode=0o666)  # for every reader that the umask allows, as the rows are
+        self.small = LocalFiles(folder, mode=0o666)  # readable for whoever may read the rows, according to the umask
         self._root = folder
         self._held = folder / HELD_FOLDER
 
     # --- at a start -------------------------------------------------------------------------------------------------
 
     def check(self) -> Mapping[str, str]:
-        """See `FileStore.check`. Makes the folder if it is missing, and tries what publishing does."""
+        """See `FileStore.check`. Creates the folder if it is missing, and tries everything that publishing does."""
         above = next(folder for folder in (self._root, *self._root.parents) if folder.exists())
         if not above.is_dir():
             raise PreflightError(
@@ -64,7 +64,7 @@ class LocalStore(RenamingStore):
                 setting="path",
             )
         try:
-            for folder in (self._root, self._held):  # what a slot has prepared needs durable names of all folders
+            for folder in (self._root, self._held):  # a prepared slot relies on the durable names of all parent folders
                 make_folder(folder)
             self._tidy()
             name = f".{secrets.token_hex(6)}.tmp"
@@ -90,15 +90,15 @@ class LocalStore(RenamingStore):
                 os.link(probe, second)
             except OSError as error:  # noqa: PERF203 - two rounds, at a start
                 raise PreflightError(
-                    f"path={self.location!r} is on a file system that gives a file no second name: link() from "
-                    f"{probe} to {second} fails with {error.strerror!r}.",
+                    f"path={self.location!r} is on a file system without hard links: link() from {probe} to {second} "
+                    f"fails with {error.strerror!r}.",
                     next_step="Use a file system with hard links, whose folder has no mount points inside, or S3 or "
                     "HDFS by their own addresses.",
                     setting="path",
                 ) from error
 
     def folds_names(self) -> bool:
-        """See `FileStore.folds_names`. Tries upper case, and another way to write an accent."""
+        """See `FileStore.folds_names`. Tries a name in upper case, and one with a different encoding of an accent."""
         with self.asking(""):
             probe = self._root / f".probe-{secrets.token_hex(6)}-\N{LATIN SMALL LETTER E WITH ACUTE}"
             probe.touch(exist_ok=False)
@@ -115,20 +115,21 @@ class LocalStore(RenamingStore):
         held = self._held / f"{path.rpartition('/')[2]}{HELD}"
         with preparing(held):
             paths = (str(self._root / path), str(held))
-            longest = os.pathconf(self._held, "PC_PATH_MAX") - 1  # it counts the NUL at the end
+            longest = os.pathconf(self._held, "PC_PATH_MAX") - 1  # the limit includes the NUL at the end
             check_lengths(paths, os.pathconf(self._held, "PC_NAME_MAX"), longest)
             self._check_device(path)
             file = os.open(held, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         return LocalStagedFile(held, file, path)
 
     def _check_device(self, path: str) -> None:
-        # A second name is within one file system only, and a partition's folder may be a mount or a link.
+        # Hard links only work within one file system, and a partition's folder may be a mount point or a symbolic link.
         folder = (self._root / path).parent
         while not folder.exists():
             folder = folder.parent
         if folder.stat().st_dev != self._held.stat().st_dev:
             raise PrepareError(
-                f"{folder} is on another file system than {self._held}, and a file cannot be published across.",
+                f"{folder} is on another file system than {self._held}, and a file cannot be published across file "
+                "systems.",
                 next_step="Make it a plain folder of the sink's own file system.",
                 path=str(folder),
             )
@@ -161,7 +162,7 @@ class LocalStore(RenamingStore):
         return _matches(path, fields)
 
     def _is_own(self, held: Path, final: Path, fields: Fields) -> bool:
-        # Counting its hard links proves nothing, since a backup may have added one.
+        # The number of hard links proves nothing, since a backup may have added one.
         with suppress(FileNotFoundError, NotADirectoryError):
             if held.samefile(final):
                 return True
@@ -174,7 +175,7 @@ class LocalStore(RenamingStore):
         return bool(self._held.is_dir())
 
     def _make(self, folder: str) -> Finished:
-        if self._has_held_folder():  # or else the disk is not mounted, and a folder in its place would be in the way
+        if self._has_held_folder():  # if the disk is not mounted, a new folder would be in its way
             self._path(folder).mkdir(parents=True, exist_ok=True)
         return _DONE
 
@@ -182,7 +183,7 @@ class LocalStore(RenamingStore):
         os.link(held, final)
 
     def _settle(self, files: Sequence[Fields], answers: list[Finished]) -> list[Finished]:
-        """Syncs each folder once; only then removes the held names, and makes durable that they are gone."""
+        """Syncs each folder once. Then removes the held names, and makes their removal durable."""
         finals = [self._path(str(one["path"])) for one in files]
         linked = {final.parent for final, one in zip(finals, answers, strict=True) if one.outcome in COMMITTED}
         durable = self._sync_up(linked)
@@ -196,7 +197,7 @@ class LocalStore(RenamingStore):
             freed = _caught(_unlink, self._held_path(fields))
             if freed.outcome not in COMMITTED:
                 answers[number] = freed
-        # From then on, readers may delete the published files. A held name that reappeared would be published again.
+        # From now on, readers may delete the published files, and a held name that reappeared would be published again.
         if not any(one.outcome in COMMITTED for one in answers):
             return answers
         synced = _caught(_sync, self._held)
@@ -205,8 +206,8 @@ class LocalStore(RenamingStore):
         return [synced if one.outcome in COMMITTED else one for one in answers]
 
     def _sync_up(self, folders: Iterable[Path]) -> Mapping[Path, Finished]:
-        """Makes durable what is in these folders, and their own names up to the root, each once."""
-        # All the way up: another driver may have made a folder and been killed before it was durable.
+        """Makes the content of these folders durable, and their own names up to the root. Syncs each folder once."""
+        # Sync all the way up: another driver may have created a folder and been killed before it was durable.
         needed = {folder: self._up_to_root(folder) for folder in folders}
         every = sorted({one for chain in needed.values() for one in chain})
         synced = dict(zip(every, _in_parallel(lambda one: _caught(_sync, one), every), strict=True))
@@ -229,14 +230,16 @@ class LocalStore(RenamingStore):
         with suppress(FileNotFoundError):
             mine = gone.stat()
             gone.unlink()
-        # Look at the published name last: a driver that has found the held name can still link the file as long as it
-        # has any name. If only the held name was listed, the file's folder is unknown, and only the inode can tell.
+        # Check the published name last: a driver that has found the held name can link the file as long as it has any
+        # name. If only the held name was listed, the file's folder is unknown, and only the inode shows whether it was
+        # published.
         path = str(fields.get("path") or held.stem)
         final = self._path(path)
         try:
             there = final.lstat()
         except (FileNotFoundError, NotADirectoryError):
-            # It may have been published, and a mount's cache not know it. Or else its other name is a backup's.
+            # It may have been published without this mount's cache knowing it. Otherwise, its other name belongs to a
+            # backup.
             unsure = "path" in fields if mine is None else mine.st_nlink > 1
             if unsure and self._is_listed(path):
                 return Finished(outcome=Outcome.RETRY, reason=f"{final}: {CACHED}")
@@ -247,10 +250,11 @@ class LocalStore(RenamingStore):
 
 
 class LocalStagedFile(StagedFile):
-    """A file under ``.sparkonce/held``, whose checksum is computed while it is written.
+    """A file under ``.sparkonce/held`` whose checksum is computed as it is written.
 
-    The checksum is CRC-32, the fastest that Python brings: 6.6 GB/s, sha1 and sha256 2.0, blake2b 1.3, md5 0.8. It
-    finds damage and mistakes, not fraud. The name, which no two files share, tells whose file it is.
+    The checksum is CRC-32, the fastest in Python's standard library: 6.6 GB/s, compared with 2.0 for sha1 and sha256,
+    1.3 for blake2b, and 0.8 for md5. It detects damage and mistakes, not tampering. The unique name shows which
+    transaction the file belongs to.
     """
 
     def __init__(self, held: Path, file: int, path: str) -> None:
@@ -268,7 +272,7 @@ class LocalStagedFile(StagedFile):
         return self._stream.size
 
     def seal(self) -> Fields:
-        """See `StagedFile.seal`. Fails, too, if a sweep has deleted the file while its copy slept."""
+        """See `StagedFile.seal`. Also fails if a sweep deleted the file while its task attempt was paused."""
         with preparing(self._held):
             file = self._stream.file
             file.flush()
@@ -316,7 +320,7 @@ def _unlink(path: Path) -> Finished:
 
 
 def _in_parallel(call: Callable[[One], Other], items: Sequence[One]) -> Sequence[Other]:
-    """Calls for all items in parallel, which waits for the disk once."""
+    """Makes all calls in parallel, so that their waits for the disk overlap."""
     if len(items) < 2:
         return [call(item) for item in items]
     with ThreadPoolExecutor(max_workers=min(_THREADS, len(items))) as pool:
@@ -324,10 +328,10 @@ def _in_parallel(call: Callable[[One], Other], items: Sequence[One]) -> Sequence
 
 
 def _is_listed(root: Path, path: str) -> bool:
-    """Returns True if a name is in its folder, past a mount's cache of names.
+    """Returns True if a name is in its folder, bypassing a mount's cache of names.
 
-    Opens every folder on the way: then NFS asks its server whether it has changed, and forgets what it knew of it.
-    Looks for the name in the listing: FUSE may also cache that a name is absent.
+    Opens every parent folder, which makes NFS check with the server whether the folder has changed and drop what it
+    cached. Then looks for the name in the listing, because FUSE may also cache that a name is absent.
     """
     *folders, name = path.split("/")
     opened = os.open(root, _FOLDER)
@@ -352,9 +356,9 @@ def _has(folder: int, name: str) -> bool:
 def _is_whole(held: Path, fields: Fields) -> bool:
     """Returns True if a staged file has its size and the last bytes of its format."""
     end = _ENDS.get(held.with_suffix("").suffix, b"")
-    with held.open("rb", buffering=0) as file:  # at an open NFS asks its server
+    with held.open("rb", buffering=0) as file:  # opening a file makes NFS query its server
         size = os.fstat(file.fileno()).st_size
-        # Its checksum would read everything once more.
+        # Computing its checksum would read the whole file again.
         return size == fields["size"] and os.pread(file.fileno(), len(end), size - len(end)) == end
 
 
@@ -374,7 +378,7 @@ def _matches(path: Path, fields: Fields) -> bool:
 
 
 _RETRY, _UNKNOWN = Outcome.RETRY, Outcome.UNKNOWN
-_PATIENCE = Meaning(_RETRY, "The file system asks for patience.")
+_PATIENCE = Meaning(_RETRY, "The file system asks to try again later.")
 
 _TABLE = ErrorTable(
     {
@@ -385,22 +389,22 @@ _TABLE = ErrorTable(
         errno.EBUSY: _PATIENCE,
         errno.EMFILE: Meaning(_RETRY, "This process has too many files open: raise its limit (ulimit -n)."),
         errno.ENFILE: Meaning(_RETRY, "The machine has too many files open."),
-        errno.ESTALE: Meaning(_RETRY, "The file server has changed its mind about the folder."),
+        errno.ESTALE: Meaning(_RETRY, "The file server reports a stale handle for the folder."),
         errno.ETIMEDOUT: Meaning(_RETRY, "The file server does not answer."),
-        errno.EIO: Meaning(_UNKNOWN, "The disk failed: look into the kernel's log."),
+        errno.EIO: Meaning(_UNKNOWN, "The disk failed: check the kernel's log."),
         errno.EACCES: Meaning(_UNKNOWN, "Permission denied: let this user write to the folder. Nothing is lost."),
         errno.EPERM: Meaning(_UNKNOWN, "Not permitted: let this user write to the folder. Nothing is lost."),
         errno.EROFS: Meaning(_UNKNOWN, "The file system is read-only: mount it for writing. Nothing is lost."),
         errno.EXDEV: Meaning(
             _UNKNOWN, "The folder is on another file system than the staged files: make it a plain folder again."
         ),
-        errno.ENOTDIR: Meaning(_UNKNOWN, "A file is where a folder has to be: move it away."),
+        errno.ENOTDIR: Meaning(_UNKNOWN, "There is a file where a folder has to be: move it away."),
         errno.ENAMETOOLONG: Meaning(_UNKNOWN, "The path is too long for the file system."),
     }
 )
 
 
 def of_error(error: OSError, path: str) -> Finished:
-    """Returns the outcome of one file upon an error of the file system."""
+    """Returns the outcome for one file after an error of the file system."""
     code = error.errno or 0
     return _TABLE.finished(code, "", shown=f"{path}: {errno.errorcode.get(code, type(error).__name__)}")

@@ -20,7 +20,7 @@ _KNOWN = "Use a local path, a file: URL, hdfs://host:port/path or s3://bucket/pr
 
 
 def as_text(path: str | os.PathLike[str]) -> str:
-    """Returns a path or URL as text.
+    """Returns a path or URL as a string.
 
     Raises:
         ConfigurationError: If it is neither.
@@ -34,18 +34,18 @@ def scheme_of(path: str) -> str:
     """Returns the scheme of a path: ``file``, ``hdfs`` or ``s3``.
 
     Raises:
-        ConfigurationError: for a path that no store is for.
+        ConfigurationError: If no store supports the path.
     """
     match = _SCHEME.fullmatch(path)
     scheme = "file" if match is None else match["scheme"].lower()
     scheme = "s3" if scheme in ("s3a", "s3n") else scheme
     if not path or scheme not in ("file", "hdfs", "s3"):
-        raise ConfigurationError(f"path={path!r} names no place for files.", next_step=_KNOWN, setting="path")
+        raise ConfigurationError(f"path={path!r} names no location for files.", next_step=_KNOWN, setting="path")
     try:
         parts = urlsplit(path)
     except ValueError as error:
-        raise ConfigurationError(f"path={path!r} is no URL: {error}.", next_step=_KNOWN, setting="path") from None
-    if scheme == "s3" and "@" in parts.netloc:  # as old s3n: URLs had it; it is not shown, for it may be a secret
+        raise ConfigurationError(f"path={path!r} is not a URL: {error}.", next_step=_KNOWN, setting="path") from None
+    if scheme == "s3" and "@" in parts.netloc:  # as in old s3n: URLs; not shown, since it may be a secret
         raise ConfigurationError(
             "path holds credentials before its bucket's name.",
             next_step="Take them out: boto3's own chain finds them, or give them in store_options.",
@@ -108,14 +108,14 @@ def check_absolute(path: str) -> None:
     """Refuses a relative path.
 
     Raises:
-        ConfigurationError: If it is one: it would be another folder for each process.
+        ConfigurationError: If it is one, since it would be a different folder for each process.
     """
     if scheme_of(path) != "file":
         return
     named = Path(unquote(urlsplit(path).path) if _SCHEME.fullmatch(path) else path).expanduser()
     if not named.is_absolute():
         raise ConfigurationError(
-            f"path={path!r} is relative to this process's working folder, and executors have other ones.",
+            f"path={path!r} is relative to this process's working folder, and executors have different ones.",
             next_step=f"Give the absolute path: {str(local_folder(path))!r}.",
             setting="path",
         )
@@ -126,14 +126,14 @@ def overlaps(path: str, other: str) -> bool:
 
     Args:
         path: See `open_store`.
-        other: A path or URL of Spark's.
+        other: A path or URL, as Spark accepts it.
     """
     one, two = _parts(path), _parts(other)
     return one[: len(two)] == two[: len(one)]
 
 
 def _parts(path: str) -> list[str]:
-    """Returns the parts of a location, from the outside to the inside."""
+    """Returns the parts of a location, outermost first."""
     match = _SCHEME.fullmatch(path)
     scheme = "file" if match is None else match["scheme"].lower()
     if scheme == "file":
@@ -160,7 +160,7 @@ def needs_in(path: str, options: Mapping[str, Any], *, modules: tuple[str, ...])
         addresses = addresses_of(path, 0)
         return WorkerNeeds(modules=modules, addresses=tuple(one for one in addresses if one[1]))
     endpoint, bundle = str(options.get("endpoint_url") or ""), options.get("verify")
-    # boto3 takes a proxy of the environment, and may reach nothing without it.
+    # boto3 uses a proxy from the environment, and may need it to reach anything.
     addresses = () if getproxies() else addresses_of(endpoint, 443 if endpoint.startswith("https:") else 80)
     files = (("verify", bundle),) if isinstance(bundle, str) else ()
     return WorkerNeeds(modules=modules, files=files, addresses=addresses)

@@ -1,15 +1,14 @@
 """Manifests: one small file for each whole batch, which lists its files.
 
 A manifest is in the folder ``_manifest`` next to the data. Its name,
-``<prefix>.<query>.<position>-<nonce>.<batch>.manifest``, tells in a listing whose it is. A hundred manifests of old
-batches are merged into one, ``<prefix>.<query>.<first>-<last>.merged``, and a hundred of those into one again. So the
-folder holds some four hundred files, and one more for every 10,000 batches.
+``<prefix>.<query>.<position>-<nonce>.<batch>.manifest``, shows in a listing which query it belongs to. A hundred
+manifests of old batches are merged into one, ``<prefix>.<query>.<first>-<last>.merged``, and a hundred of those are
+merged again. The folder therefore has about four hundred files, plus one for every 10,000 batches.
 
-A generation, ``_manifest/compacted~<number>.<prefix>.<query>.0-0.merged``, says what compactions have made of old
-batches, and replaces what their manifests say. It names the compacted batches, all their files, and what these have
-replaced. It is put only if there is none of its number, so one of two compactions wins. The manifests of the batches
-stay as they are. The end of its name and its own format make readers of versions that know no compaction refuse
-the folder.
+A generation, ``_manifest/compacted~<number>.<prefix>.<query>.0-0.merged``, describes the result of compacting old
+batches, and overrides their manifests. It lists the compacted batches, all their files, and the files that were
+replaced. It is put only if its number is free, so only one of two concurrent compactions wins. The batches' manifests
+do not change. The end of its name and its format make versions that do not support compaction refuse the folder.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ from sparkonce.sinks.files.store import Fields, FileStore
 
 FOLDER = "_manifest"
 GENERATION = "compacted~"
-"""The beginning of the names of compactions' results; a sink's name has no ``~``."""
+"""The prefix of the names of generations. Sink names cannot contain ``~``."""
 
 MERGED = 100
-"""The number of manifests that become one."""
+"""The number of manifests that are merged into one."""
 
 _FORMAT = 1
 _NUMBER = "0|[1-9][0-9]{0,18}"
@@ -47,11 +46,11 @@ _NAME = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommittedFile:
-    """A file of a whole batch.
+    """A file that belongs to a whole batch.
 
     Attributes:
-        path: Its path relative to the sink's, with ``/``.
-        rows: How many rows it holds.
+        path: Its path relative to the sink's path, with ``/``.
+        rows: The number of its rows.
         size_bytes: Its size.
         checksum: Its checksum, such as ``crc32:1c291ca3``, or its ETag.
     """
@@ -63,7 +62,7 @@ class CommittedFile:
 
     @property
     def partition(self) -> dict[str, str | None]:
-        """The columns and values of its partition as text, None for null."""
+        """The columns and values of its partition, as strings; None for null."""
         return values_of(self.path.rpartition("/")[0])
 
 
@@ -73,14 +72,14 @@ class Manifest:
 
     Attributes:
         sink: The sink's name.
-        prefix: The beginning of the names of its files, after ``part-``.
+        prefix: The prefix of its files' names, after ``part-``.
         query: The short form of the query's id.
-        token: The token of the run that wrote it, or of the newest of the runs that healed it.
-        batch: Spark's batch id; the newest one's of compacted batches.
+        token: The token of the run that wrote it, or of the newest run that healed it.
+        batch: Spark's batch id; for compacted batches, that of the newest one.
         files: All its files.
         transactions: The fields of the handles that committed it.
-        compacted: The first and last number of each run of batches that share these files; empty for a batch that is
-            not compacted.
+        compacted: The first and last number of each contiguous range of batches that share these files; empty for a
+            batch that is not compacted.
     """
 
     sink: str
@@ -94,13 +93,13 @@ class Manifest:
 
     @property
     def rows(self) -> int:
-        """The rows of all files."""
+        """The number of rows in all files."""
         return sum(file.rows for file in self.files)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManifestName:
-    """A manifest's name as a value. A merged one has batches of several runs, and no token.
+    """The parsed name of a manifest. A merged manifest has batches of several runs, and no token.
 
     Attributes:
         text: The name.
@@ -120,7 +119,7 @@ class ManifestName:
 
     @classmethod
     def parse(cls, text: str) -> ManifestName | None:
-        """Reads a name, or returns None if it is no manifest's."""
+        """Parses a name. Returns None if it is not a manifest's."""
         match = _NAME.fullmatch(text)
         if match is None or text.startswith(GENERATION):
             return None
@@ -136,7 +135,7 @@ class ManifestName:
 
     @property
     def span(self) -> int:
-        """The most batches that may be in it."""
+        """The maximum number of batches in it."""
         return self.last - self.first + 1
 
 
@@ -163,7 +162,7 @@ def of_batch(
 
 
 def write(store: FileStore, manifest: Manifest) -> None:
-    """Puts a batch's manifest; a repeat puts the same content."""
+    """Puts a batch's manifest. Repeated calls put the same content."""
     token = f"{manifest.token.position}-{manifest.token.nonce}"
     name = f"{manifest.prefix}.{manifest.query}.{token}.{manifest.batch}.manifest"
     store.put(f"{FOLDER}/{name}", encode([manifest]))
@@ -175,7 +174,7 @@ def list_manifests(store: FileStore) -> list[ManifestName]:
 
 
 def read(store: FileStore, name: ManifestName) -> list[Manifest]:
-    """Returns the batches in a manifest; none if it was merged into another one meanwhile.
+    """Returns the batches in a manifest; none if it has been merged into another one in the meantime.
 
     Raises:
         CorruptRecordError: If it cannot be read.
@@ -185,9 +184,10 @@ def read(store: FileStore, name: ManifestName) -> list[Manifest]:
 
 
 def merge(store: FileStore, prefix: str, query: str, before: int) -> None:
-    """Merges full hundreds of a query's batches that end before this one; then hundreds of hundreds.
+    """Merges a query's batches before this one in hundreds, then the merged manifests in hundreds.
 
-    Two drivers may merge at once: they write the same, and delete a manifest only after the merged one was put.
+    Two drivers may merge at the same time: they write the same content, and delete a manifest only after the merged one
+    was put.
     """
     for span in (MERGED, MERGED * MERGED):
         names = [one for one in list_manifests(store) if (one.prefix, one.query) == (prefix, query)]
@@ -205,7 +205,7 @@ def _merge_group(store: FileStore, text: str, group: Sequence[ManifestName]) -> 
     if whole is None or not batches:
         return
     batches.update({one.batch: one for one in read(store, whole)})
-    # Transactions are asked for only for the log's newest batches, which are not merged.
+    # Only the transactions of the log's newest batches are ever needed, and these are not merged.
     plain = [batches[number] for number in sorted(batches)]
     store.put(f"{FOLDER}/{text}", encode(plain, transactions=False))
     store.delete([f"{FOLDER}/{name.text}" for name in group])
@@ -214,7 +214,7 @@ def _merge_group(store: FileStore, text: str, group: Sequence[ManifestName]) -> 
 def encode(
     batches: Iterable[Manifest], *, transactions: bool = True, head: Mapping[str, Any] = MappingProxyType({})
 ) -> bytes:
-    """Returns a line with the format, and one for each batch.
+    """Returns a line with the format, followed by a line for each batch.
 
     Args:
         batches: The batches.
@@ -227,7 +227,7 @@ def encode(
         if not transactions:
             plain["transactions"] = []
         if not batch.compacted:
-            del plain["compacted"]  # versions that know no compaction refuse the field
+            del plain["compacted"]  # versions without compaction refuse the field
         lines.append(json.dumps(plain, separators=(",", ":")))
     return ("\n".join(lines) + "\n").encode()
 
@@ -250,7 +250,9 @@ def decode(content: bytes, path: str, known: int = _FORMAT) -> tuple[Mapping[str
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CorruptRecordError(
             f"{path} cannot be read as a manifest: {error!r}.",
-            next_step="Move it away; the data it lists stay as they are, but its batches are not known to be whole.",
+            next_step=(
+                "Move it away; the data that it lists is not affected, but it is unknown whether its batches are whole."
+            ),
         ) from error
 
 
@@ -275,16 +277,16 @@ _GENERATION_NAME = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """The sum of all compactions of one query's files up to this one.
+    """The cumulative result of all compactions of one query's files so far.
 
     Attributes:
         prefix: See `Manifest`.
         query: See `Manifest`.
-        number: Its number, from 1. 0 stands for the state before the first one.
-        nonce: Drawn by the compaction that wrote it.
+        number: Its number, from 1; 0 is the state before the first compaction.
+        nonce: Random, generated by the compaction that wrote it.
         whole: The compacted batches, and their files; None if there are none.
-        replaced: Files that are not in it anymore, and may be there still: when they were replaced, in milliseconds
-            since 1970, and their paths.
+        replaced: Replaced files that may still exist: when they were replaced, in milliseconds since 1970, and their
+            paths.
     """
 
     prefix: str
@@ -296,12 +298,12 @@ class Generation:
 
     @property
     def path(self) -> str:
-        """The path of its file below the sink's."""
+        """The path of its file, relative to the sink's path."""
         return f"{FOLDER}/{GENERATION}{self.number}.{self.prefix}.{self.query}.0-0.merged"
 
     @property
     def named(self) -> frozenset[str]:
-        """All paths that it names, of files that belong to readers or did so."""
+        """All paths that it lists, of files that readers use or used."""
         files = self.whole.files if self.whole is not None else ()
         return frozenset((*(one.path for one in files), *(path for _, some in self.replaced for path in some)))
 
@@ -316,7 +318,7 @@ class Generation:
 
 
 def list_generations(names: Iterable[str]) -> dict[tuple[str, str], list[int]]:
-    """Returns the numbers of each prefix's and query's generations, the newest last."""
+    """Returns the numbers of the generations of each prefix and query, newest last."""
     found: dict[tuple[str, str], list[int]] = {}
     for name in names:
         if match := _GENERATION_NAME.fullmatch(name):
@@ -325,7 +327,7 @@ def list_generations(names: Iterable[str]) -> dict[tuple[str, str], list[int]]:
 
 
 def read_generation(store: FileStore, prefix: str, query: str, number: int) -> Generation | None:
-    """Returns a generation; None if a newer one has replaced it meanwhile.
+    """Returns a generation; None if a newer one has replaced it in the meantime.
 
     Raises:
         CorruptRecordError: If it cannot be read.
@@ -346,8 +348,8 @@ def read_generation(store: FileStore, prefix: str, query: str, number: int) -> G
 
 
 def read_everything(store: FileStore) -> tuple[list[Manifest], dict[tuple[str, str], Generation]]:
-    """Returns every batch's own manifest once, compacted or not, by query and number; and the newest generations."""
-    # List again until nothing is new: meanwhile, a manifest may be merged into another one or a generation replaced.
+    """Returns each batch's own manifest once, compacted or not, by query and number, and the newest generations."""
+    # List again until nothing is new, since manifests may be merged and generations replaced during a listing.
     found: dict[tuple[str, str, int], Manifest] = {}
     newest: dict[tuple[str, str], Generation] = {}
     seen: set[str] = set()
@@ -365,7 +367,7 @@ def read_everything(store: FileStore) -> tuple[list[Manifest], dict[tuple[str, s
 
 
 def read_all(store: FileStore) -> list[Manifest]:
-    """Returns what readers read: every whole batch once, by query and number, compacted batches as one."""
+    """Returns what readers should read: each whole batch once, by query and number, with compacted batches as one."""
     batches, newest = read_everything(store)
     single = [
         one for one in batches if (known := newest.get((one.prefix, one.query))) is None or not known.covers(one.batch)

@@ -1,6 +1,6 @@
-"""Names of files: where a transaction's file is published, what is hidden from readers, and partition folders.
+"""File names: where a transaction's file is published, what is hidden from readers, and partition folders.
 
-Folders of partitions are named as Hive and Spark name them: ``a=1/b=x``.
+Partition folders are named as in Hive and Spark: ``a=1/b=x``.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sinks._shared.arrow import plain_text
 
 HIDDEN = ".sparkonce"
-"""The folder, or prefix of keys, that no reader looks into."""
+"""The folder, or key prefix, that readers ignore."""
 
 ID = f"{HIDDEN}/id"
-"""The file that tells a folder from another one at its path."""
+"""The file that identifies a folder, in case another one appears at its path."""
 
 _SHORTEN = "Shorten the values of the columns in partition_by, or do not partition by them."
 _FILE = re.compile(r"part-(?P<name>.+)-[0-9]+((\.[a-z0-9]+){1,2})", re.DOTALL)
@@ -34,7 +34,7 @@ def file_path(folder: str, name: TransactionName, number: int, extension: str) -
     Args:
         folder: The partition, such as ``a=1/b=x``; empty if there is none.
         name: The transaction's name.
-        number: The file's number within the transaction, from 0: no two files of a transaction have the same.
+        number: The file's number, from 0, unique within the transaction.
         extension: The extension with its dot, such as ``.parquet`` or ``.csv.gz``.
     """
     base = f"part-{name}-{number}{extension}"
@@ -42,27 +42,27 @@ def file_path(folder: str, name: TransactionName, number: int, extension: str) -
 
 
 def name_in(path: str) -> TransactionName | None:
-    """Returns the transaction that a file of `file_path` belongs to, or None if the file is not one of ours."""
+    """Returns the transaction that a file with a path from `file_path` belongs to, or None if the file is not ours."""
     match = _FILE.fullmatch(path.rpartition("/")[2])
     return None if match is None else TransactionName.parse(match["name"])
 
 
 def extension_in(path: str) -> str:
-    """Returns the extension of a file of `file_path`, such as ``.csv.gz``; empty if the file is not one of ours."""
+    """Returns the extension of a path from `file_path`, such as ``.csv.gz``; empty if the file is not ours."""
     match = _FILE.fullmatch(path.rpartition("/")[2])
     return "" if match is None else match[2]
 
 
 def check_lengths(paths: Iterable[str], longest_name: int, longest_path: int) -> None:
-    """Refuses a file that could not be published when the batch is decided.
+    """Refuses a file that could not be published once the batch is decided.
 
     Args:
-        paths: All paths that the file is to have, absolute.
-        longest_name: The bytes that the file system allows for one name.
-        longest_path: The bytes that it allows for a whole path.
+        paths: All absolute paths that the file will have.
+        longest_name: The maximum length of a name, in bytes.
+        longest_path: The maximum length of a whole path, in bytes.
 
     Raises:
-        PrepareError: naming the folder or file.
+        PrepareError: If a name or path is too long. The message names the folder or file.
     """
     for path in paths:
         for name in path.split("/"):
@@ -81,36 +81,37 @@ def check_lengths(paths: Iterable[str], longest_name: int, longest_path: int) ->
 
 
 NULL = "__HIVE_DEFAULT_PARTITION__"
-"""The folder of null, and as in Spark of empty strings: a folder's name cannot be empty."""
+"""The folder of null and, as in Spark, of empty strings: a folder's name cannot be empty."""
 
 _ESCAPED = re.compile(r"[\x00-\x1f\x7f\"#%'*/:=?\\{\[\]^]")
-"""The characters that Spark's ``ExternalCatalogUtils`` and Hive escape, and NUL, which no folder's name can have."""
+"""The characters that Spark's ``ExternalCatalogUtils`` and Hive escape, and NUL, which a folder's name cannot contain.
+"""
 
 
 def escape(text: str) -> str:
-    """Returns a text as a part of a folder's name: ``a/b`` becomes ``a%2Fb``."""
+    """Escapes a string for a folder's name: ``a/b`` becomes ``a%2Fb``."""
     return _ESCAPED.sub(lambda found: f"%{ord(found[0]):02X}", text)
 
 
 def folder_of(names: Sequence[str], values: Sequence[str | None]) -> str:
-    """Returns the folder of one partition, relative.
+    """Returns the relative path of one partition's folder.
 
     Args:
         names: The names of the columns.
-        values: Their values as text; None for null.
+        values: Their values as strings; None for null.
     """
     named = zip(names, values, strict=True)
     return "/".join(f"{escape(name)}={escape(value) if value else NULL}" for name, value in named)
 
 
 def values_of(folder: str) -> dict[str, str | None]:
-    """Returns the columns and values that a folder's path names, as text; None for null."""
+    """Returns the columns and values in a folder's path, as strings; None for null."""
     parts = (part.partition("=") for part in folder.split("/") if "=" in part)
     return {unquote(name): None if value == NULL else unquote(value) for name, _, value in parts}
 
 
 def split(rows: pa.Table, names: Sequence[str]) -> Iterator[tuple[str, pa.Table]]:
-    """Yields each partition's folder and its rows, in their order, without the columns that name it.
+    """Yields each partition's folder and its rows, in order, without the partition columns.
 
     Raises:
         PrepareError: If a string is not UTF-8. The message names the column.

@@ -1,4 +1,4 @@
-"""Lists the files that sparkonce has staged in a folder and not published, for the operator. Reads only."""
+"""Lists the files that sparkonce has staged in a folder but not published, for operators. Read-only."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from sparkonce.sinks.files.locations import local_folder, open_store, scheme_of
 
 
 def options_in(line: str) -> dict[str, Any]:
-    """Reads options from one line: true and false as switches, and those that end in ``_s`` as seconds."""
+    """Parses options from one line: true and false as booleans, and those that end in ``_s`` as seconds."""
     found: dict[str, Any] = {}
     for name, value in parse_line(line).items():
         try:
             seconds = float(value) if name.endswith("_s") else None
         except ValueError:
             raise ConfigurationError(
-                f"{name}={value!r} is no number.", next_step="Give seconds.", setting=name
+                f"{name}={value!r} is not a number.", next_step="Give seconds.", setting=name
             ) from None
         found[name] = value == "true" if value in {"true", "false"} else value if seconds is None else seconds
     return found
 
 
 def list_open(settings: str | Mapping[str, Any]) -> list[Orphan]:
-    """Lists all transactions with staged files in one folder, by query and batch. Stores do not say how old they are.
+    """Lists all transactions with staged files in one folder, by query and batch. Stores do not report their age.
 
     Args:
         settings: ``path`` and the options of the store, as a mapping or in one line.
 
     Raises:
-        ConfigurationError: If the path is missing or a setting is none.
+        ConfigurationError: If the path is missing or a setting is unknown.
         PreflightError: If there is no such folder on this machine.
-        UnknownOutcomeError: If the store does not answer.
+        UnknownOutcomeError: If the store does not respond.
     """
     given = options_in(settings) if isinstance(settings, str) else dict(settings)
     path = nonempty("path", given.pop("path", ""), example="path=…, and the options of the store")

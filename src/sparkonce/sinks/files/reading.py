@@ -1,4 +1,4 @@
-"""The files of whole batches, for readers that must not read a part of a batch."""
+"""Lists the files of whole batches, for readers that must never see part of a batch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def read_manifests(path: str | Path, *, store_options: Mapping[str, Any] | None 
         store_options: The options of the `FilesSink`.
 
     Raises:
-        UnknownOutcomeError: If the store cannot be asked now.
+        UnknownOutcomeError: If the store is currently unavailable.
         CorruptRecordError: If a manifest cannot be read.
     """
     store = open_store(as_text(path), mapping("store_options", store_options or {}, example="what FilesSink is given"))
@@ -39,23 +39,23 @@ def whole_batches(
 ) -> list[str]:
     """Lists the full paths of whole batches' files, for example for ``duckdb.read_parquet`` or ``spark.read.parquet``.
 
-    A published file that is not in the list belongs to a batch whose other files are being published.
+    A published file that is not in the list belongs to a batch that is still being published.
 
     Args:
         path: The path of the `FilesSink`.
         store_options: The options of the `FilesSink`.
-        missing_ok: True to leave out files that are gone, for example because somebody deletes old ones.
+        missing_ok: True to leave out missing files, for example because somebody deletes old ones.
 
     Raises:
         FilesGoneError: If files are gone, and ``missing_ok`` does not allow it.
-        UnknownOutcomeError: If the store cannot be asked now.
+        UnknownOutcomeError: If the store is currently unavailable.
         CorruptRecordError: If a manifest cannot be read.
     """
     store = open_store(as_text(path), mapping("store_options", store_options or {}, example="what FilesSink is given"))
     try:
         named, before = _named(store), None
         there = present(store, named)
-        while len(there) < len(named) and named != before:  # a compaction may have replaced them meanwhile
+        while len(there) < len(named) and named != before:  # a compaction may have replaced them in the meantime
             named, before = _named(store), named
             there = present(store, named)
         if not missing_ok:
@@ -70,7 +70,7 @@ def _named(store: FileStore) -> list[str]:
 
 
 def present(store: FileStore, paths: Iterable[str]) -> frozenset[str]:
-    """Returns those of these files that are there. Lists each of their folders once."""
+    """Returns those of these files that exist. Lists each of their folders once."""
     wanted = frozenset(paths)
     return frozenset(path for path in list_folders(store, wanted) if path in wanted)
 
@@ -84,15 +84,15 @@ def list_folders(store: FileStore, paths: Iterable[str]) -> list[str]:
 
 
 def refuse_gone(store: FileStore, named: Collection[str], there: Collection[str]) -> None:
-    """Refuses if files are gone.
+    """Checks that no files are missing.
 
     Raises:
-        FilesGoneError: If files are gone. The message names them.
+        FilesGoneError: If files are missing. The message names them.
     """
     if gone := sorted(set(named) - set(there)):
         raise FilesGoneError(
             f"{len(gone)} of the {len(named)} files of whole batches in {store.location} are gone; the first is "
             f"{gone[0]}.",
-            next_step="If they were deleted on purpose, give missing_ok=True for those that are left.",
+            next_step="If they were deleted on purpose, set missing_ok=True to read those that are left.",
             gone=gone,
         )

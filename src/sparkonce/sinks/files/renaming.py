@@ -1,8 +1,8 @@
-"""A folder as a store whose files get their final name in one step: on a disk or in HDFS.
+"""A folder, on a disk or in HDFS, as a store whose files get their final name in one step.
 
-A file is staged under ``.sparkonce/held`` in the folder itself, without the extension that readers look for. It is
-published by giving it its final name, which fails if that name is taken. So a sealed file always has one of its two
-names, or both for a moment on a disk. A file with neither was deleted by somebody else.
+A file is staged under ``.sparkonce/held`` in the folder itself, without the extension that readers expect. It is
+published by giving it its final name, which fails if that name is taken. A sealed file therefore always has one of its
+two names or, for a moment on a disk, both. A file with neither was deleted by somebody else.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from sparkonce.sinks.files.store import (
 from sparkonce.storage.files import CheckpointFiles
 
 HELD = ".held"
-"""The end of a staged file's name."""
+"""The suffix of a staged file's name."""
 HELD_FOLDER = f"{HIDDEN}/held"
-CACHED = "It was not found, but its folder lists it: the mount's cache was old."
+CACHED = "It was not found, but its folder lists it: the mount's cache was stale."
 
 Answer = TypeVar("Answer")
 _DAMAGED_STATES = {
@@ -46,13 +46,13 @@ _DAMAGED_STATES = {
 
 
 class RenamingStore(FileStore):
-    """See `FileStore`. The hooks take paths as the store has them, and raise its own errors."""
+    """See `FileStore`. The hooks take the store's own paths, and raise its own errors."""
 
     small: CheckpointFiles
     held_kinds: Sequence[str] = (HELD,)
-    """The ends of the names of files that a sweep finds."""
+    """The suffixes of the names of files that a sweep finds."""
     absent: str
-    """A question for the operator, if the whole folder is not there."""
+    """A question for the operator if the whole folder is missing."""
     _root: Any
     _held: Any
 
@@ -64,7 +64,7 @@ class RenamingStore(FileStore):
 
     @abc.abstractmethod
     def _of_error(self, error: BaseException, name: str) -> Finished:
-        """Returns the answer for a file upon an error."""
+        """Returns the answer for a file after an error."""
 
     @abc.abstractmethod
     def _path(self, path: str) -> Any:
@@ -72,11 +72,11 @@ class RenamingStore(FileStore):
 
     @abc.abstractmethod
     def _is_there(self, path: Any) -> bool:
-        """Returns True if there is something of this name."""
+        """Returns True if there is a file or folder with this name."""
 
     @abc.abstractmethod
     def _is_whole(self, held: Any, fields: Fields) -> bool:
-        """Returns True if a staged file is as it was sealed. Raises FileNotFoundError if it is not there."""
+        """Returns True if a staged file is the one that was sealed. Raises FileNotFoundError if it does not exist."""
 
     @abc.abstractmethod
     def _matches(self, path: Any, fields: Fields) -> bool:
@@ -87,12 +87,12 @@ class RenamingStore(FileStore):
         return False
 
     def _is_listed(self, path: str) -> bool:  # noqa: ARG002 - where nothing is cached
-        """Returns True if a file that was not found is in its folder, past a cache of names."""
+        """Returns True if a file that was not found is in its folder, bypassing a cache of names."""
         return False
 
     @abc.abstractmethod
     def _make(self, folder: Any) -> Finished:
-        """Makes a partition's folder."""
+        """Creates a partition's folder."""
 
     @abc.abstractmethod
     def _give_name(self, held: Any, final: Any, fields: Fields) -> None:
@@ -100,34 +100,37 @@ class RenamingStore(FileStore):
 
         Raises:
             FileExistsError: If the name is taken.
-            FileNotFoundError: If the file or the folder is not there.
+            FileNotFoundError: If the file or the folder does not exist.
         """
 
     @abc.abstractmethod
     def _discard(self, fields: Fields) -> Finished:
-        """Deletes a staged file, and then looks whether it was published."""
+        """Deletes a staged file, then checks whether it was published."""
 
     def _settle(self, files: Sequence[Fields], answers: list[Finished]) -> list[Finished]:  # noqa: ARG002
-        """Makes durable what was published."""
+        """Makes published files durable."""
         return answers
 
     # --- at a start -------------------------------------------------------------------------------------------------
 
     def _identity(self) -> str:
-        """Returns the id that tells this folder from another at the same path. The first start makes it."""
+        """Returns the id that distinguishes this folder from another one at the same path.
+
+        The first start creates it.
+        """
         if self.small.read(ID) is None:
             self.small.put(ID, uuid.uuid4().hex.encode())
-        self.small.sync(HIDDEN)  # always: its maker may have been killed before it was durable
-        return (self.small.read(ID) or b"").decode().strip()  # an editor may have put it back
+        self.small.sync(HIDDEN)  # always sync: the process that created it may have been killed before it was durable
+        return (self.small.read(ID) or b"").decode().strip()  # an editor may have written it
 
     def _tidy(self) -> None:
-        """Deletes what killed processes have left, and nobody can still be at work on."""
-        with suppress(OSError):  # it may be another user's, and a start can do without
+        """Deletes files that killed processes have left and that nobody can still be using."""
+        with suppress(OSError):  # it may belong to another user, and a start does not depend on it
             for folder in (HELD_FOLDER, HIDDEN, LISTS, manifests.FOLDER):
                 self.small.tidy(folder)
 
     def _make_folder(self, path: str) -> None:
-        if not self._has_held_folder():  # its disk may just be unmounted, which would hide a new folder
+        if not self._has_held_folder():  # its disk may just not be mounted, and mounting it would hide a new folder
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self._held))
         super()._make_folder(path)
 
@@ -172,7 +175,7 @@ class RenamingStore(FileStore):
         return self._path(f"{HELD_FOLDER}/{fields['held']}")
 
     def _of_damaged(self, fields: Fields, final: Any) -> Finished:
-        """Returns the answer for a staged file with other bytes than were sealed."""
+        """Returns the answer for a staged file whose bytes are not the sealed ones."""
         # Its second name, if it has one, leads to the same bytes. Without one, readers have never seen the file.
         if self._is_there(final):
             if self._matches(final, fields):
@@ -185,16 +188,16 @@ class RenamingStore(FileStore):
     def _without_both(self, fields: Fields, final: Any) -> Finished:
         """Returns the answer for a file with neither name."""
         if not self._has_held_folder():
-            # Not one file is missing but all: the disk is not mounted, it is another cluster, or the folder is gone.
+            # If all files are missing, the disk is not mounted, this is another cluster, or the folder is gone.
             return Finished(outcome=Outcome.UNKNOWN, reason=f"{self._held} is not there: {self.absent}")
-        # The held name first, for another driver removes it last.
+        # Check the held name first, since another driver removes it last.
         if any(self._is_listed(path) for path in (f"{HELD_FOLDER}/{fields['held']}", str(fields["path"]))):
             return Finished(outcome=Outcome.RETRY, reason=f"{final}: {CACHED}")
         return Finished(outcome=Outcome.LOST, reason=f"{final}: {MISSING}")
 
     @abc.abstractmethod
     def _has_held_folder(self) -> bool:
-        """Returns True if the folder of staged files is there."""
+        """Returns True if the folder of staged files exists."""
 
     # --- publish and discard ----------------------------------------------------------------------------------------
 
@@ -224,7 +227,8 @@ class RenamingStore(FileStore):
                 return Finished(outcome=Outcome.ALREADY_COMMITTED)
             return Finished(outcome=Outcome.UNKNOWN, reason=f"{final}: {FOREIGN}")
         except FileNotFoundError:
-            # The held name is looked for first: another driver takes it away only with or after giving the final one.
+            # Check the held name first: another driver removes it only together with giving the file its final name, or
+            # after that.
             if self._is_there(held):
                 return Finished(outcome=Outcome.RETRY, reason=f"{final}: {FOLDER_GONE}")
             if not self._is_there(final):
@@ -239,7 +243,7 @@ class RenamingStore(FileStore):
         return self._answers(self._discard, files, [str(one.get("path") or one["held"]) for one in files])
 
     def _answers(self, call: Callable[[Any], Finished], items: Sequence[Any], names: Sequence[str]) -> list[Finished]:
-        """Returns the answer of each call, also of one that raised an error."""
+        """Returns the answer of each call, including calls that raised an error."""
         found = self._call_each(call, items)
         return [
             self._of_error(one, name) if isinstance(one, BaseException) else one

@@ -25,25 +25,26 @@ if TYPE_CHECKING:
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
 _TIMEOUT = "timeout_s"
 _CLIENTS = {"s3": ("boto3", "boto3", "s3"), "hdfs": ("hdfs-native", "hdfs_native", "hdfs")}
-"""The package that a store needs, its module, and our extra that brings it, by scheme."""
+"""For each scheme, the package that its store needs, the package's module, and our extra that installs it."""
 
 
 class FilesSink(TwoPhaseCommitSink):
-    """Writes rows as files into a folder, a bucket or HDFS, where readers see committed files only.
+    """Writes rows as files to a folder, a bucket or HDFS, where readers only see committed files.
 
     Args:
         path: A local path or ``file:`` URL, ``hdfs://host:port/path``, or ``s3://bucket/prefix``.
-        format: ``parquet``, ``csv``, ``json`` (one object a line), ``arrow`` (IPC files) or ``text``.
-        name: Unique within the query, the same after a restart, and a part of the files' names.
-        partition_by: Columns that name folders, as in Spark's ``partitionBy``; one as a text, several as a list.
-        max_file_bytes: A file that has reached this size is closed, and another one is begun.
-        compression: A compression of the format; None for its default, snappy for Parquet and none for the others.
+        format: ``parquet``, ``csv``, ``json`` (one object per line), ``arrow`` (IPC files) or ``text``.
+        name: A name that is unique within the query and stays the same after a restart. It is part of the files' names.
+        partition_by: Columns that partition the files into folders, as in Spark's ``partitionBy``: a string or a list.
+        max_file_bytes: Once a file reaches this size, it is closed and a new one is begun.
+        compression: The compression; None for the format's default, which is snappy for Parquet and none for the
+            others.
         options: Options of the format: Parquet's ``row_group_bytes`` (of Arrow's memory), ``compression_level``,
             ``use_dictionary``; CSV's ``header``, ``delimiter``.
-        manifest: True if each whole batch is listed in ``_manifest``, see `read_manifests`. Without manifests a log
-            from an old copy is not noticed.
+        manifest: True to list each whole batch in ``_manifest``, see `read_manifests`. Without manifests, a log that
+            was restored from an old copy is not detected.
         store_options: Options of the store, for example S3's endpoint or HDFS's configuration.
-        guarantee: EXACTLY_ONCE stages files until the decision; the others publish them when a slot is done.
+        guarantee: EXACTLY_ONCE stages files until the decision; other levels publish them as soon as a slot is done.
 
     Raises:
         ConfigurationError: If a setting is wrong. The message names it and its value.
@@ -101,7 +102,9 @@ class FilesSink(TwoPhaseCommitSink):
             )
 
     def use_checkpoint(self, files: CheckpointFiles) -> None:
-        """Refuses a checkpoint that shares a folder with the rows: readers would read it, and who empties one, both.
+        """Refuses a checkpoint that shares a folder with the rows.
+
+        Readers would read it, and emptying one would empty both.
 
         Raises:
             ConfigurationError: If one lies inside the other.
@@ -125,7 +128,7 @@ class FilesSink(TwoPhaseCommitSink):
             found.append(f"{self.path} is on a disk that keeps what fsync was called for")
         if scheme != "s3":
             tells = "is found at a start" if self.manifest else "is not found (manifest=False)"
-            found.append(f"{self.path} is not put back to an older state, which {tells}")
+            found.append(f"{self.path} is not restored to an older state, which {tells}")
         if scheme == "hdfs":
             found.append("not all datanodes that hold a block of a new file lose power at once")
         if scheme == "s3":
@@ -138,7 +141,7 @@ class FilesSink(TwoPhaseCommitSink):
         return found
 
     def columns(self, schema: pa.Schema) -> Sequence[str]:
-        """Returns all columns, once each has a type that the format takes."""
+        """Returns all columns after checking that the format supports their types."""
         from sparkonce.sinks.files.formats import check_columns, is_string
 
         names = check_columns(schema, self.encoding.format, self.partition_by)
@@ -146,7 +149,7 @@ class FilesSink(TwoPhaseCommitSink):
         return names
 
     def preflight(self, query: str, recorded: Facts | None) -> Facts:  # noqa: ARG002 - the same for all
-        """Makes the folder, tries there what publishing does, and checks that it is still the recorded one."""
+        """Creates the folder, tries everything that publishing does, and checks that it is still the recorded one."""
         store = open_store(self.path, self.store_options)
         try:
             identity = store.check()
@@ -163,33 +166,33 @@ class FilesSink(TwoPhaseCommitSink):
             if before != value and name == "folder" and scheme_of(self.path) != "s3":  # whose folder is its prefix
                 raise PreflightError(
                     f"path={self.path!r} is not the folder that this query wrote to until now: that one was deleted, "
-                    f"or this one was made anew, or another disk is mounted. Its .sparkonce/id says folder={value!r}, "
+                    f"or this one was recreated, or another disk is mounted. Its .sparkonce/id says folder={value!r}, "
                     f"and said folder={before!r}.",
-                    next_step=f"Bring the old folder back (it may have been moved: name its new place), or {ANEW}.",
+                    next_step=f"Bring the old folder back (it may have been moved: give its new location), or {ANEW}.",
                     setting="path",
                 )
             if before != value:
                 raise PreflightError(
                     f"path={self.path!r} has {name}={value!r}, but until now this query wrote to one with "
                     f"{name}={before!r}.",
-                    next_step=f"Name the old place (a folder may have been moved, but not made anew), or {ANEW}.",
+                    next_step=f"Give the old location (a folder may have been moved, but not recreated), or {ANEW}.",
                     setting="path",
                 )
         return facts
 
     def _check_names(self, store: FileStore) -> None:
-        # The rows of a partition do not hold its values: its folder's name does.
+        # The partition's values are only in its folder's name, not in its rows.
         if self._texts and store.folds_names():
             raise PreflightError(
                 f"partition_by={list(self.partition_by)!r} names folders by text ({', '.join(self._texts)}), and the "
-                f"file system of path={self.path!r} takes names for one that differ in upper and lower case, or in "
-                f"how an accent is written: rows of 'A' and 'a' would be read as rows of one of them.",
+                f"file system of path={self.path!r} treats names as equal that differ only in case, or in how an "
+                "accent is written: rows of 'A' and 'a' would be read as rows of one of them.",
                 next_step="Use a file system that tells them apart, or partition by columns of other types.",
                 setting="partition_by",
             )
 
     def transaction_timeout_s(self, facts: Facts) -> float | None:
-        """Returns how long the store keeps staged files, for example by a bucket's lifecycle rule."""
+        """Returns how long the store keeps staged files, for example because of a bucket's lifecycle rule."""
         return float(facts[_TIMEOUT]) if _TIMEOUT in facts and self.guarantee is Guarantee.EXACTLY_ONCE else None
 
     def worker_needs(self) -> WorkerNeeds:

@@ -1,9 +1,9 @@
 """The contract of a store, and what all stores share.
 
-A store stages a file, publishes it once, and lists what is staged; beside them it has small files. All stores share a
-transaction's handle (which lists its files, or names a list of them if that would be long), the outcome of a
-transaction from those of its files, and the stream that pyarrow writes to, which computes size and checksum and names
-its file if the disk refuses a write.
+A store stages a file, publishes it once, and lists staged files. It also has small files. All stores share the format
+of a transaction's handle (which contains its files, or refers to a list of them if there are many), the rules that
+derive a transaction's outcome from those of its files, and the stream that pyarrow writes to, which computes size and
+checksum and names its file if a write fails.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from sparkonce.sinks.files.names import HIDDEN, ID
 from sparkonce.storage.files import PutUnknownError, SmallFiles, may_pass
 
 Fields = Mapping[str, str | int]
-"""The plain values that finish one file from anywhere.
+"""The plain values with which any process can finish one file.
 
 `StagedFile.seal` always returns ``path`` (where the file is to be published, relative), ``size`` (bytes) and
-``checksum`` (a text such as ``crc32:1c291ca3``, or an ETag). Beside them stand the store's own, such as an upload's id.
-`Staged.fields` may lack all three: less is known of a file that was never sealed.
+``checksum`` (a string such as ``crc32:1c291ca3``, or an ETag), and the store's own fields, such as an upload's id.
+`Staged.fields` may lack all three, because less is known about a file that was never sealed.
 """
 
 
 class FileState(str, Enum):
-    """A file's state between staged and published."""
+    """The states of a file."""
 
     STAGED = "staged"
     """Staged and whole: it can be published."""
     PUBLISHED = "published"
     """Published: the file is at its path, with its size and checksum."""
     GONE = "gone"
-    """Surely neither staged nor published: it never will be published."""
+    """Certainly neither staged nor published, and never will be published."""
     DAMAGED = "damaged"
-    """Staged, surely not published, and different from the sealed file: it can never be published whole."""
+    """Staged, certainly not published, and different from the sealed file, so it can never be published whole."""
     UNKNOWN = "unknown"
-    """A state that nobody can determine, now or ever; for example another file is at its path."""
+    """The state can never be determined, for example because another file is at its path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,7 @@ class Staged:
 
 
 class StagedFile(abc.ABC):
-    """A file that is being written, which no reader sees."""
+    """A file that is being written, invisible to readers."""
 
     @property
     @abc.abstractmethod
@@ -71,14 +71,14 @@ class StagedFile(abc.ABC):
 
     @abc.abstractmethod
     def size(self) -> int:
-        """Returns how many bytes have been written so far."""
+        """Returns the number of bytes written so far."""
 
     @abc.abstractmethod
     def seal(self) -> Fields:
-        """Makes the file durable and complete, and returns the fields that publish or discard it.
+        """Makes the file durable and complete, and returns the fields with which it is published or discarded.
 
         Raises:
-            PrepareError: If it may not be whole.
+            PrepareError: If the file may be incomplete.
         """
 
     @abc.abstractmethod
@@ -91,14 +91,14 @@ class FileStore(abc.ABC):
 
     Attributes:
         location: The store's full path or URL, for readers and messages.
-        small: Its small files: manifests, lists of files, its id.
-        keeps_manifests: True if a missing manifest shows that the whole store went back to an older state. False for a
-            bucket, whose rules may delete what is old.
-        next_step: The advice where the store does not answer.
+        small: Its small files: manifests, file lists, its id.
+        keeps_manifests: True if a missing manifest shows that the whole store was restored from an older state. False
+            for a bucket, whose rules may delete old files.
+        next_step: The advice if the store does not respond.
     """
 
     keeps_manifests = True
-    next_step = "See whether its disk can be read and written."
+    next_step = "Check whether its disk can be read and written."
 
     location: str
     small: SmallFiles
@@ -108,7 +108,7 @@ class FileStore(abc.ABC):
 
     @abc.abstractmethod
     def check(self) -> Mapping[str, str]:
-        """Tries what the sink does here, and returns what identifies the store.
+        """Tries everything that the sink does here, and returns values that identify the store.
 
         A run is refused if one of these values differs from that of the last run.
 
@@ -117,57 +117,63 @@ class FileStore(abc.ABC):
         """
 
     def folds_names(self) -> bool:
-        """Returns True if two names that differ, for example in upper and lower case, may be one file here.
+        """Returns True if two different names, for example in upper and lower case, may refer to the same file here.
 
         Raises:
-            UnknownOutcomeError: If it cannot be tried now.
+            UnknownOutcomeError: If the store is currently unavailable.
         """
         return False
 
     def timeout_s(self) -> float | None:
-        """Returns after how many seconds the store itself gives up a staged file; None if it never does."""
+        """Returns after how many seconds the store itself deletes a staged file; None if it never does."""
         return None
 
     def conditions(self) -> Sequence[str]:
-        """Returns what must be true of the store for the promise to hold, a sentence each; more after `check`."""
+        """Returns the conditions that the store must meet for the promise to hold, one sentence each.
+
+        `check` may add some.
+        """
         return ()
 
     # --- files ------------------------------------------------------------------------------------------------------
 
     @abc.abstractmethod
     def stage(self, name: TransactionName, path: str) -> StagedFile:
-        """Begins a staged file that is to be published at a path; the path contains the text of the name."""
+        """Begins a staged file that will be published at a path. The path contains the transaction's name."""
 
     @abc.abstractmethod
     def states(self, files: Sequence[Fields]) -> Sequence[FileState]:
         """Returns the state of each sealed file.
 
-        Asked before `publish` if a transaction has several files: readers get all of them or none.
+        Called before `publish` if a transaction has several files: readers get all of them or none.
 
         Raises:
-            UnknownOutcomeError: If it cannot be asked now.
+            UnknownOutcomeError: If the store is currently unavailable.
         """
 
     @abc.abstractmethod
     def publish(self, files: Sequence[Fields]) -> Sequence[Finished]:
-        """Publishes each file once, in parallel; idempotent. As `SinkCommitter.commit`, one answer a file."""
+        """Publishes each file once, in parallel. Idempotent, like `SinkCommitter.commit`, with one answer per file."""
 
     @abc.abstractmethod
     def discard(self, files: Sequence[Fields]) -> Sequence[Finished]:
-        """Discards each file; ALREADY_COMMITTED if it came too late. As `SinkCommitter.abort`, one answer a file."""
+        """Discards each file.
+
+        Like `SinkCommitter.abort`, with one answer per file: ALREADY_COMMITTED if it was too late.
+        """
 
     @abc.abstractmethod
     def list_staged(self) -> Iterable[Staged]:
-        """Lists every file of ours, of any query, that is staged and not published.
+        """Lists all of our files that are staged and not published, of any query.
 
         Raises:
-            UnknownOutcomeError: If it cannot be asked now.
+            UnknownOutcomeError: If the store is currently unavailable.
         """
 
     def doubt(self, folder: str) -> Finished | None:
-        """Returns None if this is still the folder that `check` found, else the answer for every file in it.
+        """Returns None if this is still the folder that `check` found; otherwise the answer for every file in it.
 
-        A disk may have been unmounted, or a host may see another folder: a file that is not found there is not lost.
+        A disk may have been unmounted, or a host may see another folder: a file that is missing there is not lost.
 
         Args:
             folder: The value that `check` returned under this name.
@@ -187,20 +193,20 @@ class FileStore(abc.ABC):
     # --- small files ------------------------------------------------------------------------------------------------
 
     def put(self, path: str, content: bytes) -> None:
-        """Puts a small file in one step, replacing an older one. Durable when it returns.
+        """Puts a small file atomically, replacing an older one. Durable on return.
 
         Raises:
-            UnknownOutcomeError: If that is not sure.
+            UnknownOutcomeError: If it may not have been put.
         """
         with self.asking(path):
             self._make_folder(path)
             self.small.replace(path, content)
 
     def put_new(self, path: str, content: bytes) -> None:
-        """Puts a small file if there is none of its name. Durable when it returns.
+        """Puts a small file if its name is free. Durable on return.
 
         Raises:
-            UnknownOutcomeError: If that is not sure.
+            UnknownOutcomeError: If it may not have been put.
         """
         with self.asking(path):
             self._make_folder(path)
@@ -214,10 +220,10 @@ class FileStore(abc.ABC):
             self._made = self._made | {folder}
 
     def get(self, path: str) -> bytes | None:
-        """Returns the content of a small file; None if there is surely none.
+        """Returns the content of a small file; None if it certainly does not exist.
 
         Raises:
-            UnknownOutcomeError: If it cannot be asked now.
+            UnknownOutcomeError: If the store is currently unavailable.
         """
         with self.asking(path):
             return self.small.read(path)
@@ -226,13 +232,13 @@ class FileStore(abc.ABC):
         """Lists the names of the files directly in a folder, without its path; none if there is no such folder.
 
         Raises:
-            UnknownOutcomeError: If it cannot be asked now.
+            UnknownOutcomeError: If the store is currently unavailable.
         """
         with self.asking(folder):
             return self.small.names(folder)
 
     def delete(self, paths: Sequence[str]) -> None:
-        """Deletes files; one that is already gone is no error.
+        """Deletes files. A file that is already gone is not an error.
 
         Raises:
             UnknownOutcomeError: If one of them may still be there.
@@ -242,7 +248,7 @@ class FileStore(abc.ABC):
 
     @contextmanager
     def asking(self, path: object) -> Iterator[None]:
-        """Turns an error of the store into an `UnknownOutcomeError` that names the path."""
+        """Converts an error of the store into an `UnknownOutcomeError` that names the path."""
         try:
             yield
         except (OSError, PutUnknownError) as error:
@@ -256,7 +262,7 @@ class FileStore(abc.ABC):
 
 
 LONGEST_BYTES = 16_384
-"""The limit of a handle's field. A slot of a hundred partitions fits, one of thousands does not belong into the log."""
+"""The maximum size of a handle's field. A slot with a hundred partitions fits; thousands would bloat the log."""
 
 LISTS = f"{HIDDEN}/lists"
 
@@ -266,7 +272,7 @@ FIELDS = frozenset({"name", "begun_ms", "folder", "files", "list", "list_checksu
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listed:
-    """A handle as a value.
+    """A parsed handle.
 
     Attributes:
         name: The transaction's name.
@@ -274,7 +280,8 @@ class Listed:
         list_path: The path of the list, relative.
         list_checksum: The checksum of the list.
         begun_ms: When the transaction was begun, by the executor's clock.
-        folder: The id of the folder that they were written to, see `FileStore.doubt`; empty if the handle has none.
+        folder: The id of the folder that the files were written to, see `FileStore.doubt`; empty if the handle has
+            none.
     """
 
     name: TransactionName
@@ -301,12 +308,12 @@ def read_handle(handle: Handle) -> Listed:
     """Reads a handle.
 
     Raises:
-        ValueError: If it is not one of the files sink's.
+        ValueError: If it does not belong to the files sink.
     """
     fields = dict(handle.transaction)
     name = TransactionName.parse(str(fields.get("name", "")))
     if name is None or not ("files" in fields or "list" in fields):
-        raise ValueError(f"The handle {fields} is not one of the files sink's.")
+        raise ValueError(f"The handle {fields} does not belong to the files sink.")
     return Listed(
         name=name,
         files=tuple(json.loads(str(fields["files"]))) if "files" in fields else None,
@@ -318,7 +325,7 @@ def read_handle(handle: Handle) -> Listed:
 
 
 def read_list(content: bytes, checksum: str) -> tuple[Fields, ...] | None:
-    """Returns the files in a list; None if its checksum is not the handle's."""
+    """Returns the files in a list; None if its checksum does not match the handle's."""
     if _checksum(content) != checksum:
         return None
     found: list[Mapping[str, str | int]] = json.loads(content)
@@ -330,7 +337,7 @@ def _checksum(content: bytes) -> str:
 
 
 FOREIGN = "Another file is there, which is never overwritten: compare it, and move it away."
-FOLDER_GONE = "Somebody deleted its folder, which is made again."
+FOLDER_GONE = "Somebody deleted its folder, which is recreated."
 MISSING = "It is neither staged nor published: somebody deleted it."
 DAMAGED = "It is staged, but not as it was written: its size or its end differs."
 
@@ -340,9 +347,9 @@ _ABORT_ORDER = (Outcome.UNKNOWN, Outcome.RETRY, Outcome.ALREADY_COMMITTED, Outco
 
 
 def before_publish(files: Sequence[Fields], states: Sequence[FileState]) -> Finished | None:
-    """Returns the outcome of a transaction of several files before any is published; None if it has to be published.
+    """Returns the outcome of a transaction with several files before any is published; None if it should be published.
 
-    Readers get all of a transaction's files or, forever, none: so if one is gone, no other is published anymore.
+    Readers get all of a transaction's files or, forever, none: so if one is gone, no other is published.
     """
     found = [(one["path"], state) for one, state in zip(files, states, strict=True)]
     gone = [f"{path}: {_LOST[state]}" for path, state in found if state in _LOST]
@@ -361,7 +368,7 @@ def before_publish(files: Sequence[Fields], states: Sequence[FileState]) -> Fini
 
 
 def of_commit(files: Sequence[Finished]) -> Finished:
-    """Returns the one outcome of a transaction after `FileStore.publish` of its files."""
+    """Combines the outcomes of publishing a transaction's files into one."""
     kinds = {one.outcome for one in files}
     if Outcome.LOST in kinds and len(kinds) > 1:
         lost = next(one for one in files if one.outcome is Outcome.LOST)
@@ -370,7 +377,7 @@ def of_commit(files: Sequence[Finished]) -> Finished:
 
 
 def of_abort(files: Sequence[Finished]) -> Finished:
-    """Returns the one outcome of a transaction after `FileStore.discard` of its files."""
+    """Combines the outcomes of discarding a transaction's files into one."""
     return _weakest(files, _ABORT_ORDER)
 
 
@@ -379,9 +386,9 @@ def _weakest(files: Sequence[Finished], order: Sequence[Outcome]) -> Finished:
 
 
 _SPACE = "Free some space, or raise the quota"
-_GONE = "See what became of the folder: it was deleted or moved, or its disk is not mounted on this host"
+_GONE = "Find out what happened to the folder: it was deleted or moved, or its disk is not mounted on this host"
 _RIGHT = "Let this user write to the folder"
-_LOOK = "See the kernel's log about this disk"
+_LOOK = "Check the kernel's log about this disk"
 _STEPS = {
     errno.ENOSPC: _SPACE,
     errno.EDQUOT: _SPACE,
@@ -422,7 +429,7 @@ class ChecksumStream:
         """Writes all bytes.
 
         Raises:
-            PrepareError: If the file system does not take it.
+            PrepareError: If the file system refuses them.
         """
         with preparing(self._path):
             self.file.write(data)
@@ -456,7 +463,7 @@ class ChecksumStream:
 
 @contextmanager
 def preparing(path: object) -> Iterator[None]:
-    """Turns the file system's errors into a `PrepareError` that names the path."""
+    """Converts the file system's errors into a `PrepareError` that names the path."""
     try:
         yield
     except OSError as error:

@@ -20,20 +20,20 @@ from sparkonce.sinks.files.names import file_path, split
 from sparkonce.sinks.files.store import Fields, FileStore, StagedFile, fields_of
 
 OPEN_FILES = 32
-"""The most files that a slot has open at once; a new one closes the one written to longest ago."""
+"""The maximum number of files that a slot has open. Opening another one closes the least recently used."""
 
 GATHERED_BYTES = 64 << 20
-"""The Arrow memory that a slot gathers, over all partitions, before it encodes."""
+"""The bytes of Arrow data that a slot collects over all partitions before it encodes them."""
 
 SPLIT_BYTES = 8 << 20
-"""The memory gathered before a split into partitions: a split has a cost for each of them."""
+"""The bytes collected before they are split into partitions. Each split has a cost per partition."""
 
 _SEALING_THREADS = 4
 
 
 @dataclass(slots=True)
 class _Pile:
-    """The rows of one folder that are not encoded yet."""
+    """The rows of one folder that have not been encoded yet."""
 
     tables: list[pa.Table] = field(default_factory=list)
     size: int = 0
@@ -51,15 +51,15 @@ class _OpenFile:
 
 
 class FilesWriter(SinkWriter):
-    """The files of one copy. Closed files are made durable in the background while others are written.
+    """The files of one task attempt. Closed files are made durable in the background while others are written.
 
     Args:
         store: The store that the files go to.
-        context: The copy.
+        context: The task attempt.
         encoding: The format, and its options.
         partition_by: The columns that name folders.
         max_file_bytes: A file that has reached this size is closed, and another one is begun.
-        hold_back: True if files stay staged until the decision (EXACTLY_ONCE). Otherwise `prepare` publishes them.
+        hold_back: True to keep files staged until the decision (EXACTLY_ONCE). Otherwise, `prepare` publishes them.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class FilesWriter(SinkWriter):
         self._list = ""
 
     def begin(self) -> None:
-        """See `SinkWriter.begin`. Opens the file of a slot without partitions at once: a store may take its time."""
+        """See `SinkWriter.begin`. If there are no partitions, opens the file immediately, since a store may be slow."""
         self._begun_ms = time.time_ns() // 1_000_000
         if not self._partition_by:
             self._open[""] = self._open_file("")
@@ -120,7 +120,7 @@ class FilesWriter(SinkWriter):
         self._split()
         for folder in list(self._piles):
             self._encode(folder)
-            if folder:  # thousands of small partitions: each is closed before the next one is opened
+            if folder:  # close each file before opening the next one: there may be thousands of small partitions
                 self._close(folder)
         for folder in list(self._open):
             self._close(folder)
@@ -147,7 +147,7 @@ class FilesWriter(SinkWriter):
                 raise kind(f"A file could not be published: {answer.reason}")
 
     def abort(self) -> None:
-        """Discards the files. Leaves those that cannot be reached to the driver's sweep."""
+        """Discards the files. Files that cannot be reached are left to the driver's sweep."""
         for _, sealed in self._sealed:
             sealed.exception()  # waits: a file is not deleted while it is being sealed
         for staged in self._staged:
@@ -196,7 +196,7 @@ class FilesWriter(SinkWriter):
             if len(self._open) >= OPEN_FILES:
                 self._close(next(iter(self._open)))
             file = self._open_file(folder)
-        self._open[folder] = file  # at the end: the one written to last
+        self._open[folder] = file  # move to the end: this one was written to last
         rows = pa.concat_tables(pile.tables)
         file.encoder.write(rows)
         file.rows += rows.num_rows

@@ -112,7 +112,7 @@ class KafkaMonitor(Monitor):
         found, refused = open_parts(self._client, leaders, deadline_s)
         if any(reply.code == _NOT_ALLOWED for reply in refused.values()) and not self._told:
             self._told = True
-            log.debug("topic=%r: Without READ, nobody can tell whose transaction holds back readers.", self._topic)
+            log.debug("topic=%r: Without READ, nobody can tell whose transaction blocks readers.", self._topic)
         return [one for one in found if one.offset == self._since[one.partition][0]]
 
     def _described(self, held: Sequence[OpenPart], brokers: Sequence[int], deadline_s: float) -> list[OpenPart]:
@@ -177,9 +177,9 @@ class KafkaMonitor(Monitor):
         )
         if one.is_over and one.view is not None:
             log.warning(
-                "Transaction %s (producer id %d) has ended, as its coordinator says (%s), and still %s: its marker is "
-                "missing there. Next: See docs/kafka.md#readers. kafka-transactions.sh abort ends it, and drops its "
-                "rows of that partition.",
+                "Transaction %s (producer id %d) has ended, according to its coordinator (%s), but still %s: its "
+                "marker is missing there. Next: See docs/kafka.md#readers. kafka-transactions.sh abort ends it, and "
+                "drops its rows of that partition.",
                 *(name, one.producer_id, one.view.state, blocked),
             )
             return
@@ -189,7 +189,7 @@ class KafkaMonitor(Monitor):
             began = datetime.fromtimestamp(one.view.started_ms / 1000, timezone.utc)
             since = f"since {began:%Y-%m-%d %H:%M:%S} UTC"
             ends = f"after transaction.timeout.ms={one.view.timeout_ms} ({lasting(one.view.timeout_ms)})"
-            ends = "never, by itself" if one.view.timeout_ms == NEVER_MS else ends
+            ends = "never, on its own" if one.view.timeout_ms == NEVER_MS else ends
         log.warning(
             "Transaction %s of another application (producer id %d) has been open %s: %s. It ends %s. Next: Let its "
             "application end it, or end it with kafka-transactions.sh, see docs/kafka.md#readers.",

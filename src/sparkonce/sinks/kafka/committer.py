@@ -242,8 +242,9 @@ class KafkaCommitter(HandleCommitter[KafkaTransaction]):
             if isinstance(self._client.transaction_version(deadline_s=self._deadline_s()), BrokerAnswer):
                 raise _unlisted(missing, "start")
             log.warning(
-                "Kafka did not tell all that it remembers of this query: %s. The run starts without knowing if its "
-                "checkpoint is an old copy. Next: If it was restored, stop the query and see docs/operations.md.",
+                "Kafka did not report everything that it remembers of this query: %s. The run starts without knowing "
+                "whether its checkpoint is an old copy. Next: If it was restored, stop the query and see "
+                "docs/operations.md.",
                 missing,
             )
         return [trace for view in views if (trace := _trace(view, prefix, query)) is not None]
@@ -288,7 +289,7 @@ class KafkaCommitter(HandleCommitter[KafkaTransaction]):
             raise _unlisted(names, "start")
         if not names:
             log.warning(
-                "These brokers do not keep how a transaction ended, as Apache Kafka does. A cluster that went back to "
+                "These brokers do not keep how a transaction ended, as Apache Kafka does. A cluster that returned to "
                 "an older state is not detected."
             )
         return bool(names)
@@ -327,7 +328,7 @@ class KafkaCommitter(HandleCommitter[KafkaTransaction]):
                 break
             time.sleep(_ASK_AGAIN_S)
         if unanswered:
-            log.warning("topic=%r: No broker tells whether it is still the same topic. The batch is decided.", topic)
+            log.warning("topic=%r: No broker can say whether it is still the same topic. The batch is decided.", topic)
         return objection
 
     def close(self) -> None:
@@ -435,7 +436,7 @@ def begin_of(prefix: str, query: str) -> str:
 
 def _unlisted(answer: BrokerAnswer, phase: str = "sweep") -> UnknownOutcomeError:
     return UnknownOutcomeError(
-        f"Kafka did not tell which transactions there are: {answer}.",
+        f"Kafka did not report which transactions there are: {answer}.",
         next_step="Check the brokers and the permission to describe the transactional ids; nothing was undone.",
         phase=phase,
     )
@@ -461,8 +462,8 @@ class RetentionCheck:
 
         Checks transactions that have been open for more than a minute by their executors' clocks, and those that were
         damaged before. Because clocks may be wrong, it also checks all transactions of a run's first batch; but a
-        leader that does not answer holds back no young transaction. A transaction that is not open is already committed
-        or lost.
+        leader that does not answer does not delay young transactions. A transaction that is not open is already
+        committed or lost.
 
         Args:
             begun_ms: When each transaction began, in milliseconds since the epoch by its executor's clock.
@@ -485,7 +486,7 @@ class RetentionCheck:
         for view in is_open:
             answer = next((unknown[partition] for partition in view.partitions if partition in unknown), None)
             if answer is not None and view.transaction in old:
-                reason = f"Kafka did not tell whether it still has all rows: {answer}."
+                reason = f"Kafka did not report whether it still has all rows: {answer}."
                 held[view.transaction] = Finished(outcome=Outcome.RETRY, reason=reason)
         self._has_checked |= not unknown
         self._damaged = damaged
@@ -562,7 +563,7 @@ class RetentionCheck:
             self._warned.add(topic)
             log.warning(
                 "Rows of long transactions on topic %r may have been deleted by its retention, and Kafka does not let "
-                "this user ask. The transactions are committed all the same. Next: Grant READ on the topic.",
+                "this user check. The transactions are committed anyway. Next: Grant READ on the topic.",
                 topic,
             )
 
@@ -592,7 +593,7 @@ class LeaderCheck:
     ) -> dict[KafkaTransaction, Finished]:
         """Returns the transactions that must not be committed now: they have written to a partition without a leader.
 
-        If the cluster does not answer, none is held back: the commit itself is then not answered either.
+        If the cluster does not answer, none is delayed, since the commit itself is not answered either.
 
         Args:
             wanted: The transactions to commit.
@@ -618,6 +619,8 @@ class LeaderCheck:
         held = {one: undescribed_outcome(view) for one, view in zip(wanted, views, strict=True) if is_undescribed(view)}
         for view in still_open(wanted, views):
             if without := sorted(alone.keys() & set(view.partitions)):
-                reason = f"It is committed once all that it has written to has a leader: {alone[without[0]]}."
+                reason = (
+                    f"It is committed once every partition that it has written to has a leader: {alone[without[0]]}."
+                )
                 held[view.transaction] = Finished(outcome=Outcome.RETRY, reason=reason)
         return held

@@ -243,7 +243,9 @@ class KafkaConnection:
         thread = net._io_thread
         net.stop(timeout_ms=_STOP_WITHIN_S * 1000)
         if thread.is_alive():
-            log.warning("kafka-python's network thread does not end: it may wait for a DNS server. It is left alone.")
+            log.warning(
+                "kafka-python's network thread does not end: it may be waiting for a DNS server. It is left alone."
+            )
             return
         if manager is None:
             net.close()
@@ -316,7 +318,7 @@ def token_provider(plain: Mapping[str, Any]) -> AbstractTokenProvider:
     method = str(plain.get("sasl.oauthbearer.method", "default")).lower()
     if method != "default":
         raise ConfigurationError(
-            f"sasl.oauthbearer.method={method!r}: the driver cannot fetch tokens in that way.",
+            f"sasl.oauthbearer.method={method!r}: the driver cannot fetch tokens that way.",
             next_step="Fetch the token in a function and give it as oauth_cb.",
             setting="sasl.oauthbearer.method",
         )

@@ -60,7 +60,7 @@ class KafkaOrphan(Orphan):
     def is_of(self, handle: Handle) -> bool:
         """Returns True if the handle finishes this transaction.
 
-        The id alone does not tell: later transactions reuse it.
+        The id alone is not enough: later transactions reuse it.
         """
         fields = dict(handle.transaction)
         asked = (self.name, self.producer_id, self.epoch)

@@ -108,10 +108,10 @@ class Description:
 
 _GRANT = "Nothing is lost yet: grant the permission before the transaction times out."
 _TIMED_OUT = "The broker timed the transaction out, or a newer producer fenced it."
-_GONE = "It was gone already."
+_GONE = "It was already gone."
 
 _RETRIABLE: Mapping[int, Meaning] = {
-    7: Meaning(Outcome.RETRY, "The coordinator's log did not take it in time, or took it late."),
+    7: Meaning(Outcome.RETRY, "The coordinator's log did not accept it in time, or accepted it late."),
     14: Meaning(Outcome.RETRY, "The coordinator is still reading its log."),
     15: Meaning(Outcome.RETRY, "No coordinator now, or its log lacks replicas."),
     16: Meaning(Outcome.RETRY, "The coordinator has moved to another broker."),
@@ -238,7 +238,7 @@ def confirm_lost(verdict: Finished, transaction: KafkaTransaction, now: Descript
     if owner == transaction and now.state in COMMITTED_STATES:
         return Finished(outcome=Outcome.ALREADY_COMMITTED, reason=reason)
     if owner == transaction and now.state == "Ongoing":
-        return Finished(outcome=Outcome.UNKNOWN, reason=f"{reason} Somebody writes to it again.")
+        return Finished(outcome=Outcome.UNKNOWN, reason=f"{reason} Somebody is writing to it again.")
     if (owner == transaction and now.state == "Empty") or _is_older(owner, transaction):
         return Finished(outcome=Outcome.UNKNOWN, reason=f"{reason} {_OLDER}")
     own_next = KafkaTransaction(transaction.transactional_id, transaction.producer_id, transaction.epoch + 1)

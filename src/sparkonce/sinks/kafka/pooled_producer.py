@@ -71,11 +71,15 @@ _TOO_LARGE = (
 
 
 _ABOUT_ROWS = {
-    KafkaError.INVALID_TIMESTAMP: "Column 'timestamp' has an instant that the topic does not take: correct it in the "
-    "query, or raise the topic's message.timestamp.after.max.ms or message.timestamp.before.max.ms "
-    "(message.timestamp.difference.max.ms before Kafka 3.6).",
-    KafkaError.INVALID_RECORD: "A topic with cleanup.policy=compact takes no row whose column 'key' is null: give each "
-    "row a key, or filter such rows out.",
+    KafkaError.INVALID_TIMESTAMP: (
+        "Column 'timestamp' has a timestamp that the topic does not accept: correct it in the query, or raise the "
+        "topic's message.timestamp.after.max.ms or message.timestamp.before.max.ms "
+        "(message.timestamp.difference.max.ms before Kafka 3.6)."
+    ),
+    KafkaError.INVALID_RECORD: (
+        "A topic with cleanup.policy=compact does not accept a row whose column 'key' is null: give each row a "
+        "key, or filter such rows out."
+    ),
 }
 """The next step after the refusal of a single row, for codes whose own text has none."""
 
@@ -284,7 +288,7 @@ class PooledProducer:
         while (refusal := self._try_to_initialise(attempt_s)) is not None:
             self.poll(0)
             if not refusal.retriable() or time.monotonic() + attempt_s > deadline:
-                error = self.explain(refusal, f"could not initialise the transactional id {self.transactional_id!r}")
+                error = self.explain(refusal, f"could not initialize the transactional id {self.transactional_id!r}")
                 self.destroy()
                 raise error
             self._nudge(attempt_s)
@@ -401,8 +405,8 @@ class PooledProducer:
 def _warn_of_other_words() -> None:
     """Warns once per process. Slots then begin later, but nothing else is wrong."""
     log.warning(
-        "librdkafka's log does not name producer ids in the words that are known, so each producer waits for its "
-        "statistics, a second or more. Next: Use the version of confluent-kafka that this sparkonce was tested with."
+        "librdkafka's log does not name producer ids in a known format, so each producer waits for its statistics, a "
+        "second or more. Next: Use the version of confluent-kafka that this sparkonce was tested with."
     )
 
 

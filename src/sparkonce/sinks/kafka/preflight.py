@@ -213,9 +213,11 @@ def _check_cluster(cluster_id: str, cluster: _Cluster, recorded: Facts | None, f
     raise PreflightError(
         f"bootstrap.servers={cluster.servers!r} leads to the cluster {cluster_id!r}, but this query wrote to "
         f"{before!r} until now.",
-        next_step=f"Name brokers of the old cluster, or {ANEW}. If the other cluster "
-        f"has replaced it for good: KafkaSink(..., former_cluster_id={before!r}), after you have compared what is "
-        "there; see docs/operations.md#a-server-restored-from-an-older-state.",
+        next_step=(
+            f"Name brokers of the old cluster, or {ANEW}. If the other cluster has replaced it permanently: "
+            f"KafkaSink(..., former_cluster_id={before!r}), after you have compared what is there; see "
+            "docs/operations.md#a-server-restored-from-an-older-state."
+        ),
         setting="bootstrap.servers",
     )
 
@@ -235,7 +237,7 @@ def _timeout_limit_ms(cluster: _Cluster, broker: int) -> int | None:
         return None
     if result.error_code != NONE or not result.configs:
         raise PreflightError(
-            f"Broker {broker} does not tell {_MAX_TIMEOUT}: "
+            f"Broker {broker} does not report {_MAX_TIMEOUT}: "
             f"{BrokerAnswer(result.error_code, one_line(result.error_message or ''))}.",
             next_step=f"Read the broker's log, and set {_TIMEOUT}.",
         )
@@ -296,9 +298,9 @@ def warn_if_made_again(facts: Facts, recorded: Facts | None) -> None:
     before = recorded or {}
     if _ID in facts and before.get(_NAME) == facts[_NAME] and before.get(_ID) != facts[_ID]:
         log.warning(
-            "topic=%r was deleted and made again since this query's last run: it has the id %s, and had %s. Rows of "
-            "earlier batches are gone with the old topic, and those of the last decided batch may be gone too. Nothing "
-            "writes them again. Next: If they are needed, start a new query with a new checkpoint.",
+            "topic=%r was deleted and recreated since this query's last run: it has the id %s, and had %s. Rows of "
+            "earlier batches are gone with the old topic, and those of the last decided batch may be gone too. "
+            "Nothing writes them again. Next: If they are needed, start a new query with a new checkpoint.",
             *(facts[_NAME], facts[_ID], before.get(_ID)),
         )
 
@@ -322,8 +324,8 @@ def why_not_decide(facts: Facts, metadata: Any) -> str:
     if found is None or str(found.topic_id) == facts[_ID]:
         return ""
     return (
-        f"topic {facts[_NAME]!r} was deleted and made again while this query ran: it has the id {found.topic_id}, "
-        f"and had {facts[_ID]}. Rows of earlier batches are gone with the old topic; this batch is not decided"
+        f"topic {facts[_NAME]!r} was deleted and recreated while this query ran: it has the id {found.topic_id}, and "
+        f"had {facts[_ID]}. Rows of earlier batches are gone with the old topic; this batch is not decided"
     )
 
 

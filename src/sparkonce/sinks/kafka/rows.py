@@ -129,7 +129,7 @@ def select_columns(schema: pa.Schema, topic: str | None) -> list[str]:
             raise SchemaError(f"The column {name!r} is {kind}; Kafka takes {accepted}.", next_step="Cast it.")
     if topic is None and "topic" not in chosen:
         raise ConfigurationError(
-            "Nothing says which topic the rows go to.",
+            "No topic is set for the rows.",
             next_step="Give the sink topic='…', or the rows a column 'topic' (string).",
         )
     return chosen

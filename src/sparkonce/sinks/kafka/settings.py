@@ -190,8 +190,8 @@ def id_prefix(prefix: Any) -> str:
     text = own_prefix(prefix, most_bytes=PREFIX_LIMIT_BYTES)
     if text != text.lstrip():
         raise ConfigurationError(
-            f"prefix={text!r} begins with a space, which librdkafka leaves out: brokers would know the transactions "
-            "under other ids than the log, and nobody could commit them.",
+            f"prefix={text!r} begins with a space, which librdkafka drops: brokers would know the transactions under "
+            "other ids than the log, and nobody could commit them.",
             next_step=f"Use {text.lstrip()!r}, or another prefix that does not begin with a space.",
             setting="prefix",
         )
@@ -238,7 +238,7 @@ def plain_names(user: Mapping[str, Any]) -> dict[str, Any]:
     for original, value in mapping("settings", user, example=f"{{{_SERVERS!r}: 'broker:9092'}}").items():
         if original.startswith("kafka."):
             raise ConfigurationError(
-                f"{original} is an option of Spark, and the sink takes librdkafka's settings.",
+                f"{original} is an option of Spark, but the sink takes librdkafka's settings.",
                 next_step=f"Leave the prefix out: {original.removeprefix('kafka.')!r}.",
                 setting=original,
             )
@@ -264,7 +264,7 @@ def check_servers(plain: Mapping[str, Any]) -> None:
         return
     if servers is not None:
         raise ConfigurationError(
-            f"{_SERVERS}={servers!r} is not a text that names a broker.",
+            f"{_SERVERS}={servers!r} is not a string that names a broker.",
             next_step="Give 'host:port', and more of them with commas in between.",
             setting=_SERVERS,
         )
@@ -300,7 +300,7 @@ def admin_settings(user: Mapping[str, Any]) -> dict[str, Any]:
             instead = next((words for start, words in _INSTEAD.items() if name.startswith(start)), "Leave it out.")
             # The message omits the value, which may be a secret.
             raise ConfigurationError(
-                f"{name} is set, but the driver cannot connect in that way.", next_step=instead, setting=name
+                f"{name} is set, but the driver cannot connect that way.", next_step=instead, setting=name
             )
     settings: dict[str, Any] = {"client_id": "sparkonce"}
     for name, (ours, convert) in _TRANSLATED.items():
@@ -381,7 +381,7 @@ def _identify(context: ssl.SSLContext, plain: Mapping[str, Any]) -> None:
     # without a password, OpenSSL would prompt for one at the terminal
     password = str(plain.get("ssl.key.password", ""))
     if "ssl.certificate.pem" in plain:
-        # One file for both, readable by this user only, and deleted as soon as it is read.
+        # Both are in one file, which only this user can read and which is deleted as soon as it has been read.
         with tempfile.NamedTemporaryFile("w", suffix=".pem") as both:
             both.write(f"{plain['ssl.certificate.pem']}\n{plain.get('ssl.key.pem', '')}\n")
             both.flush()

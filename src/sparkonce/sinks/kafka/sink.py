@@ -111,7 +111,7 @@ class KafkaSink(TwoPhaseCommitSink):
             topic, ended_ms = self.topic or "the topics", facts["transaction_timeout_ms"]
             log.info(
                 "Readers of %s must set isolation.level=read_committed, which is not Kafka's default. Transactions of "
-                "a killed run hold them back until the query starts again, or the transactions time out: %s=%s (%s).",
+                "a killed run block them until the query starts again, or the transactions time out: %s=%s (%s).",
                 *(topic, _TIMEOUT_SETTING, ended_ms, lasting(int(ended_ms))),
             )
         return facts

@@ -246,7 +246,7 @@ class TransactionClient:
             silent = still_silent
             if answered >= brokers:
                 return found, None
-            missing = next(iter(refused.values()), BrokerAnswer(None, "brokers joined or left while they were asked"))
+            missing = next(iter(refused.values()), BrokerAnswer(None, "brokers joined or left during the requests"))
             if not again(missing):
                 return found, missing
             if silent:

@@ -58,7 +58,7 @@ _GRACE_S = 5.0
 _NO_LIMIT = 2**31 - 1
 
 _ASK_AFTER_S = 5.0
-"""How long no row may arrive before the topics are looked up, and looked up again. A leader moves in less time."""
+"""How long no row may arrive before the topics are looked up again. A leader moves in less time."""
 _SURELY_GONE_AFTER_S = 10.0
 _PROPAGATION = "topic.metadata.propagation.max.ms"
 _PROPAGATION_MS = 30_000
@@ -357,7 +357,7 @@ class KafkaWriter(SinkWriter):
         reason = pooled.abort_reason() if self._transactional else pooled.reports.last_error
         first = pooled.reports.refusals[0]
         raise _broken(pooled)(
-            f"Kafka did not take a row for {first}" + (f" ({reason})." if reason else "."),
+            f"Kafka did not accept a row for {first}" + (f" ({reason})." if reason else "."),
             next_step=pooled.reports.advice,
         )
 
@@ -419,7 +419,7 @@ def _names_partitions(chunk: Chunk) -> bool:
 
 def _no_such_partition(topic: str, partition: int) -> PrepareError:
     return PrepareError(
-        f"Kafka did not take a row for topic {topic!r}, partition {partition}: Local: Unknown partition.",
+        f"Kafka did not accept a row for topic {topic!r}, partition {partition}: Local: Unknown partition.",
         next_step="If the rows have a column 'partition', as those of a Kafka source do, drop it: the key then chooses "
         "the partition. Or give the topic more partitions.",
     )
@@ -527,8 +527,8 @@ def _is_there(answer: Future[Any], give_up_at_s: float) -> bool | None:
 def no_such_topic(topic: str) -> PrepareError:
     """Returns the error for rows whose topic does not exist."""
     return PrepareError(
-        f"Kafka did not take a row: topic {topic!r} is not there. If it was, it was deleted, or made again while "
-        "this query ran.",
+        f"Kafka did not accept a row: topic {topic!r} does not exist. If it did before, it was deleted or recreated "
+        "while this query ran.",
         next_step="Create the topic if it is gone.",
     )
 
@@ -588,8 +588,8 @@ def _read(configs: Mapping[str, str]) -> TopicRules:
 
 def _not_told(topic: str, why: str) -> OutageError:
     return OutageError(
-        f"The brokers do not tell {_LIMIT} of topic {topic!r}: {why}.",
-        next_step="See that the brokers are up; the batch is written again.",
+        f"The brokers do not report {_LIMIT} of topic {topic!r}: {why}.",
+        next_step="Check that the brokers are up; the batch is written again.",
     )
 
 

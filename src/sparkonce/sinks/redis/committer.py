@@ -2,7 +2,7 @@
 
 Lists of chunks are applied in steps that never block a server for long.
 
-Staged rows live for ``staging_ttl_s`` after they were prepared. To find a transaction's age, the server is asked how
+Staged rows live for ``staging_ttl_s`` after they were prepared. To find a transaction's age, the server reports how
 long ago that was, and the result is subtracted from this process's time, so that no two clocks are compared.
 """
 
@@ -44,7 +44,7 @@ TIDY_EVERY_BATCHES = 50
 ATTEMPT_LIMIT_S = 30.0
 """How long one call applies chunks before it returns RETRY. The next call continues."""
 
-_UNDECIDED = Finished(outcome=Outcome.UNKNOWN, reason="No answer of the server tells the transaction's state.")
+_UNDECIDED = Finished(outcome=Outcome.UNKNOWN, reason="No reply from the server shows the transaction's state.")
 _DELETE_AT_ONCE = 500
 
 
@@ -203,7 +203,7 @@ class RedisCommitter(HandleCommitter[StagedTransaction]):
                 verdict = read_ledger(state, cluster=self._cluster)
                 command = f"HSET '{ledger_of(one.name).name}' '{one.name}'"
                 more = {
-                    "went back": f" The ledger counts {int(answer[1])} commits, and {one.known} were seen.",
+                    "went back": f" The ledger counts {int(answer[1])} commits, but {one.known} were seen.",
                     "not sure": f" If none of it is there, have it written again: {command} 'A:0:0:0:{packed}'. If "
                     f"all of it is there, mark it as committed: {command} 'D:0:{one.seen}:0:{packed}'.",
                 }
@@ -526,7 +526,7 @@ def _run(nodes: Nodes, requests: Sequence[Request]) -> Sequence[RedisReply]:
     answers = nodes.run(requests)
     for answer in answers:
         if isinstance(answer, Refusal):
-            raise UnknownOutcomeError(f"Redis does not tell what it has: {read_refusal(answer).reason}")
+            raise UnknownOutcomeError(f"Redis does not report what it has: {read_refusal(answer).reason}")
     return answers
 
 

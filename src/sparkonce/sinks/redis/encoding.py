@@ -293,8 +293,8 @@ def _ttl(shape: Shape, rows: pa.RecordBatch) -> pa.Array | None:
     column = rows.column(shape.ttl)
     if pc.any(pc.less(column, 1)).as_py():
         raise PrepareError(
-            f"Column {shape.ttl!r} contains {pc.min(column).as_py()}, which is no time to live.",
-            next_step="Give seconds from 1 on, or null for no end.",
+            f"Column {shape.ttl!r} contains {pc.min(column).as_py()}, which is not a valid time to live.",
+            next_step="Give seconds, at least 1, or null for no expiry.",
         )
     return wire(column)
 
@@ -319,7 +319,9 @@ def _amount(column: pa.Array, name: str, *, in_score: bool) -> pa.Array:
 
 def _refuse_nan(column: pa.Array, name: str) -> None:
     if pa.types.is_floating(column.type) and pc.any(pc.is_nan(column)).as_py():
-        raise PrepareError(f"Column {name!r} contains a score that is no number.", next_step="Filter it out (isnan).")
+        raise PrepareError(
+            f"Column {name!r} contains a score that is not a number.", next_step="Filter it out (isnan)."
+        )
 
 
 def _refuse_rounding(column: pa.Array, name: str, where: str) -> None:
@@ -351,7 +353,7 @@ def _refuse_small(column: pa.Array, name: str) -> None:
     if pc.any(small).as_py():
         raise PrepareError(
             f"Column {name!r} contains {wire(column.filter(small)[:1])[0].as_py().decode()}, and INCRBYFLOAT of Redis "
-            f"keeps {_INCREMENT_DIGITS} digits behind the point.",
+            f"keeps {_INCREMENT_DIGITS} digits after the decimal point.",
             next_step="Round it in the query, or give whole numbers of a smaller unit as bigint.",
             column=name,
         )
@@ -434,13 +436,13 @@ class Shape:
         for name in ("value", "field", "fields", "member", "score", "amount"):
             if getattr(self, name) is not None and name not in _OPTIONAL[self.structure]:
                 raise ConfigurationError(
-                    f"{name}={getattr(self, name)!r} means nothing with structure={self.structure!r}.",
+                    f"{name}={getattr(self, name)!r} has no effect with structure={self.structure!r}.",
                     next_step=f"Leave {name} out: that structure has {', '.join(sorted(_OPTIONAL[self.structure]))}.",
                 )
         self._check_pairs()
         if self.ttl_s is not None and self.ttl_s < 1:
             raise ConfigurationError(
-                f"ttl_s={self.ttl_s!r} is no time to live.", next_step="Give whole seconds, from 1."
+                f"ttl_s={self.ttl_s!r} is not a valid time to live.", next_step="Give whole seconds, at least 1."
             )
         parts = self.template_parts()
         if parts and parts[0][0].startswith(OWN):
@@ -513,7 +515,7 @@ class Shape:
             _check(schema, name, fits, what)
         if self.structure == "hash" and len(wanted) == len(self.key_columns()) + (self.ttl is not None):
             raise SchemaError(
-                f"A hash needs fields, and the columns are {schema.names}.", next_step="Add a column for a field."
+                f"A hash needs fields, but the columns are {schema.names}.", next_step="Add a column for a field."
             )
         return list(dict.fromkeys(name for name, _, _ in wanted))
 

@@ -153,7 +153,7 @@ def hash_slots(keys: pa.Array) -> npt.NDArray[np.uint16]:
     hashed = keys
     if pc.any(pc.greater_equal(pc.find_substring(keys, b"{"), 0)).as_py():
         hashed = pc.coalesce(pc.extract_regex(keys, pattern=_TAG).field("tag"), keys)
-        # For a key without a tag, the text is empty, and no tag is empty.
+        # For a key without a tag, the text is empty, which is never a tag.
         hashed = pc.if_else(pc.equal(pc.binary_length(hashed), 0), keys, hashed)
     codes = np.fromiter(map(crc_hqx, hashed.to_pylist(), repeat(0)), np.uint16, len(hashed))
     return codes & np.uint16(HASH_SLOTS - 1)

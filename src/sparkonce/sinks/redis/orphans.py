@@ -68,7 +68,7 @@ def _orphan(name: TransactionName, entry: LedgerEntry, now_s: float) -> Orphan:
 def _answered(url: str, reply: RedisReply) -> RedisReply:
     if not isinstance(reply, Refusal):
         return reply
-    why = f"the server does not tell what is open: {read_refusal(reply).reason}"
+    why = f"the server does not report what is open: {read_refusal(reply).reason}"
     error: PreflightError = refusal(
         "url", repr(shown_url(url)), why, "Check the address, that the server runs, and the credentials."
     )

@@ -50,7 +50,7 @@ class Refusal:
         return _meaning(self).outage and not self.text.startswith(("FileNotFoundError", "PermissionError"))
 
 
-_RESUMES = "Redis has noted what was applied before; once this is corrected, the commit continues behind it."
+_RESUMES = "Redis has noted what was applied before; once this is corrected, the commit continues from there."
 _GRANT = "Nothing is lost: grant what docs/redis.md lists under rights."
 _MOVING = "The hash slot is being moved to another node."
 
@@ -78,7 +78,7 @@ _ERRORS: Mapping[str, Meaning] = {
         "maxmemory is reached. Make room, or raise maxmemory: the commit then continues.",
     ),
     "NOAUTH": Meaning(Outcome.UNKNOWN, "The server requires a password."),
-    "WRONGPASS": Meaning(Outcome.UNKNOWN, "User and password do not fit."),
+    "WRONGPASS": Meaning(Outcome.UNKNOWN, "The user or password is wrong."),
     "NOPERM": Meaning(Outcome.UNKNOWN, _GRANT),
     "WRONGTYPE": Meaning(Outcome.UNKNOWN, f"The key holds another type of value. Delete or rename it. {_RESUMES}"),
     "CROSSSLOT": Meaning(Outcome.UNKNOWN, "Keys of two hash slots in one request, which is an error in sparkonce."),
@@ -90,15 +90,15 @@ _PHRASES: tuple[tuple[str, Meaning], ...] = (
     ("The user executing the script can't", Meaning(Outcome.UNKNOWN, _GRANT)),
     (
         "value is not an integer or out of range",
-        Meaning(Outcome.UNKNOWN, f"The key to be increased holds no integer. Set it to one. {_RESUMES}"),
+        Meaning(Outcome.UNKNOWN, f"The key to increment does not hold an integer. Set it to one. {_RESUMES}"),
     ),
     (
         "value is not a valid float",
-        Meaning(Outcome.UNKNOWN, f"The key to be increased holds no number. Set it to one. {_RESUMES}"),
+        Meaning(Outcome.UNKNOWN, f"The key to increment does not hold a number. Set it to one. {_RESUMES}"),
     ),
     (
         "hash value is not",
-        Meaning(Outcome.UNKNOWN, f"The field to be increased holds no number. Set it to one. {_RESUMES}"),
+        Meaning(Outcome.UNKNOWN, f"The field to increment does not hold a number. Set it to one. {_RESUMES}"),
     ),
     (
         "would overflow",
@@ -106,7 +106,7 @@ _PHRASES: tuple[tuple[str, Meaning], ...] = (
     ),
     (
         "would produce NaN or Infinity",
-        Meaning(Outcome.UNKNOWN, f"The sum is no number any more. Set the key to a smaller one. {_RESUMES}"),
+        Meaning(Outcome.UNKNOWN, f"The sum is no longer a number. Set the key to a smaller one. {_RESUMES}"),
     ),
     (
         "max number of clients reached",
@@ -116,7 +116,7 @@ _PHRASES: tuple[tuple[str, Meaning], ...] = (
 
 _TABLE: ErrorTable[str] = ErrorTable(_ERRORS, phrases=_PHRASES)
 
-_APART = "Restore the server from a newer backup, or see docs/redis.md for going on without what it lost."
+_APART = "Restore the server from a newer backup, or see docs/redis.md for how to continue without what it lost."
 _SINGLE: Mapping[str, Meaning] = {
     "D": Meaning(Outcome.ALREADY_COMMITTED, ""),
     "A": Meaning(Outcome.LOST, "The transaction was aborted."),
@@ -129,11 +129,11 @@ _SINGLE: Mapping[str, Meaning] = {
     ),
     "O": Meaning(
         Outcome.LOST,
-        "The server has lost that the transaction was prepared, with the end of its log, and nothing older.",
+        "The server has lost the end of its log, which said that the transaction was prepared, and nothing older.",
     ),
     "no ledger": Meaning(
         Outcome.UNKNOWN,
-        "The query's ledger is gone: the server came back without its data, was flushed, or the query was away for "
+        "The query's ledger is gone: the server came back without its data, was flushed, or the query was down for "
         f"longer than ledger_ttl_s. {_APART}",
     ),
     "went back": Meaning(
@@ -151,7 +151,7 @@ _CLUSTER: Mapping[str, Meaning] = {
     "not sure": Meaning(
         Outcome.UNKNOWN,
         "Staged rows have outlived staging_ttl_s, and the ledger's node was restarted, or became master, since the "
-        "transaction was prepared: it may have lost that they were applied.",
+        "transaction was prepared: it may no longer know that they were applied.",
     ),
     "absent": Meaning(
         Outcome.UNKNOWN,
@@ -159,7 +159,8 @@ _CLUSTER: Mapping[str, Meaning] = {
     ),
     "O": Meaning(
         Outcome.UNKNOWN,
-        "The ledger's node has lost that it was prepared; other nodes of the cluster may have applied their part.",
+        "The ledger's node no longer knows that it was prepared; other nodes of the cluster may have applied their "
+        "part.",
     ),
 }
 

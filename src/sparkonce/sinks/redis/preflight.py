@@ -165,7 +165,7 @@ class Preflight:
         answer = self._nodes.everywhere("CONFIG", "GET", "appendfsync").get(node)
         if isinstance(answer, Refusal) or not answer:
             log.warning(
-                "%s does not tell appendfsync (CONFIG is not allowed). Exactly-once needs always; with everysec, "
+                "%s does not report appendfsync (CONFIG is not allowed). Exactly-once needs always; with everysec, "
                 "Redis' default, a crash loses rows that were confirmed in the last second.",
                 node,
             )

@@ -71,7 +71,7 @@ class RedisSink(TwoPhaseCommitSink):
         score: See the table.
         amount: See the table.
         ttl: A column with the key's time to live in seconds, counted from when the row is applied; null for no limit.
-        ttl_s: The same for all rows.
+        ttl_s: The time to live of all rows, in seconds.
         guarantee: See above.
         cluster: True for a Redis Cluster.
         sentinels: Addresses of Sentinels, ``[("host", 26379)]``, which then provide the master's address instead of the
@@ -162,11 +162,13 @@ class RedisSink(TwoPhaseCommitSink):
         if self.guarantee is not Guarantee.EXACTLY_ONCE:
             replay = "a replay after a failure shows older values again, until it catches up"
             more = ", and increments may be applied twice" if self.shape.structure == "increment" else ""
-            return (f"keys are a function of the row, so that a second writing ends in the same state; {replay}{more}",)
+            return (
+                f"keys are a function of the row, so that writing a second time ends in the same state; {replay}{more}",
+            )
         return (
             "the server keeps what it has confirmed: appendonly=yes with appendfsync=always, and no failover to a "
-            "replica that is behind (wait_replicas); a server without the newest finished batch is found, and stops "
-            "the query",
+            "replica that is behind (wait_replicas); a server without the newest finished batch is detected, and "
+            "stops the query",
             "maxmemory-policy=noeviction, with room for a batch twice: staged, and applied",
             f"the query never pauses for longer than ledger_ttl_s={self.ledger_ttl_s}, and nobody deletes keys that "
             "begin with sparkonce:",
@@ -247,7 +249,7 @@ class RedisSink(TwoPhaseCommitSink):
         if self.cluster and self.sentinels:
             raise ConfigurationError(
                 f"cluster={self.cluster!r} and sentinels={self.sentinels!r} exclude each other.",
-                next_step="Leave the Sentinels out: a Redis Cluster fails over by itself.",
+                next_step="Leave the Sentinels out: a Redis Cluster fails over on its own.",
             )
         if bool(self.sentinels) != bool(self.service):
             raise ConfigurationError(
@@ -266,7 +268,7 @@ def _checked_url(url: Any) -> str:
     if isinstance(url, str) and url.startswith(("redis://", "rediss://", "unix://")):
         return url
     raise ConfigurationError(
-        "url is no URL of Redis.", next_step="Give redis://host:6379/0, rediss://… or unix://….", setting="url"
+        "url is not a Redis URL.", next_step="Give redis://host:6379/0, rediss://… or unix://….", setting="url"
     )
 
 

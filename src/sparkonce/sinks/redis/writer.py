@@ -142,7 +142,7 @@ class StagingWriter(SinkWriter):
         if state != b"O":
             raise PrepareError(
                 f"The ledger {self._ledger.name} does not accept transaction {self._name}: {_text(state)}.",
-                next_step="Do nothing: this copy is of a run or a batch that is long over.",
+                next_step="Do nothing: this attempt belongs to a run or a batch that ended long ago.",
             )
         self._seen = int(seen)
 

@@ -36,7 +36,7 @@ AT_ONCE = 8
 TIDY_EVERY = 20
 """In batches: tidying costs a round trip."""
 
-NOTHING_UNDONE = "See whether the server can be reached, and the user's rights; nothing was undone."
+NOTHING_UNDONE = "Check whether the server can be reached, and the user's rights; nothing was undone."
 NOT_HERE = "The table shows none of the batch's rows; another sink of the query may already show its own."
 _BUSY = Finished(outcome=Outcome.RETRY, reason="Another connection is merging rows of this query.")
 
@@ -219,14 +219,15 @@ class SqlCommitter(HandleCommitter[SqlTransaction]):
         """Lends a session for a query about more than one transaction.
 
         Raises:
-            UnknownOutcomeError: In place of any error of the server.
+            UnknownOutcomeError: If the server returns any error.
         """
         try:
             with self.lent() as session:
                 yield session
         except self._dialect.errors as error:
             raise UnknownOutcomeError(
-                f"{self._server} did not say {what}: {self._dialect.finished(error).reason}", next_step=NOTHING_UNDONE
+                f"{self._server} did not report {what}: {self._dialect.finished(error).reason}",
+                next_step=NOTHING_UNDONE,
             ) from error
 
     def _connect(self) -> Session:
@@ -383,7 +384,7 @@ class SqlCommitter(HandleCommitter[SqlTransaction]):
     def _refused(self, error: Exception) -> SparkonceError:
         found = self._dialect.finished(error)
         if found.outcome is Outcome.RETRY:
-            what = f"{self._server} did not say if the table takes the batch: {found.reason}"
+            what = f"{self._server} did not report whether the table accepts the batch: {found.reason}"
             return UnknownOutcomeError(what, next_step=NOTHING_UNDONE)
         with self.asking("what its constraint says") as session:
             named = self._dialect.named(session, error, self._target) if self._target is not None else ""
@@ -412,10 +413,11 @@ def went_back(sink: str, transaction: str) -> StaleServerError:
     name = TransactionName.parse(transaction)
     batches = [] if name is None else [name.batch]
     return StaleServerError(
-        f"Sink {sink!r} has connected anew, and its server does not have {transaction} any more, which was committed "
-        f"there with batch {batches}: it went back to an older state (a fail-over to a replica that lagged, a restored "
-        "backup).",
-        next_step="Bring the newer state back, if there is one, and start again: the start says which batches are "
-        "missing, and how to go on without them.",
+        f"Sink {sink!r} has reconnected, and its server no longer has {transaction}, which was committed there with "
+        f"batch {batches}: it returned to an older state (a failover to a lagging replica, a restored backup).",
+        next_step=(
+            "Restore the newer state, if there is one, and start again: the start reports which batches are "
+            "missing, and how to continue without them."
+        ),
         missing={sink: batches},
     )

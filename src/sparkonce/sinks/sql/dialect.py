@@ -84,7 +84,7 @@ class Dialect:
         drop: Drops these staged copies and ends the transaction, retrying until the deadline.
         roll_back: Rolls the transaction back.
         refusers: Returns True if a table may reject a row that its staging table has accepted.
-        settled: Applies an operator's choice for conflicting keys to a copy whose rows were to be appended.
+        settled: Applies an operator's choice for conflicting keys to staged rows that should have been appended.
         refers_to_unit: Returns True if an error is about a foreign key whose rows another sink of the batch may hold.
         named: Describes the constraint that an error is about; empty if there is none.
         fragile: Returns why rows are not safe in a table, for example because it is unlogged; empty if they are.

@@ -93,7 +93,7 @@ class UpsertRules:
         rules = cls(**found)
         if any(side != "source" for side, _ in named(rules.delete_when)):
             raise ConfigurationError(
-                f"delete_when={rules.delete_when!r} reads target.…, and a row says itself whether it deletes.",
+                f"delete_when={rules.delete_when!r} reads target.…, but a row itself determines whether it deletes.",
                 next_step="Write it over source.… alone, such as source.value IS NULL.",
                 setting="delete_when",
             )

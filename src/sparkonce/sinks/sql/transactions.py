@@ -21,7 +21,7 @@ OPEN = "open"
 DIRECT = "direct"
 """The kind of a transaction that does not outlive the writer: its rows become visible at prepare."""
 
-GONE = Finished(outcome=Outcome.ABORTED, reason="It was gone already.")
+GONE = Finished(outcome=Outcome.ABORTED, reason="It was already gone.")
 MARKED = Finished(outcome=Outcome.ALREADY_COMMITTED, reason="Its marker is there.")
 
 

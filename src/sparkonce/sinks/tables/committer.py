@@ -71,7 +71,7 @@ class TableApplication(Application):
         except RefusedError as error:
             return Finished(outcome=Outcome.UNKNOWN, reason=str(error))
         except _FailedError as error:
-            return Finished(outcome=Outcome.RETRY, reason=f"The table cannot be asked for its versions: {error}")
+            return Finished(outcome=Outcome.RETRY, reason=f"The table's versions cannot be queried: {error}")
         if all(self._folder.find(entry.name) is RowsState.STARTED for entry in entries):
             return None
         reason = "The rows were written, and the table lost the version that had them."
@@ -82,7 +82,7 @@ class TableApplication(Application):
 
         Raises:
             RefusedError: If it is another table now.
-            _FailedError: If the table cannot be asked.
+            _FailedError: If the table cannot be queried.
         """
         with _refusals(), _active(self._table.spark):
             self._check_identity(f"whether it has {entries[0].name} cannot be seen")
@@ -95,7 +95,7 @@ class TableApplication(Application):
         """Returns True if a version of the table carries the rows' label.
 
         Raises:
-            RefusedError: If the table has forgotten too much to tell, or is gone.
+            RefusedError: If the table no longer remembers enough, or is gone.
         """
         with _refusals(), _active(self._table.spark):
             self._check_identity(f"whether {token.id} was written to it cannot be seen")
@@ -135,8 +135,8 @@ class TableApplication(Application):
             self._table.sync()
         if not found:
             raise RefusedError(
-                f"The table took the rows of {token.id} without an error, and no version of it carries them: it takes "
-                "them for rows that it has."
+                f"The table accepted the rows of {token.id} without an error, but no version of it has them: it takes "
+                "them for rows that it already has."
             )
 
     def _check_identity(self, so: str) -> None:
@@ -306,7 +306,7 @@ class TableCommitter(WriteAheadCommitter):
     def _unreadable_table(self, error: Exception) -> UnknownOutcomeError:
         return UnknownOutcomeError(
             f"The versions of the table of sink {self._sink!r} cannot be read: {error_message(error)}",
-            next_step="See that the table can be read, then start the query again.",
+            next_step="Check that the table can be read, then start the query again.",
         )
 
 

@@ -123,8 +123,8 @@ class DeltaSink(TableSink):
     def table_conditions(self) -> Sequence[str]:
         """See `TableSink.table_conditions`."""
         return (
-            "delta.logRetentionDuration is longer than the query may be away with a batch half committed",
-            "the table stays the same table, and readers read it by its log, not its files",
+            "delta.logRetentionDuration is longer than the query may be down with a half-committed batch",
+            "the table stays the same table, and readers read it through its log, not its files",
         )
 
 

@@ -119,7 +119,7 @@ class IcebergSink(TableSink):
         """See `TableSink.table_conditions`."""
         return (
             f"nobody unsets the table's properties that begin with {NOTE!r}",
-            "readers read the table by its catalog and its branch main, not its files",
+            "readers read the table through its catalog and its branch main, not its files",
         )
 
     def preflight(self, query: str, recorded: Facts | None) -> Facts:

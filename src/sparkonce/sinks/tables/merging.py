@@ -36,7 +36,7 @@ INSERT_ALL: Literal["insert_all"] = "insert_all"
 SOURCE, TARGET = "source", "target"
 CONDITION = (
     "a batch is merged into the table as it is at the commit, with what others have written by then; rows that others "
-    "insert meanwhile under the same key stay beside it"
+    "insert in the meantime under the same key stay next to it"
 )
 _RANK = "__sparkonce_rank"
 
@@ -226,7 +226,7 @@ class Merge:
         names = {name.lower(): name for name in columns}
         there = {one.name.lower() for one in fields}
         if self.takes_all and (lost := names.keys() - there - self.read_by(spark)):
-            raise RefusedError(f"Columns {sorted(lost)} are none of the table, which has {sorted(there)}.")
+            raise RefusedError(f"Columns {sorted(lost)} are not in the table, which has {sorted(there)}.")
         all_of_them = {
             one.name: f"{SOURCE}.{quoted(names[one.name.lower()])}" for one in fields if one.name.lower() in names
         }
@@ -390,12 +390,12 @@ def _check_plan(setting: str, text: str, found: DataFrame) -> None:
     plan = found._jdf.queryExecution().analyzed()
     if not plan.deterministic():
         raise SchemaError(
-            f"{setting}={text!r} gives another value each time, and a merge may be computed again.",
+            f"{setting}={text!r} returns a different value each time, and a merge may be computed again.",
             next_step="Compute it in the query, before the rows reach the sink, and name the column here.",
         )
     if not plan.subqueriesAll().isEmpty():
         raise SchemaError(
-            f"{setting}={text!r} has a subquery, which a MERGE does not take.",
+            f"{setting}={text!r} has a subquery, which MERGE does not support.",
             next_step="Join in the query, before the rows reach the sink.",
         )
 
@@ -438,8 +438,8 @@ def repeated(on: Sequence[str], files: Sequence[BinaryIO], rows: Callable[[], Da
     *key, count = found
     told = ", ".join(f"{name}={value}" for name, value in zip(on, key, strict=True))
     return (
-        f"{count} rows of the batch have the key {told}, and merge_on={list(on)} takes one of each: aggregate in the "
-        "query, or give order_by=, for the last one to count"
+        f"{count} rows of the batch have the key {told}, and merge_on={list(on)} allows one row per key: aggregate in "
+        "the query, or give order_by=, to keep the last one"
     )
 
 

@@ -32,7 +32,7 @@ FILLED_BY_TABLE = frozenset({"delta.generationExpression", "CURRENT_DEFAULT", "d
 
 _MARK = "__sparkonce_mark"
 
-SEEN_BY_ALL = "the folder in which rows wait is seen by the driver and all executors, under one path or URL"
+SEEN_BY_ALL = "the folder in which rows wait is visible to the driver and all executors, under one path or URL"
 
 
 class TableSink(WriteAheadSink, abc.ABC):
@@ -124,7 +124,7 @@ class TableSink(WriteAheadSink, abc.ABC):
 
         if (twice := repeated_name(schema.names, is_case_sensitive=False)) is not None:
             raise SchemaError(
-                f"Column {twice!r} appears more than once, and {self.where} makes no difference between upper and "
+                f"Column {twice!r} appears more than once, and {self.where} does not distinguish between upper and "
                 "lower case.",
                 next_step="Drop or rename all but one.",
             )
@@ -146,8 +146,10 @@ class TableSink(WriteAheadSink, abc.ABC):
             if reason := difference(column.dataType, there[name].dataType, f"column {column.name!r}"):
                 raise SchemaError(
                     f"The rows do not fit {self.where}: {reason}.",
-                    next_step="Build it anew with named_struct(…), by the names and types of the table's fields. A "
-                    "cast goes by position, and would swap them."
+                    next_step=(
+                        "Rebuild it with named_struct(…), by the names and types of the table's fields. A cast "
+                        "goes by position, and would swap them."
+                    )
                     if isinstance(column.dataType, StructType | ArrayType | MapType)
                     else "Cast it to the table's type.",
                 )
@@ -197,7 +199,7 @@ class TableSink(WriteAheadSink, abc.ABC):
         new = [one for one in columns if one.name.lower() not in {*there, *read}]
         if new and (not self.evolve_schema or self._identity is not None):
             raise SchemaError(
-                f"Column {new[0].name!r} is none of {self.where}, which has {sorted(there)}.",
+                f"Column {new[0].name!r} is not in {self.where}, which has {sorted(there)}.",
                 next_step="Add it to the table, or drop it from the rows; or start the query with evolve_schema=True.",
             )
         return tuple(new)
@@ -264,7 +266,7 @@ class TableSink(WriteAheadSink, abc.ABC):
         except Exception as error:
             raise PreflightError(
                 f"{self.where} of sink {self.name!r} cannot be read: {error_message(error)}",
-                next_step="Create the table first, and see that the driver's session has its catalog.",
+                next_step="Create the table first, and make sure that the driver's session has its catalog.",
             ) from error
 
     def committer(self) -> SinkCommitter:

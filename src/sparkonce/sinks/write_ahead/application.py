@@ -153,7 +153,7 @@ class Application:
             found = self._call(unit, token, opened)
         except RetryLaterError as error:
             self._not_before[name] = time.monotonic() + error.after_s
-            return Finished(outcome=Outcome.RETRY, reason=f"The function says: {error}")
+            return Finished(outcome=Outcome.RETRY, reason=f"The function reports: {error}")
         except RefusedError as error:
             return self._refuse(unit, f"The function refuses the rows: {error}")
         except UnreadRowsError as error:
@@ -201,7 +201,7 @@ class Application:
             self._folder.note_done(unit.entries)
             self._folder.delete_rows(unit.entries)
         except OSError as error:
-            reason = f"The rows are applied, and that could not be noted in {self._folder.location}: {error}"
+            reason = f"The rows are applied, but that could not be recorded in {self._folder.location}: {error}"
             return Finished(outcome=Outcome.RETRY, reason=reason)
         for known in (self._called, self._returned):
             known.discard(str(unit.name))
@@ -238,8 +238,8 @@ class Applies(str, Enum):
 
 CONDITIONS = {
     Applies.TRANSACTIONAL: (
-        "the function keeps token.id in the target in the transaction that writes the rows, and writes nothing when it "
-        "is there already; the target keeps it as long as the query may be away"
+        "the function keeps token.id in the target in the transaction that writes the rows, and writes nothing when "
+        "it is there already; the target keeps it as long as the query may be down"
     ),
     Applies.IDEMPOTENT: (
         "effectively once: the function leaves the target as it is when it is called again with the same token and "
@@ -334,8 +334,8 @@ def give(apply: Apply, files: Sequence[BinaryIO], token: ApplyToken) -> None:
     returned = apply(read(files, taken), token)
     if sum(taken) < token.rows and returned is not SKIPPED:
         raise UnreadRowsError(
-            f"The function returned when it had read {sum(taken)} of the {token.rows} rows of {token.id}: read them "
-            "all, or return sparkonce.write_ahead.SKIPPED if the target has the others, or is to do without them."
+            f"The function returned after it had read {sum(taken)} of the {token.rows} rows of {token.id}: read them "
+            "all, or return sparkonce.write_ahead.SKIPPED if the target has the others, or should do without them."
         )
 
 

@@ -28,7 +28,7 @@ TRACED_BATCHES = 5
 
 Answers = dict[TransactionName, Finished]
 
-_NOT_ALL = Finished(outcome=Outcome.RETRY, reason="Another file of the same call has just come back.")
+_NOT_ALL = Finished(outcome=Outcome.RETRY, reason="Another file of the same call has just reappeared.")
 _GIVEN_UP = Finished(outcome=Outcome.LOST, reason="Other rows of the same call are gone, and no commit has begun.")
 
 
@@ -71,7 +71,7 @@ class WriteAheadCommitter(HandleCommitter[TransactionName]):
         """Applies what is not applied yet. See `HandleCommitter.commit_all`.
 
         Raises:
-            UnknownOutcomeError: If asked again for rows that the function has refused in this run: the query must stop.
+            UnknownOutcomeError: If the function has already refused the rows in this run, so that the query must stop.
         """
         self._stop_if_refused(wanted)
         known = {name: entry for name, handle in wanted.items() if (entry := Entry.of_handle(handle)) is not None}
@@ -114,7 +114,7 @@ class WriteAheadCommitter(HandleCommitter[TransactionName]):
             if entry.identity != found:
                 raise _ForeignFolderError(
                     f"The rows are in the folder with identity {entry.identity}, and {self._folder.location} has "
-                    f"identity {found}: another disk is mounted there, or the folder was made anew."
+                    f"identity {found}: another disk is mounted there, or the folder was recreated."
                 )
 
     def _units(self, entries: list[Entry], answers: Answers) -> list[Unit]:
@@ -199,7 +199,7 @@ class WriteAheadCommitter(HandleCommitter[TransactionName]):
             self._folder.delete_rows([entry])
             answers[name] = Finished(outcome=Outcome.ALREADY_COMMITTED)
         elif state is not None:
-            answers[name] = Finished(outcome=Outcome.RETRY, reason="The file has just come back.")
+            answers[name] = Finished(outcome=Outcome.RETRY, reason="The file has just reappeared.")
         elif name.batch <= self._folder.ledger.forgotten_up_to(name.query):
             reason = f"The outcome of batch {name.batch} is no longer known: {KEEP_BATCHES} batches keep their markers."
             answers[name] = Finished(outcome=Outcome.UNKNOWN, reason=reason)
@@ -231,7 +231,7 @@ class WriteAheadCommitter(HandleCommitter[TransactionName]):
         return Finished(outcome=Outcome.ABORTED)
 
     def _call_with(self, name: TransactionName) -> list[Entry]:
-        """Returns the entries of the call that a commit has begun with these rows in; none if there is no such call."""
+        """Returns the entries of a commit's call that includes these rows; none if there is no such call."""
         groups = self._folder.ledger.begun(name.query, name.batch)
         calls = (call for group in groups for call in self._calls_of(group))
         return next((call for call in calls if name in {entry.name for entry in call}), [])
@@ -281,7 +281,7 @@ class WriteAheadCommitter(HandleCommitter[TransactionName]):
     def _unreadable(self, error: OSError) -> UnknownOutcomeError:
         return UnknownOutcomeError(
             f"The folder {self._folder.location} of sink {self._sink!r} cannot be read: {error}",
-            next_step="See that its disk is there, then start the query again.",
+            next_step="Check that its disk is mounted, then start the query again.",
         )
 
 

@@ -1,6 +1,6 @@
 """The folder in which rows wait: on a disk, or on a store without atomic renames.
 
-Each transaction has a state; the `Ledger` tells what the absence of its rows means. In every folder there are::
+Each transaction has a state. The `Ledger` shows what it means if its rows are missing. In every folder there are::
 
     done/NAME    a small marker: the rows were applied; their file is deleted
     identity     tells this folder from another one at the same path

@@ -1,4 +1,4 @@
-"""The ledger: durable notes that tell an applied file from a lost one. It is in the checkpoint, wherever rows wait.
+"""The ledger: durable notes that distinguish applied files from lost ones. It is always in the checkpoint.
 
 A file, which `Entry` describes as its handle names it, may be missing because its rows were applied. So a commit notes
 its files here before it calls the function, and only a missing file without such a note counts as lost::
@@ -161,7 +161,7 @@ def entries_of(data: bytes, where: str) -> list[Entry]:
     try:
         found = read_json(data)
         if not isinstance(found, list):
-            raise TypeError("It is no list.")
+            raise TypeError("It is not a list.")
         entries = [Entry.of_fields(fields) for fields in found]
     except (ValueError, TypeError, AttributeError) as error:
         raise OSError(f"{where} is damaged: {error}") from error

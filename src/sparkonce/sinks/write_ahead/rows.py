@@ -42,7 +42,7 @@ class RowsFile:
         file: The file, open and empty, which can be read back.
 
     Raises:
-        OSError: From every method, when the disk does not take it.
+        OSError: If the disk refuses a write. Every method may raise it.
     """
 
     def __init__(self, file: BinaryIO) -> None:

@@ -123,9 +123,9 @@ class WriteAheadSink(TwoPhaseCommitSink):
         bound = self._checkpoint
         if bound is not None and _resolved(bound) != _resolved(files):
             raise ConfigurationError(
-                f"Sink {self.name!r} is given to a query with checkpoint={files.location!r}, and this object keeps its "
+                f"Sink {self.name!r} is used in a query with checkpoint={files.location!r}, but this object keeps its "
                 f"rows and notes in checkpoint={bound.location!r}.",
-                next_step="Make a sink object for each query.",
+                next_step="Create a sink object for each query.",
             )
         if self._rows is None:
             # The driver, too, reads rows through the workers' client: a JVM would return them as a single byte array.
@@ -166,9 +166,11 @@ class WriteAheadSink(TwoPhaseCommitSink):
                 raise PreflightError(
                     f"{fact}={found!r} of sink {self.name!r} in {folder.location}, and the query has run with "
                     f"{known!r}.",
-                    next_step="Move the old folder's content to the new place with its file 'identity', but leave the "
-                    "subfolder 'ledger' in the checkpoint; leave per= as it was, or give the sink a new name when its "
-                    "last batch is finished.",
+                    next_step=(
+                        "Move the old folder's content to the new location with its file 'identity', but leave the "
+                        "subfolder 'ledger' in the checkpoint; leave per= as it was, or give the sink a new name "
+                        "once its last batch is finished."
+                    ),
                 )
         return facts
 
@@ -214,7 +216,7 @@ class WriteAheadSink(TwoPhaseCommitSink):
             rows = self._shared.inside(FOLDER)
         if rows is None:
             raise ConfigurationError(
-                f"Sink {self.name!r} has folder={self._rows_url!r}, and was not told of the query's checkpoint.",
+                f"Sink {self.name!r} has folder={self._rows_url!r}, and does not know the query's checkpoint.",
                 next_step="Give folder=, or give the sink to ExactlyOnce, which tells it the query's checkpoint.",
             )
         beside = rows if checkpoint is None else checkpoint.inside(FOLDER)
@@ -233,7 +235,8 @@ class WriteAheadSink(TwoPhaseCommitSink):
     def _check(self) -> None:
         if not 0 < len(self._prefix) <= NAME_PREFIX_LIMIT_BYTES:
             raise ConfigurationError(
-                f"name={self.name!r} takes {len(self._prefix)} bytes in names of files, of {NAME_PREFIX_LIMIT_BYTES}.",
+                f"name={self.name!r} takes {len(self._prefix)} bytes in file names, of at most "
+                f"{NAME_PREFIX_LIMIT_BYTES}.",
                 next_step="Give a shorter name; characters that are not letters or digits of ASCII take three bytes "
                 "or more.",
             )

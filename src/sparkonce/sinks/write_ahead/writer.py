@@ -142,5 +142,5 @@ class WriteAheadWriter(SinkWriter):
         except OSError as error:
             raise (OutageError if may_pass(error) else PrepareError)(
                 f"The rows could not be kept in {self._folder.location}: {error}",
-                next_step="See that the disk is there, on this executor too, and has room for a batch's rows.",
+                next_step="Check that the disk is mounted, on this executor too, and has room for a batch's rows.",
             ) from error

@@ -115,7 +115,7 @@ def in_time(call: Callable[[], Answer], decisive: Decisive | None = None) -> Ans
 
     Args:
         call: Called once.
-        decisive: Tells how far the call got when it is abandoned.
+        decisive: Returns how far the call had got when it was abandoned.
 
     Raises:
         PutUnknownError: If a decisive request was not answered in time.

@@ -95,7 +95,7 @@ def dry_run(file: Path, arguments: Sequence[str], explain: Explainer) -> bool:
         said = str(error).strip().partition("\n")[0]
         raise ConfigurationError(
             f"{file} fails before it waits for its queries: {type(error).__name__}: {said}",
-            next_step="Run it once by itself; its own arguments come after --, and jars by PYSPARK_SUBMIT_ARGS.",
+            next_step="Run it once on its own; its own arguments come after --, and jars in PYSPARK_SUBMIT_ARGS.",
         ) from error
     return True
 

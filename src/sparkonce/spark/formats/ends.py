@@ -298,7 +298,7 @@ def _folder() -> Path | None:
         folder.mkdir(mode=0o700, exist_ok=True)
         found = folder.lstat()
     except OSError as error:
-        logger.debug("Each batch claims anew, since %s cannot be used: %s", folder, error)
+        logger.debug("Each batch makes a new claim, since %s cannot be used: %s", folder, error)
         return None
     if found.st_uid != os.getuid() or folder.is_symlink():
         raise PermissionError(f"{folder} belongs to another user")

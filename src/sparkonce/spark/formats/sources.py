@@ -140,7 +140,7 @@ def _patience(options: Mapping[str, str]) -> float:
         return float(options.get(PATIENCE, "300"))
     except ValueError:
         raise ConfigurationError(
-            f"{PATIENCE}={options[PATIENCE]!r} is no number.", next_step="Give seconds.", setting=PATIENCE
+            f"{PATIENCE}={options[PATIENCE]!r} is not a number.", next_step="Give seconds.", setting=PATIENCE
         ) from None
 
 

@@ -69,7 +69,7 @@ class BatchTask:
         """
         context = TaskContext.get()
         if context is None:
-            raise PrepareError("Rows are written inside a Spark task only.")
+            raise PrepareError("Rows can only be written inside a Spark task.")
         self._check_query(context)
         acknowledge_at_once()
         if self.handover is None:
@@ -90,7 +90,7 @@ class BatchTask:
         return SlotWritten(handle=handle, tried=attempt, handover=self.handover if slot == 0 else None)
 
     def _check_query(self, context: TaskContext) -> None:
-        """Compares the checkpoint that was read before the tasks with what Spark tells its tasks."""
+        """Compares the checkpoint that was read before the tasks with what Spark passes to its tasks."""
         if self.query is None:
             return
         query, batch = (context.getLocalProperty(name) for name in ("sql.streaming.queryId", "streaming.sql.batchId"))

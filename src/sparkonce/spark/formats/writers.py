@@ -133,7 +133,7 @@ def all_of(messages: Sequence[SlotWritten | None]) -> list[SlotWritten]:
     """
     written = [one for one in messages if one is not None]
     if not messages or len(written) != len(messages):
-        raise PrepareError(f"{len(written)} of {len(messages)} tasks have told what they prepared.")
+        raise PrepareError(f"{len(written)} of {len(messages)} tasks have reported what they prepared.")
     return written
 
 
@@ -162,13 +162,15 @@ class FormatJobWriter(datasource.DataSourceArrowWriter):  # type: ignore[misc]
         run = read_log(ends.log).newest_run
         if run is not None and run.query != ends.query:
             raise ConfigurationError(
-                f"job={job!r} has written to another target, and now it is to write to {target}.",
+                f"job={job!r} has written to another target, and now it should write to {target}.",
                 next_step="Give each job a name of its own: a job that is decided is never written again.",
                 setting="job",
             )
         self._handover = ends.begin(self._asked)
         if self._handover is None:
-            logger.warning("job=%r is decided already: its rows are not written again. Next: name each run anew.", job)
+            logger.warning(
+                "job=%r has already been decided: its rows are not written again. Next: Give each run a new name.", job
+            )
         self._task = BatchTask(
             sink=ends.sink, columns=tuple(columns), handover=self._handover, batch=_BATCH, query=None
         )

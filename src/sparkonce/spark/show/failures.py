@@ -55,11 +55,11 @@ _WORKER_DIED = (
 _NO_MODULE = (
     "Check which Python Spark's workers run: PYSPARK_PYTHON, else the first python3 on their PATH. On one machine "
     "activate the job's environment, or set PYSPARK_PYTHON to its Python; on a cluster install the module everywhere, "
-    "or ship the environment by --archives (docs/deploying.md)."
+    "or ship the environment with --archives (docs/deploying.md)."
 )
 _SAME_PYTHON = (
     "Run the same minor version everywhere: set PYSPARK_DRIVER_PYTHON and PYSPARK_PYTHON to it, and install it on "
-    "every host, or ship the driver's environment by --archives (docs/deploying.md)."
+    "every host, or ship the driver's environment with --archives (docs/deploying.md)."
 )
 
 _GONE_FROM_KAFKA = re.compile(
@@ -68,9 +68,9 @@ _GONE_FROM_KAFKA = re.compile(
     re.DOTALL | re.MULTILINE,
 )
 _READ_ON = (
-    "If a topic was deleted on purpose, or rows have expired that nobody needs, start the query with "
-    "read_kafka(…, fail_on_data_loss=False): it goes on with what is there, and what is gone is not read. Otherwise "
-    "restore the topic, and start the query again."
+    "If a topic was deleted on purpose, or rows have expired that nobody needs, start the query with read_kafka(…, "
+    "fail_on_data_loss=False): it continues with what is there, and skips what is gone. Otherwise restore the topic, "
+    "and start the query again."
 )
 
 _JOB = re.compile(rf"{_TASK_FAILED}: [^\n]+")
@@ -198,7 +198,7 @@ def _cause(error: BaseException) -> _Cause:
         return _dead_worker(worker[0], text)
     if (gone := _GONE_FROM_KAFKA.search(text)) is not None:
         why = " ".join(gone["why"].split()).rstrip(".")
-        return _Cause(said=f"Kafka does not have what this query has read, or is to read: {why}.", next_step=_READ_ON)
+        return _Cause(said=f"Kafka does not have what this query has read or should read: {why}.", next_step=_READ_ON)
     if job:
         return _Cause(kind=type(error).__name__, said=job)
     lines = text.strip().splitlines() or [""]

@@ -124,7 +124,7 @@ def trigger_keywords(trigger: object) -> dict[str, Any]:
     named = [name for name, value in trigger.items() if value is not None]
     if len(named) != 1:
         raise ConfigurationError(
-            f"trigger={trigger!r} has {len(named) or 'no'} kinds, and a query has one.",
+            f"trigger={trigger!r} has {len(named) or 'no'} kinds, but a query has one.",
             next_step=f"Give one of {_TRIGGERS}.",
             setting="trigger",
         )
@@ -222,7 +222,7 @@ def check_classic(what: str, thing: object) -> None:
     """
     if is_connect(thing):
         raise ConfigurationError(
-            f"{what} is of Spark Connect ({type(thing).__module__}), and this needs the process of Spark's driver.",
+            f"{what} is of Spark Connect ({type(thing).__module__}), but this needs the process of Spark's driver.",
             next_step=_NEXT,
             setting=what,
         )

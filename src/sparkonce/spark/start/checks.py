@@ -114,8 +114,8 @@ def check_query(
         where = location()
         if where is not None and where.is_temporary:
             raise ConfigurationError(
-                f"The query has no option checkpointLocation, so that each start would begin anew. "
-                f"ExactlyOnce has checkpoint={checkpoint!r}.",
+                "The query has no option checkpointLocation, so each start would begin from scratch. ExactlyOnce has "
+                f"checkpoint={checkpoint!r}.",
                 next_step=f'Add .option("checkpointLocation", "{checkpoint}") to the query.',
                 setting="checkpointLocation",
             )

@@ -97,7 +97,7 @@ def _ask(spark: SparkSession, needs: Needs, tasks: int | None) -> list[tuple[str
             raise _failure(error) from None
         logger.warning(
             "No executor has run a task within %.0f s: the executors are not checked before the first batch. Next: "
-            "Look for free cores in the cluster manager.",
+            "Check the cluster manager for free cores.",
             ANSWER_WITHIN_S,
         )
         return []
@@ -139,8 +139,9 @@ def _refuse_wheels(context: SparkContext) -> None:
     if (wheels := _wheels(py_files.split(","))) and context.master != "yarn":
         raise ConfigurationError(
             f"{_PY_FILES} (--py-files) names {', '.join(wheels)}: {_IGNORED}.",
-            next_step="Install the wheel in the executors' environment, or ship that by --archives. See "
-            "docs/deploying.md.",
+            next_step=(
+                "Install the wheel in the executors' environment, or ship that with --archives. See docs/deploying.md."
+            ),
             setting=_PY_FILES,
         )
 

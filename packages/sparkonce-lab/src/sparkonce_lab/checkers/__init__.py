@@ -41,7 +41,7 @@ def judge(history: History) -> tuple[Verdict, ...]:
         verdicts += events.check_early(history, system, found)
         verdicts += events.check_lingering(history, system)
         if undisturbed is not None and calm is not None:
-            # Rows that equal the expected ones differ from others in the same way.
+            # If one system has exactly the expected rows, comparing with it is the same as comparing with those.
             other = rows.difference(undisturbed, found) if calm.count else difference
             verdicts += rows.check_undisturbed(system, undisturbed, found, other)
         if system in history.observed:

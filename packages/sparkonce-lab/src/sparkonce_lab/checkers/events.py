@@ -80,8 +80,7 @@ def check_early(history: History, system: str, found: pa.Table) -> Iterator[Verd
     if decided and len(found):
         beyond = pc.unique(found.filter(pc.greater(found["batch"], max(decided)))["batch"]).to_pylist()
         examples += [
-            f"batch {batch} is there, and the newest that was ever decided is {max(decided)}"
-            for batch in sorted(beyond)
+            f"batch {batch} is there, and the newest batch ever decided is {max(decided)}" for batch in sorted(beyond)
         ]
     newest = pc.max(found["batch"]).as_py() if len(found) else None
     # A reader that never saw rows that exist in the end was offline for a while, and may have missed more.
@@ -112,7 +111,7 @@ def check_state(history: History, calm: Difference | None) -> Iterator[Verdict]:
     """Finds STATE_DIFFERS for the whole run: the undisturbed query produced other rows, or ended with other state."""
     states = list(history.of(EventKind.STATE))
     examples = [
-        f"the query kept {event['disturbed']} rows of state, and one that nobody disturbed {event['undisturbed']}"
+        f"the query kept {event['disturbed']} rows of state, and the undisturbed one {event['undisturbed']}"
         for event in states
         if event["disturbed"] != event["undisturbed"]
     ]
@@ -141,7 +140,7 @@ def check_stuck(history: History) -> Iterator[Verdict]:
             if step.until is None
         ]
     elif not examples:
-        examples = ["the history breaks off: not all was carried out and read"]
+        examples = ["the history breaks off: not everything was carried out and read"]
     yield Verdict(
         anomaly=Anomaly.STUCK,
         system="",
@@ -204,16 +203,19 @@ _OF_THE_STORE = {
     ),
     "LogError": re.compile(r"could not be written: |cannot be read: |could not be tidied away: "),
 }
-"""The words of a start or a run whose checkpoint's store gave no answer. An outage of that store explains them. One
-request that is struck does not, for it is sent again. Nothing explains a store, query or log that is wrong."""
+"""The messages of a start or a run whose checkpoint store did not respond.
+
+An outage of that store explains them. A single failed request does not, since it is retried. Nothing explains a wrong
+store, query or log.
+"""
 _PLANNED = re.compile(r"has planned batch \d+ with the offsets .+: another driver runs on this checkpoint")
 """Two drivers at once explain this in S3, which renames by copying: Spark itself does not keep them apart there."""
 _COPIES = ("s3", "s3a")
-"""The checkpoints that are in S3: the verifier's own one, and the user's."""
+"""The checkpoints in S3: the verifier's own, and the user's."""
 _SPARKS_OWN = frozenset({"StreamingQueryException", "Py4JJavaError", "SparkException"})
 _NOTHING_SAID = "SparkException"
 _CRASHED = "signal"
-"""Ended by a signal that we did not send, or as if all were done, which nothing explains."""
+"""The driver was ended by a signal that we did not send, or ended as if it were done. Nothing explains either."""
 _OURS = re.compile(r"\bsparkonce\.errors\.(\w+)")
 
 
@@ -299,7 +301,7 @@ def _is_rival(events: Sequence[Event], step: Struck, place: int, driver: int) ->
 
 
 LOG_FOLDER = "log"
-"""The decision log's name in `EventKind.FOLDER`."""
+"""The name of the decision log in `EventKind.FOLDER`."""
 WARM_UP_MS = 120_000
 """The warm-up time of a process, which is not judged: caches fill, code is compiled, pools open."""
 FEWEST_SAMPLES = 20
@@ -310,7 +312,7 @@ _OF_A_JVM = {"rss_mib": (1.25, 100.0), "handles": _HANDLES}
 _OF_PYTHON = {"rss_mib": (1.10, 20.0), "handles": _HANDLES}
 """Memory counts as growing if it exceeds both this factor and this difference. A JVM retains garbage."""
 _FLOORS = 2
-"""Files of floors: the highest one, and one that is about to be deleted."""
+"""The floor files: the highest one, and one that is about to be deleted."""
 _FILES_PER_DRIVER = 2
 """A claim, and a temporary file left by a killed driver, which is deleted after an hour."""
 

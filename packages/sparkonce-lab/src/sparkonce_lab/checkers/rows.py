@@ -192,12 +192,12 @@ def check_order(system: str, found: pa.Table) -> Iterator[Verdict]:
     back = np.flatnonzero(together & (offset[kept][1:] < offset[kept][:-1]))
     torn_keys = np.flatnonzero(same_key & ~same_place)
     examples = [
-        f"key {key[a]} in partition {partition[a]}: number {number[b]} (batch {batch[b]}) stands at offset "
-        f"{offset[b]}, before number {number[a]} (batch {batch[a]}) at offset {offset[a]}"
+        f"key {key[a]} in partition {partition[a]}: number {number[b]} (batch {batch[b]}) is at offset {offset[b]}, "
+        f"before number {number[a]} (batch {batch[a]}) at offset {offset[a]}"
         for a, b in ((kept[at], kept[at + 1]) for at in back[:MOST_EXAMPLES])
     ]
     examples += [
-        f"key {key[at]} stands in partition {partition[at]} and in partition {partition[at + 1]}, there with number "
+        f"key {key[at]} is in partition {partition[at]} and in partition {partition[at + 1]}, there with number "
         f"{number[at + 1]} (batch {batch[at + 1]}) at offset {offset[at + 1]}"
         for at in torn_keys[: MOST_EXAMPLES - len(examples)]
     ]

@@ -52,7 +52,7 @@ def up(
 
     overrides = dict(_setting(text) for text in settings or ())
     wanted = [_topic(text) for text in topics or ()]
-    with Console(stderr=True).status(f"Starting Kafka {version} (the first time it is fetched, about 45 MB)"):
+    with Console(stderr=True).status(f"Starting Kafka {version} (the first time, about 45 MB are downloaded)"):
         found, started = detached.up(
             folder or detached.default_folder(),
             nodes=nodes,
@@ -146,7 +146,7 @@ def _create_topic(bootstrap: str, name: str, partitions: int) -> None:
         create_topic(bootstrap, name, partitions)
     except (KafkaException, TimeoutError) as error:
         raise ConfigurationError(
-            f"The topic {name!r} cannot be made: {error}.", next_step="correct its name; the brokers are running"
+            f"The topic {name!r} cannot be created: {error}.", next_step="correct its name; the brokers are running"
         ) from error
 
 

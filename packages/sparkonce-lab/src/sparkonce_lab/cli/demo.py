@@ -47,7 +47,7 @@ def demo(
     if given and checkpoint is None:
         raise ConfigurationError(
             f"--conf {' and '.join(given)}: the checkpoints are in a temporary folder.",
-            next_step="Name their place by --checkpoint, or leave --conf out.",
+            next_step="Give their location with --checkpoint, or leave --conf out.",
         )
     from rich.console import Console as RichConsole
 

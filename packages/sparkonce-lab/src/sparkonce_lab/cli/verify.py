@@ -164,7 +164,7 @@ def verify(
                 raise
             if not isinstance(error, SparkonceError):
                 console.print_exception()
-            say(f"{str(error).rstrip('.')}. What was recorded until then is judged")
+            say(f"{str(error).rstrip('.')}. Everything recorded until then is judged")
         _tell(options.folder, form)
 
 
@@ -177,7 +177,7 @@ def _could_not_tell(console: Any) -> Iterator[None]:
         tell(error)
         raise typer.Exit(2) from error
     except KeyboardInterrupt:
-        typer.echo("Ended. What was recorded until now can be judged with --judge.", err=True)
+        typer.echo("Stopped. Use --judge to judge what has been recorded.", err=True)
         raise typer.Exit(130) from None
     except typer.Exit:
         raise

@@ -14,10 +14,10 @@ from sparkonce_lab.forwarding import ForwardingCommitter, ForwardingSink
 
 
 class HalfwaySink(ForwardingSink):
-    """Another sink, whose committer stops halfway if it is to be held there.
+    """Wraps a sink. Its committer stops halfway if it should be held there.
 
     Attributes:
-        is_held: Returns True if it is to be held. A class attribute, since only the driver has it, not the workers.
+        is_held: Returns True if it should be held. A class attribute, since only the driver has it, not the workers.
         wait: Waits there.
     """
 

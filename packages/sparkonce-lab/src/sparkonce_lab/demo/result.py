@@ -128,7 +128,7 @@ class Kill:
 
     Attributes:
         driver: The number of the killed start.
-        point: Where it was meant to be.
+        point: Where the kill was meant to hit.
         batch: Spark's batch id.
         proved: True if broker, log and checkpoint confirm that it was there.
         standing: The evidence in words.
@@ -152,7 +152,7 @@ class Variant:
         seen_uncommitted: How many batches a concurrent reader saw before they were decided.
         left_open: The transactions that the broker still had open at the end.
         aborted_rows: The additional rows that a read_uncommitted reader sees.
-        seconds: Its duration.
+        seconds: The duration.
         checked: True if the query was finished and everything was examined.
     """
 

@@ -307,7 +307,7 @@ def _kill_before_the_record(
                 proved=True,
                 standing=f"{evidence}; topic: at least {now - before:,} rows of the batch",
             )
-        console.say("missed", "Spark recorded the batch before it was dead; once more")
+        console.say("missed", "Spark recorded the batch before it died; trying again")
     raise RunFailedError(
         f"Spark's own sink could not be killed between rows and record, {_MISSES_AT_MOST + 1} times.",
         next_step="Run it again, or with --no-compare.",

@@ -68,13 +68,13 @@ class ReportedDriver:
     def end(self) -> str:
         """Says how it ended, always in the same words."""
         if self.error:
-            return f"stopped by itself: {self.error}"
+            return f"stopped on its own: {self.error}"
         if self.ended_ms is None:
             return "still there when the recording ended"
         if self.code is not None and self.code < 0:
             known = -self.code in list(signal.Signals)
             return f"killed: {signal.Signals(-self.code).name if known else f'signal {-self.code}'}"
-        return "ended in order" if self.code == 0 else f"ended with exit code {self.code}"
+        return "ended normally" if self.code == 0 else f"ended with exit code {self.code}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -411,7 +411,7 @@ def _judge(made: Mapping[str, Any], verdicts: Sequence[Verdict]) -> dict[str, An
         promised = _PROMISED[Guarantee.EXACTLY_ONCE]
     did = f"{number(faults['struck'])} of {times(faults['asked'], 'fault')} struck the running query"
     if not faults["asked"]:
-        did = "No fault was to strike the query"
+        did = "No fault was planned"
     drivers, batches = times(made["drivers"]["started"], "driver"), made["batches"]["distinct"]
     finished = f"{drivers} finished {times(batches, 'batch', 'batches')} in {duration(run['length_ms'])}"
     through = f"{did}; {finished}."
@@ -429,11 +429,11 @@ def _judge(made: Mapping[str, Any], verdicts: Sequence[Verdict]) -> dict[str, An
         outcome, sentence = FAILED, f"{_what_was_found(real)} {through} {broke_off}".rstrip()
     elif broke_off:
         blank = sorted({one.anomaly.value for one in verdicts if one.blank})
-        unknown = f" What is {listed(blank, 'or')} cannot be told." if blank else ""
+        unknown = f" What is {listed(blank, 'or')} is unknown." if blank else ""
         outcome, sentence = UNFINISHED, f"{broke_off} This proves nothing.{unknown} {through}"
     elif blind := _not_looked_at(promised, run["systems"] or [""], verdicts):
         some = listed([*blind[:3], f"{len(blind) - 3} more"] if len(blind) > 3 else blind, "or")
-        why = f"No anomaly was found, but nobody looked for {some}: this proves nothing."
+        why = f"No anomaly was found, but the run could not check for {some}: this proves nothing."
         unread = "; ".join(f"{one['what']} ({one['why']})" for one in run["unread"])
         outcome, sentence = NOTHING_PROVED, f"{why}{f' Not read: {unread}.' if unread else ''} {through}"
     elif not passed(verdicts):
@@ -443,7 +443,7 @@ def _judge(made: Mapping[str, Any], verdicts: Sequence[Verdict]) -> dict[str, An
         outcome, sentence = NOTHING_PROVED, f"{why} {through}"
     else:
         total = times(sum(made["rows"]["expected"].values()), "expected row")
-        rows = f"of {total} each is there once, and no other" if len(promised) == 3 else f"{total} were looked for"
+        rows = f"of {total} each is there once, and nothing else" if len(promised) == 3 else f"{total} were looked for"
         nothing = f"Nothing is {listed([one.value for one in promised], 'or')} in {listed(run['systems'])}"
         outcome, sentence = PASSED, f"{nothing}: {rows}. {through}"
     return {

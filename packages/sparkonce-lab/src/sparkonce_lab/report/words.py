@@ -17,21 +17,25 @@ PHASES = {
     NO_DRIVER: "No driver was running, or none had reached a batch.",
     STARTING: "The driver's process runs and Spark starts; no batch has begun.",
     "READING": "The driver reads the decision log to learn what earlier drivers decided.",
-    "CLAIMING": "The driver claims the log with a record of its own. Older drivers can decide nothing after it.",
+    "CLAIMING": "The driver claims the log with a record of its own. After it, older drivers cannot decide anything.",
     "CHECKING": "The driver asks every system whether it still has the newest batch that was committed there.",
     "SWEEPING": "The driver aborts the transactions that older drivers left open.",
-    "REPLAYING": "A batch that was decided earlier is committed, if it was not already. Spark computes it again to "
-    "restore its state, and writes none of it.",
+    "REPLAYING": (
+        "A batch that was decided earlier is committed, if it was not already. Spark computes it again to restore "
+        "its state, without writing any of it."
+    ),
     "WRITING": "Workers write the batch's rows to every system and prepare them: complete, durable, invisible.",
-    "VALIDATING": "The driver asks for objections to the decision, such as a topic that was made anew.",
-    "DECIDING": "The driver puts one record into the decision log. Before it the batch can only be aborted, after "
-    "it only be committed.",
+    "VALIDATING": "The driver asks for objections to the decision, such as a topic that was recreated.",
+    "DECIDING": (
+        "The driver puts one record into the decision log. Before it, the batch can only be aborted; after it, "
+        "only committed."
+    ),
     "RESOLVING": "The reply to that put was lost; the driver reads the log to learn whether the record is there.",
     "FINISHING": "Every prepared transaction of the decided batch is committed: its rows become visible.",
     "JUDGING": "A system says that a transaction is gone; the driver confirms it before it writes the rows again.",
     "DELIVERING": "Rows are written to the systems whose guarantee is at-most-once.",
-    "SWEEPING_OWN": "If a task ran more than once, the transactions of the attempts that lost are aborted.",
-    "RAISING_FLOOR": "Before old decisions are deleted, the log records up to which batch.",
+    "SWEEPING_OWN": "If a task ran more than once, the transactions of the losing attempts are aborted.",
+    "RAISING_FLOOR": "Before old decisions are deleted, the log records up to which batch they will be.",
     "TIDYING": "Old decisions are deleted.",
     "CONCLUDING": "Systems that keep a list of whole batches are told that this one is committed.",
     "REPORTING": "Consumer groups are told how far the query has read.",

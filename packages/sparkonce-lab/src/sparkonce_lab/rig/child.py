@@ -131,7 +131,7 @@ class Child:
             if time.monotonic() > give_up_at:
                 raise ChildError(
                     f"The processes {members} of the killed query still run {_GONE_S:g} s after SIGKILL.",
-                    next_step="End them by hand.",
+                    next_step="Kill them manually.",
                 )
             for pid in members:
                 with suppress(ProcessLookupError):

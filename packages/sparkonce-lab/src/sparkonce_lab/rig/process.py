@@ -66,7 +66,7 @@ def free_ports(count: int) -> list[int]:
         elif time.monotonic() > give_up_at:
             raise PreflightError(
                 f"There are no {count} free ports from {_PORTS.start} to {_PORTS.stop}.",
-                next_step="End what listens there.",
+                next_step="Stop what listens there.",
             )
     return list(found)
 

@@ -83,7 +83,7 @@ class FilesSystem(VerifiedSystem):
 
     @staticmethod
     def _refused(folder: Path, error: OSError) -> PreflightError:
-        return PreflightError(f"{folder} cannot be made: {error}", next_step="Name another folder.")
+        return PreflightError(f"{folder} cannot be created: {error}", next_step="Name another folder.")
 
     def arguments(self, **options: Any) -> dict[str, Any]:
         return {"path": str(self.folder), **options}

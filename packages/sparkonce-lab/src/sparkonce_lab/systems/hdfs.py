@@ -33,7 +33,7 @@ def _missing() -> str:
 
         Hdfs(Path())
     except (ImportError, SparkonceError) as error:
-        return f"HDFS cannot be had here: {error}"
+        return f"HDFS is not available here: {error}"
     return ""
 
 

@@ -27,7 +27,7 @@ class Injection:
     """A fault that can be injected.
 
     Attributes:
-        begin: Injects it, within this many seconds.
+        begin: Injects the fault, within the given number of seconds.
         end: Ends it; None if it does not last.
     """
 

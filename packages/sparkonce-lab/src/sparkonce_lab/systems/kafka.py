@@ -71,10 +71,11 @@ class KafkaSystem(VerifiedSystem):
         alone: True if nobody else uses the cluster. Then `left_open` covers all of it.
 
     Attributes:
-        bootstrap: For the verifier's own feeder and readers, which no fault of connections strikes.
-        client_bootstrap: For the query.
+        bootstrap: The brokers' address for the verifier's own feeder and readers, which connection faults do not
+            affect.
+        client_bootstrap: The brokers' address for the query.
         settings: librdkafka's connection settings for the verifier's own clients, including `bootstrap`.
-        nodes: As given.
+        nodes: The number of nodes.
         transaction_timeout_s: After how long the broker aborts uncommitted transactions; None for the longest time that
             it allows.
         source: The topic that the query reads, created by `place`.
@@ -235,7 +236,7 @@ class KafkaSystem(VerifiedSystem):
                 continue
             if error is not None:
                 raise PreflightError(
-                    f"The topic {topic} cannot be deleted: {error}", next_step="Delete it by hand."
+                    f"The topic {topic} cannot be deleted: {error}", next_step="Delete it manually."
                 ) from error
 
     def arguments(self, **options: Any) -> dict[str, Any]:

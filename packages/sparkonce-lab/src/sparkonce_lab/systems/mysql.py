@@ -153,7 +153,7 @@ class MySQLSystem(ServerSystem, VerifiedSystem):
     def _refused(self, error: Exception) -> PreflightError:
         named = "MariaDB" if self._users is None else f"--system mysql=host={self._direct['host']} port={self._port}"
         return PreflightError(
-            f"{named} has no place for the rows: {error}",
+            f"{named} cannot store the rows: {error}",
             next_step="Check the address and the credentials, and GRANT ALL ON `sparkonce\\_verify\\_%`.*.",
         )
 
@@ -188,7 +188,7 @@ class MySQLSystem(ServerSystem, VerifiedSystem):
             self.ask(f"DROP DATABASE IF EXISTS {self.database}")
         except pymysql.Error as error:
             raise PreflightError(
-                f"The database {self.database} cannot be dropped: {error}", next_step="Drop it by hand."
+                f"The database {self.database} cannot be dropped: {error}", next_step="Drop it manually."
             ) from None
 
     def arguments(self, **options: Any) -> dict[str, Any]:

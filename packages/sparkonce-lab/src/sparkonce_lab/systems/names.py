@@ -46,7 +46,7 @@ def parse(text: str) -> VerifiedSystem:
         examples = ", ".join(example for _, _, example in _MADE.values())
         shown = _BEFORE_A_PLACE.split(text)[0]
         raise ConfigurationError(
-            f"--system {shown}: names no place" if name in _MADE else f"--system {shown}: there is no such system",
+            f"--system {shown}: names no location" if name in _MADE else f"--system {shown}: there is no such system",
             next_step=f"Give {', '.join(_MADE)}, or your own as {examples}.",
         )
     _, make, _ = _MADE[name]

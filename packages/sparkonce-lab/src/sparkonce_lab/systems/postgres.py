@@ -129,7 +129,7 @@ class PostgresSystem(ServerSystem, VerifiedSystem):
                 psycopg.conninfo.conninfo_to_dict(self._users)
             except psycopg.ProgrammingError:  # its message repeats what it cannot parse, which may be a password
                 raise ConfigurationError(
-                    "--system postgres=…: libpq cannot read where the server is.",
+                    "--system postgres=…: libpq cannot parse the server's address.",
                     next_step="Name it as 'host=… dbname=… user=…', with quotes around values that have spaces.",
                 ) from None
         try:
@@ -148,7 +148,7 @@ class PostgresSystem(ServerSystem, VerifiedSystem):
             host = info.hostaddr or info.host
             if not host or host.startswith(("/", "@")):
                 raise ConfigurationError(
-                    "PostgreSQL is reached by a socket of this machine, and faults of connections need TCP.",
+                    "PostgreSQL is reached through a Unix socket, and connection faults need TCP.",
                     next_step="Give host=localhost.",
                 )
             return (host, info.port), bool(connection.pgconn.ssl_in_use)
@@ -156,7 +156,7 @@ class PostgresSystem(ServerSystem, VerifiedSystem):
     def _refused(self, error: Exception) -> PreflightError:
         named = f"--system postgres={without_credentials(self._users)}" if self._users else "PostgreSQL"
         return PreflightError(
-            f"{named} has no place for the rows: {str(error).strip()}",
+            f"{named} cannot store the rows: {str(error).strip()}",
             next_step="Check the address and the credentials, and GRANT CREATE ON DATABASE to the role.",
         )
 
@@ -194,7 +194,7 @@ class PostgresSystem(ServerSystem, VerifiedSystem):
             self.ask(f"DROP SCHEMA IF EXISTS {self.schema} CASCADE")
         except psycopg.Error as error:
             raise PreflightError(
-                f"The schema {self.schema} cannot be dropped: {str(error).strip()}", next_step="Drop it by hand."
+                f"The schema {self.schema} cannot be dropped: {str(error).strip()}", next_step="Drop it manually."
             ) from None
 
     def arguments(self, **options: Any) -> dict[str, Any]:

@@ -80,7 +80,7 @@ class RedisSystem(ServerSystem, VerifiedSystem):
     ) -> None:
         if url is not None and not _is_readable(url):
             raise ConfigurationError(
-                f"--system redis={without_credentials(url)} is no url of Redis that can be used.",
+                f"--system redis={without_credentials(url)} is not a usable Redis URL.",
                 next_step="Name it redis://host:port, with a number for the port.",
             )
         self._users = url
@@ -162,7 +162,7 @@ class RedisSystem(ServerSystem, VerifiedSystem):
             self.delete(*patterns)
         except redis.RedisError as error:
             raise PreflightError(
-                f"The keys {' and '.join(patterns)} cannot be deleted: {error}", next_step="Delete them by hand."
+                f"The keys {' and '.join(patterns)} cannot be deleted: {error}", next_step="Delete them manually."
             ) from None
 
     def delete(self, *patterns: str) -> None:

@@ -85,7 +85,7 @@ class S3System(ServerSystem, VerifiedSystem):
 
     @classmethod
     def missing(cls) -> str:
-        return "" if find_versitygw() else "There is no versitygw here."
+        return "" if find_versitygw() else "versitygw is not installed."
 
     def start(self, folder: Path) -> None:
         if self._borrowed is not None:

@@ -17,7 +17,7 @@ from sparkonce_lab.rig.servers.s3 import S3Server
 from sparkonce_lab.systems.injections import Served
 
 OWN = "s3"
-"""The location that stands for a server that we start."""
+"""The location that means a server that we start."""
 _MEGABYTES = 512
 _S3A = "fs.s3a."
 _BUCKET = "checkpoints"
@@ -35,7 +35,7 @@ class CheckpointStore(Served):
         conf: Spark's settings for the store.
 
     Attributes:
-        location: As given.
+        location: The checkpoint's location.
         given: The names of the given settings.
         files: The checkpoint's files, once it is started. No fault strikes this client's connections.
         conf: Spark's settings for the query, once it is started.
@@ -55,8 +55,8 @@ class CheckpointStore(Served):
             self.files = open_place(new_folder(location, "verify"), conf)
         elif conf:
             raise ConfigurationError(
-                f"--conf {' and '.join(conf)}: the store of the checkpoint is a server of our own.",
-                next_step="Name a folder of yours by --checkpoint, or leave --conf out.",
+                f"--conf {' and '.join(conf)}: the checkpoint's store is a server that sparkonce starts.",
+                next_step="Give a folder of your own with --checkpoint, or leave --conf out.",
             )
 
     def start(self, folder: Path) -> None:

@@ -36,7 +36,7 @@ _CHECK_EVERY_S = 0.25
 _QUIET_S = 0.3
 _BACKOFF_S = 0.5
 _EXCLUSIVE = "exclusive"
-_CANCELLED = "the server has ended the subscription: the queue's node went away, or the queue was deleted"
+_CANCELLED = "the server has ended the subscription: the queue's node went down, or the queue was deleted"
 _RETURNED = "x-delivery-count"
 _MANY_RETURNS = 10
 _PROPERTIES = (
@@ -85,7 +85,7 @@ class QueueConsumer:
         self._quiet.wait(timeout_s)
 
     def check(self) -> None:
-        """Raises why nothing is received any more, if so."""
+        """Raises the error that ended the receiver, if any."""
         if self._error is not None:
             raise self._error
 
@@ -117,7 +117,7 @@ class QueueConsumer:
                 logger.exception("The queue's receiver has stopped.")
                 self._error = PreflightError(
                     f"The queue {self._settings.queue!r} cannot be received from: {error!r}.",
-                    next_step="Start the query again; if it stays so, report it with the log.",
+                    next_step="Start the query again; if this persists, report it with the log.",
                 )
             finally:
                 self._delivered.clear()
@@ -149,7 +149,7 @@ class QueueConsumer:
         elif is_final(error):
             self._error = PreflightError(
                 f"RabbitMQ refuses queue {self._settings.queue!r}: {error.reply_text}",
-                next_step="Make the queue again, or grant the user the right to read it.",
+                next_step="Recreate the queue, or grant the user the right to read it.",
             )
         else:
             self._away(error)
@@ -182,10 +182,10 @@ class QueueConsumer:
         away_s = time.monotonic() - self._well_at
         if away_s > self._settings.patience_s:
             return OutageError(
-                f"RabbitMQ or the checkpoint's store has been away for {away_s:.0f} s: {said(error)}.",
-                next_step="See that both can be reached, then start the query again.",
+                f"RabbitMQ or the checkpoint's store has been unreachable for {away_s:.0f} s: {said(error)}.",
+                next_step="Check that both can be reached, then start the query again.",
             )
-        logger.warning("Queue %r: %s. It is tried again.", self._settings.queue, said(error))
+        logger.warning("Queue %r: %s. Trying again.", self._settings.queue, said(error))
         return None
 
     # --- on its event loop, where nothing may be raised ---------------------------------------------------------------
@@ -306,8 +306,9 @@ def queue_is_there(server: RabbitMQ, queue: str) -> None:
         if is_refused_login(error) or (isinstance(error, ChannelClosedByBroker) and is_final(error)):
             raise PreflightError(
                 f"Queue {queue!r} of {server.host} cannot be read by user {server.user!r}: {said(error)}.",
-                next_step="Make the queue, correct the user, the password or the virtual host, or grant the right to "
-                "read.",
+                next_step=(
+                    "Create the queue, correct the user, the password or the virtual host, or grant the right to read."
+                ),
             ) from error
         raise OutageError(
             f"RabbitMQ at {server.host} cannot be reached: {said(error)}.", next_step="Start it, or correct host=."

@@ -135,8 +135,8 @@ class QueueReader(Limited, DataSourceStreamReader):  # type: ignore[misc]
         """Returns the parts of a batch, which are always the same for the same positions."""
         if {start[QUEUE], end[QUEUE]} != {self._known()}:
             raise CheckpointMismatchError(
-                f"The messages in {self._options.segments().files.location} are not those of this query.",
-                next_step="Restore the checkpoint with all of its folders, as they were at one time.",
+                f"The messages in {self._options.segments().files.location} belong to another query.",
+                next_step="Restore the checkpoint with all of its folders, from one point in time.",
             )
         self._position = end[NEXT]
         numbers = list(range(start[NEXT], end[NEXT]))

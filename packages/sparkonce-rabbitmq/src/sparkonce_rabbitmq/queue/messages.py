@@ -78,8 +78,10 @@ def id_of(message: QueueMessage, identify: Identify) -> bytes:
         raise ConfigurationError(
             f"A message with routing key {message.routing_key!r} has no id: identify={identified_by(identify)} gives "
             f"{found!r}.",
-            next_step="Take the message out of the queue, where it still is, or begin on a new checkpoint with another "
-            "identify, such as 'digest'.",
+            next_step=(
+                "Remove the message from the queue, where it still is, or begin on a new checkpoint with another "
+                "identify, such as 'digest'."
+            ),
             setting="identify",
         )
     return hashlib.sha256(found.encode() if isinstance(found, str) else found).digest()[:ID_BYTES]

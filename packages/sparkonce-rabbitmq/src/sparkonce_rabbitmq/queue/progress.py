@@ -24,11 +24,11 @@ class FinishedSegments:
 
 
 class Progress:
-    """Looks into a query's checkpoint.
+    """Reads a query's checkpoint.
 
     Args:
-        files: Of the checkpoint.
-        identity: Of the segments' folder: it is in each position of this source.
+        files: The checkpoint's files.
+        identity: The identity of the segments' folder, which is part of each position of this source.
     """
 
     def __init__(self, files: CheckpointFiles, identity: str) -> None:
@@ -38,7 +38,7 @@ class Progress:
         self._found = FinishedSegments()
 
     def poll(self) -> FinishedSegments:
-        """Returns what is finished by now. Raises OSError if the store cannot be asked."""
+        """Returns what is finished by now. Raises OSError if the store is unavailable."""
         newest = self._batch
         if newest < 0:
             newest = self._spark.finished()

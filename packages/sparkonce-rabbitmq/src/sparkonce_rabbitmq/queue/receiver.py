@@ -224,7 +224,7 @@ class Receiver:
 
         Raises:
             SupersededError: If another receiver has taken the queue over.
-            OSError: If the store cannot be asked.
+            OSError: If the store is unavailable.
         """
         found = self._progress.poll()
         with self._lock:
@@ -295,7 +295,7 @@ class Receiver:
     def _broken(self, why: str) -> CorruptRecordError:
         return CorruptRecordError(
             f"{self._segments.files.location} {why}.",
-            next_step="Restore the checkpoint with all of its folders, as they were at one time.",
+            next_step="Restore the checkpoint with all of its folders, from one point in time.",
         )
 
     def _put(self, segment: Segment) -> None:

@@ -104,8 +104,8 @@ class Segments:
         said = json.loads(found)
         if said["identified"] != identified:
             raise ConfigurationError(
-                f"identify={identified!r}, and the query began with {said['identified']!r}: messages that come again "
-                "would not be known.",
+                f"identify={identified!r}, and the query began with {said['identified']!r}: redelivered messages "
+                "would not be recognized.",
                 next_step="Leave it as it was, or begin on a new checkpoint.",
                 setting="identify",
             )
@@ -130,8 +130,8 @@ class Segments:
         data = self.files.read(path)
         if data is None:
             raise CorruptRecordError(
-                f"{self.files.location}/{path} is missing: it holds messages that a batch has to read.",
-                next_step="Restore the checkpoint with all of its folders, as they were at one time.",
+                f"{self.files.location}/{path} is missing: it holds messages that a batch still has to read.",
+                next_step="Restore the checkpoint with all of its folders, from one point in time.",
             )
         return Segment.decode(data, f"{self.files.location}/{path}")
 
@@ -218,7 +218,7 @@ def _opened(data: bytes, where: str) -> bytes:
 def superseded(where: str) -> SupersededError:
     """Returns the error for a receiver that another one has superseded."""
     return SupersededError(
-        f"Another run receives from the queue, and keeps its messages in {where}. What this one has not kept goes back "
-        "to the queue.",
-        next_step="Stop one of the two drivers; the newer one goes on.",
+        f"Another run is receiving from the queue and keeps its messages in {where}. Messages that this run has not "
+        "kept return to the queue.",
+        next_step="Stop one of the two drivers; the newer one continues.",
     )

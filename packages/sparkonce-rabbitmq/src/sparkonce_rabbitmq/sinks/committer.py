@@ -13,7 +13,7 @@ from sparkonce_rabbitmq.sinks.publishing import Ids, Publisher, StreamApplicatio
 from sparkonce_rabbitmq.sinks.routing import total
 
 _IdsByStream = dict[str, Ids]
-_NEXT = "See that the server can be reached and has the stream, then start the query again."
+_NEXT = "Check that the server can be reached and has the stream, then start the query again."
 
 
 class StreamCommitter(WriteAheadCommitter):
@@ -64,7 +64,7 @@ class StreamCommitter(WriteAheadCommitter):
                 there = publisher.sequence()
             except OSError as error:
                 raise OutageError(
-                    f"Sink {self._sink!r}: the stream {stream!r} cannot be asked: {error}", next_step=_NEXT
+                    f"Sink {self._sink!r}: the stream {stream!r} cannot be queried: {error}", next_step=_NEXT
                 ) from error
             except StreamRefusedError as error:
                 return str(error)
@@ -90,7 +90,7 @@ class StreamCommitter(WriteAheadCommitter):
             there = {one: self._publisher_of(*one).sequence() for one in asked}
         except (OSError, StreamRefusedError) as error:
             raise UnknownOutcomeError(
-                f"Sink {self._sink!r}: the stream cannot be asked: {error}", next_step=_NEXT
+                f"Sink {self._sink!r}: the stream cannot be queried: {error}", next_step=_NEXT
             ) from error
         gone = {
             name

@@ -39,13 +39,13 @@ WORDS = {
     7: "the server has no login by user and password",
     8: "the user or password is wrong",
     9: "the login failed",
-    11: "this user may log in on the server's own machine only",
+    11: "this user may only log in from the server's own machine",
     12: "the user has no access to the virtual host",
     14: "the frame is too large",
     15: "the server had an internal error",
     16: "the user lacks the right to do this",
-    17: "the server does not take it now: it has an alarm for memory or disk",
-    18: "the server has given up the publisher: the stream's leader went away",
+    17: "the server does not accept it now: it has a memory or disk alarm",
+    18: "the server has dropped the publisher: the stream's leader went down",
 }
 
 OUTAGES = (OSError, OutageError)
@@ -259,7 +259,7 @@ class PublisherConnection(StreamConnection):
                 ids = np.frombuffer(data, dtype=">u8", offset=_CONFIRM_HEAD)
                 unconfirmed -= int(np.count_nonzero((ids >= frame.first_id) & (ids < frame.first_id + frame.count)))
             elif isinstance(other := self._handled(data), schema.PublishError):
-                raise self.refusal(other.errors[0].response_code, "the stream did not take a message")
+                raise self.refusal(other.errors[0].response_code, "the stream did not accept a message")
 
 
 class _Incoming(io.RawIOBase):

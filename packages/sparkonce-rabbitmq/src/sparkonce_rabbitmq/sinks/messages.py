@@ -73,7 +73,7 @@ def columns_of(schema: pa.Schema, body: Body, route_by: str = "") -> list[str]:
     for column in schema:
         if column.name not in known:
             raise SchemaError(
-                f"Column {column.name!r} is none of a message's: {', '.join(known)}.",
+                f"Column {column.name!r} is not a column of a message: {', '.join(known)}.",
                 next_step="Drop it, or rename it." if body == "amqp" else "Drop it, or give body='amqp'.",
             )
         kind = column.type
@@ -86,7 +86,7 @@ def columns_of(schema: pa.Schema, body: Body, route_by: str = "") -> list[str]:
             fits = text
         if not fits:
             raise SchemaError(
-                f"Column {column.name!r} is a {kind}, and a message wants {known[column.name]}.",
+                f"Column {column.name!r} is a {kind}, and a message needs {known[column.name]}.",
                 next_step="Cast it, for example with to_json, or map_entries for a map.",
             )
     if VALUE not in schema.names:
@@ -115,7 +115,7 @@ def encode(rows: pa.RecordBatch, body: Body, most_bytes: int) -> pa.RecordBatch:
         PrepareError: If the stream cannot accept a row. The message names it.
     """
     value = _binary(rows.column(VALUE))
-    _refuse(pc.is_null(value), rows, lambda at: f"The {VALUE} of row {at} is null, and a message has a body.")
+    _refuse(pc.is_null(value), rows, lambda at: f"The {VALUE} of row {at} is null, but a message needs a body.")
     message = value
     if body == "amqp":
         _check_short(rows)
@@ -161,7 +161,7 @@ def _refuse(wrong: pa.Array, rows: pa.RecordBatch, why: Callable[[int], str]) ->
     at = pc.index(wrong, True).as_py()
     if at >= 0:
         raise PrepareError(
-            f"{why(at).rstrip('.')}. It is row {at} of the {rows.num_rows} that came together.",
+            f"{why(at).rstrip('.')}. It is row {at} of the {rows.num_rows} that arrived together.",
             next_step="Filter such rows out, or make them smaller; stream.frame_max of the server limits their size.",
         )
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _LEADER_WITHIN_S = 30.0
 _POLL_S = 0.2
 _NEXT_STEPS = {
-    2: "Make the stream first: rabbitmqadmin declare queue name=… queue_type=stream, or rstream's create_stream.",
+    2: "Create the stream first: rabbitmqadmin declare queue name=… queue_type=stream, or rstream's create_stream.",
     8: "Give the right user and password.",
     11: "Give another user than guest, or allow it with loopback_users = none.",
     12: "Give the right virtual_host, or rabbitmqctl set_permissions -p VHOST USER CONFIGURE WRITE READ.",
@@ -69,7 +69,7 @@ def _refusals(settings: RabbitMQ) -> Iterator[None]:
     except OSError as error:
         raise PreflightError(
             f"RabbitMQ at {host}:{port} cannot be used for streams: {error}.",
-            next_step="See that it listens there, with the plugin rabbitmq_stream, and that TLS fits.",
+            next_step="Check that it listens there, with the plugin rabbitmq_stream, and that the TLS settings match.",
             setting="server",
         ) from error
 

@@ -71,8 +71,8 @@ class Ids:
         """
         if not (0 <= batch < _MOST_BATCHES and 0 <= group < _MOST_GROUPS and 0 < rows <= MOST_ROWS):
             raise OverflowError(
-                f"Batch {batch} with {rows} rows in group {group} has no publishing ids: they count {_MOST_BATCHES} "
-                f"batches, {_MOST_GROUPS} groups of each and {MOST_ROWS} rows of each."
+                f"Batch {batch} with {rows} rows in group {group} has no publishing ids: they allow for "
+                f"{_MOST_BATCHES} batches, {_MOST_GROUPS} groups of each and {MOST_ROWS} rows of each."
             )
         first = (((batch + 1) << _GROUP_BITS) | group) << _PLACE_BITS
         return cls(first, first + rows - 1)
@@ -254,8 +254,8 @@ def why_behind(known: int | None, there: int) -> str:
         return ""
     return (
         f"The stream has rows up to batch {batch_of(there)} of this query, and batch {batch_of(known)} was published "
-        "there: the stream was deleted and made again, or went back to an older state, or its memory of publishers' "
-        "names is full (255)."
+        "there: the stream was deleted and recreated, or returned to an older state, or its list of publishers' names "
+        "is full (255)."
     )
 
 

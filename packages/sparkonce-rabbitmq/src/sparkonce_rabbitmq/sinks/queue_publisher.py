@@ -143,7 +143,7 @@ class _Publishing:
     def _answered(self, frame: Any) -> None:
         method = frame.method
         if isinstance(method, pika.spec.Basic.Nack):  # its messages stay unconfirmed, so the call cannot complete
-            self._stop(ConnectionError("the server did not take a message"))
+            self._stop(ConnectionError("the server did not accept a message"))
             return
         tags = range(self._confirmed + 1, method.delivery_tag + 1) if method.multiple else (method.delivery_tag,)
         self._tags.difference_update(tags)
@@ -199,7 +199,7 @@ def check_exchange(server: RabbitMQ, exchange: str, routing_key: str) -> None:
         if isinstance(error, ChannelClosedByBroker) or is_refused_login(error):
             raise PreflightError(
                 f"RabbitMQ at {server.host} refuses exchange={exchange!r}, routing_key={routing_key!r}: {said(error)}.",
-                next_step="Make the exchange or the queue, or correct the user, the password or the virtual host.",
+                next_step="Create the exchange or the queue, or correct the user, the password or the virtual host.",
             ) from error
         raise PreflightError(
             f"RabbitMQ at {server.host} cannot be reached: {said(error)}.", next_step="Start it, or correct host=."

@@ -40,7 +40,7 @@ def queue_columns(schema: pa.Schema) -> list[str]:
         binary = pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type)
         if column.name not in (VALUE, *_SHORT):
             raise SchemaError(
-                f"Column {column.name!r} is none of a message's: {VALUE}, {', '.join(_SHORT)}.",
+                f"Column {column.name!r} is not a column of a message: {VALUE}, {', '.join(_SHORT)}.",
                 next_step="Drop it, or rename it.",
             )
         if not text and not (binary and column.name == VALUE):
@@ -142,7 +142,7 @@ class RabbitMQQueueSink(WriteAheadSink):
         if queue is not None and routing_key:
             raise ConfigurationError(
                 f"routing_key={routing_key!r} has no effect with queue={queue!r}.",
-                next_step="Give exchange= in place of queue=, or leave routing_key out.",
+                next_step="Give exchange= instead of queue=, or leave routing_key out.",
                 setting="routing_key",
             )
         self.server = checked_server(server)
@@ -171,7 +171,7 @@ class RabbitMQQueueSink(WriteAheadSink):
             "at least once: rows of a slot whose publishing was interrupted are published again; the log names the "
             "slot as 'applied again'",
             "each row once for a reader that drops messages whose x-deduplication-header it has seen, or behind the "
-            "community plugin for deduplication as long as it remembers",
+            "community deduplication plugin for as long as it remembers them",
             "the queue is durable, and no limit of length or age, nor a policy, drops messages that were confirmed",
         )
 

@@ -42,7 +42,7 @@ def routes(keys: pa.Array, partitions: int) -> pa.Array:
 
     if keys.null_count:
         raise PrepareError(
-            f"{keys.null_count} of {len(keys)} rows that came together have no key to route by.",
+            f"{keys.null_count} of {len(keys)} rows that arrived together have no key to route by.",
             next_step="Filter such rows out, or give them a key.",
         )
     hashed = keys.cast(pa.large_binary()).to_pylist()  # a string may contain any bytes

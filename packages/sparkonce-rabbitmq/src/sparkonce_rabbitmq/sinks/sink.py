@@ -115,7 +115,7 @@ class RabbitMQStreamSink(WriteAheadSink):
             "rows become visible one by one, as they are published: a reader may see part of a batch while it is "
             "being committed",
             "the stream keeps what it has confirmed, which RabbitMQ bases on replicas and not on fsync: use three "
-            "replicas, since a single node that loses its power may lose the newest rows",
+            "replicas, since a single node that loses power may lose the newest rows",
             "fewer than 255 publishers with names write to the stream: it forgets the name that has been silent "
             "longest, and with it which rows of the query it has",
             "nobody else publishes under the query's name, which begins with sparkonce.",
@@ -138,7 +138,7 @@ class RabbitMQStreamSink(WriteAheadSink):
             recorded,
             "stream",
             "the query has published to {before}",
-            "Give {before}, or give the sink a new name when its last batch is finished.",
+            "Give {before}, or give the sink a new name once its last batch is finished.",
         )
         streams = partitions_of(self.server, self.stream) if self.route_by else [self.stream]
         partitions = json.dumps(streams if self.route_by else [])
@@ -148,7 +148,7 @@ class RabbitMQStreamSink(WriteAheadSink):
             recorded,
             "partitions",
             "the query has published to the partitions {before}",
-            "Give the super stream its partitions back, or give the sink a new name when its last batch is finished.",
+            "Give the super stream its partitions back, or give the sink a new name once its last batch is finished.",
         )
         publisher = self._publisher_name(query) if exactly else ""
         frame_max = min(check_stream(self.server, stream, publisher) for stream in streams)

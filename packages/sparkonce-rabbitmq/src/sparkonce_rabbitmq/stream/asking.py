@@ -105,7 +105,7 @@ class StreamAsker:
         """Returns the position up to which the next batch reads.
 
         Args:
-            start: Its start.
+            start: The start of the range.
             ends: The ends of the streams.
             most: The maximum number of messages, over all streams.
 
@@ -188,7 +188,7 @@ class StreamAsker:
                 self._drop(stream)
                 if time.monotonic() >= give_up_at:
                     raise away(stream, error, self.patience_s) from None
-                logger.warning("The stream %r is asked again: %s", stream, error)
+                logger.warning("The stream %r is queried again: %s", stream, error)
                 time.sleep(AGAIN_S)
 
     def _drop(self, stream: str) -> None:

@@ -237,7 +237,7 @@ def _parts(value: bytes, rows: pa.RecordBatch, number: int) -> tuple[bytes, Any,
     except Exception as error:  # noqa: BLE001 - whatever it is: rstream's decoder trusts what it reads
         stream, offset = rows.column("stream")[number].as_py(), rows.column("offset")[number].as_py()
         raise PrepareError(
-            f"Message {offset} of the stream {stream!r} is not of AMQP 1.0: {type(error).__name__}: {error}.",
+            f"Message {offset} of the stream {stream!r} is not AMQP 1.0: {type(error).__name__}: {error}.",
             next_step="Read the stream with body='raw', which gives the bare bytes.",
         ) from None
 

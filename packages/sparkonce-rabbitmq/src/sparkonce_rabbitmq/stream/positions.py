@@ -80,7 +80,7 @@ def ranges_of(start: Positions, end: Positions) -> list[StreamRange]:
             raise CheckpointMismatchError(
                 f"The batch ends at offset {to['offset']} of the stream {stream!r}, before its start at "
                 f"{position['offset']}.",
-                next_step="Look whether offsets were changed by hand in the checkpoint.",
+                next_step="Check whether offsets were changed manually in the checkpoint.",
             )
         if to["offset"] > position["offset"]:
             found.append(
@@ -104,7 +104,7 @@ def another(stream: str, offset: int, why: str) -> StaleServerError:
     """Returns the error for a stream that is not the one that was read."""
     return StaleServerError(
         f"The stream {stream!r} is not the one that this query has read up to offset {offset}: {why}. It was deleted "
-        "and made again, or its server went back to an older state.",
+        "and recreated, or its server returned to an older state.",
         next_step="If its messages are to be read from the beginning, start the job with a new checkpoint. Otherwise "
         "restore the stream.",
         stream=stream,

@@ -102,9 +102,9 @@ class RangeReader:
         part, first, end = self._part, chunk.chunk_first_offset, next_offset(chunk)
         found = (first, chunk.timestamp)
         if part.before is not None and first < part.start <= end and found != part.before:
-            raise another(part.stream, part.start, f"its chunk at {first} is of another time")
+            raise another(part.stream, part.start, f"its chunk at {first} has a different timestamp")
         if first < part.end <= end and found != part.last:
-            raise another(part.stream, part.end, f"its chunk at {first} is of another time")
+            raise another(part.stream, part.end, f"its chunk at {first} has a different timestamp")
         if first > self._next:
             self._note_hole(first)
         if end <= self._next:
@@ -119,7 +119,7 @@ class RangeReader:
         """Records the first gap between chunks. The server stores notes there, or has deleted messages."""
         if first <= self._accepted:
             logger.warning(
-                "Messages %d to %d of the stream %r are gone, which is accepted.",
+                "Messages %d to %d of the stream %r are gone, which accept_lost allows.",
                 *(self._next, first - 1, self._part.stream),
             )
         elif self._hole is None:
@@ -177,7 +177,7 @@ def away(stream: str, error: Exception, waited_s: float) -> OutageError:
     said = error.message if isinstance(error, SparkonceError) else f"{type(error).__name__}: {error}"
     return OutageError(
         f"The stream {stream!r} could not be read for {waited_s:.0f} s: {said.rstrip('.')}.",
-        next_step="Look whether RabbitMQ runs, and whether this host reaches it.",
+        next_step="Check that RabbitMQ runs and that this host can reach it.",
     )
 
 

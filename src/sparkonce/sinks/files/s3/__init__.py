@@ -1,10 +1,10 @@
-"""A prefix of a bucket, of S3 or of a store that speaks its language, as a store.
+"""A prefix of a bucket as a store, in S3 or a compatible store.
 
-A file is staged as a multipart upload, which no reader sees. Any process can complete it, and the store completes it
-once: that publishes the file.
+A file is staged as a multipart upload, which no reader sees. Any process can complete the upload, which the store does
+only once. That publishes the file.
 
 - ``store``: the prefix as a `FileStore`: stages, publishes and discards files
-- ``preflight``: tries at a start every request that the sink makes, and reads the bucket's rules
+- ``preflight``: tries every request that the sink makes, at the start, and reads the bucket's rules
 - ``requests``: sends requests, lists open uploads, and maps answers to outcomes
-- ``settings``: the user's settings, checked, and the boto3 clients made of them
+- ``settings``: validates the user's settings and creates boto3 clients from them
 """

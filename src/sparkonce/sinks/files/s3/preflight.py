@@ -1,4 +1,4 @@
-"""Tries at a start every request that the sink makes, and reads the bucket's own rules."""
+"""Tries every request that the sink makes, at the start, and reads the bucket's own rules."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _FORSAKEN_AFTER_S = DAY_S
 ALWAYS: tuple[str, ...] = (
     "nobody else writes, moves or deletes the sink's objects, nor aborts its multipart uploads, before the next batch "
     "is committed",
-    "the name of the store leads to one and the same bucket all the time: a replica in its place has no uploads "
-    "in progress, and what it lacks counts as lost",
+    "the store's name always leads to the same bucket: a replica in its place has no uploads in progress, and what it "
+    "lacks counts as lost",
 )
 
 
 _NO_RULE = (
-    "no lifecycle rule aborts incomplete multipart uploads here (AbortIncompleteMultipartUpload): what a query leaves "
-    "behind that is never started again costs money until it is aborted by hand"
+    "no lifecycle rule aborts incomplete multipart uploads here (AbortIncompleteMultipartUpload): what a query that "
+    "is never restarted leaves behind costs money until it is aborted manually"
 )
 
 _NOT_LISTED = (
@@ -41,13 +41,13 @@ _NOT_LISTED = (
 )
 
 _TAKES_DAMAGED = (
-    "nothing damages a request on its way, such as a faulty proxy: the store takes a body that differs from the "
+    "nothing damages a request in transit, as a faulty proxy might: the store accepts a body that differs from the "
     "SHA-256 in its signature"
 )
 _TRIAL = b"sparkonce"
 _DAMAGED = b"Sparkonce"
 _NOT_A_CHECK = (None, 408, 429)
-"""The statuses of a refusal, below 500, that do not show that a store has looked at the bytes."""
+"""The statuses below 500 of refusals that do not show that a store has checked the bytes."""
 
 _METHODS: Mapping[str, str] = {
     "HeadBucket": "head_bucket",
@@ -68,7 +68,7 @@ class Findings:
     """The effect of a bucket's own rules on staged files.
 
     Attributes:
-        timeout_s: After how many seconds a rule aborts an upload; None if no rule is known to.
+        timeout_s: The seconds after which a rule aborts an upload; None if no known rule does.
         notes: Sentences for the operator.
     """
 
@@ -95,7 +95,7 @@ def check(client: Any, settings: S3Settings, bucket: str, prefix: str) -> Findin
         is_listed = (key, upload) in list_uploads(client, bucket, trials, MOST_A_PAGE)
         damaged = _takes_damaged(trial, {"Bucket": bucket, "Key": key, "UploadId": upload})
     except BaseException:
-        with suppress(PreflightError):  # the first error tells what is wrong
+        with suppress(PreflightError):  # the first error shows what is wrong
             trial.ask("AbortMultipartUpload", Bucket=bucket, Key=key, UploadId=upload)
         raise
     trial.ask("AbortMultipartUpload", Bucket=bucket, Key=key, UploadId=upload)
@@ -107,7 +107,7 @@ def check(client: Any, settings: S3Settings, bucket: str, prefix: str) -> Findin
 
 
 def _takes_damaged(trial: _Trial, own: Mapping[str, str]) -> bool:
-    """Returns True if the store takes a part whose bytes change after it was signed."""
+    """Returns True if the store accepts a part whose bytes were changed after signing."""
 
     def damage(request: Any, **_: Any) -> None:
         if request.body == _TRIAL:  # another thread may be sending something else
@@ -125,7 +125,7 @@ def _takes_damaged(trial: _Trial, own: Mapping[str, str]) -> bool:
 
 
 def _remove_forsaken(trial: _Trial, bucket: str, objects: Sequence[Any], uploads: Sequence[Any]) -> None:
-    """Deletes what a trial left whose process was killed. A younger trial may be at work."""
+    """Deletes what a trial left behind when its process was killed. A younger trial may still be running."""
     before = datetime.now(timezone.utc) - timedelta(seconds=_FORSAKEN_AFTER_S)
     for one in objects:
         if one["LastModified"] <= before:
@@ -182,7 +182,7 @@ class _Trial:
             return PreflightError(
                 f"The store of bucket {self._bucket!r} at endpoint_url={self._settings.endpoint_url!r} (None is AWS) "
                 f"does not answer: {answer.reason}",
-                next_step="Correct endpoint_url and region_name, or see whether the store runs.",
+                next_step="Correct endpoint_url and region_name, or check whether the store runs.",
                 setting="endpoint_url",
             )
         return _refused(self._bucket, request, answer)
@@ -201,7 +201,10 @@ def _refused(bucket: str, request: str, answer: Answer) -> PreflightError:
 
 
 def inspect_bucket(client: Any, bucket: str, prefix: str) -> Findings:
-    """Returns the effect of the bucket's own rules below the prefix. A rule that may not be read is only a note."""
+    """Returns the effect of the bucket's own rules below the prefix.
+
+    If the rules cannot be read, that is only a note.
+    """
     rules = ask(client.get_bucket_lifecycle_configuration, Bucket=bucket)
     if not isinstance(rules, Answer):
         found = read_rules(rules.get("Rules", ()), prefix)
@@ -218,7 +221,10 @@ def inspect_bucket(client: Any, bucket: str, prefix: str) -> Findings:
 
 def _unread(answer: Answer) -> str:
     if read(answer, "GetBucketLifecycleConfiguration").outcome is Outcome.RETRY:
-        return f"whether a lifecycle rule aborts uploads was not answered ({answer.code}): none is taken for granted"
+        return (
+            f"whether a lifecycle rule aborts uploads was not answered ({answer.code}): the query continues as if "
+            "none does"
+        )
     return (
         f"the bucket's lifecycle rules may not be read ({answer.code}; s3:GetLifecycleConfiguration): if one aborts "
         "incomplete multipart uploads, it does so only after the longest time that the query may be down"
@@ -246,7 +252,7 @@ def read_rules(rules: Sequence[Mapping[str, Any]], prefix: str) -> Findings:
             when = f"{told['Days']} days" if "Days" in told else f"{told['Date']}"
             notes.append(
                 f"lifecycle rule {rule.get('ID', 'without ID')!r} deletes the sink's objects after {when}: readers "
-                "must be faster, and a query that was down longer must not be asked to commit its last batch again"
+                "must be faster, and a query that was down longer must not commit its last batch again"
             )
     return Findings(timeout_s=None if abort_after is None else abort_after * DAY_S, notes=tuple(notes))
 

@@ -1,14 +1,13 @@
 """Sends S3's requests, lists open uploads, and maps answers to outcomes. An unlisted answer is UNKNOWN.
 
 Refusals are returned as values, and nothing is undone upon UNKNOWN. The answers are those of Amazon S3's API reference
-("Error responses", CompleteMultipartUpload, AbortMultipartUpload, If-None-Match), tried against versitygw 1.8.0 as far
-as it has them. Also listed are those that botocore 1.44 repeats in its modes ``standard`` and ``legacy``.
+("Error responses", CompleteMultipartUpload, AbortMultipartUpload, If-None-Match), tested against versitygw 1.8.0 where
+it returns them. Errors that botocore 1.44 retries in its modes ``standard`` and ``legacy`` are also listed.
 
-S3 answers NoSuchUpload both for an upload that was completed and for one that was aborted. So neither that answer nor
-that the key is taken proves anything yet: the object at the key decides, by the metadata that its upload was begun
-with. A store may also answer "done" to a completion that it did not make. Versitygw 1.8.0 does while another completion
-is at work, and whenever any object is at the key. Only the answer of the completion that made the object has a
-checksum.
+S3 answers NoSuchUpload for completed and for aborted uploads alike, so neither that answer nor an existing key proves
+anything. The object at the key decides, by the metadata with which its upload was begun. A store may also report
+success for a completion that it did not carry out: Versitygw 1.8.0 does so while another completion is in progress, and
+whenever there is any object at the key. Only the response to the completion that created the object has a checksum.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from sparkonce.sinks.files.store import Fields
 
 
 def ask(request: Callable[..., Any], **arguments: Any) -> Mapping[str, Any] | Answer:
-    """Returns the response to a request, or the reason for having none."""
+    """Returns the response to a request, or the reason why there is none."""
     from botocore.exceptions import BotoCoreError, ClientError, ConnectionError, HTTPClientError  # noqa: A004
     from botocore.parsers import ResponseParserError
 
@@ -36,7 +35,7 @@ def ask(request: Callable[..., Any], **arguments: Any) -> Mapping[str, Any] | An
         return refusal(error)
     except (ConnectionError, HTTPClientError, ResponseParserError) as error:
         return Answer(status=None, code=type(error).__name__, reason=one_line(error))
-    except BotoCoreError as error:  # it was not sent, for want of credentials for example
+    except BotoCoreError as error:  # it was not sent, for example because there are no credentials
         return Answer(status=NOT_SENT, code=type(error).__name__, reason=one_line(error))
     return response
 
@@ -84,14 +83,14 @@ def list_uploads(client: Any, bucket: str, prefix: str, page: int) -> Iterator[t
         client: A boto3 client.
         bucket: The bucket.
         prefix: The prefix of the keys.
-        page: How many uploads to ask for at once, at most 1,000.
+        page: The page size, at most 1,000.
     """
     asked: dict[str, Any] = {"Bucket": bucket, "Prefix": prefix, "MaxUploads": page, "EncodingType": "url"}
     key = ""
     while True:
         answer = ask(client.list_multipart_uploads, **asked)
         if isinstance(answer, Answer) and answer.code == "InvalidArgument" and asked.get("UploadIdMarker"):
-            # Versitygw 1.8.0 takes no marker within a key: all uploads of that key, then those after it.
+            # Versitygw 1.8.0 does not support markers within a key: list all uploads of that key, then those after it.
             yield from _of_one_key(client, bucket, key)
             del asked["UploadIdMarker"]
             answer = ask(client.list_multipart_uploads, **asked)
@@ -123,10 +122,10 @@ def _decoded(answer: Mapping[str, Any], key: str) -> str:
 
 
 TRANSACTION = "sparkonce-transaction"
-"""The object's metadata with the text of its transaction's name."""
+"""The object's metadata key for its transaction's name."""
 
 UPLOAD = "sparkonce-upload"
-"""The object's metadata that tells two uploads of one name apart: a random text of the writer's."""
+"""The object's metadata key for a random string from the writer, which distinguishes two uploads with one name."""
 
 NO_SUCH_UPLOAD = "NoSuchUpload"
 OCCUPIED = "PreconditionFailed"
@@ -137,7 +136,7 @@ NOT_SENT = 0
 """The status of a request that boto3 itself refused."""
 
 LOOK = frozenset({NO_SUCH_UPLOAD, OCCUPIED, DONE})
-"""Answers to a completion that decide nothing without asking for the object at the key."""
+"""Answers to a completion that are inconclusive without checking the object at the key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,9 +176,9 @@ class Present:
 _RETRY, _UNKNOWN = Outcome.RETRY, Outcome.UNKNOWN
 _RIGHT = "Nothing is lost yet: grant the right before a lifecycle rule aborts the upload."
 _SLOWER = Meaning(_RETRY, "The store asks for fewer requests.")
-_CONFLICT = Meaning(_RETRY, "Another request for the same object is at work.")
+_CONFLICT = Meaning(_RETRY, "Another request for the same object is in progress.")
 _MEANINGS = {
-    # All that botocore takes for throttling, of any of AWS's services: other stores use them, too.
+    # All codes that botocore considers throttling, from any AWS service: other stores use them, too.
     "SlowDown": _SLOWER,
     "BandwidthLimitExceeded": _SLOWER,
     "EC2ThrottledException": _SLOWER,
@@ -195,13 +194,13 @@ _MEANINGS = {
     "TooManyRequests": _SLOWER,
     "TooManyRequestsException": _SLOWER,
     "TransactionInProgressException": _SLOWER,
-    "InsufficientStorage": Meaning(_RETRY, "The store has no room: make some."),
-    "ServiceUnavailable": Meaning(_RETRY, "The store is overloaded or away."),
+    "InsufficientStorage": Meaning(_RETRY, "The store is full: free some space."),
+    "ServiceUnavailable": Meaning(_RETRY, "The store is overloaded or unreachable."),
     "InternalError": Meaning(_RETRY, "The store failed; it may have applied the request."),
     "RequestTimeout": Meaning(_RETRY, "The store gave up waiting for the request."),
     "RequestTimeoutException": Meaning(_RETRY, "The store gave up waiting for the request."),
-    "BadDigest": Meaning(_RETRY, "The request was damaged on its way."),
-    "XAmzContentSHA256Mismatch": Meaning(_RETRY, "The request was damaged on its way."),
+    "BadDigest": Meaning(_RETRY, "The request was damaged in transit."),
+    "XAmzContentSHA256Mismatch": Meaning(_RETRY, "The request was damaged in transit."),
     "OperationAborted": _CONFLICT,
     "ConditionalRequestConflict": _CONFLICT,
     "409": _CONFLICT,  # without a body
@@ -239,7 +238,7 @@ _BY_STATUS: Mapping[int, str] = {
     507: "InsufficientStorage",
     509: "BandwidthLimitExceeded",
 }
-_KMS = "The key of the encryption cannot be used: see sse_kms_key_id, and its policy."
+_KMS = "The encryption key cannot be used: see sse_kms_key_id, and its policy."
 
 RIGHTS: Mapping[str, str] = {
     "HeadBucket": "s3:ListBucket",
@@ -257,7 +256,7 @@ RIGHTS: Mapping[str, str] = {
     "GetBucketVersioning": "s3:GetBucketVersioning",
     "GetBucketLifecycleConfiguration": "s3:GetLifecycleConfiguration",
 }
-"""The right that each request needs, in IAM's words."""
+"""The IAM permission that each request needs."""
 
 
 def read(answer: Answer, request: str) -> Finished:
@@ -265,7 +264,7 @@ def read(answer: Answer, request: str) -> Finished:
 
     Args:
         answer: The server's answer.
-        request: The request in S3's words, which names the right that is missing.
+        request: The S3 operation, which determines the missing permission.
     """
     if answer.status is None:
         return Finished(outcome=_RETRY, reason=f"{request}: no answer: {answer.reason}")
@@ -280,7 +279,7 @@ def read(answer: Answer, request: str) -> Finished:
 
 
 def outcome_by_object(code: str, found: Present | Answer, fields: Fields) -> Finished:
-    """Returns the outcome of a completion by the object that is at the key now.
+    """Returns the outcome of a completion according to the object that is now at the key.
 
     Args:
         code: The answer to the completion, one of `LOOK`.
@@ -293,14 +292,17 @@ def outcome_by_object(code: str, found: Present | Answer, fields: Fields) -> Fin
             return Finished(outcome=done)
         return Finished(
             outcome=Outcome.UNKNOWN,
-            reason=f"At {fields['path']} is somebody else's object, {found.size} bytes, ETag {found.etag}, where this "
-            f"file of {fields.get('size', '?')} bytes belongs or has been.",
+            reason=(
+                f"At {fields['path']} is an object of somebody else, {found.size} bytes, ETag {found.etag}, where "
+                f"this file of {fields.get('size', '?')} bytes belongs or has been."
+            ),
         )
     if found.status != 404 or found.code == "NoSuchBucket":
         return read(found, "HeadObject")
     if found.deleted:
         return Finished(
-            outcome=Outcome.UNKNOWN, reason=f"{fields['path']} was published and deleted: its newest version is a mark."
+            outcome=Outcome.UNKNOWN,
+            reason=f"{fields['path']} was published and deleted: its newest version is a delete marker.",
         )
     if code != NO_SUCH_UPLOAD:
         return Finished(outcome=Outcome.RETRY, reason="The store is still putting the object together.")
@@ -312,9 +314,9 @@ def outcome_by_object(code: str, found: Present | Answer, fields: Fields) -> Fin
 def is_own(found: Present, fields: Fields) -> bool:
     """Returns True if this handle's upload made the object.
 
-    Compares the metadata that the upload was begun with, or ETag and size if the store keeps no metadata.
+    Compares the metadata with which the upload was begun, or ETag and size if the store keeps no metadata.
     """
-    if "mark" not in fields:  # the handle was made of a listing, and knows its name alone
+    if "mark" not in fields:  # the handle was created from a listing, which only has the name
         return bool(found.transaction) and found.transaction == name_text(str(fields["path"]))
     if found.size != fields["size"]:
         return False

@@ -1,4 +1,4 @@
-"""The user's settings of a bucket, checked, and the boto3 clients made of them."""
+"""Validates the user's settings for a bucket, and creates boto3 clients from them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sparkonce.sinks._shared.settings import seconds
 
 MIB = 1024 * 1024
 SMALLEST_PART_BYTES = 5 * MIB
-"""The limit of S3 itself for every part but the last."""
+"""S3's own minimum for every part but the last."""
 
 _LOCATION = re.compile(r"s3[an]?://(?P<bucket>[^/]+)(?:/(?P<prefix>.*))?", re.DOTALL)
 _CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
@@ -28,30 +28,32 @@ _CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
     "finish_threads": partial(whole_number, least=1),
     "if_none_match": flag,
 }
-"""The checks of settings that are not texts. Those of `verify` and of texts are below."""
+"""The checks for settings that are not strings. Those for `verify` and for strings are below."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class S3Settings:
-    """The settings of reaching and writing to a bucket. None leaves a setting to boto3's own chain.
+    """The settings for reaching and writing to a bucket. None leaves a setting to boto3.
 
     Attributes:
         endpoint_url: The URL of a store other than AWS, for example ``http://127.0.0.1:7070``.
         region_name: The bucket's region.
-        profile_name: A profile of the shared configuration files, on every machine that runs a task.
-        aws_access_key_id: Better left to boto3's chain (environment, profile, role of the machine): a key that is given
-            here is shipped to the workers with the sink.
+        profile_name: A profile in the shared configuration files, which must exist on every machine that runs a task.
+        aws_access_key_id: Better left to boto3's chain (environment, profile, role of the machine): a key that is
+            passed here is sent to the workers with the sink.
         aws_secret_access_key: As above.
         aws_session_token: As above. It is not renewed.
         addressing_style: ``path`` (host/bucket/key), ``virtual`` (bucket.host/key) or ``auto``.
         verify: False to trust any certificate, or the path of a CA bundle.
         connect_timeout_s: Seconds to wait for a connection.
         read_timeout_s: Seconds to wait for the next bytes of an answer.
-        attempts: How often a request that may be repeated is sent at most. A completion is sent once a call.
+        attempts: How often a repeatable request is sent at most. A completion is sent once per call.
         part_size_bytes: The size of the first 1,000 parts of a file; later parts are larger.
-        upload_threads: Parts under way at once in a worker process. Each thread holds one part in memory.
-        finish_threads: Files that the driver completes or aborts at once.
-        if_none_match: Complete an upload only if no object is at its key. Turn it off for stores that do not know it.
+        upload_threads: The number of parts uploaded in parallel by a worker process. Each thread holds one part in
+            memory.
+        finish_threads: The number of files that the driver completes or aborts in parallel.
+        if_none_match: Complete an upload only if no object is at its key. Turn it off for stores that do not support
+            this.
         server_side_encryption: ``AES256``, ``aws:kms`` or ``aws:kms:dsse``.
         sse_kms_key_id: The key for ``aws:kms``.
         storage_class: For example ``STANDARD_IA``.
@@ -82,7 +84,10 @@ class S3Settings:
         return {name: value for name, value in options.items() if value is not None}
 
     def object_options(self) -> dict[str, str]:
-        """Returns the settings of a new file. Small files lack the storage class: archives take hours to be read."""
+        """Returns the settings of a new file.
+
+        Small files do not get the storage class, because archives take hours to read.
+        """
         storage = {} if self.storage_class is None else {"StorageClass": self.storage_class}
         return {**self.encryption(), **storage}
 
@@ -134,7 +139,7 @@ def _text(setting: str, value: Any) -> Any:
 
 
 def _check_together(settings: S3Settings) -> None:
-    if "@" in (settings.endpoint_url or ""):  # not shown, and it would get into the decision log
+    if "@" in (settings.endpoint_url or ""):  # not shown, since the message would get into the decision log
         raise ConfigurationError(
             "endpoint_url holds credentials before its host.",
             next_step="Take them out: give aws_access_key_id and aws_secret_access_key, or let boto3 find them.",
@@ -156,14 +161,14 @@ def _check_together(settings: S3Settings) -> None:
 
 
 def client(settings: S3Settings, *, attempts: int | None = None) -> Any:
-    """Returns a boto3 client, the same for all that ask with the same settings in this process.
+    """Returns a boto3 client, which is shared in this process by all callers with the same settings.
 
     Args:
         settings: How to reach the store.
         attempts: How often boto3 may send a request; by default the setting of this name.
 
     Raises:
-        ConfigurationError: If boto3 is missing, or cannot make a client of the settings.
+        ConfigurationError: If boto3 is missing, or cannot create a client with the settings.
     """
     return _client(settings, settings.attempts if attempts is None else attempts, os.getpid())
 
@@ -181,8 +186,8 @@ def _client(settings: S3Settings, attempts: int, _pid: int) -> Any:  # a forked 
         read_timeout=settings.read_timeout_s,
         retries={"mode": "standard", "total_max_attempts": attempts},
         max_pool_connections=settings.finish_threads + settings.upload_threads,
-        # boto3's newer checksums are unknown to many stores. The signature holds each body's SHA-256 instead, for half
-        # of what Content-MD5 costs. A profile might turn that off.
+        # Many stores do not support boto3's newer checksums. Instead, the signature includes each body's SHA-256, at
+        # half the cost of Content-MD5. Set explicitly, because a profile might turn it off.
         s3={"addressing_style": settings.addressing_style, "payload_signing_enabled": True},
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
@@ -198,5 +203,5 @@ def _client(settings: S3Settings, attempts: int, _pid: int) -> Any:  # a forked 
         return session.client("s3", endpoint_url=settings.endpoint_url, verify=settings.verify, config=config)
     except (BotoCoreError, ValueError) as error:
         raise ConfigurationError(
-            f"boto3 makes no client with {settings!r}: {error}", next_step="Correct the setting that it names."
+            f"boto3 cannot create a client with {settings!r}: {error}", next_step="Correct the setting that it names."
         ) from error

@@ -58,20 +58,20 @@ _AWS = re.compile(r"https?://s3[.a-z0-9-]*\.amazonaws\.com(\.cn)?/?")
 class S3Store(FileStore):
     """See `FileStore`.
 
-    An upload that is not completed costs money until it is aborted. So bucket owners should let a lifecycle rule
-    (``AbortIncompleteMultipartUpload``) abort it after some days; see `timeout_s`.
+    An upload that is not completed costs money until it is aborted. Bucket owners should therefore have a lifecycle
+    rule (``AbortIncompleteMultipartUpload``) abort it after some days; see `timeout_s`.
 
     Args:
         location: ``s3://bucket/prefix``.
         settings: See `sparkonce.sinks.files.s3.settings.S3Settings`.
-        page: How many names to ask for at once, at most 1,000.
+        page: The page size of listings, at most 1,000.
 
     Raises:
-        ConfigurationError: for a location or setting that cannot be used.
+        ConfigurationError: If the location or a setting is invalid.
     """
 
     keeps_manifests = False
-    next_step = "See whether the store can be reached, and with which rights."
+    next_step = "Check that the store can be reached, and the user's rights."
 
     def __init__(self, location: str, settings: Mapping[str, Any] | None = None, *, page: int = 1_000) -> None:
         self.location = location.rstrip("/")  # readers append "/" and a file's path
@@ -104,7 +104,7 @@ class S3Store(FileStore):
 
         reached = client(self.settings)
         self._findings = check(reached, self.settings, self.bucket, self.prefix)
-        # AWS has an endpoint for each region, and bucket names are unique in all of them.
+        # AWS has an endpoint for each region, but bucket names are globally unique.
         own = "aws" if self._is_aws() else str(reached.meta.endpoint_url)
         return {"endpoint": own, "bucket": self.bucket, "folder": self.prefix}
 
@@ -112,11 +112,11 @@ class S3Store(FileStore):
         return bool(_AWS.fullmatch(str(client(self.settings).meta.endpoint_url)))
 
     def doubt(self, folder: str) -> Finished | None:  # noqa: ARG002 - each file's fields name bucket and key
-        """See `FileStore.doubt`. A bucket is not unmounted."""
+        """See `FileStore.doubt`. A bucket cannot be unmounted."""
         return None
 
     def timeout_s(self) -> float | None:
-        """See `FileStore.timeout_s`. The shortest lifecycle rule that aborts uploads here decides."""
+        """See `FileStore.timeout_s`. This is the shortest lifecycle rule that aborts uploads here."""
         return self._inspect().timeout_s
 
     def conditions(self) -> Sequence[str]:
@@ -137,7 +137,7 @@ class S3Store(FileStore):
     def stage(self, name: TransactionName, path: str) -> StagedFile:
         """See `FileStore.stage`. The path must be made by `file_path`: `list_staged` reads the name in it."""
         if name_in(path) != name:
-            raise ConfigurationError(f"{path!r} is no path of {name}.", next_step="Make it with file_path.")
+            raise ConfigurationError(f"{path!r} is not a path of {name}.", next_step="Make it with file_path.")
         if self._uploader is None:
             discard = self._finisher().discard
             once = client(self.settings, attempts=1)
@@ -145,7 +145,7 @@ class S3Store(FileStore):
         return S3StagedFile(self._uploader, self.prefix, path)
 
     def states(self, files: Sequence[Fields]) -> Sequence[FileState]:
-        """See `FileStore.states`. Sends one request for a staged file, two for others."""
+        """See `FileStore.states`. Sends one request for a staged file, and two for any other."""
         seen = self.each(self._finisher().state, files)
         for one in seen:
             if not isinstance(one, FileState):
@@ -163,7 +163,7 @@ class S3Store(FileStore):
     def list_staged(self) -> Iterable[Staged]:
         """See `FileStore.list_staged`."""
         seen: set[str] = set()
-        # MinIO shows an upload below its whole key, or in its whole bucket.
+        # MinIO only lists an upload by its full key, or with the whole bucket.
         for prefix in [self.prefix] if self._is_aws() else [self.prefix, ""]:
             for found in list_uploads(client(self.settings), self.bucket, prefix, self.page):
                 if isinstance(found, Answer):
@@ -179,7 +179,7 @@ class S3Store(FileStore):
                 return
 
     def close(self) -> None:
-        """See `FileStore.close`. Leaves the connections open, which the process's other stores share."""
+        """See `FileStore.close`. Leaves the connections open, because the process's other stores share them."""
         uploader, pool = self._uploader, self._pool
         self._uploader = self._pool = None
         for one in (uploader, pool):
@@ -198,7 +198,7 @@ class S3Store(FileStore):
         )
 
     def each(self, work: Callable[[Any], T], items: Sequence[Any]) -> list[T]:
-        """Returns what each call returned, made by some threads."""
+        """Makes the calls in parallel, and returns their results."""
         if len(items) <= 1:
             return [work(item) for item in items]
         if self._pool is None:
@@ -247,7 +247,7 @@ class S3Files(SmallFiles):
             asked["ContinuationToken"] = answer["NextContinuationToken"]
 
     def put(self, path: str, data: bytes) -> Landed | Taken:
-        """See `SmallFiles.put`. boto3 may send it again, and then it finds its own bytes."""
+        """See `SmallFiles.put`. boto3 may retry the request, and then find its own bytes."""
         store = self._store
         asked = {"Bucket": store.bucket, "Key": store.prefix + path, "Body": data, **store.settings.encryption()}
         answer = ask(client(store.settings).put_object, **asked, IfNoneMatch="*")
@@ -264,7 +264,7 @@ class S3Files(SmallFiles):
 
     def delete(self, paths: Iterable[str]) -> None:
         """See `SmallFiles.delete`."""
-        # A request for each: not every store has DeleteObjects.
+        # Send one request each, because not every store has DeleteObjects.
         keys = [self._store.prefix + path for path in paths]
         self._store.each(lambda key: self._sure("DeleteObject", "delete_object", Key=key), keys)
 
@@ -281,7 +281,7 @@ class S3Files(SmallFiles):
 log = logging.getLogger(__name__)
 
 MOST_PARTS = 10_000
-"""The limit of S3 itself."""
+"""S3's own limit."""
 
 LARGEST_PART_BYTES = 5 * 1024 * MIB
 PARTS_OF_ONE_SIZE = 1_000
@@ -302,11 +302,11 @@ def final_etag(etags: Sequence[str]) -> str:
 
 
 class Uploader:
-    """The threads, and the memory of parts under way, that all files of a worker process share.
+    """The threads and the memory for parts in progress, shared by all files of a worker process.
 
     Args:
-        client: A boto3 client, which repeats what may be repeated.
-        begin_client: A client that sends each request once: the repeats are made here.
+        client: A boto3 client that retries repeatable requests.
+        begin_client: A client that sends each request once: retries are made here.
         settings: Sizes and numbers.
         bucket: The bucket.
         discard: Aborts an upload.
@@ -333,8 +333,8 @@ class Uploader:
         return self._pool.submit(self._begin, key, name, mark)
 
     def send(self, key: str, upload: Future[str], number: int, body: bytes | bytearray) -> Future[str]:
-        """Uploads a part, in the background once there is memory for it, and gives its ETag."""
-        self._slots.acquire()  # freed by a part that ends, and those have timeouts
+        """Waits until there is memory for a part, then uploads it in the background. The future returns its ETag."""
+        self._slots.acquire()  # released by a part that ends, which has a timeout
         try:
             future = self._pool.submit(self._send, key, upload, number, body)
         except BaseException:
@@ -344,7 +344,7 @@ class Uploader:
         return future
 
     def close(self) -> None:
-        """Ends the threads, once they have finished what is under way."""
+        """Ends the threads once they have finished the parts in progress."""
         self._pool.shutdown()
 
     def _begin(self, key: str, name: str, mark: str) -> str:
@@ -388,12 +388,12 @@ def _not_whole(key: str, finished: Finished) -> PrepareError:
 
 
 class S3StagedFile(StagedFile):
-    """A file under way to a bucket. One call at a time, from any thread.
+    """A file that is being uploaded to a bucket. One call at a time, from any thread.
 
     Args:
         uploader: This process's uploader.
         prefix: The prefix of the sink's keys.
-        path: The path below the prefix at which it is to be published.
+        path: The path, relative to the prefix, at which it will be published.
     """
 
     def __init__(self, uploader: Uploader, prefix: str, path: str) -> None:
@@ -422,7 +422,7 @@ class S3StagedFile(StagedFile):
         if self._buffer or not self._parts:  # S3 completes no upload without parts
             self._send_part()
         etags = [part.result() for part in self._parts]
-        # All of them: a completion names them even if the upload is gone, and ListParts with it.
+        # Keep all of them: a completion lists them even if the upload is gone, and ListParts with it.
         return {**self._fields(self._upload.result()), "checksum": final_etag(etags), "etags": ",".join(etags)}
 
     def _fields(self, upload: str) -> dict[str, str | int]:
@@ -436,7 +436,7 @@ class S3StagedFile(StagedFile):
         }
 
     def discard(self) -> None:
-        """See `StagedFile.discard`. Leaves an upload that cannot be aborted now to a sweep."""
+        """See `StagedFile.discard`. An upload that cannot be aborted now is left to a sweep."""
         self._stream.close()
         self._buffer = bytearray()
         for part in self._parts:
@@ -475,7 +475,7 @@ class S3StagedFile(StagedFile):
 
 
 class _Stream(io.RawIOBase):
-    """Takes bytes in sequence, as pyarrow gives them."""
+    """Receives pyarrow's bytes in sequence."""
 
     def __init__(self, write: Callable[[memoryview], None], position: Callable[[], int]) -> None:
         self._write = write
@@ -506,11 +506,11 @@ _STATES: Mapping[Outcome, FileState] = {
 
 
 class S3Finisher:
-    """Publishes, looks for and discards one file at a time.
+    """Publishes, checks and discards one file at a time.
 
     Args:
-        client: A boto3 client, which repeats what may be repeated.
-        once_client: A client that sends each request once, for completions: each of their answers has to be read.
+        client: A boto3 client that retries repeatable requests.
+        once_client: A client that sends each request once, for completions, because each of their responses matters.
         if_none_match: True to complete an upload only if no object is at its key.
     """
 
@@ -520,10 +520,10 @@ class S3Finisher:
         self._condition = {"IfNoneMatch": "*"} if if_none_match else {}
 
     def publish(self, fields: Fields) -> Finished:
-        """Completes the upload: one request if its answer suffices, else a second one for the object."""
+        """Completes the upload with one request, followed by one for the object if the response is not enough."""
         answer = self._complete(fields)
         if not isinstance(answer, Answer):
-            # Only the completion that put the object together has a checksum of it, see `outcomes`.
+            # Only the response to the completion that created the object has its checksum, see `outcomes`.
             if answer.get("ChecksumType") and not _differs(answer, fields):
                 return Finished(outcome=Outcome.COMMITTED)
             answer = Answer(status=200, code=DONE)
@@ -538,13 +538,13 @@ class S3Finisher:
         return outcome_by_object(answer.code, found, fields)
 
     def state(self, fields: Fields) -> FileState | Finished:
-        """Returns the file's state, or RETRY or UNKNOWN with its reason if the store does not tell."""
+        """Returns the file's state, or RETRY or UNKNOWN with the reason if the store does not report it."""
         etags = self._list_parts(fields)
         if not isinstance(etags, Answer):
             return FileState.STAGED if etags == str(fields["etags"]).split(",") else FileState.UNKNOWN
         if etags != NO_UPLOAD:
             return read(etags, "ListParts")
-        # Nothing is left to complete; but only a completion learns that another one is still at work.
+        # Nothing is left to complete, but only a completion shows whether another one is still in progress.
         finished = self.publish(fields)
         if finished.outcome is not Outcome.UNKNOWN:
             return _STATES.get(finished.outcome, finished)
@@ -552,7 +552,7 @@ class S3Finisher:
         return FileState.UNKNOWN if isinstance(present, Present) or present.deleted else finished
 
     def discard(self, fields: Fields) -> Finished:
-        """Aborts the upload, and again until no part is left: a part may arrive during an abort (S3's manual)."""
+        """Aborts the upload until no part is left, because a part may arrive during an abort (S3's manual)."""
         give_up_at = time.monotonic() + _ABORT_WITHIN_S
         answer = ask(self._client.abort_multipart_upload, **_upload(fields))
         if isinstance(answer, Answer):
@@ -610,7 +610,7 @@ def _upload(fields: Fields) -> dict[str, Any]:
 
 
 def _differs(answer: Mapping[str, Any], fields: Fields) -> bool:
-    """Returns True if the store reports another ETag than S3 would make of the parts."""
+    """Returns True if the store's ETag differs from the one that S3 would compute from the parts."""
     etag = str(answer.get("ETag", "")).strip('"')
     return ":" not in str(fields["checksum"]) and etag != fields["checksum"]
 

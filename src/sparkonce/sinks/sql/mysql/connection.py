@@ -236,7 +236,7 @@ class Flavour:
         recover: Lists prepared transactions, with ids that survive any character set.
         identity: Gives the server's own id, and the comment of the table of markers; None where it has no id, see
             `sparkonce.sinks.sql.mysql.finishing`.
-        new_value: The value that was to be inserted, in ``ON DUPLICATE KEY UPDATE``; ``{}`` is the column.
+        new_value: The value that would have been inserted, in ``ON DUPLICATE KEY UPDATE``; ``{}`` is the column.
         row_alias: The text between VALUES and ``ON DUPLICATE KEY UPDATE``.
         recover_right: The right that ``XA RECOVER`` needs.
     """

@@ -48,13 +48,13 @@ def load_text(rows: pa.RecordBatch, columns: Sequence[MySQLColumn]) -> Iterator[
 
 
 def insert_values(rows: pa.RecordBatch, columns: Sequence[MySQLColumn], most_bytes: int) -> Iterator[memoryview]:
-    """Yields tuples for ``INSERT … VALUES``, with commas between, in pieces of at most so many bytes.
+    """Yields tuples for ``INSERT … VALUES``, separated by commas, in pieces of at most this many bytes.
 
     A larger row is its own piece, which the server then refuses, naming max_allowed_packet.
 
     Args:
         rows: The rows.
-        columns: The table's column for each of theirs.
+        columns: The table's column for each column of the rows.
         most_bytes: The most bytes of one piece.
 
     Raises:

@@ -243,7 +243,7 @@ SETTLE_S = 0.1
 _RELEASE_S = 0.5
 """How long the server may take to release a branch whose writer closes its connection after PREPARE."""
 
-_LOST = "The branch is not prepared on this server any more, and has no marker: it was rolled back."
+_LOST = "The branch is no longer prepared on this server, and has no marker: it was rolled back."
 _FORGOTTEN = Finished(
     outcome=Outcome.RETRY,
     reason="The server holds the rows prepared and does not list them (a fault of MariaDB, see docs/mysql.md): restart "
@@ -414,7 +414,7 @@ _PARENT = re.compile(r"REFERENCES (?:`[^`]+`\.)?`((?:[^`]|``)+)`")
 _STAGE_LOST = "Neither the staging table nor the marker of its merge is there: nothing of it is visible."
 _UNREADABLE = Finished(
     outcome=Outcome.UNKNOWN,
-    reason="The staging table is there, and its comment, which says where the rows go, was changed: put it back.",
+    reason="The staging table is there, and its comment, which says where the rows go, was changed: restore it.",
 )
 _TABLES = (
     "SELECT TABLE_NAME, TABLE_COMMENT FROM information_schema.TABLES WHERE TABLE_SCHEMA = DATABASE() "
@@ -524,8 +524,8 @@ def move(
                 (came,) = connection.row(f"SELECT COUNT(*) FROM {quote(table)}")  # noqa: S608 - quoted
             if came != rows:
                 return (
-                    f"The merge of {table} {changed}: {came} rows came where {rows} were prepared. Put the rows back; "
-                    "or, where they are gone for good, drop the staging table: then they count as lost, and are "
+                    f"The merge of {table} {changed}: {came} rows arrived, but {rows} were prepared. Restore the "
+                    "rows; or, if they are permanently gone, drop the staging table: then they count as lost, and are "
                     "written again."
                 )
     return ""

@@ -47,7 +47,7 @@ _NOT_APPLIED = (
     "The whole merge was rolled back, and the table shows nothing of it; other sinks of the query may show their rows."
 )
 _UPDATE = "UPDATE one in its staging table, of whose rows none may be missing."
-_PUT_RIGHT = f"Put right what refuses the row, or {_UPDATE}"
+_PUT_RIGHT = f"Correct what refuses the row, or {_UPDATE}"
 
 ERRORS = ErrorTable(
     {
@@ -126,12 +126,8 @@ ERRORS = ErrorTable(
         1370: Meaning(Outcome.UNKNOWN, _NOTHING_LOST, _GRANT, name="ER_PROCACCESS_DENIED_ERROR"),
         1397: Meaning(Outcome.RETRY, "The connection that prepared it has not ended yet.", name="XAER_NOTA"),
         1398: Meaning(Outcome.UNKNOWN, "The server does not take the xid.", name="XAER_INVAL"),
-        1399: Meaning(
-            Outcome.RETRY, "The connection was in another transaction; it is opened anew.", name="XAER_RMFAIL"
-        ),
-        1400: Meaning(
-            Outcome.RETRY, "The connection was in another transaction; it is opened anew.", name="XAER_OUTSIDE"
-        ),
+        1399: Meaning(Outcome.RETRY, "The connection was in another transaction; it is reopened.", name="XAER_RMFAIL"),
+        1400: Meaning(Outcome.RETRY, "The connection was in another transaction; it is reopened.", name="XAER_OUTSIDE"),
         1401: Meaning(
             Outcome.UNKNOWN,
             # In `Sql_cmd_xa_recover::check_xa_recover_privilege` of MySQL, 1227, which names the privilege, is only a
@@ -198,7 +194,7 @@ def prepare_error(error: BaseException, what: str, staging: str = "", table: str
     """
     message = numbered_message(error).replace(staging, table) if staging else numbered_message(error)
     if is_outage(error):
-        step = "See whether the server is up, can be reached and has room; none of the rows is visible."
+        step = "Check whether the server is up, can be reached and has room; none of the rows is visible."
         return OutageError(f"{what}: {message}.", next_step=step)
     step = _STEPS.get(number_of(error) or 0, "Correct such rows in the query, or what refuses them.")
     return PrepareError(f"{what}: {message}.", next_step=step)

@@ -97,7 +97,7 @@ def preflight(request: MySQLPreflightRequest, recorded: Facts | None) -> Facts:
     where = f"The server at {address(request.settings)}"
     with _attempts.of(where, "Check host, port, user, password and the server."):
         connection = connect(request.settings, program="sparkonce preflight", timeout_s=REPLY_LIMIT_S, lock_wait_s=5)
-    with contextlib.closing(connection), _attempts.of(where, "See that it runs."):
+    with contextlib.closing(connection), _attempts.of(where, "Check that it runs."):
         variables = _variables(connection)
         flavour = flavour_of(variables["version"])
         _check_server(flavour, variables, request)
@@ -140,7 +140,7 @@ def _check_server(flavour: Flavour, variables: Mapping[str, str], request: MySQL
         )
     for name in ("read_only", "super_read_only", "innodb_read_only"):
         if _is_on(variables, name) or variables.get(name, "").upper().startswith("READ_ONLY"):
-            raise refusal(name, variables[name], "the server takes no writes", "Point the sink to the primary.")
+            raise refusal(name, variables[name], "the server accepts no writes", "Point the sink to the primary.")
     if _is_on(variables, "log_bin") and variables.get("binlog_format", "").upper() == "STATEMENT":
         raise refusal(
             "binlog_format",
@@ -312,13 +312,13 @@ def _make_table(connection: Connection, name: str, *, is_new: bool = True) -> No
     if not there and not is_new:
         raise PreflightError(
             f"The table {name} is gone, and without it this query's commits are unknown.",
-            next_step=f"Put it back, with all its rows, or {ANEW}.",
+            next_step=f"Restore it, with all its rows, or {ANEW}.",
             setting="database",
         )
     if not there:
         statement = finishing.TABLES[name]
         with _attempts.of(
-            f"Making the table {name}", f"Grant CREATE on the database, or make it yourself: {statement}."
+            f"Creating the table {name}", f"Grant CREATE on the database, or create it yourself: {statement}."
         ):
             connection.run(statement.replace("CREATE TABLE", "CREATE TABLE IF NOT EXISTS", 1))
     found = connection.rows(
@@ -344,7 +344,7 @@ def _check_commit(
     name = stage_table(secrets.token_hex(6))
     probe = quote(name)
     with _attempts.of(
-        "Making a staging table", "Grant CREATE, DROP, SELECT and INSERT on the database to the user of the settings."
+        "Creating a staging table", "Grant CREATE, DROP, SELECT and INSERT on the database to the user of the settings."
     ):
         bound = bind(request.target, columns, request.schema) if request.schema is not None else []
         known = {column.name for column in columns}
@@ -394,7 +394,7 @@ def _check_database(connection: Connection, recorded: Facts | None) -> str:
         recorded,
         "database",
         "this query wrote to database {before} until now, and its markers and open transactions are there",
-        f"Name the database of before, or {ANEW}.",
+        f"Use the previous database, or {ANEW}.",
     )
     return str(database)
 

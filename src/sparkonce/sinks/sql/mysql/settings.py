@@ -63,7 +63,7 @@ def connection_settings(user: Mapping[str, Any]) -> dict[str, Any]:
             )
         if name not in _TAKEN:
             raise ConfigurationError(
-                f"{name!r} is no setting of this sink.", next_step=f"Use {', '.join(sorted(_TAKEN))}.", setting=name
+                f"{name!r} is not a setting of this sink.", next_step=f"Use {', '.join(sorted(_TAKEN))}.", setting=name
             )
     if not user.get("database"):
         raise ConfigurationError(
@@ -86,7 +86,9 @@ def read_texts(texts: Mapping[str, str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in texts.items():
         if name in _NUMBERS and not value.isdecimal():
-            raise ConfigurationError(f"{name}={value!r} is no number.", next_step="Give a whole number.", setting=name)
+            raise ConfigurationError(
+                f"{name}={value!r} is not a number.", next_step="Give a whole number.", setting=name
+            )
         if name in _SWITCHES and value not in {"true", "false"}:
             raise ConfigurationError(
                 f"{name}={value!r} is neither true nor false.", next_step="Give true or false.", setting=name

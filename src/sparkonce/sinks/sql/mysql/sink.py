@@ -126,8 +126,8 @@ class MySQLSink(MergesStaged, TwoPhaseCommitSink):
             "innodb_flush_log_at_trx_commit stays 1, and what the server says is on disk is on disk",
             "the table sparkonce_commits is neither emptied nor restored without the target table",
             "after a failover the new primary has all that the old one had committed or prepared; one without the "
-            "newest finished batch is found, and stops the query",
-            "the target has no triggers that write to tables without transactions",
+            "newest finished batch is detected, and stops the query",
+            "the target has no triggers that write to non-transactional tables",
         ]
         if self.commit == TWO_PHASE:
             conditions.append("readers do not use READ UNCOMMITTED, and may see one slot's rows before another's")

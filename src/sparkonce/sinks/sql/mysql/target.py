@@ -78,7 +78,7 @@ class MySQLColumn:
     """A column of the target table.
 
     Attributes:
-        name: As the table spells it.
+        name: The column's name, as spelled in the table.
         type: The type's name in lower case, ``int``.
         full_type: The type with length and sign, ``int(10) unsigned``.
         nullable: True if it accepts NULL.

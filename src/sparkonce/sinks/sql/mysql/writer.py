@@ -169,7 +169,7 @@ class TableRows:
 
     def _incomplete(self, loaded: Loaded, rows: int) -> PrepareError:
         return PrepareError(
-            f"{self._flavour.name} took {loaded.rows} of {rows} rows for table {self._copy.target} as they are, with "
+            f"{self._flavour.name} took {loaded.rows} of {rows} rows for table {self._copy.target} unchanged, with "
             f"{loaded.warnings} warnings: {self._connection.first_warnings()}.",
             next_step="Correct the rows or the table; none of the rows is visible.",
         )

@@ -140,7 +140,7 @@ class CatalogTable:
         made = []
         for field in schema:
             if field.name not in columns:
-                raise SchemaError(f"The table has no column {field.name!r} any more.", next_step="Put it back.")
+                raise SchemaError(f"The table no longer has the column {field.name!r}.", next_step="Put it back.")
             made.append(encoder(field.name, field.type, columns[field.name].type, read))
         return made
 
@@ -284,18 +284,18 @@ def check_keys(connection: Connection, target: Target, table: CatalogTable) -> N
             f"table {target} has no unique index on exactly these columns (partial, deferrable and expression "
             "indexes do not count)"
         )
-        step = "Make a primary key or a unique index on them, or correct key_columns."
+        step = "Create a primary key or a unique index on them, or correct key_columns."
     elif not any(not_null for _, not_null, _ in fitting):
-        why = "they may be null, and null keys never conflict: a row of theirs would be added with each batch"
+        why = "they may be null, and null keys never conflict: such rows would be added with each batch"
         step = "Set them NOT NULL, make them the primary key, or make the index NULLS NOT DISTINCT."
     elif not all(alike for _, _, alike in fitting):
         why = (
-            f"a unique index of table {target} on these columns has another collation than they have, and one of both "
-            "takes different texts for equal, such as 'A' and 'a': two rows of a batch would be one key"
+            f"a unique index of table {target} on these columns has a different collation, and one of the two treats "
+            "different strings, such as 'A' and 'a', as equal: two rows of a batch would have one key"
         )
         step = "Give index and columns the same collation."
     elif table.rules:
-        why = f"the server takes no ON CONFLICT with the rules ON INSERT or UPDATE of table {target}"
+        why = f"the server does not support ON CONFLICT with the rules ON INSERT or UPDATE of table {target}"
         step = "Drop the rules, or use mode='append'."
     else:
         return

@@ -52,8 +52,8 @@ def warn_of_wire(connection: Connection) -> None:
     if not host or all(_LOCAL.fullmatch(one) for one in host.split(",")):
         return
     log.warning(
-        "sslmode=%s: the connection to %s is %s, and any server that answers there is trusted. "
-        "sslmode=verify-full with sslrootcert has it prove who it is.",
+        "sslmode=%s: the connection to %s is %s, and any server that answers there is trusted. sslmode=verify-full "
+        "with sslrootcert makes it prove its identity.",
         *(mode, host, "encrypted" if connection.pgconn.ssl_in_use else "not encrypted"),
     )
 

@@ -399,7 +399,7 @@ def _bounded(values: pa.Array, column: str, most: int) -> list[Part]:
     long = values.filter(pc.greater(pc.utf8_length(values), most))
     if len(long) and pc.any(pc.less_equal(pc.utf8_length(pc.ascii_rtrim(long, " ")), most)).as_py():
         raise PrepareError(
-            f"Column {column!r} has a text with spaces at its end that varchar({most}) would cut off.",
+            f"Column {column!r} has a string with trailing spaces that varchar({most}) would cut off.",
             next_step="Use rtrim in the query, or widen the column.",
         )
     return _bytes(values)
@@ -412,7 +412,7 @@ def _uuids(values: pa.Array, column: str) -> list[Part]:
     wrong = pc.filter(values, pc.invert(pc.match_substring_regex(plain, "^[0-9a-f]{32}$")))
     if len(wrong):
         raise PrepareError(
-            f"Column {column!r} has a text that is no UUID.", next_step="Correct it, or make the column text."
+            f"Column {column!r} has a string that is not a UUID.", next_step="Correct it, or make the column text."
         )
     digits = np.frombuffer(row_bytes(pc.fill_null(plain, "0" * 32).cast(pa.binary()))[0], np.uint8).reshape(-1, 32)
     halves = np.where(digits >= ord("a"), digits - ord("a") + 10, digits - ord("0"))
@@ -656,7 +656,7 @@ def read_texts(connection: Connection, column: str, wanted: ServerType, values: 
     except psycopg.Error as error:
         if not code_of(error).startswith(_ABOUT_VALUES):
             raise
-        raise prepare_error(error, f"{what} has a text that the server does not take") from None
+        raise prepare_error(error, f"{what} has a string that the server does not accept") from None
     if changed is not None:
         raise PrepareError(
             f"{what} has {values[changed - 1].as_py()[:_SHOWN]!r}, of which the server would keep only a part.",

@@ -279,7 +279,7 @@ def finish_prepared(connection: Connection, one: SqlTransaction, commit: bool, _
     except psycopg.errors.UndefinedObject as error:
         if error.sqlstate != NOT_FOUND:
             raise
-        # Read after the refusal: a commit makes the marker visible before it removes the name.
+        # Read the marker after the refusal: a commit makes it visible before it removes the name.
         found = verdict(look_for(connection, one.name, one.location), one.name, one.location)
         return GONE if found.outcome is Outcome.LOST and not commit else found
     return Finished(outcome=Outcome.COMMITTED if commit else Outcome.ABORTED)
@@ -356,9 +356,9 @@ def move(
         pass
     if found := [text for (text,) in cursor.fetchall()]:
         return (
-            f"Table {stage.target} has changed since the rows were prepared: {'; '.join(found)}. {NOT_HERE} Put it "
-            "back (a column its type, by ALTER TABLE; a partition by DETACH), and start the query again; change it "
-            "once the query is stopped and its last batch is committed."
+            f"Table {stage.target} has changed since the rows were prepared: {'; '.join(found)}. {NOT_HERE} Restore "
+            "it (a column its type, by ALTER TABLE; a partition by DETACH), and start the query again; change it once "
+            "the query is stopped and its last batch is committed."
         )
     if is_trial:
         connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
@@ -378,7 +378,7 @@ def _miscounted(connection: Connection, location: Location, tables: Mapping[Tran
         if found[number] != rows:
             return (
                 f"Staging table {quoted[number].as_string(connection)} holds {found[number]} rows, and {rows} were "
-                f"prepared. {NOT_HERE} Put the rows back; or, where they are gone for good, drop the table, and in the "
+                f"prepared. {NOT_HERE} Restore the rows; or, if they are permanently gone, drop the table, and in the "
                 f"same transaction the row {str(name)!r} of {COMMITS_TABLE}: then they count as lost, and are written "
                 "again."
             )

@@ -104,9 +104,9 @@ _MEANINGS: Mapping[str, Meaning] = {
     "42P10": Meaning(_UNKNOWN, "The unique index on key_columns was dropped.", "Put it back."),
     "21000": Meaning(
         _UNKNOWN,
-        "Two rows of the batch are one key to the unique index, and two to its columns. The table shows none of them, "
-        "and nothing is lost.",
-        "Make the index anew with the collation of the columns.",
+        "Two rows of the batch have the same key for the unique index, but not for its columns. The table shows none "
+        "of them, and nothing is lost.",
+        "Recreate the index with the collation of the columns.",
     ),
     "22": _REFUSED_ROWS,
     "23": _REFUSED_ROWS,
@@ -125,13 +125,13 @@ POOL_TRANSACTIONS = "Set pool_mode=transaction or session in PgBouncer, or conne
 
 FINISHING = ErrorTable(
     _MEANINGS,
-    phrases=((STATEMENT_POOLING, Meaning(_UNKNOWN, "The pooler takes no transactions.", POOL_TRANSACTIONS)),),
+    phrases=((STATEMENT_POOLING, Meaning(_UNKNOWN, "The pooler does not support transactions.", POOL_TRANSACTIONS)),),
     class_lengths=_CLASS_LENGTHS,
 )
 
 _STEPS: Mapping[str, str] = {
-    "": "See whether the server is up and reachable; the batch is written again.",
-    "08": "See whether the server is up and reachable; the batch is written again.",
+    "": "Check whether the server is up and reachable; the batch is written again.",
+    "08": "Check whether the server is up and reachable; the batch is written again.",
     "0A000": "A transaction that uses LISTEN, NOTIFY, temporary objects or foreign tables cannot be prepared: take it "
     "out of the trigger, or use commit='staged'.",
     "22": "Correct such rows in the query, or filter them.",
@@ -230,7 +230,7 @@ def prepare_error(error: psycopg.Error, what: str, staging: str = "", table: str
     code = code_of(error)
     in_full = "\n".join(filter(None, (error.diag.message_detail, error.diag.message_primary)))
     steps = {**_STEPS, **_STEPS_OF_NUL} if _NUL.search(in_full) else _STEPS
-    step = steps.get(entry_of(code, steps, _CLASS_LENGTHS), "see the server's own words; the batch is written again.")
+    step = steps.get(entry_of(code, steps, _CLASS_LENGTHS), "see the server's message; the batch is written again.")
     if STATEMENT_POOLING in message:
         step = POOL_TRANSACTIONS
     kind = OutageError if is_outage(error) else PrepareError

@@ -118,7 +118,7 @@ def _connected(request: PostgresPreflightRequest) -> Iterator[Connection]:
     attempts = Attempts((psycopg.Error,), server_message)
     with (
         closing(_connect(request.to)) as connection,
-        attempts.of(f"Checking PostgreSQL at {request.to}", "See the server's own words and its log."),
+        attempts.of(f"Checking PostgreSQL at {request.to}", "See the server's message and its log."),
         within(connection, TIMEOUT_S),
     ):
         yield connection
@@ -180,8 +180,8 @@ def _check_server(connection: Connection, request: PostgresPreflightRequest, rec
         )
     if pid != connection.info.backend_pid:
         log.info(
-            "There is a connection pooler before PostgreSQL at %s. Sessions and transactions may be pooled, statements "
-            "not: everything is set within transactions.",
+            "There is a connection pooler in front of PostgreSQL at %s. Sessions and transactions may be pooled, but "
+            "not statements: everything is set within transactions.",
             request.to,
         )
     _check_transactions(connection, request)
@@ -216,13 +216,13 @@ def _check_transactions(connection: Connection, request: PostgresPreflightReques
 
 
 def _next_step_for(request: PostgresPreflightRequest, before: str, now: str) -> str:
-    advice = f"Connect to the database of before, or {ANEW}."
+    advice = f"Connect to the previous database, or {ANEW}."
     if not now:
         return "GRANT EXECUTE ON FUNCTION pg_catalog.pg_control_system() TO the role of the query, as before."
     if before == now:
         return advice
     return (
-        f"{advice} If this is the server of before after pg_upgrade, or all of that database moved here: COMMENT ON "
+        f"{advice} If this is the same server after pg_upgrade, or that whole database was moved here: COMMENT ON "
         f"TABLE {quoted(request.commits_schema)}.{COMMITS_TABLE} IS 'system {now} was {before}'."
     )
 
@@ -234,9 +234,9 @@ def _check_table(connection: Connection, request: PostgresPreflightRequest) -> C
         schema, dot, name = target.table.partition(".")
         raise PreflightError(
             f"There is no table {target} that this role can see.",
-            next_step=f"Give schema={schema!r} and table={name!r} apart."
+            next_step=f"Give schema={schema!r} and table={name!r} separately."
             if dot and name
-            else "Make it, or correct schema and table: each exactly as the catalog has it.",
+            else "Create it, or correct schema and table: each exactly as the catalog has it.",
             setting="table",
         )
     if table.kind not in _TABLES:
@@ -308,7 +308,7 @@ def _warn_of_changes(connection: Connection, request: PostgresPreflightRequest, 
     if count := row_triggers(connection, table.oid):
         log.warning(
             "Table %s has %d trigger(s) BEFORE INSERT FOR EACH ROW. They may silently change rows, or leave them out: "
-            "progress counts the rows that were given to the table.",
+            "progress counts the rows that were sent to the table.",
             *(request.target, count),
         )
 
@@ -363,9 +363,8 @@ def _check_two_phase(
         )
     if keys := unique_keys(connection, table.oid):
         log.warning(
-            "Table %s has %d unique index(es). With commit='two_phase' a slot that is tried again waits for its first "
-            "try, if that was prepared and its worker lost, until lock_timeout_s ends the batch; commit='staged' does "
-            "not.",
+            "Table %s has %d unique index(es). With commit='two_phase' a retried slot waits for its first attempt, if "
+            "that was prepared and its worker lost, until lock_timeout_s ends the batch; commit='staged' does not.",
             *(request.target, len(keys)),
         )
 
@@ -394,7 +393,7 @@ def _check_commits(connection: Connection, request: PostgresPreflightRequest, *,
     if found is None and not is_new:
         raise PreflightError(
             f"The table of markers {name} is gone, and without it this query's commits are unknown.",
-            next_step=f"Put it back, with all its rows, or {ANEW}.",
+            next_step=f"Restore it, with all its rows, or {ANEW}.",
             setting="commits_schema",
         )
     if found is None:
@@ -405,7 +404,7 @@ def _check_commits(connection: Connection, request: PostgresPreflightRequest, *,
             # If two queries start at the same time, one creates it and the other one finds it.
             if error.sqlstate not in _MADE_BY_ANOTHER:
                 raise PreflightError(
-                    f"The table of markers {name} is not there and cannot be made: {server_message(error)}.",
+                    f"The table of markers {name} does not exist and cannot be created: {server_message(error)}.",
                     next_step=f"Let its owner run: {statement}; then GRANT "
                     f"{', '.join(_RIGHTS)} ON {name} TO the role of the query. Or set commits_schema.",
                     setting="commits_schema",

@@ -102,8 +102,9 @@ def check_identifier(setting: str, name: str) -> None:
     """Raises `ConfigurationError` for a name that PostgreSQL would truncate or refuse."""
     if not isinstance(name, str) or not name or "\0" in name or len(name.encode()) > _IDENTIFIER_LIMIT_BYTES:
         raise ConfigurationError(
-            f"{setting}={name!r} is no name in PostgreSQL: 1 to {_IDENTIFIER_LIMIT_BYTES} bytes, none of them NUL.",
-            next_step="Give schema and table apart, each exactly as the catalog has it, without quotes.",
+            f"{setting}={name!r} is not a valid name in PostgreSQL: 1 to {_IDENTIFIER_LIMIT_BYTES} bytes, none of "
+            "them NUL.",
+            next_step="Give schema and table separately, each exactly as the catalog has it, without quotes.",
         )
 
 

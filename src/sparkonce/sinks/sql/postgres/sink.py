@@ -96,8 +96,8 @@ class PostgresSink(MergesStaged, TwoPhaseCommitSink):
         self.commit = sql_settings.commit(commit)
         if mode == UPSERT and commit == TWO_PHASE:
             raise ConfigurationError(
-                "commit='two_phase' with mode='upsert': two slots, or two tries of one, that hold the same key would "
-                "wait for each other's prepared transaction until both give up.",
+                "commit='two_phase' with mode='upsert': two slots, or two attempts of one, that have the same key "
+                "would wait for each other's prepared transaction until both give up.",
                 next_step="Leave commit out: commit='staged' writes the whole batch in one transaction.",
                 setting="commit",
             )
@@ -128,7 +128,7 @@ class PostgresSink(MergesStaged, TwoPhaseCommitSink):
             return ()
         shared = (
             "the server keeps confirmed commits: fsync is on, and after a failover the new primary has it "
-            "(synchronous_standby_names); one without the newest finished batch is found, and stops the query",
+            "(synchronous_standby_names); one without the newest finished batch is detected, and stops the query",
             f"nobody but sparkonce changes {self.commits_schema}.sparkonce_commits or the tables sparkonce_*",
         )
         if self.commit == STAGED:

@@ -164,7 +164,7 @@ class CopyRows:
         taken, self._copy = self._cursor.rowcount, None
         # A table may have triggers that leave rows out; a staging table has none.
         if job.commit == STAGED and taken != rows:
-            raise PrepareError(f"Slot {job.name.slot}: the server took {taken} of {rows} rows.")
+            raise PrepareError(f"Slot {job.name.slot}: the server accepted {taken} of {rows} rows.")
 
 
 def prepare(connection: Connection, copy: Copy) -> None:
@@ -191,7 +191,7 @@ def _table(connection: Connection, copy: Copy) -> CatalogTable:
     if found is None or found.signature != signature:
         found = read_table(connection, copy.target) if signature else None
         if found is None:
-            raise PrepareError(f"Table {copy.target} is not there any more.", next_step="Put it back.")
+            raise PrepareError(f"Table {copy.target} no longer exists.", next_step="Put it back.")
         with _tables_lock:
             _tables[key] = found
     return found

@@ -52,7 +52,7 @@ def server_properties(
     for name in overrides:
         if not re.fullmatch(r"[\w.$-]+", name):
             raise ConfigurationError(
-                f"{name!r} is no name of a broker property.", next_step="Give properties as name=value."
+                f"{name!r} is not the name of a broker property.", next_step="Give properties as name=value."
             )
     served = [PLAINTEXT, *listeners]
     replicas = min(3, len(ports))
@@ -101,7 +101,7 @@ class Broker(Restartable):
     """A node of a cluster, both broker and controller. It keeps its ports and data across restarts.
 
     Attributes:
-        node_id: From 0.
+        node_id: The node's id, from 0.
         ports: The port of each listener, by name.
         folder: Contains ``server.properties``, ``server.log`` and ``data``.
         overrides: Broker properties of only this node, applied at its next start.
@@ -157,7 +157,7 @@ class Broker(Restartable):
             if not is_free(port):
                 raise ConfigurationError(
                     f"Port {port} for the listener {listener} of node {self.node_id} is taken.",
-                    next_step="End what listens there, or choose another port (0: any).",
+                    next_step="Stop what listens there, or choose another port (0: any).",
                 )
         self.write_properties()
         self._process = ServerProcess(

@@ -185,7 +185,7 @@ class Cluster:
                 in_order = node.stop(_ARCHIVE_TIMEOUT_S)
             if not in_order:
                 raise PreflightError(
-                    "A node that was to keep its classes did not end in order.", next_step="Start again."
+                    "A node that was to keep its classes did not end normally.", next_step="Start again."
                 )
 
     @property
@@ -202,7 +202,7 @@ class Cluster:
         standing = len(list(self.folder.glob("node-*/data/meta.properties")))
         if standing not in (0, len(self.brokers)):
             raise ConfigurationError(
-                f"The data in {self.folder} is that of {standing} node(s), and {len(self.brokers)} are asked for.",
+                f"The data in {self.folder} belongs to {standing} node(s), but {len(self.brokers)} are requested.",
                 next_step="Start as many nodes as before, take another folder, or delete the data.",
             )
 

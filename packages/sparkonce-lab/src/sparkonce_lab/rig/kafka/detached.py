@@ -85,7 +85,7 @@ def status(folder: Path) -> Recorded | None:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigurationError(
-            f"{path} cannot be read: {error!r}", next_step="End the broker by hand, then delete this file."
+            f"{path} cannot be read: {error!r}", next_step="Kill the broker manually, then delete this file."
         ) from error
 
 
@@ -116,7 +116,7 @@ def up(
         if found is not None and found.state == "partly running":
             dead = [node.node_id for node in found.nodes if not node.running]
             raise ConfigurationError(
-                f"Of the cluster in {folder} these nodes are not running: {dead}.", next_step="sparkonce broker down"
+                f"These nodes of the cluster in {folder} are not running: {dead}.", next_step="sparkonce broker down"
             )
         cluster = Cluster(
             nodes=nodes,

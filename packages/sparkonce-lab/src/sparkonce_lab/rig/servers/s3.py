@@ -90,7 +90,7 @@ class S3Server(Server):
         run = subprocess.run(command, capture_output=True, text=True, timeout=_WITHIN_S, check=False)
         if run.returncode != 0:
             raise ConfigurationError(
-                f"versitygw made no user {access_key!r}: {run.stdout}{run.stderr}",
+                f"versitygw did not create user {access_key!r}: {run.stdout}{run.stderr}",
                 next_step="Choose another name, or restart the server.",
             )
 
@@ -99,6 +99,6 @@ def _program() -> Path:
     found = find_versitygw()
     if found is None:
         raise ConfigurationError(
-            "There is no versitygw here.", next_step="go install github.com/versity/versitygw/cmd/versitygw@v1.8.0"
+            "versitygw is not installed.", next_step="go install github.com/versity/versitygw/cmd/versitygw@v1.8.0"
         )
     return found
