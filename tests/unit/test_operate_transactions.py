@@ -138,6 +138,8 @@ systems:
         ("systems: 5", "`systems` is not a mapping"),
         ("systems: {redis: redis://cache}\nsinks: 5", "`sinks` is not a mapping"),
         ("systems: {redis: redis://cache}\nsinks: {redis: [very-secret]}", "of sink 'redis' are not a mapping"),
+        ("systems: {redis: redis://cache}\nqueries: {totals: {}}", "'totals' is not the id of a query"),
+        (f"systems: {{redis: redis://cache}}\nqueries: {{{QUERY}: {{redis: 5}}}}", "of sink 'redis' are not a mapping"),
         ("systems: {oracle: host=db}", "'oracle' is of the system 'oracle', which is not known"),
         ("systems: {kafka: }", "'kafka' has no settings"),
         ("systems: {kafka: 5}", "'kafka' has no settings"),
@@ -218,6 +220,27 @@ sinks:
     assert isinstance(postgres, PostgresSink)
     assert (kafka.prefix, kafka.topic) == ("shop.eu", "totals")
     assert (postgres.commits_schema, postgres.prefix) == ("markers", "shop.postgres.staged")
+
+
+def test_two_queries_with_a_sink_of_the_same_name_share_a_file(tmp_path: Path) -> None:
+    (tmp_path / "systems.yaml").write_text(f"""
+systems:
+  db: {{system: postgres, conninfo: host=db}}
+sinks:
+  orders: {{system: db, table: orders}}
+queries:
+  {QUERY}:
+    orders: {{system: db, table: returns}}
+""")
+
+    def table_of(query: str) -> str:
+        log = LogView(end=1, runs=(Run(token=NEWEST, query=query, sinks=(("orders", (("prefix", "p.orders"),)),)),))
+        sink = sinks_of(read_file(str(tmp_path / "systems.yaml"), {}), log)["orders"]
+        assert isinstance(sink, PostgresSink)
+        return sink.target.table
+
+    assert table_of(QUERY) == "returns"
+    assert table_of("b0000000-0000-4000-8000-000000000002") == "orders"
 
 
 @pytest.mark.parametrize(

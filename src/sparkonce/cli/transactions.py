@@ -407,6 +407,7 @@ def _sweep_without_log(
     from sparkonce.operate.transactions import list_open
 
     short, systems = query_in(query), list(file.systems.values())
+    file = file.of_query(short)
     system_of = {name: str(arguments.get("system", name)) for name, arguments in file.sinks.items()}
     found = list_open(systems).of_query(short).on(system_of.values())
     if not execute:

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 from sparkonce.errors import SparkonceError
 from sparkonce.operate.checkpoint import Check, check_checkpoint, read_log_of
-from sparkonce.operate.systems import NamedSystem, OperatorFile, known_sinks, sink_of, sinks_to_finish
-from sparkonce.protocol.ownership import short_query
+from sparkonce.operate.systems import NamedSystem, OperatorFile, known_sinks, query_of, sink_of, sinks_to_finish
 from sparkonce.protocol.view import LogView
 from sparkonce.sink import Facts
 from sparkonce.storage.files import CheckpointFiles
@@ -44,7 +43,8 @@ def check_servers(
             view = read_log_of(files)[1]
     yield from map(_check_system, file.systems.values())
     known, to_finish = known_sinks(view), sinks_to_finish(view)
-    query = short_query(view.newest_run.query) if view.newest_run is not None else ""
+    query = query_of(view)
+    file = file.of_query(query)
     for name in dict.fromkeys([*file.sinks, *sorted(to_finish)]):
         shown = f"sink {name}"
         if is_refused:

@@ -6,14 +6,16 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 from sparkonce.arguments import nonempty
 from sparkonce.errors import ConfigurationError
+from sparkonce.protocol.ownership import short_query
 
 if TYPE_CHECKING:  # a command's help imports this module
     from sparkonce.protocol.view import LogView
@@ -107,18 +109,25 @@ class OperatorFile:
         path: Its path; empty if there is none.
         systems: The systems, by name.
         sinks: The arguments of sinks, by name, including ``system``.
+        queries: The same for the sinks of one query, by the first 12 digits of its id.
     """
 
     path: str
     systems: Mapping[str, NamedSystem]
     sinks: Mapping[str, Mapping[str, Any]]
+    queries: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
+
+    def of_query(self, short: str) -> OperatorFile:
+        """Returns the same file with the sinks of one query, which take precedence over those of all queries."""
+        return replace(self, sinks={**self.sinks, **self.queries.get(short, {})})
 
 
 def read_file(file: str = "", environment: Mapping[str, str] = os.environ) -> OperatorFile:
     """Returns the systems of a file or, without one, those in the environment.
 
     The file is YAML. ``systems`` maps names to settings, with ``system`` for the kind if it differs from the name.
-    ``sinks`` maps names of sinks to arguments. Strings may refer to environment variables, as ``${NAME}``.
+    ``sinks`` maps names of sinks to arguments, and ``queries`` ids of queries to their own sinks. Strings may refer to
+    environment variables, as ``${NAME}``.
 
     Args:
         file: Its path; empty for the one in ``SPARKONCE_CONFIG``. Without either, each ``SPARKONCE_<KIND>`` is a
@@ -152,6 +161,11 @@ def known_sinks(view: LogView) -> dict[str, Facts]:
     return {name: dict(facts) for run in view.runs for name, facts in run.sinks}
 
 
+def query_of(view: LogView) -> str:
+    """Returns the short id of the log's query; empty if it has none."""
+    return short_query(view.newest_run.query) if view.newest_run is not None else ""
+
+
 def sinks_to_finish(view: LogView) -> set[str]:
     """Returns the sinks of the newest run that may have transactions, or rows waiting in the checkpoint.
 
@@ -178,7 +192,7 @@ def sinks_of(file: OperatorFile, view: LogView) -> dict[str, TwoPhaseCommitSink]
         ConfigurationError: If an argument is wrong, or the file describes a sink that the query never had but not one
             that it has.
     """
-    known = known_sinks(view)
+    file, known = file.of_query(query_of(view)), known_sinks(view)
     strangers, named = sorted(file.sinks.keys() - known.keys()), file.sinks.keys() | file.systems.keys()
     # one of them may be misspelled; otherwise they belong to other queries
     if strangers and sinks_to_finish(view) - named:
@@ -261,15 +275,26 @@ def _of_file(path: str, environment: Mapping[str, str]) -> OperatorFile:
         raise ConfigurationError(
             f"{path!r} has no systems.", next_step="Write `systems:`, and below it names with their settings."
         )
-    for name, arguments in sinks.items():
+    queries = _names(path, content, "queries")
+    own = {_query(path, one): _names(path, queries, one) for one in queries}
+    for name, arguments in (pair for part in (sinks, *own.values()) for pair in part.items()):
         if not isinstance(arguments, dict):
             raise ConfigurationError(
                 f"{path!r}: the arguments of sink {name!r} are not a mapping.",
                 next_step="Write them below its name, as name: value.",
             )
-    return OperatorFile(
-        path=path, systems={name: _system(path, name, settings) for name, settings in systems.items()}, sinks=sinks
-    )
+    named = {name: _system(path, name, settings) for name, settings in systems.items()}
+    return OperatorFile(path=path, systems=named, sinks=sinks, queries=own)
+
+
+def _query(path: str, text: str) -> str:
+    try:
+        return short_query(str(UUID(text)))
+    except ValueError:
+        raise ConfigurationError(
+            f"{path!r}: {text!r} is not the id of a query.",
+            next_step="Write below `queries:` the whole id, which sparkonce checkpoint show names.",
+        ) from None
 
 
 def _parsed(path: str) -> Any:
