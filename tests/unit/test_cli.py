@@ -87,11 +87,11 @@ def test_a_command_of_another_package_is_found_by_its_name(tmp_path: Path) -> No
 
 def test_a_command_whose_package_is_not_installed_says_what_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sparkonce.cli.main.entry_points", lambda **_: EntryPoints())
-    assert "pip install 'sparkonce[verify]'" in " ".join(CliRunner().invoke(app, ["--help"]).stdout.split())
+    assert "pip install ./packages/sparkonce-lab" in " ".join(CliRunner().invoke(app, ["--help"]).stdout.split())
     for line in (["demo"], ["verify", "--faults", "3"], ["broker", "up", "--help"]):
         done = CliRunner().invoke(app, line)
         assert (done.exit_code, f"The command '{line[0]}' is in a package" in done.stderr) == (1, True)
-        assert "Next: pip install 'sparkonce[verify]'" in done.stderr
+        assert "Next: pip install ./packages/sparkonce-lab, in the clone" in done.stderr
 
 
 @pytest.mark.parametrize(

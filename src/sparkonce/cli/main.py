@@ -18,15 +18,15 @@ from sparkonce.cli.output import Command, tell
 from sparkonce.errors import ConfigurationError, SparkonceError
 from sparkonce.version import __version__
 
-_EXTRAS = {"broker": "verify", "demo": "verify", "verify": "verify"}
-"""Commands of packages that may be missing, with the extra that installs each."""
+_LAB = ("broker", "demo", "verify")
+"""The commands of sparkonce-lab, which may not be installed."""
 
 
 class _Commands(TyperGroup):
     """Includes other packages' commands, and shows our errors as a message and a next step, without a traceback."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        added = {*_EXTRAS, *entry_points(group="sparkonce.commands").names}
+        added = {*_LAB, *entry_points(group="sparkonce.commands").names}
         return [*super().list_commands(ctx), *sorted(added)]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
@@ -38,7 +38,7 @@ class _Commands(TyperGroup):
             command = get_command(added)
             command.name = cmd_name
             return command
-        return _missing(cmd_name) if cmd_name in _EXTRAS else None
+        return _missing(cmd_name) if cmd_name in _LAB else None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         known = self.list_commands(ctx)  # Typer itself suggests only commands that it was given
@@ -55,7 +55,7 @@ class _Commands(TyperGroup):
 
 
 def _missing(name: str) -> TyperCommand:
-    install = f"pip install 'sparkonce[{_EXTRAS[name]}]'"
+    install = "pip install ./packages/sparkonce-lab, in the clone of sparkonce"
 
     def refuse(**_: Any) -> None:
         raise ConfigurationError(f"The command {name!r} is in a package that is not installed.", next_step=install)

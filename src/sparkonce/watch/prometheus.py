@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
 _LABELS = ("query", "name")
-_INSTALL = 'Install it: pip install "sparkonce[metrics]".'
 _HIGHEST_PORT = 65_535
 
 
@@ -42,7 +41,9 @@ def serve_metrics(port: int = 9464, host: str = "127.0.0.1") -> int:
     try:
         from prometheus_client import CollectorRegistry, start_http_server
     except ImportError:
-        raise ConfigurationError("Metrics need the package prometheus-client.", next_step=_INSTALL) from None
+        raise ConfigurationError(
+            "Metrics need the package prometheus-client.", next_step="pip install 'sparkonce[metrics]'"
+        ) from None
     registry = CollectorRegistry()
     register(registry)
     try:
