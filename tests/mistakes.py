@@ -19,6 +19,11 @@ from sparkonce.errors import ConfigurationError, PrepareError, SparkonceError
 
 PAGE = Path(__file__).parents[1] / "docs" / "mistakes.md"
 NOTHING = "Nothing: it starts, and is not refused."
+_ROUTINE = re.compile(
+    r"^ConfigurationError: \S+=.*? is (not an? [\w .]+[.,] |neither True nor False|not known\.|empty|one text)"
+    r"|^TypeError: "
+)
+"""Messages about a value of the wrong type, an empty one, or an unknown word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +112,8 @@ def plain(told: str, folder: Path) -> str:
 def keep(section: str, rows: Sequence[tuple[Mistake, str]], folder: Path) -> None:
     """Compares a section of the page with the messages, or writes it if the page is being renewed.
 
+    The page omits `_ROUTINE` messages, which are all alike, and the name of the usual error.
+
     Args:
         section: The name of the section.
         rows: Each mistake and its message.
@@ -117,7 +124,8 @@ def keep(section: str, rows: Sequence[tuple[Mistake, str]], folder: Path) -> Non
     begin, end = f"<!-- {section}: made by the tests -->\n", f"<!-- {section}: end -->"
     page = PAGE.read_text()
     assert page.count(begin) == page.count(end) == 1, section
-    cells = "".join(f"| {_code(one)} | {_cell(plain(told, folder))} |\n" for one, told in rows)
+    shown = [(one, told.removeprefix("ConfigurationError: ")) for one, told in rows if not _ROUTINE.search(told)]
+    cells = "".join(f"| {_code(one)} | {_cell(plain(told, folder))} |\n" for one, told in shown)
     made = f"{begin}\n| mistake | message |\n| --- | --- |\n{cells}\n{end}"
     before, kept = page.index(begin), page.index(end) + len(end)
     if os.environ.get("RENEW_MISTAKES"):
