@@ -1,4 +1,4 @@
-"""A sink of your own: a transaction is a staging table of SQLite, until a commit moves its rows and notes its name."""
+"""A sink of your own. A transaction is a staging table; a commit moves its rows."""
 
 import secrets
 import sqlite3
@@ -32,8 +32,9 @@ class SqliteSink(TwoPhaseCommitSink):
             yield database
 
     def preflight(self, query, recorded):
+        columns = "name PRIMARY KEY, query, batch"
         with self.transaction() as db:
-            db.execute("CREATE TABLE IF NOT EXISTS committed (name PRIMARY KEY, query, batch)")
+            db.execute(f"CREATE TABLE IF NOT EXISTS committed ({columns})")
         return recorded or {"prefix": self.name}
 
     def writer(self, context):
@@ -44,32 +45,41 @@ class SqliteSink(TwoPhaseCommitSink):
 
     def finish(self, name, *, commit):
         with self.transaction() as db:
-            if db.execute("SELECT 1 FROM committed WHERE name = ?", [name]).fetchone():
+            done, staged = (
+                db.execute(f"SELECT 1 FROM {table} WHERE name = ?", [name]).fetchone()
+                for table in ("committed", "sqlite_master")
+            )
+            if done:
                 return Outcome.ALREADY_COMMITTED
-            if not db.execute("SELECT 1 FROM sqlite_master WHERE name = ?", [name]).fetchone():
+            if not staged:
                 return Outcome.LOST if commit else Outcome.ABORTED
             if commit:
                 parsed = TransactionName.parse(name)
+                note = [name, parsed.query, parsed.batch]
                 db.execute(f'INSERT INTO {self.table} SELECT * FROM "{name}"')
-                db.execute("INSERT INTO committed VALUES (?, ?, ?)", [name, parsed.query, parsed.batch])
+                db.execute("INSERT INTO committed VALUES (?, ?, ?)", note)
             db.execute(f'DROP TABLE "{name}"')
         return Outcome.COMMITTED if commit else Outcome.ABORTED
 
 
 class SqliteWriter(SinkWriter):
     def __init__(self, sink, at):
-        whose = {"prefix": at.owner.facts["prefix"], "query": at.owner.query, "token": at.owner.token}
-        name = TransactionName(**whose, batch=at.batch, slot=at.slot, copy=secrets.token_hex(6))
-        self.sink, self.name = sink, str(name)
+        of = at.owner
+        run = {"prefix": of.facts["prefix"], "query": of.query, "token": of.token}
+        attempt = {"batch": at.batch, "slot": at.slot, "copy": secrets.token_hex(6)}
+        self.sink, self.name = sink, str(TransactionName(**run, **attempt))
 
     def begin(self):
+        like = f"SELECT * FROM {self.sink.table} LIMIT 0"
         with self.sink.transaction() as db:
-            db.execute(f'CREATE TABLE "{self.name}" AS SELECT * FROM {self.sink.table} LIMIT 0')
+            db.execute(f'CREATE TABLE "{self.name}" AS {like}')
 
     def write(self, rows):
-        names, places = ", ".join(rows.schema.names), ", ".join(f":{name}" for name in rows.schema.names)
+        names = ", ".join(rows.schema.names)
+        values = ", ".join(f":{name}" for name in rows.schema.names)
+        insert = f'INSERT INTO "{self.name}" ({names}) VALUES ({values})'
         with self.sink.transaction() as db:  # fails if an abort has dropped the table
-            db.executemany(f'INSERT INTO "{self.name}" ({names}) VALUES ({places})', rows.to_pylist())
+            db.executemany(insert, rows.to_pylist())
 
     def prepare(self):
         if self.sink.guarantee is Guarantee.EXACTLY_ONCE:
@@ -86,36 +96,48 @@ class SqliteCommitter(SinkCommitter):
         self.sink = sink
 
     def commit(self, handles):
-        return [self.finish(dict(handle.transaction), commit=True) for handle in handles]
+        return [self.finish(dict(one.transaction), commit=True) for one in handles]
 
     def abort(self, handles):
-        return [self.finish(dict(handle.transaction), commit=False) for handle in handles]
+        return [self.finish(dict(one.transaction), commit=False) for one in handles]
 
     def finish(self, fields, *, commit):
         try:
             return Finished(outcome=self.sink.finish(fields["name"], commit=commit))
         except sqlite3.Error as error:
-            again = isinstance(error, sqlite3.OperationalError)  # locked, or the disk is full
-            return Finished(outcome=Outcome.RETRY if again else Outcome.UNKNOWN, reason=str(error))
+            # An OperationalError: the database is locked, or the disk is full.
+            again = isinstance(error, sqlite3.OperationalError)
+            outcome = Outcome.RETRY if again else Outcome.UNKNOWN
+            return Finished(outcome=outcome, reason=str(error))
 
     def list_lingering(self, owners):
-        names = [TransactionName.parse(name) for (name,) in self.ask("SELECT name FROM sqlite_master")]
+        tables = self.ask("SELECT name FROM sqlite_master")
         runs = claimed_by(owners)  # the tokens of each (prefix, query)
-        ours = [name for name in names if name and name.token in runs.get((name.prefix, name.query), ())]
-        return [Handle(sink=self.sink.name, slot=one.slot, transaction=(("name", str(one)),)) for one in ours]
+        return [
+            Handle(sink=self.sink.name, slot=one.slot, transaction=(("name", table),))
+            for (table,) in tables
+            if (one := TransactionName.parse(table))
+            if one.token in runs.get((one.prefix, one.query), ())
+        ]
 
     def list_traces(self, query, facts):
-        rows = self.ask("SELECT name FROM committed WHERE query = ?", query)
-        ours = [name for (text,) in rows if (name := TransactionName.parse(text)).prefix == facts["prefix"]]
-        return [Trace(token=one.token, committed=(("name", str(one)),), batch=one.batch) for one in ours]
+        names = self.ask("SELECT name FROM committed WHERE query = ?", query)
+        return [
+            Trace(token=one.token, committed=(("name", name),), batch=one.batch)
+            for (name,) in names
+            if (one := TransactionName.parse(name)).prefix == facts["prefix"]
+        ]
 
     def conclude(self, batch, handles):
-        for query in {TransactionName.parse(handle["name"]).query for handle in handles if handle.transaction}:
-            self.ask("DELETE FROM committed WHERE query = ? AND batch < ?", query, batch - SINKS_KEEP_BATCHES)
+        old = "DELETE FROM committed WHERE query = ? AND batch < ?"
+        names = [one["name"] for one in handles if one.transaction]
+        for query in {TransactionName.parse(name).query for name in names}:
+            self.ask(old, query, batch - SINKS_KEEP_BATCHES)
 
     def ask(self, sql, *values):
         try:
             with self.sink.transaction() as db:
                 return db.execute(sql, values).fetchall()
         except sqlite3.Error as error:
-            raise UnknownOutcomeError(f"{self.sink.path} cannot be read: {error}") from error
+            reason = f"{self.sink.path} cannot be read: {error}"
+            raise UnknownOutcomeError(reason) from error

@@ -30,16 +30,18 @@ class TestSqliteSink(SinkConformance):
         return SqliteSink(self.path, "orders", guarantee=Guarantee.AT_LEAST_ONCE)
 
     def make_rows(self, start, count):
-        return pa.record_batch({"word": ["w"] * count, "number": list(range(start, start + count))})
+        numbers = list(range(start, start + count))
+        return pa.record_batch({"word": ["w"] * count, "number": numbers})
 
     def visible(self):
         with closing(sqlite3.connect(self.path)) as database:
-            return [number for (number,) in database.execute("SELECT number FROM orders WHERE word = 'w'")]
+            rows = database.execute("SELECT number FROM orders WHERE word = 'w'")
+            return [number for (number,) in rows]
 
     def other_facts(self, facts):
         return {"prefix": f"{facts['prefix']}-eu"}
 
-    def expire(self, handle):  # SQLite gives nothing up; but somebody may drop the table
+    def expire(self, handle):  # SQLite gives nothing up; somebody may drop the table
         with closing(sqlite3.connect(self.path)) as database:
             database.execute(f'DROP TABLE "{handle["name"]}"')
         return True

@@ -1,4 +1,4 @@
-"""A source of your own: the lines of a text file that others append to, by Spark's Python data source API."""
+"""A source of your own: the lines of a text file that others append to."""
 
 from itertools import islice
 from pathlib import Path
@@ -44,17 +44,18 @@ class Lines(Source):
     """Tells sparkonce what only the source knows."""
 
     def judge(self, source, downtime):
-        yield holds("numbers of lines are stored before a batch runs, and a replay reads the same lines again")
+        yield holds("line numbers are stored first; a replay reads the same lines")
         yield must("the file is only appended to, in whole lines, and never rotated")
 
     def describe_offset(self, offset):
-        return offset["file"] if isinstance(offset, dict) and offset.keys() == {"file", "line"} else None
+        ours = isinstance(offset, dict) and offset.keys() == {"file", "line"}
+        return offset["file"] if ours else None
 
     def rows_between(self, before, after):
-        return None if self.describe_offset(after) is None else after["line"] - before["line"]
+        ours = self.describe_offset(after) is not None
+        return after["line"] - before["line"] if ours else None
 
     def check(self, spark, source, trigger):
         if not Path(source.where).is_file():
-            raise PreflightError(
-                f"There is no file {source.where}, which this query reads.", next_step="Create it.", setting="path"
-            )
+            message = f"There is no file {source.where}, which this query reads."
+            raise PreflightError(message, next_step="Create it.", setting="path")

@@ -100,6 +100,19 @@ def test_a_name_that_is_not_there_is_found() -> None:
     assert len(list(unknown_names(Block(ROOT / "README.md", 1, "python", text)))) == 3
 
 
+def test_code_is_no_wider_than_its_column() -> None:
+    """At 1280 px a page shows 88 columns. What programs print is ``text``, and Flink's jobs are as they were."""
+
+    def wide_lines() -> Iterator[str]:
+        for page in PAGES:
+            for block in (one for one in blocks(page) if one.language not in ("text", "java")):
+                for number, line in enumerate(block.text.splitlines(), block.line):
+                    if len(line) > 88:
+                        yield f"{page.relative_to(ROOT)}:{number}: {len(line)} columns"
+
+    nobody(wide_lines(), "wrap them at 88")
+
+
 # --- command lines --------------------------------------------------------------------------------------------------
 
 
