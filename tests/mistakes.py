@@ -124,8 +124,11 @@ def keep(section: str, rows: Sequence[tuple[Mistake, str]], folder: Path) -> Non
     begin, end = f"<!-- {section}: made by the tests -->\n", f"<!-- {section}: end -->"
     page = PAGE.read_text()
     assert page.count(begin) == page.count(end) == 1, section
-    shown = [(one, told.removeprefix("ConfigurationError: ")) for one, told in rows if not _ROUTINE.search(told)]
-    cells = "".join(f"| {_code(one)} | {_cell(plain(told, folder))} |\n" for one, told in shown)
+    told = [(one, plain(message, folder)) for one, message in rows]
+    shown = [
+        (one, message.removeprefix("ConfigurationError: ")) for one, message in told if not _ROUTINE.search(message)
+    ]
+    cells = "".join(f"| {_code(one)} | {_cell(message)} |\n" for one, message in shown)
     made = f"{begin}\n| mistake | message |\n| --- | --- |\n{cells}\n{end}"
     before, kept = page.index(begin), page.index(end) + len(end)
     if os.environ.get("RENEW_MISTAKES"):
