@@ -60,6 +60,7 @@ class Reader:
         self.names: dict[str, Any] = {"spark": spark}
         self.instead = {
             "broker:9092": bootstrap,
+            "127.0.0.1:9092": bootstrap,
             '"/data': f'"{folder}',
             '"totals.avsc"': f'"{folder}/totals.avsc"',
             "await_end(query)": "query.processAllAvailable()",
@@ -167,7 +168,7 @@ def test_the_whole_job(reader: Reader, kafka: Cluster) -> None:
     reader.instead |= {"host=db dbname=shop user=etl": conninfo, "orders-clean": clean, "orders-rejected": rejected}
     page = ROOT / "docs" / "whole-job.md"
     (create,) = (one.text for one in blocks(page) if one.language == "sql")
-    (job,) = python_blocks(page)
+    job, *_ = python_blocks(page)
     late = [order("a", 2, 5), order("a", 1, 1), order("b", -1, 2), {"value": "no JSON"}]
     with psycopg.connect(conninfo, autocommit=True) as database:
         database.execute(create.replace("TABLE orders", f'TABLE "{orders}"').encode())
