@@ -889,7 +889,7 @@ class Model:
         number = self.workers.number(tuple(sorted((*others, (key, lanes)), key=_by_owner)))
         return _put(world, WORKERS, number)
 
-    # --- what happens by itself ---------------------------------------------------------------------------------------
+    # --- spontaneous events -------------------------------------------------------------------------------------------
 
     def _fly(self, world: World, request: tuple[Any, ...]) -> int:
         return self.flights.number(tuple(sorted((*self.flights.values[world[FLIGHTS]], request), key=repr)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import tokenize
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -96,3 +97,16 @@ def test_pages_are_in_plain_english() -> None:
 
     messages = "docs/mistakes.md: "  # which the tests write
     assert [one for one in foreign_words() if not one.startswith(messages)] == []
+
+
+def test_docstrings_and_comments_are_in_plain_english() -> None:
+    def foreign_words() -> Iterator[str]:
+        for path in (one for top in ("src", "packages", "tests") for one in sorted((ROOT / top).rglob("*.py"))):
+            with path.open("rb") as file:
+                for token in tokenize.tokenize(file.readline):
+                    if token.type == tokenize.COMMENT or token.line.lstrip().startswith('"""'):
+                        prose = re.sub(r'`[^`]+`|"[^"]+"', "", token.string.strip('"')).replace("told", "")
+                        for found in (*FOREIGN.finditer(prose), *re.finditer(r"\b(any more|made anew)\b", prose)):
+                            yield f"{path.relative_to(ROOT)}:{token.start[0]}: {found[0]}"
+
+    assert list(foreign_words()) == []
