@@ -172,6 +172,14 @@ def running(
         shutil.rmtree(bench.folder / name, ignore_errors=True)
 
 
+def touch_memory(folder: Path, size_bytes: int) -> None:
+    """Writes as many bytes as the next run does, and deletes them: in a virtual machine, memory that the page cache
+    takes for the first time costs more than memory which it takes again."""
+    with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+        for _ in range(size_bytes >> 20):
+            file.write(bytes(1 << 20))
+
+
 def delete_topic(bootstrap: str, name: str) -> None:
     """Frees the disk before the next query."""
     admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})

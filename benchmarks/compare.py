@@ -109,7 +109,7 @@ def _table(given: argparse.Namespace, found: list[list[dict[str, Any]]]) -> Tabl
     table = Table(title=f"({given.variant}) {given.load}: {given.commits[1] or 'as it is'} to {given.commits[0]}")
     for name in ("", "median of the ratios", "lowest", "highest"):
         table.add_column(name)
-    for measure in ("rows_per_s", "cpu_us_per_row"):
+    for measure in ("rows_per_s", "cpu_us_per_row", "add_batch_ms"):
         ratios = [new[measure] / old[measure] for old, new in zip(*found, strict=True)]
         table.add_row(measure, *(f"{value:.3f}" for value in (median(ratios), min(ratios), max(ratios))))
     return table

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import subprocess
 import threading
 import time
@@ -13,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench import Bench, delete_topic
+from bench import Bench, delete_topic, touch_memory
 from processes import CpuClock
 from session import CORES, PARTITIONS
 from sparkonce_lab.kafka import create_topic
@@ -41,7 +42,8 @@ _WANTED = (
 def pipeline(bench: Bench, load: Load, source: str) -> Iterator[Callable[[], dict[str, Any]]]:
     """Starts Flink's JVM for a topic, and gives a function that runs the job once, through the whole topic.
 
-    One JVM serves all runs, as one serves all queries of Spark: its compilers make it faster for several runs.
+    One JVM serves all runs, as one serves all queries of Spark: its compilers make it faster for several runs. Between
+    its runs it is stopped, so that it takes nothing from other variants.
     """
     given = {
         "bootstrap": bench.bootstrap,
@@ -59,13 +61,13 @@ def pipeline(bench: Bench, load: Load, source: str) -> Iterator[Callable[[], dic
     with said.open("w") as log:
         jvm = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True)
     try:
-        yield lambda: _run(bench, jvm, said)
+        yield lambda: _run(bench, load, jvm, said)
     finally:
         jvm.kill()
         jvm.communicate(timeout=_END_LIMIT_S)
 
 
-def _run(bench: Bench, jvm: subprocess.Popen[str], said: Path) -> dict[str, Any]:
+def _run(bench: Bench, load: Load, jvm: subprocess.Popen[str], said: Path) -> dict[str, Any]:
     """Runs the job once.
 
     Raises:
@@ -75,6 +77,8 @@ def _run(bench: Bench, jvm: subprocess.Popen[str], said: Path) -> dict[str, Any]
         raise RuntimeError("Flink's JVM has no pipes.")
     topic = f"bench-flink-{time.time_ns()}"
     create_topic(bench.bootstrap, topic, PARTITIONS)
+    touch_memory(bench.folder, load.topic_rows * load.row_bytes)
+    jvm.send_signal(signal.SIGCONT)
     clock, limit = CpuClock(jvm.pid, bench.broker_pid), threading.Timer(LIMIT_S, jvm.kill)
     try:
         limit.start()
@@ -86,6 +90,7 @@ def _run(bench: Bench, jvm: subprocess.Popen[str], said: Path) -> dict[str, Any]
             raise RuntimeError(f"Flink failed: {said.read_text().strip()[-2000:]}")
     finally:
         limit.cancel()
+        jvm.send_signal(signal.SIGSTOP)
         delete_topic(bench.bootstrap, topic)
     found = json.loads(told)
     rows, ended = found["rows"], found["began"] + found["seconds"]

@@ -72,7 +72,7 @@ class Load:
             text = F.concat_ws(",", F.unix_millis("window.start"), "sum")
             return sums.select("key", text.alias("value"))
         key = ["key"] if self.shape == "keys" else []
-        return source.select(*key, F.upper(text).alias("value"))
+        return source.select(*key, text.alias("value"))
 
 
 def generated(bench: Bench, row_bytes: int, batch_rows: int) -> DataFrame:

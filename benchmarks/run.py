@@ -23,7 +23,9 @@ from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from functools import partial
 from importlib.metadata import version
+from itertools import combinations
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from rich.console import Console
@@ -34,7 +36,7 @@ import memory
 import throughput
 from bench import Bench, Variant, machine
 from loads import Load, filled
-from report import show, targets
+from report import FEW_ROWS, paired, show, targets
 from session import CORES, PARTITIONS
 
 KINDS = ("throughput", "latency", "memory")
@@ -49,11 +51,13 @@ LOADS = (
     Load(name="lz4, 100 B", row_bytes=100, batch_rows=2_000_000, warm=2, measured=5, shape="values", compression="lz4"),
     Load(name="windows, 100 B", row_bytes=100, batch_rows=2_000_000, warm=2, measured=5, shape="windows"),
 )
-"""Rows that Spark makes; batches so small that only fixed costs count; and topics, in upper case with and without keys
+"""Rows that Spark makes; batches so small that only fixed costs count; and topics, as they are with and without keys
 and compression, and as sums of windows."""
 
-FLINK_WARM_RUNS = 3
-"""Through the whole topic. After one, its compilers are not done: it made half the rows in a second of a fifth run."""
+MOST_WARM_RUNS, COMPILERS_REST = 4, 0.03
+"""A variant is warm once compilers take less than this share of a run's time."""
+MOST_ROUNDS, STABLE = 3, 0.01
+"""Rounds go on, up to so many times as many as asked for, until the median ratios stay within this share."""
 TRIGGERS_MS = (1000, 200)
 # Bytes of a row, rows of a batch.
 SIZES = ((100, 250_000), (100, 1_000_000), (100, 4_000_000), (100_000, 16_000), (1_000_000, 800))
@@ -85,26 +89,49 @@ def main() -> int:
 def _measure_throughput(bench: Bench, given: argparse.Namespace, results: dict[str, Any]) -> None:
     runs = results["throughput"] = []
     for load in given.load:
-        # The first round does not count: until their compilers are done, broker and Spark get faster with every run,
-        # to the good of whatever comes later.
         with _measures(bench, given, load) as measures:
-            for number in range(-1, given.rounds if measures else -1):
+            for variant, measure in measures.items():
+                _warm(variant, load, measure)
+            number = 0
+            while measures and (number < given.rounds or not (given.quick or _is_stable(runs, load, number, given))):
                 for variant in _in_turn(number, tuple(measures)):
                     found = measures[variant]()
-                    what = f"{load.name}: {found['rows_per_s']:,.0f} rows/s"
-                    if number < 0:
-                        _progress.print(f"warming  ({variant.letter}) {what}", highlight=False)
-                        continue
                     named = {"round": number, "variant": variant.letter, "load": load.name}
                     runs.append({**named, **asdict(load), **found})
-                    _tell(number, variant, what)
+                    _tell(number, variant, f"{load.name}: {found['rows_per_s']:,.0f} rows/s")
+                number += 1
+
+
+def _warm(variant: Variant, load: Load, measure: Callable[[], dict[str, Any]]) -> None:
+    """Runs a variant until the compilers of Spark's JVM rest. Flink's JVM does not tell of its own, and runs as often
+    as it may take."""
+    for _ in range(MOST_WARM_RUNS):
+        found = measure()
+        compiling = found.get("compiling", 1.0)
+        _progress.print(
+            f"warming  ({variant.letter}) {load.name}: {found['rows_per_s']:,.0f} rows/s, compiling {compiling:.0%}",
+            highlight=False,
+        )
+        if compiling < COMPILERS_REST:
+            return
+
+
+def _is_stable(runs: list[dict[str, Any]], load: Load, rounds: int, given: argparse.Namespace) -> bool:
+    """Returns True once the last two rounds have moved no median ratio by more than a hundredth, or it is enough."""
+    measure = "add_batch_ms" if load.batch_rows < FEW_ROWS else "rows_per_s"
+    own = [run for run in runs if run["load"] == load.name and measure in run]
+    for one, other in combinations([variant.letter for variant in given.variant], 2):
+        ratios = paired(own, measure, one, other, lambda x, y: x / y)
+        if len(ratios) > 2 and abs(median(ratios) / median(ratios[:-2]) - 1) > STABLE:
+            return rounds >= MOST_ROUNDS * given.rounds
+    return True
 
 
 @contextmanager
 def _measures(
     bench: Bench, given: argparse.Namespace, load: Load
 ) -> Iterator[dict[Variant, Callable[[], dict[str, Any]]]]:
-    """Gives a function for each variant. Flink reads topics only, and has a JVM of its own, which gets warm here."""
+    """Gives a function for each variant. Flink reads topics only, and has a JVM of its own."""
     found = {
         variant: partial(throughput.measure, bench, variant, load)
         for variant in given.variant
@@ -114,8 +141,6 @@ def _measures(
         yield found
         return
     with flink.pipeline(bench, load, filled(bench, load)) as run:
-        for _ in range(FLINK_WARM_RUNS):
-            _progress.print(f"warming  (e) {load.name}: {run()['rows_per_s']:,.0f} rows/s", highlight=False)
         yield {**found, Variant.FLINK: run}
 
 
@@ -182,7 +207,7 @@ def _parse() -> argparse.Namespace:
     names, letters = {load.name: load for load in LOADS}, {variant.letter: variant for variant in Variant}
     parser.add_argument("--load", action="append", choices=tuple(names), help="one load; may be repeated")
     parser.add_argument("--variant", default="abcde", help="letters of the variants to compare in throughput")
-    parser.add_argument("--rounds", type=int, help="how often everything is measured; 3 by default")
+    parser.add_argument("--rounds", type=int, help="how often everything is measured, at least; 3 by default")
     parser.add_argument("--output", type=Path, help="benchmarks/results/<commit>.json by default")
     given = parser.parse_args()
     if unknown := set(given.variant) - letters.keys():

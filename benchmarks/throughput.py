@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from datetime import datetime
 from statistics import median
 from typing import Any
 
-from bench import Bench, Running, Variant, running
+from bench import Bench, Running, Variant, running, touch_memory
 from loads import Load
 from processes import CpuClock, end_workers
 
@@ -16,13 +17,17 @@ BATCH_LIMIT_S = 120.0
 def measure(bench: Bench, variant: Variant, load: Load) -> dict[str, Any]:
     """Runs one variant of Spark through warm and measured batches."""
     rows = load.rows(bench)
+    touch_memory(bench.folder, load.topic_rows * load.row_bytes)
+    compilers = bench.spark.sparkContext._jvm.java.lang.management.ManagementFactory.getCompilationMXBean()
+    before_ms, began_s = compilers.getTotalCompilationTime(), time.monotonic()
     clock = CpuClock(bench.jvm_pid, bench.broker_pid)
     try:
         with clock.ticking(), running(bench, variant, rows, compression=load.compression) as run:
             # One more: its start is the end of the last measured one, all pauses between batches included.
             last = load.warm + load.measured
             run.wait_for_batch(last, BATCH_LIMIT_S * (last + 1))
-            return _summary(run, clock, load)
+            compiled_ms = compilers.getTotalCompilationTime() - before_ms
+            return {**_summary(run, clock, load), "compiling": compiled_ms / 1000 / (time.monotonic() - began_s)}
     finally:
         end_workers(bench.jvm_pid)
 

@@ -9,7 +9,6 @@ import java.util.Locale;
 import java.util.Map;
 import java.util.concurrent.atomic.AtomicLong;
 import org.apache.flink.api.common.eventtime.WatermarkStrategy;
-import org.apache.flink.api.common.functions.MapFunction;
 import org.apache.flink.api.common.serialization.SerializationSchema;
 import org.apache.flink.api.common.typeinfo.TypeInformation;
 import org.apache.flink.api.common.typeinfo.Types;
@@ -40,7 +39,7 @@ import org.apache.kafka.common.IsolationLevel;
 import org.apache.kafka.common.TopicPartition;
 
 /**
- * Does what the benchmark's Spark queries do, with Flink: a topic into another, in upper case or as sums of windows.
+ * Does what the benchmark's Spark queries do, with Flink: a topic into another, as it is or as sums of windows.
  *
  * <p>Reads the names of topics, one in a line, and runs once into each. Prints one line of JSON for each: rows, when the
  * first one was read, and the seconds from then until all are visible to a read_committed reader.
@@ -82,7 +81,7 @@ public class Pipeline {
         job.enableCheckpointing(Long.parseLong(given.get("checkpoint-ms")));
         boolean windows = given.get("shape").equals("windows");
         DataStream<Tuple2<byte[], byte[]>> rows = job.fromSource(source(given), watermarks(windows), "source");
-        (windows ? sums(rows) : rows.map(new Upper())).sinkTo(sink(given, target));
+        (windows ? sums(rows) : rows).sinkTo(sink(given, target));
         try (Admin admin = Admin.create(Map.of("bootstrap.servers", given.get("bootstrap")))) {
             long count = ends(admin, given.get("source"), IsolationLevel.READ_UNCOMMITTED);
             AtomicLong visible = new AtomicLong();
@@ -182,19 +181,6 @@ public class Pipeline {
                 .keyBy(row -> row.f0, Types.STRING)
                 .window(TumblingEventTimeWindows.of(Duration.ofSeconds(20)))
                 .reduce((one, other) -> Tuple2.of(one.f0, one.f1 + other.f1), new Sum(), rows());
-    }
-
-    public static class Upper implements MapFunction<Tuple2<byte[], byte[]>, Tuple2<byte[], byte[]>> {
-        @Override
-        public Tuple2<byte[], byte[]> map(Tuple2<byte[], byte[]> row) {
-            byte[] value = row.f1;
-            for (int place = 0; place < value.length; place++) {
-                if (value[place] >= 'a' && value[place] <= 'z') {
-                    value[place] -= 32;
-                }
-            }
-            return row;
-        }
     }
 
     public static class Sum
