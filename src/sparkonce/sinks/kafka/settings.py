@@ -34,10 +34,10 @@ DEFAULTS: Mapping[str, Any] = {
     "delivery.report.only.error": True,
     "enable.idempotence": True,
     "queue.buffering.max.kbytes": 65536,
-    # With librdkafka's default of 5, an idempotent producer that is faster than its broker wakes up for every row.
+    # librdkafka has one request of a partition in flight, and its threads spin while rows older than linger.ms wait for
+    # the next one, unless another partition's request waits to be sent. A writer flushes at the end of a slot, so its
+    # requests can wait until they are full.
     "max.in.flight.requests.per.connection": 2,
-    # A writer flushes at the end of a slot, so no request need be sent before it is full. While a partition's rows wait
-    # for the request before them, librdkafka's threads spin once this time is over.
     "linger.ms": 1000,
     # InitProducerId is answered after 15 ms with these values and 55 ms without; both back off exponentially.
     "reconnect.backoff.ms": 1,
