@@ -133,7 +133,7 @@ def not_committed(
     return [name for name in names if is_gone(name)]
 
 
-def begin(connection: Connection, _names: Sequence[TransactionName], _limits: Limits) -> bool:
+def begin(connection: Connection, *_: object) -> bool:
     connection.execute("BEGIN IMMEDIATE")
     return True
 

@@ -47,8 +47,9 @@ def test_what_a_check_refuses_is_refused_before_the_decision(
     scene: Scene, mariadb: MySQLSystem, row: dict[str, object], name: str
 ) -> None:
     ids = row.pop("ids", (1,))
-    with pytest.raises(PrepareError, match=f"table 'target'.* 4025: CONSTRAINT `{name}` failed"):
+    with pytest.raises(PrepareError, match=f"table 'target'.* 4025, CONSTRAINT `{name}` failed") as caught:
         prepare(scene, *ids, **row)  # type: ignore[misc, arg-type]
+    assert "change the CHECK" in caught.value.next_step
     assert mariadb.ask("SELECT COUNT(*) FROM target") == [(0,)]
 
 

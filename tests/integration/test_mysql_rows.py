@@ -157,11 +157,16 @@ def test_bytes_that_are_no_text_are_refused(write: Write) -> None:
 
 @WAYS
 @pytest.mark.parametrize(
-    ("column", "values", "words"),
+    ("column", "values", "words", "step"),
     [
-        ("INT PRIMARY KEY", [1, 2, 1], "1062"),
-        ("INT CHECK (it > 1)", [1, 2], "4025"),
-        ("INT, FOREIGN KEY (it) REFERENCES parent (id)", [9], "1452|foreign key"),
+        ("INT PRIMARY KEY", [1, 2, 1], "'target': error 1062, .* for key 'PRIMARY'", "mode='upsert' and key_columns"),
+        ("INT, CONSTRAINT more CHECK (it > 1)", [1, 2], "'target': error 4025, .*`more` failed", "change the CHECK"),
+        (
+            "INT, CONSTRAINT old FOREIGN KEY (it) REFERENCES parent (id)",
+            [9],
+            "'target': error 1452, .*`old`",
+            "Write the rows that these refer to first",
+        ),
     ],
 )
 def test_rows_that_the_table_refuses(
@@ -170,6 +175,7 @@ def test_rows_that_the_table_refuses(
     column: str,
     values: list[int],
     words: str,
+    step: str,
 ) -> None:
     """LOAD DATA LOCAL skips such rows and continues."""
     mariadb.ask("CREATE TABLE IF NOT EXISTS parent (id INT PRIMARY KEY) ENGINE=InnoDB")
@@ -181,8 +187,9 @@ def test_rows_that_the_table_refuses(
         scene = Scene(SinkHooks(), MySQLSink(settings, table="target", commit="two_phase", guarantee=guarantee))
         writer = scene.new_writer()
         writer.begin()
-        with pytest.raises(PrepareError, match=words):
+        with pytest.raises(PrepareError, match=words) as caught:
             write_all(writer, pa.record_batch({"it": pa.array(values, pa.int32())}))
+        assert step in caught.value.next_step
         writer.abort()
         scene.close()
         assert mariadb.ask("SELECT COUNT(*) FROM target") == [(0,)]

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 from contextlib import closing
+from typing import Any
 
 import pyarrow as pa
+import pymysql
 import pytest
 
-from integration.mysql_scene import Numbers, visible
+from integration.mysql_scene import Numbers, name_of, visible
 from sparkonce.errors import PreflightError, PrepareError, UnknownOutcomeError
 from sparkonce.protocol.handles import Outcome
+from sparkonce.sinks.sql.mysql import finishing
 from sparkonce.sinks.sql.mysql.sink import MySQLSink
 from sparkonce.testing.scene import Scene
 from sparkonce_lab.systems.mysql import MySQLSystem
@@ -105,6 +109,57 @@ def test_rows_that_another_session_holds_are_not_taken_for_a_refusal(mariadb: My
             scene.committer.check_prepared([handle])
         cursor.execute("ROLLBACK")
         assert scene.committer.check_prepared([handle]) == ""
+
+
+def test_an_abort_of_a_copy_that_lost_does_not_wait_for_a_trial(
+    mariadb: MySQLSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mariadb.ask("CREATE TABLE target (number BIGINT PRIMARY KEY) ENGINE=InnoDB")
+    monkeypatch.setattr(finishing, "_WAIT_S", 0)
+    steps, aborted = finishing.merge_steps, []
+    with closing(scene_of(mariadb)) as scene:
+        winner, loser = scene.prepare(0), scene.prepare(0)
+
+        def meanwhile(*given: Any) -> list[str]:
+            aborted.extend(scene.abort(loser))
+            return steps(*given)
+
+        monkeypatch.setattr(finishing, "merge_steps", meanwhile)
+        assert (scene.committer.check_prepared([winner]), aborted) == ("", [Outcome.ABORTED])
+        monkeypatch.undo()
+        assert scene.commit(winner) == [Outcome.COMMITTED]
+
+
+def test_a_trial_whose_driver_is_gone_does_not_hold_the_next_drivers_merge_up(
+    mariadb: MySQLSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server keeps its session and its rows' locks for hours."""
+    mariadb.ask("CREATE TABLE target (number BIGINT PRIMARY KEY) ENGINE=InnoDB")
+    monkeypatch.setattr(finishing, "_IDLE_S", 1)
+    with closing(scene_of(mariadb)) as scene, closing(mariadb.connect()) as gone, gone.cursor() as cursor:
+        handle = scene.prepare(0)
+        one = name_of(handle)
+        of_query = hashlib.sha256(f"{one.prefix}.{one.query}".encode()).hexdigest()[:24]
+        cursor.execute("SELECT GET_LOCK(%s, 0)", [f"sparkonce:trial:{of_query}"])
+        cursor.execute("START TRANSACTION")
+        cursor.execute("INSERT INTO target VALUES (0)")
+        scene.committer.commit([handle])  # waits for the row for longer than a driver may be idle
+        assert scene.commit(handle) == [Outcome.COMMITTED]
+        with pytest.raises(pymysql.err.MySQLError):
+            cursor.execute("COMMIT")
+    assert visible(mariadb) == [0, 1]
+
+
+def test_a_staging_table_without_the_order_of_its_rows_is_no_mistake_of_ours(mariadb: MySQLSystem) -> None:
+    mariadb.ask("CREATE TABLE target (number BIGINT PRIMARY KEY) ENGINE=InnoDB")
+    with closing(scene_of(mariadb)) as scene:
+        handle = scene.prepare(0)
+        (table,) = mariadb.stages()
+        mariadb.ask(f"ALTER TABLE {table} DROP sparkonce_row")
+        with pytest.raises(PrepareError, match=f"{table} does not have column sparkonce_row") as caught:
+            scene.committer.check_prepared([handle])
+        (answer,) = scene.committer.commit([handle])
+        assert (answer.outcome, answer.next_step) == (Outcome.UNKNOWN, caught.value.next_step)
 
 
 def test_rows_of_another_sink_of_the_batch_are_waited_for(mariadb: MySQLSystem) -> None:

@@ -97,9 +97,10 @@ class Changes(SinkHooks):
         return pa.record_batch({"Gone": pa.array(gone, pa.bool_()), "id": ids, "text": text, "op": op})
 
 
-def test_columns_that_only_say_whether_a_row_deletes_are_not_written(mariadb: MySQLSystem) -> None:
+@pytest.mark.parametrize("gone", ["source.gone", "source.gone AND source.`Gone`"])
+def test_columns_that_only_say_whether_a_row_deletes_are_not_written(mariadb: MySQLSystem, gone: str) -> None:
     """The table has neither `op` nor `Gone`. A condition that is null deletes nothing."""
-    sink = upsert(mariadb, delete_when="source.op = 'd' OR source.gone")
+    sink = upsert(mariadb, delete_when=f"source.op = 'd' OR {gone}")
     sink.columns(Changes().make_rows(0, 3).schema)
     with closing(Scene(Changes(), sink)) as scene:
         for batch in range(2):

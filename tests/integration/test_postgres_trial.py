@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from contextlib import closing
 from functools import partial
+from typing import Any
 
+import psycopg
 import pyarrow as pa
 import pytest
 
@@ -139,6 +141,49 @@ def test_a_table_that_can_refuse_nothing_more_is_not_merged_twice(
     handle = prepare(given, rows(1))
     monkeypatch.setattr("sparkonce.sinks.sql.postgres.finishing.merge", None)
     assert check(given, handle) == ""
+
+
+@pytest.mark.parametrize(
+    ("statement", "messages"), [("CREATE INDEX ON t (id)", 2), ("CREATE UNIQUE INDEX ON t (id)", 5)]
+)
+def test_a_trial_takes_few_round_trips(
+    postgres: PostgresSystem, statement: str, messages: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    postgres.ask(statement)
+    given = sink(postgres)
+    handles = [prepare(given, rows(slot), slot=slot) for slot in range(3)]
+    sent = []
+    with closing(given.committer()) as committer:
+        execute = psycopg.Connection.execute
+
+        def counted(connection: Any, query: Any, *more: Any) -> Any:
+            sent.append(query)
+            return execute(connection, query, *more)
+
+        monkeypatch.setattr(psycopg.Connection, "execute", counted)
+        assert committer.check_prepared(handles) == ""
+    assert len(sent) == messages
+
+
+def test_a_damaged_marker_says_which_it_is_and_what_to_do(postgres: PostgresSystem) -> None:
+    postgres.ask("ALTER TABLE t ADD PRIMARY KEY (id)")
+    given = sink(postgres)
+    handle = prepare(given, rows(1))
+    ((name, target),) = postgres.ask("SELECT name, target FROM sparkonce_commits")
+    postgres.ask("UPDATE sparkonce_commits SET target = '{\"table\":'")
+    with pytest.raises(
+        PrepareError, match=f"'{name}' of table \"public\".sparkonce_commits .*target='{{\"table\":'"
+    ) as caught:
+        check(given, handle)
+    (found,) = finish(given, handle)
+    assert (found.outcome, found.reason, found.next_step) == (
+        Outcome.UNKNOWN,
+        caught.value.message,
+        caught.value.next_step,
+    )
+    assert "UPDATE its target" in found.next_step
+    postgres.ask(f"UPDATE sparkonce_commits SET target = '{target}'")  # noqa: S608 - the test's
+    assert outcomes(finish(given, handle)) == [Outcome.COMMITTED]
 
 
 def test_a_table_that_another_session_holds_is_not_taken_for_a_refusal(postgres: PostgresSystem) -> None:

@@ -134,7 +134,8 @@ class Postgres(System):
             del self.sessions[name]
         return [1 for _ in ended]
 
-    def lock(self, connection: Connection, names: Sequence[TransactionName]) -> dict[TransactionName, tuple[str, str]]:
+    def lock(self, connection: Connection, names: Sequence[TransactionName]) -> None:
+        self.free(connection)
         found = [name for name in names if name in self.markers]
         for name in found:
             holder = self.locks.get(name)
@@ -145,7 +146,6 @@ class Postgres(System):
         for name in found:
             self.locks[name] = connection
         connection.held = found
-        return {name: (self.markers[name], TARGET) for name in found}
 
     def finish_staged(self, connection: Connection, names: Sequence[TransactionName], commit: bool) -> None:
         if any(self.locks.get(name) is not connection for name in names):
@@ -263,9 +263,14 @@ def _marker_state(link: Connection, name: TransactionName, _: Location) -> Any:
     return link.ask(("looks for", name), lambda: link.server.marker_state(name))
 
 
-def _begin(link: Connection, *_: object) -> bool:
-    link.server.free(link)
+def _begin(link: Connection, _: Location, names: Sequence[TransactionName], *__: object) -> bool:
+    link.ask(("locks markers",), lambda: link.server.lock(link, names))
     return True
+
+
+def _markers(link: Connection, _: Location, names: Sequence[TransactionName]) -> Any:
+    found = link.server.markers
+    return link.ask(("reads markers",), lambda: {str(one): (found[one], TARGET) for one in names if one in found})
 
 
 DIALECT = replace(
@@ -287,7 +292,7 @@ DIALECT = replace(
 
 REPLACED: tuple[tuple[str, str, Any], ...] = (
     ("finishing", "look_for", _marker_state),
-    ("finishing", "_lock", lambda link, _, names: link.ask(("locks markers",), lambda: link.server.lock(link, names))),
+    ("finishing", "_markers", _markers),
     ("finishing", "list_sessions", _asked("lists sessions", lambda server: [*map(BackendName.of, server.sessions)])),
     ("finishing", "list_prepared", _asked("lists prepared", lambda server: list(server.prepared))),
     ("finishing", "list_staged", _asked("lists staged", _names_if_staged)),

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from sparkonce.errors import SparkonceError, StaleServerError, UnknownOutcomeError
+from sparkonce.errors import PrepareError, SparkonceError, StaleServerError, UnknownOutcomeError
 from sparkonce.protocol.handles import Finished, Handle, Outcome, transaction_fields
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.protocol.traces import Trace
@@ -315,16 +315,16 @@ class SqlCommitter(HandleCommitter[SqlTransaction]):
         dialect = self._dialect
         session = dialect.refreshed(session)
         self._check_newest(session)
-        if not dialect.begin(session, list(rows), self._limits):
+        if not dialect.begin(session, location, list(rows), self._limits, False):
             return dict.fromkeys(rows, _BUSY)
         try:
             waiting, answers = dialect.stages(session, location, list(rows), commit)
             stages = {name: stage for name, stage in waiting.items() if stage is not None}
             wrong = self._merge(session, location, stages, rows, self._on_conflict) if stages else None
-        except ValueError as error:
+        except PrepareError as damaged:
             dialect.roll_back(session)
-            reason = f"A marker is damaged: {error}"
-            return dict.fromkeys(rows, Finished(outcome=Outcome.UNKNOWN, reason=reason))
+            unknown = Finished(outcome=Outcome.UNKNOWN, reason=damaged.message, next_step=damaged.next_step)
+            return dict.fromkeys(rows, unknown)
         if wrong is not None:
             dialect.roll_back(session)
             return {**answers, **dict.fromkeys(waiting, wrong)}
@@ -362,14 +362,14 @@ class SqlCommitter(HandleCommitter[SqlTransaction]):
     def _try_merge(self, session: Session, location: Location, rows: Mapping[TransactionName, int]) -> str:
         """Merges these rows and rolls back, if their tables may refuse a row. Returns what is wrong."""
         dialect, names = self._dialect, list(rows)
-        if not dialect.begin(session, names, self._limits):
+        waiting, _ = dialect.stages(session, location, names, True)
+        stages = {name: stage for name, stage in waiting.items() if stage is not None}
+        if not any(dialect.refusers(session, stage) for stage, _ in _by_target(stages)):
+            return ""
+        if not dialect.begin(session, location, names, self._limits, True):
             raise UnknownOutcomeError(f"{self._server}: {_BUSY.reason}", next_step=NOTHING_UNDONE)
         try:
-            waiting, _ = dialect.stages(session, location, names, True)
-            stages = {name: stage for name, stage in waiting.items() if stage is not None}
-            wrong = None
-            if any(dialect.refusers(session, stage) for stage, _ in _by_target(stages)):
-                wrong = self._merge(session, location, stages, rows, is_trial=True)
+            wrong = self._merge(session, location, stages, rows, is_trial=True)
         except dialect.errors as error:
             with suppress(*dialect.errors):
                 dialect.roll_back(session)

@@ -74,9 +74,10 @@ class Dialect:
         end_writers: Ends the sessions that write these. Returns False if one still exists at the deadline.
         settle: Waits until the writers of these have ended, or until the deadline. None if commits need not wait.
         finish_prepared: Commits or aborts a prepared transaction, retrying until the deadline.
-        begin: Begins the transaction of a merge. Only one session at a time may merge: False if another one does.
+        begin: Begins the transaction of a merge, or of a trial. Only one session at a time may merge: False if another
+            one does.
         stages: Returns the unfinished staged copies of these names, and the answers for all others. For an abort, it
-            returns None instead of each copy, since only the names matter.
+            returns None instead of each copy, since only the names matter. Raises `PrepareError` for a damaged marker.
         merge: Moves the rows of staging tables that have the same target, in the order of slots, after checking that
             each table holds as many rows as were prepared. Returns the problem, if any; then nothing may be committed.
             For a trial, it also checks all constraints.
@@ -119,7 +120,7 @@ class Dialect:
     end_writers: Callable[[Session, Sequence[SqlTransaction], float], bool]
     settle: Callable[[Session, Sequence[TransactionName], float], None] | None
     finish_prepared: Callable[[Session, SqlTransaction, bool, float], Finished]
-    begin: Callable[[Session, Sequence[TransactionName], Limits], bool]
+    begin: Callable[[Session, Location, Sequence[TransactionName], Limits, bool], bool]
     stages: Callable[
         [Session, Location, Sequence[TransactionName], bool],
         tuple[dict[TransactionName, StagedCopy | None], dict[TransactionName, Finished]],

@@ -119,7 +119,9 @@ class UpsertRules:
         """
         known = {name.lower() if fold else name for name in there}
         read = {name.lower() if fold else name for name in read_by(self.delete_when)} - known
-        return [name for name in columns if (name.lower() if fold else name) in read]
+        # By the folded name, so that two spellings are one column.
+        found = {name.lower() if fold else name: name for name in columns}
+        return [name for key, name in found.items() if key in read]
 
     def check_columns(self, columns: Iterable[str], *, fold: bool = False) -> None:
         """Checks that the rows have the columns that the rules read.

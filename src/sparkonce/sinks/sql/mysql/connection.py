@@ -42,7 +42,7 @@ _SESSION = (
     "net_read_timeout=600, net_write_timeout=600, innodb_lock_wait_timeout={lock_s}, lock_wait_timeout={lock_s}"
 )
 _PACKET_BYTES = 256 * 1024
-_FIRST_WARNINGS = "SHOW WARNINGS LIMIT 3"
+FIRST_WARNINGS = "SHOW WARNINGS LIMIT 3"
 _VALUE = re.compile(r"(?:\b(entry|value:?) '(?:.*'(?= for )|.*'$)|(no partition for value) .*)")
 """A row's value in an error or a warning. The name of a key or column follows it."""
 
@@ -108,7 +108,7 @@ class Connection(pymysql.connections.Connection):  # type: ignore[misc]  # PyMyS
     def first_warnings(self) -> str:
         """Returns the first warnings of the last statement."""
         return "; ".join(
-            f"{level} {number}: {without_values(message)}" for level, number, message in self.rows(_FIRST_WARNINGS)
+            f"{level} {number}: {without_values(message)}" for level, number, message in self.rows(FIRST_WARNINGS)
         )
 
     def end(self) -> None:

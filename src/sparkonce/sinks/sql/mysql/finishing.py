@@ -22,6 +22,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from sparkonce.errors import PrepareError
 from sparkonce.protocol.handles import Finished, Outcome
 from sparkonce.protocol.ownership import Token, TransactionName
 from sparkonce.sinks._shared.committing import Claims
@@ -429,34 +430,32 @@ def list_staging_tables(connection: Connection) -> list[StagingTable]:
     return [one for one in found if one is not None]
 
 
-def begin_merge(session: Session, names: Sequence[TransactionName], _limits: Limits) -> bool:
+def begin_merge(
+    session: Session, _location: Location, names: Sequence[TransactionName], _limits: Limits, is_trial: bool
+) -> bool:
     """Begins the transaction, under a lock that one connection at a time holds for a query.
 
     The server releases the lock when the connection has ended and its transaction is finished. So the holder sees
-    whether an earlier merge, whose reply was lost, was committed.
+    whether an earlier merge, whose reply was lost, was committed. A trial commits nothing, so it has a lock of its own,
+    and no abort of another copy waits for it. That lock only shows who holds the table's rows.
     """
     connection = session.connection
     digest = hashlib.sha256(f"{names[0].prefix}.{names[0].query}".encode()).hexdigest()[:24]
-    lock = f"sparkonce:merge:{digest}"
-    (got,) = connection.row("SELECT GET_LOCK(%s, %s)", (lock, _WAIT_S))
-    if got != 1:
-        _end_idler(connection, lock)
-        return False
-    connection.run("START TRANSACTION")
-    return True
-
-
-def _end_idler(connection: Connection, lock: str) -> None:
-    """Ends a connection that holds the lock and is idle, because its driver is paused or disconnected.
-
-    Its transaction is rolled back, and the next driver merges. Ending a busy connection would gain nothing.
-    """
-    (holder,) = connection.row("SELECT IS_USED_LOCK(%s)", (lock,))
-    if holder is None:
-        return
-    if connection.row(_IDLE, (int(holder), _IDLE_S)):
-        with contextlib.suppress(MySQLError):
-            connection.run(f"KILL CONNECTION {int(holder)}")
+    merging, trying = f"sparkonce:merge:{digest}", f"sparkonce:trial:{digest}"
+    own = trying if is_trial else merging
+    # Evaluated from left to right: after the wait.
+    got, merger, trier = connection.row(
+        "SELECT GET_LOCK(%s, %s), IS_USED_LOCK(%s), IS_USED_LOCK(%s)", (own, _WAIT_S, merging, trying)
+    )
+    for holder in (merger, trier):
+        # The driver of an idle connection is paused or disconnected. Its transaction is rolled back, and the next
+        # driver merges. Ending a busy connection would gain nothing.
+        if holder not in (None, connection.thread_id()) and connection.row(_IDLE, (int(holder), _IDLE_S)):
+            with contextlib.suppress(MySQLError):
+                connection.run(f"KILL CONNECTION {int(holder)}")
+    if got == 1:
+        connection.run("START TRANSACTION")
+    return bool(got == 1)
 
 
 def stages(
@@ -478,6 +477,11 @@ def stages(
 def _stage(connection: Connection, name: TransactionName, target: Target) -> StagedCopy:
     table = stage_table(name.copy)
     names = [column.name for column in describe(connection, table)]
+    if ROW not in names:
+        raise PrepareError(
+            f"Staging table {table} does not have column {ROW}, the order of its rows: it has {names}.",
+            next_step="Put the column back; or drop the table: then its rows count as lost, and are written again.",
+        )
     return StagedCopy(table=table, target=target, columns=tuple(names[names.index(ROW) + 1 :]))
 
 

@@ -28,8 +28,11 @@ ROLLED_BACK = frozenset({1402, 1613, 1614})
 LOCKED = frozenset({1205, 1213})
 """Another transaction holds the row or the table."""
 
+CHECKED = (3819, 4025)
+"""A CHECK refuses a row, on MySQL and on MariaDB."""
+
 ABOUT_ROWS = frozenset(
-    {1048, DUPLICATE_KEY, 1264, 1265, 1292, 1366, 1406, NO_PARENT, NO_PARTITION, 1644, 1690, 3819, 4025}
+    {1048, DUPLICATE_KEY, 1264, 1265, 1292, 1366, 1406, NO_PARENT, NO_PARTITION, 1644, 1690, *CHECKED}
 )
 """A row is refused for its values: null, duplicate, range, type, length, foreign key, a trigger's SIGNAL, a CHECK."""
 
@@ -175,6 +178,7 @@ _STEPS = {
     "rows in the query (dropDuplicates), or from the table.",
     NO_PARENT: "Write the rows that these refer to first, filter such rows in the query, or drop the foreign key.",
     NO_PARTITION: "Add the partition (ALTER TABLE … ADD PARTITION), or filter such rows in the query.",
+    **dict.fromkeys(CHECKED, "Correct or filter such rows in the query, or change the CHECK."),
     **dict.fromkeys(
         LOCKED,
         "Rows of the same key are locked by another slot, or by an earlier copy of this one that is prepared: use "

@@ -7,10 +7,19 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sparkonce.errors import PrepareError
-from sparkonce.sinks.sql.mysql.connection import MARIADB, Loaded, Session, connect, flavour_of
+from sparkonce.sinks.sql.mysql.connection import (
+    FIRST_WARNINGS,
+    MARIADB,
+    Loaded,
+    MySQLError,
+    Session,
+    connect,
+    flavour_of,
+)
 from sparkonce.sinks.sql.mysql.encoding import column_list, insert_values, load_text
 from sparkonce.sinks.sql.mysql.finishing import identity, insert
 from sparkonce.sinks.sql.mysql.names import StagingTable, Xid, lock_name, plain_literal, quote, stage_table
+from sparkonce.sinks.sql.mysql.outcomes import ABOUT_ROWS
 from sparkonce.sinks.sql.mysql.statements import insert_into, load_into, stage_columns, upsert_tail
 from sparkonce.sinks.sql.mysql.target import bind, checks_of, describe, kind_of
 from sparkonce.sinks.sql.settings import STAGED, TWO_PHASE, UPSERT
@@ -167,7 +176,12 @@ class TableRows:
         if not self._replaces and arrived != rows:
             raise self._incomplete(Loaded(arrived, 0), rows)
 
-    def _incomplete(self, loaded: Loaded, rows: int) -> PrepareError:
+    def _incomplete(self, loaded: Loaded, rows: int) -> Exception:
+        """Returns the error that the server would have raised; a different one if it has not warned about a row."""
+        for _, number, message in self._connection.rows(FIRST_WARNINGS):
+            if number in ABOUT_ROWS:
+                refused: Exception = MySQLError(number, message)
+                return refused
         return PrepareError(
             f"{self._flavour.name} took {loaded.rows} of {rows} rows for table {self._copy.target} unchanged, with "
             f"{loaded.warnings} warnings: {self._connection.first_warnings()}.",

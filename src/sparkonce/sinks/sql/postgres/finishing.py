@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import psycopg
 from psycopg import sql
 
+from sparkonce.errors import PrepareError
 from sparkonce.protocol.handles import Finished, Outcome
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sinks._shared.committing import Claims
@@ -27,7 +28,7 @@ from sparkonce.sinks.sql.postgres.names import BackendName, staging_table
 from sparkonce.sinks.sql.postgres.outcomes import NOT_FOUND
 from sparkonce.sinks.sql.postgres.settings import COMMITS_TABLE
 from sparkonce.sinks.sql.postgres.statements import COMMITS_COLUMNS, COMMITTED_STATE, STAGED_STATE, commits, merge
-from sparkonce.sinks.sql.settings import STAGED, TWO_PHASE, UPSERT, Limits, Target
+from sparkonce.sinks.sql.settings import STAGED, TWO_PHASE, UPSERT, Limits, Target, quoted
 from sparkonce.sinks.sql.transactions import (
     GONE,
     KEPT_BATCHES,
@@ -288,52 +289,66 @@ def finish_prepared(connection: Connection, one: SqlTransaction, commit: bool, _
 # --- staged copies ---------------------------------------------------------------------------------------------------
 
 
-def begin_merge(connection: Connection, _names: Sequence[TransactionName], limits: Limits) -> bool:
-    """Begins the transaction. Other sessions wait for the locks on its markers."""
+def begin_merge(
+    connection: Connection, location: Location, names: Sequence[TransactionName], limits: Limits, _is_trial: bool
+) -> bool:
+    """Begins the transaction, and locks the existing markers. Other sessions wait for these locks.
+
+    All drivers lock in the same order, so that they cannot deadlock.
+    """
+    lock = sql.SQL("SELECT FROM {} WHERE name = ANY ({}) ORDER BY name FOR UPDATE").format(
+        commits(location.schema), [str(name) for name in names]
+    )
     # Other drivers wait lock_s for these locks and then retry, so a disconnected driver must not hold them for longer.
-    connection.execute(begin(limits, limits.commit_s, "sparkonce finishing", idle_s=limits.lock_s))
+    connection.execute(begin(limits, limits.commit_s, "sparkonce finishing", idle_s=limits.lock_s) + lock)
     return True
 
 
 def stages(
     connection: Connection, location: Location, names: Sequence[TransactionName], commit: bool
 ) -> tuple[dict[TransactionName, StagedCopy | None], dict[TransactionName, Finished]]:
-    """Locks the markers of these. Returns the stages of those that are not committed, and the answers for the others.
+    """Returns the stages of those that are not committed, and the answers for the others.
 
     Raises:
-        ValueError: If a marker is damaged.
+        PrepareError: If a marker is damaged.
     """
-    found = _lock(connection, location, names)
+    found = _markers(connection, location, names)
     waiting: dict[TransactionName, StagedCopy | None] = {}
     answers: dict[TransactionName, Finished] = {}
     for name in names:
-        state, text = found.get(name, ("", ""))
+        state, text = found.get(str(name), ("", ""))
         if not state:
             answers[name] = verdict(look_for(connection, name, location), name, location)
         elif state == COMMITTED_STATE:
             answers[name] = MARKED
         elif commit:
-            target, columns = Target.from_text(text)
+            target, columns = _target_of(location, str(name), text)
             waiting[name] = StagedCopy(table=staging_table(name), target=target, columns=columns)
         else:
             waiting[name] = None
     return waiting, answers
 
 
-def _lock(
+def _markers(
     connection: Connection, location: Location, names: Sequence[TransactionName]
-) -> dict[TransactionName, tuple[str, str]]:
-    """Locks the existing markers, and returns the state and target of each.
+) -> dict[str, tuple[str, str]]:
+    """Returns the state and the target of each existing marker, by its name."""
+    query = sql.SQL("SELECT name, state, target FROM {} WHERE name = ANY ({})").format(
+        commits(location.schema), [str(name) for name in names]
+    )
+    return {name: (state, target) for name, state, target in connection.execute(query).fetchall()}
 
-    All drivers lock in the same order, so that they cannot deadlock.
-    """
-    rows = connection.execute(
-        sql.SQL("SELECT name, state, target FROM {} WHERE name = ANY ({}) ORDER BY name FOR UPDATE").format(
-            commits(location.schema), [str(name) for name in names]
-        )
-    ).fetchall()
-    by_text = {str(name): name for name in names}
-    return {by_text[text]: (state, target) for text, state, target in rows}
+
+def _target_of(location: Location, name: str, text: str) -> tuple[Target, tuple[str, ...]]:
+    """Returns the target and the columns of staged rows, as their marker describes them."""
+    try:
+        return Target.from_text(text)
+    except ValueError as error:
+        raise PrepareError(
+            f"Row {name!r} of table {quoted(location.schema)}.{COMMITS_TABLE} is damaged: target={text!r} is "
+            f"{error}. {NOT_HERE}",
+            next_step="UPDATE its target to that of another row of the same sink and batch.",
+        ) from error
 
 
 def move(
@@ -347,11 +362,30 @@ def move(
 
     The answer is never LOST: the rows may be put back, and a decision covers the others.
     """
-    if wrong := _miscounted(connection, location, tables):
-        return wrong
     staged = [table for table, _ in tables.values()]
-    merging = merge(stage.target, stage.columns, [sql.Identifier(location.schema, table) for table in staged])
-    cursor = connection.execute(sql.SQL("; ").join([merging, list_changes(stage.target, location.schema, staged)]))
+    tabled = [sql.Identifier(location.schema, table) for table in staged]
+    counts = sql.SQL(" UNION ALL ").join(
+        sql.SQL("SELECT {}, count(*) FROM {}").format(number, table) for number, table in enumerate(tabled)
+    )
+    # One message: wrong counts and changes are rolled back, after the merge as before it.
+    steps = [
+        sql.SQL("LOCK TABLE {} IN ACCESS EXCLUSIVE MODE").format(sql.SQL(", ").join(tabled)),
+        counts,
+        merge(stage.target, stage.columns, tabled),
+        *([sql.SQL("SET CONSTRAINTS ALL IMMEDIATE")] if is_trial else []),
+        list_changes(stage.target, location.schema, staged),
+    ]
+    cursor = connection.execute(sql.SQL("; ").join(steps))
+    cursor.nextset()
+    counted: dict[int, int] = dict(cursor.fetchall())
+    for number, (name, (_, rows)) in enumerate(tables.items()):
+        if counted[number] != rows:
+            return (
+                f"Staging table {tabled[number].as_string(connection)} holds {counted[number]} rows, and {rows} were "
+                f"prepared. {NOT_HERE} Put the rows back; or, where they are gone for good, drop the table, and in the "
+                f"same transaction the row {str(name)!r} of {COMMITS_TABLE}: then they count as lost, and are written "
+                "again."
+            )
     while cursor.nextset():
         pass
     if found := [text for (text,) in cursor.fetchall()]:
@@ -360,28 +394,6 @@ def move(
             "it (a column its type, by ALTER TABLE; a partition by DETACH), and start the query again; change it once "
             "the query is stopped and its last batch is committed."
         )
-    if is_trial:
-        connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
-    return ""
-
-
-def _miscounted(connection: Connection, location: Location, tables: Mapping[TransactionName, tuple[str, int]]) -> str:
-    quoted = [sql.Identifier(location.schema, table) for table, _ in tables.values()]
-    counts = sql.SQL(" UNION ALL ").join(
-        sql.SQL("SELECT {}, count(*) FROM {}").format(number, table) for number, table in enumerate(quoted)
-    )
-    lock = sql.SQL("LOCK TABLE {} IN ACCESS EXCLUSIVE MODE").format(sql.SQL(", ").join(quoted))
-    cursor = connection.execute(sql.SQL("; ").join([lock, counts]))
-    cursor.nextset()
-    found: dict[int, int] = dict(cursor.fetchall())
-    for number, (name, (_, rows)) in enumerate(tables.items()):
-        if found[number] != rows:
-            return (
-                f"Staging table {quoted[number].as_string(connection)} holds {found[number]} rows, and {rows} were "
-                f"prepared. {NOT_HERE} Restore the rows; or, if they are permanently gone, drop the table, and in the "
-                f"same transaction the row {str(name)!r} of {COMMITS_TABLE}: then they count as lost, and are written "
-                "again."
-            )
     return ""
 
 
@@ -457,11 +469,9 @@ def refers_to_unit(
         "WHERE c.conname = %s AND c.contype = 'f'",
         (error.diag.constraint_name,),
     ).fetchall()
-    others = [str(name) for name in list_staged(connection, location, [one.query]) if is_other(name)]
-    texts = connection.execute(
-        sql.SQL("SELECT DISTINCT target FROM {} WHERE name = ANY ({})").format(commits(location.schema), others)
-    ).fetchall()
-    targets = [Target.from_text(text)[0] for (text,) in texts]
+    others = [name for name in list_staged(connection, location, [one.query]) if is_other(name)]
+    markers = _markers(connection, location, others)
+    targets = [_target_of(location, name, text)[0] for name, (_, text) in markers.items()]
     return any((target.schema, target.table) in found for target in targets)
 
 
