@@ -19,13 +19,12 @@ from sparkonce.errors import OutageError, PrepareError, SchemaError
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.handles import Finished, Outcome
 from sparkonce.protocol.ownership import TransactionName
-from sparkonce.sink import Facts, SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
+from sparkonce.sink import Facts
 from sparkonce.sinks._shared.committing import Claims
-from sparkonce.sinks.sql.committer import SqlCommitter
 from sparkonce.sinks.sql.dialect import Dialect, StagedCopy
-from sparkonce.sinks.sql.settings import APPEND, STAGED, UPSERT, Limits, MergesStaged, Target, quoted
+from sparkonce.sinks.sql.settings import APPEND, STAGED, UPSERT, Limits, Target, quoted
+from sparkonce.sinks.sql.sink import SqlSink
 from sparkonce.sinks.sql.transactions import (
-    DIRECT,
     KEPT_BATCHES,
     MARKED,
     HandleFields,
@@ -33,7 +32,7 @@ from sparkonce.sinks.sql.transactions import (
     SqlTransaction,
     absent_verdict,
 )
-from sparkonce.sinks.sql.writer import Copy, SqlWriter
+from sparkonce.sinks.sql.writer import Copy
 
 MARKERS = (
     "CREATE TABLE IF NOT EXISTS sparkonce_commits (name TEXT PRIMARY KEY, prefix TEXT NOT NULL, query TEXT NOT NULL, "
@@ -291,8 +290,10 @@ SQLITE_DIALECT = Dialect(
 )
 
 
-class SqliteTable(MergesStaged, TwoPhaseCommitSink):
-    """A sink for an existing table in a file."""
+class SqliteTable(SqlSink):
+    """The sink: a file, and a table that is there."""
+
+    commit, limits = STAGED, Limits()
 
     def __init__(
         self,
@@ -304,38 +305,21 @@ class SqliteTable(MergesStaged, TwoPhaseCommitSink):
         guarantee: Guarantee = Guarantee.EXACTLY_ONCE,
     ) -> None:
         super().__init__(name, guarantee)
-        self.path = path
+        self.to = path
         self.target = Target(table=table, mode=UPSERT if key_columns else APPEND, keys=key_columns)
 
-    @property
-    def tells_refused(self) -> bool:
-        return True
-
     def columns(self, schema: pa.Schema) -> Sequence[str]:
-        with closing(connect(self.path, "", Limits())) as connection:
+        with closing(connect(self.to, "", Limits())) as connection:
             known = columns_of(connection, self.target.table)
         if missing := sorted(set(schema.names) - known.keys()):
             raise SchemaError(f"Table {self.target} has no columns {missing}.", next_step="Rename or drop them.")
         return list(schema.names)
 
     def preflight(self, query: str, recorded: Facts | None) -> Facts:
-        with closing(connect(self.path, "", Limits())) as connection:
+        with closing(connect(self.to, "", Limits())) as connection:
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute(MARKERS)
-        return {"prefix": f"sparkonce.{self.name}", "path": self.path}
+        return {"prefix": f"sparkonce.{self.name}", "path": self.to}
 
-    def writer(self, context: WriterContext) -> SinkWriter:
-        commit = STAGED if self.guarantee is Guarantee.EXACTLY_ONCE else DIRECT
-        return SqlWriter(SQLITE_DIALECT, self.path, self.target, commit, Limits(), context)
-
-    def committer(self) -> SinkCommitter:
-        server = f"SQLite at {self.path}"
-        return SqlCommitter(
-            SQLITE_DIALECT,
-            self.path,
-            self.name,
-            server=server,
-            limits=Limits(),
-            target=self.target,
-            on_conflict=self.decided_conflicts,
-        )
+    def dialect(self) -> tuple[Dialect, str]:
+        return SQLITE_DIALECT, f"SQLite at {self.to}"

@@ -56,7 +56,7 @@ def test_what_a_check_refuses_is_refused_before_the_decision(
 @pytest.mark.parametrize(
     ("ids", "words", "step"),
     [
-        ((3,), "ER_CONSTRAINT_FAILED (4025)", "UPDATE one in its staging table"),
+        ((3,), "error 4025", "UPDATE one in its staging table"),
         ((5, 5), "another row of the batch", "--on-conflict nothing"),
     ],
 )

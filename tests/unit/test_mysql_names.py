@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import pytest
+from pymysql.err import OperationalError
 
 from sparkonce.protocol.handles import Outcome
 from sparkonce.protocol.ownership import Token, TransactionName
 from sparkonce.sinks.sql.mysql.connection import MARIADB, MYSQL, flavour_of, numbers_of
 from sparkonce.sinks.sql.mysql.names import FORMAT_ID, StagingTable, Xid, parse_recovered, quote, stage_table
-from sparkonce.sinks.sql.mysql.outcomes import outcome_of
+from sparkonce.sinks.sql.mysql.outcomes import finished
 from sparkonce.sinks.sql.mysql.statements import merge_steps, upsert_tail
 from sparkonce.sinks.sql.settings import Target
 
@@ -93,7 +94,10 @@ def test_versions_that_lose_prepared_transactions_are_too_old() -> None:
     assert upsert_tail(MYSQL, ["k"], ["k"]) == " AS sparkonce_new ON DUPLICATE KEY UPDATE `k` = sparkonce_new.`k`"
     assert "ON DUPLICATE" not in merge_steps(["s"], Target(table="t"), ["k"])[0]
 
-    assert {outcome_of(number, "").outcome for number in range(5000)} == {Outcome.RETRY, Outcome.UNKNOWN}
+    assert {finished(OperationalError(number, "")).outcome for number in range(5000)} == {
+        Outcome.RETRY,
+        Outcome.UNKNOWN,
+    }
 
 
 @pytest.mark.parametrize(
@@ -110,6 +114,6 @@ def test_versions_that_lose_prepared_transactions_are_too_old() -> None:
     ],
 )
 def test_what_errors_mean(number: int | None, outcome: Outcome) -> None:
-    found = outcome_of(number, "its words")
+    found = finished(OperationalError(number, "its words") if number else ConnectionResetError("its words"))
     assert found.outcome is outcome
     assert "its words" in found.reason

@@ -55,7 +55,7 @@ TABLE = ErrorTable(
         "": Meaning(Outcome.RETRY, "No answer."),
         "53": Meaning(Outcome.RETRY, "Full.", "free space.", outage=True),
         "53100": Meaning(Outcome.UNKNOWN, "The disk."),
-        "X": Meaning(Outcome.LOST, "Gone.", name="ER_GONE"),
+        "X": Meaning(Outcome.LOST, "Gone."),
     },
     phrases=[("read only", Meaning(Outcome.RETRY, "A replica."))],
     class_lengths=(2,),
@@ -77,7 +77,7 @@ def test_a_code_its_class_or_a_phrase_says_what_an_answer_means(code: str, messa
 
 
 def test_an_answer_is_told_with_its_name_its_words_and_what_to_do() -> None:
-    assert TABLE.finished("X", "words.").reason == "ER_GONE (X): words. Gone."
+    assert TABLE.finished("X", "words.").reason == "error X: words. Gone."
     assert TABLE.finished("53", "words", shown="53 words").reason == "53 words. Full."
     assert TABLE.finished("53", "words").next_step == "free space."
 

@@ -31,7 +31,8 @@ from sparkonce.protocol.state import State
 from sparkonce.protocol.view import LogView, Run
 from sparkonce.sink import Owner, SinkCommitter, TwoPhaseCommitSink
 from sparkonce.sinks._shared.orphans import Orphan, run_of, token_in
-from sparkonce.sinks.sql.settings import CONFLICTS, MergesStaged
+from sparkonce.sinks.sql.settings import CONFLICTS
+from sparkonce.sinks.sql.sink import SqlSink
 from sparkonce.storage.files import CheckpointFiles
 from sparkonce.storage.local import LocalFiles
 from sparkonce.version import __version__
@@ -100,7 +101,7 @@ def resolve(
         moved: Like ``checkpoint_moved``.
         accept_lost: Like ``accept_lost_batches`` of `sparkonce.ExactlyOnce`.
         decided: False to refuse if a decided batch may not be finished.
-        on_conflict: See `MergesStaged.decided_conflicts`; empty to leave conflicting rows staged.
+        on_conflict: See `SqlSink.decided_conflicts`; empty to leave conflicting rows staged.
         patience_s: How long to wait for an unreachable system, in seconds.
 
     Raises:
@@ -225,7 +226,7 @@ def _let_conflict(sinks: Mapping[str, TwoPhaseCommitSink], on_conflict: str) -> 
     if not on_conflict:
         return
     one_of("on_conflict", on_conflict, CONFLICTS)
-    merging = [sink for sink in sinks.values() if isinstance(sink, MergesStaged)]
+    merging = [sink for sink in sinks.values() if isinstance(sink, SqlSink)]
     for sink in merging:
         sink.decided_conflicts = on_conflict
     if not merging:

@@ -19,14 +19,12 @@ class Meaning:
         outcome: The outcome for the transaction being finished.
         sentence: One sentence for the operator.
         next_step: The operator's next step, if retrying does not help.
-        name: The code's name in the server's manual.
         outage: True if an attempt in progress can be written later: the server is unreachable, or has no space.
     """
 
     outcome: Outcome
     sentence: str = ""
     next_step: str = ""
-    name: str = ""
     outage: bool = False
 
 
@@ -74,12 +72,11 @@ class ErrorTable(Generic[Code]):
         Args:
             code: The server's code.
             message: The server's message.
-            shown: The text before the meaning's sentence; by default the code's name, the code and the message.
+            shown: The text before the meaning's sentence; by default the code and the message.
         """
         meaning = self.meaning(code, message)
         if shown is None:
-            name = f"{meaning.name} ({code})" if meaning.name else f"error {code}"
-            shown = f"{name}: {message}"
+            shown = f"error {code}: {message}"
         told = f"{shown.rstrip('. ')}. {meaning.sentence}".strip()
         return Finished(outcome=meaning.outcome, reason=told, next_step=meaning.next_step)
 

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sparkonce.errors import ConfigurationError
 from sparkonce.protocol.ownership import Token
 
 if TYPE_CHECKING:
     from sparkonce.protocol.handles import Handle
+
+AnOrphan = TypeVar("AnOrphan", bound="Orphan")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +44,12 @@ class Orphan:
     copy: str
     age_s: float
     holds: tuple[str, ...]
+
+    @classmethod
+    def of(cls: type[AnOrphan], name: Any, **more: Any) -> AnOrphan:
+        """Returns the orphan with this name: of a transaction or, without batch and slot, of a session."""
+        more |= {"query": name.query, "run": run_of(name.token), "copy": name.copy}
+        return cls(**{"batch": getattr(name, "batch", -1), "slot": getattr(name, "slot", -1), **more})
 
     def is_of(self, handle: Handle) -> bool:
         """Returns True if the handle finishes it."""

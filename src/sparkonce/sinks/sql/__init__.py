@@ -2,6 +2,7 @@
 
 On both:
     ``dialect``: the functions that each database provides.
+    ``sink``: the base of the public classes.
     ``settings``: the user's settings for the table, its rows and time limits.
     ``transactions``: the transaction of a task attempt as a value, and as its handle describes it.
     ``pool``: idle connections for reuse.

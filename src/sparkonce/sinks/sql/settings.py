@@ -23,17 +23,6 @@ COMMITS = (STAGED, TWO_PHASE)
 CONFLICTS = ("update", "nothing")
 
 
-class MergesStaged:
-    """A sink whose staged rows are merged into its table once their batch is decided.
-
-    Attributes:
-        decided_conflicts: What an operator has chosen for appended rows whose keys now exist in the table: one of
-            `CONFLICTS`. Empty to leave them staged.
-    """
-
-    decided_conflicts: str = ""
-
-
 def commit(value: str) -> str:
     """Returns how a database sink commits: `STAGED` or `TWO_PHASE`."""
     return one_of("commit", value, COMMITS)

@@ -11,8 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sparkonce.protocol.ownership import TransactionName
-from sparkonce.sinks._shared.orphans import Orphan, run_of, shown
+from sparkonce.sinks._shared.orphans import Orphan, shown
 from sparkonce.sinks._shared.preflight import Attempts
 from sparkonce.sinks.sql.mysql import finishing
 from sparkonce.sinks.sql.mysql.connection import SERVER_ERRORS, Connection, connect, flavour_of, numbered_message
@@ -22,6 +21,7 @@ from sparkonce.sinks.sql.settings import TWO_PHASE
 from sparkonce.sinks.sql.transactions import SqlTransaction
 
 ANSWER_WITHIN_S = 30.0
+_ROWS = ("the locks of its rows",)
 
 _DATABASES = (
     "SELECT DISTINCT TABLE_SCHEMA FROM information_schema.TABLES "
@@ -88,17 +88,20 @@ def _find(connection: Connection) -> Iterator[MySQLOrphan]:
         branches |= {Xid.of(marker.name): (database, marker) for marker in _not_committed(connection)}
     for xid in finishing.recovered(connection, flavour):
         if xid not in branches:
-            yield _orphan("prepared", str(xid), xid.named(), "", -1, "the locks of its rows", place_known=False)
+            yield MySQLOrphan.of(xid, kind="prepared", name=str(xid), age_s=-1, holds=_ROWS, database="")
     for xid, (database, marker) in branches.items():
         connection.select_db(database)
         (holder,) = connection.row("SELECT IS_USED_LOCK(%s)", (lock_name(xid.copy),))
-        age_s = (now_ms - marker.begun_ms) / 1000
+        holds, kind = _ROWS, ""
         if holder is not None:
-            yield _orphan("session", str(xid), marker.name, database, age_s, f"connection {holder}")
+            kind, holds = "session", (f"connection {holder}",)
         elif xid in finishing.recovered(connection, flavour):
-            yield _orphan("prepared", str(xid), marker.name, database, age_s, "the locks of its rows")
+            kind = "prepared"
         elif not finishing.marked(connection, [marker.name]) and finishing.is_seen(connection, marker.name):
-            yield _orphan("hidden", str(xid), marker.name, database, age_s, "the locks of its rows")
+            kind = "hidden"
+        if kind:
+            more = {"age_s": (now_ms - marker.begun_ms) / 1000, "holds": holds, "database": database}
+            yield MySQLOrphan.of(marker.name, kind=kind, name=str(xid), **more)
 
 
 def _not_committed(connection: Connection) -> list[SqlTransaction]:
@@ -123,22 +126,5 @@ def _stages(connection: Connection, database: str, now_ms: int) -> Iterator[MySQ
         if holder is not None:
             holds += f", connection {holder}"
         kind = "merged" if stage.name in done else "staged"
-        age_s = (now_ms - stage.begun_ms) / 1000
-        yield _orphan(kind, f"{quote(database)}.{quote(table)}", stage.name, database, age_s, holds)
-
-
-def _orphan(
-    kind: str, shown: str, name: TransactionName, database: str, age_s: float, holds: str, *, place_known: bool = True
-) -> MySQLOrphan:
-    return MySQLOrphan(
-        kind=kind,
-        name=shown,
-        query=name.query,
-        run=run_of(name.token),
-        batch=name.batch if place_known else -1,
-        slot=name.slot if place_known else -1,
-        copy=name.copy,
-        age_s=age_s,
-        holds=(holds,),
-        database=database,
-    )
+        more = {"age_s": (now_ms - stage.begun_ms) / 1000, "holds": (holds,), "database": database}
+        yield MySQLOrphan.of(stage.name, kind=kind, name=f"{quote(database)}.{quote(table)}", **more)

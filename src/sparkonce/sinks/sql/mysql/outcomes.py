@@ -52,126 +52,75 @@ _NOT_APPLIED = (
 _UPDATE = "UPDATE one in its staging table, of whose rows none may be missing."
 _PUT_RIGHT = f"Correct what refuses the row, or {_UPDATE}"
 
+_RETRY, _UNKNOWN = Outcome.RETRY, Outcome.UNKNOWN
+_FORBIDDEN = Meaning(_UNKNOWN, _NOTHING_LOST, _GRANT)
+_BROKEN = Meaning(_RETRY, "The connection broke.", outage=True)
+_TOO_MANY = "Raise it, or use fewer slots."
+_IN_ANOTHER = Meaning(_RETRY, "The connection was in another transaction; it is opened anew.")
+_NO_MEMORY = Meaning(_RETRY, "The server is out of memory.")
+_ROLLS_BACK = Meaning(_RETRY, "The server rolls the branch back.")
+
 ERRORS = ErrorTable(
     {
-        1020: Meaning(Outcome.RETRY, "The row has changed meanwhile.", name="ER_CHECKREAD"),
-        1021: Meaning(
-            Outcome.RETRY, "The server's disk is full.", "Make room there.", outage=True, name="ER_DISK_FULL"
-        ),
-        1037: Meaning(Outcome.RETRY, "The server is out of memory.", name="ER_OUTOFMEMORY"),
-        1040: Meaning(
-            Outcome.RETRY,
-            "max_connections is used up.",
-            "Raise it, or use fewer slots.",
-            outage=True,
-            name="ER_CON_COUNT_ERROR",
-        ),
-        1041: Meaning(Outcome.RETRY, "The server is out of memory.", name="ER_OUT_OF_RESOURCES"),
-        1044: Meaning(Outcome.UNKNOWN, _NOTHING_LOST, _GRANT, name="ER_DBACCESS_DENIED_ERROR"),
-        1045: Meaning(
-            Outcome.UNKNOWN,
-            f"The credentials are refused. {_NOTHING_LOST}",
-            "Correct them.",
-            name="ER_ACCESS_DENIED_ERROR",
-        ),
-        1053: Meaning(Outcome.RETRY, "The server is stopping.", outage=True, name="ER_SERVER_SHUTDOWN"),
-        1062: Meaning(
-            Outcome.UNKNOWN,
+        1020: Meaning(_RETRY, "The row has changed meanwhile."),
+        1021: Meaning(_RETRY, "The server's disk is full.", "Make room there.", outage=True),
+        **dict.fromkeys((1037, 1041), _NO_MEMORY),
+        1040: Meaning(_RETRY, "max_connections is used up.", _TOO_MANY, outage=True),
+        **dict.fromkeys((1044, 1142, 1143, 1370), _FORBIDDEN),
+        1045: Meaning(_UNKNOWN, f"The credentials are refused. {_NOTHING_LOST}", "Correct them."),
+        1053: Meaning(_RETRY, "The server is stopping.", outage=True),
+        DUPLICATE_KEY: Meaning(
+            _UNKNOWN,
             f"A row of the batch has a key that the table, or another row of the batch, has already. {_NOT_APPLIED}",
             "Run sparkonce transactions resolve CHECKPOINT --config FILE --on-conflict nothing, which keeps the "
             "table's rows, or --on-conflict update, which replaces them. Or remove the row that is in the way.",
-            name="ER_DUP_ENTRY",
         ),
-        1114: Meaning(
-            Outcome.RETRY, "The tablespace is full.", "Make room there.", outage=True, name="ER_RECORD_FILE_FULL"
-        ),
-        1142: Meaning(Outcome.UNKNOWN, _NOTHING_LOST, _GRANT, name="ER_TABLEACCESS_DENIED_ERROR"),
-        1143: Meaning(Outcome.UNKNOWN, _NOTHING_LOST, _GRANT, name="ER_COLUMNACCESS_DENIED_ERROR"),
-        1146: Meaning(
-            Outcome.UNKNOWN,
+        1114: Meaning(_RETRY, "The tablespace is full.", "Make room there.", outage=True),
+        NO_SUCH_TABLE: Meaning(
+            _UNKNOWN,
             "A table that the sink needs is gone, the target or sparkonce_commits.",
             "Restore it; without the latter it is unknown which transactions are committed.",
-            name="ER_NO_SUCH_TABLE",
         ),
-        1158: Meaning(Outcome.RETRY, "The connection broke.", outage=True, name="ER_NET_READ_ERROR"),
-        1159: Meaning(Outcome.RETRY, "The connection broke.", outage=True, name="ER_NET_READ_INTERRUPTED"),
-        1160: Meaning(Outcome.RETRY, "The connection broke.", outage=True, name="ER_NET_ERROR_ON_WRITE"),
-        1161: Meaning(Outcome.RETRY, "The connection broke.", outage=True, name="ER_NET_WRITE_INTERRUPTED"),
-        1180: Meaning(
-            Outcome.UNKNOWN, "The commit failed inside the server.", "See its log.", name="ER_ERROR_DURING_COMMIT"
-        ),
-        1203: Meaning(
-            Outcome.RETRY,
-            "max_user_connections is used up.",
-            "Raise it, or use fewer slots.",
-            outage=True,
-            name="ER_TOO_MANY_USER_CONNECTIONS",
-        ),
-        1205: Meaning(Outcome.RETRY, "Another transaction holds a lock on it.", name="ER_LOCK_WAIT_TIMEOUT"),
-        1206: Meaning(
-            Outcome.RETRY, "innodb_buffer_pool_size is too small for so many locks.", name="ER_LOCK_TABLE_FULL"
-        ),
-        1213: Meaning(Outcome.RETRY, "The server ended a deadlock by a rollback.", name="ER_LOCK_DEADLOCK"),
-        1226: Meaning(Outcome.RETRY, "The user's hourly limit is used up.", name="ER_USER_LIMIT_REACHED"),
-        1227: Meaning(
-            Outcome.UNKNOWN,
-            _NOTHING_LOST,
-            f"{_GRANT} On MySQL it is XA_RECOVER_ADMIN.",
-            name="ER_SPECIFIC_ACCESS_DENIED_ERROR",
-        ),
+        **dict.fromkeys((1158, 1159, 1160, 1161), _BROKEN),
+        1180: Meaning(_UNKNOWN, "The commit failed inside the server.", "See its log."),
+        1203: Meaning(_RETRY, "max_user_connections is used up.", _TOO_MANY, outage=True),
+        1205: Meaning(_RETRY, "Another transaction holds a lock on it."),
+        1206: Meaning(_RETRY, "innodb_buffer_pool_size is too small for so many locks."),
+        1213: Meaning(_RETRY, "The server ended a deadlock by a rollback."),
+        1226: Meaning(_RETRY, "The user's hourly limit is used up."),
+        1227: Meaning(_UNKNOWN, _NOTHING_LOST, f"{_GRANT} On MySQL it is XA_RECOVER_ADMIN."),
         1290: Meaning(
-            Outcome.UNKNOWN,
-            "The server is read-only now: it may have become a replica.",
-            "Point the sink to the primary.",
-            name="ER_OPTION_PREVENTS_STATEMENT",
+            _UNKNOWN, "The server is read-only now: it may have become a replica.", "Point the sink to the primary."
         ),
-        1317: Meaning(Outcome.RETRY, "Somebody killed the statement.", name="ER_QUERY_INTERRUPTED"),
-        1370: Meaning(Outcome.UNKNOWN, _NOTHING_LOST, _GRANT, name="ER_PROCACCESS_DENIED_ERROR"),
-        1397: Meaning(Outcome.RETRY, "The connection that prepared it has not ended yet.", name="XAER_NOTA"),
-        1398: Meaning(Outcome.UNKNOWN, "The server does not take the xid.", name="XAER_INVAL"),
-        1399: Meaning(Outcome.RETRY, "The connection was in another transaction; it is reopened.", name="XAER_RMFAIL"),
-        1400: Meaning(Outcome.RETRY, "The connection was in another transaction; it is reopened.", name="XAER_OUTSIDE"),
+        1317: Meaning(_RETRY, "Somebody killed the statement."),
+        XAER_NOTA: Meaning(_RETRY, "The connection that prepared it has not ended yet."),
+        1398: Meaning(_UNKNOWN, "The server does not take the xid."),
+        **dict.fromkeys((1399, 1400), _IN_ANOTHER),
         1401: Meaning(
-            Outcome.UNKNOWN,
+            _UNKNOWN,
             # In `Sql_cmd_xa_recover::check_xa_recover_privilege` of MySQL, 1227, which names the privilege, is only a
             # warning.
             "The server failed in the branch. MySQL says the same to a user without XA_RECOVER_ADMIN.",
             "See the server's log, and XA RECOVER; grant the right if it is missing, and nothing is lost.",
-            name="XAER_RMERR",
         ),
-        1402: Meaning(Outcome.RETRY, "The server rolls the branch back.", name="XA_RBROLLBACK"),
-        1613: Meaning(Outcome.RETRY, "The server rolls the branch back.", name="XA_RBTIMEOUT"),
-        1614: Meaning(Outcome.RETRY, "The server rolls the branch back.", name="XA_RBDEADLOCK"),
-        1452: Meaning(
-            Outcome.UNKNOWN, f"A foreign key refuses a row. {_NOT_APPLIED}", _PUT_RIGHT, name="ER_NO_REFERENCED_ROW_2"
-        ),
-        1526: Meaning(
-            Outcome.UNKNOWN,
+        **dict.fromkeys(ROLLED_BACK, _ROLLS_BACK),
+        NO_PARENT: Meaning(_UNKNOWN, f"A foreign key refuses a row. {_NOT_APPLIED}", _PUT_RIGHT),
+        NO_PARTITION: Meaning(
+            _UNKNOWN,
             f"The table has no partition for a row. {_NOT_APPLIED}",
             f"Add the partition (ALTER TABLE … ADD PARTITION), or {_UPDATE}",
-            name="ER_NO_PARTITION_FOR_GIVEN_VALUE",
         ),
-        1644: Meaning(
-            Outcome.UNKNOWN, f"A trigger refuses a row. {_NOT_APPLIED}", _PUT_RIGHT, name="ER_SIGNAL_EXCEPTION"
-        ),
-        1836: Meaning(
-            Outcome.UNKNOWN, "The server is read-only now.", "Point the sink to the primary.", name="ER_READ_ONLY_MODE"
-        ),
-        1927: Meaning(Outcome.RETRY, "Somebody killed the connection.", outage=True, name="ER_CONNECTION_KILLED"),
-        1969: Meaning(Outcome.RETRY, "max_statement_time was too short.", name="ER_STATEMENT_TIMEOUT"),
-        3024: Meaning(Outcome.RETRY, "max_execution_time was too short.", name="ER_QUERY_TIMEOUT"),
-        3819: Meaning(
-            Outcome.UNKNOWN, f"A CHECK refuses a row. {_NOT_APPLIED}", _PUT_RIGHT, name="ER_CHECK_CONSTRAINT_VIOLATED"
-        ),
-        4025: Meaning(
-            Outcome.UNKNOWN,
-            f"A CHECK, or what makes a column JSON, refuses a row. {_NOT_APPLIED}",
-            _PUT_RIGHT,
-            name="ER_CONSTRAINT_FAILED",
+        1644: Meaning(_UNKNOWN, f"A trigger refuses a row. {_NOT_APPLIED}", _PUT_RIGHT),
+        1836: Meaning(_UNKNOWN, "The server is read-only now.", "Point the sink to the primary."),
+        1927: Meaning(_RETRY, "Somebody killed the connection.", outage=True),
+        1969: Meaning(_RETRY, "max_statement_time was too short."),
+        3024: Meaning(_RETRY, "max_execution_time was too short."),
+        **dict.fromkeys(
+            CHECKED,
+            Meaning(_UNKNOWN, f"A CHECK, or what makes a column JSON, refuses a row. {_NOT_APPLIED}", _PUT_RIGHT),
         ),
     }
 )
-
 
 _STEPS = {
     DUPLICATE_KEY: "Write with mode='upsert' and key_columns, which replaces the rows that are there; or drop such "
@@ -206,16 +155,7 @@ def prepare_error(error: BaseException, what: str, staging: str = "", table: str
 
 def finished(error: BaseException) -> Finished:
     """Returns what an error means for the transaction being finished."""
-    return outcome_of(number_of(error), server_message(error))
-
-
-def outcome_of(number: int | None, message: str) -> Finished:
-    """Returns what an error means for the transaction being finished.
-
-    Args:
-        number: The server's or the client's error number; None if there is none.
-        message: The server's own message.
-    """
+    number, message = number_of(error), server_message(error)
     if number is None or number in _NO_REPLY:
         return Finished(outcome=Outcome.RETRY, reason=f"No reply from the server: {message}.")
     return ERRORS.finished(number, message)

@@ -11,8 +11,7 @@ import logging
 import re
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sparkonce.errors import ANEW, PreflightError
 from sparkonce.sink import Facts
@@ -33,10 +32,11 @@ from sparkonce.sinks.sql.mysql.names import quote, stage_table
 from sparkonce.sinks.sql.mysql.settings import address
 from sparkonce.sinks.sql.mysql.statements import merge_steps, stage_columns
 from sparkonce.sinks.sql.mysql.target import KEYS, MySQLColumn, bind, describe
-from sparkonce.sinks.sql.settings import STAGED, TWO_PHASE, Target
+from sparkonce.sinks.sql.settings import STAGED, TWO_PHASE
+from sparkonce.sinks.sql.transactions import DIRECT
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    from sparkonce.sinks.sql.mysql.sink import MySQLSink
 
 log = logging.getLogger(__name__)
 
@@ -66,26 +66,7 @@ _TOO_WIDE = re.compile(r"error 111[78]\b|errno: (139|185)\b")
 _TABLES = ("BASE TABLE", "SYSTEM VERSIONED")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MySQLPreflightRequest:
-    """What is checked.
-
-    Attributes:
-        settings: The connection's settings.
-        target: The table and its rules.
-        commit: ``two_phase`` or ``staged``; empty below EXACTLY_ONCE.
-        prefix: The prefix of transaction names.
-        schema: The schema of the rows, if it is known.
-    """
-
-    settings: Mapping[str, Any] = field(repr=False)
-    target: Target
-    commit: str
-    prefix: str
-    schema: pa.Schema | None
-
-
-def preflight(request: MySQLPreflightRequest, recorded: Facts | None) -> Facts:
+def preflight(sink: MySQLSink, recorded: Facts | None) -> Facts:
     """Checks the server, the table and the privileges, and that it is still the recorded server.
 
     Returns:
@@ -94,17 +75,17 @@ def preflight(request: MySQLPreflightRequest, recorded: Facts | None) -> Facts:
     Raises:
         PreflightError: If a check fails. The message names the setting and its value.
     """
-    where = f"The server at {address(request.settings)}"
+    where = f"The server at {address(sink.to)}"
     with _attempts.of(where, "Check host, port, user, password and the server."):
-        connection = connect(request.settings, program="sparkonce preflight", timeout_s=REPLY_LIMIT_S, lock_wait_s=5)
-    with contextlib.closing(connection), _attempts.of(where, "Check that it runs."):
+        connection = connect(sink.to, program="sparkonce preflight", timeout_s=REPLY_LIMIT_S, lock_wait_s=5)
+    with contextlib.closing(connection), _attempts.of(where, "See that it runs."):
         variables = _variables(connection)
         flavour = flavour_of(variables["version"])
-        _check_server(flavour, variables, request)
-        _note_server(connection, flavour, variables, request)
-        columns = _check_table(connection, request)
-        _check_writing(connection, flavour, request, columns)
-        if not request.commit:
+        _check_server(flavour, variables, sink)
+        _note_server(connection, flavour, variables, sink)
+        columns = _check_table(connection, sink)
+        _check_writing(connection, flavour, sink, columns)
+        if sink.kind == DIRECT:
             return {}
         database = _check_database(connection, recorded)
         if flavour.identity is None:
@@ -112,8 +93,8 @@ def preflight(request: MySQLPreflightRequest, recorded: Facts | None) -> Facts:
             finishing.draw_identity(connection, secrets.token_hex(8))
         server = _check_identity(connection, flavour, recorded)
         _make_table(connection, finishing.COMMITS, is_new="server" not in (recorded or {}))
-        _check_commit(connection, flavour, request, columns)
-    return {"prefix": request.prefix, "server": server, "database": database, "table": request.target.table}
+        _check_commit(connection, flavour, sink, columns)
+    return {"prefix": sink.prefix, "server": server, "database": database, "table": sink.target.table}
 
 
 # --- the server ------------------------------------------------------------------------------------------------------
@@ -129,7 +110,7 @@ def _is_on(variables: Mapping[str, str], name: str) -> bool:
     return variables.get(name, "OFF").upper() in {"ON", "1"}
 
 
-def _check_server(flavour: Flavour, variables: Mapping[str, str], request: MySQLPreflightRequest) -> None:
+def _check_server(flavour: Flavour, variables: Mapping[str, str], sink: MySQLSink) -> None:
     version = variables["version"]
     if numbers_of(version) < flavour.oldest:
         oldest = ".".join(map(str, flavour.oldest))
@@ -155,7 +136,7 @@ def _check_server(flavour: Flavour, variables: Mapping[str, str], request: MySQL
             "rows come in larger packets",
             "Set it to 1M or more.",
         )
-    if not request.commit:
+    if sink.kind == DIRECT:
         return
     durable = variables["innodb_flush_log_at_trx_commit"]
     if durable not in {"1", "3"}:
@@ -165,25 +146,23 @@ def _check_server(flavour: Flavour, variables: Mapping[str, str], request: MySQL
             "prepared transactions would not survive a crash of the machine",
             "Set it to 1.",
         )
-    if request.commit == TWO_PHASE and _is_on(variables, "wsrep_on"):
+    if sink.kind == TWO_PHASE and _is_on(variables, "wsrep_on"):
         raise refusal("wsrep_on", "ON", "Galera has no XA", "Use commit='staged'.")
 
 
-def _note_server(
-    connection: Connection, flavour: Flavour, variables: Mapping[str, str], request: MySQLPreflightRequest
-) -> None:
-    if not request.settings.get("local_infile", True):
+def _note_server(connection: Connection, flavour: Flavour, variables: Mapping[str, str], sink: MySQLSink) -> None:
+    if not sink.to.get("local_infile", True):
         log.info("Rows go to %s by INSERT: the setting local_infile is off.", flavour.name)
     elif not _is_on(variables, "local_infile"):
         log.warning(
             "Rows go to %s by INSERT, which is slower: the server has local_infile=OFF. Turn it on for LOAD DATA.",
             flavour.name,
         )
-    elif request.target.keys and request.commit != STAGED:
+    elif sink.target.keys and sink.kind != STAGED:
         log.info("Rows go to %s by INSERT … ON DUPLICATE KEY UPDATE.", flavour.name)
     else:
         log.info("Rows go to %s by LOAD DATA LOCAL.", flavour.name)
-    if request.commit and _is_on(variables, "log_bin") and variables.get("sync_binlog") != "1":
+    if sink.kind != DIRECT and _is_on(variables, "log_bin") and variables.get("sync_binlog") != "1":
         log.warning(
             "sync_binlog=%s: after a crash of the machine, replicas may lack committed rows. Set it to 1.",
             variables.get("sync_binlog"),
@@ -201,102 +180,100 @@ def _note_server(
 # --- the table -------------------------------------------------------------------------------------------------------
 
 
-def _check_table(connection: Connection, request: MySQLPreflightRequest) -> list[MySQLColumn]:
-    columns = describe(connection, request.target.table)
-    database = request.settings["database"]
+def _check_table(connection: Connection, sink: MySQLSink) -> list[MySQLColumn]:
+    columns = describe(connection, sink.target.table)
+    database = sink.to["database"]
     if not columns:
         raise PreflightError(
-            f"There is no table {request.target} in database {database!r}, or no right to see it.",
+            f"There is no table {sink.target} in database {database!r}, or no right to see it.",
             next_step="Create it, or grant SELECT and INSERT on it.",
             setting="table",
         )
     rows = connection.rows(
         "SELECT TABLE_NAME, TABLE_TYPE, ENGINE FROM information_schema.TABLES WHERE TABLE_SCHEMA = DATABASE() "
         "AND TABLE_NAME = %s",
-        (request.target.table,),
+        (sink.target.table,),
     )
-    _, kind, engine = next((row for row in rows if row[0] == request.target.table), rows[0])
+    _, kind, engine = next((row for row in rows if row[0] == sink.target.table), rows[0])
     if str(kind).upper() not in _TABLES:
         raise PreflightError(
-            f"{request.target} is a {str(kind).lower()}, and rows go into tables.",
+            f"{sink.target} is a {str(kind).lower()}, and rows go into tables.",
             next_step="Name the table itself.",
             setting="table",
         )
     if str(engine or "").lower() != "innodb":
         raise PreflightError(
-            f"{request.target} is a table of engine {engine}, and only InnoDB has transactions.",
+            f"{sink.target} is a table of engine {engine}, and only InnoDB has transactions.",
             next_step="ALTER TABLE … ENGINE=InnoDB, or name another table.",
             setting="table",
         )
-    if request.schema is not None:
-        bind(request.target, columns, request.schema)
-    if request.target.keys:
-        _check_keys(connection, request, columns)
+    if sink.schema is not None:
+        bind(sink.target, columns, sink.schema)
+    if sink.target.keys:
+        _check_keys(connection, sink, columns)
     return columns
 
 
-def _check_keys(connection: Connection, request: MySQLPreflightRequest, columns: Sequence[MySQLColumn]) -> None:
+def _check_keys(connection: Connection, sink: MySQLSink, columns: Sequence[MySQLColumn]) -> None:
     # An upsert replaces the row found by any unique key, so rows must be able to match only one such key.
     by_name = {column.name.lower(): column for column in columns}
     unique: dict[str, list[str]] = {}
     partial = set()
-    for index, column, part in connection.rows(KEYS, (request.target.table,)):
+    for index, column, part in connection.rows(KEYS, (sink.target.table,)):
         unique.setdefault(str(index), []).append(str(column).lower())
         if part is not None:
             partial.add(str(index))
-    keys = {key.lower() for key in request.target.keys}
+    keys = {key.lower() for key in sink.target.keys}
     matching = [index for index, parts in unique.items() if set(parts) == keys and index not in partial]
     if not matching:
         raise refusal(
             "key_columns",
-            list(request.target.keys),
-            f"table {request.target} has no unique key of exactly these columns; it has {sorted(unique.values())}",
+            list(sink.target.keys),
+            f"table {sink.target} has no unique key of exactly these columns; it has {sorted(unique.values())}",
             "Add one, or name the columns of one that is there.",
         )
     if nullable := sorted(key for key in keys if by_name[key].nullable):
         raise refusal(
             "key_columns",
-            list(request.target.keys),
-            f"{nullable} of table {request.target} take NULL, and rows with NULL are never the same row",
+            list(sink.target.keys),
+            f"{nullable} of table {sink.target} take NULL, and rows with NULL are never the same row",
             "Make them NOT NULL.",
         )
-    written = {name.lower() for name in request.schema.names} if request.schema is not None else set(by_name)
+    written = {name.lower() for name in sink.schema.names} if sink.schema is not None else set(by_name)
     others = [
         index
         for index, parts in unique.items()
         if set(parts) != keys and not any(by_name[part].automatic and part not in written for part in parts)
     ]
-    if others and request.schema is not None:
+    if others and sink.schema is not None:
         raise refusal(
             "key_columns",
-            list(request.target.keys),
-            f"table {request.target} has other unique keys, too, {sorted(others)}: a row that meets another one "
+            list(sink.target.keys),
+            f"table {sink.target} has other unique keys, too, {sorted(others)}: a row that meets another one "
             "there would replace that one",
             "Drop them, or choose mode='append'.",
         )
 
 
-def _check_writing(
-    connection: Connection, flavour: Flavour, request: MySQLPreflightRequest, columns: Sequence[MySQLColumn]
-) -> None:
+def _check_writing(connection: Connection, flavour: Flavour, sink: MySQLSink, columns: Sequence[MySQLColumn]) -> None:
     names = [column.name for column in columns if not column.generated]
-    if request.schema is not None:
-        lower = {name.lower() for name in request.schema.names}
+    if sink.schema is not None:
+        lower = {name.lower() for name in sink.schema.names}
         names = [name for name in names if name.lower() in lower]
     listed = ", ".join(quote(name) for name in names)
     nothing = (
-        f"INSERT INTO {quote(request.target.table)} ({listed}) "  # noqa: S608 - quoted
+        f"INSERT INTO {quote(sink.target.table)} ({listed}) "  # noqa: S608 - quoted
         f"SELECT {', '.join(['NULL'] * len(names))} FROM DUAL WHERE FALSE"
     )
     rights = "INSERT"
-    if request.target.keys:
+    if sink.target.keys:
         rights = "SELECT, INSERT and UPDATE"
-        table = quote(request.target.table)
+        table = quote(sink.target.table)
         nothing += " ON DUPLICATE KEY UPDATE " + ", ".join(
             f"{table}.{quote(name)} = {table}.{quote(name)}" for name in names
         )
     with _attempts.of(
-        f"Writing to table {request.target} on {flavour.name}",
+        f"Writing to table {sink.target} on {flavour.name}",
         f"Grant {rights} on it to the user of the settings.",
     ):
         connection.run(nothing)
@@ -331,22 +308,20 @@ def _make_table(connection: Connection, name: str, *, is_new: bool = True) -> No
         connection.run(f"INSERT INTO {name} SELECT * FROM {name} WHERE FALSE")  # noqa: S608 - one of ours
 
 
-def _check_commit(
-    connection: Connection, flavour: Flavour, request: MySQLPreflightRequest, columns: Sequence[MySQLColumn]
-) -> None:
+def _check_commit(connection: Connection, flavour: Flavour, sink: MySQLSink, columns: Sequence[MySQLColumn]) -> None:
     with _attempts.of(
         "XA RECOVER, which tells prepared transactions from finished ones,",
         f"Grant {flavour.recover_right} to the user of the settings.",
     ):
         connection.rows(flavour.recover)
-    if request.commit != STAGED:
+    if sink.kind != STAGED:
         return
     name = stage_table(secrets.token_hex(6))
     probe = quote(name)
     with _attempts.of(
         "Creating a staging table", "Grant CREATE, DROP, SELECT and INSERT on the database to the user of the settings."
     ):
-        bound = bind(request.target, columns, request.schema) if request.schema is not None else []
+        bound = bind(sink.target, columns, sink.schema) if sink.schema is not None else []
         known = {column.name for column in columns}
         parts = stage_columns(bound, known)
         try:
@@ -357,31 +332,31 @@ def _check_commit(
             raise refusal(
                 "commit",
                 repr(STAGED),
-                f"table {request.target} is at InnoDB's limits, and a staging table has a column more: "
+                f"table {sink.target} is at InnoDB's limits, and a staging table has a column more: "
                 f"{numbered_message(error)}",
                 "Use commit='two_phase', or fewer or shorter columns.",
             ) from None
         connection.run(f"INSERT INTO {probe} SELECT * FROM {probe} WHERE FALSE")  # noqa: S608 - ours
         try:
-            _check_rules(connection, request, name, [one.name for one in bound if one.name in known])
+            _check_rules(connection, sink, name, [one.name for one in bound if one.name in known])
         finally:
             connection.run(f"DROP TABLE {probe}")
 
 
-def _check_rules(connection: Connection, request: MySQLPreflightRequest, stage: str, written: Sequence[str]) -> None:
+def _check_rules(connection: Connection, sink: MySQLSink, stage: str, written: Sequence[str]) -> None:
     """Merges an empty staging table by the rules of the upsert, which the server may refuse."""
-    if not request.target.rules.given() or not written:
+    if not sink.target.rules.given() or not written:
         return
     try:
-        for step in merge_steps([stage], request.target, written):
+        for step in merge_steps([stage], sink.target, written):
             connection.run(step)
     except MySQLError as error:
-        shown = " and ".join(f"{setting}={text!r}" for setting, text in request.target.rules.given().items())
+        shown = " and ".join(f"{setting}={text!r}" for setting, text in sink.target.rules.given().items())
         raise PreflightError(
-            f"The server refuses to upsert into table {request.target} with {shown}: {numbered_message(error)}",
+            f"The server refuses to upsert into table {sink.target} with {shown}: {numbered_message(error)}",
             next_step="Write the server's SQL, over source.… (the batch's row) and target.… (the table's row). "
             "delete_when needs the right DELETE on the table.",
-            setting=next(iter(request.target.rules.given())),
+            setting=next(iter(sink.target.rules.given())),
         ) from None
 
 

@@ -11,25 +11,9 @@ from sparkonce.sinks._shared.orphans import parse_line
 
 _TAKEN = frozenset(
     {
-        "host",
-        "port",
-        "unix_socket",
-        "bind_address",
-        "user",
-        "password",
-        "database",
-        "connect_timeout",
-        "local_infile",
-        "server_public_key",
-        "ssl_ca",
-        "ssl_cert",
-        "ssl_key",
-        "ssl_key_password",
-        "ssl_verify_cert",
-        "ssl_verify_identity",
-        "ssl_disabled",
-        "read_default_file",
-        "read_default_group",
+        *("host", "port", "unix_socket", "bind_address", "user", "password", "database", "connect_timeout"),
+        *("local_infile", "server_public_key", "ssl_ca", "ssl_cert", "ssl_key", "ssl_key_password"),
+        *("ssl_verify_cert", "ssl_verify_identity", "ssl_disabled", "read_default_file", "read_default_group"),
     }
 )
 TLS_FILES = ("ssl_ca", "ssl_cert", "ssl_key")

@@ -9,17 +9,18 @@ from sparkonce.arguments import need_package, nonempty
 from sparkonce.errors import ConfigurationError
 from sparkonce.guarantees import Guarantee
 from sparkonce.needs import WorkerNeeds, files_of
-from sparkonce.sink import Facts, SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
+from sparkonce.sink import Facts
 from sparkonce.sinks._shared import settings as shared
 from sparkonce.sinks.sql import settings as sql_settings
 from sparkonce.sinks.sql.mysql.names import COMMENT_LIMIT, PREFIX_LIMIT_BYTES, longest_comment
 from sparkonce.sinks.sql.mysql.settings import TLS_FILES, address, connection_settings
-from sparkonce.sinks.sql.settings import TWO_PHASE, UPSERT, Limits, MergesStaged, Target, UpsertRules
-from sparkonce.sinks.sql.transactions import DIRECT
+from sparkonce.sinks.sql.settings import TWO_PHASE, UPSERT, Limits, Target, UpsertRules
+from sparkonce.sinks.sql.sink import SqlSink
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from sparkonce.sinks.sql.dialect import Dialect
 
 _PORT = 3306
 REPLY_S = 300.0
@@ -29,7 +30,7 @@ ANSWER_S = 10.0
 """The time limit of one call of the committer, except for a merge."""
 
 
-class MySQLSink(MergesStaged, TwoPhaseCommitSink):
+class MySQLSink(SqlSink):
     """Writes rows to a table of MariaDB 10.5 or newer, or MySQL 8.0.19 or newer.
 
     Args:
@@ -77,7 +78,7 @@ class MySQLSink(MergesStaged, TwoPhaseCommitSink):
     ) -> None:
         super().__init__(name, guarantee)
         need_package("MySQLSink", "PyMySQL", "pymysql", "mysql")
-        self.settings = connection_settings(settings)
+        self.to = connection_settings(settings)
         mode, keys = sql_settings.mode(mode, key_columns)
         rules = UpsertRules.of(mode, order_by=order_by, update_when=update_when, delete_when=delete_when)
         table = nonempty("table", table, example="the name of the target table")
@@ -105,18 +106,10 @@ class MySQLSink(MergesStaged, TwoPhaseCommitSink):
             lock_s=shared.seconds("lock_timeout_s", lock_timeout_s, least=1),
             answer_s=ANSWER_S,
         )
-        self._schema: pa.Schema | None = None
 
     def __repr__(self) -> str:
         """Returns the sink's representation, without credentials."""
-        return (
-            f"MySQLSink({address(self.settings)}/{self.settings['database']}, table={self.target}, name={self.name!r})"
-        )
-
-    @property
-    def tells_refused(self) -> bool:
-        """See `TwoPhaseCommitSink.tells_refused`."""
-        return True
+        return f"MySQLSink({address(self.to)}/{self.to['database']}, table={self.target}, name={self.name!r})"
 
     def conditions(self) -> Sequence[str]:
         """Returns the conditions on which the guarantee depends."""
@@ -149,7 +142,7 @@ class MySQLSink(MergesStaged, TwoPhaseCommitSink):
         check_kinds(schema)
         check_names(schema, self.target.keys)
         self.target.rules.check_columns(names, fold=True)
-        self._schema = schema
+        self.schema = schema
         return names
 
     def preflight(self, query: str, recorded: Facts | None) -> Facts:  # noqa: ARG002 - the same for all queries
@@ -157,47 +150,23 @@ class MySQLSink(MergesStaged, TwoPhaseCommitSink):
 
         The rows' columns are checked, too, if `columns` was called before.
         """
-        from sparkonce.sinks.sql.mysql.preflight import MySQLPreflightRequest, preflight
+        from sparkonce.sinks.sql.mysql.preflight import preflight
 
-        request = MySQLPreflightRequest(
-            settings=self.settings,
-            target=self.target,
-            commit=self.commit if self.guarantee is Guarantee.EXACTLY_ONCE else "",
-            prefix=self.prefix,
-            schema=self._schema,
-        )
-        return preflight(request, recorded)
+        return preflight(self, recorded)
 
     def worker_needs(self) -> WorkerNeeds:
         """See `TwoPhaseCommitSink.worker_needs`."""
-        host, port = str(self.settings.get("host") or ""), self.settings.get("port") or _PORT
+        host, port = str(self.to.get("host") or ""), self.to.get("port") or _PORT
         # A defaults file may name another server.
-        known = not self.settings.keys() & {"unix_socket", "read_default_file"}
+        known = not self.to.keys() & {"unix_socket", "read_default_file"}
         return WorkerNeeds(
             modules=("pymysql",),
-            files=files_of(self.settings, (*TLS_FILES, "read_default_file")),
+            files=files_of(self.to, (*TLS_FILES, "read_default_file")),
             addresses=((host, int(port)),) if host and known else (),
         )
 
-    def writer(self, context: WriterContext) -> SinkWriter:
-        """Returns a writer, which connects when the first rows arrive."""
-        from sparkonce.sinks.sql.mysql.dialect import MYSQL_DIALECT
-        from sparkonce.sinks.sql.writer import SqlWriter
-
-        commit = self.commit if self.guarantee is Guarantee.EXACTLY_ONCE else DIRECT
-        return SqlWriter(MYSQL_DIALECT, self.settings, self.target, commit, self.limits, context)
-
-    def committer(self) -> SinkCommitter:
-        """Returns the committer, which finishes transactions of either kind, whatever ``commit`` is now."""
-        from sparkonce.sinks.sql.committer import SqlCommitter
+    def dialect(self) -> tuple[Dialect, str]:
+        """See `SqlSink.dialect`."""
         from sparkonce.sinks.sql.mysql.dialect import MYSQL_DIALECT
 
-        return SqlCommitter(
-            MYSQL_DIALECT,
-            self.settings,
-            self.name,
-            server=f"The server at {address(self.settings)}",
-            limits=self.limits,
-            target=self.target,
-            on_conflict=self.decided_conflicts,
-        )
+        return MYSQL_DIALECT, f"The server at {address(self.to)}"

@@ -65,8 +65,8 @@ class CatalogTable:
     columns: tuple[PostgresColumn, ...]
     checks: tuple[tuple[str, tuple[str, ...], str], ...]
 
-    def select(self, schema: pa.Schema, target: Target) -> tuple[str, ...]:
-        """Returns the columns that are written, in the order of the query.
+    def check(self, schema: pa.Schema, target: Target) -> None:
+        """Checks that all columns of the query can be written.
 
         Raises:
             SchemaError: If columns do not fit. The message names all of them.
@@ -95,7 +95,6 @@ class CatalogTable:
             steps = dict.fromkeys(problem.next_step for problem in problems)
             raise SchemaError(" ".join(problem.message for problem in problems), next_step=" ".join(steps))
         target.rules.check_columns(schema.names)
-        return tuple(schema.names)
 
     def staged(self, schema: pa.Schema, target: Target) -> CatalogTable:
         """Returns the table plus those columns of the rows that only determine whether a row deletes.

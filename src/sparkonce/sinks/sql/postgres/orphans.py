@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +11,7 @@ import psycopg
 from psycopg import sql
 
 from sparkonce.protocol.ownership import TransactionName
-from sparkonce.sinks._shared.orphans import Orphan, run_of, shown
+from sparkonce.sinks._shared.orphans import Orphan, shown
 from sparkonce.sinks._shared.preflight import Attempts
 from sparkonce.sinks.sql.postgres.connection import Connection, connect, within
 from sparkonce.sinks.sql.postgres.names import BackendName, staging_table
@@ -65,7 +65,7 @@ class PostgresOrphan(Orphan):
     """
 
     owner: str = shown("role")
-    blocks: int = shown("waiting for it")
+    blocks: int = shown("waiting for it", default=0)
 
 
 def list_open(settings: str | Mapping[str, Any]) -> list[PostgresOrphan]:
@@ -88,66 +88,25 @@ def list_open(settings: str | Mapping[str, Any]) -> list[PostgresOrphan]:
         closing(connect(to)) as connection,
         within(connection, ANSWER_WITHIN_S),
     ):
-        found = [*_prepared(connection), *_staged(connection), *_sessions(connection)]
-    return sorted(found, key=lambda orphan: -orphan.age_s)
+        return sorted(_find(connection), key=lambda orphan: -orphan.age_s)
 
 
-def _prepared(connection: Connection) -> list[PostgresOrphan]:
-    orphans = []
+def _find(connection: Connection) -> Iterator[PostgresOrphan]:
     for gid, owner, age_s, locks, blocks in connection.execute(_PREPARED).fetchall():
-        name = TransactionName.parse(gid)
-        if name is not None:
-            orphans.append(_orphan("prepared", gid, name, float(age_s), owner, tuple(locks), blocks))
-    return orphans
-
-
-def _staged(connection: Connection) -> list[PostgresOrphan]:
-    orphans = []
+        if (prepared := TransactionName.parse(gid)) is not None:
+            more = {"age_s": float(age_s), "owner": owner, "holds": tuple(locks), "blocks": blocks}
+            yield PostgresOrphan.of(prepared, kind="prepared", name=gid, **more)
     for (schema,) in connection.execute(_COMMITS, (COMMITS_TABLE,)).fetchall():
-        rows = connection.execute(
-            sql.SQL(
-                "SELECT name, EXTRACT(EPOCH FROM pg_catalog.clock_timestamp() - begun)::float8 FROM {} WHERE state = {}"
-            ).format(commits(schema), STAGED_STATE)
-        ).fetchall()
-        for text, age_s in rows:
-            name = TransactionName.parse(text)
-            if name is not None:
-                table = sql.Identifier(schema, staging_table(name)).as_string(connection)
-                size = connection.execute(_SIZE, (table,)).fetchone()
-                owner, words = (size[0], f"{table} {size[1]}") if size else ("", f"{table} is gone")
-                orphans.append(_orphan("staged", text, name, float(age_s), owner, (words,)))
-    return orphans
-
-
-def _sessions(connection: Connection) -> list[PostgresOrphan]:
-    orphans = []
+        query = sql.SQL(
+            "SELECT name, EXTRACT(EPOCH FROM pg_catalog.clock_timestamp() - begun)::float8 FROM {} WHERE state = {}"
+        ).format(commits(schema), STAGED_STATE)
+        for text, age_s in connection.execute(query).fetchall():
+            if (staged := TransactionName.parse(text)) is not None:
+                table = sql.Identifier(schema, staging_table(staged)).as_string(connection)
+                owner, size = connection.execute(_SIZE, (table,)).fetchone() or ("", "is gone")
+                holds = (f"{table} {size}",)
+                yield PostgresOrphan.of(staged, kind="staged", name=text, age_s=float(age_s), owner=owner, holds=holds)
     for text, owner, age_s, pid in connection.execute(_SESSIONS).fetchall():
-        name = BackendName.parse(text)
-        if name is not None:
-            orphans.append(_orphan("session", text, name, float(age_s or 0), owner, (f"pid {pid}",)))
-    return orphans
-
-
-def _orphan(
-    kind: str,
-    shown_name: str,
-    name: TransactionName | BackendName,
-    age_s: float,
-    owner: str,
-    holds: tuple[str, ...],
-    blocks: int = 0,
-) -> PostgresOrphan:
-    batch, slot = (name.batch, name.slot) if isinstance(name, TransactionName) else (-1, -1)
-    return PostgresOrphan(
-        kind=kind,
-        name=shown_name,
-        query=name.query,
-        run=run_of(name.token),
-        batch=batch,
-        slot=slot,
-        copy=name.copy,
-        age_s=age_s,
-        owner=owner,
-        holds=holds,
-        blocks=blocks,
-    )
+        if (session := BackendName.parse(text)) is not None:
+            more = {"age_s": float(age_s or 0), "owner": owner, "holds": (f"pid {pid}",)}
+            yield PostgresOrphan.of(session, kind="session", name=text, **more)

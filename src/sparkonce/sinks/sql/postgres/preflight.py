@@ -6,14 +6,12 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 from psycopg import sql
 
 from sparkonce.errors import ANEW, PreflightError
-from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sink import Facts
 from sparkonce.sinks._shared.preflight import Attempts, check_same, refusal
@@ -32,11 +30,13 @@ from sparkonce.sinks.sql.postgres.finishing import check_markers, find_commits, 
 from sparkonce.sinks.sql.postgres.outcomes import POOL_TRANSACTIONS, STATEMENT_POOLING, server_message
 from sparkonce.sinks.sql.postgres.settings import COMMITS_TABLE, Conninfo
 from sparkonce.sinks.sql.postgres.statements import create_commits, merge_steps
-from sparkonce.sinks.sql.settings import APPEND, TWO_PHASE, UPSERT, Target, quoted, read_by
+from sparkonce.sinks.sql.settings import APPEND, TWO_PHASE, UPSERT, quoted, read_by
+from sparkonce.sinks.sql.transactions import DIRECT
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from typing_extensions import LiteralString
+
+    from sparkonce.sinks.sql.postgres.sink import PostgresSink
 
 log = logging.getLogger(__name__)
 
@@ -54,71 +54,48 @@ _WRONG_SQL = ("42", "22", "0A")
 _RIGHTS = ("SELECT", "INSERT", "UPDATE", "DELETE")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PostgresPreflightRequest:
-    """What is checked.
-
-    Attributes:
-        to: The server's address.
-        target: The table and its rules.
-        commit: ``staged`` or ``two_phase``.
-        commits_schema: The schema of the markers and staging tables.
-        prefix: The prefix of this sink's names.
-        guarantee: Below EXACTLY_ONCE nothing about transactions is checked.
-        schema: The schema of the rows, if it is known.
-    """
-
-    to: Conninfo
-    target: Target
-    commit: str
-    commits_schema: str
-    prefix: str
-    guarantee: Guarantee
-    schema: pa.Schema | None
-
-
-def preflight(request: PostgresPreflightRequest, query: str, recorded: Facts | None) -> tuple[Facts, CatalogTable]:
+def preflight(sink: PostgresSink, query: str, recorded: Facts | None) -> tuple[Facts, CatalogTable]:
     """Checks server, table, limits and permissions, and creates the table of markers if it does not exist.
 
     Raises:
         PreflightError: If a check fails. The message names the setting and its value.
     """
     recorded = recorded or {}
-    if request.guarantee is Guarantee.EXACTLY_ONCE:
-        _check_same_schema(request, recorded)
-    with _connected(request) as connection:
+    if sink.kind != DIRECT:
+        _check_same_schema(sink, recorded)
+    with _connected(sink) as connection:
         warn_of_wire(connection)
-        facts = _check_server(connection, request, recorded)
-        table = _check_table(connection, request)
-        if request.guarantee is not Guarantee.EXACTLY_ONCE:
+        facts = _check_server(connection, sink, recorded)
+        table = _check_table(connection, sink)
+        if sink.kind == DIRECT:
             return facts, table
-        _check_durable(connection, request, table)
-        _warn_of_changes(connection, request, table)
-        if request.commit == TWO_PHASE:
-            _check_two_phase(connection, request, query, table)
+        _check_durable(connection, sink, table)
+        _warn_of_changes(connection, sink, table)
+        if sink.commit == TWO_PHASE:
+            _check_two_phase(connection, sink, query, table)
         else:
-            _check_staged(connection, request)
-        _check_commits(connection, request, is_new="commits" not in recorded)
-        target = {"schema": request.target.schema, "table": request.target.table}
-        return {**facts, "commits": request.commits_schema, "prefix": request.prefix, **target}, table
+            _check_staged(connection, sink)
+        _check_commits(connection, sink, is_new="commits" not in recorded)
+        target = {"schema": sink.target.schema, "table": sink.target.table}
+        return {**facts, "commits": sink.commits_schema, "prefix": sink.prefix, **target}, table
 
 
-def read_target(request: PostgresPreflightRequest) -> CatalogTable:
+def read_target(sink: PostgresSink) -> CatalogTable:
     """Reads only the table, for callers that need its columns before preflight.
 
     Raises:
         PreflightError: If it does not exist or is not writable.
     """
-    with _connected(request) as connection:
-        return _check_table(connection, request)
+    with _connected(sink) as connection:
+        return _check_table(connection, sink)
 
 
 @contextmanager
-def _connected(request: PostgresPreflightRequest) -> Iterator[Connection]:
+def _connected(sink: PostgresSink) -> Iterator[Connection]:
     attempts = Attempts((psycopg.Error,), server_message)
     with (
-        closing(_connect(request.to)) as connection,
-        attempts.of(f"Checking PostgreSQL at {request.to}", "See the server's message and its log."),
+        closing(_connect(sink.to)) as connection,
+        attempts.of(f"Checking PostgreSQL at {sink.to}", "See the server's own words and its log."),
         within(connection, TIMEOUT_S),
     ):
         yield connection
@@ -148,10 +125,10 @@ def _try_to_connect(to: Conninfo) -> Connection | str:
         return server_message(error)
 
 
-def _check_same_schema(request: PostgresPreflightRequest, recorded: Facts) -> None:
+def _check_same_schema(sink: PostgresSink, recorded: Facts) -> None:
     check_same(
         "commits_schema",
-        request.commits_schema,
+        sink.commits_schema,
         recorded,
         "commits",
         "this query has its markers and staging tables in schema {before}",
@@ -159,7 +136,7 @@ def _check_same_schema(request: PostgresPreflightRequest, recorded: Facts) -> No
     )
 
 
-def _check_server(connection: Connection, request: PostgresPreflightRequest, recorded: Facts) -> Facts:
+def _check_server(connection: Connection, sink: PostgresSink, recorded: Facts) -> Facts:
     version, standby, database, pid = _row(
         connection,
         "SELECT pg_catalog.current_setting('server_version_num')::int, pg_catalog.pg_is_in_recovery(), "
@@ -174,18 +151,18 @@ def _check_server(connection: Connection, request: PostgresPreflightRequest, rec
         )
     if standby:
         raise PreflightError(
-            f"The server at {request.to} is a standby (pg_is_in_recovery), which takes no rows.",
+            f"The server at {sink.to} is a standby (pg_is_in_recovery), which takes no rows.",
             next_step="Connect to the primary: name all hosts and set target_session_attrs=read-write.",
             setting="conninfo",
         )
     if pid != connection.info.backend_pid:
         log.info(
-            "There is a connection pooler in front of PostgreSQL at %s. Sessions and transactions may be pooled, but "
-            "not statements: everything is set within transactions.",
-            request.to,
+            "There is a connection pooler before PostgreSQL at %s. Sessions and transactions may be pooled, statements "
+            "not: everything is set within transactions.",
+            sink.to,
         )
-    _check_transactions(connection, request)
-    facts = {"system": read_system(connection, request.commits_schema), "database": database}
+    _check_transactions(connection, sink)
+    facts = {"system": read_system(connection, sink.commits_schema), "database": database}
     before = {name: recorded.get(name, facts[name]) for name in facts}
     if not before["system"]:
         # Handles include this, too. Granting the privilege later must not make this look like another server.
@@ -194,13 +171,13 @@ def _check_server(connection: Connection, request: PostgresPreflightRequest, rec
         raise PreflightError(
             f"conninfo leads to database {database!r} of system {facts['system'] or '?'}, and this query has written "
             f"to {before['database']!r} of system {before['system']}: its open transactions are there.",
-            next_step=_next_step_for(request, before["system"], facts["system"]),
+            next_step=_next_step_for(sink, before["system"], facts["system"]),
             setting="conninfo",
         )
     return facts
 
 
-def _check_transactions(connection: Connection, request: PostgresPreflightRequest) -> None:
+def _check_transactions(connection: Connection, sink: PostgresSink) -> None:
     """Does what a batch does: begins a transaction of several statements."""
     try:
         for statement in ("BEGIN", "SELECT 1", "ROLLBACK"):
@@ -209,26 +186,26 @@ def _check_transactions(connection: Connection, request: PostgresPreflightReques
         if STATEMENT_POOLING not in str(error):
             raise
         raise PreflightError(
-            f"The server at {request.to} takes no transactions: {server_message(error)}.",
+            f"The server at {sink.to} takes no transactions: {server_message(error)}.",
             next_step=POOL_TRANSACTIONS,
             setting="conninfo",
         ) from None
 
 
-def _next_step_for(request: PostgresPreflightRequest, before: str, now: str) -> str:
-    advice = f"Connect to the previous database, or {ANEW}."
+def _next_step_for(sink: PostgresSink, before: str, now: str) -> str:
+    advice = f"Connect to the database of before, or {ANEW}."
     if not now:
         return "GRANT EXECUTE ON FUNCTION pg_catalog.pg_control_system() TO the role of the query, as before."
     if before == now:
         return advice
     return (
-        f"{advice} If this is the same server after pg_upgrade, or that whole database was moved here: COMMENT ON "
-        f"TABLE {quoted(request.commits_schema)}.{COMMITS_TABLE} IS 'system {now} was {before}'."
+        f"{advice} If this is the server of before after pg_upgrade, or all of that database moved here: COMMENT ON "
+        f"TABLE {quoted(sink.commits_schema)}.{COMMITS_TABLE} IS 'system {now} was {before}'."
     )
 
 
-def _check_table(connection: Connection, request: PostgresPreflightRequest) -> CatalogTable:
-    target = request.target
+def _check_table(connection: Connection, sink: PostgresSink) -> CatalogTable:
+    target = sink.target
     table = read_table(connection, target)
     if table is None:
         schema, dot, name = target.table.partition(".")
@@ -266,13 +243,13 @@ def _check_table(connection: Connection, request: PostgresPreflightRequest) -> C
         )
     if target.mode == UPSERT:
         check_keys(connection, target, table)
-        _check_conditions(connection, request, table)
+        _check_conditions(connection, sink, table)
     return table
 
 
-def _check_conditions(connection: Connection, request: PostgresPreflightRequest, table: CatalogTable) -> None:
+def _check_conditions(connection: Connection, sink: PostgresSink, table: CatalogTable) -> None:
     """Lets the server plan the merge of a batch, whose conditions it may refuse."""
-    target, schema = request.target, request.schema
+    target, schema = sink.target, sink.schema
     if not target.rules.conditions:
         return
     staged: sql.Composable = sql.Identifier(target.schema, target.table)
@@ -298,25 +275,25 @@ def _check_conditions(connection: Connection, request: PostgresPreflightRequest,
         ) from None
 
 
-def _warn_of_changes(connection: Connection, request: PostgresPreflightRequest, table: CatalogTable) -> None:
+def _warn_of_changes(connection: Connection, sink: PostgresSink, table: CatalogTable) -> None:
     if "3" in table.rules:
         log.warning(
             "Table %s has rules ON INSERT. They apply with commit='staged', which inserts, and may silently leave rows "
             "out or send them elsewhere; with commit='two_phase', which copies, they do not.",
-            request.target,
+            sink.target,
         )
     if count := row_triggers(connection, table.oid):
         log.warning(
             "Table %s has %d trigger(s) BEFORE INSERT FOR EACH ROW. They may silently change rows, or leave them out: "
-            "progress counts the rows that were sent to the table.",
-            *(request.target, count),
+            "progress counts the rows that were given to the table.",
+            *(sink.target, count),
         )
 
 
-def _check_durable(connection: Connection, request: PostgresPreflightRequest, table: CatalogTable) -> None:
+def _check_durable(connection: Connection, sink: PostgresSink, table: CatalogTable) -> None:
     if table.fragile:
         raise PreflightError(
-            f"Rows of table {request.target} may go where they are not safe: {table.fragile}.",
+            f"Rows of table {sink.target} may go where they are not safe: {table.fragile}.",
             next_step=MEND_PARTITION,
             setting="table",
         )
@@ -330,9 +307,7 @@ def _check_durable(connection: Connection, request: PostgresPreflightRequest, ta
         )
 
 
-def _check_two_phase(
-    connection: Connection, request: PostgresPreflightRequest, query: str, table: CatalogTable
-) -> None:
+def _check_two_phase(connection: Connection, sink: PostgresSink, query: str, table: CatalogTable) -> None:
     (most,) = _row(connection, "SELECT pg_catalog.current_setting('max_prepared_transactions')::int")
     if most == 0:
         raise refusal(
@@ -344,7 +319,7 @@ def _check_two_phase(
         )
     gids = [gid for (gid,) in connection.execute("SELECT gid FROM pg_catalog.pg_prepared_xacts").fetchall()]
     # This query's own transactions are finished or swept before it writes.
-    others = [gid for gid in gids if not _is_own(gid, request.prefix, query)]
+    others = [gid for gid in gids if not _is_own(gid, sink.prefix, query)]
     if len(others) >= most:
         raise PreflightError(
             f"max_prepared_transactions={most}, and {len(others)} are in use by others.",
@@ -357,39 +332,40 @@ def _check_two_phase(
     )
     if table.row_security:
         raise PreflightError(
-            f"Row-level security applies to this role on table {request.target}, and COPY does not work then.",
+            f"Row-level security applies to this role on table {sink.target}, and COPY does not work then.",
             next_step="Use commit='staged', or a role with BYPASSRLS.",
             setting="commit",
         )
     if keys := unique_keys(connection, table.oid):
         log.warning(
-            "Table %s has %d unique index(es). With commit='two_phase' a retried slot waits for its first attempt, if "
-            "that was prepared and its worker lost, until lock_timeout_s ends the batch; commit='staged' does not.",
-            *(request.target, len(keys)),
+            "Table %s has %d unique index(es). With commit='two_phase' a slot that is tried again waits for its first "
+            "try, if that was prepared and its worker lost, until lock_timeout_s ends the batch; commit='staged' does "
+            "not.",
+            *(sink.target, len(keys)),
         )
 
 
-def _check_staged(connection: Connection, request: PostgresPreflightRequest) -> None:
-    found = may_on_schema(connection, request.commits_schema, "CREATE")
+def _check_staged(connection: Connection, sink: PostgresSink) -> None:
+    found = may_on_schema(connection, sink.commits_schema, "CREATE")
     if not found:
         raise refusal(
             "commits_schema",
-            repr(request.commits_schema),
+            repr(sink.commits_schema),
             "there is no such schema" if found is None else "no permission to make staging tables in it",
-            f"CREATE SCHEMA {quoted(request.commits_schema)}, or GRANT CREATE, USAGE on it TO the query's role.",
+            f"CREATE SCHEMA {quoted(sink.commits_schema)}, or GRANT CREATE, USAGE on it TO the query's role.",
         )
-    if refusers := list_refusers(connection, request.target):
+    if refusers := list_refusers(connection, sink.target):
         log.info(
             "Table %s has %s. With commit='staged' each batch is merged on trial before it is decided, see "
             "docs/postgres.md.",
-            *(request.target, " and ".join(refusers)),
+            *(sink.target, " and ".join(refusers)),
         )
 
 
-def _check_commits(connection: Connection, request: PostgresPreflightRequest, *, is_new: bool) -> None:
-    name = f"{quoted(request.commits_schema)}.{quoted(COMMITS_TABLE)}"
-    _check_usage(connection, request.commits_schema, "commits_schema")
-    found = find_commits(connection, request.commits_schema)
+def _check_commits(connection: Connection, sink: PostgresSink, *, is_new: bool) -> None:
+    name = f"{quoted(sink.commits_schema)}.{quoted(COMMITS_TABLE)}"
+    _check_usage(connection, sink.commits_schema, "commits_schema")
+    found = find_commits(connection, sink.commits_schema)
     if found is None and not is_new:
         raise PreflightError(
             f"The table of markers {name} is gone, and without it this query's commits are unknown.",
@@ -397,9 +373,9 @@ def _check_commits(connection: Connection, request: PostgresPreflightRequest, *,
             setting="commits_schema",
         )
     if found is None:
-        statement = create_commits(request.commits_schema).as_string(connection)
+        statement = create_commits(sink.commits_schema).as_string(connection)
         try:
-            connection.execute(create_commits(request.commits_schema))
+            connection.execute(create_commits(sink.commits_schema))
         except psycopg.Error as error:
             # If two queries start at the same time, one creates it and the other one finds it.
             if error.sqlstate not in _MADE_BY_ANOTHER:
@@ -409,7 +385,7 @@ def _check_commits(connection: Connection, request: PostgresPreflightRequest, *,
                     f"{', '.join(_RIGHTS)} ON {name} TO the role of the query. Or set commits_schema.",
                     setting="commits_schema",
                 ) from None
-        found = find_commits(connection, request.commits_schema)
+        found = find_commits(connection, sink.commits_schema)
     oid, is_durable, row_security = found or (0, False, False)
     missing = [
         right
@@ -422,7 +398,7 @@ def _check_commits(connection: Connection, request: PostgresPreflightRequest, *,
             next_step=f"GRANT {', '.join(missing)} ON {name} TO the role of the query, or set commits_schema.",
             setting="commits_schema",
         )
-    check_markers(connection, request.commits_schema)
+    check_markers(connection, sink.commits_schema)
     if not is_durable:
         raise PreflightError(
             f"{name} is a view, or is unlogged: markers would be lost when the server crashes.",

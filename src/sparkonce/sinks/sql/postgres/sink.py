@@ -10,21 +10,21 @@ from sparkonce.errors import ConfigurationError
 from sparkonce.guarantees import Guarantee
 from sparkonce.needs import WorkerNeeds
 from sparkonce.protocol.ownership import NAME_PREFIX_LIMIT_BYTES
-from sparkonce.sink import Facts, SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
+from sparkonce.sink import Facts
 from sparkonce.sinks._shared import settings as shared
 from sparkonce.sinks.sql import settings as sql_settings
 from sparkonce.sinks.sql.postgres.settings import Conninfo, check_identifier
-from sparkonce.sinks.sql.settings import STAGED, TWO_PHASE, UPSERT, Limits, MergesStaged, Target, UpsertRules
-from sparkonce.sinks.sql.transactions import DIRECT
+from sparkonce.sinks.sql.settings import STAGED, TWO_PHASE, UPSERT, Limits, Target, UpsertRules
+from sparkonce.sinks.sql.sink import SqlSink
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from sparkonce.sinks.sql.dialect import Dialect
     from sparkonce.sinks.sql.postgres.catalog import CatalogTable
-    from sparkonce.sinks.sql.postgres.preflight import PostgresPreflightRequest
 
 
-class PostgresSink(MergesStaged, TwoPhaseCommitSink):
+class PostgresSink(SqlSink):
     """Writes rows to a PostgreSQL table with binary COPY.
 
     Args:
@@ -106,21 +106,15 @@ class PostgresSink(MergesStaged, TwoPhaseCommitSink):
         self.prefix = shared.name_prefix(prefix, name, most_bytes=NAME_PREFIX_LIMIT_BYTES)
         self.limits = Limits(slot_s=slot_timeout_s, commit_s=commit_timeout_s, lock_s=lock_timeout_s)
         self.limits.check()
-        self._to = Conninfo.of(conninfo)
+        self.to = Conninfo.of(conninfo)
         self._table: CatalogTable | None = None
-        self._fitting: tuple[pa.Schema, tuple[str, ...]] | None = None
 
     def __repr__(self) -> str:
-        return f"PostgresSink({self._to}, table={self.target}, commit={self.commit!r}, name={self.name!r})"
+        return f"PostgresSink({self.to}, table={self.target}, commit={self.commit!r}, name={self.name!r})"
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns the state without the table, which each worker reads itself."""
-        return {**self.__dict__, "_table": None, "_fitting": None}
-
-    @property
-    def tells_refused(self) -> bool:
-        """See `TwoPhaseCommitSink.tells_refused`."""
-        return True
+        return {**self.__dict__, "_table": None, "schema": None}
 
     def conditions(self) -> Sequence[str]:
         """Returns the conditions on which the guarantee depends."""
@@ -150,63 +144,33 @@ class PostgresSink(MergesStaged, TwoPhaseCommitSink):
             SchemaError: If columns do not fit, or required columns of the table are missing. The message names all of
                 them.
         """
-        if self._fitting is None or not self._fitting[0].equals(schema):
+        if self.schema is None or not self.schema.equals(schema):
             super().columns(schema)
-            self._fitting = (schema, self._known_table().select(schema, self.target))
-        return self._fitting[1]
+            self._known_table().check(schema, self.target)
+            self.schema = schema
+        return tuple(schema.names)
 
     def preflight(self, query: str, recorded: Facts | None) -> Facts:
         """Checks the server, its limits, the table and permissions, and creates the table of markers."""
         from sparkonce.sinks.sql.postgres.preflight import preflight
 
-        facts, self._table = preflight(self._request(), query, recorded)
-        self._fitting = None
+        facts, self._table = preflight(self, query, recorded)
+        self.schema = None  # the next `columns` compares it with the table that was read now
         return facts
 
     def worker_needs(self) -> WorkerNeeds:
         """See `TwoPhaseCommitSink.worker_needs`."""
-        return WorkerNeeds(modules=("psycopg",), files=self._to.files(), addresses=self._to.addresses())
+        return WorkerNeeds(modules=("psycopg",), files=self.to.files(), addresses=self.to.addresses())
 
-    def writer(self, context: WriterContext) -> SinkWriter:
-        """Returns a writer. It connects when the first rows arrive, or reuses an idle connection of this process."""
-        from sparkonce.sinks.sql.postgres.dialect import POSTGRES_DIALECT
-        from sparkonce.sinks.sql.writer import SqlWriter
-
-        commit = self.commit if self.guarantee is Guarantee.EXACTLY_ONCE else DIRECT
-        return SqlWriter(POSTGRES_DIALECT, self._to, self.target, commit, self.limits, context)
-
-    def committer(self) -> SinkCommitter:
-        """Returns the committer, which finishes transactions from the driver."""
-        from sparkonce.sinks.sql.committer import SqlCommitter
+    def dialect(self) -> tuple[Dialect, str]:
+        """See `SqlSink.dialect`."""
         from sparkonce.sinks.sql.postgres.dialect import POSTGRES_DIALECT
 
-        is_staged = self.guarantee is Guarantee.EXACTLY_ONCE and self.commit == STAGED
-        return SqlCommitter(
-            POSTGRES_DIALECT,
-            self._to,
-            self.name,
-            server=f"PostgreSQL at {self._to}",
-            limits=self.limits,
-            target=self.target if is_staged else None,
-            on_conflict=self.decided_conflicts,
-        )
-
-    def _request(self) -> PostgresPreflightRequest:
-        from sparkonce.sinks.sql.postgres.preflight import PostgresPreflightRequest
-
-        return PostgresPreflightRequest(
-            to=self._to,
-            target=self.target,
-            commit=self.commit,
-            commits_schema=self.commits_schema,
-            prefix=self.prefix,
-            guarantee=self.guarantee,
-            schema=self._fitting[0] if self._fitting else None,
-        )
+        return POSTGRES_DIALECT, f"PostgreSQL at {self.to}"
 
     def _known_table(self) -> CatalogTable:
         if self._table is None:
             from sparkonce.sinks.sql.postgres.preflight import read_target
 
-            self._table = read_target(self._request())
+            self._table = read_target(self)
         return self._table

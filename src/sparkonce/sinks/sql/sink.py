@@ -1,0 +1,73 @@
+"""The base of the sinks for tables of SQL databases."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sparkonce.guarantees import Guarantee
+from sparkonce.sink import SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
+from sparkonce.sinks.sql.settings import STAGED, Limits, Target
+from sparkonce.sinks.sql.transactions import DIRECT
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from sparkonce.sinks.sql.dialect import Dialect
+
+
+class SqlSink(TwoPhaseCommitSink):
+    """Writes rows to a table of a database, as its settings and its dialect say.
+
+    Attributes:
+        to: The server's address and the user's credentials, in the dialect's form.
+        target: The table and the rules for its rows.
+        commit: ``staged`` or ``two_phase``.
+        prefix: The first part of all transaction names.
+        limits: How long each kind of request may take.
+        schema: The schema of the rows, once it is known.
+        decided_conflicts: What an operator has chosen for appended rows whose keys now exist in the table: one of
+            `CONFLICTS`. Empty to leave them staged.
+    """
+
+    to: Any
+    target: Target
+    commit: str
+    prefix: str
+    limits: Limits
+    schema: pa.Schema | None = None
+    decided_conflicts: str = ""
+
+    @property
+    def kind(self) -> str:
+        """How its transactions commit: as `commit` says, or `DIRECT` below EXACTLY_ONCE."""
+        return self.commit if self.guarantee is Guarantee.EXACTLY_ONCE else DIRECT
+
+    def dialect(self) -> tuple[Dialect, str]:
+        """Returns the database's functions, and the server's name in messages. Imports the database's client."""
+        raise NotImplementedError
+
+    @property
+    def tells_refused(self) -> bool:
+        """See `TwoPhaseCommitSink.tells_refused`."""
+        return True
+
+    def writer(self, context: WriterContext) -> SinkWriter:
+        """Returns a writer. It connects when the first rows arrive, or reuses an idle connection of this process."""
+        from sparkonce.sinks.sql.writer import SqlWriter
+
+        return SqlWriter(self.dialect()[0], self.to, self.target, self.kind, self.limits, context)
+
+    def committer(self) -> SinkCommitter:
+        """Returns the committer, which finishes transactions of either kind, whatever ``commit`` is now."""
+        from sparkonce.sinks.sql.committer import SqlCommitter
+
+        dialect, server = self.dialect()
+        return SqlCommitter(
+            dialect,
+            self.to,
+            self.name,
+            server=server,
+            limits=self.limits,
+            target=self.target if self.kind == STAGED else None,
+            on_conflict=self.decided_conflicts,
+        )
