@@ -47,11 +47,7 @@ class SqlCommitter(HandleCommitter[SqlTransaction]):
     """Commits and aborts by name, from any process.
 
     Args:
-        dialect: The database's functions.
-        to: The server's address and the user's credentials, in the dialect's form.
-        name: The sink's name, for the handles that `list_lingering` creates.
         server: The server's name in messages, without credentials.
-        limits: How long each kind of request may take.
         target: The table of staged rows, which is checked before each decision; None otherwise.
         on_conflict: What an operator has chosen for appended rows whose key already exists: ``nothing`` leaves them
             out, ``update`` replaces the existing rows. Empty to refuse the merge.
@@ -108,11 +104,7 @@ class SqlCommitter(HandleCommitter[SqlTransaction]):
         return self._finish(wanted, commit=False)
 
     def list_lingering(self, owners: Sequence[Owner]) -> Sequence[Handle]:
-        """Lists prepared transactions, staged rows, and those that are still being written.
-
-        Raises:
-            UnknownOutcomeError: If the server does not answer.
-        """
+        """Lists prepared transactions, staged rows, and those that are still being written."""
         claims = Claims(owners)
         found: dict[SqlTransaction, None] = {}
         names = self._dialect.fields.names
@@ -153,11 +145,7 @@ class SqlCommitter(HandleCommitter[SqlTransaction]):
         return ""
 
     def list_traces(self, query: str, facts: Facts) -> Sequence[Trace]:
-        """Lists what the markers show as committed.
-
-        Raises:
-            UnknownOutcomeError: If the server does not answer.
-        """
+        """Lists what the markers show as committed."""
         if "prefix" not in facts:
             return ()
         location = Location.of(facts, self._dialect.fields.names)
@@ -169,11 +157,7 @@ class SqlCommitter(HandleCommitter[SqlTransaction]):
         ]
 
     def missing(self, handles: Sequence[Handle]) -> Sequence[Handle]:
-        """Returns the handles whose transactions the server has not committed. See `SinkCommitter.missing`.
-
-        Raises:
-            UnknownOutcomeError: If the server does not answer.
-        """
+        """Returns the handles whose transactions the server has not committed. See `SinkCommitter.missing`."""
         with self.asking("which markers it has") as session:
             gone = self._not_committed(session, handles)
         if not gone:
@@ -181,11 +165,7 @@ class SqlCommitter(HandleCommitter[SqlTransaction]):
         return gone
 
     def conclude(self, batch: int, handles: Sequence[Handle]) -> None:
-        """Deletes what merged rows have left behind, and now and then the markers of much older batches.
-
-        Raises:
-            UnknownOutcomeError: If the server is unreachable.
-        """
+        """Deletes what merged rows have left behind, and now and then the markers of much older batches."""
         self._note_newest(handles)
         known = [one for handle in handles if isinstance(one := self.transaction_of(handle), SqlTransaction)]
         is_due = bool(known) and self._tidying.is_due(batch)

@@ -25,13 +25,7 @@ Session = Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagedCopy:
-    """The staged rows of a copy.
-
-    Attributes:
-        table: The staging table's name.
-        target: Where the rows go, and the rules for it.
-        columns: The columns of the target that they have.
-    """
+    """The staged rows of a copy."""
 
     table: str
     target: Target

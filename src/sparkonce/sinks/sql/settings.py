@@ -99,13 +99,7 @@ class UpsertRules:
         return {setting: value for setting, value in values.items() if value}
 
     def staged_only(self, columns: Iterable[str], there: Iterable[str], *, fold: bool = False) -> list[str]:
-        """Returns the columns that only determine whether a row deletes, and that the table does not have.
-
-        Args:
-            columns: The rows' columns.
-            there: The table's columns.
-            fold: True if the server ignores the case of names.
-        """
+        """Returns the columns that only determine whether a row deletes, and that the table does not have."""
         known = {name.lower() if fold else name for name in there}
         read = {name.lower() if fold else name for name in read_by(self.delete_when)} - known
         # By the folded name, so that two spellings are one column.
@@ -114,10 +108,6 @@ class UpsertRules:
 
     def check_columns(self, columns: Iterable[str], *, fold: bool = False) -> None:
         """Checks that the rows have the columns that the rules read.
-
-        Args:
-            columns: The rows' columns.
-            fold: True if the server ignores the case of names.
 
         Raises:
             SchemaError: If a column is missing. The message names it.

@@ -48,13 +48,7 @@ class Copy:
 
 
 class SqlWriter(SinkWriter):
-    """Writes the rows of one task attempt in one transaction.
-
-    Args:
-        dialect: The database's functions.
-        to: See `Copy`, also for `target`, `commit` and `limits`.
-        context: Identifies the task attempt.
-    """
+    """Writes the rows of one task attempt in one transaction."""
 
     def __init__(
         self, dialect: Dialect, to: Any, target: Target, commit: str, limits: Limits, context: WriterContext

@@ -51,12 +51,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The server's answer to a statement that writes rows.
-
-    Attributes:
-        rows: The number of rows affected.
-        warnings: The number of warnings of any level.
-    """
+    """The server's answer to a statement that writes rows."""
 
     rows: int
     warnings: int
@@ -88,12 +83,7 @@ class Connection(pymysql.connections.Connection):  # type: ignore[misc]  # PyMyS
         return Loaded(int(self._affected_rows), int(self._result.warning_count))
 
     def load(self, statement: str, pieces: Iterable[memoryview]) -> Loaded:
-        """Runs a LOAD DATA LOCAL statement and feeds it from memory.
-
-        Args:
-            statement: Its file name is ignored.
-            pieces: The file's content.
-        """
+        """Runs a LOAD DATA LOCAL statement and feeds it from memory."""
         self._execute_command(COMMAND.COM_QUERY, statement)
         answer = self._read_packet()
         if not answer.is_load_local_packet():
@@ -141,13 +131,7 @@ class Connection(pymysql.connections.Connection):  # type: ignore[misc]  # PyMyS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
-    """A connection and the server it leads to.
-
-    Attributes:
-        connection: The connection.
-        flavour: The kind of server.
-        server: Its identity, see `sparkonce.sinks.sql.mysql.finishing.identity`.
-    """
+    """A connection and the server it leads to."""
 
     connection: Connection
     flavour: Flavour
@@ -162,13 +146,6 @@ def connect(
     settings: Mapping[str, Any], *, program: str, timeout_s: float, lock_wait_s: int, connect_timeout_s: int = 10
 ) -> Connection:
     """Opens a connection and sets it up.
-
-    Args:
-        settings: See `sparkonce.sinks.sql.mysql.settings`.
-        program: Its name in the server's list of connections (attribute ``program_name``).
-        timeout_s: How long to wait for each reply.
-        lock_wait_s: How long a statement waits for a lock of another session, in whole seconds.
-        connect_timeout_s: How long to wait for the connection, unless ``connect_timeout`` says otherwise.
 
     Raises:
         pymysql.err.MySQLError: If the server refuses or does not answer.
@@ -278,11 +255,7 @@ _VERSION = re.compile(r"(?:5\.5\.5-)?(\d+)\.(\d+)\.(\d+)")
 
 
 def flavour_of(version: str) -> Flavour:
-    """Returns the kind of a server.
-
-    Args:
-        version: Its answer to ``SELECT VERSION()``.
-    """
+    """Returns the kind of a server."""
     return MARIADB if "mariadb" in version.lower() else MYSQL
 
 

@@ -30,10 +30,6 @@ _FREE_TEXT = frozenset({"string", "nested"})
 def load_text(rows: pa.RecordBatch, columns: Sequence[MySQLColumn]) -> Iterator[memoryview]:
     """Yields lines for LOAD DATA: tab-separated fields, backslashes before special characters, binaries in hexadecimal.
 
-    Args:
-        rows: The rows.
-        columns: The table's column for each of the rows' columns.
-
     Raises:
         PrepareError: If the server would change a value. The message names the column.
     """
@@ -52,11 +48,6 @@ def insert_values(rows: pa.RecordBatch, columns: Sequence[MySQLColumn], most_byt
 
     A larger row is its own piece, which the server then refuses, naming max_allowed_packet.
 
-    Args:
-        rows: The rows.
-        columns: The table's column for each column of the rows.
-        most_bytes: The most bytes of one piece.
-
     Raises:
         PrepareError: If the server would change a value. The message names the column.
     """
@@ -69,13 +60,7 @@ def insert_values(rows: pa.RecordBatch, columns: Sequence[MySQLColumn], most_byt
 
 
 def column_list(columns: Sequence[MySQLColumn], kinds: Sequence[str], quoted: Sequence[str]) -> str:
-    """Returns the tail of LOAD DATA: the columns, and the expressions for those that are sent in another form.
-
-    Args:
-        columns: The table's columns, in the order of the fields.
-        kinds: The kinds of the rows' columns, see `kind_of`.
-        quoted: The columns' names for a statement.
-    """
+    """Returns the tail of LOAD DATA: the columns, and the expressions for those that are sent in another form."""
     targets, made = [], []
     for index, (column, kind, name) in enumerate(zip(columns, kinds, quoted, strict=True)):
         if kind == "binary":
@@ -132,10 +117,6 @@ def _escape(texts: pa.Array, escapes: Sequence[tuple[str, str]]) -> pa.Array:
 
 def nested_text(values: pa.Array, name: str) -> pa.Array:
     """Returns arrays and structs as JSON; null stays null.
-
-    Args:
-        values: The column.
-        name: The column's name.
 
     Raises:
         PrepareError: If a number is NaN or infinite, which JSON does not support, or a string is not UTF-8.

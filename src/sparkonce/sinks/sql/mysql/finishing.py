@@ -336,11 +336,6 @@ def commit_prepared(session: Session, name: TransactionName, give_up_at: float) 
     The server answers XAER_NOTA for a branch that is committed, rolled back, or being finished by another connection.
     MariaDB also does so while the connection that prepared it still exists. ``XA RECOVER`` lists the last two. A branch
     that it does not list has already been finished, and the marker, read afterwards, shows whether it was committed.
-
-    Args:
-        session: A connection that is not in a transaction.
-        name: The transaction's name.
-        give_up_at: When to stop retrying, by `time.monotonic`.
     """
     xid, connection = Xid.of(name), session.connection
     ask_until = min(time.monotonic() + _RELEASE_S, give_up_at)
@@ -364,13 +359,7 @@ def commit_prepared(session: Session, name: TransactionName, give_up_at: float) 
 
 
 def rollback_prepared(session: Session, name: TransactionName, give_up_at: float) -> Finished:
-    """Rolls a branch back, prepared or not. A writer that still has it loses its connection.
-
-    Args:
-        session: A connection that is not in a transaction.
-        name: The transaction's name.
-        give_up_at: When to stop retrying, by `time.monotonic`.
-    """
+    """Rolls a branch back, prepared or not. A writer that still has it loses its connection."""
     xid, connection = Xid.of(name), session.connection
     end_holder(connection, name)
     settle(connection, [name], give_up_at)

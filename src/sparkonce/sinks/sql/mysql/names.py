@@ -32,12 +32,6 @@ class Xid:
 
     ``gtrid`` is ``<query>.<position>-<nonce>.<copy>``, at most 54 bytes, and ``bqual`` is the prefix. Both servers
     allow 64 bytes for each.
-
-    Attributes:
-        prefix: See `TransactionName.prefix`.
-        query: See `TransactionName.query`.
-        token: See `TransactionName.token`.
-        copy: See `TransactionName.copy`.
     """
 
     prefix: str
@@ -83,14 +77,7 @@ class Xid:
 
 
 def parse_recovered(format_id: int, gtrid_length: int, bqual_length: int, data: bytes | str) -> Xid | None:
-    """Returns the xid in a row of ``XA RECOVER``, or None if it is not one of sparkonce's.
-
-    Args:
-        format_id: The xid's format ID.
-        gtrid_length: The length of the global part in bytes.
-        bqual_length: The length of the branch qualifier in bytes.
-        data: Both parts concatenated: as bytes, or as ``0x`` and hexadecimal digits (``CONVERT XID``).
-    """
+    """Returns the xid in a row of ``XA RECOVER``, or None if it is not one of sparkonce's."""
     if isinstance(data, str):
         try:
             data = bytes.fromhex(data.removeprefix("0x"))
@@ -111,13 +98,7 @@ def stage_table(copy: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagingTable:
-    """A staging table, as its comment describes it.
-
-    Attributes:
-        name: The transaction's name.
-        begun_ms: When it began, in milliseconds since the epoch by the server's clock.
-        target: The target of the rows.
-    """
+    """A staging table, as its comment describes it."""
 
     name: TransactionName
     begun_ms: int

@@ -137,14 +137,7 @@ _STEPS = {
 
 
 def prepare_error(error: BaseException, what: str, staging: str = "", table: str = "") -> PrepareError:
-    """Returns the error of a task attempt while it was being written.
-
-    Args:
-        error: The server's error.
-        what: The task attempt, in words.
-        staging: Its staging table, whose name means nothing to the user; empty if there is none.
-        table: The target's name, which replaces it in the message.
-    """
+    """Returns the error of a task attempt, `what`, naming the target instead of its staging table."""
     message = numbered_message(error).replace(staging, table) if staging else numbered_message(error)
     if is_outage(error):
         step = "Check whether the server is up, can be reached and has room; none of the rows is visible."

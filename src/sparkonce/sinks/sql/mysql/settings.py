@@ -34,9 +34,6 @@ _OURS: Mapping[str, str] = {
 def connection_settings(user: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings that are passed to PyMySQL.
 
-    Args:
-        user: The user's settings, with PyMySQL's names.
-
     Raises:
         ConfigurationError: If a setting is missing, unknown or managed by the sink. The message names it.
     """

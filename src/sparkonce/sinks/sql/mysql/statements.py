@@ -36,11 +36,6 @@ def merge_steps(stages: Sequence[str], target: Target, columns: Sequence[str]) -
 
     Without rules, rows are merged in the order in which they were written. With rules, one row wins for each key: new
     keys are inserted first, which locks the rows of all keys, so that nobody changes them before they are compared.
-
-    Args:
-        stages: The staging tables, by slot; a single one without rules.
-        target: The target and its rules.
-        columns: The target's columns that the staging tables have.
     """
     keys, rules, table = target.keys, target.rules, quote(target.table)
     if not rules.given():
@@ -106,12 +101,7 @@ ROW = "sparkonce_row"
 
 
 def stage_columns(columns: Sequence[MySQLColumn], known: Collection[str]) -> list[str]:
-    """Returns the definitions of a staging table's columns.
-
-    Args:
-        columns: The staged columns.
-        known: The names of the target's columns.
-    """
+    """Returns the definitions of a staging table's columns."""
     only_staged = [definition(column) for column in columns if column.name not in known]
     written = [definition(column) for column in columns if column.name in known]
     return [*only_staged, f"{ROW} BIGINT UNSIGNED NOT NULL AUTO_INCREMENT PRIMARY KEY", *written]

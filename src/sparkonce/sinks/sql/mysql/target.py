@@ -135,12 +135,7 @@ def may_refuse(
 ) -> bool:
     """Returns True if a table may refuse a row that its staging table has accepted.
 
-    Args:
-        connection: A connection.
-        table: The target.
-        columns: The columns that are written.
-        keys: The key columns of an upsert; none to append.
-        has_checks: True if staging tables have the CHECKs that only use written columns.
+    With `has_checks`, staging tables have the CHECKs that only use written columns.
     """
     written = {column.lower() for column in columns}
     known = describe(connection, table)
@@ -260,11 +255,6 @@ def _staged_column(field: pa.Field) -> MySQLColumn:
 
 def bind(target: Target, columns: Sequence[MySQLColumn], schema: pa.Schema) -> list[MySQLColumn]:
     """Returns the table's column for each of the rows' columns; or the staging table's, see `UpsertRules.staged_only`.
-
-    Args:
-        target: The table and its rules.
-        columns: See `describe`.
-        schema: The schema of the rows.
 
     Raises:
         PreflightError: If the table lacks a column, needs one, or cannot store one unchanged. The message names it.

@@ -79,14 +79,7 @@ def open_copy(session: Session, copy: Copy) -> int:
 
 
 class TableRows:
-    """Sends rows to a table, in the fastest way that the server supports.
-
-    Args:
-        session: The connection.
-        copy: The task attempt's work.
-        begun_ms: When it began.
-        schema: The schema of the rows.
-    """
+    """Sends rows to a table, in the fastest way that the server supports."""
 
     def __init__(self, session: Session, copy: Copy, begun_ms: int, schema: pa.Schema) -> None:
         connection = session.connection

@@ -128,10 +128,6 @@ class CatalogTable:
     def encoders(self, schema: pa.Schema, read: ReadText) -> list[Encode]:
         """Returns the encoder of each column.
 
-        Args:
-            schema: The schema of the rows.
-            read: See `ReadText`.
-
         Raises:
             SchemaError: If the table has changed, and a column does not fit anymore.
         """
@@ -150,11 +146,7 @@ class CatalogTable:
 
 
 def read_table(connection: Connection, target: Target) -> CatalogTable | None:
-    """Reads the table as this role sees it; None if it does not exist.
-
-    Raises:
-        psycopg.Error: If the server does not answer.
-    """
+    """Reads the table as this role sees it; None if it does not exist."""
     found = connection.execute(_TABLE, (target.schema, target.table)).fetchone()
     if found is None:
         return None
@@ -178,9 +170,6 @@ def read_signature(connection: Connection, target: Target) -> tuple[str, str]:
     """Reads the current `CatalogTable.signature` and `CatalogTable.fragile`.
 
     Both are empty if the table does not exist.
-
-    Raises:
-        psycopg.Error: If the server does not answer.
     """
     found = connection.execute(_TABLE, (target.schema, target.table)).fetchone()
     return ("", "") if found is None else (str(found[3]), str(found[4]))
@@ -396,13 +385,7 @@ def row_triggers(connection: Connection, oid: int) -> int:
 
 
 def list_refusers(connection: Connection, target: Target, columns: Sequence[str] | None = None) -> list[str]:
-    """Describes what may refuse a row that its staging table has accepted, each with its count.
-
-    Args:
-        connection: A connection.
-        target: The table and its rules.
-        columns: The columns that are written; None for all.
-    """
+    """Describes what may refuse a row that its staging table has accepted, each with its count."""
     is_upsert = target.mode != "append"
     row = connection.execute(
         _REFUSERS,

@@ -33,11 +33,7 @@ _ASKED = frozenset({"host", "hostaddr", "sslmode", "gssencmode"})
 
 
 def connect(to: Conninfo) -> Connection:
-    """Opens a connection in autocommit mode: our own statements begin and end transactions.
-
-    Raises:
-        psycopg.OperationalError: If the server is unreachable or refuses.
-    """
+    """Opens a connection in autocommit mode: our own statements begin and end transactions."""
     return psycopg.connect(**dict(to.settings), autocommit=True, prepare_threshold=None)  # type: ignore[arg-type]
 
 

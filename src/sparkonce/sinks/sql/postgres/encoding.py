@@ -55,12 +55,7 @@ _ARRAY_HEADER = np.dtype(
 
 
 def encode_rows(rows: pa.RecordBatch, encoders: Sequence[Encode]) -> Iterator[memoryview]:
-    """Yields the rows as binary COPY data, in one or more pieces, without header and trailer.
-
-    Args:
-        rows: The rows, with a column for each encoder, in the same order.
-        encoders: See `sparkonce.sinks.sql.postgres.encoding`.
-    """
+    """Yields the rows as binary COPY data, in one or more pieces, without header and trailer."""
     if rows.num_rows == 0:
         return
     for piece in halves(rows, LARGEST_PIECE_BYTES):
@@ -71,12 +66,7 @@ def encode_rows(rows: pa.RecordBatch, encoders: Sequence[Encode]) -> Iterator[me
 
 
 def fixed(values: Fixed, nulls: Fixed | None) -> list[Part]:
-    """Returns the parts of fixed-width values.
-
-    Args:
-        values: One value per row, in network byte order.
-        nulls: Which of them are null; None if there are no nulls.
-    """
+    """Returns the parts of values of one width, in network byte order. `nulls` says which are null, if any."""
     width = values.dtype.itemsize
     if nulls is None:
         return [np.array(width, _LENGTH), values]
@@ -87,12 +77,7 @@ def fixed(values: Fixed, nulls: Fixed | None) -> list[Part]:
 
 
 def ragged(values: pa.Array, lead: bytes = b"") -> list[Part]:
-    """Returns the parts of variable-length values.
-
-    Args:
-        values: A binary array.
-        lead: A prefix for each value.
-    """
+    """Returns the parts of binary values, each with the prefix `lead`."""
     lengths = pc.binary_length(values)
     if values.null_count:
         lengths = pc.fill_null(pc.add(lengths, len(lead)), _NULL)
@@ -291,13 +276,7 @@ def _unread(*_: object) -> list[Part]:
 
 
 def encoder(column: str, actual: pa.DataType, wanted: ServerType, read: ReadText = _unread) -> Encode:
-    """Returns the encoder of a column.
-
-    Args:
-        column: The column's name.
-        actual: The type of its values.
-        wanted: Its type in the table.
-        read: See `ReadText`. Without it the encoder does not support texts that the server has to parse.
+    """Returns the encoder of a column. Without `read`, it does not support texts that the server has to parse.
 
     Raises:
         SchemaError: If the column cannot store the type, or only with a loss.
@@ -521,9 +500,6 @@ def numeric(values: pa.Array) -> Fixed:
 
     All rows of a column have the same width, with leading zeros, which the server strips (``make_result`` in its
     ``numeric.c``).
-
-    Args:
-        values: A decimal128 array with a scale of 0 or more.
     """
     precision, scale = values.type.precision, values.type.scale
     behind = -(-scale // _GROUP)

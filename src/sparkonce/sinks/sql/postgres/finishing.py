@@ -195,10 +195,6 @@ def read_system(connection: Connection, schema: str) -> str:
     It changes with pg_upgrade, and when moving by dump and restore. So the comment on the table of markers may name the
     predecessor of a cluster: ``system <new> was <old>``. This has no effect in a copy elsewhere, whose identifier is a
     third one.
-
-    Args:
-        connection: A connection that is not in a failed transaction.
-        schema: The schema that has the table of markers, or will have it.
     """
     ((allowed,),) = connection.execute(
         "SELECT pg_catalog.has_function_privilege('pg_catalog.pg_control_system()', 'EXECUTE')"

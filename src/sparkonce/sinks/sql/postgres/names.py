@@ -16,14 +16,7 @@ _BACKEND = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendName:
-    """The application_name of an open session: the transaction's name, shortened to PostgreSQL's 63 bytes.
-
-    Attributes:
-        prefix: The CRC-32 of the prefix.
-        query: See `TransactionName`.
-        token: The run's token.
-        copy: The id of the task attempt.
-    """
+    """The application_name of an open session: the transaction's name, shortened to PostgreSQL's 63 bytes."""
 
     prefix: int
     query: str

@@ -218,14 +218,7 @@ def is_outage(error: psycopg.Error) -> bool:
 
 
 def prepare_error(error: psycopg.Error, what: str, staging: str = "", table: str = "") -> PrepareError:
-    """Returns the error of a task attempt while it was being written.
-
-    Args:
-        error: The server's error.
-        what: The task attempt, in words.
-        staging: Its staging table, whose name means nothing to the user; empty if there is none.
-        table: The target's name, which replaces it in the message.
-    """
+    """Returns the error of a task attempt, `what`, naming the target instead of its staging table."""
     message = server_message(error).replace(staging, table) if staging else server_message(error)
     code = code_of(error)
     in_full = "\n".join(filter(None, (error.diag.message_detail, error.diag.message_primary)))

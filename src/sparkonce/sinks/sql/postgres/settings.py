@@ -27,11 +27,7 @@ _DEFAULTS = {
 
 @dataclass(frozen=True, slots=True)
 class Conninfo:
-    """libpq's settings. Only the server's address is ever shown, never a secret.
-
-    Attributes:
-        settings: The settings by libpq's names.
-    """
+    """libpq's settings. Only the server's address is ever shown, never a secret."""
 
     settings: tuple[tuple[str, str], ...] = field(repr=False)
 
@@ -109,11 +105,7 @@ def check_identifier(setting: str, name: str) -> None:
 
 
 def import_psycopg() -> Any:
-    """Imports the client library.
-
-    Raises:
-        ConfigurationError: If it is not installed.
-    """
+    """Imports the client library."""
     try:
         import psycopg
         import psycopg.conninfo

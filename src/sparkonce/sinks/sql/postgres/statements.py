@@ -83,13 +83,7 @@ def merge(target: Target, columns: Sequence[str], staged: Sequence[sql.Composabl
 
 
 def merge_steps(target: Target, columns: Sequence[str], staged: Sequence[sql.Composable]) -> list[sql.Composed]:
-    """Returns the statements that move the rows of staging tables to the target.
-
-    Args:
-        target: The table and its rules.
-        columns: The target's columns that were written.
-        staged: The staging tables, by slot: among rows with the same key the last one wins.
-    """
+    """Returns the statements that move the rows of staging tables to the target."""
     table = sql.Identifier(target.schema, target.table)
     into = sql.SQL("INSERT INTO {} AS target ({})").format(table, _names(columns))
     if target.mode == "append":

@@ -47,13 +47,7 @@ def open_copy(connection: Connection, copy: Copy) -> int:
 
 
 class CopyRows:
-    """Sends rows to a COPY, which starts with the first ones.
-
-    Args:
-        connection: The connection, in a transaction.
-        copy: The task attempt's work.
-        schema: The schema of the rows.
-    """
+    """Sends rows to a COPY, which starts with the first ones."""
 
     def __init__(self, connection: Connection, copy: Copy, _begun_ms: int, schema: pa.Schema) -> None:
         self._connection = connection
