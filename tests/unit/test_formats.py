@@ -34,7 +34,7 @@ from sparkonce.sinks.redis import names as redis
 from sparkonce.sinks.sql.committer import SqlCommitter
 from sparkonce.sinks.sql.mysql import finishing as mysql_markers
 from sparkonce.sinks.sql.mysql.dialect import MYSQL_DIALECT
-from sparkonce.sinks.sql.mysql.names import FORMAT_ID, StagingTable, Xid, parse_recovered, stage_table
+from sparkonce.sinks.sql.mysql.names import FORMAT_ID, StagingTable, Xid, stage_table
 from sparkonce.sinks.sql.postgres.dialect import POSTGRES_DIALECT
 from sparkonce.sinks.sql.postgres.names import BackendName, staging_table
 from sparkonce.sinks.sql.postgres.statements import create_commits
@@ -246,7 +246,7 @@ def test_names_on_servers() -> None:
 
     branch = Xid.of(NAME)
     assert branch.gtrid + branch.bqual == b"60a1de000000.5-60a1de0a.0123456789abshop.eu"
-    assert parse_recovered(FORMAT_ID, 36, 7, (branch.gtrid + branch.bqual).hex()) == branch
+    assert Xid.parse(FORMAT_ID, 36, 7, (branch.gtrid + branch.bqual).hex()) == branch
     assert FORMAT_ID == 0x53504F31
     stage = StagingTable(name=NAME, begun_ms=7, target=Target(table="t", mode="upsert", keys=("k",)))
     assert stage.comment() == f'{{"sparkonce":"{TEXT}","begun_ms":7,"table":"t","keys":["k"]}}'

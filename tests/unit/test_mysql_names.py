@@ -6,7 +6,7 @@ from pymysql.err import OperationalError
 from sparkonce.protocol.handles import Outcome
 from sparkonce.protocol.ownership import Token, TransactionName
 from sparkonce.sinks.sql.mysql.connection import MARIADB, MYSQL, flavour_of, numbers_of
-from sparkonce.sinks.sql.mysql.names import FORMAT_ID, StagingTable, Xid, parse_recovered, quote, stage_table
+from sparkonce.sinks.sql.mysql.names import FORMAT_ID, StagingTable, Xid, quote, stage_table
 from sparkonce.sinks.sql.mysql.outcomes import finished
 from sparkonce.sinks.sql.mysql.statements import merge_steps, upsert_tail
 from sparkonce.sinks.sql.settings import Target
@@ -23,7 +23,7 @@ XID = Xid.of(NAME)
 
 
 def test_an_xid_is_read_back() -> None:
-    assert Xid.parse(FORMAT_ID, XID.gtrid, XID.bqual) == XID
+    assert Xid.parse(FORMAT_ID, len(XID.gtrid), len(XID.bqual), XID.gtrid + XID.bqual) == XID
     assert len(XID.gtrid) == 54
     assert str(XID) == f"X'{XID.gtrid.hex()}',X'{XID.bqual.hex()}',{FORMAT_ID}"
     assert Xid.of(XID.named()) == XID
@@ -42,15 +42,15 @@ def test_an_xid_is_read_back() -> None:
     ],
 )
 def test_xids_of_others_are_none(format_id: int, gtrid: bytes, bqual: bytes) -> None:
-    assert Xid.parse(format_id, gtrid, bqual) is None
+    assert Xid.parse(format_id, len(gtrid), len(bqual), gtrid + bqual) is None
 
 
 @pytest.mark.parametrize("data", [XID.gtrid + XID.bqual, f"0x{(XID.gtrid + XID.bqual).hex().upper()}"])
 def test_rows_of_xa_recover(data: bytes | str) -> None:
     lengths = (len(XID.gtrid), len(XID.bqual))
-    assert parse_recovered(FORMAT_ID, *lengths, data) == XID
-    assert parse_recovered(FORMAT_ID, lengths[0], lengths[1] + 1, data) is None
-    assert parse_recovered(FORMAT_ID, 1, 1, "no digits") is None
+    assert Xid.parse(FORMAT_ID, *lengths, data) == XID
+    assert Xid.parse(FORMAT_ID, lengths[0], lengths[1] + 1, data) is None
+    assert Xid.parse(FORMAT_ID, 1, 1, "no digits") is None
 
 
 def test_a_staging_table_is_read_back() -> None:

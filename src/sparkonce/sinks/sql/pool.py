@@ -7,17 +7,9 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
-
-class Closable(Protocol):
-    """A connection."""
-
-    def close(self) -> None:
-        """Closes the connection. Never raises, even if it is already closed."""
-
-
-C = TypeVar("C", bound=Closable)
+C = TypeVar("C", bound=Any)
 
 
 class IdlePool(Generic[C]):

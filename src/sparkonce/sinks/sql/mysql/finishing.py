@@ -36,7 +36,7 @@ from sparkonce.sinks.sql.mysql.connection import (
     number_of,
     server_message,
 )
-from sparkonce.sinks.sql.mysql.names import StagingTable, Xid, lock_name, parse_recovered, quote, stage_table
+from sparkonce.sinks.sql.mysql.names import StagingTable, Xid, lock_name, quote, stage_table
 from sparkonce.sinks.sql.mysql.outcomes import (
     DUPLICATE_KEY,
     LOCKED,
@@ -270,7 +270,7 @@ def list_open(session: Session, claims: Claims, _location: Location) -> list[Sql
 
 def recovered(connection: Connection, flavour: Flavour) -> set[Xid]:
     """Returns all prepared branches of sparkonce, from any query."""
-    found = (parse_recovered(*row) for row in connection.rows(flavour.recover))
+    found = (Xid.parse(*row) for row in connection.rows(flavour.recover))
     return {xid for xid in found if xid is not None}
 
 

@@ -45,14 +45,17 @@ class Xid:
         return cls(prefix=name.prefix, query=name.query, token=name.token, copy=name.copy)
 
     @classmethod
-    def parse(cls, format_id: int, gtrid: bytes, bqual: bytes) -> Xid | None:
-        """Parses an xid. Returns None if it is not one of sparkonce's."""
-        match = _GTRID.fullmatch(gtrid)
-        if format_id != FORMAT_ID or match is None or not 0 < len(bqual) <= PREFIX_LIMIT_BYTES:
-            return None
+    def parse(cls, format_id: int, gtrid_length: int, bqual_length: int, data: bytes | str) -> Xid | None:
+        """Parses a row of ``XA RECOVER``, in bytes or in hexadecimal digits. Returns None if it is not sparkonce's."""
         try:
-            prefix = bqual.decode()
-        except UnicodeDecodeError:
+            whole = bytes.fromhex(data.removeprefix("0x")) if isinstance(data, str) else data
+            gtrid, prefix = whole[:gtrid_length], whole[gtrid_length:].decode()
+        except ValueError:
+            return None
+        match = _GTRID.fullmatch(gtrid)
+        if format_id != FORMAT_ID or match is None or not 0 < bqual_length <= PREFIX_LIMIT_BYTES:
+            return None
+        if len(whole) != gtrid_length + bqual_length:
             return None
         token = Token(int(match["position"]), match["nonce"].decode())
         return cls(prefix=prefix, query=match["query"].decode(), token=token, copy=match["copy"].decode())
@@ -74,18 +77,6 @@ class Xid:
     def named(self) -> TransactionName:
         """Returns a name with this xid. Its batch and slot are unknown, and are set to 0."""
         return TransactionName(prefix=self.prefix, query=self.query, token=self.token, batch=0, slot=0, copy=self.copy)
-
-
-def parse_recovered(format_id: int, gtrid_length: int, bqual_length: int, data: bytes | str) -> Xid | None:
-    """Returns the xid in a row of ``XA RECOVER``, or None if it is not one of sparkonce's."""
-    if isinstance(data, str):
-        try:
-            data = bytes.fromhex(data.removeprefix("0x"))
-        except ValueError:
-            return None
-    if len(data) != gtrid_length + bqual_length:
-        return None
-    return Xid.parse(format_id, data[:gtrid_length], data[gtrid_length:])
 
 
 def stage_table(copy: str) -> str:

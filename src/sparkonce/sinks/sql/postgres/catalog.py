@@ -187,20 +187,16 @@ def list_changes(target: Target, schema: str, staged: Sequence[str]) -> sql.Comp
 
 
 def _problem(field: pa.Field, column: PostgresColumn, target: Target) -> SchemaError | None:
-    try:
-        _check_field(field, column, target)
-    except SchemaError as error:
-        return error
-    return None
-
-
-def _check_field(field: pa.Field, column: PostgresColumn, target: Target) -> None:
     if column.computed:
-        raise SchemaError(
+        return SchemaError(
             f"Column {field.name!r} of table {target} is GENERATED ALWAYS: the server fills it.",
             next_step="Drop it in the query.",
         )
-    encoder(field.name, field.type, column.type)
+    try:
+        encoder(field.name, field.type, column.type)
+    except SchemaError as error:
+        return error
+    return None
 
 
 def _column(row: tuple[Any, ...], types: dict[int, dict[str, Any]]) -> PostgresColumn:
@@ -235,16 +231,7 @@ def _read_types(connection: Connection, oids: set[int]) -> dict[int, dict[str, A
     wanted = set(oids)
     while wanted:
         for row in connection.execute(_TYPES, (sorted(wanted),)).fetchall():
-            types[row[0]] = dict(
-                zip(
-                    (
-                        *("name", "kind", "base", "modifier", "category", "element", "not_null", "has_default"),
-                        *("base_name", "send"),
-                    ),
-                    row[1:],
-                    strict=True,
-                )
-            )
+            types[row[0]] = dict(zip(_TYPE_FIELDS, row[1:], strict=True))
         more = {found[link] for found in types.values() for link in ("base", "element") if found[link]}
         wanted = more - set(types)
     return types
@@ -336,6 +323,9 @@ LEFT JOIN pg_catalog.pg_collation l ON l.oid = a.attcollation
 LEFT JOIN pg_catalog.pg_namespace n ON n.oid = l.collnamespace
 WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
 """
+_TYPE_FIELDS = (
+    *("name", "kind", "base", "modifier", "category", "element", "not_null", "has_default", "base_name", "send"),
+)
 _TYPES = """
 SELECT oid::int8, typname::text, typtype::text, typbasetype::int8, typtypmod, typcategory::text,
        CASE WHEN typcategory = 'A' THEN typelem::int8 ELSE 0 END, typnotnull, typdefault IS NOT NULL,

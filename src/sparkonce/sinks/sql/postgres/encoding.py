@@ -301,7 +301,7 @@ def is_text_read(actual: pa.DataType, wanted: ServerType) -> bool:
 def _encoder(column: str, actual: pa.DataType, wanted: ServerType) -> Encode | None:
     name = wanted.name
     if pa.types.is_boolean(actual):
-        return _booleans if name == "bool" else None
+        return partial(_numbers, dtype="u1", arrow=pa.int8()) if name == "bool" else None
     if pa.types.is_signed_integer(actual):
         return _integer(column, actual, wanted)
     if pa.types.is_floating(actual):
@@ -355,10 +355,6 @@ def _keeps_scale(column: str, actual: pa.DataType, wanted: ServerType) -> bool:
 
 def _scale(wanted: ServerType) -> int:
     return ((wanted.modifier - 4) & 0x7FF ^ 1024) - 1024
-
-
-def _booleans(values: pa.Array) -> list[Part]:
-    return fixed(integers(values, "u1", pa.int8()), null_mask(values))
 
 
 def _numbers(values: pa.Array, dtype: str, arrow: pa.DataType) -> list[Part]:

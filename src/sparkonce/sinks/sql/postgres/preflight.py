@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -223,17 +223,8 @@ def _check_table(connection: Connection, sink: PostgresSink) -> CatalogTable:
             setting="table",
         )
     rights = ["INSERT"] if target.mode == APPEND else ["INSERT", "SELECT", "UPDATE"]
-    of_table = ["DELETE"] if target.rules.delete_when else []
-    missing = [
-        right
-        for right in rights
-        if not _row(connection, "SELECT pg_catalog.has_any_column_privilege(%s::oid, %s)", table.oid, right)[0]
-    ]
-    missing += [
-        right
-        for right in of_table
-        if not _row(connection, "SELECT pg_catalog.has_table_privilege(%s::oid, %s)", table.oid, right)[0]
-    ]
+    missing = _missing(connection, _MAY_ON_A_COLUMN, table.oid, rights)
+    missing += _missing(connection, _MAY, table.oid, ["DELETE"] if target.rules.delete_when else [])
     _check_usage(connection, target.schema, "schema")
     if missing:
         raise PreflightError(
@@ -387,11 +378,7 @@ def _check_commits(connection: Connection, sink: PostgresSink, *, is_new: bool) 
                 ) from None
         found = find_commits(connection, sink.commits_schema)
     oid, is_durable, row_security = found or (0, False, False)
-    missing = [
-        right
-        for right in _RIGHTS
-        if not _row(connection, "SELECT pg_catalog.has_table_privilege(%s::oid, %s)", oid, right)[0]
-    ]
+    missing = _missing(connection, _MAY, oid, _RIGHTS)
     if missing:
         raise PreflightError(
             f"No permission on the table of markers {name}: {', '.join(missing)} missing.",
@@ -422,6 +409,14 @@ def _check_usage(connection: Connection, schema: str, setting: str) -> None:
             "no permission on the schema: USAGE missing",
             f"GRANT USAGE ON SCHEMA {quoted(schema)} TO the role of the query.",
         )
+
+
+_MAY = "SELECT pg_catalog.has_table_privilege(%s::oid, %s)"
+_MAY_ON_A_COLUMN = "SELECT pg_catalog.has_any_column_privilege(%s::oid, %s)"
+
+
+def _missing(connection: Connection, may: LiteralString, oid: int, rights: Sequence[str]) -> list[str]:
+    return [right for right in rights if not _row(connection, may, oid, right)[0]]
 
 
 def _is_own(gid: str, prefix: str, query: str) -> bool:

@@ -60,7 +60,11 @@ class Conninfo:
             ConfigurationError: If psycopg is not installed, or a setting is not libpq's. The message omits the
                 settings, because one may be a password.
         """
-        psycopg = import_psycopg()
+        try:
+            import psycopg
+            import psycopg.conninfo
+        except ImportError as error:
+            raise missing_package("PostgresSink", f"psycopg ({error})", "postgres") from error
         if not isinstance(conninfo, str):
             mapping("conninfo", conninfo, example="'host=… dbname=… user=…', or a mapping of libpq's settings")
         try:
@@ -102,13 +106,3 @@ def check_identifier(setting: str, name: str) -> None:
             "them NUL.",
             next_step="Give schema and table separately, each exactly as the catalog has it, without quotes.",
         )
-
-
-def import_psycopg() -> Any:
-    """Imports the client library."""
-    try:
-        import psycopg
-        import psycopg.conninfo
-    except ImportError as error:
-        raise missing_package("PostgresSink", f"psycopg ({error})", "postgres") from error
-    return psycopg
