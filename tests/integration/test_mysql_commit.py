@@ -57,7 +57,7 @@ def test_nota_proves_nothing_while_the_connection_that_prepared_is_open(
             cursor.execute(statement)
         return int(caught.value.args[0])
 
-    monkeypatch.setattr("sparkonce.sinks.sql.mysql.connection.Connection.end", lambda self: None)
+    monkeypatch.setattr("sparkonce.sinks.sql.mysql.connection.Connection.close", lambda self: None)
     writer = scene.open(0)
     handle = scene.handle(writer.prepare(), rows=2)
     monkeypatch.undo()
@@ -92,7 +92,7 @@ def test_without_the_right_to_list_what_is_prepared_nothing_is_lost(
 
     eventually(is_ended, "the server knows that the connection that prepared it has ended")
     with monkeypatch.context() as on_mysql:
-        on_mysql.setattr("sparkonce.sinks.sql.mysql.dialect.flavour_of", lambda _: MAY_NOT_RECOVER)
+        on_mysql.setattr("sparkonce.sinks.sql.mysql.connection.flavour_of", lambda _: MAY_NOT_RECOVER)
         (found,) = scene.new_committer().commit([handle])
         assert (found.outcome, "XA_RECOVER_ADMIN" in found.reason) == (Outcome.UNKNOWN, True)
         with pytest.raises(UnknownOutcomeError, match="XA_RECOVER_ADMIN"):

@@ -40,7 +40,7 @@ def mysql(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     def become(uuid: str) -> None:
         said = str(MYSQL.identity).replace("@@server_uuid", f"'{uuid}'")
         like = replace(MARIADB, identity=said)
-        for module in ("preflight", "dialect"):
+        for module in ("preflight", "connection"):
             monkeypatch.setattr(f"sparkonce.sinks.sql.mysql.{module}.flavour_of", lambda _: like)
 
     return become

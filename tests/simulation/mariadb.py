@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ from simulation.systems import System, Writer
 from sparkonce.errors import PrepareError
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sinks.sql.committer import SqlCommitter
-from sparkonce.sinks.sql.mysql.connection import MARIADB, Session
+from sparkonce.sinks.sql.mysql.connection import MARIADB
 from sparkonce.sinks.sql.mysql.dialect import MYSQL_DIALECT
 from sparkonce.sinks.sql.mysql.names import Xid
 from sparkonce.sinks.sql.mysql.outcomes import NO_SUCH_THREAD, XAER_NOTA
@@ -134,19 +134,20 @@ class Link:
     """A driver's connection: what `sparkonce.sinks.sql.mysql` executes on it."""
 
     open = True
+    flavour, server = MARIADB, "s"
 
-    def __init__(self, server: MariaDB) -> None:
-        self.server = server
+    def __init__(self, system: MariaDB) -> None:
+        self.system = system
 
     def ask(self, what: Words, apply: Callable[[], Any]) -> Any:
         try:
-            return self.server.ask(what, apply)
+            return self.system.ask(what, apply)
         except pymysql.err.OperationalError as error:
             self.open = error.args[0] == SPECIFIC_ACCESS_DENIED
             raise
 
     def run(self, statement: str, values: Sequence[Any] = ()) -> None:
-        server = self.server
+        server = self.system
         verb, _, rest = statement.partition(" ")
         if verb == "XA":
             what, _, xid = rest.partition(" ")
@@ -163,30 +164,28 @@ class Link:
     def row(self, statement: str, values: Sequence[Any] = ()) -> tuple[Any, ...]:
         if "IS_USED_LOCK" in statement:
             copies = [str(value).rpartition(":")[2] for value in values]
-            branches = self.server.branches
+            branches = self.system.branches
             return self.ask(
                 ("asks who holds locks",),
                 lambda: tuple(branches[one].holder or None if one in branches else None for one in copies),
             )
         if "MAX(batch)" in statement:
-            return (max((name.batch for name in self.server.committed.values()), default=None),)
+            return (max((name.batch for name in self.system.committed.values()), default=None),)
         raise NotImplementedError(statement)
-
-    def within(self, limit_s: float) -> AbstractContextManager[None]:
-        return nullcontext()
 
     def thread_id(self) -> int:
         return -1
 
-    def end(self) -> None:
+    def close(self) -> None:
         self.open = False
 
 
-def _session(server: MariaDB, *_: object) -> Session:
-    return Session(connection=Link(server), flavour=MARIADB, server="s")  # type: ignore[arg-type]
-
-
-DIALECT = replace(MYSQL_DIALECT, connect=_session, is_alive=lambda _: False)
+DIALECT = replace(
+    MYSQL_DIALECT,
+    connect=lambda server, *_: Link(server),
+    is_alive=lambda _: False,
+    within=lambda *_: nullcontext(),
+)
 
 
 # --- in place of the product's statements -----------------------------------------------------------------------------
@@ -198,10 +197,10 @@ def _marker(name: TransactionName) -> SqlTransaction:
 
 
 def _asked(words: str, read: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda link, *given: link.ask((words,), lambda: read(link.server, *given))
+    return lambda link, *given: link.ask((words,), lambda: read(link.system, *given))
 
 
-def _prepared(server: MariaDB, _: object) -> set[Xid]:
+def _prepared(server: MariaDB) -> set[Xid]:
     return {Xid.of(one.name) for one in server.branches.values() if one.prepared}
 
 

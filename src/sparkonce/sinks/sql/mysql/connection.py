@@ -58,7 +58,15 @@ class Loaded:
 
 
 class Connection(pymysql.connections.Connection):  # type: ignore[misc]  # PyMySQL has no types
-    """A connection, for one thread at a time."""
+    """A connection, for one thread at a time.
+
+    Attributes:
+        flavour: The kind of server.
+        server: Its identity, see `sparkonce.sinks.sql.mysql.finishing.identity`; empty if it has not been read.
+    """
+
+    flavour: Flavour
+    server = ""
 
     def rows(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Returns the rows of a query. A statement with values must not contain names with a percent sign."""
@@ -101,10 +109,10 @@ class Connection(pymysql.connections.Connection):  # type: ignore[misc]  # PyMyS
             f"{level} {number}: {without_values(message)}" for level, number, message in self.rows(FIRST_WARNINGS)
         )
 
-    def end(self) -> None:
-        """Closes the connection; never raises."""
+    def close(self) -> None:
+        """Closes the connection. Never raises, even if it is already closed."""
         if self.open:
-            self.close()
+            super().close()
 
     def is_alive(self) -> bool:
         """Returns True if the server has kept this connection open while it was idle."""
@@ -127,19 +135,6 @@ class Connection(pymysql.connections.Connection):  # type: ignore[misc]  # PyMyS
         done = pymysql.connections.OKPacketWrapper(packet)
         self.server_status = done.server_status
         return done
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Session:
-    """A connection and the server it leads to."""
-
-    connection: Connection
-    flavour: Flavour
-    server: str
-
-    def close(self) -> None:
-        """Closes the connection; never raises."""
-        self.connection.end()
 
 
 def connect(
@@ -169,8 +164,9 @@ def connect(
     )
     try:
         connection.run("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
+        connection.flavour = flavour_of(str(connection.row("SELECT VERSION()")[0]))
     except BaseException:
-        connection.end()
+        connection.close()
         raise
     return connection
 

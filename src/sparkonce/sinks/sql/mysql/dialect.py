@@ -9,9 +9,8 @@ from sparkonce.sinks.sql.dialect import Dialect
 from sparkonce.sinks.sql.mysql import finishing, outcomes, writer
 from sparkonce.sinks.sql.mysql.connection import (
     SERVER_ERRORS,
-    Session,
+    Connection,
     connect,
-    flavour_of,
     number_of,
     numbered_message,
 )
@@ -22,14 +21,13 @@ from sparkonce.sinks.sql.transactions import HandleFields
 _LOCK_WAIT_S = 2
 
 
-def open_session(settings: Mapping[str, Any], program: str, limits: Limits) -> Session:
+def open_session(settings: Mapping[str, Any], program: str, limits: Limits) -> Connection:
     """Connects, and learns which server it is."""
     connection = connect(settings, program=program, timeout_s=limits.answer_s, lock_wait_s=_LOCK_WAIT_S)
     try:
-        flavour = flavour_of(str(connection.row("SELECT VERSION()")[0]))
-        return Session(connection=connection, flavour=flavour, server=finishing.identity(connection, flavour))
+        return finishing.refreshed(connection)
     except BaseException:
-        connection.end()
+        connection.close()
         raise
 
 
@@ -39,16 +37,16 @@ MYSQL_DIALECT = Dialect(
         names={"kind": "commit", "name": "transaction", "server": "server", "begun_ms": "begun_ms"},
     ),
     connect=open_session,
-    is_idle=lambda session: bool(session.connection.open),
-    is_alive=lambda session: session.connection.is_alive(),
-    within=lambda session, limit_s: session.connection.within(limit_s),
+    is_idle=lambda connection: bool(connection.open),
+    is_alive=Connection.is_alive,
+    within=Connection.within,
     refreshed=finishing.refreshed,
     finished=outcomes.finished,
     prepare_error=outcomes.prepare_error,
     list_open=finishing.list_open,
-    left_by=lambda _session, _one: [],
+    left_by=lambda *_: [],
     end_writers=finishing.end_writers,
-    settle=finishing.settle_all,
+    settle=finishing.settle,
     finish_prepared=finishing.finish_prepared,
     begin=finishing.begin_merge,
     stages=finishing.stages,
@@ -66,10 +64,10 @@ MYSQL_DIALECT = Dialect(
     tidy=finishing.tidy,
     has_transactional_ddl=False,
     take=writer.take,
-    give_back=lambda _to, session: session.close(),
+    give_back=lambda _to, connection: connection.close(),
     open=writer.open_copy,
     rows=writer.TableRows,
-    execute=lambda session, statement: session.connection.run(statement),
+    execute=Connection.run,
     prepare=writer.prepare,
     staging_table=lambda name: stage_table(name.copy),
     is_about_row=lambda error: number_of(error) in outcomes.ABOUT_ROWS,

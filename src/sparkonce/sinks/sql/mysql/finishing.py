@@ -30,9 +30,7 @@ from sparkonce.sinks.sql.dialect import StagedCopy
 from sparkonce.sinks.sql.mysql.connection import (
     MARIADB,
     Connection,
-    Flavour,
     MySQLError,
-    Session,
     number_of,
     server_message,
 )
@@ -154,7 +152,7 @@ def _absent(connection: Connection, name: TransactionName, lost: str) -> Finishe
     return absent_verdict(name, -1 if newest is None else int(newest), lost)
 
 
-def identity(connection: Connection, flavour: Flavour) -> str:
+def identity(connection: Connection) -> str:
     """Returns the server's identity; empty if the sink has not been started on it.
 
     MySQL has ``server_uuid``, which changes after a failover. So the comment on the table of markers may name the
@@ -162,8 +160,8 @@ def identity(connection: Connection, flavour: Flavour) -> str:
     first start generates one, and stores it with host name and port. A replica, a restored copy and a clone have that
     row, too, but a different host name or port.
     """
-    if flavour.identity is not None:
-        server, comment = connection.row(flavour.identity)
+    if connection.flavour.identity is not None:
+        server, comment = connection.row(connection.flavour.identity)
         moved = _MOVED.fullmatch(str(comment or "").strip())
         return moved["old"] if moved is not None and moved["new"] == str(server) else str(server)
     found = connection.row(f"SELECT id FROM {SERVERS} WHERE host = {_HOST}")  # noqa: S608 - ours
@@ -175,27 +173,29 @@ def draw_identity(connection: Connection, drawn: str) -> None:
     connection.run(f"INSERT IGNORE INTO {SERVERS} (host, id) SELECT {_HOST}, %s", (drawn.encode(),))
 
 
-def refreshed(session: Session) -> Session:
-    """Returns the session with the server's current id."""
-    return replace(session, server=identity(session.connection, session.flavour))
+def refreshed(connection: Connection) -> Connection:
+    """Returns the connection with the server's current id."""
+    connection.server = identity(connection)
+    return connection
 
 
-def not_committed(session: Session, names: Sequence[TransactionName], location: Location) -> list[TransactionName]:
+def not_committed(
+    connection: Connection, names: Sequence[TransactionName], location: Location
+) -> list[TransactionName]:
     """Returns those without a marker on the server that prepared them, unless it may have been deleted by tidying."""
-    if location.server != session.server:
+    if location.server != connection.server:
         return []
-    there = marked(session.connection, names)
-    return [one for one in names if one not in there and _absent(session.connection, one, "").outcome is Outcome.LOST]
+    there = marked(connection, names)
+    return [one for one in names if one not in there and _absent(connection, one, "").outcome is Outcome.LOST]
 
 
-def committed(session: Session, prefix: str, query: str, _location: Location) -> list[SqlTransaction]:
+def committed(connection: Connection, prefix: str, query: str, _location: Location) -> list[SqlTransaction]:
     """Returns what a query has committed, as far as its markers still exist."""
-    return markers_of(session.connection, prefix, query, session.server)
+    return markers_of(connection, prefix, query, connection.server)
 
 
-def tidy(session: Session, known: Sequence[SqlTransaction], batch: int, is_due: bool) -> None:
+def tidy(connection: Connection, known: Sequence[SqlTransaction], batch: int, is_due: bool) -> None:
     """Drops the batch's staging tables and, if that is due, the staging tables and markers of much older batches."""
-    connection = session.connection
     try:
         _drop_all(connection, [one.name for one in known if one.kind == STAGED])
         for prefix, query in {(one.name.prefix, one.name.query) for one in known} if is_due else ():
@@ -252,12 +252,12 @@ _FORGOTTEN = Finished(
 )
 
 
-def list_open(session: Session, claims: Claims, _location: Location) -> list[SqlTransaction]:
+def list_open(connection: Connection, claims: Claims, _location: Location) -> list[SqlTransaction]:
     """Lists open and prepared branches, and staging tables."""
-    connection, location = session.connection, Location(server=session.server)
-    found = {one.name: one for whose in claims for one in unsettled(connection, *whose, session.server)}
+    location = Location(server=connection.server)
+    found = {one.name: one for whose in claims for one in unsettled(connection, *whose, connection.server)}
     copies = {name.copy for name in found}
-    branches = [xid.named() for xid in recovered(connection, session.flavour) if xid.copy not in copies]
+    branches = [xid.named() for xid in recovered(connection) if xid.copy not in copies]
     found |= {name: SqlTransaction(kind=TWO_PHASE, name=name, location=location) for name in branches}
     found |= {
         one.name: SqlTransaction(kind=STAGED, name=one.name, location=location, begun_ms=one.begun_ms)
@@ -268,22 +268,17 @@ def list_open(session: Session, claims: Claims, _location: Location) -> list[Sql
     return [one for name, one in own.items() if name not in settled]
 
 
-def recovered(connection: Connection, flavour: Flavour) -> set[Xid]:
+def recovered(connection: Connection) -> set[Xid]:
     """Returns all prepared branches of sparkonce, from any query."""
-    found = (Xid.parse(*row) for row in connection.rows(flavour.recover))
+    found = (Xid.parse(*row) for row in connection.rows(connection.flavour.recover))
     return {xid for xid in found if xid is not None}
 
 
-def end_writers(session: Session, wanted: Sequence[SqlTransaction], _give_up_at: float) -> bool:
+def end_writers(connection: Connection, wanted: Sequence[SqlTransaction], _give_up_at: float) -> bool:
     """Ends the connections that write these. Finishing them waits until the server has noticed."""
     for one in wanted:
-        end_holder(session.connection, one.name)
+        end_holder(connection, one.name)
     return True
-
-
-def settle_all(session: Session, names: Sequence[TransactionName], give_up_at: float) -> None:
-    """See `settle`."""
-    settle(session.connection, names, give_up_at)
 
 
 def settle(connection: Connection, names: Iterable[TransactionName], give_up_at: float) -> None:
@@ -313,31 +308,31 @@ def end_holder(connection: Connection, name: TransactionName) -> bool:
     return True
 
 
-def finish_prepared(session: Session, one: SqlTransaction, commit: bool, give_up_at: float) -> Finished:
+def finish_prepared(connection: Connection, one: SqlTransaction, commit: bool, give_up_at: float) -> Finished:
     """Commits a prepared branch, or rolls a branch back."""
     finish = commit_prepared if commit else rollback_prepared
-    return _wrong_server(session, one.location) or finish(session, one.name, give_up_at)
+    return _wrong_server(connection, one.location) or finish(connection, one.name, give_up_at)
 
 
-def _wrong_server(session: Session, location: Location) -> Finished | None:
+def _wrong_server(connection: Connection, location: Location) -> Finished | None:
     """Returns UNKNOWN for a transaction of another server, which cannot be seen from here."""
-    if session.server == location.server:
+    if connection.server == location.server:
         return None
     return Finished(
         outcome=Outcome.UNKNOWN,
-        reason=f"The settings lead to the server {session.server or 'without an id'!r}, and the rows were prepared on "
-        f"{location.server!r}: a replica, a copy, or a renamed host. Point the sink to the server that has them.",
+        reason=f"The settings lead to the server {connection.server or 'without an id'!r}, and the rows were prepared "
+        f"on {location.server!r}: a replica, a copy, or a renamed host. Point the sink to the server that has them.",
     )
 
 
-def commit_prepared(session: Session, name: TransactionName, give_up_at: float) -> Finished:
+def commit_prepared(connection: Connection, name: TransactionName, give_up_at: float) -> Finished:
     """Commits a prepared branch.
 
     The server answers XAER_NOTA for a branch that is committed, rolled back, or being finished by another connection.
     MariaDB also does so while the connection that prepared it still exists. ``XA RECOVER`` lists the last two. A branch
     that it does not list has already been finished, and the marker, read afterwards, shows whether it was committed.
     """
-    xid, connection = Xid.of(name), session.connection
+    xid = Xid.of(name)
     ask_until = min(time.monotonic() + _RELEASE_S, give_up_at)
     answered = Outcome.ALREADY_COMMITTED
     while True:
@@ -346,7 +341,7 @@ def commit_prepared(session: Session, name: TransactionName, give_up_at: float) 
             answered = Outcome.COMMITTED
         elif not _is_absent(refusal):
             return finished(refusal)
-        elif xid in recovered(connection, session.flavour):
+        elif xid in recovered(connection):
             if time.monotonic() >= ask_until:
                 # It is decided, so its writer has nothing left to do: its connection only holds the branch.
                 end_holder(connection, name)
@@ -358,16 +353,16 @@ def commit_prepared(session: Session, name: TransactionName, give_up_at: float) 
         return _FORGOTTEN if is_seen(connection, name) else _absent(connection, name, _LOST)
 
 
-def rollback_prepared(session: Session, name: TransactionName, give_up_at: float) -> Finished:
+def rollback_prepared(connection: Connection, name: TransactionName, give_up_at: float) -> Finished:
     """Rolls a branch back, prepared or not. A writer that still has it loses its connection."""
-    xid, connection = Xid.of(name), session.connection
+    xid = Xid.of(name)
     end_holder(connection, name)
     settle(connection, [name], give_up_at)
     while True:
         refusal = _try(connection, f"XA ROLLBACK {xid}")
         if refusal is not None and not _is_absent(refusal):
             return finished(refusal)
-        listed = xid in recovered(connection, session.flavour)
+        listed = xid in recovered(connection)
         if not listed and marked(connection, [name]):
             return MARKED
         if not listed and not is_seen(connection, name):
@@ -420,7 +415,7 @@ def list_staging_tables(connection: Connection) -> list[StagingTable]:
 
 
 def begin_merge(
-    session: Session, _location: Location, names: Sequence[TransactionName], _limits: Limits, is_trial: bool
+    connection: Connection, _location: Location, names: Sequence[TransactionName], _limits: Limits, is_trial: bool
 ) -> bool:
     """Begins the transaction, under a lock that one connection at a time holds for a query.
 
@@ -428,7 +423,6 @@ def begin_merge(
     whether an earlier merge, whose reply was lost, was committed. A trial commits nothing, so it has a lock of its own,
     and no abort of another copy waits for it. That lock only shows who holds the table's rows.
     """
-    connection = session.connection
     digest = hashlib.sha256(f"{names[0].prefix}.{names[0].query}".encode()).hexdigest()[:24]
     merging, trying = f"sparkonce:merge:{digest}", f"sparkonce:trial:{digest}"
     own = trying if is_trial else merging
@@ -448,11 +442,10 @@ def begin_merge(
 
 
 def stages(
-    session: Session, location: Location, names: Sequence[TransactionName], commit: bool
+    connection: Connection, location: Location, names: Sequence[TransactionName], commit: bool
 ) -> tuple[dict[TransactionName, StagedCopy | None], dict[TransactionName, Finished]]:
     """Returns the stages of those that are not committed, and the answers for the others."""
-    connection = session.connection
-    if (wrong := _wrong_server(session, location)) is not None:
+    if (wrong := _wrong_server(connection, location)) is not None:
         return {}, dict.fromkeys(names, wrong)
     answers = dict.fromkeys(marked(connection, names), MARKED)
     left = [name for name in names if name not in answers]
@@ -489,14 +482,14 @@ def _not_listed(connection: Connection, name: TransactionName) -> Finished:
 
 
 def move(
-    session: Session,
+    connection: Connection,
     _location: Location,
     stage: StagedCopy,
     tables: Mapping[TransactionName, tuple[str, int]],
     is_trial: bool,
 ) -> str:
     """Moves the rows of staging tables, and checks that as many arrived as were prepared, all unchanged."""
-    connection, every = session.connection, list(tables.values())
+    every = list(tables.values())
     for group in [every] if stage.target.rules.given() else [[one] for one in every]:
         names = [table for table, _ in group]
         listed = ", ".join(names)
@@ -524,64 +517,66 @@ def move(
     return ""
 
 
-def settled(_session: Session, stage: StagedCopy, on_conflict: str) -> StagedCopy:
+def settled(_connection: Connection, stage: StagedCopy, on_conflict: str) -> StagedCopy:
     """Returns the rules for rows in append mode once an operator has chosen how to resolve conflicts."""
     return replace(stage, target=replace(stage.target, mode=UPSERT, on_conflict=on_conflict))
 
 
-def commit_merge(session: Session, _location: Location, merged: Sequence[SqlTransaction]) -> None:
+def commit_merge(connection: Connection, _location: Location, merged: Sequence[SqlTransaction]) -> None:
     """Writes the markers, and commits. The staging tables are dropped later, because that would end the transaction."""
     for one in merged:
-        insert(session.connection, one)
-    session.connection.run("COMMIT")
-    roll_back(session)
+        insert(connection, one)
+    connection.run("COMMIT")
+    roll_back(connection)
 
 
-def drop(session: Session, _location: Location, names: Sequence[TransactionName], give_up_at: float) -> None:
+def drop(connection: Connection, _location: Location, names: Sequence[TransactionName], give_up_at: float) -> None:
     """Drops staging tables."""
     # A connection that was just ended may still hold a table while it rolls back; each attempt waits for it.
     while True:
         try:
-            _drop_all(session.connection, names)
+            _drop_all(connection, names)
             break
         except MySQLError as error:
             if number_of(error) not in LOCKED or time.monotonic() >= give_up_at:
                 raise
-    roll_back(session)
+    roll_back(connection)
 
 
-def roll_back(session: Session) -> None:
+def roll_back(connection: Connection) -> None:
     """Rolls the transaction back if it is still open, and releases the lock."""
-    session.connection.run("ROLLBACK")
-    session.connection.row("SELECT RELEASE_ALL_LOCKS()")
+    connection.run("ROLLBACK")
+    connection.row("SELECT RELEASE_ALL_LOCKS()")
 
 
-def refusers(session: Session, stage: StagedCopy) -> bool:
+def refusers(connection: Connection, stage: StagedCopy) -> bool:
     """Returns True if the target may refuse a row that its staging table has accepted."""
     target = stage.target
     return bool(target.rules.conditions) or may_refuse(
-        session.connection, target.table, stage.columns, target.keys, has_checks=session.flavour is MARIADB
+        connection, target.table, stage.columns, target.keys, has_checks=connection.flavour is MARIADB
     )
 
 
-def refers_to_unit(session: Session, error: Exception, names: Sequence[TransactionName], _location: Location) -> bool:
+def refers_to_unit(
+    connection: Connection, error: Exception, names: Sequence[TransactionName], _location: Location
+) -> bool:
     """Returns True if another sink of the batch may have the rows that a foreign key refers to."""
     found = _PARENT.search(str(error.args[-1])) if number_of(error) == NO_PARENT else None
     if found is None:
         return False
     one, parent = names[0], found[1].replace("``", "`")
-    others = [xid.named() for xid in recovered(session.connection, session.flavour)]
+    others = [xid.named() for xid in recovered(connection)]
     others += [
         stage.name
-        for stage in list_staging_tables(session.connection)
+        for stage in list_staging_tables(connection)
         if stage.target.table == parent and stage.name.batch == one.batch
     ]
     return any(name.query == one.query and name.prefix != one.prefix for name in others)
 
 
-def named(session: Session, error: Exception, target: Target) -> str:
+def named(connection: Connection, error: Exception, target: Target) -> str:
     """Returns the key that a row duplicates, with its columns."""
     key = _KEY.search(server_message(error)) if number_of(error) == DUPLICATE_KEY else None
     if key is None:
         return ""
-    return f"key {key[1]!r} ({', '.join(columns_of_key(session.connection, target.table, key[1]))})"
+    return f"key {key[1]!r} ({', '.join(columns_of_key(connection, target.table, key[1]))})"

@@ -14,7 +14,7 @@ from typing import Any
 from sparkonce.sinks._shared.orphans import Orphan, shown
 from sparkonce.sinks._shared.preflight import Attempts
 from sparkonce.sinks.sql.mysql import finishing
-from sparkonce.sinks.sql.mysql.connection import SERVER_ERRORS, Connection, connect, flavour_of, numbered_message
+from sparkonce.sinks.sql.mysql.connection import SERVER_ERRORS, Connection, connect, numbered_message
 from sparkonce.sinks.sql.mysql.names import Xid, lock_name, quote, stage_table
 from sparkonce.sinks.sql.mysql.settings import address, parse_settings
 from sparkonce.sinks.sql.settings import TWO_PHASE
@@ -78,15 +78,14 @@ def list_open(settings: str | Mapping[str, Any]) -> list[MySQLOrphan]:
 
 def _find(connection: Connection) -> Iterator[MySQLOrphan]:
     # In the order in which a transaction passes through its states, so that a moving one is seen at least once.
-    version, now = connection.row("SELECT VERSION(), CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS UNSIGNED)")
-    flavour, now_ms = flavour_of(str(version)), int(now)
+    now_ms = int(connection.row("SELECT CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS UNSIGNED)")[0])
     branches: dict[Xid, tuple[str, SqlTransaction]] = {}
     for (name,) in connection.rows(_DATABASES):
         database = str(name)
         connection.select_db(database)
         yield from _stages(connection, database, now_ms)
         branches |= {Xid.of(marker.name): (database, marker) for marker in _not_committed(connection)}
-    for xid in finishing.recovered(connection, flavour):
+    for xid in finishing.recovered(connection):
         if xid not in branches:
             yield MySQLOrphan.of(xid, kind="prepared", name=str(xid), age_s=-1, holds=_ROWS, database="")
     for xid, (database, marker) in branches.items():
@@ -95,7 +94,7 @@ def _find(connection: Connection) -> Iterator[MySQLOrphan]:
         holds, kind = _ROWS, ""
         if holder is not None:
             kind, holds = "session", (f"connection {holder}",)
-        elif xid in finishing.recovered(connection, flavour):
+        elif xid in finishing.recovered(connection):
             kind = "prepared"
         elif not finishing.marked(connection, [marker.name]) and finishing.is_seen(connection, marker.name):
             kind = "hidden"

@@ -80,7 +80,7 @@ def preflight(sink: MySQLSink, recorded: Facts | None) -> Facts:
         connection = connect(sink.to, program="sparkonce preflight", timeout_s=REPLY_LIMIT_S, lock_wait_s=5)
     with contextlib.closing(connection), _attempts.of(where, "See that it runs."):
         variables = _variables(connection)
-        flavour = flavour_of(variables["version"])
+        flavour = connection.flavour = flavour_of(variables["version"])
         _check_server(flavour, variables, sink)
         _note_server(connection, flavour, variables, sink)
         columns = _check_table(connection, sink)
@@ -375,7 +375,7 @@ def _check_database(connection: Connection, recorded: Facts | None) -> str:
 
 
 def _check_identity(connection: Connection, flavour: Flavour, recorded: Facts | None) -> str:
-    server = finishing.identity(connection, flavour)
+    server = finishing.identity(connection)
     before = (recorded or {}).get("server", server)
     if before != server:
         host = connection.row("SELECT CONCAT(@@hostname, ':', @@port)")[0]

@@ -10,11 +10,10 @@ from sparkonce.errors import PrepareError
 from sparkonce.sinks.sql.mysql.connection import (
     FIRST_WARNINGS,
     MARIADB,
+    Connection,
     Loaded,
     MySQLError,
-    Session,
     connect,
-    flavour_of,
 )
 from sparkonce.sinks.sql.mysql.encoding import column_list, insert_values, load_text
 from sparkonce.sinks.sql.mysql.finishing import identity, insert
@@ -37,7 +36,7 @@ _PACKET_SHARE = 0.75
 _PACKET_BYTES = 1024 * 1024
 
 
-def take(copy: Copy) -> Session:
+def take(copy: Copy) -> Connection:
     """Connects. A connection is not reused: a prepared branch is only released when its connection ends.
 
     Raises:
@@ -51,29 +50,27 @@ def take(copy: Copy) -> Session:
         lock_wait_s=int(copy.limits.lock_s),
     )
     try:
-        flavour = flavour_of(str(connection.row("SELECT VERSION()")[0]))
-        server, wanted = "", copy.facts.get("server", "")
-        if copy.commit != DIRECT and (server := identity(connection, flavour)) != wanted:
+        wanted = copy.facts.get("server", "")
+        if copy.commit != DIRECT and (server := identity(connection)) != wanted:
             raise PrepareError(
                 f"The settings lead to the server {server or 'without an id'!r}, and the query was started on "
                 f"{wanted!r}.",
                 next_step="A load balancer or a failover may have moved the workers: let all reach one primary.",
             )
-        return Session(connection=connection, flavour=flavour, server=server)
+        return connection
     except BaseException:
-        connection.end()
+        connection.close()
         raise
 
 
-def open_copy(session: Session, copy: Copy) -> int:
+def open_copy(connection: Connection, copy: Copy) -> int:
     """Begins the transaction, under a lock that identifies its owner."""
-    connection = session.connection
     begun, _ = connection.row(
         "SELECT CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS UNSIGNED), GET_LOCK(%s, 0)", (lock_name(copy.name.copy),)
     )
     if copy.commit == TWO_PHASE:
         connection.run(f"XA START {Xid.of(copy.name)}")
-        location = Location(server=session.server)
+        location = Location(server=copy.facts["server"])
         insert(connection, SqlTransaction(kind=TWO_PHASE, name=copy.name, location=location, begun_ms=int(begun)))
     return int(begun)
 
@@ -81,9 +78,8 @@ def open_copy(session: Session, copy: Copy) -> int:
 class TableRows:
     """Sends rows to a table, in the fastest way that the server supports."""
 
-    def __init__(self, session: Session, copy: Copy, begun_ms: int, schema: pa.Schema) -> None:
-        connection = session.connection
-        self._connection, self._flavour = connection, session.flavour
+    def __init__(self, connection: Connection, copy: Copy, begun_ms: int, schema: pa.Schema) -> None:
+        self._connection, self._flavour = connection, connection.flavour
         self._copy = copy
         self._schema = schema
         self._table = copy.target.table
@@ -182,10 +178,10 @@ class TableRows:
         )
 
 
-def prepare(session: Session, copy: Copy) -> None:
+def prepare(connection: Connection, copy: Copy) -> None:
     """Prepares the branch, or commits the transaction."""
     if copy.commit == TWO_PHASE:
-        session.connection.run(f"XA END {Xid.of(copy.name)}")
-        session.connection.run(f"XA PREPARE {Xid.of(copy.name)}")
+        connection.run(f"XA END {Xid.of(copy.name)}")
+        connection.run(f"XA PREPARE {Xid.of(copy.name)}")
     else:
-        session.connection.run("COMMIT")
+        connection.run("COMMIT")
