@@ -46,7 +46,7 @@ class Orphan:
     holds: tuple[str, ...]
 
     @classmethod
-    def of(cls: type[AnOrphan], name: Any, **more: Any) -> AnOrphan:
+    def of(cls: type[AnOrphan], name: Any, /, **more: Any) -> AnOrphan:
         """Returns the orphan with this name: of a transaction or, without batch and slot, of a session."""
         more |= {"query": name.query, "run": run_of(name.token), "copy": name.copy}
         return cls(**{"batch": getattr(name, "batch", -1), "slot": getattr(name, "slot", -1), **more})
