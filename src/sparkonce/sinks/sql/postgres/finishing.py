@@ -19,7 +19,6 @@ from sparkonce.errors import PrepareError
 from sparkonce.protocol.handles import Finished, Outcome
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sinks._shared.committing import Claims
-from sparkonce.sinks._shared.preflight import check_columns
 from sparkonce.sinks.sql.committer import NOT_HERE
 from sparkonce.sinks.sql.dialect import StagedCopy
 from sparkonce.sinks.sql.postgres.catalog import list_changes, read_signature, read_table, unique_keys
@@ -27,7 +26,7 @@ from sparkonce.sinks.sql.postgres.connection import Connection, begin
 from sparkonce.sinks.sql.postgres.names import BackendName, staging_table
 from sparkonce.sinks.sql.postgres.outcomes import NOT_FOUND
 from sparkonce.sinks.sql.postgres.settings import COMMITS_TABLE
-from sparkonce.sinks.sql.postgres.statements import COMMITS_COLUMNS, COMMITTED_STATE, STAGED_STATE, commits, merge
+from sparkonce.sinks.sql.postgres.statements import COMMITTED_STATE, STAGED_STATE, commits, merge
 from sparkonce.sinks.sql.settings import STAGED, TWO_PHASE, UPSERT, Limits, Target, quoted
 from sparkonce.sinks.sql.transactions import (
     GONE,
@@ -74,27 +73,6 @@ class MarkerState:
     location: Location
     newest: int
     row_security: bool
-
-
-def find_commits(connection: Connection, schema: str) -> tuple[int, bool, bool] | None:
-    """Returns the table's oid, whether it keeps its rows after a crash, and whether policies may hide some of them."""
-    return connection.execute(
-        "SELECT c.oid::int8, c.relkind = 'r' AND c.relpersistence = 'p', pg_catalog.row_security_active(c.oid) "
-        "FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
-        "WHERE n.nspname = %s AND c.relname = %s",
-        (schema, COMMITS_TABLE),
-    ).fetchone()
-
-
-def check_markers(connection: Connection, schema: str) -> None:
-    """Raises `PreflightError` for a table of markers with columns of a newer version."""
-    found = connection.execute(
-        "SELECT a.attname::text FROM pg_catalog.pg_attribute a JOIN pg_catalog.pg_class c ON c.oid = a.attrelid "
-        "JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
-        "WHERE n.nspname = %s AND c.relname = %s AND a.attnum > 0 AND NOT a.attisdropped",
-        (schema, COMMITS_TABLE),
-    ).fetchall()
-    check_columns("commits_schema", f"{schema}.{COMMITS_TABLE}", (name for (name,) in found), COMMITS_COLUMNS)
 
 
 def look_for(connection: Connection, name: TransactionName, location: Location) -> MarkerState:

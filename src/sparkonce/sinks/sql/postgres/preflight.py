@@ -14,7 +14,7 @@ from psycopg import sql
 from sparkonce.errors import ANEW, PreflightError
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sink import Facts
-from sparkonce.sinks._shared.preflight import Attempts, check_same, refusal
+from sparkonce.sinks._shared.preflight import Attempts, check_columns, check_same, refusal
 from sparkonce.sinks.sql.postgres.catalog import (
     MEND_PARTITION,
     CatalogTable,
@@ -26,10 +26,10 @@ from sparkonce.sinks.sql.postgres.catalog import (
     unique_keys,
 )
 from sparkonce.sinks.sql.postgres.connection import Connection, connect, warn_of_wire, within
-from sparkonce.sinks.sql.postgres.finishing import check_markers, find_commits, read_system
+from sparkonce.sinks.sql.postgres.finishing import read_system
 from sparkonce.sinks.sql.postgres.outcomes import POOL_TRANSACTIONS, STATEMENT_POOLING, server_message
 from sparkonce.sinks.sql.postgres.settings import COMMITS_TABLE, Conninfo
-from sparkonce.sinks.sql.postgres.statements import create_commits, merge_steps
+from sparkonce.sinks.sql.postgres.statements import COMMITS_COLUMNS, create_commits, merge_steps
 from sparkonce.sinks.sql.settings import APPEND, TWO_PHASE, UPSERT, quoted, read_by
 from sparkonce.sinks.sql.transactions import DIRECT
 
@@ -54,6 +54,16 @@ _WRONG_SQL = ("42", "22", "0A")
 _RIGHTS = ("SELECT", "INSERT", "UPDATE", "DELETE")
 
 
+# The table's oid, whether it keeps its rows after a crash, whether policies may hide some of them, and its columns.
+_COMMITS = """
+SELECT c.oid::int8, c.relkind = 'r' AND c.relpersistence = 'p', pg_catalog.row_security_active(c.oid),
+       ARRAY(SELECT attname::text FROM pg_catalog.pg_attribute
+             WHERE attrelid = c.oid AND attnum > 0 AND NOT attisdropped)
+FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = %s AND c.relname = %s
+"""
+
+
 def preflight(sink: PostgresSink, query: str, recorded: Facts | None) -> tuple[Facts, CatalogTable]:
     """Checks server, table, limits and permissions, and creates the table of markers if it does not exist.
 
@@ -62,7 +72,14 @@ def preflight(sink: PostgresSink, query: str, recorded: Facts | None) -> tuple[F
     """
     recorded = recorded or {}
     if sink.kind != DIRECT:
-        _check_same_schema(sink, recorded)
+        check_same(
+            "commits_schema",
+            sink.commits_schema,
+            recorded,
+            "commits",
+            "this query has its markers and staging tables in schema {before}",
+            f"Set commits_schema={{before}}, whatever the schema of the table is, or {ANEW}.",
+        )
     with _connected(sink) as connection:
         warn_of_wire(connection)
         facts = _check_server(connection, sink, recorded)
@@ -103,37 +120,19 @@ def _connected(sink: PostgresSink) -> Iterator[Connection]:
 
 def _connect(to: Conninfo) -> Connection:
     give_up_at = time.monotonic() + TIMEOUT_S
-    found = _try_to_connect(to)
-    # Nothing else is retried: some servers lock out users who repeatedly use a wrong password.
-    while isinstance(found, str) and any(one in found for one in _STARTING) and time.monotonic() < give_up_at:
+    while True:
+        try:
+            return connect(to)
+        except psycopg.Error as error:
+            why = server_message(error)
+        # Nothing else is retried: some servers lock out users who repeatedly use a wrong password.
+        if not any(one in why for one in _STARTING) or time.monotonic() >= give_up_at:
+            raise PreflightError(
+                f"PostgreSQL at {to} cannot be reached: {why}.",
+                next_step="Check the address, that the server runs, the credentials and pg_hba.conf.",
+                setting="conninfo",
+            )
         time.sleep(_PAUSE_S)
-        found = _try_to_connect(to)
-    if isinstance(found, str):
-        raise PreflightError(
-            f"PostgreSQL at {to} cannot be reached: {found}.",
-            next_step="Check the address, that the server runs, the credentials and pg_hba.conf.",
-            setting="conninfo",
-        )
-    return found
-
-
-def _try_to_connect(to: Conninfo) -> Connection | str:
-    """Returns a connection, or why it failed."""
-    try:
-        return connect(to)
-    except psycopg.Error as error:
-        return server_message(error)
-
-
-def _check_same_schema(sink: PostgresSink, recorded: Facts) -> None:
-    check_same(
-        "commits_schema",
-        sink.commits_schema,
-        recorded,
-        "commits",
-        "this query has its markers and staging tables in schema {before}",
-        f"Set commits_schema={{before}}, whatever the schema of the table is, or {ANEW}.",
-    )
 
 
 def _check_server(connection: Connection, sink: PostgresSink, recorded: Facts) -> Facts:
@@ -356,7 +355,7 @@ def _check_staged(connection: Connection, sink: PostgresSink) -> None:
 def _check_commits(connection: Connection, sink: PostgresSink, *, is_new: bool) -> None:
     name = f"{quoted(sink.commits_schema)}.{quoted(COMMITS_TABLE)}"
     _check_usage(connection, sink.commits_schema, "commits_schema")
-    found = find_commits(connection, sink.commits_schema)
+    found = connection.execute(_COMMITS, (sink.commits_schema, COMMITS_TABLE)).fetchone()
     if found is None and not is_new:
         raise PreflightError(
             f"The table of markers {name} is gone, and without it this query's commits are unknown.",
@@ -376,8 +375,8 @@ def _check_commits(connection: Connection, sink: PostgresSink, *, is_new: bool) 
                     f"{', '.join(_RIGHTS)} ON {name} TO the role of the query. Or set commits_schema.",
                     setting="commits_schema",
                 ) from None
-        found = find_commits(connection, sink.commits_schema)
-    oid, is_durable, row_security = found or (0, False, False)
+        found = connection.execute(_COMMITS, (sink.commits_schema, COMMITS_TABLE)).fetchone()
+    oid, is_durable, row_security, columns = found or (0, False, False, ())
     missing = _missing(connection, _MAY, oid, _RIGHTS)
     if missing:
         raise PreflightError(
@@ -385,7 +384,7 @@ def _check_commits(connection: Connection, sink: PostgresSink, *, is_new: bool) 
             next_step=f"GRANT {', '.join(missing)} ON {name} TO the role of the query, or set commits_schema.",
             setting="commits_schema",
         )
-    check_markers(connection, sink.commits_schema)
+    check_columns("commits_schema", f"{sink.commits_schema}.{COMMITS_TABLE}", columns, COMMITS_COLUMNS)
     if not is_durable:
         raise PreflightError(
             f"{name} is a view, or is unlogged: markers would be lost when the server crashes.",
