@@ -184,22 +184,21 @@ _FLOATS: Mapping[str, tuple[str, pa.DataType]] = {
     "float4": (">f4", pa.float32()),
     "float8": (">f8", pa.float64()),
 }
-_SPARK_NAMES: Mapping[str, str] = {
-    "bool": "boolean",
-    "int8": "byte",
-    "int16": "short",
-    "int32": "int",
-    "int64": "long",
-    "float": "float",
-    "double": "double",
-    "string": "string",
-    "large_string": "string",
-    "binary": "binary",
-    "large_binary": "binary",
-    "date32[day]": "date",
-    "timestamp[us]": "timestamp_ntz",
-    "duration[us]": "day-time interval",
+_SPARK: Mapping[str, tuple[str, str]] = {
+    "bool": ("boolean", "bool"),
+    "int8": ("byte", "int2"),
+    "int16": ("short", "int2"),
+    "int32": ("int", "int4"),
+    "int64": ("long", "int8"),
+    "float": ("float", "float4"),
+    "double": ("double", "float8"),
+    **dict.fromkeys(("string", "large_string"), ("string", "text")),
+    **dict.fromkeys(("binary", "large_binary"), ("binary", "bytea")),
+    "date32[day]": ("date", "date"),
+    "timestamp[us]": ("timestamp_ntz", "timestamp"),
+    "duration[us]": ("day-time interval", ""),
 }
+"""Spark's name for each of Arrow's types, and the type of a staging table's column; empty if there is none."""
 _HINTS: Mapping[str, str] = {
     "struct": "Turn it into a string (to_json) and the column into jsonb, or drop it.",
     "map": "Turn it into a string (to_json) and the column into jsonb, or drop it.",
@@ -231,40 +230,23 @@ class ServerType:
     send: str = ""
 
 
-_STAGED: Mapping[str, tuple[str, str]] = {
-    "bool": ("bool", "boolean"),
-    "int8": ("int2", "smallint"),
-    "int16": ("int2", "smallint"),
-    "int32": ("int4", "integer"),
-    "int64": ("int8", "bigint"),
-    "float": ("float4", "real"),
-    "double": ("float8", "double precision"),
-    "string": ("text", "text"),
-    "large_string": ("text", "text"),
-    "binary": ("bytea", "bytea"),
-    "large_binary": ("bytea", "bytea"),
-    "date32[day]": ("date", "date"),
-    "timestamp[us]": ("timestamp", "timestamp"),
-}
-
-
 def staged_type(column: str, kind: pa.DataType) -> ServerType:
     """Returns the type of a staging table's column that the target does not have.
 
     Raises:
         SchemaError: If PostgreSQL has no equivalent of the type. The message names the column.
     """
-    name, shown = _STAGED.get(str(kind), ("", ""))
+    _, name = _SPARK.get(str(kind), ("", ""))
     if pa.types.is_timestamp(kind) and kind.tz is not None:
-        name, shown = "timestamptz", "timestamptz"
+        name = "timestamptz"
     elif pa.types.is_decimal128(kind):
-        name, shown = "numeric", "numeric"
+        name = "numeric"
     if not name:
         raise SchemaError(
             f"Column {column!r}, by which rows delete, is a {kind}, and the table does not have it.",
             next_step="Compute a boolean column in the query, and read that.",
         )
-    return ServerType(shown=shown, name=name)
+    return ServerType(shown=name, name=name)
 
 
 ReadText = Callable[[str, ServerType, pa.Array], list[Part]]
@@ -331,7 +313,7 @@ def _integer(column: str, actual: pa.DataType, wanted: ServerType) -> Encode | N
     if name == "numeric":
         if wanted.modifier >= 0 and _scale(wanted) < 0:
             raise SchemaError(
-                f"Column {column!r} is {_SPARK_NAMES[str(actual)]}, and {wanted.shown} would round it.",
+                f"Column {column!r} is {_SPARK[str(actual)][0]}, and {wanted.shown} would round it.",
                 next_step="Give the column a scale of 0 or more.",
             )
         return lambda values: _decimals(values.cast(pa.decimal128(19, 0)))
@@ -471,7 +453,7 @@ _WRITTEN = frozenset({*_INTEGERS, *_FLOATS, *_TEXTS, "bool", "numeric", "uuid", 
 
 def _refused(column: str, actual: pa.DataType, wanted: ServerType) -> SchemaError:
     shown = str(actual)
-    spark = _SPARK_NAMES.get(shown, "timestamp" if shown.startswith("timestamp[") else shown)
+    spark, _ = _SPARK.get(shown, ("timestamp" if shown.startswith("timestamp[") else shown, ""))
     if wanted.send and wanted.element is None and wanted.name not in _WRITTEN:
         step = f"Cast it to string in the query: the server reads {wanted.shown} from text."
     else:

@@ -21,7 +21,7 @@ from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sinks._shared.committing import Claims
 from sparkonce.sinks.sql.committer import NOT_HERE
 from sparkonce.sinks.sql.dialect import StagedCopy
-from sparkonce.sinks.sql.postgres.catalog import list_changes, read_signature, read_table, unique_keys
+from sparkonce.sinks.sql.postgres.catalog import list_changes, read_table, unique_keys
 from sparkonce.sinks.sql.postgres.connection import Connection, begin
 from sparkonce.sinks.sql.postgres.names import BackendName, staging_table
 from sparkonce.sinks.sql.postgres.outcomes import NOT_FOUND
@@ -419,11 +419,6 @@ def _end(connection: Connection, steps: Sequence[sql.Composed]) -> None:
     connection.execute(sql.SQL("; ").join([*steps, sql.SQL("COMMIT")]))
 
 
-def roll_back(connection: Connection) -> None:
-    """Rolls the transaction back."""
-    connection.execute("ROLLBACK")
-
-
 def refers_to_unit(
     connection: Connection, error: Exception, names: Sequence[TransactionName], location: Location
 ) -> bool:
@@ -447,8 +442,3 @@ def refers_to_unit(
     markers = _markers(connection, location, others)
     targets = [_target_of(location, name, text)[0] for name, (_, text) in markers.items()]
     return any((target.schema, target.table) in found for target in targets)
-
-
-def fragile(connection: Connection, target: Target) -> str:
-    """Returns the tables (the target or partitions) that do not keep its rows after a crash, and why."""
-    return read_signature(connection, target)[1]

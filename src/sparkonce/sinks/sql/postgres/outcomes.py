@@ -62,6 +62,8 @@ _CONFLICT = Meaning(
     "or --on-conflict update, which replaces them. Or remove the rows that are in the way.",
 )
 
+_PAUSED = Meaning(_RETRY, "This driver paused with locks held, and the server ended its session.")
+
 _MEANINGS: Mapping[str, Meaning] = {
     "": Meaning(_RETRY, "No answer: the connection could not be made, or was lost.", outage=True),
     "08": Meaning(_RETRY, "The connection failed.", outage=True),
@@ -71,10 +73,8 @@ _MEANINGS: Mapping[str, Meaning] = {
         "Connect to the primary (target_session_attrs=read-write).",
         outage=True,
     ),
-    "25P03": Meaning(_RETRY, "This driver paused with locks held, and the server ended its session."),
-    "25P04": Meaning(_RETRY, "This driver paused with locks held, and the server ended its session."),
-    "40001": Meaning(_RETRY, "Another transaction was in the way."),
-    "40P01": Meaning(_RETRY, "Another transaction was in the way."),
+    **dict.fromkeys(("25P03", "25P04"), _PAUSED),
+    **dict.fromkeys(("40001", "40P01"), Meaning(_RETRY, "Another transaction was in the way.")),
     "53": Meaning(_RETRY, "The server lacks memory, disk or connections; nothing is lost."),
     "53100": Meaning(_RETRY, "The server's disk is full; nothing is lost.", "Free space there.", outage=True),
     "53200": Meaning(_RETRY, "The server lacks memory; raise max_locks_per_transaction if it says so."),
@@ -108,12 +108,8 @@ _MEANINGS: Mapping[str, Meaning] = {
         "of them, and nothing is lost.",
         "Recreate the index with the collation of the columns.",
     ),
-    "22": _REFUSED_ROWS,
-    "23": _REFUSED_ROWS,
-    "23505": _CONFLICT,
-    "23P01": _CONFLICT,
-    "54000": _REFUSED_ROWS,
-    "P0": _REFUSED_ROWS,
+    **dict.fromkeys(("22", "23", "54000", "P0"), _REFUSED_ROWS),
+    **dict.fromkeys(("23505", "23P01"), _CONFLICT),
 }
 
 STATEMENT_POOLING = "statement pooling mode"
@@ -130,8 +126,7 @@ FINISHING = ErrorTable(
 )
 
 _STEPS: Mapping[str, str] = {
-    "": "Check whether the server is up and reachable; the batch is written again.",
-    "08": "Check whether the server is up and reachable; the batch is written again.",
+    **dict.fromkeys(("", "08"), "See whether the server is up and reachable; the batch is written again."),
     "0A000": "A transaction that uses LISTEN, NOTIFY, temporary objects or foreign tables cannot be prepared: take it "
     "out of the trigger, or use commit='staged'.",
     "22": "Correct such rows in the query, or filter them.",

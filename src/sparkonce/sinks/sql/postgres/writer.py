@@ -14,7 +14,7 @@ from psycopg import sql
 from sparkonce.errors import PrepareError
 from sparkonce.sinks.sql.postgres import statements
 from sparkonce.sinks.sql.postgres.catalog import MEND_PARTITION, CatalogTable, read_signature, read_table
-from sparkonce.sinks.sql.postgres.connection import Connection, begin, pool_of_process, within
+from sparkonce.sinks.sql.postgres.connection import Connection, begin, within
 from sparkonce.sinks.sql.postgres.encoding import HEADER, TRAILER, encode_rows, read_texts
 from sparkonce.sinks.sql.postgres.names import BackendName, staging_table
 from sparkonce.sinks.sql.postgres.settings import Conninfo
@@ -27,16 +27,6 @@ if TYPE_CHECKING:
     from sparkonce.sinks.sql.writer import Copy
 
 _DIRECT_STAGING = "sparkonce_rows"
-
-
-def take(copy: Copy) -> Connection:
-    """Returns an idle connection of this process, or a new one."""
-    return pool_of_process(copy.to).take()
-
-
-def give_back(to: Conninfo, connection: Connection) -> None:
-    """Keeps the connection for the next task attempt."""
-    pool_of_process(to).give_back(connection)
 
 
 def open_copy(connection: Connection, copy: Copy) -> int:
