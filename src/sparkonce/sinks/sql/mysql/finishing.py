@@ -72,6 +72,7 @@ KNOWN_COLUMNS = {COMMITS: frozenset({*_COLUMNS.split(", "), "connection"}), SERV
 """The columns of each table."""
 _MOVED = re.compile(r"server (?P<new>\S+) was (?P<old>\S+)")
 _HOST = "CONCAT(@@hostname, ':', @@port)"
+DRAW_IDENTITY = f"INSERT IGNORE INTO {SERVERS} (host, id) SELECT {_HOST}, %s"
 _DIRTY = "SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED"
 
 
@@ -166,11 +167,6 @@ def identity(connection: Connection) -> str:
         return moved["old"] if moved is not None and moved["new"] == str(server) else str(server)
     found = connection.row(f"SELECT id FROM {SERVERS} WHERE host = {_HOST}")  # noqa: S608 - ours
     return found[0].decode() if found else ""
-
-
-def draw_identity(connection: Connection, drawn: str) -> None:
-    """Gives a MariaDB server an id, unless it has one."""
-    connection.run(f"INSERT IGNORE INTO {SERVERS} (host, id) SELECT {_HOST}, %s", (drawn.encode(),))
 
 
 def refreshed(connection: Connection) -> Connection:

@@ -90,7 +90,7 @@ def preflight(sink: MySQLSink, recorded: Facts | None) -> Facts:
         database = _check_database(connection, recorded)
         if flavour.identity is None:
             _make_table(connection, finishing.SERVERS)
-            finishing.draw_identity(connection, secrets.token_hex(8))
+            connection.run(finishing.DRAW_IDENTITY, (secrets.token_hex(8).encode(),))
         server = _check_identity(connection, flavour, recorded)
         _make_table(connection, finishing.COMMITS, is_new="server" not in (recorded or {}))
         _check_commit(connection, flavour, sink, columns)

@@ -146,14 +146,11 @@ class TableRows:
         )
 
     def _insert(self, rows: pa.RecordBatch) -> None:
-        head, tail = (text.encode() for text in self._around_values())
+        names = [column.name for column in self._bound]
+        head = (insert_into(self._table, names) + " VALUES ").encode()
+        tail = upsert_tail(self._flavour, names, self._copy.target.keys).encode() if self._replaces else b""
         pieces = insert_values(rows, self._bound, self._packet_bytes - len(head) - len(tail))
         self._send((self._connection.send(b"".join((head, piece, tail))) for piece in pieces), rows.num_rows)
-
-    def _around_values(self) -> tuple[str, str]:
-        names = [column.name for column in self._bound]
-        tail = upsert_tail(self._flavour, names, self._copy.target.keys) if self._replaces else ""
-        return insert_into(self._table, names) + " VALUES ", tail
 
     def _send(self, answers: Iterator[Loaded], rows: int) -> None:
         """Sends statement by statement and compares row counts, except for upserts, whose count differs."""

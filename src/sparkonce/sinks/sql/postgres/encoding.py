@@ -124,25 +124,21 @@ def join(parts: Sequence[Part], rows: int) -> Part:
     """Joins all parts of each row, one after the other."""
     whole: list[Part] = []
     for is_fixed, group in groupby(parts, lambda part: isinstance(part, np.ndarray)):
-        neighbours = list(group)
-        whole += [_side_by_side(neighbours, rows)] if is_fixed else neighbours
+        neighbors = list(group)
+        if is_fixed:
+            block = np.empty(rows, np.dtype([(f"f{number}", part.dtype) for number, part in enumerate(neighbors)]))
+            for number, part in enumerate(neighbors):
+                block[f"f{number}"] = part
+            neighbors = [block]
+        whole += neighbors
     if len(whole) == 1:
         return whole[0]
-    texts = [_same_width(part) if isinstance(part, np.ndarray) else part for part in whole]
+    ends = np.arange(rows + 1, dtype=np.int32)
+    texts = [
+        binaries(ends * np.int32(part.dtype.itemsize), part) if isinstance(part, np.ndarray) else part for part in whole
+    ]
     joined: Part = pc.binary_join_element_wise(*texts, b"", null_handling="skip")
     return joined
-
-
-def _side_by_side(parts: Sequence[Fixed], rows: int) -> Fixed:
-    whole = np.empty(rows, np.dtype([(f"f{number}", part.dtype) for number, part in enumerate(parts)]))
-    for number, part in enumerate(parts):
-        whole[f"f{number}"] = part
-    return whole
-
-
-def _same_width(part: Fixed) -> pa.Array:
-    width = part.dtype.itemsize
-    return binaries(np.arange(len(part) + 1, dtype=np.int32) * np.int32(width), part)
 
 
 def binaries(ends: Fixed, data: Fixed | memoryview) -> pa.Array:

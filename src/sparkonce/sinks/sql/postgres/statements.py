@@ -71,12 +71,6 @@ def definition(column: PostgresColumn, *, may_be_null: bool) -> sql.Composed:
     return sql.SQL("{} {}{}").format(sql.Identifier(column.name), sql.SQL(column.declared), not_null)
 
 
-def copy_into(schema: str, table: str, columns: Sequence[str], *, freeze: bool = False) -> sql.Composed:
-    """Accepts rows in binary."""
-    options = sql.SQL("FORMAT binary, FREEZE" if freeze else "FORMAT binary")
-    return sql.SQL("COPY {} ({}) FROM STDIN ({})").format(sql.Identifier(schema, table), _names(columns), options)
-
-
 def merge(target: Target, columns: Sequence[str], staged: Sequence[sql.Composable]) -> sql.Composed:
     """Moves the rows of staging tables into the target, see `merge_steps`."""
     return sql.SQL("; ").join(merge_steps(target, columns, staged))

@@ -105,7 +105,9 @@ class CopyRows:
                 schema, name = job.facts["commits"], staging_table(job.name)
             elif job.commit == DIRECT and job.target.mode == UPSERT:
                 schema, name = "pg_temp", _DIRECT_STAGING
-            statement = statements.copy_into(schema, name, self._columns, freeze=freeze)
+            copying = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT binary, FREEZE {})")
+            columns = sql.SQL(", ").join(map(sql.Identifier, self._columns))
+            statement = copying.format(sql.Identifier(schema, name), columns, freeze)
             self._copy = self._copying.enter_context(self._cursor.copy(statement))
             self._copy.write(HEADER)
 
