@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -146,21 +145,18 @@ class TableRows:
         )
 
     def _insert(self, rows: pa.RecordBatch) -> None:
+        """Sends statement by statement and compares row counts, except for upserts, whose count differs."""
         names = [column.name for column in self._bound]
         head = (insert_into(self._table, names) + " VALUES ").encode()
         tail = upsert_tail(self._flavour, names, self._copy.target.keys).encode() if self._replaces else b""
-        pieces = insert_values(rows, self._bound, self._packet_bytes - len(head) - len(tail))
-        self._send((self._connection.send(b"".join((head, piece, tail))) for piece in pieces), rows.num_rows)
-
-    def _send(self, answers: Iterator[Loaded], rows: int) -> None:
-        """Sends statement by statement and compares row counts, except for upserts, whose count differs."""
         arrived = 0
-        for answer in answers:
+        for piece in insert_values(rows, self._bound, self._packet_bytes - len(head) - len(tail)):
+            answer = self._connection.send(b"".join((head, piece, tail)))
             arrived += answer.rows
             if answer.warnings:
-                raise self._incomplete(answer, rows)
-        if not self._replaces and arrived != rows:
-            raise self._incomplete(Loaded(arrived, 0), rows)
+                raise self._incomplete(answer, rows.num_rows)
+        if not self._replaces and arrived != rows.num_rows:
+            raise self._incomplete(Loaded(arrived, 0), rows.num_rows)
 
     def _incomplete(self, loaded: Loaded, rows: int) -> Exception:
         """Returns the error that the server would have raised; a different one if it has not warned about a row."""
