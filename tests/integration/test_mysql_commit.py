@@ -204,7 +204,7 @@ def test_a_lost_reply_to_the_commit(scene: Scene, mariadb: MySQLSystem, monkeypa
     def cut(link: Connection, statement: str, values: Any = ()) -> Any:
         done = run(link, statement, values)
         if statement == "COMMIT" or statement.startswith("XA COMMIT"):
-            link.end()
+            link.close()
             raise pymysql.err.OperationalError(2013, "Lost connection")
         return done
 
@@ -440,10 +440,10 @@ def test_a_connection_that_comes_back_after_the_others_were_closed_is_closed(sce
     assert isinstance(committer, SqlCommitter)
     with committer.lent() as kept:
         pass
-    assert kept.connection.open
+    assert kept.open
     with committer.lent() as late:
         committer.close()
-    assert not late.connection.open
+    assert not late.open
 
 
 def test_the_later_row_of_a_key_wins(mariadb: MySQLSystem) -> None:
