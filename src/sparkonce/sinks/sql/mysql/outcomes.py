@@ -56,7 +56,7 @@ _RETRY, _UNKNOWN = Outcome.RETRY, Outcome.UNKNOWN
 _FORBIDDEN = Meaning(_UNKNOWN, _NOTHING_LOST, _GRANT)
 _BROKEN = Meaning(_RETRY, "The connection broke.", outage=True)
 _TOO_MANY = "Raise it, or use fewer slots."
-_IN_ANOTHER = Meaning(_RETRY, "The connection was in another transaction; it is opened anew.")
+_IN_ANOTHER = Meaning(_RETRY, "The connection was in another transaction; it is reopened.")
 _NO_MEMORY = Meaning(_RETRY, "The server is out of memory.")
 _ROLLS_BACK = Meaning(_RETRY, "The server rolls the branch back.")
 

@@ -78,7 +78,7 @@ def preflight(sink: MySQLSink, recorded: Facts | None) -> Facts:
     where = f"The server at {address(sink.to)}"
     with _attempts.of(where, "Check host, port, user, password and the server."):
         connection = connect(sink.to, program="sparkonce preflight", timeout_s=REPLY_LIMIT_S, lock_wait_s=5)
-    with contextlib.closing(connection), _attempts.of(where, "See that it runs."):
+    with contextlib.closing(connection), _attempts.of(where, "Check that it runs."):
         variables = _variables(connection)
         flavour = connection.flavour = flavour_of(variables["version"])
         _check_server(flavour, variables, sink)

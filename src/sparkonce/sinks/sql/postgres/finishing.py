@@ -356,7 +356,7 @@ def move(
         if counted[number] != rows:
             return (
                 f"Staging table {tabled[number].as_string(connection)} holds {counted[number]} rows, and {rows} were "
-                f"prepared. {NOT_HERE} Put the rows back; or, where they are gone for good, drop the table, and in the "
+                f"prepared. {NOT_HERE} Restore the rows; or, if they are permanently gone, drop the table, and in the "
                 f"same transaction the row {str(name)!r} of {COMMITS_TABLE}: then they count as lost, and are written "
                 "again."
             )

@@ -126,7 +126,7 @@ FINISHING = ErrorTable(
 )
 
 _STEPS: Mapping[str, str] = {
-    **dict.fromkeys(("", "08"), "See whether the server is up and reachable; the batch is written again."),
+    **dict.fromkeys(("", "08"), "Check whether the server is up and reachable; the batch is written again."),
     "0A000": "A transaction that uses LISTEN, NOTIFY, temporary objects or foreign tables cannot be prepared: take it "
     "out of the trigger, or use commit='staged'.",
     "22": "Correct such rows in the query, or filter them.",

@@ -112,7 +112,7 @@ def _connected(sink: PostgresSink) -> Iterator[Connection]:
     attempts = Attempts((psycopg.Error,), server_message)
     with (
         closing(_connect(sink.to)) as connection,
-        attempts.of(f"Checking PostgreSQL at {sink.to}", "See the server's own words and its log."),
+        attempts.of(f"Checking PostgreSQL at {sink.to}", "See the server's message and its log."),
         within(connection, TIMEOUT_S),
     ):
         yield connection
@@ -156,8 +156,8 @@ def _check_server(connection: Connection, sink: PostgresSink, recorded: Facts) -
         )
     if pid != connection.info.backend_pid:
         log.info(
-            "There is a connection pooler before PostgreSQL at %s. Sessions and transactions may be pooled, statements "
-            "not: everything is set within transactions.",
+            "There is a connection pooler in front of PostgreSQL at %s. Sessions and transactions may be pooled, but "
+            "not statements: everything is set within transactions.",
             sink.to,
         )
     _check_transactions(connection, sink)
@@ -192,13 +192,13 @@ def _check_transactions(connection: Connection, sink: PostgresSink) -> None:
 
 
 def _next_step_for(sink: PostgresSink, before: str, now: str) -> str:
-    advice = f"Connect to the database of before, or {ANEW}."
+    advice = f"Connect to the previous database, or {ANEW}."
     if not now:
         return "GRANT EXECUTE ON FUNCTION pg_catalog.pg_control_system() TO the role of the query, as before."
     if before == now:
         return advice
     return (
-        f"{advice} If this is the server of before after pg_upgrade, or all of that database moved here: COMMENT ON "
+        f"{advice} If this is the same server after pg_upgrade, or that whole database was moved here: COMMENT ON "
         f"TABLE {quoted(sink.commits_schema)}.{COMMITS_TABLE} IS 'system {now} was {before}'."
     )
 
@@ -275,7 +275,7 @@ def _warn_of_changes(connection: Connection, sink: PostgresSink, table: CatalogT
     if count := row_triggers(connection, table.oid):
         log.warning(
             "Table %s has %d trigger(s) BEFORE INSERT FOR EACH ROW. They may silently change rows, or leave them out: "
-            "progress counts the rows that were given to the table.",
+            "progress counts the rows that were sent to the table.",
             *(sink.target, count),
         )
 
@@ -328,9 +328,8 @@ def _check_two_phase(connection: Connection, sink: PostgresSink, query: str, tab
         )
     if keys := unique_keys(connection, table.oid):
         log.warning(
-            "Table %s has %d unique index(es). With commit='two_phase' a slot that is tried again waits for its first "
-            "try, if that was prepared and its worker lost, until lock_timeout_s ends the batch; commit='staged' does "
-            "not.",
+            "Table %s has %d unique index(es). With commit='two_phase' a retried slot waits for its first attempt, if "
+            "that was prepared and its worker lost, until lock_timeout_s ends the batch; commit='staged' does not.",
             *(sink.target, len(keys)),
         )
 
