@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import random
-import time
-import uuid
-from datetime import datetime, timedelta, timezone
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -13,7 +10,7 @@ import pytest
 
 from sparkonce import Guarantee, KafkaSink
 from sparkonce.analysis import servers
-from sparkonce.analysis.arguments import kafka_settings, sink_facts, suspects, used_by
+from sparkonce.analysis.arguments import kafka_settings, sink_facts, used_by
 from sparkonce.analysis.facts import KafkaSourceFacts, parse_duration, say
 from sparkonce.errors import ConfigurationError
 from sparkonce.sinks.memory.server import MemoryServer
@@ -22,23 +19,11 @@ from sparkonce.spark.explain.queries import sinks_given
 
 
 def helper() -> str:
-    return str(uuid.uuid4())
-
-
-def sleeps(_: Any) -> None:
-    time.sleep(0)
-
-
-def reads_the_clock(_: Any) -> float:
-    return time.time()
+    return "helped"
 
 
 def asks_a_helper(_: Any) -> str:
     return helper()
-
-
-def nested(_: Any) -> Any:
-    return [(lambda: random.random())() for _ in range(3)]
 
 
 def stable(row: str) -> int:
@@ -47,30 +32,12 @@ def stable(row: str) -> int:
 
 class Writer:
     def __call__(self, rows: Any, batch: int) -> Any:
-        return datetime.now(tz=timezone.utc)
+        return rows
 
 
 class Process:
     def process(self, row: Any) -> None:
-        uuid.uuid1()
-
-
-@pytest.mark.parametrize(
-    ("function", "names"),
-    [
-        (sleeps, ()),
-        (stable, ()),
-        (reads_the_clock, ("time",)),
-        (asks_a_helper, ("uuid4",)),
-        (nested, ("random",)),
-        (Writer(), ("now",)),
-        (Process().process, ("uuid1",)),
-        (len, ()),
-        (None, ()),
-    ],
-)
-def test_names_that_look_like_a_clock_or_randomness(function: Any, names: tuple[str, ...]) -> None:
-    assert suspects(function) == names
+        return
 
 
 def test_what_a_function_uses() -> None:
@@ -115,14 +82,11 @@ def test_formats_and_functions() -> None:
     assert sink_facts("foreachBatch")[0].format == "foreachbatch"
     (batches,) = sink_facts(Writer())
     assert (batches.format, batches.name) == ("foreachbatch", "Writer")
-    assert batches.function is not None
-    assert batches.function.suspects == ("now",)
     (rows,) = sink_facts(Process())
     assert (rows.format, rows.name) == ("foreach", "Process")
 
     (found,) = sink_facts(partial(asks_a_helper, 1))
-    assert found.function is not None
-    assert (found.name, found.function.suspects) == ("asks_a_helper", ("uuid4",))
+    assert found.name == "asks_a_helper"
     assert used_by(partial(stable, "a", more="b"))[:3] == [stable, "a", "b"]
 
 
@@ -179,7 +143,9 @@ def test_durations_are_said(duration: timedelta, text: str) -> None:
     ],
 )
 def test_which_brokers_are_asked(options: dict[str, str], asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    connections: list[dict[str, str]] = []
-    monkeypatch.setattr(servers, "_describe", lambda connect, *_: connections.append(connect) or {})
+    connections: list[str] = []
+    monkeypatch.setattr(
+        servers, "_describe", lambda connect, *_: connections.append(connect["bootstrap.servers"]) or {}
+    )
     servers.ask_about_source(KafkaSourceFacts(options=options), {"bootstrap.servers": "given:1"})
-    assert connections == [{"bootstrap.servers": asked}]
+    assert connections == [asked]

@@ -287,7 +287,6 @@ CHANGING = [
     (PlanFacts(static=("the static names",)), "joined as it is"),
     (PlanFacts(unnamed=True), "according to Spark"),
     (PlanFacts(functions=(PythonFunction(name="f", deterministic=False),)), "f is declared not deterministic"),
-    (PlanFacts(functions=(PythonFunction(name="f", suspects=("uuid4",)),)), "f uses uuid4"),
 ]
 
 
@@ -339,18 +338,14 @@ def test_state_and_slots() -> None:
 def test_python_functions() -> None:
     nobody_said = engine(PlanFacts(functions=(PythonFunction(name="f"),)))
     assert "the Python function f gives the same rows for the same rows" in nobody_said.conditions
-    said = engine(PlanFacts(functions=(PythonFunction(name="f", deterministic=True, suspects=("now",)),)))
+    said = engine(PlanFacts(functions=(PythonFunction(name="f", deterministic=True),)))
     assert "f" not in {word for line in (*said.conditions, *said.notes) for word in line.split()}
 
 
-def test_the_right_and_the_wrong_place_of_the_clock() -> None:
+def test_the_right_place_of_the_clock() -> None:
     right = engine(PlanFacts(batch_clock=("current_timestamp",)), (SinkFacts(format="foreachbatch"),))
     assert right.level is EXACTLY
     assert "in the right place" in text(right)
-    write = SinkFacts(format="foreachbatch", function=PythonFunction(name="write", suspects=("current_timestamp",)))
-    wrong = engine(PlanFacts(), (write,))
-    assert wrong.level is AT_LEAST
-    assert "wrong place" in wrong.reasons[0]
 
 
 @pytest.mark.parametrize(

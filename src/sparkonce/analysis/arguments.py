@@ -1,12 +1,11 @@
-"""Turns the argument ``sink=`` into facts, and finds names in a Python function that read a clock or random values."""
+"""Turns the argument ``sink=`` into facts, and finds what a Python function uses."""
 
 from __future__ import annotations
 
-import dis
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
-from types import CodeType, ModuleType
+from types import CodeType
 from typing import Any
 
 from sparkonce.analysis.facts import PythonFunction, SinkFacts, lower_names
@@ -50,10 +49,10 @@ def sink_facts(sink: Any, options: Mapping[str, Any] | None = None) -> tuple[Sin
 
 
 def function_facts(function: Any) -> PythonFunction:
-    """Returns a Python function's name, and the names in it that suggest a clock or randomness."""
+    """Returns a Python function's name."""
     named = function.func if isinstance(function, partial) else function
     name = getattr(named, "__qualname__", "") or type(named).__name__
-    return PythonFunction(name=name.rpartition("<locals>.")[2], suspects=suspects(function))
+    return PythonFunction(name=name.rpartition("<locals>.")[2])
 
 
 def kafka_settings(sink: TwoPhaseCommitSink) -> Mapping[str, Any] | None:
@@ -72,47 +71,6 @@ def _of_ours(sink: TwoPhaseCommitSink) -> SinkFacts:
         kafka=sink.kafka_settings is not None,
         transaction_timeout=None if timeout is None else timedelta(milliseconds=int(timeout)),
     )
-
-
-CLOCKS = frozenset({"now", "utcnow", "today", "time", "time_ns", "monotonic", "perf_counter", "strftime", "ctime"})
-
-CLOCKS |= {"current_timestamp", "current_date", "localtimestamp", "curdate"}
-
-RANDOM = frozenset({"uuid1", "uuid4", "uuid7", "random", "randint", "randrange", "choice", "choices", "shuffle"})
-
-RANDOM |= {"uniform", "gauss", "normalvariate", "rand", "randn", "default_rng", "urandom", "token_hex", "token_bytes"}
-
-RANDOM |= {"token_urlsafe", "getrandbits", "uuid", "standard_normal", "randbytes", "monotonically_increasing_id"}
-
-_DEEP = 3
-
-
-def suspects(function: Any) -> tuple[str, ...]:
-    """Returns names in the code of a function and of the functions it uses that read a clock or generate random values.
-
-    A name may belong to something else, and library code is not searched.
-    """
-    return tuple(sorted(set(_names(function, _DEEP)) & (CLOCKS | RANDOM)))
-
-
-def _names(function: Any, deep: int) -> Iterator[str]:
-    if isinstance(function, partial):
-        yield from _names(function.func, deep)
-        return
-    plain_function = function if hasattr(function, "__code__") else type(function).__call__
-    code = getattr(plain_function, "__code__", None)
-    if not isinstance(code, CodeType) or deep == 0:
-        return
-    held = getattr(plain_function, "__globals__", {})
-    for each in _nested(code):
-        for step in dis.get_instructions(each):
-            attribute = step.opname in {"LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM"}
-            plain = step.opname in {"LOAD_GLOBAL", "LOAD_NAME"} and not isinstance(held.get(step.argval), ModuleType)
-            if attribute or plain:  # the module ``time`` is harmless, the function is not
-                yield str(step.argval)
-    for used in used_by(plain_function):
-        if hasattr(used, "__code__"):
-            yield from _names(used, deep - 1)
 
 
 def _nested(code: CodeType) -> Iterator[CodeType]:

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from sparkonce.analysis.facts import Pipeline, PlanFacts, PythonFunction, SinkFacts
+from sparkonce.analysis.facts import Pipeline, PlanFacts, SinkFacts
 from sparkonce.analysis.findings import Part, Role
 from sparkonce.analysis.sinks import replays_show
 from sparkonce.findings import Finding, doubles, holds, loses, must, note
@@ -129,7 +129,7 @@ def _plan(plan: PlanFacts, pipeline: Pipeline) -> Iterator[Finding]:
             "shuffle, and rows are lost or duplicated (SPARK-38160)"
         )
     for function in plan.functions:
-        if function.deterministic is None and not function.suspects:
+        if function.deterministic is None:
             yield must(f"the Python function {function.name} gives the same rows for the same rows")
     if plan.batch_clock:
         yield note(f"{_listed(plan.batch_clock)} is in the right place: fixed for a batch, and the same in its replay")
@@ -142,7 +142,6 @@ def _plan(plan: PlanFacts, pipeline: Pipeline) -> Iterator[Finding]:
         )
     if plan.watermarks and plan.stateful:
         yield note("rows that are later than the watermark are dropped, which is the query's own rule")
-    yield from _functions_of(pipeline.sinks)
 
 
 def _unstable(plan: PlanFacts) -> Iterator[tuple[Iterable[str], str]]:
@@ -154,8 +153,6 @@ def _unstable(plan: PlanFacts) -> Iterator[tuple[Iterable[str], str]]:
     for function in plan.functions:
         if function.deterministic is False:
             yield [function.name], "is declared not deterministic"
-        elif function.deterministic is None and function.suspects:
-            yield [function.name], _looks_like(function)
     if plan.layout:
         yield plan.layout, "depends on how rows are spread over tasks, which may differ in a replay"
     if plan.static:
@@ -174,10 +171,6 @@ def _state_made_again(plan: PlanFacts) -> Iterator[Finding]:
             "take the value from the row itself (a hash of its key instead of a random number, a stored table instead "
             "of one that changes); name Python functions that are stable after all in deterministic=",
         )
-
-
-def _looks_like(function: PythonFunction) -> str:
-    return f"uses {_listed(function.suspects)}, which looks like a clock or randomness"
 
 
 def _replayed(unstable: Sequence[str], sinks: Iterable[SinkFacts]) -> Iterator[Finding]:
@@ -199,16 +192,6 @@ def _replayed(unstable: Sequence[str], sinks: Iterable[SinkFacts]) -> Iterator[F
         )
     else:
         yield note(f"{'; '.join(unstable)}. The sink shows the rows of one of the two runs, never of both")
-
-
-def _functions_of(sinks: Iterable[SinkFacts]) -> Iterator[Finding]:
-    for sink in sinks:
-        if sink.function is not None and sink.function.suspects and sink.format in {"foreach", "foreachbatch"}:
-            yield doubles(
-                f"{sink.function.name} {_looks_like(sink.function)}: a function that writes is the wrong place for "
-                "that, since a replay writes different values",
-                "current_timestamp() in the streaming plan, which is fixed for a batch",
-            )
 
 
 def _listed(names: Iterable[str]) -> str:

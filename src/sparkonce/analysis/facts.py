@@ -55,13 +55,10 @@ class PythonFunction:
     Attributes:
         name: Its name, as Spark shows it.
         deterministic: True or False if declared (False with ``asNondeterministic()``); None if not declared.
-        suspects: Names in its code that read a clock or generate random values; empty if there are none, or its code is
-            unknown.
     """
 
     name: str
     deterministic: bool | None = None
-    suspects: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -11,12 +11,26 @@ from datetime import timedelta
 from typing import Any
 
 from sparkonce.analysis.facts import KafkaSourceFacts, SinkFacts, TopicFacts
+from sparkonce.sinks.kafka.outcomes import NONE, BrokerAnswer
+from sparkonce.sinks.kafka.preflight import BROKER_RESOURCE, TOPIC_RESOURCE, configs_request
+from sparkonce.sinks.kafka.settings import admin_settings
+from sparkonce.sinks.kafka.transaction_client import (
+    TransactionClient,
+    answered,
+    ask_leaders,
+    leaders_of,
+    metadata_request,
+    producers,
+)
 from sparkonce.source import SourceFacts
+from sparkonce.sources.kafka import connection_settings
+from sparkonce.sources.topics import java_pattern
 
 TIMEOUT_S = 10.0
-"""The timeout of one request."""
+"""The time limit of the brokers of one source or sink."""
 
-_QUIET = {"log_level": 0}
+_MAX_TIMEOUT = "transaction.max.timeout.ms"
+_RETENTION = ("retention.ms", "retention.bytes", "cleanup.policy")
 
 
 def ask_about_source(source: SourceFacts, settings: Mapping[str, Any] | None) -> SourceFacts:
@@ -24,26 +38,18 @@ def ask_about_source(source: SourceFacts, settings: Mapping[str, Any] | None) ->
 
     Args:
         source: The facts read from the query.
-        settings: The connection settings, under librdkafka's names. None: the source's own, if it needs no security
-            settings. They are also used for a source that has other servers and needs no security settings.
+        settings: The connection settings, under librdkafka's names. They replace the source's own, unless the source
+            has other servers and needs no security settings. None: the source's own.
     """
     if not isinstance(source, KafkaSourceFacts) or (source.options is None and settings is None):
         return source
     options = source.options or {}
     own = options.get("kafka.bootstrap.servers", "")
-    secured = options.get("kafka.security.protocol", "PLAINTEXT").upper() != "PLAINTEXT"
-    if (
-        settings is not None
-        and own
-        and not secured
-        and _servers(own) != _servers(settings.get("bootstrap.servers", ""))
-    ):
-        settings = None
-    if settings is None and secured:
-        return replace(source, unasked="not queried: its security settings are for Java; give librdkafka's as ask=")
-    connect = dict(settings or {"bootstrap.servers": own})
+    is_plain = options.get("kafka.security.protocol", "PLAINTEXT").upper() == "PLAINTEXT"
     try:
-        topics = _describe(connect, options, source.names)
+        if settings is None or (own and is_plain and _servers(own) != _servers(settings.get("bootstrap.servers", ""))):
+            settings = connection_settings(options)
+        topics = _describe(settings, options, source.names)
     except Exception as error:  # noqa: BLE001 - whatever the error is, it is reported, and nothing is concluded
         return replace(source, unasked=f"not queried: {_short(error)}")
     return replace(source, topics=topics)
@@ -55,85 +61,75 @@ def _servers(text: object) -> set[str]:
 
 def ask_about_sink(sink: SinkFacts, settings: Mapping[str, Any]) -> SinkFacts:
     """Returns a Kafka sink with the longest transaction timeout that its brokers allow, if they report it."""
-    from confluent_kafka.admin import AdminClient, ConfigResource
-
+    deadline_s = time.monotonic() + TIMEOUT_S
     try:
-        admin = AdminClient({**settings, **_QUIET})
-        broker = next(iter(admin.list_topics(timeout=TIMEOUT_S).brokers))
-        found = _configs(admin, [ConfigResource(ConfigResource.Type.BROKER, str(broker))])
-        longest = found[str(broker)]["transaction.max.timeout.ms"]
+        with closing(TransactionClient(admin_settings(settings), connections=1)) as client:
+            broker = _ask(client, metadata_request(), deadline_s).brokers[0].node_id
+            request = configs_request(BROKER_RESOURCE, str(broker), _MAX_TIMEOUT)
+            longest = _configs(_ask(client, request, deadline_s, node_id=broker))[_MAX_TIMEOUT]
     except Exception as error:  # noqa: BLE001 - whatever the error is, it is reported, and nothing is concluded
-        return replace(sink, unasked=f"its brokers do not report their transaction.max.timeout.ms: {_short(error)}")
+        return replace(sink, unasked=f"its brokers do not report their {_MAX_TIMEOUT}: {_short(error)}")
     return replace(sink, longest_timeout=timedelta(milliseconds=int(longest)))
 
 
-def _describe(connect: Mapping[str, Any], options: Mapping[str, str], names: Sequence[str]) -> dict[str, TopicFacts]:
-    from confluent_kafka.admin import AdminClient, ConfigResource
+def _describe(settings: Mapping[str, Any], options: Mapping[str, str], names: Sequence[str]) -> dict[str, TopicFacts]:
+    deadline_s = time.monotonic() + TIMEOUT_S
+    with closing(TransactionClient(admin_settings(settings), connections=1)) as client:
+        metadata = _ask(client, metadata_request(every=True), deadline_s)
+        known = [one.name for one in metadata.topics if one.error_code == NONE]
+        topics = list(names) or _topics(options, known)
+        missing = sorted(set(topics) - set(known))
+        if missing or not topics:
+            raise LookupError(f"there is no topic {', '.join(missing) or 'that matches'}")
+        leaders = {one: leader for one, leader in answered(leaders_of(metadata)).items() if one[0] in topics}
+        (writers,) = ask_leaders(client, leaders, producers, deadline_s=deadline_s)
+        found = {}
+        for topic in topics:
+            configs = _configs(_ask(client, configs_request(TOPIC_RESOURCE, topic, *_RETENTION), deadline_s))
+            found[topic] = TopicFacts(
+                retention_ms=int(configs["retention.ms"]),
+                retention_bytes=int(configs["retention.bytes"]),
+                cleanup_policy=configs["cleanup.policy"],
+                transactional=_is_transactional([one for (name, _), one in writers.items() if name == topic]),
+            )
+        return found
 
-    admin = AdminClient({**connect, **_QUIET})
-    cluster = admin.list_topics(timeout=TIMEOUT_S).topics
-    topics = list(names) or _topics(options, cluster)
-    missing = sorted(set(topics) - set(cluster))
-    if missing or not topics:
-        raise LookupError(f"there is no topic {', '.join(missing) or 'that matches'}")
-    found = _configs(admin, [ConfigResource(ConfigResource.Type.TOPIC, topic) for topic in topics])
-    transactional = _transactional(connect, {topic: list(cluster[topic].partitions) for topic in topics})
-    return {
-        topic: TopicFacts(
-            retention_ms=int(found[topic]["retention.ms"]),
-            retention_bytes=int(found[topic]["retention.bytes"]),
-            cleanup_policy=found[topic]["cleanup.policy"],
-            transactional=transactional.get(topic),
-        )
-        for topic in topics
-    }
 
-
-def _topics(options: Mapping[str, str], known: Mapping[str, Any]) -> list[str]:
+def _topics(options: Mapping[str, str], known: Sequence[str]) -> list[str]:
     """Returns the topics selected by the options ``subscribe``, ``subscribePattern`` or ``assign``."""
     if "subscribe" in options:
         return [topic.strip() for topic in options["subscribe"].split(",") if topic.strip()]
     if "assign" in options:
         return list(json.loads(options["assign"]))
-    pattern = options.get("subscribepattern", "")
-    return [topic for topic in known if pattern and re.fullmatch(pattern, topic)]
+    pattern = java_pattern(options.get("subscribepattern", ""))
+    return [topic for topic in known if pattern is not None and pattern.fullmatch(topic)]
 
 
-def _configs(admin: Any, resources: Sequence[Any]) -> dict[str, dict[str, str]]:
-    answers = admin.describe_configs(list(resources), request_timeout=TIMEOUT_S)
-    return {
-        resource.name: {name: entry.value for name, entry in answer.result(TIMEOUT_S).items()}
-        for resource, answer in answers.items()
-    }
+def _is_transactional(partitions: Sequence[Any]) -> bool | None:
+    """Returns True if leaders remember a producer that used a transaction (for a day by default); None if unknown."""
+    if any(
+        one.coordinator_epoch >= 0 or one.current_txn_start_offset >= 0
+        for partition in partitions
+        if not isinstance(partition, BrokerAnswer)
+        for one in partition.active_producers or ()
+    ):
+        return True
+    return None if any(isinstance(one, BrokerAnswer) for one in partitions) else False  # it needs READ on the topic
 
 
-def _transactional(connect: Mapping[str, Any], partitions: Mapping[str, Sequence[int]]) -> dict[str, bool]:
-    """Maps each topic to True if its leaders remember a producer that ended a transaction (for a day by default)."""
-    from kafka import TopicPartition
-    from kafka.admin import KafkaAdminClient
+def _ask(client: TransactionClient, request: Any, deadline_s: float, node_id: int | None = None) -> Any:
+    response = client.insist(request, deadline_s=deadline_s, node_id=node_id)
+    if isinstance(response, BrokerAnswer):
+        raise LookupError(str(response))
+    return response
 
-    from sparkonce.sinks.kafka.settings import admin_settings
 
-    asked = [TopicPartition(topic, each) for topic, numbers in partitions.items() for each in numbers]
-    limit_ms = int(TIMEOUT_S * 1000)
-    try:
-        with closing(
-            KafkaAdminClient(
-                **{**admin_settings(connect), "bootstrap_timeout_ms": limit_ms, "request_timeout_ms": limit_ms}
-            )
-        ) as admin:
-            found = admin.describe_producers(asked)
-    except Exception:  # noqa: BLE001 - it needs READ on the topic; without an answer, the rules treat it as unknown
-        return {}
-    answer = dict.fromkeys(partitions, False)
-    for partition, state in found.items():
-        if any(
-            one.coordinator_epoch >= 0 or one.current_transaction_start_offset >= 0 for one in state.active_producers
-        ):
-            answer[partition.topic] = True
-    return answer
+def _configs(response: Any) -> dict[str, str]:
+    (result,) = response.results
+    if result.error_code != NONE:
+        raise LookupError(str(BrokerAnswer(result.error_code, result.error_message or "")))
+    return {one.name: one.value for one in result.configs}
 
 
 def _short(error: Exception) -> str:
-    text = error.args[0].str() if error.args and hasattr(error.args[0], "str") else str(error)
-    return " ".join(str(text).split())[:120]
+    return " ".join(str(error).split())[:120]

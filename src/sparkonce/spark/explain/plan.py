@@ -6,9 +6,6 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from pyspark.serializers import CloudPickleSerializer
-
-from sparkonce.analysis.arguments import suspects
 from sparkonce.analysis.facts import PlanFacts, PythonFunction
 from sparkonce.jvm import class_name, items
 from sparkonce.spark.plans import MADE_IN_PLACE, SHUFFLES, STATEFUL, expressions, is_leaf, nodes
@@ -53,7 +50,7 @@ def plan_facts(plan: Any, stable: bool | Iterable[str] = False) -> PlanFacts:
     kinds = [class_name(node) for node in operators]
     found = list(expressions(json.loads(plan.toJSON())))
     classes = [one["class"] for one in found]
-    functions = _functions(found, operators, stable)
+    functions = _functions(found, stable)
     random = _named(classes, _RANDOM)
     layout, clock = _named(classes, _LAYOUT), _named(classes, _CLOCK)
     undeclared = any(function.deterministic is False for function in functions)
@@ -111,46 +108,12 @@ def _static(leaf: Any) -> str:
     return "the static " + text.partition("[")[0].replace("Relation", "").strip()
 
 
-def _functions(
-    found: Iterable[dict[str, Any]], nodes: Iterable[Any], stable: bool | Iterable[str]
-) -> tuple[PythonFunction, ...]:
+def _functions(found: Iterable[dict[str, Any]], stable: bool | Iterable[str]) -> tuple[PythonFunction, ...]:
     declared = {
         one["name"]: bool(one["udfDeterministic"]) for one in found if "udfDeterministic" in one and "evalType" in one
     }
-    if not declared:
-        return ()
-    seen = _suspects(nodes)
     trusted = set(declared) if stable is True else set(stable or ())
     return tuple(
-        PythonFunction(
-            name=name,
-            deterministic=True if name in trusted else (None if deterministic else False),
-            suspects=seen.get(name, ()),
-        )
+        PythonFunction(name=name, deterministic=True if name in trusted else (None if deterministic else False))
         for name, deterministic in declared.items()
     )
-
-
-def _suspects(nodes: Iterable[Any]) -> dict[str, tuple[str, ...]]:
-    """Returns the clocks and sources of randomness that each Python function's code names, if it can be loaded."""
-    found: dict[str, tuple[str, ...]] = {}
-    for node in nodes:
-        for expression in items(node.expressions()):
-            for each in _tree(expression):
-                if class_name(each) == "PythonUDF":
-                    found[each.name()] = found.get(each.name(), ()) + suspects(_unpickled(each.func()))
-    return found
-
-
-def _tree(expression: Any) -> Iterator[Any]:
-    yield expression
-    for child in items(expression.children()):
-        yield from _tree(child)
-
-
-def _unpickled(function: Any) -> Any:
-    """Returns the user's own function, which was pickled in this process."""
-    try:
-        return CloudPickleSerializer().loads(bytes(function.command().unsafeArray()))[0]
-    except Exception:  # noqa: BLE001 - a broadcast function, or one that cannot be loaded, is named only
-        return None
