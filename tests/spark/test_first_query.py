@@ -19,7 +19,7 @@ from sparkonce.errors import PreflightError
 from sparkonce.protocol.state import Phase
 from sparkonce.sink import Facts
 from sparkonce.sources import topics as kafka_checks
-from sparkonce.spark import exactly_once
+from sparkonce.spark import classic
 from sparkonce_lab.kafka import create_topic, produce
 from sparkonce_lab.rig.kafka import Cluster
 from sparkonce_lab.rig.process import free_port
@@ -118,7 +118,7 @@ def test_what_is_decided_is_finished_without_asking_source_or_executors(
         stream.run(listener=crash_at(Phase.FINISHING, 0))
     with monkeypatch.context() as patch:
         patch.setattr(kafka_checks, "ask_sources", lambda *_, **__: pytest.fail("the source was asked"))
-        patch.setattr(exactly_once, "check_executors", lambda *_: pytest.fail("the executors were asked"))
+        patch.setattr(classic, "check_executors", lambda *_: pytest.fail("the executors were asked"))
         stream.run()
     assert stream.keys() == IDS
 

@@ -18,7 +18,7 @@ from sparkonce import ExactlyOnce
 from sparkonce.errors import ConfigurationError
 from sparkonce.protocol.ownership import Token
 from sparkonce.sink import Owner
-from sparkonce.spark import exactly_once
+from sparkonce.spark import classic
 from sparkonce.spark.grouping import Grouping
 from sparkonce.spark.views import shares, views_of
 from sparkonce.spark.work import SparkWork
@@ -85,7 +85,7 @@ def test_a_query_groups_its_batches_by_the_rows_that_their_offsets_count(
         asked.append((before is None, len(now), rows_per_slot))
         return None if before is None else Grouping(SLOTS)
 
-    monkeypatch.setattr(exactly_once, "grouping_of", of)
+    monkeypatch.setattr(classic, "grouping_of", of)
     (tmp_path / "source").mkdir()
     for number in range(2):
         lines = "".join(f'{{"number": {100 * number + row}}}\n' for row in range(40))

@@ -16,7 +16,7 @@ from sparkonce.sink import SinkCommitter, SinkWriter, TwoPhaseCommitSink, Writer
 from sparkonce.sinks.memory.sink import MemorySink
 from sparkonce.sources.groups import GroupOffsets
 from sparkonce.sources.topics import KafkaSource
-from sparkonce.spark.start.arguments import groups
+from sparkonce.spark.settings import checked_groups
 from sparkonce.spark.start.first_batch import warn_of_loops
 from sparkonce.spark.views import dead_letter_sinks
 
@@ -68,10 +68,10 @@ def test_explain_knows_its_topic_and_its_timeout() -> None:
 
 def test_offsets_go_into_its_transactions() -> None:
     offsets = GroupOffsets("group", {"bootstrap.servers": "broker:9092"}, in_transaction_of="mine")
-    assert groups(offsets, {"mine": OtherKafkaSink("mine")}) == (offsets,)
+    assert checked_groups(offsets, {"mine": OtherKafkaSink("mine")}) == (offsets,)
     for other in (PlainSink("mine"), OtherKafkaSink("mine", Guarantee.AT_LEAST_ONCE), OtherKafkaSink("another")):
         with pytest.raises(ConfigurationError, match="names no KafkaSink"):
-            groups(offsets, {other.name: other})
+            checked_groups(offsets, {other.name: other})
 
 
 def test_a_query_that_reads_its_topic_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:

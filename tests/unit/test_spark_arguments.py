@@ -15,7 +15,7 @@ from pyspark.sql.connect.plan import DataSource, Join, LogicalPlan, NAFill, Unpi
 
 from sparkonce import DeltaSink, FilesSink
 from sparkonce.errors import ConfigurationError
-from sparkonce.spark import exactly_once
+from sparkonce.spark import connect
 from sparkonce.spark.connect import check_can_connect
 from sparkonce.spark.exactly_once import ExactlyOnce
 from sparkonce.spark.plans import sources_of_client
@@ -79,8 +79,8 @@ def test_a_pickled_query_keeps_its_settings_and_names_another_version(monkeypatc
     copy = cloudpickle.loads(pickled)
     assert copy.checkpoint == once.checkpoint
     assert [sink.name for sink in copy.sinks] == ["one", "other"]
-    assert copy._timing == once._timing
-    monkeypatch.setattr(exactly_once, "__version__", "0.0.9")
+    assert copy._settings.timing == once._settings.timing
+    monkeypatch.setattr(connect, "__version__", "0.0.9")
     with pytest.raises(ConfigurationError, match=r"client has sparkonce .* and the server of Spark Connect 0\.0\.9"):
         cloudpickle.loads(pickled)
 

@@ -13,10 +13,11 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from pyspark import cloudpickle
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -24,7 +25,6 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from sparkonce.driver.outage import Outage
 from sparkonce.driver.progress import BatchProgress
-from sparkonce.driver.run import RunDriver
 from sparkonce.driver.start import check_log
 from sparkonce.errors import ConfigurationError, PreflightError
 from sparkonce.executor import SlotTask
@@ -35,17 +35,18 @@ from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.source import SourceFacts, all_registered, registered
 from sparkonce.sources.offsets import rows_read
 from sparkonce.spark.arrow_batches import BYTES, WANTED_BYTES, ArrowBatches
-from sparkonce.spark.checkpoints.opening import open_for
 from sparkonce.spark.grouping import Grouping, slots_decided
-from sparkonce.spark.shipped import Needs
+from sparkonce.spark.plans import sources_of_client
+from sparkonce.spark.settings import QuerySettings
+from sparkonce.spark.shipped import Needs, build_of
 from sparkonce.spark.show.failures import message_and_next
 from sparkonce.spark.slot_tasks import answers_through_connect
 from sparkonce.spark.start.checks import input_offsets
 from sparkonce.spark.start.executors import check_executors
-from sparkonce.spark.views import Share
-from sparkonce.spark.work import SparkWork
-from sparkonce.storage.files import CheckpointFiles
+from sparkonce.spark.work import SparkWork, check_plans
 from sparkonce.storage.spark import SparkCheckpoint
+from sparkonce.version import __version__
+from sparkonce.watch.listener import QueryListener
 
 logger = logging.getLogger("sparkonce")
 
@@ -77,12 +78,17 @@ def check_can_connect(sinks: Sequence[TwoPhaseCommitSink], rows_per_slot: int | 
         )
 
 
-def start_on_server(writer: DataStreamWriter, commit: Callable[[DataFrame, int], None]) -> StreamingQuery:
-    """Starts a query on the server.
+def start_on_server(
+    writer: DataStreamWriter, df: DataFrame, settings: QuerySettings, commit: Callable[[DataFrame, int], None]
+) -> StreamingQuery:
+    """Starts a query on the server. Checks its columns; the first batch checks the rest there.
 
     Raises:
+        SchemaError: If a sink refuses the columns.
         PreflightError: If the server's Python cannot load the code that commits the batches.
     """
+    check_plans(settings.check_columns(df), ConnectWork)
+    settings.sources = sources_of_client(df)
     try:
         return writer.foreachBatch(commit).start()
     except PySparkException as error:
@@ -153,64 +159,49 @@ class ConnectRun:
     Args:
         df: The first batch.
         batch: The number of the first batch.
-        checkpoint: The query's checkpoint.
-        sinks: The sinks, which receive the checkpoint.
-        shares: The part of each batch that each sink writes.
-        max_refused: See `SparkWork`.
-        patience_s: How long to wait for an unreachable checkpoint, in seconds.
-        sources: The sources found by the client; None if `start` was not called, so that none are known.
-        check_columns: Checks the columns of a batch.
-        new_driver: Returns the driver of a run, given Spark's run id, the query's id, the checkpoint's files, the Kafka
-            sources, and the end offsets of the first batch.
+        settings: The query's settings.
+        listener: Told of the run and its phases.
+
+    Attributes:
+        run_id: Spark's run id.
+        driver: The run's driver.
 
     Raises:
         ConfigurationError: If the checkpoint does not belong to a query that runs in this session.
         SparkonceError: If the run cannot start.
     """
 
-    def __init__(
-        self,
-        df: DataFrame,
-        batch: int,
-        *,
-        checkpoint: str,
-        sinks: Sequence[TwoPhaseCommitSink],
-        shares: Sequence[Share],
-        max_refused: int,
-        patience_s: float,
-        sources: Sequence[SourceFacts] | None,
-        check_columns: Callable[[DataFrame], object],
-        new_driver: Callable[[str, str, CheckpointFiles, Sequence[SourceFacts], Sequence[str]], RunDriver],
-    ) -> None:
+    def __init__(self, df: DataFrame, batch: int, settings: QuerySettings, listener: QueryListener) -> None:
         self._session = session = df.sparkSession
-        self._shares, self._max_refused, self._patience_s = shares, max_refused, patience_s
+        self._settings, self._patience_s = settings, settings.timing.outage_patience_s
         self._cache = JvmCache()
-        files = open_for(session, checkpoint, sinks)
+        files = settings.open(session)
         self._checkpoint = SparkCheckpoint(files)
-        self._query, self._run_id = self._running_query()
+        self._query, self.run_id = self._running_query()
         offsets = self._offsets(batch)
         # Tasks keep running after their process is killed. This ends those of an earlier run of this session.
         session.interruptTag(tag := f"sparkonce-{self._query}")
         session.addTag(tag)
         self._limited = _LimitedByBytes()
         _tidy_at_end(session, tag, self._limited)
-        check_columns(df)
-        check_log(files, Outage(patience_s))
-        check_executors(session, sinks)
+        check_plans(settings.check_columns(df), ConnectWork)
+        check_log(files, Outage(self._patience_s))
+        check_executors(session, tuple(settings.sinks.values()))
+        sources = settings.sources
         kafka = [source for source in sources or () if source.format == "kafka"]
-        before = input_offsets(self._checkpoint, batch - 1, patience_s)
+        before = input_offsets(self._checkpoint, batch - 1, self._patience_s)
         # If the sources are unknown, any registered source may have produced the offsets.
         made_by = [registered(source.format) for source in sources or ()]
         self._others = [one for one in made_by if one] if sources else [source for _, source in all_registered()]
-        self.driver = new_driver(self._run_id, self._query, files, kafka, offsets)
+        self.driver, self._topics = settings.begin_run(listener, self.run_id, self._query, files, kafka, offsets)
         if kafka:
             from sparkonce.sources.topics import check_names  # imports kafka-python
 
             is_decided = self.driver.state.view.decision(batch) is not None
             check_names(kafka, before or offsets, batch if is_decided else None)
 
-    def commit(self, df: DataFrame, batch: int) -> tuple[int | None, BatchProgress]:
-        """Commits a batch. Returns the number of rows that it read, if known, and its progress.
+    def commit(self, df: DataFrame, batch: int) -> BatchProgress:
+        """Commits a batch.
 
         Raises:
             SparkonceError: If the query must stop.
@@ -218,13 +209,21 @@ class ConnectRun:
         offsets = self._offsets(batch)
         before = input_offsets(self._checkpoint, batch - 1, self._patience_s)
         rows = rows_read(before, offsets, self._others)
+        decision = self.driver.state.view.decision(batch)
+        if self._topics is not None and decision is None:
+            self._topics.check_same()
         # A run in a classic session may have decided the batch as one slot.
-        is_one = slots_decided(self.driver.state.view.decision(batch)) == 1
+        is_one = slots_decided(decision) == 1
         grouping = Grouping(1, merges=True) if is_one else None
-        work = ConnectWork(df, batch, self._shares, grouping, self._max_refused, self._limited, self._cache)
+        settings = self._settings
+        work = ConnectWork(df, batch, settings.shares, grouping, settings.max_refused, self._limited, self._cache)
         work.is_alive = self._is_alive
         asked = BatchAsked(batch=batch, offsets=offsets, previous_offsets=before)
-        return rows, self.driver.run_batch(asked, work, rows)
+        return self.driver.run_batch(asked, work, rows)
+
+    def end(self) -> None:
+        """Ends the run."""
+        self.driver.end()
 
     def _offsets(self, batch: int) -> tuple[str, ...]:
         if (offsets := input_offsets(self._checkpoint, batch, self._patience_s)) is None:
@@ -248,7 +247,7 @@ class ConnectRun:
     def _is_alive(self) -> bool:
         try:
             found = self._session.streams.get(self._query)
-            return found is not None and str(found.runId) == self._run_id
+            return found is not None and str(found.runId) == self.run_id
         except Exception as error:  # noqa: BLE001 - of any kind: the deadline of the wait counts
             logger.debug("Whether query %s still runs is not known: %s", self._query, error)
             return True
@@ -301,3 +300,28 @@ def _tidy_at_end(session: SparkSession, tag: str, limited: ArrowBatches) -> None
 
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, end)
+
+
+def pickled(
+    kind: Callable[..., Any], arguments: Mapping[str, Any], sources: tuple[SourceFacts, ...] | None
+) -> tuple[object, ...]:
+    """Returns what the ``__reduce__`` of `ExactlyOnce` returns, which `unpickled` reads on the server."""
+    return unpickled, (kind, __version__, build_of("sparkonce"), cloudpickle.dumps((arguments, sources)))
+
+
+def unpickled(kind: Callable[..., Any], version: str, build: str, data: bytes) -> Any:
+    """Returns an `ExactlyOnce` with the settings that a Spark Connect client has pickled.
+
+    Raises:
+        ConfigurationError: If the client has a different build of sparkonce.
+    """
+    if (version, build) != (here := (__version__, build_of("sparkonce"))):
+        raise ConfigurationError(
+            f"The client has sparkonce {version} (build {build}), and the server of Spark Connect {here[0]} (build "
+            f"{here[1]}).",
+            next_step="Install the same on both.",
+        )
+    arguments, sources = cloudpickle.loads(data)
+    made = kind(**arguments)
+    made._settings.sources = sources
+    return made

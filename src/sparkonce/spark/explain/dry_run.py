@@ -25,7 +25,7 @@ from pyspark.util import default_api_mode
 
 from sparkonce.errors import ConfigurationError, SparkonceError
 from sparkonce.jvm import class_name, field
-from sparkonce.spark import exactly_once
+from sparkonce.spark import classic, exactly_once
 from sparkonce.spark.exactly_once import ExactlyOnce
 from sparkonce.spark.job import ending
 from sparkonce.spark.job.script import run_script, script
@@ -196,7 +196,8 @@ def _intercepted(explain: Explainer) -> Iterator[None]:
         patch.dict(sys.modules, {_CONNECT: None}),  # makes its import fail
         patch.object(ending, "await_end", await_end),
         patch.object(ProgressDisplay, "starting", lambda *_: nullcontext()),
-        patch.multiple(ExactlyOnce, _preflight=nothing, _follow=nothing),
+        patch.object(ExactlyOnce, "_follow", nothing),
+        patch.object(classic, "check_servers", nothing),
         patch.object(exactly_once, "warn_if_left", nothing),
     ):
         yield

@@ -133,6 +133,7 @@ def without_causes(error: SparkonceError) -> SparkonceError:
 
     If a cause is a stop of the query, the message includes the text that Spark expects.
     """
+    logger.debug("A batch stopped the query.", exc_info=error)
     chain, cause = [str(error)], error.__cause__ or error.__context__
     while cause is not None and len(chain) < _LONGEST_CHAIN:
         chain.append(str(cause))

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from sparkonce.arguments import mapping, nonempty, one_of, shown, whole_number
+from sparkonce.arguments import mapping, nonempty, one_of, shown
 from sparkonce.errors import ConfigurationError
-from sparkonce.guarantees import Guarantee
 from sparkonce.jvm import execution_of, field, is_connect
-from sparkonce.sink import TwoPhaseCommitSink
-from sparkonce.sources.groups import GroupOffsets
 from sparkonce.spark.start.checks import CheckpointLocation
 from sparkonce.storage.location import checked_location, local_folder
 
@@ -30,6 +27,9 @@ _REFUSED_TRIGGERS = {
 }
 
 _TRIGGERS = "'1 second', 'availableNow' or {'once': True}"
+
+OutputMode = Literal["append", "update", "complete"]
+"""Spark's output modes."""
 
 Trigger = str | Mapping[str, Any]
 """``availableNow``, an interval such as ``1 second``, or the keywords of ``writeStream.trigger``."""
@@ -157,44 +157,6 @@ def _options(given: object, checkpoint: str) -> dict[str, Any]:
 
 def _is_same(one: str, other: str) -> bool:
     return one == other or {local_folder(one), local_folder(other)} == {local_folder(one)}
-
-
-def accepted(given: object) -> dict[str, int]:
-    """Returns the batches that may be lost, by sink.
-
-    Raises:
-        ConfigurationError: If it is not a mapping of names to numbers.
-    """
-    batches = {} if given is None else mapping("accept_lost_batches", given, example="{'kafka': 41}")
-    return {name: whole_number(f"accept_lost_batches[{name!r}]", batch, least=0) for name, batch in batches.items()}
-
-
-def groups(
-    given: GroupOffsets | Sequence[GroupOffsets], sinks: Mapping[str, TwoPhaseCommitSink]
-) -> tuple[GroupOffsets, ...]:
-    """Returns the consumer groups whose offsets follow the query.
-
-    Raises:
-        ConfigurationError: If one is not a `GroupOffsets`, or names a sink without Kafka transactions.
-    """
-    found = tuple(given) if isinstance(given, list | tuple) else (given,)
-    for group in found:
-        if not isinstance(group, GroupOffsets):
-            raise ConfigurationError(
-                f"group_offsets={shown(group)} is not a GroupOffsets.",
-                next_step="Give GroupOffsets('group', {'bootstrap.servers': 'broker:9092'}), or a list of them.",
-                setting="group_offsets",
-            )
-        name = group.in_transaction_of
-        exact = {one.name for one in sinks.values() if one.kafka_settings and one.guarantee is Guarantee.EXACTLY_ONCE}
-        if name is None or name in exact:
-            continue
-        raise ConfigurationError(
-            f"in_transaction_of={name!r} names no KafkaSink that is {Guarantee.EXACTLY_ONCE.value}; the sinks are "
-            f"{sorted(sinks)}.",
-            next_step="Name one, or leave in_transaction_of out: offsets are then committed after each batch.",
-        )
-    return found
 
 
 def location_of(spark: SparkSession, query: str) -> CheckpointLocation | None:
