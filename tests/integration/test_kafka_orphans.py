@@ -18,7 +18,16 @@ QUERY = "0123456789ab"
 
 
 def listed(bootstrap: str, *more: str) -> list[dict[str, Any]]:
-    command = ["orphans", "--system", "kafka", "--settings", f"bootstrap.servers={bootstrap}", "--json", *more]
+    command = [
+        "transactions",
+        "list",
+        "--system",
+        "kafka",
+        "--settings",
+        f"bootstrap.servers={bootstrap}",
+        "--json",
+        *more,
+    ]
     found: list[dict[str, Any]] = json.loads(CliRunner().invoke(app, command).output)
     return found
 
@@ -36,7 +45,7 @@ def test_open_transactions_are_listed_with_their_age_and_what_they_hold_back(wit
     assert [one for one in listed(witness.bootstrap, "--older-than-s", "3600") if one["name"] == str(name)] == []
     assert not any("theirs" in one["name"] for one in listed(witness.bootstrap))
     shown = CliRunner().invoke(
-        app, ["orphans", "--system", "kafka", "--settings", f"bootstrap.servers={witness.bootstrap}"]
+        app, ["transactions", "list", "--system", "kafka", "--settings", f"bootstrap.servers={witness.bootstrap}"]
     )
     assert str(name) in shown.output
     assert witness.state(ours.handle, theirs.handle) == {"Ongoing"}
@@ -46,6 +55,8 @@ def test_open_transactions_are_listed_with_their_age_and_what_they_hold_back(wit
 
 def test_a_cluster_that_does_not_answer_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sparkonce.sinks.kafka.orphans.ANSWER_WITHIN_S", 1.0)
-    found = CliRunner().invoke(app, ["orphans", "--system", "kafka", "--settings", "bootstrap.servers=127.0.0.1:1"])
+    found = CliRunner().invoke(
+        app, ["transactions", "list", "--system", "kafka", "--settings", "bootstrap.servers=127.0.0.1:1"]
+    )
     assert found.exit_code == 2
     assert "127.0.0.1:1" in found.output

@@ -95,7 +95,9 @@ def test_a_branch_whose_markers_cannot_be_seen_is_listed_without_its_age(
     (one,) = (each for each in list_open(settings) if each.query == two_phase.query)
     assert (one.kind, one.batch, one.slot, one.age_s, one.database) == ("prepared", -1, -1, -1, "")
     text = shlex.join(f"{name}={str(value).lower()}" for name, value in settings.items())
-    shown = CliRunner().invoke(app, ["orphans", "--system", "mysql", "--settings", text, "--older-than-s", "3600"])
+    shown = CliRunner().invoke(
+        app, ["transactions", "list", "--system", "mysql", "--settings", text, "--older-than-s", "3600"]
+    )
     assert one.name in shown.output
     mariadb.ask(f"DROP USER {user}@'127.0.0.1'")
     two_phase.abort(handle)
@@ -128,7 +130,7 @@ def test_a_branch_that_mariadb_hides_is_listed(two_phase: Scene, mariadb: MySQLS
 def test_the_command_lists_ours_alone_and_changes_nothing(two_phase: Scene, mariadb: MySQLSystem) -> None:
     run = CliRunner()
     settings = shlex.join(f"{name}={str(value).lower()}" for name, value in mariadb.settings.items())
-    command = ["orphans", "--system", "mysql", "--settings", settings, "--query", two_phase.query]
+    command = ["transactions", "list", "--system", "mysql", "--settings", settings, "--query", two_phase.query]
     assert "Nothing of sparkonce is open" in run.invoke(app, command).output
     handle = two_phase.prepare(0)
     xid = Xid.of(name_of(handle))
@@ -175,7 +177,7 @@ def test_what_the_page_says_takes_orphans_of_a_query_away_that_is_gone_for_good(
 
 def test_a_server_that_cannot_be_reached_is_said_without_a_secret(mariadb: MySQLSystem) -> None:
     settings = f"host=127.0.0.1 port={mariadb.server.port} user=nobody password=s3cr3t ssl_disabled=true"
-    found = CliRunner().invoke(app, ["orphans", "--system", "mysql", "--settings", settings])
+    found = CliRunner().invoke(app, ["transactions", "list", "--system", "mysql", "--settings", settings])
     assert found.exit_code == 2
     assert f"127.0.0.1:{mariadb.server.port}" in found.output
     assert "s3cr3t" not in found.output

@@ -74,7 +74,7 @@ def test_all_that_is_open_is_listed_with_age_locks_and_who_waits(postgres: Postg
 
 def test_the_command_lists_and_changes_nothing(postgres: PostgresSystem) -> None:
     run = CliRunner()
-    command = ["orphans", "--system", "postgres", "--settings", postgres.server.conninfo()]
+    command = ["transactions", "list", "--system", "postgres", "--settings", postgres.server.conninfo()]
     assert "Nothing of sparkonce is open" in run.invoke(app, command).output
     given = sink(postgres, commit="two_phase")
     handle = prepare(given, ROWS)
@@ -91,7 +91,7 @@ def test_the_command_lists_and_changes_nothing(postgres: PostgresSystem) -> None
 
 def test_a_server_that_cannot_be_reached_is_said_without_a_secret(postgres: PostgresSystem) -> None:
     conninfo = f"host=127.0.0.1 port={postgres.server.port} dbname=none user=postgres password=s3cr3t"
-    found = CliRunner().invoke(app, ["orphans", "--system", "postgres", "--settings", conninfo])
+    found = CliRunner().invoke(app, ["transactions", "list", "--system", "postgres", "--settings", conninfo])
     assert found.exit_code == 2
     assert "dbname=none" in found.output
     assert "s3cr3t" not in found.output

@@ -23,7 +23,9 @@ ROWS = pa.record_batch({"key": ["a", "b"], "value": ["1", "2"]})
 
 def listed(url: str, *more: str) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = json.loads(
-        CliRunner().invoke(app, ["orphans", "--system", "redis", "--settings", url, "--json", *more]).output
+        CliRunner()
+        .invoke(app, ["transactions", "list", "--system", "redis", "--settings", url, "--json", *more])
+        .output
     )
     return found
 
@@ -60,7 +62,9 @@ def test_all_nodes_of_a_cluster_are_searched(cluster: RedisCluster) -> None:
 
 
 def test_a_server_that_cannot_be_reached_is_named_without_a_secret() -> None:
-    found = CliRunner().invoke(app, ["orphans", "--system", "redis", "--settings", "redis://u:s3cr3t@127.0.0.1:1/0"])
+    found = CliRunner().invoke(
+        app, ["transactions", "list", "--system", "redis", "--settings", "redis://u:s3cr3t@127.0.0.1:1/0"]
+    )
     assert found.exit_code == 2
     assert "127.0.0.1:1" in found.output
     assert "s3cr3t" not in found.output

@@ -128,7 +128,7 @@ def test_staged_files_are_listed_by_their_transactions(tmp_path: Path) -> None:
     life = Life(FilesSink(str(tmp_path), format="json", name="out"))
     rows = pa.table({"n": [1, 2]})
     handle, _ = life.prepare(rows, batch=3, slot=1), life.run_batch(rows, batch=2)
-    command = ["orphans", "--system", "files", "--settings", f"path={shlex.quote(str(tmp_path))}"]
+    command = ["transactions", "list", "--system", "files", "--settings", f"path={shlex.quote(str(tmp_path))}"]
     (one,) = json.loads(CliRunner().invoke(app, [*command, "--json"]).output)
     assert (one["name"], one["kind"], one["batch"], one["slot"], one["age_s"]) == (handle["name"], "staged", 3, 1, -1)
     assert one["run"] == "7-deadbeef"
@@ -158,13 +158,15 @@ def test_settings_come_from_the_environment_where_none_are_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPARKONCE_FILES", f"path={shlex.quote(str(tmp_path))}")
-    assert "Nothing of sparkonce is open" in CliRunner().invoke(app, ["orphans", "--system", "files"]).output
+    assert (
+        "Nothing of sparkonce is open" in CliRunner().invoke(app, ["transactions", "list", "--system", "files"]).output
+    )
     monkeypatch.delenv("SPARKONCE_FILES")
-    refused = CliRunner().invoke(app, ["orphans", "--system", "files"])
+    refused = CliRunner().invoke(app, ["transactions", "list", "--system", "files"])
     assert (refused.exit_code, "path" in refused.output) == (1, True)
 
 
 @pytest.mark.parametrize(("line", "words"), [("path", "no '='"), ("path='x", "Close the quotes")])
 def test_a_line_of_settings_that_cannot_be_read_is_refused(line: str, words: str) -> None:
-    refused = CliRunner().invoke(app, ["orphans", "--system", "files", "--settings", line])
+    refused = CliRunner().invoke(app, ["transactions", "list", "--system", "files", "--settings", line])
     assert (refused.exit_code, words in refused.output) == (1, True)

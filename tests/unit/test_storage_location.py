@@ -29,24 +29,6 @@ def test_local_places(given: str, folder: str) -> None:
     assert local_folder(given) == Path(folder)
 
 
-@pytest.mark.parametrize(("given", "meant"), [("a%20b", "a b"), ("a?b", "a"), ("a#b", "a")])
-def test_a_query_that_has_run_where_the_url_led_before_is_not_begun_anew(
-    tmp_path: Path, given: str, meant: str
-) -> None:
-    url = f"file://{tmp_path}/{given}"
-    (tmp_path / meant).mkdir()
-    assert local_folder(checked_location(url)) == tmp_path / given
-    (tmp_path / meant / "metadata").write_text('{"id": "5"}')
-    with pytest.raises(ConfigurationError, match=re.escape(f"'{tmp_path}/{meant}', where a query has run")) as caught:
-        checked_location(url)
-    assert "Give the path" in caught.value.next_step
-    for one in (given, meant):
-        assert checked_location(f"{tmp_path}/{one}") == f"{tmp_path}/{one}"
-    (tmp_path / given).mkdir()
-    (tmp_path / given / "metadata").write_text('{"id": "6"}')
-    assert local_folder(checked_location(url)) == tmp_path / given
-
-
 @pytest.mark.parametrize("given", ["s3a://bucket/c", "hdfs://node:8020/c", "hdfs:/c", "abfss://b@a.net/c", "gs://b/c"])
 def test_places_that_spark_reaches(given: str) -> None:
     assert checked_location(given) == checked_location(f"{given}/") == given

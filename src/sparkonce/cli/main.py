@@ -79,7 +79,6 @@ app.add_typer(files.app, name="files")
 app.command(cls=Command, short_help="Create a first project.")(new.new)
 app.command(cls=Command, short_help="Run the checks of a start.")(doctor.doctor)
 app.command(cls=Command, short_help="Explain what a query guarantees end to end.")(explain.explain)
-app.command("orphans", hidden=True)(transactions.list_all)  # the command's former name
 
 
 @app.command(

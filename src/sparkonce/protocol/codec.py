@@ -164,14 +164,8 @@ def _facts(sinks: SinkFacts) -> dict[str, dict[str, str]]:
 
 def _to_facts(value: Any) -> SinkFacts:
     return tuple(
-        (name, tuple(sorted((key, _fact(fact)) for key, fact in facts.items())))
-        for name, facts in sorted(value.items())
+        (name, tuple(sorted((key, text(fact)) for key, fact in facts.items()))) for name, facts in sorted(value.items())
     )
-
-
-def _fact(value: Any) -> str:
-    """Reads numbers and booleans as strings: older versions let custom sinks write them."""
-    return str(value) if isinstance(value, bool | int) else text(value)
 
 
 def _topics(sources: TopicIds) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from typing import Literal
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 from sparkonce.errors import ConfigurationError
 
@@ -21,7 +21,6 @@ _OTHERS = {
     "dbfs": "On Databricks /dbfs/… is the same folder, by a mount that may have no hard links; the start tries, and "
     "refuses it then",
 }
-_SPARKS = "metadata"
 _NEEDED_BY = {"checkpoint": "the decision log", "folder": "a sink whose rows wait there"}
 _ELSEWHERE = {
     "checkpoint": "begin a new query, and write all rows again",
@@ -40,9 +39,7 @@ def checked_location(given: str | os.PathLike[str], setting: Literal["checkpoint
         setting: The name of the argument; ``folder`` is where a sink's rows wait.
 
     Raises:
-        ConfigurationError: If it is not a folder, is relative, or is on a store without a known conditional put; or if
-            a query has run in the folder that older versions derived from a ``file:`` URL, in which they read ``%20``
-            as a space.
+        ConfigurationError: If it is not a folder, is relative, or is on a store without a known conditional put.
     """
     checkpoint = os.fspath(given) if isinstance(given, str | os.PathLike) else ""
     if not checkpoint or checkpoint.startswith("~"):
@@ -87,8 +84,6 @@ def checked_location(given: str | os.PathLike[str], setting: Literal["checkpoint
                 next_step=f"Give the absolute path: {str(folder.absolute())!r}.",
                 setting=setting,
             )
-        if location.scheme:
-            _check_not_decoded(checkpoint, folder, Path(unquote(location.path)))
     return checkpoint.rstrip("/") or "/"
 
 
@@ -103,12 +98,3 @@ def local_folder(location: str) -> Path:
     scheme, _, rest = location.partition(":")
     path = rest if scheme == "file" else location
     return Path(path if not path.startswith("//") or scheme != "file" else f"/{path[2:].partition('/')[2]}")
-
-
-def _check_not_decoded(checkpoint: str, folder: Path, before: Path) -> None:
-    if (before / _SPARKS).exists() and not (folder / _SPARKS).exists():
-        raise ConfigurationError(
-            f"checkpoint={checkpoint!r} is the folder {str(folder)!r}, as it is for Spark. To older versions it "
-            f"was {str(before)!r}, where a query has run.",
-            next_step="Give the path of the one that you mean: the second one, to continue that query.",
-        )
