@@ -33,7 +33,6 @@ from sparkonce.spark.start.arguments import location_of
 from sparkonce.spark.start.checks import check_query, check_sources, input_offsets, needs_of_sources
 from sparkonce.spark.start.executors import check_executors
 from sparkonce.spark.start.first_batch import (
-    SlotAdvice,
     warn_of_loops,
     warn_of_mode,
     warn_of_repeats,
@@ -158,7 +157,6 @@ class ClassicRun:
         if plan is not None and not settings.is_checked and self._checkpoint.is_unrecorded(0):
             warn_of_slots(spark, plan, (), samples, sinks)
         self._arrow = ArrowBatches()
-        self._advice = SlotAdvice(is_needed=settings.rows_per_slot is None)
         self._cache = JvmCache()
         self.driver, self._topics = settings.begin_run(listener, run, query, files, sources, offsets or ())
 
@@ -181,9 +179,7 @@ class ClassicRun:
         row_bytes = self._arrow.row_bytes if plain else None
         grouping = grouping_of(rows, before, offsets, settings.rows_per_slot, row_bytes, slots_decided(decision))
         work = SparkWork(df, batch, settings.shares, grouping, settings.max_refused, self._arrow, self._cache)
-        done = self.driver.run_batch(BatchAsked(batch=batch, offsets=offsets, previous_offsets=before), work, rows)
-        self._advice.observe(df.sparkSession, rows, done)
-        return done
+        return self.driver.run_batch(BatchAsked(batch=batch, offsets=offsets, previous_offsets=before), work, rows)
 
     def end(self) -> None:
         """Ends the run, and lets go of the JVM's objects."""

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from sparkonce.driver.progress import BatchProgress
 from sparkonce.errors import PreflightError
 from sparkonce.guarantees import Guarantee
 from sparkonce.jvm import class_name, items
@@ -231,11 +230,6 @@ _ALWAYS_FINE = 16
 
 _GOOD_A_CORE = 2
 
-_FEW_ROWS = 1000
-"""Up to this many rows per slot, their cost is less than a twentieth of the slot's own (docs/benchmark.md)."""
-
-_GOOD_ROWS = 10_000
-
 _DYNAMIC = "spark.dynamicAllocation.enabled"
 
 
@@ -282,7 +276,7 @@ def warn_of_many(spark: SparkSession, slots: int, sinks: int) -> None:
         sinks: The number of the query's sinks that write transactions.
     """
     cores = int(spark.sparkContext.defaultParallelism)
-    if spark.conf.get(_DYNAMIC, "false").lower() == "true" or slots <= _fine(cores):
+    if spark.conf.get(_DYNAMIC, "false").lower() == "true" or slots <= max(_SLOTS_A_CORE * cores, _ALWAYS_FINE):
         return
     shuffled = slots == int(spark.conf.get(SHUFFLE_PARTITIONS, "200"))
     good = _GOOD_A_CORE * cores
@@ -300,38 +294,3 @@ def warn_of_many(spark: SparkSession, slots: int, sinks: int) -> None:
         if shuffled
         else f"Give the sink fewer of them, for example by repartition({good}, …)",
     )
-
-
-class SlotAdvice:
-    """Warns once if a batch had many slots and few rows.
-
-    It suggests `rows_per_slot`, which can be changed at any time, unlike the other settings.
-    """
-
-    def __init__(self, *, is_needed: bool) -> None:
-        self._is_needed = is_needed
-
-    def observe(self, spark: SparkSession, rows: int | None, done: BatchProgress) -> None:
-        """Checks a finished batch.
-
-        Args:
-            spark: The session.
-            rows: The number of rows that the batch has read; None if it is unknown.
-            done: The batch.
-        """
-        if not self._is_needed or done.transactions <= _ALWAYS_FINE:  # finding the number of cores takes milliseconds
-            return
-        if done.transactions <= _fine(int(spark.sparkContext.defaultParallelism)):
-            return
-        if rows is None or rows >= _FEW_ROWS * done.transactions:
-            return
-        self._is_needed = False
-        logger.warning(
-            "Batch %d read %d rows, and wrote %d transactions: they cost more than the rows. Next: Group small batches "
-            "to fewer slots, by ExactlyOnce(..., rows_per_slot=%d).",
-            *(done.batch, rows, done.transactions, _GOOD_ROWS),
-        )
-
-
-def _fine(cores: int) -> int:
-    return max(_SLOTS_A_CORE * cores, _ALWAYS_FINE)
