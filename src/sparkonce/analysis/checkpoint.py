@@ -18,7 +18,6 @@ from typing import Any
 from sparkonce.analysis.arguments import sink_facts
 from sparkonce.analysis.explanation import Explanation, judge
 from sparkonce.analysis.facts import EngineFacts, KafkaSourceFacts, Pipeline, SinkFacts
-from sparkonce.analysis.servers import ask_about_source
 from sparkonce.analysis.sinks import OURS, parse_reader
 from sparkonce.driver.start import read_log
 from sparkonce.errors import ConfigurationError
@@ -87,6 +86,8 @@ def explain_checkpoint(
     found = checkpoint_facts(files)
     sources = found.sources
     if ask is not None:
+        from sparkonce.analysis.servers import ask_about_source  # imports kafka-python
+
         sources = tuple(ask_about_source(source, ask) for source in sources)
     sinks = sink_facts(sink) if sink is not None else found.sinks
     return judge(replace(found, sources=sources, sinks=sinks, reader=parse_reader(reader), downtime=downtime))
