@@ -124,6 +124,21 @@ def test_nothing_is_decided_on_files_that_could_not_be_synced_ahead(
     assert not record_file(tmp_path, 1).exists()
 
 
+def test_a_sync_that_failed_counts_when_the_batch_is_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = DecisionLog(LocalFiles(tmp_path), decides=True)
+    log.put(0, claim())
+    with monkeypatch.context() as once:  # the kernel reports a failed write once
+        once.setattr(local_files, "sync_file_system", failing(errno.EIO, "the checkpoint"))
+        log.sync_ahead()
+    for _ in range(2):
+        log.sync_ahead()
+    with pytest.raises(OSError, match="the checkpoint"):
+        log.put(1, commit(0))
+    assert not record_file(tmp_path, 1).exists()
+
+
 def test_a_floor_is_as_durable_as_a_record(log: DecisionLog, calls: list[str]) -> None:
     log.raise_floor_bytes(7, b"floor")
     assert calls == ["fsync file", "link 7 with 5 bytes", "fsync floors"]

@@ -40,7 +40,7 @@ class LocalFiles(CheckpointFiles):
     def __init__(self, folder: Path, mode: int = 0o640) -> None:
         self.folder = folder
         self._mode = mode
-        self._ahead: Future[None] | None = None
+        self._ahead: list[Future[None]] = []
 
     @property
     def location(self) -> str:
@@ -116,16 +116,18 @@ class LocalFiles(CheckpointFiles):
 
     def sync_ahead(self) -> None:
         """See `CheckpointFiles.sync_ahead`. Other processes may have written much to the same file system."""
+        # The kernel reports a failed write once, so the error of a sync for a write that was repeated still counts.
+        self._ahead = [one for one in self._ahead if not one.done() or one.exception() is not None]
         pool = ThreadPoolExecutor(1)
-        self._ahead = pool.submit(sync_file_system, self.folder)
+        self._ahead.append(pool.submit(sync_file_system, self.folder))
         pool.shutdown(wait=False)
 
     def sync_spark(self) -> None:
         """See `CheckpointFiles.sync_spark`. One call for the whole file system costs less than one for each file."""
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None:
-            ahead.result()
-        if ahead is None or (self.folder / "state").exists():  # tasks write the state until they end
+        ahead, self._ahead = self._ahead, []
+        for one in ahead:
+            one.result()
+        if not ahead or (self.folder / "state").exists():  # tasks write the state until they end
             sync_file_system(self.folder)
 
     def emptied(self) -> Sequence[str]:
