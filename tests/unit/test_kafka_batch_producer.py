@@ -167,6 +167,20 @@ def test_flush_ends_without_brokers(make: Make) -> None:
     assert len(producer) >= 2
 
 
+def test_a_short_flush_sends_rows_whose_request_is_not_full_although_they_hold_much_memory(
+    make: Make, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    producer = make(test_mock_num_brokers=1, enable_idempotence=True, linger_ms=60_000)
+    rows = pa.record_batch({"value": ["a" * 3_000_000, "b"], "partition": pa.array([0, 0], pa.int32())}).slice(1)
+    producer.produce("t", rows)
+    producer.flush(WAIT_S)  # the producer is connected from here on
+    assert told.acknowledged == 1
+    monkeypatch.setattr(batch_producer, "_QUIET_S", 1.0)
+    producer.produce("t", rows)
+    producer.flush(1.0)
+    assert told.acknowledged == 2
+
+
 def test_metadata_without_brokers_is_an_error(make: Make) -> None:
     with pytest.raises(KafkaException) as raised:
         make().list_topics("t", 0.1)

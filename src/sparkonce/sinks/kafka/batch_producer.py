@@ -243,11 +243,12 @@ class BatchProducer:
         Raises the same errors as `poll`.
         """
         until_s = time.monotonic() + timeout_s
+        quiet_s = min(_QUIET_S, timeout_s / 2)  # the rest is for sending
         self.poll(0)
         queued = -1
         while queued != len(self) and self._borrowed.kept_bytes > _LAST_BYTES * (1 + self._borrowed.partitions()):
             queued = len(self)
-            self.poll(max(0.0, min(_QUIET_S, until_s - time.monotonic())))
+            self.poll(max(0.0, min(quiet_s, until_s - time.monotonic())))
         left_s = until_s - time.monotonic()
         if not len(self) or left_s <= 0:
             return
