@@ -81,8 +81,9 @@ def _describe(settings: Mapping[str, Any], options: Mapping[str, str], names: Se
         missing = sorted(set(topics) - set(known))
         if missing or not topics:
             raise LookupError(f"there is no topic {', '.join(missing) or 'that matches'}")
-        leaders = {one: leader for one, leader in answered(leaders_of(metadata)).items() if one[0] in topics}
-        (writers,) = ask_leaders(client, leaders, producers, deadline_s=deadline_s)
+        leaders = {one: leader for one, leader in leaders_of(metadata).items() if one[0] in topics}
+        (replies,) = ask_leaders(client, answered(leaders), producers, deadline_s=deadline_s)
+        writers = {**leaders, **replies}  # a partition without a leader keeps the reason
         found = {}
         for topic in topics:
             configs = _configs(_ask(client, configs_request(TOPIC_RESOURCE, topic, *_RETENTION), deadline_s))
