@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from eventually import eventually
 from sparkonce import errors
 from sparkonce import executor as executor_module
 from sparkonce.driver import run as run_module
@@ -24,6 +25,7 @@ from sparkonce.sink import Facts, Owner, SinkWriter, WriterContext
 from sparkonce.sinks.memory import MemorySink
 from sparkonce.sinks.memory.server import MemoryServer, TransactionState, reply_lost
 from sparkonce.sinks.memory.sink import _Committer
+from sparkonce.storage import local as local_files
 from sparkonce.storage.local import LocalFiles
 from unit.driver_world import (
     NEVER,
@@ -64,6 +66,17 @@ def test_batches_follow_each_other(world: World) -> None:
         ("memory", slot, 2) for slot in range(SLOTS)
     ]
     assert len({handle.fingerprint for handle in commit.handles}) == SLOTS
+
+
+def test_the_sync_of_spark_s_files_is_begun_before_a_batch_is_written(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr(local_files, "sync_file_system", synced.append)
+    driver, work = world.start(log=DecisionLog(LocalFiles(world.checkpoint), decides=True)), world.work(0)
+    work.before = lambda: eventually(lambda: synced, "the sync has begun", limit_s=30.0)
+    driver.run_batch(asked(0), work)
+    assert synced == [world.checkpoint]
 
 
 def test_phases_are_told_in_order_before_anything_is_done_in_them(world: World) -> None:
