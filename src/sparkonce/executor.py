@@ -113,8 +113,8 @@ class _Part:
         self._writer: SinkWriter | None = None
         # Dead letters are rare, so their writer is created only when there are any.
         if part.fingerprint and (self._is_kept or (part.dead_letters and not part.mark)):
-            # Refused rows are known only after writing, so a part that is only counted is written too, and then
-            # aborted.
+            # Refused rows are only known after writing, so a part that only needs to be counted is written, too, and
+            # then aborted.
             self._writer = part.sink.writer(self._context)
 
     def take(self, batch: pa.RecordBatch, dead_letters: _Part | None) -> None:
@@ -195,7 +195,7 @@ class _Part:
         if self._writer is not None and self._rows:
             fields = self._writer.prepare()
         if self._writer is not None and self._rows and not fields and sink.guarantee is Guarantee.EXACTLY_ONCE:
-            # To the driver, a handle without fields is a slot without rows: these rows would never be committed.
+            # The driver takes a handle without fields for a slot without rows, so it would never commit these rows.
             raise PrepareError(
                 f"sink {sink.name} is {Guarantee.EXACTLY_ONCE.value}, and its writer prepared {self._rows} rows "
                 "without returning what commits them",

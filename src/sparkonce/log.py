@@ -85,12 +85,13 @@ class DecisionLog:
                 for data in self.read_bytes(view.end):
                     view = view.apply(view.end, self._record(view.end, data))
             except LogViolation:
-                # If the floor has risen in the meantime, there may be a void record below it that was written late.
+                # If the floor has risen in the meantime, a void record below it may have been written late.
                 if self.floor().position <= floor.position:
                     raise
                 view = LogView.at(self.floor())
                 continue
-            # A free position is the log's end only if cleanup did not delete its record during this read.
+            # A free position is the end of the log only if cleanup did not delete that position's record during this
+            # read.
             if self.floor().position <= view.floor.position:
                 return view
         raise CorruptRecordError(
@@ -128,7 +129,7 @@ class DecisionLog:
     def floor(self) -> Floor:
         """Returns the highest floor."""
         data = self.floor_bytes()
-        # The floor is read after every put, may be large, and rarely changes.
+        # The floor is read after every put. It may be large, and rarely changes.
         if data is not None and data != self._known_floor[0]:
             try:
                 self._known_floor = data, codec.decode_floor(data)
@@ -161,8 +162,8 @@ class DecisionLog:
         found = [first, *(self._listed(position + 1) if self._files.is_remote else ())]
         while (data := self._read(position + len(found))) is not None:
             found.append(data)
-        # A record is visible before its name is durable. A power failure could undo it, so nobody may act on it before
-        # that.
+        # A record is visible before its name is durable. A power failure could still undo it, so nobody may act on it
+        # yet.
         self._files.sync(_RECORDS)
         return found
 
@@ -210,7 +211,8 @@ class DecisionLog:
             return []
         with ThreadPoolExecutor(_READ_AT_ONCE) as pool:
             read = list(pool.map(self._read, wanted))
-        # A record that was deleted in the meantime ends the result. The reader then notices the raised floor.
+        # The result ends before a record that was deleted in the meantime. The reader then notices that the floor has
+        # risen.
         return [data for number, data in enumerate(read) if data is not None and None not in read[:number]]
 
     def _record(self, position: int, data: bytes) -> Record:
@@ -250,7 +252,7 @@ def check_whole(files: CheckpointFiles) -> None:
     for _ in range(MOST_READS):
         floor = max(_positions(log, _FLOORS), default=0)
         there = _positions(log, _RECORDS)
-        # A listing may contain a record that was written meanwhile, but not the one before it.
+        # A listing may show a record that was written during the listing, but miss the record before it.
         missing = (
             one
             for one in range(floor, max(there, default=floor))

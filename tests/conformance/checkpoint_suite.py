@@ -204,7 +204,7 @@ class CheckpointSuite(abc.ABC):
         try:
             found = files.read("a")
         except OSError:
-            found = None  # an error is fine too, but the truncated bytes must never be returned as a file
+            found = None  # an error is fine, too, but truncated bytes must never be returned as a file
         assert found is None
 
     def test_a_file_is_no_folder(self, files: CheckpointFiles) -> None:

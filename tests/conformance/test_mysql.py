@@ -41,7 +41,6 @@ class TestMySQLUpsertStaged(MySQLSuite):
 @pytest.mark.slow
 class TestMySQLUpsertTwoPhase(TestMySQLUpsertStaged):
     commit = "two_phase"
-    # Two task attempts of a slot write the same keys, so the second waits for the locks of the first, see
-    # docs/mysql.md.
+    # Two task attempts of a slot write the same keys, so the second waits for the first one's locks. See docs/mysql.md.
     test_copies_of_a_slot_do_not_disturb_each_other = None
     test_a_later_copy_may_win = None

@@ -119,7 +119,7 @@ def _run(order: Order, gate: Gate) -> None:
         if slot == STRUCK_SLOT:
             gate.arrive(point, at)
 
-    # Points that change how a sink is called are only instrumented if the run should be held there.
+    # Points that change how a sink is called are only instrumented if the run is to be held there.
     points = {*IN_WRITERS, *IN_COMMITTER} - ({HALFWAY, WRITTEN} - {order.point})
     sink = GatedSink(order.sink, arrive, points)
     sink.use_checkpoint(LocalFiles(order.checkpoint))

@@ -61,7 +61,7 @@ class Watcher(Background):
         """What is currently visible. Raises an error if the server does not respond."""
         with self.turn:
             found = sorted(self._target.visible() if whole else self._target.glance())
-            # The log is read after the rows: what is not in it now was not in it when they were seen.
+            # Read the log after the rows: a batch that is not in the log by now was not in it when its rows were seen.
             if new := set(found) - self.seen:
                 newest = decided(self._checkpoint)
                 self.early |= {number for number in new if number // 1000 > newest}
@@ -74,7 +74,7 @@ class Watcher(Background):
             began = time.monotonic()
             try:
                 self.poll()
-            except Exception:  # noqa: BLE001 - a server that is struck may refuse; how often is counted
+            except Exception:  # noqa: BLE001 - a server under attack may refuse; how often is counted
                 self.refused += 1
             # Leave most of the machine to what is being watched.
             self.stopping.wait(max(_LEAST_PAUSE_S, 2 * (time.monotonic() - began)))

@@ -88,7 +88,7 @@ class Prepared:
             self.write(value, partition)
             self.producer.flush(LIMIT_S)
         except (KafkaException, KafkaError, SystemError) as error:
-            # confluent-kafka's flush raises one of the others, too, when the producer is fenced while it waits.
+            # If the producer is fenced during a flush, confluent-kafka may also raise KafkaError or SystemError.
             self.failed.append(error)
 
 

@@ -66,7 +66,7 @@ def check_with_sparkonce(result: dict[str, Any]) -> None:
     assert count["amount_expected"] == count["amount_seen"]
     assert (count["missing"], count["doubled"], count["wrong"]) == (0, 0, 0)
     assert (found["seen_uncommitted"], found["left_open"]) == (0, 0)
-    # What was prepared and not decided is in the topic, and only read_uncommitted readers see it.
+    # Rows that were prepared but not decided are on the topic, and only read_uncommitted readers see them.
     assert found["aborted_rows"] > 0
 
 

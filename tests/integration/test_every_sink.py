@@ -122,7 +122,7 @@ def test_a_replay_that_gives_other_rows_stops_the_query_and_says_what_is_missing
         assert caught.value.details["same_rows"] is False
         assert caught.value.details["offsets"] == query.job.decision(1).offsets
         assert Counter(suite.visible()) == numbers(0) + numbers(1, slots=[0])
-        # MariaDB's staging table of the committed slot is dropped when the batch is concluded.
+        # MariaDB drops the staging table of the committed slot when the batch is concluded.
         committed = str(dict(query.job.decision(1).handles[0].transaction).get("transaction", "")).rpartition(".")[2]
         assert [one for one in suite.system.left_open() if not committed or committed not in one] == []
     query.shift.clear()  # the batch is healed as soon as its input is back

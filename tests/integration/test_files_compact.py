@@ -229,7 +229,7 @@ def test_readers_of_whole_batches_see_each_row_once(tmp_path: Path) -> None:
         while not (ended.is_set() and seen):
             try:
                 found = numbers(whole_batches(tmp_path))
-            except FileNotFoundError:  # it was listed before it was deleted, and the next listing has the new one
+            except FileNotFoundError:  # it was listed before it was deleted, and the next listing shows the new one
                 continue
             except FilesGoneError as error:
                 wrong.append(error)

@@ -432,7 +432,7 @@ def test_the_names_of_new_folders_are_durable(tmp_path: Path, monkeypatch: pytes
     root = tmp_path / "new" / "out"
     FilesSink(root).preflight(QUERY, None)
     assert {root / ".sparkonce", root, root.parent, tmp_path} <= set(synced)
-    # Another driver may have created a folder, and died before the folder was durable.
+    # Another driver may have created a folder and died before the folder was durable.
     (root / ".sparkonce" / "lists").mkdir()
     synced.clear()
     local.LocalStore(root).put(".sparkonce/lists/one", b"[]")

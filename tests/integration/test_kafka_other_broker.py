@@ -64,7 +64,8 @@ def test_each_row_is_there_once_whatever_is_refused(
         return pa.record_batch({"value": [str(number) for number in range(start, start + ROWS)]})
 
     killed_at = (Phase.WRITING, Phase.DECIDING, Phase.FINISHING, Phase.SWEEPING)
-    # The next claim has no second driver to supersede. Otherwise, many starts in a row would wait for minutes.
+    # There is no second driver to be superseded, so claims need no pause. Otherwise, many starts in a row would wait
+    # for minutes.
     monkeypatch.setattr(put, "LONGEST_BACK_OFF_S", 0.0)
     seed = int(pytestconfig.getoption("--seed"))
     dice = random.Random(seed)

@@ -264,7 +264,7 @@ def test_a_row_that_is_refused_while_others_are_handed_over_is_told_too(
     writer = open_writer(KafkaSink(kafka.settings, topic=topic), owner)
     writer.begin()
     poll = PooledProducer.poll
-    # Errors caused by the call for the first partition are only reported after the call for the second one.
+    # Errors of the call for the first partition are only reported after the call for the second one.
     monkeypatch.setattr(PooledProducer, "poll", lambda self, timeout_s: timeout_s and poll(self, timeout_s))
     writer.write(pa.record_batch({"value": ["x" * 10_000], "partition": pa.array([0], pa.int32())}))
     fits = pa.record_batch({"value": ["fits"], "partition": pa.array([1], pa.int32())})
@@ -642,7 +642,7 @@ def test_a_topic_that_is_not_there_has_no_limit(kafka: Kafka, monkeypatch: pytes
     assert limits.of([there, "nowhere"]) == {there: TopicRules(most_bytes=2000, takes_far=False)}
     monkeypatch.setattr("sparkonce.sinks.kafka.writer._RULES_WITHIN_S", 1.0)
     for spare_s, words in ((10.0, "The brokers do not report"), (-0.9, "no answer in 1 s")):
-        # librdkafka's own deadline may come after that of the wait for it.
+        # librdkafka's own deadline may pass after that of the code that waits for it.
         monkeypatch.setattr("sparkonce.sinks.kafka.writer._RULES_LATE_S", spare_s)
         with pytest.raises(OutageError, match=words):
             TopicLimits({"bootstrap.servers": "127.0.0.1:1"}).of(["any"])

@@ -66,7 +66,7 @@ def test_nota_proves_nothing_while_the_connection_that_prepared_is_open(
         assert refusal(other, f"XA COMMIT {xid}") == 1397
     (first,) = scene.committer.commit([handle])
     assert first.outcome is Outcome.RETRY
-    # Its writer has nothing more to do: the committer has ended its connection.
+    # The writer has nothing left to do: the committer has killed its connection.
     assert scene.commit(handle) == COMMITTED
     assert visible(mariadb) == [0, 1]
 

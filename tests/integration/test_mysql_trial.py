@@ -143,7 +143,7 @@ def test_a_trial_whose_driver_is_gone_does_not_hold_the_next_drivers_merge_up(
         cursor.execute("SELECT GET_LOCK(%s, 0)", [f"sparkonce:trial:{of_query}"])
         cursor.execute("START TRANSACTION")
         cursor.execute("INSERT INTO target VALUES (0)")
-        scene.committer.commit([handle])  # waits for the row for longer than a driver may be idle
+        scene.committer.commit([handle])  # this waits for the row for longer than a driver may be idle
         assert scene.commit(handle) == [Outcome.COMMITTED]
         with pytest.raises(pymysql.err.MySQLError):
             cursor.execute("COMMIT")

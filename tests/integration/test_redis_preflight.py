@@ -175,7 +175,7 @@ def replica(server: RedisServer, client: Any, tmp_path: Path) -> Iterator[RedisS
     started = RedisServer(tmp_path / "replica", settings={"replicaof": f"{HOST} {server.port}"})
     started.start()
     try:
-        # A master sends nothing before a replica's first acknowledgement, of which there is one a second.
+        # A master sends nothing before a replica's first acknowledgement, and a replica sends one per second.
         client.set("first", "1")
         assert client.wait(1, 30_000) == 1
         client.delete("first")
@@ -185,7 +185,7 @@ def replica(server: RedisServer, client: Any, tmp_path: Path) -> Iterator[RedisS
             assert time.monotonic() < give_up_at, told
         yield started
     finally:
-        started.kill()  # terminating would wait until a replica that has just synced has rewritten its log
+        started.kill()  # SIGTERM would wait until a replica that has just synced has rewritten its log
 
 
 def test_a_replica_is_refused(replica: RedisServer) -> None:

@@ -56,7 +56,7 @@ def test_a_paused_broker_answers_nothing_until_it_is_resumed(one):
     try:
         with pytest.raises(KafkaException) as caught:
             AdminClient({"bootstrap.servers": one.bootstrap, "log_level": 0}).list_topics(timeout=1)
-        # The second error is raised if the client is so slow that its own second is over before the connection's.
+        # The second error is raised if the client is so slow that its own second passes before the connection's does.
         assert caught.value.args[0].code() in (KafkaError._TRANSPORT, KafkaError._TIMED_OUT)
     finally:
         broker.resume()

@@ -140,7 +140,7 @@ def test_what_is_swept_while_it_is_written_is_not_sealed(bucket: Bucket) -> None
     (listed,) = bucket.uploads()
     upload_of = {"Bucket": bucket.name, "Key": listed["Key"], "UploadId": listed["UploadId"]}
     while not bucket.client.list_parts(**upload_of).get("Parts"):
-        pass  # a part that arrives while its upload is being aborted may be accepted
+        pass  # a part that arrives during the abort of its upload may be accepted
     store.discard([one.fields for one in left])
     with pytest.raises(PrepareError, match="NoSuchUpload"):
         held.seal()

@@ -68,7 +68,7 @@ def test_a_driver_that_is_killed_in_a_commit(
 
     assert set(commit(sink, *handles)) <= COMMITTED
     assert commit(sink, *handles) == [Outcome.ALREADY_COMMITTED] * 2
-    # The first call has done its work, but this is recorded nowhere.
+    # The first call has done its work, but nothing has recorded that.
     again = 0 if point != "applied" or grade is not NEITHER else 1
     slots = [0, 1] + ([0] if again and per == "slot" else [0, 1] if again else [])
     assert sorted(target.visible()) == sorted(numbers(0, slots))

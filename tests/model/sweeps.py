@@ -223,7 +223,7 @@ class Sweeps:
         """Returns True if everything open will be swept if no batch is in progress and nothing fails from now on."""
         world = self._let_be(world)
         own = any(one.run == OWN.token.position for one in world.open)
-        # A transaction that a task of an older run opens late is swept after the next batch.
+        # If a task of an older run opens a transaction late, it is swept after the next batch.
         machine = _tell(world.machine, on.BatchDone(runs=(OLDER, OWN), at_s=0.0))
         return not own and not self._let_be(world._replace(machine=machine)).open
 

@@ -96,8 +96,8 @@ def test_no_row_is_doubled_or_lost(name: str, say: Callable[[str], None]) -> Non
 
 def test_the_search_goes_through_every_transition() -> None:
     unreached = {
-        # Sinks without transactions are not modeled here, and transactions have no age: an objection stands for one
-        # that is too old. A run that has stopped is not called again.
+        # The model has no sinks without transactions, and transactions have no age: an objection stands for one that is
+        # too old. A stopped run is not called again.
         (Phase.VALIDATING, on.TooOld),
         (Phase.DELIVERING, on.Prepared),
         (Phase.DELIVERING, on.PrepareFailed),

@@ -177,7 +177,7 @@ class Table:
         found = {
             test for file, lines in mutant.places for one in lines for test in contexts(harness, file).get(one, ())
         }
-        # For files that are newer than the recording: a file that names the module may reach it.
+        # A test file that is newer than the recording may reach the module if it names the module.
         modules = [module_of(file) for file, _ in mutant.places]
         fresh = [test for test in self.items if test.startswith(f"tests/{harness}/") and test not in recorded(harness)]
         found.update(test for test in fresh if any(one in _text(test.partition("::")[0]) for one in modules))

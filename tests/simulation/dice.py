@@ -51,7 +51,8 @@ class Given(Dice):
         self._next = 0
 
     def chance(self, probability: float) -> bool:
-        # Impossible events also use up a decision, so that lists mean the same whatever the probabilities are.
+        # Impossible events also use up a decision, so that a list of decisions means the same whatever the
+        # probabilities are.
         return self._take() != 0 and probability > 0
 
     def pick(self, count: int) -> int:

@@ -140,7 +140,7 @@ class Postgres(System):
         for name in found:
             holder = self.locks.get(name)
             if holder is not None and holder is not connection:
-                # Its holder has been idle for longer than allowed, so the server ends the session.
+                # The holder of the locks has been idle for longer than allowed, so the server ends the session.
                 self.locks = {one: other for one, other in self.locks.items() if other is not holder}
                 raise _error(psycopg.errors.LockNotAvailable)
         for name in found:
@@ -198,7 +198,7 @@ class Connection:
         try:
             return self.server.ask(what, apply)
         except psycopg.OperationalError as error:
-            # The server does not know that nobody is there anymore: it keeps the session and its locks.
+            # The server does not know that the client is gone, so it keeps the session and its locks.
             self.adrift |= error.sqlstate is None
             raise
 

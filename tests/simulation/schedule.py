@@ -75,7 +75,7 @@ def run(config: Config, dice: Dice, *, tell: bool = False) -> Outcome:
         except Broken:
             if oracle.violation is None:
                 oracle.violation = Violation.STRANDED
-        except Exception as error:  # noqa: BLE001 - whatever it is, no schedule may lead to it
+        except Exception as error:  # noqa: BLE001 - no schedule may lead to an error of any kind
             simulation.say("BROKEN:", repr(error)[:300])
             oracle.violation = oracle.violation or Violation.FAILED
         finally:

@@ -36,8 +36,8 @@ def no_row_is_doubled_or_lost(family: str, seeds: range, say: Callable[[str], No
 
 def test_no_row_is_doubled_or_lost_on_the_way_through_every_transition(say: Callable[[str], None]) -> None:
     unreached = {
-        # Sinks without transactions do not take part, and positions are not reported. A run that has stopped is not
-        # called again.
+        # Sinks without transactions do not take part, positions are not reported, and a stopped run is not called
+        # again.
         (Phase.REPORTING, on.Reported),
         (Phase.DELIVERING, on.Prepared),
         (Phase.DELIVERING, on.PrepareFailed),
@@ -54,7 +54,7 @@ def test_no_row_is_doubled_or_lost_on_the_way_through_every_transition(say: Call
 
     with mock.patch.object(run, "step", noting):
         no_row_is_doubled_or_lost("transactions", range(3_000), say)
-        # Too rare for the others: transactions outlive their batch while it is validated.
+        # The seeds above do not reach this rare case: transactions outlive their batch while it is validated.
         no_row_is_doubled_or_lost("transactions", range(6_847, 6_848), say)
     assert TRANSITIONS.keys() - gone_through == unreached
     assert outcomes == set(Outcome)

@@ -47,7 +47,7 @@ def table_session(spark: SparkSession, warehouse: Path) -> Iterator[SparkSession
         builder = builder.config(name, value)
     made = builder.getOrCreate()
     sessions.setActiveSession(made)
-    # PySpark still has the active session of another module's tables, and the sinks would use it.
+    # PySpark still has the active session of another module's tables, which the sinks would use.
     SparkSession._activeSession = SparkSession(spark.sparkContext, made)
     try:
         yield SparkSession._activeSession

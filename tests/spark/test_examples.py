@@ -205,7 +205,7 @@ def registry() -> Iterator[str]:
 @pytest.mark.slow
 def test_the_etl_shows_a_batch_when_it_is_decided_and_says_so(kafka: Cluster, tmp_path: Path, registry: str) -> None:
     with ProgramJob(kafka.bootstrap, tmp_path, ETL, registry) as job:
-        # Everything is prepared but undecided: the whole batch is in the topic, and readers see none of it.
+        # Everything is prepared but undecided: the whole batch is on the topic, and readers see none of it.
         with job.killed_at("DECIDING"):
             target = job.trial.sample.target
             opened = job.transactions("Ongoing")

@@ -96,7 +96,7 @@ def hidden() -> str:
     return str(uuid.UUID(bytes=random.randbytes(16)))
 
 
-# Without useArrow, PySpark would ask the last JVM used, which may have ended, while this module is imported.
+# Without useArrow, PySpark would ask the last JVM used, which may be gone, while this module is imported.
 measured = F.udf(length, IntegerType(), useArrow=False)
 declared = F.udf(lambda _: hidden(), StringType(), useArrow=False).asNondeterministic()
 

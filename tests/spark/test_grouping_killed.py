@@ -35,7 +35,7 @@ def handles(job: Job) -> tuple[Handle, ...]:
 
 
 def test_a_killed_batch_has_the_same_slots_when_it_is_run_again(kafka: Cluster, tmp_path: Path) -> None:
-    # With this many partitions, Spark may list them in another order after a restart, see `sparkonce.spark.grouping`.
+    # With this many partitions, Spark may list them in another order after a restart. See `sparkonce.spark.grouping`.
     many = 6
 
     def widen(job: Job) -> None:

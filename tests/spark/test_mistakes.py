@@ -327,7 +327,7 @@ def test_what_a_start_refuses(place: Place, names: dict[str, Any]) -> None:
 
 @pytest.mark.slow
 def test_what_is_seen_at_a_start_by_asking(place: Place, names: dict[str, Any]) -> None:
-    # Mistakes that only show when the servers, the plan and the folders are checked, not from the arguments.
+    # Mistakes that the arguments alone do not reveal, only a check of the servers, the plan, and the folders.
     after_start = [
         Mistake(
             "a notebook's cell with `start(rows, query_name='orders')` is run twice", "runs already in", run="named"

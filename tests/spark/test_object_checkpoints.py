@@ -96,7 +96,7 @@ def test_two_drivers_on_one_checkpoint(kafka: Cluster, tmp_path: Path, phase: st
         held = hold_at(phase, job, batch=0 if phase == "CLAIMING" else 1)
         first = job.start()
         held.wait(first.check, limit_s=600)
-        # Its claim is in the log before it reaches its last batch, all of which is still ahead.
+        # The second run's claim is in the log before it reaches its last batch, so that whole batch is still ahead.
         newer = hold_at("WRITING", job, batch=2)
         second = job.start()
         newer.wait(second.check, limit_s=600)  # two Sparks share the machine

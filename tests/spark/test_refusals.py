@@ -47,7 +47,8 @@ def test_a_message_too_large_stops_the_query_and_nothing_of_its_batch_is_seen(
     assert stream.transactions("Ongoing") == {}
 
     raise_the_limit(kafka.bootstrap, stream.target)
-    # A task that was killed with the batch may have opened a transaction after the last sweep: sweep after each batch.
+    # A task that was killed with its batch may have opened a transaction after the last sweep, so sweep after each
+    # batch.
     stream.run(with_one_large_row, sweep_every_s=0)
     assert stream.keys() == IDS
 

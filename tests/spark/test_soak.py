@@ -110,7 +110,8 @@ def test_after_ten_thousand_batches_a_query_holds_what_it_held_after_one(
     kafka: Cluster, postgres: PostgresSystem, tmp_path: Path, say: Callable[[str], None]
 ) -> None:
     mib = 1 << 20
-    # The allowed growth from the first figures to the last: less than if each batch in between left anything behind.
+    # The allowed growth from the first figures to the last. It is less than if each batch in between had left anything
+    # behind.
     may_grow = {
         "python_bytes": mib,
         "python_objects": 2_000,
@@ -134,7 +135,7 @@ def test_after_ten_thousand_batches_a_query_holds_what_it_held_after_one(
         """Lists what has grown by more than it may."""
         return [name for name, more in may_grow.items() if last[name] - first[name] > more]
 
-    # The log records that a start may read. It reads all of them before Spark starts, and again in its first batch.
+    # The number of log records that a start may read: all of them before Spark starts, and again in its first batch.
     left_by_a_start = 3 * (KEEP_BATCHES + TIDY_EVERY_BATCHES)
     found = []
     with Soaked(kafka, postgres, tmp_path / "job") as job:

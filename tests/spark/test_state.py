@@ -358,7 +358,7 @@ PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 ROCKSDB = {PROVIDER: "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"}
 CHANGELOG = {**ROCKSDB, "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true"}
 OFTEN = {
-    # State is snapshotted and cleaned up all the time, so that kills hit that, too.
+    # Take snapshots of the state and clean it up all the time, so that kills hit that, too.
     "spark.sql.streaming.stateStore.minDeltasForSnapshot": "3",
     "spark.sql.streaming.stateStore.maintenanceInterval": "1s",
 }
@@ -551,8 +551,7 @@ def test_nothing_is_lost_or_doubled(
                 if point == Phase.FINISHING.name:
                     job.lose_newest_state(observation.batch)
 
-        # They finish alongside undisturbed queries on the same input, which run in larger batches if the plan allows
-        # it.
+        # They finish alongside undisturbed queries on the same input, which use larger batches if the plan allows it.
         twins = [
             stack.enter_context(StateJob(kafka.bootstrap, tmp_path, case, batches, undisturbed=True)) for case in cases
         ]

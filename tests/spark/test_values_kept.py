@@ -54,7 +54,7 @@ from sparkonce_rabbitmq import RabbitMQ, RabbitMQQueueSink, RabbitMQStreamSink
 
 pytestmark = SPARK
 
-# --- sinks that take rows from Spark alone, or one value in a row -----------------------------------------------------
+# --- sinks that only accept rows from Spark, or one value per row -----------------------------------------------------
 
 
 class Delta(Way):
@@ -202,7 +202,7 @@ def way(request: pytest.FixtureRequest, tmp_path: Path, tables: SparkSession) ->
     made.prepare(request)
     if isinstance(made, (Delta, Iceberg)):
         made.spark = tables
-        # In INT96, which is Spark's default, DuckDB and Arrow cannot read the farthest timestamps.
+        # DuckDB and Arrow cannot read the most distant timestamps in INT96, which is Spark's default.
         tables.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
     if isinstance(made, Kafka):
         made.broker = request.getfixturevalue("kafka")

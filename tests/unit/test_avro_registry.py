@@ -63,7 +63,7 @@ def test_the_latest_is_the_latest_though_schemas_are_kept(server: RegistryServer
     for _ in range(3):
         assert registry.latest("orders-value").version == 1
         registry.find(1)
-    # A pickled copy, as a worker has it, uses the same client.
+    # A pickled copy, such as a worker's, uses the same client.
     pickle.loads(pickle.dumps(registry)).find(1)  # noqa: S301
     assert server.count("GET /schemas/ids/1") == 1
     assert server.count("GET /subjects/orders-value/versions/1") == 1
@@ -196,7 +196,7 @@ def test_copies_share_one_client_even_if_a_setting_is_a_function(monkeypatch: py
         "bearer.auth.custom.provider.config": {},
     }
     registry = SchemaRegistry(made_of_a_function)
-    # As Spark sends it to a worker, where the function is a new one each time.
+    # Pickled as Spark sends it to a worker, where the function is a new object each time.
     text = cloudpickle.dumps(registry)
     for _ in range(5):
         copy = pickle.loads(text)  # noqa: S301

@@ -80,7 +80,7 @@ def test_slots_in_another_order_are_found_again_and_the_lost_ones_written(world:
     decided(world, committed=1)
     before = world.records()[1]
     work = heal(world, orders=[[2, 0, 1]])
-    # Slots 1 and 2 were lost. Their rows are now in slots 2 and 0.
+    # The rows of the lost slots 1 and 2 are now in slots 2 and 0.
     assert [only for _, only in work.written] == [{("memory", 1), ("memory", 2)}, {("memory", 2), ("memory", 0)}]
     assert world.visible() == numbers(0)
     assert world.unfinished() == []

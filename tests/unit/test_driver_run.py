@@ -581,7 +581,7 @@ def test_a_batch_that_outlasts_its_transactions_is_computed_first_and_then_writt
     assert "took 600 s, and transactions of sink memory live 60 s" in caplog.text
 
     world = world.another()
-    # The server fences the writers of aborted transactions, so the batch fails instead of committing old handles.
+    # The server fences the writers of aborted transactions, so the batch fails and does not commit old handles.
     world.timeouts_s["memory"] = 60.0
     driver, work = world.start(), world.work(0)
 
@@ -723,7 +723,7 @@ def test_a_read_only_disk_undoes_what_was_prepared(world: World) -> None:
     assert (work.written, world.kinds()) == ([], [])
 
     world = world.another()
-    # The renewal that would settle the question cannot be written, so the decision may be valid.
+    # The renewed claim that would settle the question cannot be written, so the decision may be valid.
     inner = FlakyLog(world.log, Claim, "none", "read-only")
     driver = world.start(log=FlakyLog(inner, Commit, "landed"))
     with pytest.raises(errors.UnknownOutcomeError, match="could not be learned"):
@@ -821,7 +821,7 @@ def test_a_newer_run_comes_before_the_decision(world: World) -> None:
     assert world.visible() == numbers(0)
 
     world = world.another()
-    # If a supervisor considered it a fault, it would restart this run's driver, which would supersede the newer one.
+    # If this looked like a fault, a supervisor would restart this run's driver, which would supersede the newer one.
     older, work = world.start(), world.work(0)
 
     def fence() -> None:

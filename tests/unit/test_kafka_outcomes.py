@@ -80,7 +80,7 @@ def test_every_refusal_has_a_reason() -> None:
         (now("PrepareAbort"), Outcome.LOST),
         (now("Empty"), Outcome.UNKNOWN),
         (now("CompleteAbort", NEXT), Outcome.LOST),
-        # InitProducerId on an open transaction increments the epoch twice, so this transaction had ended before.
+        # InitProducerId on an open transaction raises the epoch by two, so this transaction had already ended.
         (now("Empty", NEXT), Outcome.UNKNOWN),
         (now("Ongoing", NEXT), Outcome.UNKNOWN),
         (now("CompleteCommit", KafkaTransaction("id", 7, 5)), Outcome.LOST),

@@ -32,7 +32,7 @@ def test_a_topic_without_an_id_is_not_remembered(topic_id: UUID | None) -> None:
         (answer(OLD), ""),
         (answer(NEW), "was deleted and recreated"),
         (answer(UUID(int=0), error_code=3), "was deleted while"),
-        # Inconclusive answers do not stop the query, and the next batch queries again.
+        # Inconclusive answers do not stop the query, and the next batch asks again.
         (answer(UUID(int=0), error_code=29), ""),
         (answer(UUID(int=0), error_code=5), ""),
         (answer(None), ""),

@@ -138,7 +138,7 @@ def test_a_file_with_one_other_bit_is_refused(data: bytes) -> None:
     for place in range(len(data) * 8):
         altered = bytearray(data)
         altered[place // 8] ^= 1 << (place % 8)
-        # Some other digits look like a newer version, which is refused before anything else is checked.
+        # Some wrong digits look like a newer version, which is refused before anything else is checked.
         with pytest.raises((codec.Unreadable, codec.TooNew)):
             decode(bytes(altered))
 

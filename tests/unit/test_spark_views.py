@@ -54,7 +54,7 @@ RULES = Rules()
     [
         ((None, None), [["0", "1"]]),
         ((one_view, None, one_view), [["0", "2"], ["1"]]),
-        # Python creates a new method object on each access, which equals the last one but is not identical.
+        # Python creates a new object each time a method is accessed. It equals the previous one but is not identical.
         ((RULES.big, RULES.big), [["0"], ["1"]]),
         ((Alike(), Alike(), None), [["0"], ["1"], ["2"]]),
     ],

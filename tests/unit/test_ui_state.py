@@ -231,7 +231,7 @@ def test_rows_a_second_are_those_of_the_last_minutes_by_sink() -> None:
     assert show_query(reading(young), NOW_MS).rates == {"kafka": 60.0}
     assert show_query(reading(segment()), NOW_MS).rates == {}
 
-    # Its run had committed it and died before Spark recorded that; the next run found it decided.
+    # The run had committed the batch and died before Spark recorded that. The next run found it decided.
     first = segment(batch(0, NOW_MS - 10_000), batch(1, NOW_MS - 5000), run="5-0badcafe")
     again = segment(batch(1, NOW_MS - 2000, recovered=True))
     assert show_query(reading(first, again), NOW_MS).rates == {"kafka": 120.0}

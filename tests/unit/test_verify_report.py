@@ -575,7 +575,7 @@ def test_a_browser_shows_it(pages: dict[str, str], name: str, tmp_path: Path) ->
         assert found
         return unescape(found.group(1))
 
-    # What lies under the pointer at the beginning of the first driver's life, and of which step's fault.
+    # What is under the pointer at the beginning of the first driver's life, and which step's fault it belongs to.
     probe = """<script>
     document.querySelector('#timeline').scrollIntoView();
     const box = document.querySelector('svg.strip .phase')?.getBoundingClientRect();

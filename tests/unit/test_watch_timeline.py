@@ -128,7 +128,7 @@ def test_where_nothing_is_written(files: LocalFiles) -> None:
     writer.close()
     assert TimelineReader(files).read() == []
 
-    # The store may have delayed it for so long that another run has begun.
+    # A slow store may have delayed the write for so long that another run has begun.
     figures = figures_of(Token(7, "ab12cd34"), "r2")
     writer = TimelineWriter(files, figures, "r1", every_s=60.0)
     writer.add(batch(0))

@@ -214,7 +214,7 @@ def _inlined(schema: Schema, namespace: str, definitions: Mapping[str, Schema], 
 def _inlined_name(name: str, namespace: str, definitions: Mapping[str, Schema], done: set[str]) -> Schema:
     if name in PRIMITIVES:
         return name
-    # Like Java's parser: a name without a namespace is looked up in the enclosing namespace, then in none.
+    # Like Java's parser, look up a name without a namespace in the enclosing namespace first, then in none.
     for full in (_full(name, namespace), name):
         if full in done:
             return full

@@ -77,7 +77,8 @@ class Transcoder:
         from fastavro.read import SchemaResolutionError
 
         try:
-            # Read twice: fastavro does not notice that a record ends within a field that the reader lacks.
+            # Decode the record twice: fastavro does not notice when a record ends within a field that the reader's
+            # schema lacks.
             schemaless_reader(io.BytesIO(record), self._writer, None)
             value = schemaless_reader(io.BytesIO(record), self._writer, self._reader)
         except (SchemaResolutionError, UnicodeDecodeError) as error:

@@ -71,5 +71,5 @@ class Positions:
         for reporter in self._reporters:
             try:
                 call(reporter)
-            except Exception as error:  # noqa: PERF203 - the rows are decided, and the next batch reports again
+            except Exception as error:  # noqa: PERF203 - the rows are decided anyway, and the next batch reports again
                 logger.warning("A position could not be reported: %s: %s", type(error).__name__, error, exc_info=True)

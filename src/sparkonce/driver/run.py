@@ -224,7 +224,8 @@ class RunDriver:
             cause = self._failure.cause
             self._die()
             if isinstance(cause, errors.StaleServerError):
-                # A sink found this before the decision. Its message says what to do, and everything open is aborted.
+                # A sink found this problem before the decision. Its message says what to do, and everything open is
+                # aborted.
                 raise cause
             raise stop_error(effect, batch, self._failure.advice) from cause
         return effect
@@ -289,7 +290,7 @@ class RunDriver:
         elif effect.best_effort:
             self._sweeper.sweep_now(effect.runs)
         else:
-            # A sink that was EXACTLY_ONCE until now may also have left transactions open.
+            # A sink that was EXACTLY_ONCE in an earlier run may also have left transactions open.
             names = {name for run in effect.runs for name, facts in run.sinks if dict(facts).get("prefix")}
             names.update(self._sinks.transactional)
             known = [name for name in self._sinks.by_name if name in names]

@@ -72,7 +72,8 @@ class SplitRun(RunDriver):
             return Handover(
                 state=replace(self.state, view=LogView()),
                 position=self.state.view.end,
-                # When healing, the tasks write all slots: once they have ended, no other slots can be requested.
+                # During healing, the tasks write all slots, because no more slots can be requested once they have
+                # ended.
                 effect=replace(effect, only=None),
                 owners=self._writer.owners(effect.sinks, self.state),
                 opened_s=opened_s,

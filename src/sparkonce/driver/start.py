@@ -75,7 +75,8 @@ def check_before_claim(
         for name, known in facts.items()
         if sinks[name].guarantee is Guarantee.EXACTLY_ONCE
     }
-    # If this is the log of the runs that committed the traces, everything in them is in the log by now.
+    # A run writes its decision before it commits. So if this is the log of the runs that left the traces, it contains
+    # their decisions by now.
     listed_at, view = view.end, read_log(log, view, Outage(deadline_s))
     for name, left in traces.items():
         if more := not_in_log(view, left, listed_at):
@@ -127,7 +128,7 @@ def _traces(name: str, committer: SinkCommitter, query: str, facts: Facts, withi
     except (errors.UnknownOutcomeError, errors.OutageError) as error:
         reason = error.message
     except errors.SparkonceError:
-        raise  # a verdict, for example that the server was restored to an older state
+        raise  # a definite result, for example that the server was restored from an older state
     except Exception as error:  # noqa: BLE001 - everything else in the sink may still work
         reason = f"{type(error).__name__}: {error}"
     logger.warning(
@@ -420,7 +421,7 @@ def _refuse(checkpoint: SparkCheckpoint, empty: list[str], view: LogView) -> Non
     newest = view.newest_decision
     decided = -1 if newest is None else newest.batch
     lines = enumerate(newest.offsets if newest is not None else ())
-    # The last entry of each file source's log that the newest decided batch has read, by the source's number.
+    # For each file source, by number: the last entry in the source's log that the newest decided batch has read.
     listed = {str(source): int(json.loads(line)["logOffset"]) for source, line in lines if '"logOffset"' in line}
     lost = [name for name in empty if not _may_go(name, decided, listed)]
     location = checkpoint.files.location

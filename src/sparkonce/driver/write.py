@@ -153,7 +153,7 @@ class BatchWriter:
         """Returns True if a batch was not prepared, and its transactions may have timed out meanwhile."""
         if isinstance(event, on.TooOld):
             return True
-        # Waiting for unreachable brokers can also take longer than a transaction lives.
+        # Waiting for unreachable brokers can also take longer than a transaction's lifetime.
         return took_s >= life.seconds and not is_outage(self._failure.cause)
 
     def _live_longest(self, names: Sequence[str]) -> None:

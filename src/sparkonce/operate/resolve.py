@@ -201,7 +201,7 @@ def _tried(
         handover = run.begin_batch(first)
         _, token = run.owned
         done = Resolved(run=run_of(token), left=tuple(sorted(sinks_to_finish(point.view) - sinks.keys())))
-        if handover is None:  # it was decided and is fully committed; beginning the next batch sweeps
+        if handover is None:  # The batch was decided and is fully committed. Beginning the next batch sweeps.
             progress = run.progress[-1]
             newest = run.state.view.newest_decision
             offsets = newest.offsets if newest is not None else None

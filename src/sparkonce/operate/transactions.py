@@ -127,7 +127,7 @@ def list_open(systems: Sequence[NamedSystem], files: CheckpointFiles | None = No
         OSError: If the checkpoint's store cannot be read.
     """
     answers, silent = _ask_all(systems, lambda one: one.list_open())
-    # Read the log after the systems responded, so that it has any batch that was decided meanwhile.
+    # Read the log after the systems responded, so that it includes any batch that was decided in the meantime.
     view = read_log_of(files)[1] if files is not None else None
     found = [judge(name, each, view) for name, answer in answers.items() for each in answer]
     return Listing(found=found, silent=silent)

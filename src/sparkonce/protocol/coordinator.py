@@ -72,7 +72,7 @@ MOST_HEALINGS = 3
 """The number of times a run rewrites a batch's lost transactions."""
 
 
-# Starting a batch. A run claims the log before its first batch, and checks every batch against the log.
+# The start of a batch. A run claims the log before its first batch, and checks every batch against the log.
 
 
 def batch_asked(state: State, event: on.BatchAsked) -> Step:
@@ -194,7 +194,7 @@ def refusal(state: State) -> do.Stop | None:
     return None
 
 
-# Writing and preparing a batch, and putting the record that decides it.
+# The writing and preparing of a batch, and the record that decides it.
 
 
 def write(state: State, only: frozenset[tuple[str, int]] | None = None) -> Step:
@@ -310,7 +310,7 @@ def _lost_for_good(decision: Decision, refusal: HealingRefusal) -> do.Stop:
     )
 
 
-# The outcome of putting a decision. If the reply is lost, a claim at the same position settles it.
+# The result of writing a decision to the log. If the reply is lost, a claim at the same position settles it.
 
 
 def decision_landed(state: State, event: on.PutLanded) -> Step:
@@ -322,7 +322,7 @@ def decision_landed(state: State, event: on.PutLanded) -> Step:
     decision = view.newest_decision
     if decision is None:
         raise BadTransition(f"record {event.position} landed and decided nothing")
-    # Trap 8: handles that were committed before an amendment stay in the set, but are not committed again.
+    # Trap 8: handles that were committed before an amendment stay in the set, but must not be committed again.
     committed = state.finishing.committed if state.finishing is not None else frozenset()
     return finish(state, decision, tuple(one for one in decision.handles if one.key not in committed))
 
@@ -424,7 +424,7 @@ def finished(state: State, event: on.HandlesFinished) -> Step:
         again = do.Finish(batch=known.decision.batch, handles=pending, attempt=event.attempt + 1, void=void)
         return state, again
     if pending:
-        # Rule 10: before they are aborted, make sure that nobody can commit them anymore.
+        # Rule 10: before aborting these handles, make sure that nobody can commit them anymore.
         keys = tuple(sorted({*void, *(handle.key for handle in pending)}))
         return decide(state, partial(Void, void=keys), known.decision.handles)
     if known.lost:
@@ -486,7 +486,7 @@ def _committed_in_part(state: State, handles: tuple[Handle, ...]) -> Step:
     )
 
 
-# After the commit: late writes, transactions of losing attempts, the log's floor, and reports.
+# After the commit: late writes, the transactions of losing attempts, the log's floor, and reports.
 
 
 def deliver(state: State) -> Step:

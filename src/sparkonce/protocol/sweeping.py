@@ -138,7 +138,7 @@ def _batch_done(state: Sweeping, event: BatchDone) -> Step:
         due_s = event.at_s
         state = replace(state, loser_possible=False, losers_end_s=event.at_s + LOSERS_END_WITHIN_S)
     if state.failures:
-        return state, None  # An unreachable sink is not retried after each batch: the pause continues.
+        return state, None  # while a sink is unreachable, the pause continues, instead of a retry after each batch
     return replace(state, next_s=due_s if state.next_s is None else min(due_s, state.next_s)), None
 
 
@@ -153,7 +153,7 @@ def _swept(state: Sweeping, event: SweepEnded) -> Step:
         failures = state.failures + 1
         pause_s = max(_SHORTEST_PAUSE_S, state.every_s) * 2.0 ** min(failures, _MOST_DOUBLINGS)
         return replace(state, failures=failures, next_s=event.at_s + min(LONGEST_PAUSE_S, pause_s)), None
-    # The sweep may have missed a transaction that was opened while it ran, so its start time counts.
+    # The sweep may have missed a transaction that was opened during the sweep, so compare with its start.
     ended = state.losers_end_s is None or event.began_s >= state.losers_end_s
     losers_end_s = None if ended else state.losers_end_s
     return replace(state, failures=0, swept_s=event.at_s, losers_end_s=losers_end_s, next_s=losers_end_s), None

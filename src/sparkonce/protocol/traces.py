@@ -66,8 +66,8 @@ def _unknown_run(view: LogView, traces: Sequence[Trace]) -> str:
 def _unknown_commit(view: LogView, traces: Sequence[Trace], listed_at: int) -> str:
     """Names a committed transaction that no decision names, although its decision cannot have been forgotten."""
     named = {handle.transaction for decision in view.decisions for handle in decision.handles}
-    # A trace is the last transaction of its lane at the time of the listing. If the lane has been reused since, the log
-    # may name that later use and have forgotten the transaction in the trace.
+    # A trace shows the last transaction that a lane had at the time of the listing. If the lane has been reused since,
+    # the log may contain only the later transaction and have forgotten the one in the trace.
     lanes = {
         field
         for decision in view.decisions

@@ -68,7 +68,7 @@ def commit_offsets_in(
     transaction under the same epoch.
     """
     if members := _members(client, group, deadline_s):
-        return members  # Kafka itself would accept the offsets: in a transaction it does not check the sender
+        return members  # Kafka would accept the offsets anyway: in a transaction it does not check who sends them.
     owner = {
         "transactional_id": transaction.transactional_id,
         "producer_id": transaction.producer_id,

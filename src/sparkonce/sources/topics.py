@@ -136,7 +136,7 @@ def _client(options: Mapping[str, str]) -> TransactionClient:
         ConfigurationError: If only Java's client supports a setting. The message names it.
     """
     settings = admin_settings(connection_settings(options))
-    if "ssl_context" in settings:  # Java trusts every certificate of a trust store, also if its issuer is not there
+    if "ssl_context" in settings:  # Java trusts every certificate in a trust store, even if its issuer is missing
         settings["ssl_context"].verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     return TransactionClient(settings, connections=1)
 

@@ -101,7 +101,8 @@ def check_servers(
     for group in settings.groups:
         with closing(GroupReporter(group)) as reporter:
             reporter.check(facts)
-    if not point.awaits_commit:  # only the driver commits; the next batch's first tasks check their own workers
+    # If a batch awaits only its commit, no task needs the workers, and the first tasks of the next batch check them.
+    if not point.awaits_commit:
         check_executors(df.sparkSession, sinks, needs_of_sources(df))
 
 

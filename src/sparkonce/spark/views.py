@@ -295,7 +295,8 @@ def _persist(batch: DataFrame) -> DataFrame:
     it).
     """
     conf = batch.sparkSession.conf
-    # Queries of Spark Connect may share a session. What another one has just turned off, it turns on again itself.
+    # Queries of Spark Connect may share a session. If another query has just turned a setting off, that query restores
+    # it.
     before = {name: value for name in _CLONING_SETTINGS if (value := conf.get(name, None)) != "false"}
     try:
         for name in before:

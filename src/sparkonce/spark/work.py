@@ -183,7 +183,7 @@ class SparkWork:
         try:
             context = self._df.sparkSession.sparkContext
             group = context.getLocalProperty("spark.jobGroup.id")
-            # A query that is stopped before it submits its job still submits it, and does not wait for it.
+            # A query that is stopped before it submits its job submits it anyway, and does not wait for it.
             context._jsc.sc().cancelJobGroup(group, "because its batch has failed")
             quiet = 0
             while quiet < _QUIET_CHECKS:
@@ -203,7 +203,7 @@ class SparkWork:
 
     def _plan(self, share: Share, df: DataFrame, sinks: Mapping[str, Owner]) -> _Planned:
         """Plans a view's job: its columns, a fingerprint for each sink, and the sinks' tasks."""
-        # A view may return different columns in each batch. So may the user's own function.
+        # A view may return different columns in each batch, and so may the user's own function.
         kinds = self._kinds(df)
         schema = self._cache.get(("schema", kinds), lambda: arrow_schema(df.schema))
         tasks: list[SinkTask] = []
@@ -262,11 +262,13 @@ class SparkWork:
     ) -> _Written:
         needs = needs_of([task.sink for task in tasks], self._master())
         if any(task.sink.guarantee is Guarantee.AT_MOST_ONCE for task in tasks):
-            # After losing shuffle files, Spark resubmits a stage whose tasks may already have written, and numbers
-            # their attempts from 0 again, so a task cannot tell. Without a shuffle before them, tasks are only retried,
-            # which they can tell.
+            # After losing shuffle files, Spark resubmits a stage whose tasks may already have written. It numbers their
+            # attempts from 0 again, so a task cannot tell. Without a shuffle before them, tasks are only retried, which
+            # they can tell from their attempt number.
             rows = rows.localCheckpoint()
-            needs["addresses"] = []  # the client waits for an unreachable server, and the driver does not write again
+            # Do not check the addresses: the client waits for an unreachable server, and the driver does not write
+            # again.
+            needs["addresses"] = []
         task = SlotTask(batch=self._batch, sinks=tuple(tasks), only=only, max_refused=self._max_refused)
         answers, slots = self._answers(rows, task, needs)
         if any(answer["batch"] != self._batch for answer in answers):

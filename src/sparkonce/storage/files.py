@@ -363,7 +363,7 @@ def _race(files: CheckpointFiles, pool: ThreadPoolExecutor, names: Sequence[str]
         except PutUnknownError as error:
             reason = str(error)
             continue
-        # A put that was sent twice has also succeeded if it finds its own bytes.
+        # A put that finds its own bytes has succeeded, too: it was sent twice.
         landed = [
             one
             for one, answer in zip(data, answers, strict=True)

@@ -341,7 +341,8 @@ class HdfsFiles(RenamingFiles):
         return bool(self._unless_missing(path, lambda client, full: client.delete(full)))
 
     def _sync(self, folder: str) -> None:
-        # The name node shows a rename before it is in the journal, and answers a change once everything before it is.
+        # The name node shows a rename before the rename is in the journal, but answers a change only once everything
+        # before it is.
         now_ms = time.time_ns() // 1_000_000
         with suppress(PermissionError):  # a user without write permission decides nothing
             self._unless_missing(folder, lambda client, full: client.set_times(full, now_ms, now_ms))
@@ -472,8 +473,8 @@ def without_jvm(location: str, setting: str, value: str) -> ConfigurationError:
 
 def create(client: Any, path: str, options: Any) -> Any:
     """Creates a file, and returns the object inside the client's wrapper."""
-    # The wrapper is an io.RawIOBase, which Python closes on garbage collection. For each file that could not be closed,
-    # that would be a call without a deadline in an arbitrary thread.
+    # Python closes the wrapper, an io.RawIOBase, on garbage collection. For a file that could not be closed before,
+    # that would be a call without a deadline, in an arbitrary thread.
     wrapper = client.create(path, options)
     file, wrapper.inner = wrapper.inner, _Closed()
     return file

@@ -47,8 +47,8 @@ class PageTimeline:
     def __init__(self, last: int = 0) -> None:
         self.first = self.last = last
         self._runs, self._sinks, self._phases = _Names(), _Names(), _Names()
-        # Items known only from the log: a run with a batch, or with a kind of event. Their timeline arrives soon or
-        # never.
+        # Items known only from the log: a run with a batch, or with a kind of event. The run's own timeline reports
+        # them soon or never.
         self._told: dict[tuple[str, int | str], None] = {}
         self._batches: dict[tuple[Any, ...], list[Any]] = {}  # by what distinguishes them
         self._events: dict[tuple[Any, ...], list[Any]] = {}
@@ -73,8 +73,8 @@ class PageTimeline:
         left = max((one.batch for one in entries if one.run != newest and one.batch is not None), default=None)
         for entry in entries:
             if entry.kind == "commit" and entry.batch is not None and entry.batch not in written:
-                # The newest run will soon report its own batches, and the last one before it, which it may have to
-                # finish.
+                # The newest run will soon report its own batches, and also the previous run's last batch, which it may
+                # have to finish.
                 is_own = entry.run == newest
                 is_told = newest in runs if is_own else entry.batch == left
                 is_soon = now_ms - (entry.at_ms if is_own else claimed_ms) < TOLD_WITHIN_MS

@@ -196,7 +196,7 @@ class Figures:
         self._changed = threading.Lock()
         self.query = self.spark_run = self.name = ""
         self._run: WatchedRun | None = None
-        self._seen: State | None = None  # the last state of an active run: a stopped run forgets what it had
+        self._seen: State | None = None  # the last state of an active run, since a stopped run forgets its state
         self._lifetimes_s: Mapping[str, float] = {}
         self._end_noted = False
         self._batch: int | None = None

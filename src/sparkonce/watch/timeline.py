@@ -196,7 +196,7 @@ class TimelineWriter:
                 self._is_new, is_closed = False, self._is_closed
             try:
                 if not self._write(files):
-                    continue  # it is written as soon as the run has claimed the log
+                    continue  # it is written once the run has claimed the log
             except Exception as error:  # noqa: BLE001 - whatever the store raises, the query must not depend on it
                 level = logging.DEBUG if self._said else logging.WARNING
                 logger.log(level, "The timeline in %s cannot be written: %s", files.location, error)

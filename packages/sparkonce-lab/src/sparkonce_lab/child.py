@@ -110,7 +110,7 @@ class Driver(Child):
         """The process ids of Python workers, which are children of PySpark's daemon."""
         daemons = {pid for pid, words in self._commands() if _DAEMON in words}
         parents = {pid: _parent(pid) for pid in daemons}
-        # A daemon's children have its command line, and a daemon's own parent is a JVM.
+        # Workers have the same command line as their daemon, but the daemon's own parent is a JVM.
         return [pid for pid, parent in parents.items() if parent in daemons]
 
     def usage(self) -> list[Usage]:

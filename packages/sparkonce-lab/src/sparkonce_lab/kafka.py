@@ -126,8 +126,7 @@ def produce(bootstrap: str, topic: str, messages: Iterable[Mapping[str, Any]], *
 
     give_up_at = time.monotonic() + timeout_s
     errors: list[Any] = []
-    # Without retries nothing can be duplicated, and the half second that librdkafka takes to get a producer id is
-    # saved.
+    # Without retries, nothing can be duplicated, so no producer id is needed. Getting one takes half a second.
     producer = Producer({"bootstrap.servers": bootstrap, "acks": "all", "retries": 0})
 
     def note(error: Any, _: Any) -> None:
@@ -244,7 +243,7 @@ def scan(
         "isolation.level": isolation.lower(),
         "enable.partition.eof": True,
         "fetch.wait.max.ms": 10,
-        # Offset 0 with this reset also means the beginning, without the half second that a query for it takes.
+        # Offset 0 with this reset means the beginning, too, and saves the query for it, which takes half a second.
         "auto.offset.reset": "earliest",
     }
     count = 0
@@ -256,7 +255,8 @@ def scan(
             chunk = []
             for message in consumer.consume(_CHUNK, timeout=_POLL_S):
                 partition, offset, error = message.partition(), message.offset(), message.error()
-                # Control records and aborted rows are never returned, so the end may show only as this event.
+                # Consumers never receive control records and aborted rows, so this event may be the only sign of the
+                # end.
                 if error is not None and error.code() != KafkaError._PARTITION_EOF:
                     raise KafkaException(error)
                 if error is None and offset < ends[partition]:

@@ -153,8 +153,8 @@ def sinks_of(config: QueryConfig) -> dict[TwoPhaseCommitSink, View]:
     def view(kafka: bool) -> View:
         def of(batch: DataFrame) -> DataFrame:
             shown = for_kafka(batch, config.refuse_every) if kafka else batch
-            # Not with coalesce, which depends on the executors' current data: a batch that is lost in part is healed
-            # only if its rows are in the same slots as before.
+            # Do not use coalesce: it groups partitions by the executors that currently hold them, but healing a partly
+            # lost batch requires each row to be in the same slot as before.
             return shown.repartition(config.slots, "key") if config.slots else shown
 
         return of
@@ -325,8 +325,8 @@ def session(config: QueryConfig) -> SparkSession:
         .config("spark.sql.shuffle.partitions", "3")
         .config(map=dict(only_the_drivers()))
         .config("spark.ui.enabled", "false")
-        # Full garbage collections are frequent, and Spark retains little for its UI, which is off (by default 100,000
-        # tasks, which takes hours). The JVM's memory after an hour is therefore what the query needs.
+        # Collect garbage often, and limit what Spark retains for its UI (by default 100,000 tasks, which accumulate for
+        # hours), so that the JVM's memory after an hour is what the query really needs.
         .config("spark.cleaner.periodicGC.interval", "2min")
         .config("spark.ui.retainedJobs", "100")
         .config("spark.ui.retainedStages", "100")
@@ -347,7 +347,7 @@ def tell(event: str, **fields: Any) -> None:
 
 def _lines() -> Iterator[str]:
     """Yields the lines of standard input."""
-    # Not with sys.stdin, whose lock a reading thread would hold when the interpreter exits.
+    # Do not read through sys.stdin: the reading thread would hold its lock when the interpreter exits.
     rest = b""
     while piece := os.read(0, 65_536):
         *lines, rest = (rest + piece).split(b"\n")
@@ -361,7 +361,7 @@ def _listen(lines: Iterator[str], gate: Gate, stopping: threading.Event) -> None
             gate.hold(command["hold"])
         if "go" in command:
             gate.go()
-    # If a server is gone too, stopping normally may take forever, and nobody waits for it anymore.
+    # If a server is gone as well, a normal stop may take forever, and nobody is waiting for it anymore.
     end = threading.Timer(_STOP_WITHIN_S, os._exit, (1,))
     end.daemon = True
     end.start()

@@ -151,7 +151,7 @@ def _stop(system: VerifiedSystem | CheckpointStore, say: Say) -> None:
 def _try(end: Callable[[], None], say: Say) -> None:
     try:
         end()
-    except Exception as error:  # noqa: BLE001 - whatever it is, the others must be ended, too
+    except Exception as error:  # noqa: BLE001 - whatever it is, the others must be stopped, too
         say(str(error) or repr(error))
 
 
@@ -201,7 +201,8 @@ class _Run:
         self._steps = list(drawn)
         check_steps(self._steps, found, why)
         if not any(step.fault is Fault.EXPIRED for step in self._steps):
-            # Transactions that the product leaves open must be found open, not ended by the broker before the check.
+            # The check must find the transactions that the product leaves open, so the broker must not abort them
+            # first.
             source.transaction_timeout_s = None
         self._feeder = Feeder(source.settings, source.source, options.workload)
         self._readers = Readers(options.systems, self._checkpoint, recorder)
@@ -276,7 +277,7 @@ class _Run:
             self._end()
             self._read()
         except Exception:
-            # It says nothing about the query, but what systems contain by now may.
+            # The error itself says nothing about the query, but the rows in the systems may.
             self._end()
             self._read()
             raise
@@ -298,7 +299,7 @@ class _Run:
         self._recorder.note(EventKind.FED, rows=self._feeder.written)
         if self._options.fresh_end:
             conductor.stop()
-        else:  # Spark fetches the end offsets of the partitions one by one: no row may arrive after a closing one
+        else:  # Spark fetches the end offsets of the partitions one by one, so no row may arrive after a closing one.
             conductor.pause(_QUIET_S)
         self._feeder.close_windows()
         self._say(f"{self._feeder.written:,} rows written; the last windows are closed")

@@ -112,7 +112,7 @@ class Striker:
         conductor.kill(driver)
         give_up_at = time.monotonic() + self._expiry_s + _EXPIRY_MARGIN_S
         left = _ask(kafka, give_up_at)
-        # A driver that did not reach its phase has nothing open, so this was an ordinary kill.
+        # If nothing is open, the driver had not reached its phase, so this counts as an ordinary kill.
         conductor.note_fault(step if left else replace(step, fault=Fault.DRIVER_KILLED), driver)
         while left:
             conductor.pause(_EXPIRY_POLL_S)
@@ -166,7 +166,8 @@ class Striker:
         conductor.note_over(step)
 
     def _jump_clock(self, step: Step, driver: Driver, following: Sequence[Step]) -> None:
-        if step.amount < 0:  # in a running JVM, whose monotonic clock also jumps, scheduled events would never happen
+        # The monotonic clock of a running JVM would jump back, too, and its scheduled events would never run.
+        if step.amount < 0:
             self._kill_driver(step, driver, following)
             return
         if driver.clock is None:
@@ -285,7 +286,7 @@ def choices(
     ]
     for system in dict.fromkeys([*systems, source, *([store] if store else [])]):
         for fault, requests in system.faults().items():
-            # Aborts happen only in sweeps, so a trap for one would hardly ever spring.
+            # Only sweeps send aborts, so a trap for an abort would hardly ever spring.
             regular = tuple(request for request in requests if request != "abort")
             if system is not source or source in systems or fault not in OF_REQUESTS:
                 found.append(Choice(fault=fault, system=system.name, requests=regular))

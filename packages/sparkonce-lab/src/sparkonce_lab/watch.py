@@ -52,16 +52,17 @@ class _Reader(Background):
         newest = -1
         stopping = False
         while not stopping:
-            stopping = self.stopping.wait(_EVERY_S)  # followed by one last check of what is there at the end
+            stopping = self.stopping.wait(_EVERY_S)  # after the stop, check once more for what has arrived by then
             try:
                 found = self._system.newest()
             except Exception:  # noqa: BLE001, S112 - the system does not respond now, and is queried again
                 continue
             if found <= newest:
                 continue
-            # Rows first, then the log: a batch that is undecided now was undecided when its rows were seen. In the
-            # opposite order, a decision in between would go unnoticed. Rows that are early for less time than these two
-            # reads take are missed, so drivers are held longer where rows must not be visible yet.
+            # Read the rows first, then the log: a batch that is still undecided now was undecided when its rows were
+            # seen. The opposite order would miss a decision in between. This misses rows that are visible too early for
+            # less time than the two reads take, so drivers are held longer in the phases in which rows must not be
+            # visible yet.
             decided = self._decided()
             if decided is not None:
                 newest = found

@@ -71,7 +71,7 @@ class Workload:
             Batches of at most `CHUNK_ROWS` rows, with the columns key, number, amount, event_ms.
         """
         weights = 1.0 / np.arange(1, self.keys + 1) ** self.skew
-        # A key's rank differs from its number, so that the frequent keys are not all in the first partitions.
+        # Assign ranks to keys at random, so that the frequent keys are not all in the first partitions.
         ranks = np.random.default_rng([self.seed, 0]).permutation(self.keys)
         next_number = np.zeros(self.keys, dtype=np.int64)
         begun = 0

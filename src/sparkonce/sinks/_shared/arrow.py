@@ -217,7 +217,7 @@ def _decimal(column: pa.Array) -> pa.Array:
     scale = column.type.scale
     if scale <= 0 or not pc.any(pc.match_substring(text, "E")).as_py():
         return text
-    # The same 16 bytes per value, read without a scale, are the digits. (abs would overflow at the lowest value.)
+    # The same 16 bytes per value, read without a scale, are the digits. (abs would overflow on the lowest value.)
     whole = pa.Array.from_buffers(pa.decimal128(38, 0), len(column), column.buffers(), offset=column.offset)
     digits = whole.cast(STRING)
     sign = pc.if_else(pc.starts_with(digits, "-"), "-", "").cast(STRING)

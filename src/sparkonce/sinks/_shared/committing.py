@@ -67,7 +67,7 @@ class HandleCommitter(SinkCommitter, Generic[T]):
             return NOTHING
         fields = {name for name, _ in handle.transaction}
         strange = sorted(fields - self.handle_fields)
-        # A handle without any of these fields belongs to another sink, and gets another answer.
+        # Only a handle with some of this sink's fields can be from a newer version. Any other belongs to another sink.
         return _newer(strange) if strange and fields & self.handle_fields else self.transaction_of(handle)
 
 

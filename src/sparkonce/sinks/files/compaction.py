@@ -561,7 +561,8 @@ def _read_lines(
     if format != "csv" or rows == file.rows:
         header = b""  # a file without a header: its first line is a row
     _check_rows(file, rows - bool(header))
-    # Without a header, the columns are unknown. They can only change between runs.
+    # Without a header, the columns are unknown. Since they can only change between runs, files of one run have the same
+    # ones.
     run = name_in(file.path) if format == "csv" and not header else None
     key = (header, None if run is None else run.token)
     return key, choose(format, codec, {}), (header, _without(len(header), _chunks(content, codec)))

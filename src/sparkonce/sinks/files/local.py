@@ -175,7 +175,7 @@ class LocalStore(RenamingStore):
         return bool(self._held.is_dir())
 
     def _make(self, folder: str) -> Finished:
-        if self._has_held_folder():  # if the disk is not mounted, a new folder would be in its way
+        if self._has_held_folder():  # if the disk is not mounted, a new folder would block the mount point
             self._path(folder).mkdir(parents=True, exist_ok=True)
         return _DONE
 
@@ -197,7 +197,8 @@ class LocalStore(RenamingStore):
             freed = _caught(_unlink, self._held_path(fields))
             if freed.outcome not in COMMITTED:
                 answers[number] = freed
-        # From now on, readers may delete the published files, and a held name that reappeared would be published again.
+        # From now on, readers may delete the published files. If a held name reappeared then, its file would be
+        # published again.
         if not any(one.outcome in COMMITTED for one in answers):
             return answers
         synced = _caught(_sync, self._held)
@@ -238,7 +239,7 @@ class LocalStore(RenamingStore):
         try:
             there = final.lstat()
         except (FileNotFoundError, NotADirectoryError):
-            # It may have been published without this mount's cache knowing it. Otherwise, its other name belongs to a
+            # It may have been published without this mount's cache showing it. Otherwise, its other name is in a
             # backup.
             unsure = "path" in fields if mine is None else mine.st_nlink > 1
             if unsure and self._is_listed(path):

@@ -120,17 +120,18 @@ class RenamingStore(FileStore):
         """
         if self.small.read(ID) is None:
             self.small.put(ID, uuid.uuid4().hex.encode())
-        self.small.sync(HIDDEN)  # always sync: the process that created it may have been killed before it was durable
+        # Always sync: the process that created the folder may have been killed before the folder was durable.
+        self.small.sync(HIDDEN)
         return (self.small.read(ID) or b"").decode().strip()  # an editor may have written it
 
     def _tidy(self) -> None:
         """Deletes files that killed processes have left and that nobody can still be using."""
-        with suppress(OSError):  # it may belong to another user, and a start does not depend on it
+        with suppress(OSError):  # the file may belong to another user, and a start does not depend on it
             for folder in (HELD_FOLDER, HIDDEN, LISTS, manifests.FOLDER):
                 self.small.tidy(folder)
 
     def _make_folder(self, path: str) -> None:
-        if not self._has_held_folder():  # its disk may just not be mounted, and mounting it would hide a new folder
+        if not self._has_held_folder():  # the disk may just not be mounted, and mounting it would hide a new folder
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self._held))
         super()._make_folder(path)
 
@@ -227,8 +228,7 @@ class RenamingStore(FileStore):
                 return Finished(outcome=Outcome.ALREADY_COMMITTED)
             return Finished(outcome=Outcome.UNKNOWN, reason=f"{final}: {FOREIGN}")
         except FileNotFoundError:
-            # Check the held name first: another driver removes it only together with giving the file its final name, or
-            # after that.
+            # Check the held name first: another driver only removes it when or after it gives the file its final name.
             if self._is_there(held):
                 return Finished(outcome=Outcome.RETRY, reason=f"{final}: {FOLDER_GONE}")
             if not self._is_there(final):

@@ -120,7 +120,7 @@ class FilesWriter(SinkWriter):
         self._split()
         for folder in list(self._piles):
             self._encode(folder)
-            if folder:  # close each file before opening the next one: there may be thousands of small partitions
+            if folder:  # close each file before opening the next one, since there may be thousands of small partitions
                 self._close(folder)
         for folder in list(self._open):
             self._close(folder)

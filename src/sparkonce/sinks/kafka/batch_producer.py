@@ -158,8 +158,9 @@ class BatchProducer:
         partitions = self._partitions(topic, rows, messages)
         if isinstance(partitions, int):
             return self._produce(topic, partitions, messages, rows)
-        # One call per partition, because librdkafka never frees a row that names a partition which does not exist. No
-        # row overtakes one whose partition librdkafka chooses, because both may go to the same one.
+        # Make one call per partition, because librdkafka never frees a row for a partition that does not exist. Rows
+        # whose partition librdkafka chooses must keep their place among the others, because both may go to the same
+        # partition.
         runs = np.cumsum(np.diff(partitions == rd.CHOSEN_PARTITION, prepend=False))
         order = np.lexsort((partitions, runs))
         starts = np.flatnonzero(np.diff(runs[order]) | np.diff(partitions[order])) + 1

@@ -121,7 +121,7 @@ class KafkaMonitor(Monitor):
             return []
         names, missing = names_of(self._client, (one.producer_id for one in held), brokers, deadline_s)
         if missing is not None:
-            # The broker that does not answer may be the one that knows the transaction, which may be this query's own.
+            # The silent broker may be the one that knows the transaction, which may belong to this query.
             return []
         transactions = [KafkaTransaction(name, producer_id, 0) for producer_id, name in names.items()]
         views = self._client.describe_transactions(transactions, deadline_s=deadline_s) if transactions else []
@@ -143,7 +143,7 @@ class KafkaMonitor(Monitor):
                 if one.view.state.startswith(BEING_ENDED):
                     continue
                 if one.is_over:
-                    # It may have ended after its producer was described, which the next poll will show.
+                    # The transaction may have ended after its producer was described. The next poll will show that.
                     if self._over.get(one.partition) != one.offset:
                         self._over[one.partition] = one.offset
                         continue

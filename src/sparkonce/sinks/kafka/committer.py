@@ -570,7 +570,7 @@ class RetentionCheck:
 
 def _may_be_old(began_ms: int) -> bool:
     """Returns True if a transaction is older than a minute, or its clock is ahead by more than that."""
-    # A clock that is ahead by less counts as correct; otherwise every batch would be checked.
+    # A clock that is less than a minute ahead counts as correct. Otherwise, every batch would be checked.
     return abs(time.time_ns() // 1_000_000 - began_ms) >= _YOUNG_MS
 
 

@@ -138,7 +138,7 @@ class KafkaConnection:
 
     async def gather(self, requests: Sequence[tuple[Request, int | str | None]], deadline_s: float) -> list[Response]:
         """Sends every request to its node (None: to any) before it waits for any response."""
-        # Copies, because kafka-python stores in a request the version with which it was sent.
+        # Send copies, because kafka-python stores in each request the version with which it was sent.
         waiting = [self._send(copy(request), node_id, deadline_s) for request, node_id in requests]
         return [one if isinstance(one, BrokerAnswer) else await self._response(one, deadline_s) for one in waiting]
 
@@ -239,7 +239,7 @@ class KafkaConnection:
         manager, net, self._manager, self._net = self._manager, self._net, None, None
         if net is None:
             return
-        # First the network thread, because kafka-python's connections must not be closed while it runs.
+        # Stop the network thread first: kafka-python's connections must not be closed while it runs.
         thread = net._io_thread
         net.stop(timeout_ms=_STOP_WITHIN_S * 1000)
         if thread.is_alive():

@@ -201,7 +201,8 @@ def list_blocking(settings: str | Mapping[str, Any], targets: Collection[Target]
         if unread:
             topic, number = unread[0]
             missing = BrokerAnswer(None, f"partition {number} of topic {topic!r} has no leader that answers")
-        # An open transaction with rows in a partition blocks its readers, so other partitions need no further requests.
+        # An open transaction blocks the readers of its partitions, so only partitions with blocked readers need more
+        # requests.
         held = {partition: leaders[partition] for partition, (readable, end) in ends.items() if readable < end}
         parts, refused = open_parts(client, held, deadline_s)
         names, unnamed = names_of(
@@ -281,7 +282,7 @@ def _blocking(group: Sequence[OpenPart], name: str) -> KafkaOrphan:
     if one.view is None:
         return replace(found, kind=OPEN if name else NOT_VISIBLE, age_s=-1, timeout_s=-1)
     if one.is_over and found.kind != BEING_ENDED:
-        # The coordinator's description is of a later transaction, or of the end of this one.
+        # The coordinator describes a later transaction, or the end of this one.
         return replace(found, kind=MARKER_MISSING, age_s=-1, since_ms=-1, timeout_s=-1)
     return found
 

@@ -145,7 +145,7 @@ _ABORT: ErrorTable[int] = ErrorTable(
         **_UNDESCRIBED.by_code,
         NONE: Meaning(Outcome.ABORTED),
         47: Meaning(Outcome.ABORTED, _GONE),
-        # It was described as open a moment ago, so it has just ended. The next description shows how.
+        # The coordinator has just described it as open, so it ended in between. The next description shows how.
         48: Meaning(Outcome.RETRY, "The transaction has just ended."),
         INVALID_PRODUCER_ID_MAPPING: Meaning(Outcome.RETRY, "The transactional id has just changed hands."),
         90: Meaning(Outcome.ABORTED, _GONE),
@@ -242,8 +242,9 @@ def confirm_lost(verdict: Finished, transaction: KafkaTransaction, now: Descript
     if (owner == transaction and now.state == "Empty") or _is_older(owner, transaction):
         return Finished(outcome=Outcome.UNKNOWN, reason=f"{reason} {_OLDER}")
     own_next = KafkaTransaction(transaction.transactional_id, transaction.producer_id, transaction.epoch + 1)
-    # Aborting an open transaction leaves the next epoch as CompleteAbort, and an initialization after that the epoch
-    # after it. If the next epoch is in any other state, the transaction had ended, perhaps with a commit.
+    # Aborting an open transaction raises the epoch by one and leaves the state CompleteAbort; initializing the producer
+    # after that raises it once more. So if the next epoch is in any other state, the transaction had already ended,
+    # perhaps with a commit.
     if owner == own_next and now.state not in _ABORTED_STATES:
         return Finished(outcome=Outcome.UNKNOWN, reason=f"{reason} That commit may have been this transaction's.")
     return Finished(outcome=Outcome.LOST, reason=reason)

@@ -397,7 +397,8 @@ def _produce(pooled: PooledProducer, chunk: Chunk) -> int:
     ]
     taken: Iterable[Any]
     if "timestamp" in columns or "headers" in columns:
-        # Neither has a documented position among the arguments of ``produce``, so these rows pass through Python.
+        # Timestamp and headers have no documented positions among the arguments of ``produce``, so pass these rows
+        # through Python one by one.
         more = (columns.get("timestamp", repeat(NOW_MS)), columns.get("headers", repeat(None)))
         taken = (
             produce(chunk.topic, value, key, partition, timestamp=timestamp, headers=headers)

@@ -422,7 +422,7 @@ class Applying:
         return results
 
     def _round(self, going: Sequence[Key], results: dict[Key, Finished | None]) -> list[Key]:
-        # If there are few lists, send two requests for each: while one is carried out, the next is in flight.
+        # If there are few lists, send two requests for each: while Redis runs one, the next is already on its way.
         turns = 2 if len(going) < self._window else 1
         batch = [key for key in going[: 64 * self._window] for _ in range(turns)]
         requests = [run_script(scripts.APPLY, [key], scripts.END, CHUNK_VALUES) for key in batch]
@@ -498,7 +498,7 @@ def missing(nodes: Nodes, handles: Sequence[Handle], ledger_ttl_ms: int) -> list
     Raises:
         UnknownOutcomeError: If a server does not respond.
     """
-    # The ledger lives for the whole time. Only half is used, to allow for differing clocks.
+    # The ledger remembers transactions for its whole TTL. Rely on only half of it, in case clocks differ.
     since_ms = time.time_ns() // 1_000_000 - ledger_ttl_ms // 2
     asked = [handle for handle in handles if handle.opened_ms > since_ms]
     known = {one.name: handle for handle in asked if (one := StagedTransaction.of(handle))}

@@ -86,7 +86,7 @@ _ERRORS: Mapping[str, Meaning] = {
 _PHRASES: tuple[tuple[str, Meaning], ...] = (
     # The error of a script whose key has moved to the slot's next node.
     ("access a non local key in a cluster node", Meaning(Outcome.RETRY, _MOVING, outage=True)),
-    # Redis 7.0 refuses commands and keys inside a script with this message, without NOPERM in front of it.
+    # Inside a script, Redis 7.0 refuses commands and keys with this message, without the prefix NOPERM.
     ("The user executing the script can't", Meaning(Outcome.UNKNOWN, _GRANT)),
     (
         "value is not an integer or out of range",
@@ -165,7 +165,8 @@ _CLUSTER: Mapping[str, Meaning] = {
 }
 
 
-# What Redis 6 puts before the error of a command in a script. The location is repeated if the script does not catch it.
+# The prefix that Redis 6 adds to the error of a command in a script. It repeats the location if the script does not
+# catch the error.
 _IN_SCRIPT = r"(?:ERR )?(?:Error running script \(call to \w+\): )?(?:@user_script: ?\d+: )*-?"
 
 

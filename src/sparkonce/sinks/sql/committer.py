@@ -355,7 +355,8 @@ class SqlCommitter(HandleCommitter[SqlTransaction]):
                 dialect.roll_back(session)
             if not dialect.refers_to_unit(session, error, names, location):
                 raise
-            # They are invisible before the decision. After it, the commits are retried until that sink has finished.
+            # Before the decision, another sink's rows are invisible. After it, the commits are retried until that sink
+            # has finished.
             log.debug("Rows that another sink of the batch has staged may be what a foreign key misses: %s", error)
             return ""
         dialect.roll_back(session)

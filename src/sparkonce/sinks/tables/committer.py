@@ -152,7 +152,8 @@ class TableApplication(Application):
 def _read(table: Table, urls: Sequence[str], file: BinaryIO) -> DataFrame:
     """Returns the rows in these files, one of which is open."""
     columns = schema_in(file)
-    # Querying the table takes time, and only a struct can have a type that files do not record.
+    # Only look up the table's schema if there is a struct: the lookup takes time, and only structs can have types that
+    # files do not record.
     columns = with_own_types(columns, table.schema().fields) if is_nested(columns) else columns
     return read_rows(table.spark, urls, columns)
 
@@ -334,9 +335,9 @@ def schema_in(file: BinaryIO) -> StructType:
 
 def read_rows(spark: SparkSession, urls: Sequence[str], schema: StructType | str) -> DataFrame:
     """Returns the rows in these files."""
-    # Files must never be skipped, whatever the session's settings for missing or damaged files.
+    # Never skip files, whatever the session's settings for missing or damaged files.
     reader = spark.read.option("ignoreMissingFiles", False).option("ignoreCorruptFiles", False)
-    # Dates must never be shifted, whatever the settings for files of Spark 2: these rows never used its calendar.
+    # Never shift dates, whatever the session's settings for files of Spark 2: these rows never used its calendar.
     reader = reader.option("datetimeRebaseMode", "CORRECTED").option("int96RebaseMode", "CORRECTED")
     # Spark interprets paths as patterns.
     return reader.schema(schema).parquet(*(re.sub(_OF_PATTERNS, _ESCAPED, url) for url in urls))

@@ -199,7 +199,8 @@ class _DeltaTable(Table):
         conf.set(f"{_DELTA}.write.txnAppId", _application(unit))
         conf.set(f"{_DELTA}.write.txnVersion", str(unit.name.batch))
         conf.set(f"{_DELTA}.commitInfo.userMetadata", label.to_text())
-        # Delta would copy rows that might differ when they are read again. These are in files that do not change.
+        # Delta materializes a source whose rows might differ when they are read again. These rows are in files that
+        # never change.
         conf.set(f"{_DELTA}.merge.materializeSource", "none")
         # Delta casts nullable values, but no cast leads to a field that must not be null.
         rows = never_null_inside(rows, self.schema().fields)
@@ -303,7 +304,7 @@ class _DeltaTable(Table):
 
 
 def _application(unit: Unit) -> str:
-    # The id names the run, so that a restored log never meets the versions of another run, and the unit, since a slot
-    # of a batch may be written again with other rows, which form another unit.
+    # The id contains the run, so that a restored log never meets the versions of another run. It also contains the
+    # unit, since a slot of a batch may be written again with other rows, as another unit.
     name = unit.name
     return f"{name.prefix}.{name.query}.{name.token.position}-{name.token.nonce}.{name.slot}.{unit.number}"

@@ -227,7 +227,8 @@ class _IcebergTable(Table):
                 self._drop_quietly(branch)
                 raise
         self._drop_quietly(branch)
-        self._forgotten(self._readers)  # a copied session has its own caches, and others in this session read the table
+        # A copied session has its own caches, and others in this session read the table.
+        self._forgotten(self._readers)
 
     def labels(self, newest: int | None = None) -> list[Label]:
         """See `Table.labels`.
@@ -237,7 +238,8 @@ class _IcebergTable(Table):
         table = self._load()
         found = dict.fromkeys(_notes(table).values())
         if newest is None:
-            # Snapshots before a rollback do not count: without the notes, their rows may be written again.
+            # Ignore snapshots before a rollback. Only the notes cover them, and without the notes their rows may be
+            # written again.
             for snapshot_id in self.spark._jvm.org.apache.iceberg.util.SnapshotUtil.currentAncestorIds(table):
                 summary = table.snapshot(snapshot_id).summary()
                 label = Label.of_text(summary.get(_STAGED) or summary.get(_PUBLISHED))
@@ -276,8 +278,8 @@ class _IcebergTable(Table):
 
         If others commit first, Iceberg retries or, for a commit that must be alone, fails.
         """
-        # Iceberg compares with the ids of existing snapshots that led to the current one. The notes, which are read
-        # first, also have those that have expired or were rolled back.
+        # Iceberg checks the ids of existing snapshots in the table's current history. The notes, read first, also cover
+        # snapshots that have expired or were rolled back.
         table = self._load()
         staged = table.snapshot(branch)
         if Label.of_text(staged.summary().get(_STAGED)) != label:

@@ -139,7 +139,7 @@ class Application:
             reason = f"{self._folder.url(entry.name)} cannot be used: {error}"
             return Finished(outcome=Outcome.UNKNOWN, reason=reason)
         except OSError as error:
-            # Another driver may have applied and deleted them in the meantime, or the store does not answer.
+            # Another driver may have applied and deleted the rows in the meantime, or the store does not respond.
             reason = f"{self._folder.url(entry.name)} cannot be read: {error}"
             return Finished(outcome=Outcome.RETRY, reason=reason)
         token = ApplyToken(

@@ -119,7 +119,8 @@ class WriteAheadCommitter(HandleCommitter[TransactionName]):
 
     def _units(self, entries: list[Entry], answers: Answers) -> list[Unit]:
         """Returns what must be applied, in the order of slots, and adds the answers of everything else."""
-        # By run, too: rows that replace lost ones are of another run than the rest, and are written after it anyway.
+        # Group by run as well: rows that replace lost ones are from a later run than the rest, and are applied after it
+        # anyway.
         batches: dict[tuple[str, int, Token], list[Entry]] = {}
         for entry in entries:
             batches.setdefault((entry.name.query, entry.name.batch, entry.name.token), []).append(entry)
@@ -141,7 +142,8 @@ class WriteAheadCommitter(HandleCommitter[TransactionName]):
             if told and len(ledger.groups(query, batch)) > len(found):
                 continue  # another driver has begun meanwhile, and may have applied and deleted these files
             if new and self._settings.per == "batch" and Outcome.LOST in {one.outcome for one in told.values()}:
-                # Two calls might have a different effect than one, so these rows are lost, and written again together.
+                # Two calls might have a different effect than one. So these rows count as lost, too, and are written
+                # again together with the rest.
                 ledger.give_up(query, batch, len(found), wanted)
                 continue
             answers.update(told)
@@ -174,7 +176,7 @@ class WriteAheadCommitter(HandleCommitter[TransactionName]):
                         self._folder.delete_rows(call)
                     continue
                 for entry in call if number not in own else ():
-                    # This only happens in a folder that was restored to an earlier state. It is treated like any other
+                    # This only happens if the folder was restored from an earlier state. It is treated like any other
                     # repeat.
                     self._folder.take(entry.name)
                 units.append(Unit(tuple(call), repeated=number not in own, number=number))
@@ -255,7 +257,8 @@ class WriteAheadCommitter(HandleCommitter[TransactionName]):
             return
         query, up_to = names[0].query, batch - KEEP_BATCHES
         try:
-            # Counted from the last time, because every twentieth batch may be one without rows.
+            # Compare with the last cleanup instead of counting batches: every twentieth batch might be one without
+            # rows.
             if up_to - self._folder.ledger.forgotten_up_to(query) >= TIDY_EVERY_BATCHES:
                 self._folder.forget(query, up_to)
         except OSError as error:

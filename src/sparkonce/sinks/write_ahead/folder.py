@@ -219,17 +219,18 @@ class DiskFolder(WriteAheadFolder):
 
     def find(self, name: TransactionName) -> RowsState | None:
         """See `WriteAheadFolder.find`."""
-        # In the order of the states, so that a file that is moved in the meantime is found in its next state.
+        # Check the states in the order in which a file passes through them, so that a moving file is found in its next
+        # state.
         states = (RowsState.PREPARED, RowsState.STARTED, RowsState.DONE)
         for state in states:
             if _exists(self.path(state, name)):
                 return state
-        # Listed, too, because a network file system may cache for a while that a name did not exist.
+        # Also list the folders, because a network file system may cache for a while that a name does not exist.
         return next((state for state in states if str(name) in os.listdir(self.root / state.value)), None)  # noqa: PTH208
 
     def discard(self, name: TransactionName) -> RowsState | None:
         """See `WriteAheadFolder.discard`."""
-        # In this order: a writer that wakes up cannot prepare a file that is no longer open.
+        # Delete the open file first: a writer that wakes up cannot prepare a file that is no longer open.
         for state in (RowsState.OPEN, RowsState.PREPARED):
             self.path(state, name).unlink(missing_ok=True)
         return self.find(name)
@@ -297,7 +298,8 @@ class StoredFolder(WriteAheadFolder):
         """See `WriteAheadFolder.keep`."""
         file.seek(0)
         self.files.put_large(_rows(name), file)
-        # After the put, either this sees the abort, or the abort's delete sees the rows.
+        # Check for an abort after the put: either it is visible here, or its delete comes after the put and removes the
+        # rows.
         if self._fate(name) != _DISCARDED:
             return True
         self.files.delete([_rows(name)])
@@ -305,12 +307,12 @@ class StoredFolder(WriteAheadFolder):
 
     def take(self, name: TransactionName) -> bool:
         """See `WriteAheadFolder.take`."""
-        # Do not take missing rows. Without a fate, they count as lost rather than started.
+        # Do not mark missing rows as started. Without a mark, they count as lost.
         return self.files.exists(_rows(name)) and put_note(self.files, _fate_of(name), _STARTED)
 
     def find(self, name: TransactionName) -> RowsState | None:
         """See `WriteAheadFolder.find`."""
-        # The marker comes last: rows that are deleted in the meantime have one.
+        # Read the mark last: if the rows are deleted in the meantime, there is one.
         if self.files.exists(_rows(name)):
             fate = self._fate(name)
             if fate != _DISCARDED:

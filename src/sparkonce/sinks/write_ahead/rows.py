@@ -76,7 +76,7 @@ class RowsFile:
             try:
                 if one is not None:
                     one.close()
-            except OSError:  # noqa: PERF203 - the second is closed even if the first fails
+            except OSError:  # noqa: PERF203 - the second one is closed even if the first one fails
                 continue
 
     def _write_down(self) -> None:

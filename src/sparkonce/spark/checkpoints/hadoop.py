@@ -298,12 +298,14 @@ class HadoopFiles(RenamingFiles):
         return named
 
     def _sync(self, folder: str) -> None:
-        # The name node shows a rename before it is in the journal, but answers a change once that change and all
-        # earlier ones are. This is the cheapest change (1.5 ms) that is always journaled, even if it changes nothing.
+        # The name node shows a rename before the rename is in the journal, but it answers a change only once that
+        # change and all earlier ones are in the journal. This is the cheapest change (1.5 ms) that is always journaled,
+        # even if it changes nothing.
         try:
             called(lambda: self._fs.setTimes(self._path(folder), time.time_ns() // 1_000_000, -1))
         except StoreError as error:
-            # A user without write permission decides nothing based on what it reads.
+            # Without write permission, this user cannot decide anything based on what it has read, so nothing needs to
+            # be durable.
             if "AccessControlException" not in error.kinds:
                 raise
 

@@ -58,7 +58,7 @@ def of_query(query: StreamingQuery, stable: Stable = False) -> tuple[Pipeline, O
     sinks, ours = _sink_of(execution.sink(), options)
     engine = EngineFacts(
         checkpoint=str(execution.resolvedCheckpointRoot()),
-        # Under spark.sql.streaming.checkpointLocation, a query without a name gets a new folder at each start.
+        # With spark.sql.streaming.checkpointLocation, a query without a name gets a new folder at each start.
         temporary=bool(field(execution, "deleteCheckpointOnStop")) or nameless,
         continuous=continuous,
         real_time=class_name(execution.trigger()) == _REAL_TIME,

@@ -83,7 +83,7 @@ def check_early(history: History, system: str, found: pa.Table) -> Iterator[Verd
             f"batch {batch} is there, and the newest batch ever decided is {max(decided)}" for batch in sorted(beyond)
         ]
     newest = pc.max(found["batch"]).as_py() if len(found) else None
-    # A reader that never saw rows that exist in the end was offline for a while, and may have missed more.
+    # A reader that never saw the newest rows must have been offline for a while, and may have missed earlier ones, too.
     saw_all = newest is None or max((event["batch"] for event in seen), default=-1) >= newest
     yield Verdict(
         anomaly=Anomaly.EARLY,
@@ -179,15 +179,15 @@ EXPLAINED_BY = {
     # Another run has claimed the query, or is ahead.
     "SupersededError": _RIVALS,
     "StaleBatchError": _RIVALS,
-    # Nothing is visible, and the next run writes the batch again. A rival's sweep aborts what is prepared here.
+    # The next run writes the batch again. A rival's sweep aborts what this run has prepared.
     "PrepareError": _RIVALS | _OUTAGES | _WORKERS | _LOG_DISK | _CLOCK,
-    # The batch outlived its transactions because a server did not respond, or the driver was paused.
+    # The batch outlived its transactions because a server did not respond or the driver was paused.
     "TransactionTooOldError": _RIVALS | _OUTAGES,
-    # A deadline has passed. For a paused driver, this is also the case when it resumes.
+    # A deadline has passed. It may also pass while the driver is paused.
     "UnknownOutcomeError": _RIVALS | _OUTAGES | _LOG_DISK | _CLOCK,
     # A driver that starts during an outage cannot query the server.
     "PreflightError": _OUTAGES | _CLOCK,
-    # A record or a floor could not be written. Subclasses are not included: what was written must be readable.
+    # The log could not be written. This excludes the subclasses of LogError: a log that was written must be readable.
     "LogError": _LOG_DISK,
     "StreamingQueryException": _OF_SPARK,
     "Py4JJavaError": _OF_SPARK,
@@ -354,7 +354,7 @@ def most_log_files(history: History) -> int:
     drivers = sum(1 for _ in history.of(EventKind.START))
     healed = sum(1 for event in history.of(EventKind.BATCH) if event["healed"])
     decisions = KEEP_BATCHES + TIDY_EVERY_BATCHES + 1
-    # A driver that is killed before it has tidied leaves that to the next batch.
+    # If a driver is killed before it deletes old records, the next batch deletes them.
     return decisions + _FLOORS + drivers * (_FILES_PER_DRIVER + 1) + healed * MOST_HEALINGS + MOST_DOUBTS
 
 

@@ -162,7 +162,8 @@ def session_of(leader: int) -> list[int]:
         if not entry.name.isdigit():
             continue
         with suppress(OSError, ValueError, IndexError):
-            # The name is in brackets and may contain anything. It is followed by: state, parent, group, session.
+            # The name is in brackets and may contain any character. After it come the state, parent, group, and
+            # session.
             state, _, _, session = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
             if int(session) == leader and state not in "ZX":
                 found.append(int(entry.name))

@@ -75,8 +75,8 @@ POLL_S = 0.05
 DOWN_WITHIN_S = 30.0
 _FREEZE_POLL_S = 0.005
 
-# Waits until its standard input closes, which happens however the parent dies, and then ends the process, provided that
-# its id still belongs to it.
+# Waits until its standard input closes, which happens no matter how the parent dies. Then it kills the process, unless
+# the process id has been reused.
 _WATCHDOG = """
 read -r _
 found=$(tr '\\0' ' ' 2>/dev/null <"/proc/$1/cmdline" || ps -o command= -p "$1")

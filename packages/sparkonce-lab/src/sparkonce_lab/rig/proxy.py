@@ -254,7 +254,7 @@ def _pattern_matcher(pattern: re.Pattern[bytes]) -> Matcher:
         data, before = tail + piece, len(tail)
         tail = data[-_TAIL_BYTES:]
         for found in pattern.finditer(data):
-            if found.end() > before:  # matches that end in the tail were found with the previous piece
+            if found.end() > before:  # the previous piece already reported matches that end in the tail
                 return max(0, found.start() - before)
         return None
 

@@ -73,7 +73,7 @@ class System(Injectable, ABC):
         finally:
             self.stop()
 
-    # The arguments of `place` and `visible` differ from server to server: columns, partitions, key patterns.
+    # The arguments of `place` and `visible` depend on the server: columns, partitions, or key patterns.
 
     @abstractmethod
     def place(self, *columns: str) -> None:
@@ -202,7 +202,7 @@ class ServerSystem(Served, System):
     def restart(self) -> bool:
         if self.server is None:
             return False
-        self.close()  # a connection that dies with the server would make the next request fail
+        self.close()  # a connection to the stopped server would make the next request fail
         self.server.restart()
         return True
 

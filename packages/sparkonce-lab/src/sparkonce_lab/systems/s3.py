@@ -53,10 +53,10 @@ class S3System(ServerSystem, VerifiedSystem):
     """
 
     name = "s3"
-    # Count only files with rows: a starting run also writes a test file.
+    # Match only files with rows, because a starting run also writes a test file.
     REQUESTS: ClassVar[Mapping[str, Mapping[str, Request]]] = {
         "held": {
-            # Match the body: the client sends the header first, and waits for permission to send the body.
+            # Wait for the body: the client sends the header first, and then waits for permission to send the body.
             "prepare": after(re.compile(rb"PUT [^ ]*/part-[^ ]*[?&]partNumber="), b""),
             "commit": re.compile(rb"POST [^ ]*/part-[^ ]*[?&]uploadId="),
             "abort": re.compile(rb"DELETE [^ ]*/part-[^ ]*[?&]uploadId="),
@@ -101,7 +101,7 @@ class S3System(ServerSystem, VerifiedSystem):
         if endpoint.scheme == "http" and self._borrowed is None:
             upstream = (endpoint.hostname or "localhost", endpoint.port or 80)
             proxy = self.start_proxy(upstream, self.REQUESTS["held"])
-            # A host name that begins with the bucket could not be resolved.
+            # A host name that begins with the bucket's name could not be resolved.
             to = {"endpoint_url": f"http://{HOST}:{proxy.port}", "addressing_style": "path"}
             self._through = {**self._direct, **to}
 

@@ -103,5 +103,5 @@ class CheckpointStore(Served):
         if scheme != "s3a" or endpoint.scheme != "http":
             return {}
         proxy = self.start_proxy((endpoint.hostname or HOST, endpoint.port or 80), _REQUESTS)
-        # A host name that begins with the bucket could not be resolved.
+        # A host name that begins with the bucket's name could not be resolved.
         return {f"{particular}endpoint": f"http://{HOST}:{proxy.port}", f"{particular}path.style.access": "true"}

@@ -275,7 +275,7 @@ class Receiver:
     # --- how ----------------------------------------------------------------------------------------------------------
 
     def _load(self) -> None:
-        with self._lock:  # since a claim may be repeated while another thread queries the end
+        with self._lock:  # a claim may be repeated while another thread queries the end
             self._memory, self._ids, self._rows, self._files_of_ids = Memory(self._settings.remember), {}, {}, []
             self._ahead = self._next = 0
         self._finished = self._progress.poll()
@@ -283,7 +283,7 @@ class Receiver:
         below, behind = self._finished.below, numbers[-1] + 1 if numbers else 0  # the newest one is never deleted
         if (below and not numbers) or (numbers and numbers[0] > below):
             raise self._broken(f"has no segment {below}: messages that were received and not yet read are missing")
-        if behind < below:  # anything put there next would count as finished, and be acknowledged unread
+        if behind < below:  # A segment put there would count as finished, and be acknowledged without being read.
             raise self._broken(f"ends before segment {behind}, and batches have read up to {below}: it is an old copy")
         for name, ids in self._segments.kept_ids():
             self._files_of_ids.append((name, len(ids)))
@@ -313,8 +313,8 @@ class Receiver:
 
     def _clean(self) -> None:
         spare = [number for number in sorted(self._ids) if number < min(self._finished.spare, self._next - 1)]
-        # An older receiver puts its segment where a claim was. If that were the last one deleted, its late put would
-        # join the others.
+        # Do not end with a claim: an older receiver may still put its segment at the claim's position. If the claim
+        # were the last segment deleted, that late segment would directly precede the remaining ones.
         while spare and not self._ids[spare[-1]]:
             spare.pop()
         if len(spare) < _SPARE_SEGMENTS:

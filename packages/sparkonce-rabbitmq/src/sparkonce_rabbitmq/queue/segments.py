@@ -147,7 +147,7 @@ class Segments:
         found = self.files.put(_segment(number), data)
         if not isinstance(found, Landed) and found.standing != data:
             raise superseded(self.files.location)
-        # The number may have been free only because newer receivers deleted the segment that had it.
+        # The number may have been free only because newer receivers have already deleted their segment.
         if self.numbers()[-1] != number:
             raise superseded(self.files.location)
 

@@ -158,7 +158,7 @@ class StreamConnection:
         while not isinstance(tune := self._take(), schema.Tune):
             pass
         self.frame_max = tune.frame_max or _FRAME_MAX
-        # Without heartbeats, because nobody would answer them while Spark is busy with rows, or plans no batch.
+        # Turn heartbeats off: nobody would answer them while Spark is busy with rows or plans no batch.
         self._send(schema.Tune(frame_max=self.frame_max, heartbeat=0))
         opening = schema.Open(next(self._numbers), virtual_host=server.virtual_host)
         opened = self._ask(opening, schema.OpenResponse, f"virtual_host={server.virtual_host!r}")
@@ -301,7 +301,7 @@ def connect_to(kind: type[Kind], server: RabbitMQ, stream: str, *, leader: bool 
         connection.close()
         raise
     wanted = _in_order(nodes, connection.advertised, leader=leader)
-    # A node's own address may be unreachable from here. It is not needed if the first response came from that node.
+    # A node's own address may be unreachable from here. It is not needed if we are already connected to that node.
     if wanted[0] == connection.advertised:
         return connection
     problem: Exception | None = None
@@ -309,7 +309,7 @@ def connect_to(kind: type[Kind], server: RabbitMQ, stream: str, *, leader: bool 
         connection.close()
         try:
             connection = kind(server, None if server.load_balancer else address)
-            # Ask the node itself if it leads: the one that named it may not know yet that there is another leader.
+            # Ask the node itself whether it leads: the node that named it may not know yet that the leader has changed.
             here = connection.advertised
             if here in wanted and (not leader or connection.nodes_of(stream)[0] == here):
                 return connection

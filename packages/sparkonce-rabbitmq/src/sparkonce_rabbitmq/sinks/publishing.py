@@ -122,7 +122,7 @@ class Publisher:
             if self._connection is not None:
                 try:
                     return self._with(lambda connection: connection.sequence(self._stream, self._name))
-                except OSError:  # it was idle, and the server or something in between has closed it
+                except OSError:  # the connection was idle, and the server or something in between has closed it
                     pass
             return self._with(lambda connection: connection.sequence(self._stream, self._name))
 

@@ -172,7 +172,8 @@ class RabbitMQStreamSink(WriteAheadSink):
         """See `TwoPhaseCommitSink.writer`."""
         from sparkonce_rabbitmq.sinks.messages import MessageWriter
 
-        # A row's number refers to the recorded partitions: one that the server has added since is not used yet.
+        # A row's partition number refers to the recorded partitions. Partitions that the server has added since are not
+        # used yet.
         partitions = json.loads(context.owner.facts.get("partitions", "[]"))
         publish = PlainPublish(self.server, tuple(partitions) or (self.stream,))
         return MessageWriter(

@@ -74,7 +74,7 @@ def ranges_of(start: Positions, end: Positions) -> list[StreamRange]:
     found = []
     for stream, to in end.items():
         known = start.get(stream)
-        # Without a chunk, the start is where the query starts, which the end remembers from the first time.
+        # A start without a chunk is the query's own beginning, which the end records as `first`.
         position = known if known is not None and "chunk" in known else beginning(to["first"])
         if to["offset"] < position["offset"]:
             raise CheckpointMismatchError(

@@ -316,7 +316,7 @@ def is_own(found: Present, fields: Fields) -> bool:
 
     Compares the metadata with which the upload was begun, or ETag and size if the store keeps no metadata.
     """
-    if "mark" not in fields:  # the handle was created from a listing, which only has the name
+    if "mark" not in fields:  # the handle was created from a listing, which only contains the name
         return bool(found.transaction) and found.transaction == name_text(str(fields["path"]))
     if found.size != fields["size"]:
         return False

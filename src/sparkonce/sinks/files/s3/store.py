@@ -363,7 +363,7 @@ class Uploader:
             finished = read(answer, "CreateMultipartUpload")
             if finished.outcome is not Outcome.RETRY or attempt == self.settings.attempts:
                 raise _not_whole(key, finished)
-            # If the upload was created and only the response was lost, the next sweep finds the upload.
+            # If only the response was lost, the upload exists, and the next sweep finds it.
             time.sleep(min(0.05 * 2**attempt, 2.0))
             attempt += 1
 
@@ -422,7 +422,8 @@ class S3StagedFile(StagedFile):
         if self._buffer or not self._parts:  # S3 completes no upload without parts
             self._send_part()
         etags = [part.result() for part in self._parts]
-        # Keep all of them: a completion lists them even if the upload is gone, and ListParts with it.
+        # Keep all ETags: completing the upload requires them, and once the upload is gone, ListParts cannot return
+        # them.
         return {**self._fields(self._upload.result()), "checksum": final_etag(etags), "etags": ",".join(etags)}
 
     def _fields(self, upload: str) -> dict[str, str | int]:
@@ -523,7 +524,7 @@ class S3Finisher:
         """Completes the upload with one request, followed by one for the object if the response is not enough."""
         answer = self._complete(fields)
         if not isinstance(answer, Answer):
-            # Only the response to the completion that created the object has its checksum, see `outcomes`.
+            # Only the response to the completion that created the object includes its checksum, see `outcomes`.
             if answer.get("ChecksumType") and not _differs(answer, fields):
                 return Finished(outcome=Outcome.COMMITTED)
             answer = Answer(status=200, code=DONE)
@@ -533,7 +534,7 @@ class S3Finisher:
             if isinstance(parts, Answer):
                 return read(parts, "ListParts")
             return Finished(outcome=Outcome.RETRY, reason="The upload is there after all.")
-        # Look up the object last, so that the answer covers every completion until now.
+        # Look up the object last, so that the result covers every completion until now.
         found = head_object(self._client, str(fields["bucket"]), key_of(fields))
         return outcome_by_object(answer.code, found, fields)
 
@@ -544,7 +545,7 @@ class S3Finisher:
             return FileState.STAGED if etags == str(fields["etags"]).split(",") else FileState.UNKNOWN
         if etags != NO_UPLOAD:
             return read(etags, "ListParts")
-        # Nothing is left to complete, but only a completion shows whether another one is still in progress.
+        # Nothing is left to complete, but only another completion shows whether one is still in progress.
         finished = self.publish(fields)
         if finished.outcome is not Outcome.UNKNOWN:
             return _STATES.get(finished.outcome, finished)

@@ -339,7 +339,7 @@ def commit_prepared(connection: Connection, name: TransactionName, give_up_at: f
             return finished(refusal)
         elif xid in recovered(connection):
             if time.monotonic() >= ask_until:
-                # It is decided, so its writer has nothing left to do: its connection only holds the branch.
+                # The batch is decided, so the writer has nothing left to do, and its connection only holds the branch.
                 end_holder(connection, name)
                 return finished(refusal)
             time.sleep(_ASK_AGAIN_S)
@@ -427,8 +427,8 @@ def begin_merge(
         "SELECT GET_LOCK(%s, %s), IS_USED_LOCK(%s), IS_USED_LOCK(%s)", (own, _WAIT_S, merging, trying)
     )
     for holder in (merger, trier):
-        # The driver of an idle connection is paused or disconnected. Its transaction is rolled back, and the next
-        # driver merges. Ending a busy connection would gain nothing.
+        # If a connection is idle, its driver is paused or disconnected. Kill it: its transaction is rolled back, and
+        # the next driver merges. Killing a busy connection would gain nothing.
         if holder not in (None, connection.thread_id()) and connection.row(_IDLE, (int(holder), _IDLE_S)):
             with contextlib.suppress(MySQLError):
                 connection.run(f"KILL CONNECTION {int(holder)}")
@@ -528,7 +528,7 @@ def commit_merge(connection: Connection, _location: Location, merged: Sequence[S
 
 def drop(connection: Connection, _location: Location, names: Sequence[TransactionName], give_up_at: float) -> None:
     """Drops staging tables."""
-    # A connection that was just ended may still hold a table while it rolls back; each attempt waits for it.
+    # A connection that was just killed may still lock a table while it rolls back, and each attempt waits for that.
     while True:
         try:
             _drop_all(connection, names)

@@ -77,7 +77,8 @@ def list_open(settings: str | Mapping[str, Any]) -> list[MySQLOrphan]:
 
 
 def _find(connection: Connection) -> Iterator[MySQLOrphan]:
-    # In the order in which a transaction passes through its states, so that a moving one is seen at least once.
+    # Check the states in the order in which a transaction passes through them, so that a moving one is seen at least
+    # once.
     now_ms = int(connection.row("SELECT CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS UNSIGNED)")[0])
     branches: dict[Xid, tuple[str, SqlTransaction]] = {}
     for (name,) in connection.rows(_DATABASES):
@@ -107,7 +108,7 @@ def _not_committed(connection: Connection) -> list[SqlTransaction]:
     if not connection.rows(_HAS_MARKERS, (finishing.COMMITS,)):
         return []
     found = [one for whose in finishing.queries(connection) for one in finishing.unsettled(connection, *whose, "")]
-    # Markers of staged rows are written by the merge, whose tables are listed anyway.
+    # Skip the markers of staged rows: the merge writes them, and its tables are listed anyway.
     return [marker for marker in found if marker.kind == TWO_PHASE]
 
 

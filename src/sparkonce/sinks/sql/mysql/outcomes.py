@@ -98,8 +98,8 @@ ERRORS = ErrorTable(
         **dict.fromkeys((1399, 1400), _IN_ANOTHER),
         1401: Meaning(
             _UNKNOWN,
-            # In `Sql_cmd_xa_recover::check_xa_recover_privilege` of MySQL, 1227, which names the privilege, is only a
-            # warning.
+            # In MySQL's `Sql_cmd_xa_recover::check_xa_recover_privilege`, the error that names the privilege (1227) is
+            # only a warning.
             "The server failed in the branch. MySQL says the same to a user without XA_RECOVER_ADMIN.",
             "See the server's log, and XA RECOVER; grant the right if it is missing, and nothing is lost.",
         ),

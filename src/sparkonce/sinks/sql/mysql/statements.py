@@ -54,7 +54,8 @@ def merge_steps(stages: Sequence[str], target: Target, columns: Sequence[str]) -
     listed = ", ".join(map(quote, columns))
     more = rules.staged_only(sorted(read_by(rules.delete_when)), columns, fold=True)
     staged = ", ".join(map(quote, [*columns, *more]))
-    # All slots' rows together: a deleting row leaves nothing with which a later slot's older row could be compared.
+    # Combine the rows of all slots: once a deleting row has removed a key, an older row in a later slot would have
+    # nothing to be compared with.
     rows = " UNION ALL ".join(
         f"SELECT {staged}, sparkonce_row, {slot} AS sparkonce_slot FROM {quote(stage)}"  # noqa: S608 - quoted
         for slot, stage in enumerate(stages)

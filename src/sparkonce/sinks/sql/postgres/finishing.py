@@ -199,7 +199,8 @@ def tidy(connection: Connection, known: Sequence[SqlTransaction], batch: int, _i
 
 def list_open(connection: Connection, claims: Claims, location: Location) -> Iterator[SqlTransaction]:
     """Yields writing sessions, prepared transactions and staged rows."""
-    # In the order in which a transaction passes through these states, so that a moving one is seen at least once.
+    # Check the states in the order in which a transaction passes through them, so that a moving one is seen at least
+    # once.
     for kind, names in (
         (OPEN, list_sessions(connection)),
         (TWO_PHASE, list_prepared(connection)),
@@ -341,7 +342,8 @@ def move(
     counts = sql.SQL(" UNION ALL ").join(
         sql.SQL("SELECT {}, count(*) FROM {}").format(number, table) for number, table in enumerate(tabled)
     )
-    # One message: wrong counts and changes are rolled back, after the merge as before it.
+    # Send one message. If the counts are wrong or the table has changed, everything is rolled back, including the
+    # merge.
     steps = [
         sql.SQL("LOCK TABLE {} IN ACCESS EXCLUSIVE MODE").format(sql.SQL(", ").join(tabled)),
         counts,

@@ -21,7 +21,7 @@ from sparkonce.sinks.sql.postgres.statements import STAGED_STATE, commits
 
 ANSWER_WITHIN_S = 30.0
 
-# A prepared transaction has no session: its locks have no pid, and are joined by the lock on its own transaction id.
+# A prepared transaction has no session, so its locks have no pid. Find them through the lock on its transaction id.
 _PREPARED = """
 WITH held AS (
     SELECT t.transactionid, l.relation, l.database, l.mode

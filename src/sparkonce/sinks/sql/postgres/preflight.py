@@ -164,7 +164,7 @@ def _check_server(connection: Connection, sink: PostgresSink, recorded: Facts) -
     facts = {"system": read_system(connection, sink.commits_schema), "database": database}
     before = {name: recorded.get(name, facts[name]) for name in facts}
     if not before["system"]:
-        # Handles include this, too. Granting the privilege later must not make this look like another server.
+        # Handles include the system id, too. If the privilege is granted later, this must not look like another server.
         facts["system"] = ""
     if before != facts:
         raise PreflightError(
@@ -245,7 +245,7 @@ def _check_conditions(connection: Connection, sink: PostgresSink, table: Catalog
     staged: sql.Composable = sql.Identifier(target.schema, target.table)
     known = {column.name for column in table.columns}
     if schema is None and target.rules.staged_only(read_by(target.rules.delete_when), known):
-        return  # nothing can be planned without the types of columns that only rows have
+        return  # Without the types of columns that only the rows have, nothing can be planned.
     more = [one for one in table.staged(schema, target).columns if one.name not in known] if schema is not None else []
     if more:
         nulls = [sql.SQL("NULL::{} AS {}").format(sql.SQL(one.declared), sql.Identifier(one.name)) for one in more]

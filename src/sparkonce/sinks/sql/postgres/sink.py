@@ -155,7 +155,7 @@ class PostgresSink(SqlSink):
         from sparkonce.sinks.sql.postgres.preflight import preflight
 
         facts, self._table = preflight(self, query, recorded)
-        self.schema = None  # the next `columns` compares it with the table that was read now
+        self.schema = None  # the next call of `columns` compares it with the table that was just read
         return facts
 
     def worker_needs(self) -> WorkerNeeds:

@@ -142,7 +142,8 @@ class CopyRows:
         try:
             self._copying.close()
         except ValueError as error:
-            # psycopg reads only one response. If the session was ended, a pooler adds its own to the server's.
+            # psycopg reads only one response. If the session was terminated, a pooler sends its own response after the
+            # server's.
             raise PrepareError(
                 f"Batch {job.name.batch}, slot {job.name.slot}: the server ended the session of the COPY: {error}.",
                 next_step="See the server's log; the batch is written again.",

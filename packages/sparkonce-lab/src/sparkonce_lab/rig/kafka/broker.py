@@ -23,7 +23,7 @@ DEFAULTS: Mapping[str, str] = {
     "auto.create.topics.enable": "false",
     # A consumer group's first member does not need to wait for others.
     "group.initial.rebalance.delay.ms": "0",
-    # The broker's default of 50 takes noticeable time to create, and is meant for larger loads.
+    # Creating the broker's default of 50 partitions takes noticeable time, and tests do not need them.
     "offsets.topic.num.partitions": "4",
     "transaction.state.log.num.partitions": "4",
     # How often the coordinator checks for transactions that exceed their timeout. The default of 10 s slows tests down.

@@ -130,7 +130,8 @@ def up(
         )
         try:
             cluster.launch()
-            started = _record(cluster)  # before it is ready: if this process is killed meanwhile, `down` finds it
+            # Record the broker before it is ready, so that `down` finds it even if this process is killed in between.
+            started = _record(cluster)
             cluster.wait_ready(timeout_s)
         except BaseException:
             cluster.close()

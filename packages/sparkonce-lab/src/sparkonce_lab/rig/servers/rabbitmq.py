@@ -120,7 +120,7 @@ class RabbitServer(Server):
         Raises:
             ConfigurationError: If it is not installed.
         """
-        self._dist_port = free_port()  # nobody has to find it again, and somebody may have taken the previous one
+        self._dist_port = free_port()  # a new port at each start, since another process may have taken the previous one
         epmd = find_program("epmd")
         if epmd is None or not self.is_installed():
             raise ConfigurationError(

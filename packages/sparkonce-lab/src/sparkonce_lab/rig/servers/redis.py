@@ -20,7 +20,7 @@ class RedisServer(Server):
 
     def __init__(self, folder: Path, port: int | None = None, settings: Mapping[str, str] | None = None) -> None:
         super().__init__(folder, port)
-        # A process of ours is identified by its title, which Redis would otherwise change.
+        # We recognize our processes by their title, so Redis must not change it.
         plain = {"set-proc-title": "no", "appendonly": "yes", "appendfsync": "always", "save": ""}
         self.settings = {**plain, **(settings or {})}
 
@@ -67,7 +67,7 @@ class RedisCluster:
             "cluster-require-full-coverage": "no",
             **(settings or {}),
         }
-        # Without cluster-port it uses the port 10,000 above its own, which a client's connection may have by then.
+        # Without cluster-port, Redis uses its own port plus 10,000, which a client's connection may have taken by then.
         ports = free_ports(6)
         self.nodes = [
             RedisServer(folder / f"node{number}", ports[number], {**more, "cluster-port": str(ports[number + 3])})
