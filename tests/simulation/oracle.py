@@ -289,7 +289,7 @@ class Oracle:
             return max(self.decided, default=-1) > error.details["batch"]  # type: ignore[attr-defined]
         if kind in (errors.PrepareError, errors.OutageError):
             moved = "spread" in since and "in different order each time" in str(error)
-            # A batch cannot be rewritten before its decision if the process in which it began is gone.
+            # A batch that ends in another process than the one it began in cannot be rewritten before its decision.
             again = config.halves and bool(self.gone) and "has to be written again" in str(error)
             return deposed or moved or again or bool(since & _MAY_FAIL)
         if kind is errors.TransactionTooOldError and "long batch" in since:

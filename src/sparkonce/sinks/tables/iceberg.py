@@ -238,8 +238,7 @@ class _IcebergTable(Table):
         table = self._load()
         found = dict.fromkeys(_notes(table).values())
         if newest is None:
-            # Ignore snapshots before a rollback. Only the notes cover them, and without the notes their rows may be
-            # written again.
+            # Ignore snapshots that were rolled back. If the notes do not name them either, their rows may be rewritten.
             for snapshot_id in self.spark._jvm.org.apache.iceberg.util.SnapshotUtil.currentAncestorIds(table):
                 summary = table.snapshot(snapshot_id).summary()
                 label = Label.of_text(summary.get(_STAGED) or summary.get(_PUBLISHED))
