@@ -64,7 +64,7 @@ def _load_classes(flag: str, folder: str) -> None:
     distinct = rows.selectExpr("cast(value % 100 as string) as key").dropDuplicates(["key"])
     distinct.writeStream.foreachBatch(run_batch).trigger(availableNow=True).start().awaitTermination()
     spark.stop()
-    # The JVM writes the archive when it ends, which it does when its standard input is closed.
+    # The JVM writes the archive when it exits. It exits when its standard input is closed.
     jvm = SparkContext._gateway.proc
     SparkContext._gateway.shutdown()
     jvm.stdin.close()

@@ -147,7 +147,7 @@ def test_rows_whose_request_gets_no_answer_are_sent_again_from_the_same_memory(f
     sizes = [10, 100_000, 10, 70_000] * 5
     producer.produce(topic, values(*["a" * size for size in sizes], partition=[0] * len(sizes)))
     others = []
-    while len(others) < 60:  # for longer than the request timeout; freed memory is overwritten with other letters
+    while len(others) < 60:  # longer than the request timeout, while freed memory is overwritten with other letters
         producer.flush(0.05)
         others.append(values(*["z" * size for size in sizes]))
     cluster.brokers[0].resume()

@@ -110,8 +110,8 @@ def draw(seed: int, kinds: tuple[str, ...] = KINDS) -> Config:
         long_batches=dice.random() < 0.25,
         sweeps_beside=dice.random() < 0.5,
     )
-    # Drawn last, so that adding this fault, which costs requests at each commit, left the worlds of all seeds
-    # unchanged.
+    # Drawn last, so that adding this fault, which costs requests at each commit, did not change the worlds of existing
+    # seeds.
     return replace(drawn, faults=drawn.faults | {FAULTS[-1]}) if dice.random() < 0.25 else drawn
 
 

@@ -110,7 +110,7 @@ def test_a_fingerprint_is_of_the_values_alone() -> None:
     assert len(set(whole)) == ROWS.num_rows
     one_by_one = [fingerprints(ROWS.slice(row, 1), ROWS.schema.names)[0].as_py() for row in range(ROWS.num_rows)]
     assert one_by_one == whole
-    # These are the same in every version, since a decided batch may be compared with a replay by a later version.
+    # Fingerprints must never change, since a later version may compare a decided batch with a replay.
     assert whole == golden
 
 

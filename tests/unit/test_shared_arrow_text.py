@@ -76,7 +76,7 @@ def test_odd_values() -> None:
     kind = pa.list_(pa.struct([]))
     assert json_text(pa.array([[{}, None], []], kind), "x").to_pylist() == ["[{},null]", "[]"]
 
-    # In that case, the inner vectors have no offsets at all, not even the first one.
+    # If all outer lists are empty, the inner list may have no offsets at all, not even the first one.
     inner = pa.ListArray.from_buffers(pa.list_(pa.int32()), 0, [None, pa.py_buffer(b"")], children=[pa.array([], "i4")])
     outer = pa.ListArray.from_arrays(pa.array([0, 0, 0], pa.int32()), inner)
     assert json_text(outer, "x").to_pylist() == ["[]", "[]"]

@@ -56,7 +56,7 @@ class RunSinks:
 
     def facts(self, name: str) -> Facts:
         """Returns the facts that this run's preflight found about a sink."""
-        # a local reference, since another thread may call `live_longest`, which replaces the attribute
+        # Use a local reference, since `live_longest` in another thread may replace the attribute.
         found = self._facts
         if name not in found:
             facts = dict(dict(self.claim.sinks)[name])

@@ -491,7 +491,7 @@ class RetentionCheck:
         self._has_checked |= not unknown
         self._damaged = damaged
         suspects = list(damaged)
-        # If a transaction is still open after its rows were found to be gone, no reader can have read them.
+        # If a transaction is still open after its rows were found to be missing, no reader has read it.
         views = self.client.describe_transactions(suspects, deadline_s=deadline_s) if suspects else []
         held |= {
             one: undescribed_outcome(view) for one, view in zip(suspects, views, strict=True) if is_undescribed(view)

@@ -161,7 +161,7 @@ class KafkaConnection:
     def _send(self, request: Request, node_id: int | str | None, deadline_s: float) -> Any:
         manager = self.manager
         try:
-            # Not `manager.send`, which bootstraps on its own after a lost connection, without a deadline.
+            # Do not use `manager.send`: after a lost connection, it bootstraps on its own, without a deadline.
             chosen = manager.least_loaded_node() if node_id is None else node_id
             connection = manager.get_connection(chosen, refresh_metadata_on_err=False)
             return request, connection, connection.send_request(request, request_timeout_ms=_left_ms(deadline_s))

@@ -381,7 +381,8 @@ def _identify(context: ssl.SSLContext, plain: Mapping[str, Any]) -> None:
     # without a password, OpenSSL would prompt for one at the terminal
     password = str(plain.get("ssl.key.password", ""))
     if "ssl.certificate.pem" in plain:
-        # Both are in one file, which only this user can read and which is deleted as soon as it has been read.
+        # Python reads the certificate and the key from one temporary file, which only this user can read and which is
+        # deleted as soon as it has been read.
         with tempfile.NamedTemporaryFile("w", suffix=".pem") as both:
             both.write(f"{plain['ssl.certificate.pem']}\n{plain.get('ssl.key.pem', '')}\n")
             both.flush()

@@ -240,8 +240,8 @@ class TransactionClient:
                 found.update((name, broker) for name in names if name.startswith(start))
             still_silent = {broker for broker, answer in refused.items() if answer.code is None}
             if silent - still_silent:
-                # A silent broker is back or permanently gone, so other brokers may now coordinate its ids. Query all of
-                # them again.
+                # A broker that did not answer is back or permanently gone, so others may now coordinate its ids. Query
+                # all of them again.
                 answered.clear()
             answered.update(replies.keys() - refused)
             silent = still_silent

@@ -131,7 +131,7 @@ class Ends:
             query=self.query,
             sinks={self.sink.name: self.sink},
             log=self.log,
-            # Nothing reveals speculative task attempts here, so each batch sweeps for what losing attempts left open.
+            # A format cannot find out whether there are speculative task attempts, so it sweeps after each batch.
             timing=Timing(outage_patience_s=patience_s or self.patience_s, sweep_every_s=0),
             library=__version__,
             moved=self.moved,

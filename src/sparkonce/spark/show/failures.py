@@ -248,7 +248,7 @@ def _dead_worker(said: str, text: str) -> _Cause:
 
 def _where(error: BaseException) -> str:
     """Returns the executor of a failed task, as the end of a phrase; empty if Spark does not name it."""
-    # PySpark truncates the message of a Python error to the worker's traceback.
+    # PySpark shortens the message of a Python error to the worker's traceback.
     found = _WHERE.search(str(error)) or _WHERE.search(str(getattr(error, "_stackTrace", "")))
     return f" on host {found['host']} (executor {found['executor']})" if found else ""
 

@@ -230,10 +230,10 @@ class Story:
 def summary(story: Story, verdicts: Sequence[Verdict]) -> dict[str, Any]:
     """Returns the numbers of a run.
 
-    Times are milliseconds since the run began, lengths of time milliseconds, unless a name says ``seconds``. Unknown
-    values are None. Phases are names of `sparkonce.protocol.state.Phase`, or ``NO_DRIVER``. A *spread* is
-    ``{count, min, median, p95, max}``; p95 is the smallest value that 95% do not exceed; without values all but
-    ``count`` are None.
+    Points in time are in milliseconds since the run began, and durations are in milliseconds, unless a name ends in
+    ``seconds``. Unknown values are None. A phase is a name of `sparkonce.protocol.state.Phase`, or ``NO_DRIVER``. A
+    *spread* is ``{count, min, median, p95, max}``, where p95 is the smallest value that 95% of the values do not
+    exceed. If there are no values, all fields but ``count`` are None.
 
     Returns:
         A dictionary with

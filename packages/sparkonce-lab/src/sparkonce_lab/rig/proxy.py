@@ -194,7 +194,8 @@ class Link:
         else:
             self._holding = True
             if self._down is not None:
-                self._down.cancel()  # anything that the server sends from now on is read when the request is delivered
+                # Whatever the server sends from now on is only read once the held request is delivered.
+                self._down.cancel()
             trap.hold(self, piece + await _until_quiet(self._from_client))
         if trap.fault is not RequestFault.STALLED:
             self.cut()

@@ -55,7 +55,7 @@ def counts_text(streams: Sequence[str], counts: Iterable[int]) -> str:
 
 
 def total(texts: Iterable[str]) -> dict[str, int]:
-    """Returns the sums of the counts in handles, in the order of partitions; nothing for empty strings."""
+    """Adds up the counts of several handles by stream, in the order of partitions. Empty strings are skipped."""
     found: dict[str, int] = {}
     for stream, count in (pair for text in texts if text for pair in json.loads(text)):
         found[stream] = found.get(stream, 0) + count

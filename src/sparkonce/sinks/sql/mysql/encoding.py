@@ -79,8 +79,8 @@ def _cells(rows: pa.RecordBatch, columns: Sequence[MySQLColumn]) -> Iterator[tup
         kind = kind_of(values.type)
         check(values, column, kind)
         if kind == "float":
-            # The shortest digits of a 32-bit float are a different number in 64 bits, and the largest exceed the
-            # server's FLOAT.
+            # The shortest decimal text of a 32-bit float is a different number when it is parsed as 64 bits, and the
+            # text of the largest floats exceeds the server's FLOAT.
             values = pc.cast(values, pa.float64())
         yield _text(values, column, kind), column, kind
 
