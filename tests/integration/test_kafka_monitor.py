@@ -127,7 +127,7 @@ def test_a_transaction_on_many_partitions_is_said_once_and_of_many_some_are_name
     assert others[1].producer.flush(60.0) == 0
     named, more = poll()
     assert "Transaction 'id-" in named
-    assert more == f"1 more transactions block readers of topic={topic!r}."
+    assert more == f"1 more transactions hold back readers of topic={topic!r}."
     for one in others:
         end(one)
 

@@ -152,7 +152,7 @@ def test_the_command_lists_ours_alone_and_changes_nothing(two_phase: Scene, mari
     assert (one["kind"], one["name"]) == ("prepared", str(xid))
     assert asked("--older-than-s", "3600") == []
     assert asked("--query", "ffffffff-ffff-ffff") == []
-    everything = json.loads(run.invoke(app, [*command[:5], "--json"]).output)
+    everything = json.loads(run.invoke(app, [*command[:6], "--json"]).output)
     assert len([one for one in everything if one["kind"] == "prepared"]) == len(before) - len(foreign)
     assert mariadb.prepared() == before
     for each in (*foreign, str(xid)):

@@ -108,7 +108,7 @@ def test_a_table_of_markers_that_is_gone_is_not_made_again(mariadb: MySQLSystem)
     """An empty table would make everything that is committed look lost."""
     facts = check(mariadb)
     mariadb.ask("RENAME TABLE sparkonce_commits TO away")
-    with pytest.raises(PreflightError, match=r"sparkonce_commits is gone.* Next: Put it back"):
+    with pytest.raises(PreflightError, match=r"sparkonce_commits is gone.* Next: Restore it"):
         check(mariadb, recorded=facts)
     mariadb.ask("RENAME TABLE away TO sparkonce_commits")
     assert check(mariadb, recorded=facts) == facts

@@ -289,7 +289,7 @@ def test_a_table_of_markers_that_is_gone_is_not_made_again(postgres: PostgresSys
     """An empty table would make everything that is committed look lost."""
     facts = new_sink(postgres).preflight(QUERY, None)
     postgres.ask("ALTER TABLE sparkonce_commits RENAME TO away")
-    with pytest.raises(PreflightError, match=r'"public"."sparkonce_commits" is gone.* Next: Put it back'):
+    with pytest.raises(PreflightError, match=r'"public"."sparkonce_commits" is gone.* Next: Restore it'):
         new_sink(postgres).preflight(QUERY, facts)
     postgres.ask("ALTER TABLE away RENAME TO sparkonce_commits")
     assert new_sink(postgres).preflight(QUERY, facts) == facts

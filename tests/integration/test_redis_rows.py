@@ -171,7 +171,7 @@ def test_increments(write: Write, client: Any) -> None:
         (Z, {"key": ["a"], "member": ["b"], "score": [2**53 + 1]}, "Column 'score' contains 9007199254740993"),
         (Z, {"key": ["a"], "member": ["b"], "score": [Decimal("0.1234567890123456")]}, "decimals of 15 digits"),
         ({"structure": "increment", "member": "m"}, {"key": ["a"], "m": ["b"], "amount": [-(2**53) - 1]}, "'amount'"),
-        (ADD, {"key": ["a"], "amount": pa.array([Decimal("1E-18")], pa.decimal128(38, 18))}, "17 digits behind"),
+        (ADD, {"key": ["a"], "amount": pa.array([Decimal("1E-18")], pa.decimal128(38, 18))}, "17 digits after"),
         (ADD, {"key": ["a"], "amount": [Decimal("12345678901234567.01")]}, "contains 12345678901234567.01"),
         (ADD, {"key": ["a"], "amount": [1e-18]}, "contains 1e-18, and INCRBYFLOAT"),
         ({}, {"key": ["a", "sparkonce:id", "b"], "value": ["1", "2", "3"]}, "1 keys begin with 'sparkonce:'"),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import pickle
 import stat
 import time
 from collections.abc import Callable
@@ -99,11 +100,13 @@ def test_spark_s_files_are_synced_ahead_of_a_decision_unless_tasks_write_state(
 ) -> None:
     synced: list[Path] = []
     monkeypatch.setattr(local_files, "sync_file_system", synced.append)
-    log = DecisionLog(LocalFiles(tmp_path), decides=True)
+    files = LocalFiles(tmp_path)
+    log = DecisionLog(files, decides=True)
     log.put(0, claim())
     assert synced == []
     log.put(1, commit(0))
     log.sync_ahead()
+    pickle.dumps(files)  # as of a sink that keeps its rows next to the log
     log.put(2, commit(1))
     assert synced == [tmp_path] * 2, "once for each decision"
     (tmp_path / "state").mkdir()

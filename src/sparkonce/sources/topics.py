@@ -118,7 +118,7 @@ def ask_sources(
         try:
             found.append(probe.probe(is_first=is_first, is_limited=is_limited))
         except _UnaskedError as error:
-            logger.warning("%s cannot be asked: %s", where, error)
+            logger.warning("%s cannot be queried: %s", where, error)
             found.append(KafkaSource(options=options, partitions={}))
         finally:
             client.close()

@@ -42,6 +42,10 @@ class LocalFiles(CheckpointFiles):
         self._mode = mode
         self._ahead: list[Future[None]] = []
 
+    def __getstate__(self) -> dict[str, object]:
+        """Leaves out the syncs, which are the driver's: a sink whose rows lie in such a folder takes it to executors."""
+        return {**self.__dict__, "_ahead": []}
+
     @property
     def location(self) -> str:
         """The folder's path as it was given."""
