@@ -43,7 +43,7 @@ class LocalFiles(CheckpointFiles):
         self._ahead: list[Future[None]] = []
 
     def __getstate__(self) -> dict[str, object]:
-        """Leaves out the syncs, which are the driver's: a sink whose rows lie in such a folder takes it to executors."""
+        """Leaves out the syncs, which are the driver's. A sink that keeps rows in such a folder is pickled with it."""
         return {**self.__dict__, "_ahead": []}
 
     @property
