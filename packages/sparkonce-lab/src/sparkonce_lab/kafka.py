@@ -104,10 +104,10 @@ def create_topic(
         if found and len(ends) == len(found):
             # brokers announce a leader before it has opened its partition
             answers = admin.list_offsets(ends, request_timeout=timeout_s).values()
-            errors = [error for one in answers if (error := one.exception(timeout_s)) is not None]
+            errors = [why for one in answers if (why := one.exception(timeout_s)) is not None]
             if not errors:
                 return
-            if any(error.args[0].code() not in coming for error in errors):
+            if any(why.args[0].code() not in coming for why in errors):
                 raise errors[0]
         if time.monotonic() > give_up_at:
             raise TimeoutError(f"not every partition of {name} has a leader after {timeout_s} s")
