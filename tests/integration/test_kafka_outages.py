@@ -59,7 +59,7 @@ def test_an_abort_and_a_sweep_after_an_orderly_restart(
     before = committer.list_lingering([owner])
     cluster.brokers[0].restart()
     eventually(lambda: "socket disconnected" in caplog.text, bool)
-    # The caller of the next request reports the effects of a closed connection.
+    # A closed connection is not worth a warning: whoever sends the next request reports the consequences.
     assert [one for one in caplog.records if one.name.startswith("kafka.") and one.levelno >= logging.WARNING] == []
     assert [handle.transaction for handle in before] == [prepared.handle.transaction]
     assert until_final(committer.abort, before) == [Outcome.ABORTED]

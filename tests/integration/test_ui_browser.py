@@ -172,7 +172,8 @@ def test_a_user_is_alarmed_and_can_read_why(browser: Browser, scene: PageScene) 
             assert browser.run("document.querySelectorAll('main img').length") == 0
             assert "Alarm: totals: the run has stopped" in text(browser, "news")
 
-            # It can be read in both schemes, on a phone, enlarged, without motion, and by a screen reader.
+            # The page is readable in both color schemes, on a phone, enlarged, without animation, and with a screen
+            # reader.
             for scheme in ("light", "dark"):
                 browser.prefer(prefers_color_scheme=scheme)
                 assert browser.run(low_contrast) == []

@@ -346,7 +346,7 @@ class Postgres(Way):
             return f"convert_to({value}::text, 'UTF8')"
         if pa.types.is_int32(kind):
             return f"{value}::integer"  # psycopg does not support arrays of a domain
-        # psycopg does not know either that a real and a double have different shortest digits.
+        # Cast a real on the server: psycopg would parse its shortest digits as a double, which is a different number.
         return f"{value}::float8" if pa.types.is_float32(kind) else value
 
 

@@ -205,7 +205,7 @@ class Table:
             try:
                 self.run(mutant, tests, writer)
                 os.write(writer, _END.encode())
-            except BaseException:  # noqa: BLE001 - nothing may return into the loop of the process above
+            except BaseException:  # noqa: BLE001 - the forked child must never return to its parent's loop
                 traceback.print_exc()
             finally:
                 os._exit(0)

@@ -96,7 +96,8 @@ def hidden() -> str:
     return str(uuid.UUID(bytes=random.randbytes(16)))
 
 
-# Without useArrow, PySpark would ask the last JVM used, which may be gone, while this module is imported.
+# This module's import defines the function. Without useArrow, PySpark would then ask the last JVM used, which may be
+# gone.
 measured = F.udf(length, IntegerType(), useArrow=False)
 declared = F.udf(lambda _: hidden(), StringType(), useArrow=False).asNondeterministic()
 

@@ -194,7 +194,7 @@ def test_a_plan_that_gives_other_rows_stops_with_an_exact_report_and_writes_noth
     assert set(details["differing"]) == {("kafka", one.slot) for one in before.handles}
     assert details["offsets"] == before.offsets
     assert job.log().decision(1) == before
-    # The report is right: readers see exactly those rows of the batch that it does not name.
+    # The report is right: readers see exactly those rows of the batch that the report does not name.
     records = read_committed(job.bootstrap, job.config.target)
     batches = Counter(int((record.value or b"").split()[0]) for record in records)
     assert batches[1] == sum(one.rows for one in before.handles if one.slot not in lost)

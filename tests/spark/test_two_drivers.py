@@ -125,7 +125,7 @@ def test_workers_that_outlive_their_driver_write_into_nothing(kafka: Cluster, tm
         second = job.start(points=())
         swept.wait(second.check)
         assert not opened & set(job.transactions("Ongoing")), "the new driver has swept before it writes"
-        # They wake up while the batch is written again, and send the rest of their rows.
+        # The paused tasks wake up while the batch is written again, and send the rest of their rows.
         hold.release()
         swept.release()
         second.finish()

@@ -299,7 +299,7 @@ def test_dates_before_1582_stay_whatever_the_session_reads_old_files_by(
     for name in modes:
         own_session.conf.set(name, mode)
     frames = [own_session.read.parquet(str(one)) for one in (published, waiting)]
-    # A file that another program wrote does not record its calendar, and neither do those of sparkonce 0.1.
+    # A file written by another program does not record its calendar, and neither does a file of sparkonce 0.1.
     bare = tmp_path / "bare.parquet"
     pq.write_table(pa.Table.from_batches([rows]), bare)
     frames.append(read_rows(own_session, [bare.as_uri()], schema_in(io.BytesIO(bare.read_bytes()))))

@@ -43,7 +43,7 @@ def test_it_is_written_again(world: World) -> None:
     assert world.unfinished() == []
 
     world = world.another()
-    # Slot 0 of a recovered batch is already void when the rows of slot 1 turn out to be lost.
+    # Slot 0 of a recovered batch is already void when the rows of slot 1 are found to be lost.
     world.server.fail("commit", DAMAGED)
     with pytest.raises(Crash):
         world.run(world.start(crash_when_void()), 0)

@@ -111,7 +111,7 @@ def test_a_producer_carries_one_transaction_and_its_lane_rests_for_a_batch(bench
     assert all(pooled.ended for pooled in carried)
     last_use: dict[int, int] = {}
     for batch, pooled in zip(batches, carried, strict=True):
-        # A producer that was created in advance may have been initialized while the previous batch ran.
+        # A producer that was created in advance may have been initialized while the previous batch was running.
         assert last_use.get(pooled.lane, -2) < batch
         last_use[pooled.lane] = batch
     assert max(last_use) < 7

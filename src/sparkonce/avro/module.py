@@ -54,7 +54,7 @@ def check_readable(schema: str, where: str, options: Mapping[str, str]) -> None:
         )
     try:
         parsed = getattr(jvm, "org.apache.avro.Schema$Parser")().parse(schema)
-        # A recursive schema can only be checked by `from_avro` itself, which gets the depth.
+        # If a recursion depth is given, only `from_avro` itself can check the schema, since it gets the depth.
         if _DEPTH not in options:
             jvm.org.apache.spark.sql.avro.SchemaConverters.toSqlType(parsed)
     except Exception as error:

@@ -428,7 +428,7 @@ def finished(state: State, event: on.HandlesFinished) -> Step:
         keys = tuple(sorted({*void, *(handle.key for handle in pending)}))
         return decide(state, partial(Void, void=keys), known.decision.handles)
     if known.lost:
-        # Rule 5: first find out whether this run is allowed to judge.
+        # Rule 5: first read the log, to find out whether this run may still judge the loss.
         return replace(state, phase=Phase.JUDGING), do.ReadLog(view=state.view)
     return _all_finished(state)
 
@@ -451,7 +451,7 @@ def judge_loss(state: State, event: on.LogRead) -> Step:
             f"batch {known.decision.batch} was written {known.healings} times and its transactions were lost each time",
         )
     known = replace(known, healings=known.healings + 1, healed=known.healed + len(known.lost))
-    # Trap 8: judge the whole effective set, including handles committed by earlier amendments and runs.
+    # Trap 8: consider all handles in effect, including those committed by earlier amendments and runs.
     return write(replace(state, finishing=known), first_write(known.decision.handles, known.lost))
 
 

@@ -75,7 +75,7 @@ def commit_offsets_in(
         "producer_epoch": transaction.epoch,
         "group_id": group,
     }
-    # Clients below transaction version 2 use version 4 of this request and the next. Every broker accepts it.
+    # Below transaction version 2, clients use version 4 of this request and of the next one. Every broker accepts it.
     enter = AddOffsetsToTxnRequest(**owner, max_version=4)
     name = transaction.transactional_id
     reply = _ask(client, CoordinatorType.TRANSACTION, name, enter, deadline_s, None, _is_refused_or_never_sent)

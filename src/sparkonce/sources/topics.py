@@ -293,7 +293,7 @@ class _SourceProbe:
         is_trust = _NOT_TRUSTED in told and not any("truststore" in name for name in self._options)
         if self._delegated or is_trust:
             return _UnaskedError(told)
-        # kafka-python drops the reason if it arrives together with the end of the connection.
+        # kafka-python loses the reason if it arrives together with the end of the connection.
         is_closed = "SASL" in self._options.get("kafka.security.protocol", "").upper() and "disconnected" in told
         if _LOGIN_FAILED in told or is_closed:
             return PreflightError(

@@ -153,7 +153,8 @@ class ClassicRun:
         whole = all(share.view is None for share in settings.shares)
         self._is_plain = plan is not None and whole and reads_plainly(plan)
         sources = kafka_sources(plan) if plan is not None else ()
-        # Without the plan, any source may have produced the offsets, and the batch must be grouped the same way again.
+        # Without the plan, any registered source may have produced the offsets. All must be known, because the batch
+        # must be grouped the same way again.
         self._others = [source for _, source in (all_registered() if plan is None else registered_sources(plan))]
         if plan is not None and not settings.is_checked and self._checkpoint.is_unrecorded(0):
             warn_of_slots(spark, plan, (), samples, sinks)

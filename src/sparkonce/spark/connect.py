@@ -179,7 +179,8 @@ class ConnectRun:
         self._checkpoint = SparkCheckpoint(files)
         self._query, self.run_id = self._running_query()
         offsets = self._offsets(batch)
-        # Tasks keep running after their process is killed. This ends those of an earlier run of this session.
+        # Tasks keep running after the process that started them is killed. Interrupt those of an earlier run in this
+        # session.
         session.interruptTag(tag := f"sparkonce-{self._query}")
         session.addTag(tag)
         self._limited = _LimitedByBytes()

@@ -198,7 +198,7 @@ class SparkWork:
                     return
                 time.sleep(_CHECK_TASKS_EVERY_S)
         except Exception:
-            # Spark may be gone. The job's own error is the one to raise.
+            # Spark may be gone by now. Raise the job's own error instead.
             logger.debug("The running tasks of batch %d are unknown.", self._batch, exc_info=True)
 
     def _plan(self, share: Share, df: DataFrame, sinks: Mapping[str, Owner]) -> _Planned:

@@ -186,8 +186,8 @@ def _taken(folder: Path, final: Path) -> Taken:
     Raises:
         PutUnknownError: If it cannot be read.
     """
-    # It may be from this same put, since NFS retries a link whose reply was lost. If it cannot be read, the outcome of
-    # the put is unknown.
+    # The existing file may be from this same put, since NFS retries a link whose reply was lost. If it cannot be read,
+    # the outcome of the put is unknown.
     try:
         standing = final.read_bytes()
         sync_folder(folder)

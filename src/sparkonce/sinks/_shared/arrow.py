@@ -89,7 +89,7 @@ def json_text(column: pa.Array, name: str) -> pa.Array:
 
 def _list(column: pa.Array, name: str) -> pa.Array:
     if not len(column):
-        # In that case Spark's JVM sends no offsets at all, not even the first one: all enclosing lists are empty.
+        # If all enclosing lists are empty, Spark's JVM sends no offsets at all, not even the first one.
         return pa.array([], STRING)
     # The elements' texts are a separate array; the list's offsets, unchanged, show which belong together.
     offsets = np.frombuffer(column.buffers()[1], np.int64 if types.is_large_list(column.type) else np.int32)

@@ -226,7 +226,8 @@ class HdfsStagedFile(StagedFile):
 
         Earlier blocks are on disk only if ``dfs.datanode.synconclose`` is set: see `FilesSink.conditions`.
         """
-        # A sweep may have deleted the file while its task attempt was paused. Both calls then raise FileNotFoundError.
+        # A sweep may have deleted the file while its task attempt was paused. In that case, hsync and close raise
+        # FileNotFoundError.
 
         def attempt() -> int:
             self._buffer.flush()

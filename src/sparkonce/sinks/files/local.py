@@ -64,7 +64,8 @@ class LocalStore(RenamingStore):
                 setting="path",
             )
         try:
-            for folder in (self._root, self._held):  # a prepared slot relies on the durable names of all parent folders
+            # A prepared slot is only durable if the names of all parent folders are.
+            for folder in (self._root, self._held):
                 make_folder(folder)
             self._tidy()
             name = f".{secrets.token_hex(6)}.tmp"

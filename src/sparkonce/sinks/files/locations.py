@@ -160,7 +160,7 @@ def needs_in(path: str, options: Mapping[str, Any], *, modules: tuple[str, ...])
         addresses = addresses_of(path, 0)
         return WorkerNeeds(modules=modules, addresses=tuple(one for one in addresses if one[1]))
     endpoint, bundle = str(options.get("endpoint_url") or ""), options.get("verify")
-    # boto3 uses a proxy from the environment, and may need it to reach anything.
+    # boto3 uses a proxy from the environment, and may not reach anything without it.
     addresses = () if getproxies() else addresses_of(endpoint, 443 if endpoint.startswith("https:") else 80)
     files = (("verify", bundle),) if isinstance(bundle, str) else ()
     return WorkerNeeds(modules=modules, files=files, addresses=addresses)

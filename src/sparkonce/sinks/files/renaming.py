@@ -177,7 +177,8 @@ class RenamingStore(FileStore):
 
     def _of_damaged(self, fields: Fields, final: Any) -> Finished:
         """Returns the answer for a staged file whose bytes are not the sealed ones."""
-        # Its second name, if it has one, leads to the same bytes. Without one, readers have never seen the file.
+        # If the file already has its final name, both names lead to the same bytes. If it does not, readers have never
+        # seen it.
         if self._is_there(final):
             if self._matches(final, fields):
                 return Finished(outcome=Outcome.ALREADY_COMMITTED)

@@ -514,7 +514,8 @@ class RetentionCheck:
         leaders = self._known(
             self._leaders({partition for view in views for partition in view.partitions}, deadline_s), unknown
         )
-        # The order matters: rows that are deleted in between make a partition doubtful.
+        # Query the last stable offsets first: if rows are deleted in between, the partition counts as doubtful and is
+        # examined.
         (ends,) = ask_leaders(self.client, leaders, last_stable_offsets, deadline_s=deadline_s)
         (starts,) = ask_leaders(self.client, leaders, start_offsets, deadline_s=deadline_s)
         stable, first = self._known(ends, unknown), self._known(starts, unknown)

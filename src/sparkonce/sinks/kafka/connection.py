@@ -171,7 +171,7 @@ class KafkaConnection:
 
     async def _response(self, sent: tuple[Request, Any, Any], deadline_s: float) -> Response:
         request, connection, future = sent
-        # The request's own timeout does not start until its connection is open.
+        # A request's own timeout only starts once its connection is open.
         try:
             response = await self.manager.wait_for(future, _left_ms(deadline_s))
         except _NO_ANSWER as error:

@@ -349,7 +349,8 @@ class KafkaWriter(SinkWriter):
             raise PrepareError(f"Kafka's producer failed permanently: {pooled.reports.fatal}.")
         if not pooled.reports.refused:
             return
-        # librdkafka refuses these rows immediately if it already knows the topic, so the message must be the same.
+        # If librdkafka already knows the topic, it refuses these rows immediately. Raise the same error as in that
+        # case.
         if pooled.reports.missing_partition:
             raise _no_such_partition(*pooled.reports.missing_partition)
         if pooled.reports.missing_topic:

@@ -202,7 +202,7 @@ class _DeltaTable(Table):
         # Delta materializes a source whose rows might differ when they are read again. These rows are in files that
         # never change.
         conf.set(f"{_DELTA}.merge.materializeSource", "none")
-        # Delta casts nullable values, but no cast leads to a field that must not be null.
+        # Delta casts values as needed, but it has no cast from a nullable field to one that must not be null.
         rows = never_null_inside(rows, self.schema().fields)
         made = self._handle().alias(TARGET).merge(rows.alias(SOURCE)._jdf, plan.on)
         for one in plan.clauses:

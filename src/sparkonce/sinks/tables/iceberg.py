@@ -277,8 +277,8 @@ class _IcebergTable(Table):
 
         If others commit first, Iceberg retries or, for a commit that must be alone, fails.
         """
-        # Iceberg checks the ids of existing snapshots in the table's current history. The notes, read first, also cover
-        # snapshots that have expired or were rolled back.
+        # Iceberg only refuses a label that a snapshot in the table's current history has. Check the notes first: they
+        # also cover snapshots that have expired or were rolled back.
         table = self._load()
         staged = table.snapshot(branch)
         if Label.of_text(staged.summary().get(_STAGED)) != label:

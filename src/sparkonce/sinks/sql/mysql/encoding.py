@@ -226,7 +226,7 @@ def _check_form(values: pa.Array, column: MySQLColumn) -> None:
             form = r"0000|19(0[1-9]|[1-9]\d)|20\d\d|21([0-4]\d|5[0-5])"
             step = "write four digits: 0000, or 1901 to 2155."
         case "set":
-            # The server sorts other orders, and reads a number as a bit mask.
+            # The server would reorder the members of a SET, and would read a number as a bit mask.
             texts = pc.binary_join_element_wise("", values, ",")
             form = ",|" + "".join(f"(,{re.escape(one)})?" for one in column.choices)
             step = "write the members in the order of the SET, with commas between."

@@ -291,8 +291,8 @@ def settle(connection: Connection, names: Iterable[TransactionName], give_up_at:
 
 def end_holder(connection: Connection, name: TransactionName) -> bool:
     """Ends the connection of a transaction's writer. Returns True if it existed."""
-    # It is identified by the lock that it has held since it began, even if another connection has the same number after
-    # a server restart.
+    # Identify the connection by the lock that it has held since it began: after a server restart, another connection
+    # may have the same number.
     (holder,) = connection.row("SELECT IS_USED_LOCK(%s)", (lock_name(name.copy),))
     if holder is None or int(holder) == connection.thread_id():
         return False

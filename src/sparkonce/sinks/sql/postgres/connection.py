@@ -132,8 +132,8 @@ def begin(limits: Limits, statement_s: float, application_name: str, idle_s: flo
             "THEN set_config('synchronous_commit', 'on', true) END"
         )
     )
-    # Since PostgreSQL 17. It applies whatever the transaction does. The server starts its timer at BEGIN with the
-    # role's or database's value and never extends it, so it must be turned off before it can be replaced.
+    # PostgreSQL 17 added transaction_timeout. The server starts its timer at BEGIN, with the role's or the database's
+    # value, and never extends it, so turn it off before setting another value.
     parts += [
         sql.SQL(
             "CASE WHEN current_setting('transaction_timeout', true) IS NOT NULL "
