@@ -70,7 +70,7 @@ def create_topic(
     replicas: int | None = None,
     timeout_s: float = TIMEOUT_S,
 ) -> None:
-    """Creates a topic, unless it exists, and waits until each partition has a leader that answers.
+    """Creates a topic, unless it exists, and waits until each partition has a leader.
 
     Args:
         bootstrap: ``bootstrap.servers``, or all of librdkafka's connection settings.
@@ -82,10 +82,10 @@ def create_topic(
 
     Raises:
         KafkaException: If the broker refuses.
-        TimeoutError: If a partition has no such leader in time.
+        TimeoutError: If a partition has no leader in time.
     """
-    from confluent_kafka import KafkaError, KafkaException, TopicPartition
-    from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
+    from confluent_kafka import KafkaError, KafkaException
+    from confluent_kafka.admin import AdminClient, NewTopic
 
     admin = AdminClient({**_connecting(bootstrap), "log_level": _LOG_LEVEL})
     copies = {} if replicas is None else {"replication_factor": replicas}
@@ -96,19 +96,11 @@ def create_topic(
         if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
             raise
 
-    coming = {KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE, KafkaError.UNKNOWN_TOPIC_OR_PART}
     give_up_at = time.monotonic() + timeout_s
     while True:
         found = admin.list_topics(name, timeout=timeout_s).topics[name].partitions
-        ends = {TopicPartition(name, number): OffsetSpec.latest() for number, one in found.items() if one.leader >= 0}
-        if found and len(ends) == len(found):
-            # brokers announce a leader before it has opened its partition
-            answers = admin.list_offsets(ends, request_timeout=timeout_s).values()
-            errors = [why for one in answers if (why := one.exception(timeout_s)) is not None]
-            if not errors:
-                return
-            if any(why.args[0].code() not in coming for why in errors):
-                raise errors[0]
+        if found and all(partition.leader >= 0 for partition in found.values()):
+            return
         if time.monotonic() > give_up_at:
             raise TimeoutError(f"not every partition of {name} has a leader after {timeout_s} s")
         time.sleep(_POLL_S)
