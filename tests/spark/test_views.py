@@ -106,7 +106,7 @@ def test_a_batch_leaves_no_session_behind(spark: SparkSession) -> None:
         assert jvm is not None
         gc.collect()  # what Python refers to stays alive
         server = jvm.java.lang.management.ManagementFactory.getPlatformMBeanServer()
-        # Its own class is hidden from reflection, but its interface is not.
+        # The server's own class is hidden from reflection, but its interface is not.
         (invoke,) = (
             method
             for method in jvm.java.lang.Class.forName("javax.management.MBeanServer").getMethods()

@@ -120,7 +120,8 @@ class LocalFiles(CheckpointFiles):
 
     def sync_ahead(self) -> None:
         """See `CheckpointFiles.sync_ahead`. Other processes may have written much to the same file system."""
-        # The kernel reports a failed write once, so the error of a sync for a write that was repeated still counts.
+        # The kernel reports a failed write only once. So keep a failed sync's error, even if the write was repeated
+        # since.
         self._ahead = [one for one in self._ahead if not one.done() or one.exception() is not None]
         pool = ThreadPoolExecutor(1)
         self._ahead.append(pool.submit(sync_file_system, self.folder))

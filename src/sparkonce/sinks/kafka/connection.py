@@ -188,7 +188,8 @@ class KafkaConnection:
         self._net = net = NetworkSelector(**self._settings)
         net.start()
         _SAY_LESS.add(net._io_thread)
-        # Created on the network thread, to which the deadline applies: with client.dns.lookup it queries a DNS server.
+        # Create it on the network thread, where the deadline applies, because with client.dns.lookup it queries a DNS
+        # server.
         made = net.call_soon_with_future(lambda: KafkaConnectionManager(net, **{**_OURS, **self._settings}))
         self._manager = self._wait(made, deadline_s)
         self._wait(self._manager.call_soon(self._bootstrap, deadline_s), deadline_s)

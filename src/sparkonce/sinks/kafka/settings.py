@@ -34,9 +34,9 @@ DEFAULTS: Mapping[str, Any] = {
     "delivery.report.only.error": True,
     "enable.idempotence": True,
     "queue.buffering.max.kbytes": 65536,
-    # librdkafka has one request of a partition in flight, and its threads spin while rows older than linger.ms wait for
-    # the next one, unless another partition's request waits to be sent. A writer flushes at the end of a slot, so its
-    # requests can wait until they are full.
+    # librdkafka has one request per partition in flight. If rows older than linger.ms wait for the next request, its
+    # threads spin, unless a request of another partition is ready to be sent. A writer flushes at the end of a slot, so
+    # its requests can wait until they are full.
     "max.in.flight.requests.per.connection": 2,
     "linger.ms": 1000,
     # InitProducerId is answered after 15 ms with these values and 55 ms without; both back off exponentially.
