@@ -1,7 +1,8 @@
 """Queries of Spark Connect are killed at every phase: each system shows a whole batch or nothing of it.
 
 Eight queries share one server. Each is held at another point, and then their processes are killed, or the whole server
-is, or the queries are stopped. The next start commits or undoes whatever is left.
+is, or their client, or the queries are stopped. The next start commits or undoes whatever is left. Without its client,
+a query continues until another client starts it again.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from eventually import eventually
+from eventually import LIMIT_S, eventually
 from shared_servers import needs_postgres, postgres_server
 from spark.connect_server import Client, ConnectServer
 from spark.harness import Job
@@ -60,27 +61,40 @@ def jobs(kafka: Cluster, tmp_path: Path) -> Iterator[Sequence[Job]]:
         yield [new_job(number) for number in range(len(KILLS))]
 
 
-@pytest.mark.parametrize("fault", ["worker", "stop", "server"])
-def test_each_row_is_there_once_whatever_is_killed(jobs: Sequence[Job], tmp_path: Path, fault: str) -> None:
+@pytest.mark.parametrize(
+    ("fault", "turn"),
+    [("worker", 0), ("stop", 0), *((fault, turn) for fault in ("server", "client") for turn in (0, 1))],
+)
+def test_each_row_is_there_once_whatever_is_killed(jobs: Sequence[Job], tmp_path: Path, fault: str, turn: int) -> None:
+    """The turn is how far the second kills are moved on, so that they meet what other first kills have left."""
+    kills = [(first, KILLS[number - turn][1]) for number, (first, _) in enumerate(KILLS)]
     server = ConnectServer(tmp_path / "first", cores=CORES)
     try:
         seen: list[Sequence[Observation]] = []
+        going_on: list[Hold] = []
         for strike in range(2):
-            cells = {job: kills[strike] for job, kills in zip(jobs, KILLS, strict=True)}
+            cells = {job: pair[strike] for job, pair in zip(jobs, kills, strict=True)}
             holds = {job: held(job, *cell) for job, cell in cells.items()}
             client = Client(server, jobs, tmp_path / f"client-{strike}.log")
             for job, hold in holds.items():
                 await_arrival(job, hold, client)
+            for hold in going_on:
+                hold.release()  # that run has ended, since another client has started the query again
             seen.append([observe(cells[job][0], job) for job in jobs])
             server = struck(fault, server, client, jobs, tmp_path / f"server-{strike}")
-            for hold in holds.values():
-                hold.release()  # a task that nobody has ended continues to write, without effect
-        Client(server, jobs, tmp_path / "last.log", rows_per_batch=2 * ROWS).finish()
+            going_on = list(holds.values())
+            if fault != "client" or strike == 1:
+                for hold in going_on:
+                    hold.release()  # a task that nobody has ended continues to write, without effect
+        if fault == "client":
+            await_processes_gone(jobs, "the queries have ended without a client")
+        else:
+            Client(server, jobs, tmp_path / "last.log", rows_per_batch=2 * ROWS).finish()
     finally:
         server.kill()
 
     for number, job in enumerate(jobs):
-        for strike, (point, _) in enumerate(KILLS[number]):
+        for strike, (point, _) in enumerate(kills[number]):
             check_observation(seen[strike][number], point)
         found = job.visible()
         assert found[KAFKA] == found["postgres"] == found["files"], "the systems differ in a batch"
@@ -103,16 +117,22 @@ def struck(fault: str, server: ConnectServer, client: Client, jobs: Sequence[Job
     assert len(processes) == len(jobs) == len(set(processes))
     if fault == "server":
         server.kill()
+    if fault in ("server", "client"):
         client.kill()
-        return ConnectServer(folder, cores=CORES)
+        return ConnectServer(folder, cores=CORES) if fault == "server" else server
     if fault == "stop":
         client.send("stop")
     for pid in processes if fault == "worker" else ():
         kill(pid)
-    client.wait(600)
+    client.wait(LIMIT_S)
     client.kill()
-    eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in processes), "the queries' processes are gone")
+    await_processes_gone(jobs, "the queries' processes are gone")
     return server
+
+
+def await_processes_gone(jobs: Sequence[Job], what: str) -> None:
+    processes = [phase.pid for job in jobs if (phase := job.phase()) is not None]
+    eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in processes), what)
 
 
 def check_observation(observation: Observation, point: str) -> None:
