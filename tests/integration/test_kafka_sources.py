@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 from contextlib import closing
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -158,6 +160,6 @@ def test_a_topic_that_is_new_is_waited_for(broker: Cluster, witness: Witness, mo
         slept.append(seconds)
         witness.create_topic(name=topic)
 
-    monkeypatch.setattr(topics_module.time, "sleep", sleep)
+    monkeypatch.setattr(topics_module, "time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
     assert ask(broker, subscribe=topic).partitions == {topic: 2}
     assert slept == [0.2]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pickle
+import time
 from dataclasses import asdict, dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from sparkonce.errors import OutageError, PreflightError
 from sparkonce.needs import WorkerNeeds
 from sparkonce.spark.python_worker import needs_of
 from sparkonce_rabbitmq.server import RabbitMQ
-from sparkonce_rabbitmq.stream import asking
+from sparkonce_rabbitmq.stream import asking, data_source
 from sparkonce_rabbitmq.stream.data_source import StreamOptions, StreamReader
 from sparkonce_rabbitmq.stream.positions import Positions
 
@@ -147,14 +149,14 @@ def test_a_server_that_is_away_plans_nothing_until_patience_ends(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 1000.0
-    monkeypatch.setattr("time.sleep", lambda _: None)
 
     def passing() -> float:
         nonlocal now
         now += 0.5
         return now
 
-    monkeypatch.setattr("time.monotonic", passing)
+    for module in (asking, data_source):  # other threads of this process need the real clock
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=passing, sleep=lambda _: None))
     plans = reader(most=None)
     end = plans.latestOffset()
     server.is_away = True
@@ -172,7 +174,8 @@ def test_a_server_that_never_answered_is_waited_for(server: Server, monkeypatch:
     def sleep(_: float) -> None:
         server.is_away = next(tries) < 5
 
-    monkeypatch.setattr("time.sleep", sleep)
+    # only here: a thread of Py4J sleeps as well
+    monkeypatch.setattr(asking, "time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
     server.is_away = True
     assert offsets(reader(most=None).latestOffset()) == {"a": 100, "b": 100}
 
