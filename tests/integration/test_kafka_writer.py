@@ -6,6 +6,7 @@ import re
 import secrets
 import subprocess
 import sys
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -346,6 +347,8 @@ def test_a_refusal_that_no_callback_tells_still_fails_prepare(
 def test_statistics_tell_the_producer_id_where_the_log_does_not(
     kafka: Kafka, owner: Owner, way: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    # Earlier tests may still be making producers, which would warn in this test.
+    wait_until(lambda: "sparkonce-kafka-initialise" not in {thread.name for thread in threading.enumerate()})
     monkeypatch.setattr(batch_producer, "_ACQUIRED", re.compile("other words"))
     producer_module._warn_of_other_words.cache_clear()
     topic = kafka.create_topic()
