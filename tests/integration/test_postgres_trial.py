@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,6 +17,7 @@ from shared_servers import needs_postgres
 from sparkonce.errors import PrepareError, UnknownOutcomeError
 from sparkonce.protocol.handles import Handle, Outcome
 from sparkonce.sinks.sql.postgres.connection import connect
+from sparkonce.sinks.sql.postgres.dialect import POSTGRES_DIALECT
 from sparkonce.sinks.sql.postgres.sink import PostgresSink
 from sparkonce_lab.systems.postgres import PostgresSystem
 
@@ -163,6 +165,23 @@ def test_a_trial_takes_few_round_trips(
         monkeypatch.setattr(psycopg.Connection, "execute", counted)
         assert committer.check_prepared(handles) == ""
     assert len(sent) == messages
+
+
+def test_a_batch_that_a_newer_run_aborts_during_the_trial_is_not_called_refused(
+    postgres: PostgresSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    postgres.ask("ALTER TABLE t ADD PRIMARY KEY (id)")
+    given = sink(postgres)
+    handle = prepare(given, rows(1))
+    with closing(given.committer()) as newer:
+
+        def begin_after_an_abort(*arguments: Any) -> bool:
+            assert outcomes(list(newer.abort([handle]))) == [Outcome.ABORTED]
+            return POSTGRES_DIALECT.begin(*arguments)
+
+        late = replace(POSTGRES_DIALECT, begin=begin_after_an_abort)
+        monkeypatch.setattr("sparkonce.sinks.sql.postgres.dialect.POSTGRES_DIALECT", late)
+        assert check(given, handle) == ""
 
 
 def test_a_damaged_marker_says_which_it_is_and_what_to_do(postgres: PostgresSystem) -> None:

@@ -348,18 +348,28 @@ class SqlCommitter(HandleCommitter[SqlTransaction]):
             return ""
         if not dialect.begin(session, location, names, self._limits, True):
             raise UnknownOutcomeError(f"{self._server}: {_BUSY.reason}", next_step=NOTHING_UNDONE)
+        failed: Exception | None = None
+        wrong: Finished | None = None
         try:
             wrong = self._merge(session, location, stages, rows, is_trial=True)
         except dialect.errors as error:
+            failed = error
             with suppress(*dialect.errors):
                 dialect.roll_back(session)
-            if not dialect.refers_to_unit(session, error, names, location):
-                raise
-            # Before the decision, another sink's rows are invisible. After it, the commits are retried until that sink
-            # has finished.
-            log.debug("Rows that another sink of the batch has staged may be what a foreign key misses: %s", error)
+            if dialect.refers_to_unit(session, error, names, location):
+                # Before the decision, another sink's rows are invisible. After it, the commits are retried until that
+                # sink has finished.
+                log.debug("Another sink of the batch may have staged the rows that a foreign key misses: %s", error)
+                return ""
+        else:
+            dialect.roll_back(session)
+        if failed is None and wrong is None:
             return ""
-        dialect.roll_back(session)
+        if dialect.stages(session, location, list(stages), True)[0].keys() != stages.keys():
+            # A newer run has aborted the batch meanwhile. The decision then fails for this run.
+            return ""
+        if failed is not None:
+            raise failed
         return wrong.reason if wrong is not None else ""
 
     def _refused(self, error: Exception) -> SparkonceError:
