@@ -278,7 +278,7 @@ SQLITE_DIALECT = Dialect(
     committed=committed,
     tidy=tidy,
     has_transactional_ddl=False,
-    take=lambda copy: connect(copy.to, "", copy.limits),
+    take=lambda copy: connect(copy.conninfo, "", copy.limits),
     give_back=lambda _, connection: connection.close(),
     open=open_copy,
     rows=TableRows,
@@ -305,21 +305,21 @@ class SqliteTable(SqlSink):
         guarantee: Guarantee = Guarantee.EXACTLY_ONCE,
     ) -> None:
         super().__init__(name, guarantee)
-        self.to = path
+        self.conninfo = path
         self.target = Target(table=table, mode=UPSERT if key_columns else APPEND, keys=key_columns)
 
     def columns(self, schema: pa.Schema) -> Sequence[str]:
-        with closing(connect(self.to, "", Limits())) as connection:
+        with closing(connect(self.conninfo, "", Limits())) as connection:
             known = columns_of(connection, self.target.table)
         if missing := sorted(set(schema.names) - known.keys()):
             raise SchemaError(f"Table {self.target} has no columns {missing}.", next_step="Rename or drop them.")
         return list(schema.names)
 
     def preflight(self, query: str, recorded: Facts | None) -> Facts:
-        with closing(connect(self.to, "", Limits())) as connection:
+        with closing(connect(self.conninfo, "", Limits())) as connection:
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute(MARKERS)
-        return {"prefix": f"sparkonce.{self.name}", "path": self.to}
+        return {"prefix": f"sparkonce.{self.name}", "path": self.conninfo}
 
     def dialect(self) -> tuple[Dialect, str]:
-        return SQLITE_DIALECT, f"SQLite at {self.to}"
+        return SQLITE_DIALECT, f"SQLite at {self.conninfo}"

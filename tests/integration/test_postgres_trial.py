@@ -209,7 +209,7 @@ def test_a_table_that_another_session_holds_is_not_taken_for_a_refusal(postgres:
     postgres.ask("ALTER TABLE t ADD PRIMARY KEY (id)")
     given = sink(postgres)
     handle = prepare(given, rows(1))
-    with closing(connect(given.to)) as other:
+    with closing(connect(given.conninfo)) as other:
         other.execute("BEGIN; INSERT INTO t VALUES (1)")
         with pytest.raises(UnknownOutcomeError, match="55P03"):
             check(given, handle)

@@ -45,7 +45,7 @@ def test_sparks_names_are_the_sinks_settings(tmp_path: Path) -> None:
     )
     assert (postgres.target.schema, postgres.target.table, postgres.commit) == ("sales", "totals", "staged")
     mysql = sink_of("mysql", url="jdbc:mariadb://db/shop", dbtable="totals", lock_timeout_s="3", **user)
-    assert mysql.to == {"host": "db", "database": "shop", **user}
+    assert mysql.conninfo == {"host": "db", "database": "shop", **user}
     assert (mysql.target.table, mysql.limits.lock_s) == ("totals", 3.0)
     redis = sink_of("redis", url="redis://r/1", structure="hash", fields="a, b", ttl_s="60")
     assert (redis.url, redis.shape.ttl_s) == ("redis://r/1", 60)
@@ -86,7 +86,7 @@ def test_a_target_holds_no_credentials() -> None:
 def test_numbers_behind_an_address_are_numbers() -> None:
     url = "jdbc:mysql://db:3307/7?connect_timeout=5&ssl_disabled=true&ssl_ca=7"
     where = {"host": "db", "port": 3307, "database": "7", "user": "1"}
-    found = sink_of("mysql", url=url, dbtable="t", user="1").to
+    found = sink_of("mysql", url=url, dbtable="t", user="1").conninfo
     assert found == where | {"connect_timeout": 5, "ssl_disabled": True, "ssl_ca": "7"}
 
 

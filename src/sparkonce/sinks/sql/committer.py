@@ -56,7 +56,7 @@ class SqlCommitter(HandleCommitter[SqlTransaction]):
     def __init__(
         self,
         dialect: Dialect,
-        to: Any,
+        conninfo: Any,
         name: str,
         *,
         server: str,
@@ -66,7 +66,7 @@ class SqlCommitter(HandleCommitter[SqlTransaction]):
     ) -> None:
         self.handle_fields = frozenset(dialect.fields.names.values())
         self._dialect = dialect
-        self._to = to
+        self._conninfo = conninfo
         self._name = name
         self._server = server
         self._limits = limits
@@ -211,7 +211,7 @@ class SqlCommitter(HandleCommitter[SqlTransaction]):
             ) from error
 
     def _connect(self) -> Session:
-        session = self._dialect.connect(self._to, f"sparkonce driver {self._name}", self._limits)
+        session = self._dialect.connect(self._conninfo, f"sparkonce driver {self._name}", self._limits)
         try:
             with self._dialect.within(session, self._limits.answer_s):
                 self._check_newest(session)

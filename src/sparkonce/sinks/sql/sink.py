@@ -19,7 +19,7 @@ class SqlSink(TwoPhaseCommitSink):
     """Writes rows to a table of a database, as its settings and its dialect say.
 
     Attributes:
-        to: The server's address and the user's credentials, in the dialect's form.
+        conninfo: The server's address and the user's credentials, in the dialect's form.
         target: The table and the rules for its rows.
         commit: ``staged`` or ``two_phase``.
         prefix: The first part of all transaction names.
@@ -29,7 +29,7 @@ class SqlSink(TwoPhaseCommitSink):
             `CONFLICTS`. Empty to leave them staged.
     """
 
-    to: Any
+    conninfo: Any
     target: Target
     commit: str
     prefix: str
@@ -55,7 +55,7 @@ class SqlSink(TwoPhaseCommitSink):
         """Returns a writer. It connects when the first rows arrive, or reuses an idle connection of this process."""
         from sparkonce.sinks.sql.writer import SqlWriter
 
-        return SqlWriter(self.dialect()[0], self.to, self.target, self.kind, self.limits, context)
+        return SqlWriter(self.dialect()[0], self.conninfo, self.target, self.kind, self.limits, context)
 
     def committer(self) -> SinkCommitter:
         """Returns the committer, which finishes transactions of either kind, whatever ``commit`` is now."""
@@ -64,7 +64,7 @@ class SqlSink(TwoPhaseCommitSink):
         dialect, server = self.dialect()
         return SqlCommitter(
             dialect,
-            self.to,
+            self.conninfo,
             self.name,
             server=server,
             limits=self.limits,

@@ -31,7 +31,7 @@ class Copy:
     """The work of one task attempt.
 
     Attributes:
-        to: The server's address and the user's credentials, in the dialect's form.
+        conninfo: The server's address and the user's credentials, in the dialect's form.
         target: The table and its rules.
         commit: ``staged``, ``two_phase`` or `DIRECT`.
         limits: How long each kind of request may take.
@@ -39,7 +39,7 @@ class Copy:
         name: The transaction's name.
     """
 
-    to: Any = field(repr=False)
+    conninfo: Any = field(repr=False)
     target: Target
     commit: str
     limits: Limits
@@ -51,7 +51,7 @@ class SqlWriter(SinkWriter):
     """Writes the rows of one task attempt in one transaction."""
 
     def __init__(
-        self, dialect: Dialect, to: Any, target: Target, commit: str, limits: Limits, context: WriterContext
+        self, dialect: Dialect, conninfo: Any, target: Target, commit: str, limits: Limits, context: WriterContext
     ) -> None:
         owner = context.owner
         name = TransactionName(
@@ -62,7 +62,7 @@ class SqlWriter(SinkWriter):
             slot=context.slot,
             copy=secrets.token_hex(6),
         )
-        self._copy = Copy(to=to, target=target, commit=commit, limits=limits, facts=owner.facts, name=name)
+        self._copy = Copy(conninfo=conninfo, target=target, commit=commit, limits=limits, facts=owner.facts, name=name)
         self._dialect = dialect
         self._session: Session = None
         self._rows: Rows | None = None
@@ -131,7 +131,8 @@ class SqlWriter(SinkWriter):
             self._rows.reset()
         if self._copy.commit != DIRECT and (self._prepared or not self._dialect.has_transactional_ddl):
             self._prepared = False
-            committer = SqlCommitter(self._dialect, self._copy.to, "", server="The server", limits=self._copy.limits)
+            copy = self._copy
+            committer = SqlCommitter(self._dialect, copy.conninfo, "", server="The server", limits=copy.limits)
             try:
                 (done,) = committer.abort([self._dialect.fields.handle("", self._transaction())])
             finally:
@@ -143,7 +144,7 @@ class SqlWriter(SinkWriter):
         """Gives the session back. A prepared transaction remains."""
         session, self._session = self._session, None
         if session is not None:
-            self._dialect.give_back(self._copy.to, session)
+            self._dialect.give_back(self._copy.conninfo, session)
 
     def _to_rows(self, schema: pa.Schema) -> Rows:
         """Returns the receiver of rows. The first rows determine the columns."""

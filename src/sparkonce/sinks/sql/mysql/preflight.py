@@ -75,9 +75,9 @@ def preflight(sink: MySQLSink, recorded: Facts | None) -> Facts:
     Raises:
         PreflightError: If a check fails. The message names the setting and its value.
     """
-    where = f"The server at {address(sink.to)}"
+    where = f"The server at {address(sink.conninfo)}"
     with _attempts.of(where, "Check host, port, user, password and the server."):
-        connection = connect(sink.to, program="sparkonce preflight", timeout_s=REPLY_LIMIT_S, lock_wait_s=5)
+        connection = connect(sink.conninfo, program="sparkonce preflight", timeout_s=REPLY_LIMIT_S, lock_wait_s=5)
     with contextlib.closing(connection), _attempts.of(where, "Check that it runs."):
         variables = _variables(connection)
         flavour = connection.flavour = flavour_of(variables["version"])
@@ -151,7 +151,7 @@ def _check_server(flavour: Flavour, variables: Mapping[str, str], sink: MySQLSin
 
 
 def _note_server(connection: Connection, flavour: Flavour, variables: Mapping[str, str], sink: MySQLSink) -> None:
-    if not sink.to.get("local_infile", True):
+    if not sink.conninfo.get("local_infile", True):
         log.info("Rows go to %s by INSERT: the setting local_infile is off.", flavour.name)
     elif not _is_on(variables, "local_infile"):
         log.warning(
@@ -182,7 +182,7 @@ def _note_server(connection: Connection, flavour: Flavour, variables: Mapping[st
 
 def _check_table(connection: Connection, sink: MySQLSink) -> list[MySQLColumn]:
     columns = describe(connection, sink.target.table)
-    database = sink.to["database"]
+    database = sink.conninfo["database"]
     if not columns:
         raise PreflightError(
             f"There is no table {sink.target} in database {database!r}, or no right to see it.",

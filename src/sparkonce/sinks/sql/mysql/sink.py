@@ -78,7 +78,7 @@ class MySQLSink(SqlSink):
     ) -> None:
         super().__init__(name, guarantee)
         need_package("MySQLSink", "PyMySQL", "pymysql", "mysql")
-        self.to = connection_settings(settings)
+        self.conninfo = connection_settings(settings)
         mode, keys = sql_settings.mode(mode, key_columns)
         rules = UpsertRules.of(mode, order_by=order_by, update_when=update_when, delete_when=delete_when)
         table = nonempty("table", table, example="the name of the target table")
@@ -109,7 +109,8 @@ class MySQLSink(SqlSink):
 
     def __repr__(self) -> str:
         """Returns the sink's representation, without credentials."""
-        return f"MySQLSink({address(self.to)}/{self.to['database']}, table={self.target}, name={self.name!r})"
+        database = f"{address(self.conninfo)}/{self.conninfo['database']}"
+        return f"MySQLSink({database}, table={self.target}, name={self.name!r})"
 
     def conditions(self) -> Sequence[str]:
         """Returns the conditions on which the guarantee depends."""
@@ -156,12 +157,12 @@ class MySQLSink(SqlSink):
 
     def worker_needs(self) -> WorkerNeeds:
         """See `TwoPhaseCommitSink.worker_needs`."""
-        host, port = str(self.to.get("host") or ""), self.to.get("port") or _PORT
+        host, port = str(self.conninfo.get("host") or ""), self.conninfo.get("port") or _PORT
         # A defaults file may name another server.
-        known = not self.to.keys() & {"unix_socket", "read_default_file"}
+        known = not self.conninfo.keys() & {"unix_socket", "read_default_file"}
         return WorkerNeeds(
             modules=("pymysql",),
-            files=files_of(self.to, (*TLS_FILES, "read_default_file")),
+            files=files_of(self.conninfo, (*TLS_FILES, "read_default_file")),
             addresses=((host, int(port)),) if host and known else (),
         )
 
@@ -169,4 +170,4 @@ class MySQLSink(SqlSink):
         """See `SqlSink.dialect`."""
         from sparkonce.sinks.sql.mysql.dialect import MYSQL_DIALECT
 
-        return MYSQL_DIALECT, f"The server at {address(self.to)}"
+        return MYSQL_DIALECT, f"The server at {address(self.conninfo)}"

@@ -43,7 +43,7 @@ def take(copy: Copy) -> Connection:
     """
     name = copy.name
     connection = connect(
-        copy.to,
+        copy.conninfo,
         program=f"sparkonce {name.query}.{name.token.position}-{name.token.nonce}.{name.batch}.{name.slot}",
         timeout_s=copy.limits.slot_s,
         lock_wait_s=int(copy.limits.lock_s),
@@ -86,7 +86,7 @@ class TableRows:
         self.reset()
         packet, takes_files = connection.row("SELECT @@max_allowed_packet, @@local_infile")
         self._packet_bytes = min(int(int(packet) * _PACKET_SHARE), _PACKET_BYTES)
-        self._takes_files = bool(takes_files) and bool(copy.to.get("local_infile", True))
+        self._takes_files = bool(takes_files) and bool(copy.conninfo.get("local_infile", True))
         known = describe(connection, self._table)
         self._bound = bind(copy.target, known, schema)
         if copy.commit == STAGED:

@@ -32,9 +32,9 @@ _LOCAL = re.compile(r"localhost|127\.\d+\.\d+\.\d+|::1|[/@].*")
 _ASKED = frozenset({"host", "hostaddr", "sslmode", "gssencmode"})
 
 
-def connect(to: Conninfo) -> Connection:
+def connect(conninfo: Conninfo) -> Connection:
     """Opens a connection in autocommit mode: our own statements begin and end transactions."""
-    return psycopg.connect(**dict(to.settings), autocommit=True, prepare_threshold=None)  # type: ignore[arg-type]
+    return psycopg.connect(**dict(conninfo.settings), autocommit=True, prepare_threshold=None)  # type: ignore[arg-type]
 
 
 def warn_of_wire(connection: Connection) -> None:
@@ -90,11 +90,11 @@ _pools: dict[tuple[int, Conninfo], IdlePool[Connection]] = {}
 _pools_lock = threading.Lock()
 
 
-def pool_of_process(to: Conninfo) -> IdlePool[Connection]:
+def pool_of_process(conninfo: Conninfo) -> IdlePool[Connection]:
     """Returns the idle connections of this process: a Python worker runs one task after another."""
     with _pools_lock:
-        made = IdlePool(lambda: connect(to), is_idle=is_idle, is_alive=is_alive)
-        return _pools.setdefault((os.getpid(), to), made)
+        made = IdlePool(lambda: connect(conninfo), is_idle=is_idle, is_alive=is_alive)
+        return _pools.setdefault((os.getpid(), conninfo), made)
 
 
 @atexit.register

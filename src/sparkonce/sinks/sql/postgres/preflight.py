@@ -111,24 +111,24 @@ def read_target(sink: PostgresSink) -> CatalogTable:
 def _connected(sink: PostgresSink) -> Iterator[Connection]:
     attempts = Attempts((psycopg.Error,), server_message)
     with (
-        closing(_connect(sink.to)) as connection,
-        attempts.of(f"Checking PostgreSQL at {sink.to}", "See the server's message and its log."),
+        closing(_connect(sink.conninfo)) as connection,
+        attempts.of(f"Checking PostgreSQL at {sink.conninfo}", "See the server's message and its log."),
         within(connection, TIMEOUT_S),
     ):
         yield connection
 
 
-def _connect(to: Conninfo) -> Connection:
+def _connect(conninfo: Conninfo) -> Connection:
     give_up_at = time.monotonic() + TIMEOUT_S
     while True:
         try:
-            return connect(to)
+            return connect(conninfo)
         except psycopg.Error as error:
             why = server_message(error)
         # Nothing else is retried: some servers lock out users who repeatedly use a wrong password.
         if not any(one in why for one in _STARTING) or time.monotonic() >= give_up_at:
             raise PreflightError(
-                f"PostgreSQL at {to} cannot be reached: {why}.",
+                f"PostgreSQL at {conninfo} cannot be reached: {why}.",
                 next_step="Check the address, that the server runs, the credentials and pg_hba.conf.",
                 setting="conninfo",
             )
@@ -150,7 +150,7 @@ def _check_server(connection: Connection, sink: PostgresSink, recorded: Facts) -
         )
     if standby:
         raise PreflightError(
-            f"The server at {sink.to} is a standby (pg_is_in_recovery), which takes no rows.",
+            f"The server at {sink.conninfo} is a standby (pg_is_in_recovery), which takes no rows.",
             next_step="Connect to the primary: name all hosts and set target_session_attrs=read-write.",
             setting="conninfo",
         )
@@ -158,7 +158,7 @@ def _check_server(connection: Connection, sink: PostgresSink, recorded: Facts) -
         log.info(
             "There is a connection pooler in front of PostgreSQL at %s. Sessions and transactions may be pooled, but "
             "not statements: everything is set within transactions.",
-            sink.to,
+            sink.conninfo,
         )
     _check_transactions(connection, sink)
     facts = {"system": read_system(connection, sink.commits_schema), "database": database}
@@ -185,7 +185,7 @@ def _check_transactions(connection: Connection, sink: PostgresSink) -> None:
         if STATEMENT_POOLING not in str(error):
             raise
         raise PreflightError(
-            f"The server at {sink.to} takes no transactions: {server_message(error)}.",
+            f"The server at {sink.conninfo} takes no transactions: {server_message(error)}.",
             next_step=POOL_TRANSACTIONS,
             setting="conninfo",
         ) from None

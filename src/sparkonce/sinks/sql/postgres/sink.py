@@ -106,11 +106,11 @@ class PostgresSink(SqlSink):
         self.prefix = shared.name_prefix(prefix, name, most_bytes=NAME_PREFIX_LIMIT_BYTES)
         self.limits = Limits(slot_s=slot_timeout_s, commit_s=commit_timeout_s, lock_s=lock_timeout_s)
         self.limits.check()
-        self.to = Conninfo.of(conninfo)
+        self.conninfo = Conninfo.of(conninfo)
         self._table: CatalogTable | None = None
 
     def __repr__(self) -> str:
-        return f"PostgresSink({self.to}, table={self.target}, commit={self.commit!r}, name={self.name!r})"
+        return f"PostgresSink({self.conninfo}, table={self.target}, commit={self.commit!r}, name={self.name!r})"
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns the state without the table, which each worker reads itself."""
@@ -160,13 +160,13 @@ class PostgresSink(SqlSink):
 
     def worker_needs(self) -> WorkerNeeds:
         """See `TwoPhaseCommitSink.worker_needs`."""
-        return WorkerNeeds(modules=("psycopg",), files=self.to.files(), addresses=self.to.addresses())
+        return WorkerNeeds(modules=("psycopg",), files=self.conninfo.files(), addresses=self.conninfo.addresses())
 
     def dialect(self) -> tuple[Dialect, str]:
         """See `SqlSink.dialect`."""
         from sparkonce.sinks.sql.postgres.dialect import POSTGRES_DIALECT
 
-        return POSTGRES_DIALECT, f"PostgreSQL at {self.to}"
+        return POSTGRES_DIALECT, f"PostgreSQL at {self.conninfo}"
 
     def _known_table(self) -> CatalogTable:
         if self._table is None:

@@ -171,7 +171,7 @@ _tables_lock = threading.Lock()
 
 def _table(connection: Connection, copy: Copy) -> CatalogTable:
     """Returns the table from the catalog, which each process reads once, as long as it does not change."""
-    key = (copy.to, copy.target)
+    key = (copy.conninfo, copy.target)
     signature, _ = read_signature(connection, copy.target)
     with _tables_lock:
         found = _tables.get(key)
