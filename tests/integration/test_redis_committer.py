@@ -265,7 +265,7 @@ def test_a_server_that_lost_earlier_commits_too(query: Query, server: RedisServe
     for committer in (query.sink.committer(), query.sink.committer()):
         (answer,) = committer.commit([handle])
         assert answer.outcome is Outcome.UNKNOWN
-        assert "counts 0 commits, but 1 were seen" in answer.reason
+        assert "counts 0 commits, and this query has seen 1" in answer.reason
         committer.close()
     assert sums(client) == [0] * KEYS
     # Does what docs/redis.md says to continue without the missing rows.

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tidy.sources import MODULES, ROOT, name, nodes, text, tree
+from tidy.sources import MODULES, ROOT, lines, name, nodes, text, tree
 
 
 def test_modules_are_short_enough_to_read_in_one_sitting() -> None:
@@ -110,3 +110,13 @@ def test_docstrings_and_comments_are_in_plain_english() -> None:
                             yield f"{path.relative_to(ROOT)}:{token.start[0]}: {found[0]}"
 
     assert list(foreign_words()) == []
+
+
+def test_messages_are_in_plain_english() -> None:
+    found = []
+    for path in MODULES:
+        docstrings = [node.value for node in nodes(tree(path)) if isinstance(node, ast.Expr)]
+        for node in nodes(tree(path)):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in docstrings:
+                found += lines(path, [(node.lineno, one[0]) for one in FOREIGN.finditer(node.value)])
+    assert found == []

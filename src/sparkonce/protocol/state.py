@@ -17,7 +17,7 @@ class Phase(str, Enum):
     IDLE = "idle"
     READING = "reading the log"
     CLAIMING = "claiming"
-    CHECKING = "checking that no server went back"
+    CHECKING = "checking that no server was restored from an older state"
     SWEEPING = "sweeping what older runs left open"
     WRITING = "preparing every slot"
     VALIDATING = "asking for objections"

@@ -352,7 +352,7 @@ sasl.login.class | | A class that logs in.
 sasl.login.callback.handler.class | | A class that fetches credentials, for example OAuth tokens.
 sasl.login.connect.timeout.ms | | How long connecting to the identity provider may take.
 sasl.login.read.timeout.ms | | How long its answer may take.
-sasl.login.retry.backoff.ms | | The first pause before it is asked again.
+sasl.login.retry.backoff.ms | | The first pause before the login is retried.
 sasl.login.retry.backoff.max.ms | | The longest.
 sasl.login.refresh.buffer.seconds | | How long before its end a credential is renewed.
 sasl.login.refresh.min.period.seconds | | At least how long a credential is used.

@@ -203,7 +203,7 @@ class RedisCommitter(HandleCommitter[StagedTransaction]):
                 verdict = read_ledger(state, cluster=self._cluster)
                 command = f"HSET '{ledger_of(one.name).name}' '{one.name}'"
                 more = {
-                    "went back": f" The ledger counts {int(answer[1])} commits, but {one.known} were seen.",
+                    "restored": f" The ledger counts {int(answer[1])} commits, and this query has seen {one.known}.",
                     "not sure": f" If none of it is there, have it written again: {command} 'A:0:0:0:{packed}'. If "
                     f"all of it is there, mark it as committed: {command} 'D:0:{one.seen}:0:{packed}'.",
                 }

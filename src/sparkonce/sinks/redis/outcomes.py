@@ -136,7 +136,7 @@ _SINGLE: Mapping[str, Meaning] = {
         "The query's ledger is gone: the server came back without its data, was flushed, or the query was down for "
         f"longer than ledger_ttl_s. {_APART}",
     ),
-    "went back": Meaning(
+    "restored": Meaning(
         Outcome.UNKNOWN,
         "The server has lost commits that it had confirmed: it crashed with appendfsync everysec or no, or a replica "
         f"that was behind took over. Writing this batch again would hide that. {_APART}",

@@ -163,7 +163,7 @@ DECIDE = Script(
 -- mode: single; look, go, give up (cluster: its lists are in other hash slots, and are looked at in between).
 local commits = redis.call('HGET', KEYS[1], '#commits')
 if not commits then return {'no ledger', 0} end
-if tonumber(commits) < tonumber(ARGV[3]) then return {'went back', tonumber(commits)} end
+if tonumber(commits) < tonumber(ARGV[3]) then return {'restored', tonumber(commits)} end
 redis.call('PEXPIRE', KEYS[1], ARGV[6])
 local entry = redis.call('HGET', KEYS[1], ARGV[1])
 local mode, state, begun, seen, prepared, slots, prepared_in = ARGV[5]

@@ -3,7 +3,7 @@
 import { byId, el } from "./parts.js";
 
 export const GROUPS = {
-  taking: ["taking over", "reading the log", "claiming", "checking that no server went back",
+  taking: ["taking over", "reading the log", "claiming", "checking that no server was restored from an older state",
     "sweeping what older runs left open"],
   writing: ["writing", "preparing every slot", "asking for objections"],
   deciding: ["deciding", "deciding", "settling a decision whose reply was lost"],
