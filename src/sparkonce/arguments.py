@@ -42,7 +42,7 @@ def mapping(setting: str, value: object, *, example: str) -> dict[str, Any]:
 
 
 def shown(value: object) -> str:
-    """Returns how to show a value that is not a mapping: itself if it is short and plain, otherwise its type."""
+    """Formats a value for an error message: the value itself if it is short and plain, otherwise its type."""
     if isinstance(value, str) and _SHOWN.fullmatch(value):
         return repr(value)
     return f"<class {value.__name__}>" if isinstance(value, type) else f"<{type(value).__name__}>"
@@ -117,7 +117,7 @@ def nonempty(setting: str, value: Any, *, example: str) -> str:
 
 
 def texts(setting: str, value: Any, *, example: str) -> tuple[str, ...]:
-    """Returns several strings. Refuses a single string, whose letters would be taken for strings."""
+    """Returns a tuple of strings. Refuses a single string, whose characters would count as strings."""
     if isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping):
         found = tuple(value)
         if all(isinstance(one, str) for one in found):

@@ -1,6 +1,6 @@
-"""Dead letters: rows that one system refuses, as rows of another sink, each with its reason, sink and batch.
+"""Dead letters: rows that one system refuses, written to another sink together with the reason, sink and batch.
 
-Everything here works row by row in Python, since refused rows are few and their number is limited.
+This module handles rows one by one in Python, since refused rows are few and their number is limited.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ MESSAGE = pa.schema([pa.field("key", pa.string(), nullable=False), pa.field("val
 
 
 def dead_letter_columns(sink: TwoPhaseCommitSink) -> tuple[str, ...]:
-    """Returns the columns of dead letters that this sink accepts: those of `DEAD_LETTER_SCHEMA`, or else of `MESSAGE`.
+    """Returns the dead-letter columns that this sink accepts, from `DEAD_LETTER_SCHEMA` or else from `MESSAGE`.
 
     Raises:
-        SchemaError: If it accepts neither.
+        SchemaError: If the sink accepts neither.
     """
     try:
         return tuple(sink.columns(DEAD_LETTER_SCHEMA))
@@ -57,9 +57,9 @@ def to_dead_letters(
 
     Args:
         rows: The refused rows.
-        reasons: The reason for each.
-        sink: The name of the sink that refused them.
-        context: The task attempt that was writing them.
+        reasons: The reason for each refused row.
+        sink: The name of the sink that refused the rows.
+        context: The task attempt that was writing the rows.
         columns: See `dead_letter_columns`.
     """
     dead_letters = [

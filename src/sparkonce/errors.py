@@ -127,7 +127,7 @@ class NewerFormatError(LogError):
 
 
 class StaleLogError(LogError):
-    """A server remembers commits that the log does not know: the log is an old copy, or another copy has been used."""
+    """A server remembers commits that the log does not contain: it is an old copy, or another copy has been used."""
 
 
 class StaleServerError(SparkonceError):
@@ -169,15 +169,15 @@ class TransactionTooOldError(PrepareError):
 
 
 class UnknownOutcomeError(SparkonceError):
-    """A request's outcome is still unknown after the deadline. Nothing was undone. A restart queries it again."""
+    """A request's outcome is still unknown after the deadline. Nothing was undone. The next start checks it again."""
 
 
 class TransactionLostError(SparkonceError):
     """Decided rows are lost, and rerunning the batch did not return the same rows.
 
-    ``details["lost"]`` lists each lost (sink, slot) with its row count, ``details["offsets"]`` the batch's input.
-    ``details["same_rows"]`` is True if the replay returned the same rows in other slots: a start with the original
-    slots then heals the batch.
+    ``details["lost"]`` lists each lost (sink, slot) with its row count, and ``details["offsets"]`` the batch's input
+    offsets. If ``details["same_rows"]`` is True, the replay returned the same rows in other slots, and a start with the
+    original number of slots heals the batch.
     """
 
 
@@ -186,10 +186,10 @@ class FilesGoneError(SparkonceError):
 
 
 class QueryFailedError(SparkonceError):
-    """A query has failed with any error. The message and the next step come without Spark's stack traces.
+    """A query has failed with any error. The message and the next step leave out Spark's stack traces.
 
     Attributes:
-        spark_is_gone: True if it failed because Spark itself has ended.
+        spark_is_gone: True if the query failed because Spark itself has ended.
     """
 
     spark_is_gone = False

@@ -24,17 +24,17 @@ Hashes: TypeAlias = np.ndarray[Any, np.dtype[np.uint64]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkTask:
-    """Says what to write to one sink.
+    """The task of a slot for one sink.
 
     Attributes:
         sink: The sink.
         owner: The run, with the sink's facts.
         columns: The columns to write, in order.
-        fingerprint: The name of the int64 column with ``xxhash64`` over those columns; empty for a sink of dead
-            letters, whose rows have the fingerprints of the refused rows.
+        fingerprint: The name of the int64 column with ``xxhash64`` over those columns; empty for a dead-letter sink,
+            whose rows have the fingerprints of the refused rows.
         dead_letters: The name of the sink for rows that this one refuses; empty if such a row fails the slot.
-        mark: The name of a column with the reason why the system will refuse a row, null for other rows; empty for
-            none.
+        mark: The name of a column that contains the reason if the system will refuse the row, and null otherwise;
+            empty if there is no such column.
     """
 
     sink: TwoPhaseCommitSink
@@ -47,13 +47,13 @@ class SinkTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotTask:
-    """Lists what every slot of a batch has to do.
+    """The task of every slot of a batch.
 
     Attributes:
         batch: Spark's batch id.
         sinks: The sinks to write to.
         only: If not None, write only these (sink, slot) pairs, and only count and fingerprint the others.
-        max_refused: The number of rows that a slot may send to a sink of dead letters.
+        max_refused: The number of rows that a slot may send to a dead-letter sink.
     """
 
     batch: int
@@ -79,7 +79,7 @@ def write_slot(
         One handle per sink, even if the slot has no rows.
 
     Raises:
-        PrepareError: If a sink did not accept all rows, or may have accepted them from an earlier attempt. Whatever the
+        PrepareError: If a sink did not accept all rows, or may have accepted them from an earlier attempt. After any
             error, every writer is aborted.
     """
     with ExitStack() as stack:
@@ -113,8 +113,8 @@ class _Part:
         self._writer: SinkWriter | None = None
         # Dead letters are rare, so their writer is created only when there are any.
         if part.fingerprint and (self._is_kept or (part.dead_letters and not part.mark)):
-            # Refused rows are only known after writing, so a part that only needs to be counted is written, too, and
-            # then aborted.
+            # Only a write shows which rows the system refuses. So the rows are written even if they only need to be
+            # counted, and the transaction is aborted.
             self._writer = part.sink.writer(self._context)
 
     def take(self, batch: pa.RecordBatch, dead_letters: _Part | None) -> None:

@@ -1,4 +1,4 @@
-"""What `sparkonce.explain` finds out about a part of a query: reasons, conditions and notes."""
+"""The findings of `sparkonce.explain` about a part of a query: reasons, conditions and notes."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ class Kind(str, Enum):
     """The kinds of findings."""
 
     REASON = "reason"
-    """A reason for the part's level, which was observed."""
+    """An observed reason for the part's level."""
     CONDITION = "condition"
-    """A condition that cannot be checked here. The level is valid only if it holds."""
+    """A condition that cannot be checked here. The level is valid only if the condition holds."""
     NOTE = "note"
     """A note that does not affect the level."""
 
@@ -25,8 +25,8 @@ class Finding:
 
     Attributes:
         says: The finding, as a clause.
-        level: The best level that the part can have given this finding.
-        change: The change that leads to a better level; empty if there is none.
+        level: The best level that the part can have, given this finding.
+        change: A change that leads to a better level; empty if there is none.
         kind: See `Kind`.
     """
 

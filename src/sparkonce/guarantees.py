@@ -1,4 +1,4 @@
-"""The levels of consistency. A pipeline has the level of its weakest part."""
+"""Consistency levels. A pipeline has the level of its weakest part."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import Enum
 
 
 class Guarantee(str, Enum):
-    """What a sink promises for every row of the input, whatever fails."""
+    """A sink's promise for every row of the input, whatever fails."""
 
     AT_MOST_ONCE = "at-most-once"
     """After a failure, rows may be lost, but are never written twice."""
@@ -20,9 +20,8 @@ class Guarantee(str, Enum):
 def weakest(parts: Iterable[Guarantee]) -> Guarantee:
     """Returns the guarantee of a whole, which is that of its weakest part.
 
-    Neither at-most-once nor at-least-once is weaker than the other: a whole that has both may lose rows and may
-    duplicate them. It counts as at-most-once, because downstream systems can remove a duplicate, but cannot restore a
-    lost row.
+    A whole with both at-most-once and at-least-once parts may lose rows and may duplicate them. It counts as
+    at-most-once, because downstream systems can remove a duplicate, but cannot restore a lost row.
 
     Raises:
         ValueError: If there are no parts.

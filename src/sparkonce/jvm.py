@@ -1,4 +1,4 @@
-"""Reads, creates and caches JVM objects, checks that a session has a jar, and looks into Spark's types.
+"""Reads, creates and caches JVM objects, checks that a session has a jar, and inspects Spark's types.
 
 A call to the JVM takes a third of a millisecond, and a batch makes many, so a run caches whatever it can reuse.
 """
@@ -43,8 +43,8 @@ def is_connect(thing: object) -> bool:
 def no_rows(spark: SparkSession, schema: StructType) -> DataFrame:
     """Returns a DataFrame without rows, and leaves the active session unchanged.
 
-    PySpark's ``createDataFrame`` would make this session the active one of the whole process. A query's batches run in
-    a copy of the session that started it, so any code that looks up the active session would find that copy.
+    PySpark's ``createDataFrame`` makes its session the active one of the whole process. A query's batches run in a copy
+    of the session that started the query, so code that looks up the active session would then find that copy.
     """
     if is_connect(spark):
         return spark.createDataFrame([], schema)

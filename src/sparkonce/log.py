@@ -30,8 +30,8 @@ class DecisionLog:
     """The records of one query by position, each written once, and floors, of which only the highest counts.
 
     Positions count from 0. A put is atomic (no reader sees a partial record), exclusive (if several writers put at the
-    same position, only one succeeds), and durable before it is acknowledged. Records are read and written as objects,
-    or as the bytes of their files.
+    same position, only one succeeds), and durable before it is acknowledged. The methods whose names contain ``bytes``
+    handle records as the bytes of their files; the others handle them as objects.
 
     Args:
         checkpoint: The files of the query's checkpoint. The log is in the subfolder ``sparkonce``.
@@ -57,7 +57,7 @@ class DecisionLog:
             self._files.require(_RECORDS)
             self._files.require(_FLOORS)
         except OSError:
-            for folder in ("", _RECORDS, _FLOORS):  # in this order, so that a kill between them leaves no unsynced name
+            for folder in ("", _RECORDS, _FLOORS):  # parents first: a kill in between leaves no unsynced name
                 self._files.make(folder)
 
     @property
@@ -85,13 +85,12 @@ class DecisionLog:
                 for data in self.read_bytes(view.end):
                     view = view.apply(view.end, self._record(view.end, data))
             except LogViolation:
-                # If the floor has risen in the meantime, a void record below it may have been written late.
+                # If the floor has risen in the meantime, the record may be void: it was written late, below the floor.
                 if self.floor().position <= floor.position:
                     raise
                 view = LogView.at(self.floor())
                 continue
-            # A free position is the end of the log only if cleanup did not delete that position's record during this
-            # read.
+            # A free position is the end of the log only if cleanup has not deleted its record during this read.
             if self.floor().position <= view.floor.position:
                 return view
         raise CorruptRecordError(
@@ -100,9 +99,9 @@ class DecisionLog:
         )
 
     def sync_ahead(self) -> None:
-        """Begins to make Spark's files durable, so that the put of a decision need not wait for it.
+        """Starts to make Spark's files durable, so that the put of the decision has less to wait for.
 
-        Call it when Spark has written the batch's offsets.
+        Call it once Spark has written the batch's offsets.
         """
         if self._decides:
             self._checkpoint.sync_ahead()
@@ -129,7 +128,7 @@ class DecisionLog:
     def floor(self) -> Floor:
         """Returns the highest floor."""
         data = self.floor_bytes()
-        # The floor is read after every put. It may be large, and rarely changes.
+        # The floor is read after every put and may be large, so decode it only if it has changed.
         if data is not None and data != self._known_floor[0]:
             try:
                 self._known_floor = data, codec.decode_floor(data)
@@ -162,8 +161,7 @@ class DecisionLog:
         found = [first, *(self._listed(position + 1) if self._files.is_remote else ())]
         while (data := self._read(position + len(found))) is not None:
             found.append(data)
-        # A record is visible before its name is durable. A power failure could still undo it, so nobody may act on it
-        # yet.
+        # A record is visible before its name is durable. Until then, a power failure could undo it.
         self._files.sync(_RECORDS)
         return found
 
@@ -202,7 +200,7 @@ class DecisionLog:
         return self._files.read(f"{_RECORDS}/{record_name(position)}")
 
     def _listed(self, position: int) -> Sequence[bytes]:
-        """Returns the listed records from the position on. Reads several at once, since each one takes a round trip."""
+        """Returns the listed records from the position on. Reads them in parallel, since each takes a round trip."""
         there = _positions(self._files, _RECORDS)
         wanted: list[int] = []
         while position + len(wanted) in there:
@@ -211,8 +209,7 @@ class DecisionLog:
             return []
         with ThreadPoolExecutor(_READ_AT_ONCE) as pool:
             read = list(pool.map(self._read, wanted))
-        # The result ends before a record that was deleted in the meantime. The reader then notices that the floor has
-        # risen.
+        # Stop before a record that was deleted in the meantime. The caller then notices that the floor has risen.
         return [data for number, data in enumerate(read) if data is not None and None not in read[:number]]
 
     def _record(self, position: int, data: bytes) -> Record:
@@ -237,9 +234,10 @@ class DecisionLog:
 
 
 def check_whole(files: CheckpointFiles) -> None:
-    """Raises an error if a record before the last one is missing, since the log would then seem to end there.
+    """Checks that no record before the last one is missing, since the log would then seem to end there.
 
-    This happens to incomplete copies. Records are written one after the other, and deleted only below the floor.
+    Records are missing from incomplete copies: a run writes them one after the other, and deletes them only below the
+    floor.
 
     Args:
         files: The files of the checkpoint.

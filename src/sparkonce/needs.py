@@ -1,4 +1,4 @@
-"""What a sink's writers need on the executors' hosts: client libraries, files, access to servers."""
+"""The requirements of a sink's writers on the executors' hosts: client libraries, files, access to servers."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from urllib.parse import urlsplit
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerNeeds:
-    """What a sink's writers need on every executor host, in addition to sparkonce and its own dependencies.
+    """The requirements of a sink's writers on each executor's host, beyond sparkonce and its dependencies.
 
     Attributes:
         modules: The modules that the writers import.
-        files: The setting and the path of each file that they read.
-        addresses: The host and port of each server that they may connect to first. One of them must respond.
+        files: The files that the writers read, as pairs of a setting and its path.
+        addresses: The servers that the writers may connect to first, as pairs of host and port. One of them must
+            respond.
         packages: The packages that must be the same build as on the driver, such as the one that contains the sink.
     """
 
@@ -31,7 +32,7 @@ def files_of(settings: Mapping[str, Any], names: Iterable[str]) -> tuple[tuple[s
 
 
 def addresses_of(text: str, port: int) -> tuple[tuple[str, int], ...]:
-    """Returns the addresses in a string, for `WorkerNeeds`, ignoring anything that is not an address.
+    """Returns the addresses in a string, for `WorkerNeeds`. Ignores anything that is not an address.
 
     Args:
         text: Hosts with or without ports, or URLs, separated by commas.

@@ -40,8 +40,8 @@ def spark_packages(
 ) -> str:
     """Returns the value of ``spark.jars.packages`` for Kafka and Avro, and for Delta, Iceberg and others.
 
-    The version of Spark's own modules must be exactly Spark's (Spark's "Structured Streaming + Kafka Integration
-    Guide", Deploying).
+    Spark's own modules must have exactly the version of Spark ("Deploying" in Spark's "Structured Streaming + Kafka
+    Integration Guide").
 
     Args:
         version: Spark's version, such as ``spark.version`` of a session; by default that of the installed PySpark.
@@ -105,7 +105,7 @@ def _coordinate(module: str, version: str) -> str:
 def missing_module(
     module: str, version: str, *, asked: str = "", jars: str = "", submitted: bool = False
 ) -> ConfigurationError:
-    """Returns the error about a module that a session lacks. It says how to get it for each way of starting Spark.
+    """Returns the error for a session that lacks a module, with the remedy for each way of starting Spark.
 
     Args:
         module: The name of the module, or its coordinate.

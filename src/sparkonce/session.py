@@ -1,7 +1,8 @@
-"""What authors of sources and sinks need from the driver's Spark session: checks, checkpoints, and staged rows.
+"""Tools for authors of sources and sinks that use the driver's Spark session: checks, checkpoints, staged rows.
 
 - `check_session`, `require_class`: refuse an invalid session, or one that lacks a class's jar
-- `driver_session`: the session of this process, for a sink that writes with it; `read_rows`: rows staged in files
+- `driver_session`: the session of this process, for a sink that writes with it
+- `read_rows`: reads rows that are staged in files
 - `checked_location`, `open_checkpoint`: the folder of a query's checkpoint, for a source that stores something there
 - `Limited`: a reader for Spark's Python data sources that limits the number of rows per batch
 - `error_message`: puts an error from Spark or Java on one line

@@ -1,14 +1,15 @@
 """The contract of a sink, and everything that your own sink imports.
 
 The user creates a `TwoPhaseCommitSink` on the driver. The driver checks it (`columns`, `preflight`) and pickles it to
-the executors, where each task attempt for a slot creates one `SinkWriter`. The driver's `SinkCommitter` finishes the
-handles.
+the executors, where each task attempt for a slot creates one `SinkWriter`. The driver's `SinkCommitter` commits or
+aborts what the writers have prepared.
 
 The names map to Flink's ``TwoPhaseCommitSinkFunction``: ``begin`` is beginTransaction, ``write`` is invoke, ``prepare``
 is preCommit, ``commit`` is both commit and recoverAndCommit, and ``abort`` is both abort and recoverAndAbort.
 
-The module also re-exports what these methods accept, return and raise: `Guarantee`, `Handle`, `transaction_fields`,
-`Finished`, `Outcome`, `Token`, `TransactionName`, `Trace`, the errors, and the number of batches that a sink remembers.
+The module also exports the types that these methods accept, return and raise: `Guarantee`, `Handle`, `Finished`,
+`Outcome`, `Token`, `TransactionName`, `Trace` and the errors; the function `transaction_fields`; and
+`SINKS_KEEP_BATCHES`, the number of batches that a sink must remember.
 """
 
 from __future__ import annotations
@@ -46,14 +47,14 @@ Facts = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
-    """The owner of transactions in a sink: a run, whose transactions carry its query and its token.
+    """A run that owns transactions in a sink. The transactions' names contain its query and its token.
 
     Attributes:
         query: The short form of the query's id; see `sparkonce.protocol.ownership.short_query`.
         token: The run's token.
         facts: The facts that `TwoPhaseCommitSink.preflight` returned in that run.
-        generation: Incremented whenever a request to end this run's transactions got no answer. The request may still
-            arrive, so a sink that reuses the names of its transactions must then switch to new names.
+        generation: Incremented whenever a request to end this run's transactions gets no answer. The request may still
+            arrive, so a sink that reuses transaction names must then switch to new ones.
     """
 
     query: str
@@ -67,10 +68,7 @@ Runs = Mapping[tuple[str, str], frozenset[Token]]
 
 
 def claimed_by(owners: Sequence[Owner]) -> Runs:
-    """Groups these runs by prefix and query.
-
-    Runs that wrote no transactions are left out: their facts have no prefix.
-    """
+    """Groups these runs by prefix and query. Leaves out runs without a prefix, which wrote no transactions."""
     found: dict[tuple[str, str], frozenset[Token]] = {}
     for owner in owners:
         if prefix := owner.facts.get("prefix"):
@@ -133,8 +131,8 @@ class Refused:
     """The rows of a record batch that a system does not accept.
 
     Attributes:
-        rows: Their indices in the record batch, ascending.
-        reasons: A sentence for each of them.
+        rows: The indices of the rows in the record batch, ascending.
+        reasons: The reason for each row, as a sentence.
     """
 
     rows: Sequence[int] = ()
@@ -142,7 +140,7 @@ class Refused:
 
 
 class SinkWriter(abc.ABC):
-    """The executor side: one task attempt's writes to one sink. Calls come from one thread, in the order given here.
+    """The executor side: one task attempt's writes to one sink. One thread calls the methods, in the order below.
 
     `begin` is called when the first rows arrive; a slot without rows gets neither `begin` nor `prepare`. Work that can
     start earlier, such as connecting, belongs in `TwoPhaseCommitSink.writer`.
@@ -161,12 +159,13 @@ class SinkWriter(abc.ABC):
         """
 
     def offer(self, rows: pa.RecordBatch) -> Refused:
-        """Writes the rows that the system accepts, and returns the others. Called instead of `write`, for all rows.
+        """Writes the rows that the system accepts, and returns the others.
 
-        Optional: see `TwoPhaseCommitSink.tells_refused`. Given the same rows, it must refuse the same ones each time.
+        Optional; see `TwoPhaseCommitSink.tells_refused`. Called instead of `write` if refused rows go to a dead-letter
+        sink. Must always refuse the same rows when it is called with the same batch.
 
         Raises:
-            PrepareError: If it is impossible to tell which rows the system refuses. The attempt is then aborted.
+            PrepareError: If the writer cannot tell which rows the system refuses. The attempt is then aborted.
         """
         self.write(rows)
         return Refused()
@@ -175,8 +174,8 @@ class SinkWriter(abc.ABC):
     def prepare(self) -> Mapping[str, str | int]:
         """Flushes, stops writing, and returns the fields with which any process can finish the transaction.
 
-        Once this returns, the system must be able to commit, and nothing more may be written to the transaction. For a
-        sink that is not EXACTLY_ONCE: flush and return an empty mapping.
+        From then on, the system must be able to commit, and nothing more may be written to the transaction. The writer
+        of a sink that is not EXACTLY_ONCE flushes, and returns an empty mapping.
 
         Raises:
             PrepareError: If any row may not have arrived.
@@ -197,46 +196,47 @@ class SinkCommitter(abc.ABC):
     def commit(self, handles: Sequence[Handle]) -> Sequence[Finished]:
         """Commits each handle once, in parallel, and returns the outcomes in the same order.
 
-        Makes one attempt. Return RETRY if the server asks for a retry or is unreachable, UNKNOWN if it is impossible to
-        tell whether the commit was applied, and DAMAGED for an open transaction that has lost rows: the driver records
-        it as void and then calls `abort`. Never raises an error for a server's response.
+        Make one attempt. Return RETRY if the server asks for a retry or is unreachable, UNKNOWN if it is impossible to
+        tell whether the commit was applied, and DAMAGED for an open transaction that has lost rows, which the driver
+        then records as void and aborts. Do not raise an error for a server's response.
         """
 
     @abc.abstractmethod
     def abort(self, handles: Sequence[Handle]) -> Sequence[Finished]:
         """Aborts exactly these transactions, so that their writers can no longer write to them.
 
-        Returns ABORTED also for transactions that are already aborted or gone, or have lost rows (never DAMAGED, which
-        would stop the query), and ALREADY_COMMITTED if it is too late.
+        Return ABORTED also for a transaction that is already aborted or gone, or that has lost rows. Return
+        ALREADY_COMMITTED for one that is committed. Never return DAMAGED, which would stop the query.
         """
 
     @abc.abstractmethod
     def list_lingering(self, owners: Sequence[Owner]) -> Sequence[Handle]:
         """Lists open transactions of exactly these runs, as handles for `abort`. Unknown slots and row counts are 0.
 
-        Includes aborted transactions that left something to delete.
+        Includes aborted transactions that left something to delete, such as a file.
         """
 
     def conclude(self, batch: int, handles: Sequence[Handle]) -> None:  # noqa: B027 - optional
         """Concludes a decided batch once its handles are all committed, before Spark considers it done.
 
-        Optional: writes what describes a whole batch, such as a list of its files, and cleans up after older batches.
-        It is called again with the same handles if a run takes over a batch that an earlier run had finished. It is not
-        called for a batch without a slot of this sink (a plan without tasks), so cleaning up must not wait for a
-        certain batch number.
+        Optional. Use it to write data about a whole batch, such as a list of its files, and to clean up after older
+        batches. It is called again with the same handles if a run takes over a batch that an earlier run had finished.
+        It is not called for a batch in which the sink has no slots, so cleanup must not depend on certain batch
+        numbers.
 
         Args:
             batch: Spark's batch id.
             handles: All handles of this sink, including slots without rows.
 
         Raises:
-            UnknownOutcomeError: If the system is currently unreachable. It is called again until the deadline.
+            UnknownOutcomeError: If the system is currently unreachable. The call is repeated until the deadline.
         """
 
     def begun_ms(self, handles: Sequence[Handle]) -> Sequence[int | None]:
         """Returns when each of these prepared transactions was begun, for a batch that has taken a long time.
 
-        Optional: by default, returns the writers' times. A server knows better, since executors' clocks differ.
+        Optional. By default, returns the times that the executors recorded. A server's times are better, since
+        executors' clocks differ.
 
         Returns:
             Milliseconds since the epoch, in the same order; None for a transaction that is not open. Use the server's
@@ -250,57 +250,55 @@ class SinkCommitter(abc.ABC):
     def before_decision(self, facts: Facts) -> str:  # noqa: ARG002 - for those that override it
         """Returns a reason to refuse the decision. Called once every slot of a batch is prepared.
 
-        Optional: detects what no writer can see, such as a target that was dropped and recreated between two writes.
+        Optional. Use it to detect what no writer can see, such as a target that was dropped and recreated between two
+        writes.
 
         Args:
             facts: The facts that `TwoPhaseCommitSink.preflight` returned in this run.
 
         Returns:
-            The reason, in which case the batch is aborted and the run stops; or an empty string. An error counts as a
+            The reason, with which the batch is aborted and the run stops; empty if there is none. An error counts as a
             reason.
         """
         return ""
 
     def check_prepared(self, handles: Sequence[Handle]) -> str:  # noqa: ARG002 - for those that override it
-        """Like `before_decision`, for reasons that only the rows of all slots together reveal, such as duplicate keys.
-
-        Optional.
-        """
+        """Like `before_decision`, for problems that only show across all slots, such as duplicate keys. Optional."""
         return ""
 
     def list_traces(self, query: str, facts: Facts) -> Sequence[Trace]:  # noqa: ARG002
         """Lists the commits of a query that the system itself remembers, which reveal an outdated copy of the log.
 
-        Optional: a system that remembers nothing, or forgets after a while, lists fewer.
+        Optional. A system that forgets its commits after a while lists only those that it still remembers.
 
         Args:
             query: The short form of the query's id.
             facts: The facts that `TwoPhaseCommitSink.preflight` returned in the current run.
 
         Returns:
-            A trace for each transaction that the system remembers as committed, with its batch if the system knows it.
-            If it does not remember which, a trace for each run that has committed something. A trace that is listed in
-            error makes the next start refuse a healthy query.
+            One trace for each committed transaction that the system remembers, with its batch if the system knows it.
+            If the system only remembers which runs have committed, one trace for each of these runs. A wrong trace
+            makes the next start refuse a healthy query.
 
         Raises:
-            UnknownOutcomeError: If the system is currently unreachable. The call is retried for a minute at most; then
-                the start logs a warning and continues, as it does immediately after an error that is not one of
-                sparkonce's.
+            UnknownOutcomeError: If the system is currently unreachable. The call is retried for a minute at most. Then
+                the start logs a warning and continues. After any error that is not a `SparkonceError`, it does so
+                immediately.
         """
         return ()
 
     def missing(self, handles: Sequence[Handle]) -> Sequence[Handle]:  # noqa: ARG002 - for those that override it
         """Lists those of these handles that the system no longer has, because it was restored to an older state.
 
-        Optional. At a start, it gets the newest batch with rows in this sink that is known to be finished, and older
-        ones if some of it is missing. Batches from before the sink's facts changed are not included.
+        Optional. A start calls it for the newest finished batch that has rows in this sink and, if any of these are
+        missing, for the older ones. It leaves out batches that were written before the sink's facts changed.
 
         Args:
             handles: Handles of this sink, all with a transaction. Each was committed, and its batch was concluded.
 
         Returns:
-            The handles that are currently not committed, but none that the system may have forgotten on its own. A
-            handle that is listed in error makes the start refuse a healthy query.
+            The handles that are not committed now. Leave out those that the system may have forgotten in the normal
+            course: a handle that is listed by mistake makes the start refuse a healthy query.
 
         Raises:
             UnknownOutcomeError: If the system is currently unreachable.
@@ -312,13 +310,13 @@ class SinkCommitter(abc.ABC):
 
 
 class Monitor(abc.ABC):
-    """Checks for things that hold up the readers of a sink's rows, in a thread of its own, while the query runs."""
+    """Checks whether anything blocks the readers of a sink's rows, in a separate thread while the query runs."""
 
     @abc.abstractmethod
     def poll(self, batch_s: float) -> None:
         """Checks once, and logs what the operator has to act on.
 
-        Must not use what batches need, such as their connections. Its errors are logged at DEBUG level and end nothing.
+        Must not use resources that batches need, such as their connections. Errors are only logged, at DEBUG level.
 
         Args:
             batch_s: The duration of the query's last batch, in seconds.
@@ -335,7 +333,8 @@ class TwoPhaseCommitSink(abc.ABC):
     Implement it for your own system, and test it with `sparkonce.testing.conformance`.
 
     Args:
-        name: The sink's name, unique within the query and the same after a restart: the log finds handles by it.
+        name: The sink's name. It must be unique within the query, and the same after a restart, because the log refers
+            to the sink by its name.
         guarantee: The level at which the sink is run.
     """
 
@@ -348,28 +347,28 @@ class TwoPhaseCommitSink(abc.ABC):
 
     @property
     def promise(self) -> Guarantee:
-        """The guarantee that readers get. Defaults to `guarantee`, at which the sink is run.
+        """The guarantee that readers get. Defaults to `guarantee`.
 
-        A system that cannot distinguish a repeated commit from the first one promises less.
+        It is lower for a system that cannot distinguish a repeated commit from the first one.
         """
         return self.guarantee
 
     @property
     def tells_refused(self) -> bool:
-        """True if its writers report which rows the system refuses (`SinkWriter.offer`), so they can go elsewhere."""
+        """True if the writers report refused rows (`SinkWriter.offer`), which can then go to a dead-letter sink."""
         return False
 
     @property
     def takes_dead_letters(self) -> bool:
         """True if the sink may be used for rows that another sink refuses.
 
-        False if its system may refuse a row after the decision, when it is too late to send that row anywhere else.
+        False if the system may refuse a row after the decision, when it is too late to send the row anywhere else.
         """
         return True
 
     @property
     def writes_with_session(self) -> bool:
-        """True if its committer writes with the driver's classic Spark session, which Spark Connect does not have."""
+        """True if the committer writes with the driver's classic Spark session, which Spark Connect does not have."""
         return False
 
     @property
@@ -381,48 +380,51 @@ class TwoPhaseCommitSink(abc.ABC):
     def kafka_settings(self) -> Mapping[str, Any] | None:
         """The settings of the sink's Kafka cluster, under librdkafka's names; None if it does not write to Kafka.
 
-        With them, `sparkonce.explain` queries the brokers for their limits and judges Kafka's readers, a start warns if
-        the query reads its own `target_name`, and `GroupOffsets` may add offsets to the sink's transactions.
+        `sparkonce.explain` uses them to query the brokers' limits and to judge Kafka's readers. A start uses them to
+        warn if the query reads its own `target_name`. `GroupOffsets` may add offsets to the sink's transactions.
         """
         return None
 
     def partitions(self) -> int | None:
-        """Returns the number of partitions of the target, for a sink that routes rows by their column ``partition``.
+        """Returns the target's number of partitions, for a sink that routes rows by their ``partition`` column.
 
-        A start then refuses rows whose column comes from a source with more partitions.
+        A start refuses a query whose ``partition`` column comes from a source with more partitions.
 
         Returns:
-            The number, 0 if unknown, or None if the column does not choose a partition.
+            The number; 0 if unknown; None if the sink does not route rows by that column.
         """
         return None
 
     def checked(self, rows: DataFrame, mark: str = "") -> DataFrame:  # noqa: ARG002 - for those that override it
-        """Returns the same rows, with a computation that fails for rows that the system would refuse after deciding.
+        """Adds a check to the rows that fails for rows that the system would only refuse after the decision.
 
         Called on the driver for each batch. By default, nothing is checked.
 
         Args:
             rows: The sink's rows.
-            mark: The name of a column to add if refused rows go to a sink of dead letters. It contains the reason why
-                the system would refuse the row, or null. The computation then must not fail.
+            mark: The name of a column to add if refused rows go to a dead-letter sink; otherwise empty. The column
+                contains the reason why the system would refuse the row, or null. The check must then not fail.
+
+        Returns:
+            The same rows, with the check.
         """
         return rows
 
     def conditions(self) -> Sequence[str]:
-        """Returns the conditions that the system and its readers must meet for the promise to hold, one sentence each.
+        """Returns the conditions under which the promise holds, for `sparkonce.explain`.
 
-        `sparkonce.explain` shows them. For example "readers use isolation.level=read_committed".
+        Each is a clause about the system or its readers, such as "readers use isolation.level=read_committed".
         """
         return ()
 
     def use_checkpoint(self, files: CheckpointFiles) -> None:  # noqa: B027 - optional
         """Receives the checkpoint's files, on the driver, at the start.
 
-        A sink that stores rows there refuses a second query's.
+        A sink that stores rows in a checkpoint refuses the checkpoint of a second query.
         """
 
     def use_folders(self, open_folder: Callable[[str], CheckpointFiles]) -> None:  # noqa: B027 - optional
-        """Opens folders that were passed to the sink by URL, on the driver, before `use_checkpoint`."""
+        """Opens the folders that the sink got as URLs, on the driver, before `use_checkpoint`."""
 
     def columns(self, schema: pa.Schema) -> Sequence[str]:
         """Returns the columns that the sink writes. Defaults to all.
@@ -440,7 +442,7 @@ class TwoPhaseCommitSink(abc.ABC):
             recorded: The facts that the newest run in the log returned; None at the first start.
 
         Returns:
-            The facts that the log records, and that writers and sweeps get as ``owner.facts``.
+            The facts to record in the log. Writers and sweeps get them as ``owner.facts``.
 
         Raises:
             PreflightError: If a setting does not allow the guarantee. The message names it and its value.
@@ -448,15 +450,15 @@ class TwoPhaseCommitSink(abc.ABC):
         return {}
 
     def transaction_timeout_s(self, facts: Facts) -> float | None:  # noqa: ARG002 - for those that override it
-        """Returns how many seconds a transaction may stay open before the system aborts it; None if it never does."""
+        """Returns the seconds after which the system aborts an open transaction; None if it never does so."""
         return None
 
     def longest_lived(self, facts: Facts) -> Facts:
-        """Returns facts with the longest timeout that the system allows, for a batch that needs it. Optional."""
+        """Returns the facts with the longest timeout that the system allows, for a batch that needs it. Optional."""
         return facts
 
     def monitor(self, query: str, facts: Facts) -> Monitor | None:  # noqa: ARG002 - for those that override it
-        """Creates the sink's monitor. Returns None if other applications cannot hold up the readers of its rows.
+        """Creates the sink's monitor. Returns None if other applications cannot block the readers of its rows.
 
         Args:
             query: The short form of the query's id.
@@ -465,7 +467,7 @@ class TwoPhaseCommitSink(abc.ABC):
         return None
 
     def worker_needs(self) -> WorkerNeeds:
-        """Returns what the writers need on the executors' hosts, which is checked before the first batch. Optional."""
+        """Returns what the writers need on the executors' hosts. It is checked before the first batch. Optional."""
         return WorkerNeeds()
 
     @abc.abstractmethod

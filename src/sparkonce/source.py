@@ -3,12 +3,13 @@
 A query can read any Spark source that stores its offsets in the checkpoint. A `Source` tells sparkonce what only its
 author knows: how `sparkonce.explain` judges it, what a start checks, and how many rows lie between two offsets.
 
-A package lists its sources in the entry point group ``sparkonce.sources``. The name is the one passed to
-``spark.readStream.format(…)``, the value is ``module:class`` of the `Source`. It is loaded when a query has that
-format.
+A package lists its sources in the entry point group ``sparkonce.sources``. An entry's name is the format's name, as
+passed to ``spark.readStream.format(…)``; its value is ``module:class`` of the `Source`. The class is loaded when a
+query uses that format.
 
-The module also exports what the methods accept and return and, for a source that stores something in the query's
-checkpoint, `CheckpointFiles` with the results of its ``put``, and `SparkCheckpoint`, which shows the query's progress.
+The module also exports the types that a source's methods accept and return. A source that stores something in the
+query's checkpoint uses `CheckpointFiles`, with the results of its ``put``, and `SparkCheckpoint`, which shows the
+query's progress.
 """
 
 from __future__ import annotations
@@ -67,9 +68,9 @@ class SourceFacts:
     """A streaming source of a query.
 
     Attributes:
-        format: The name of its format in lower case, for example ``kafka``.
-        options: Its options, with lower-case names; None if unknown, as from a checkpoint.
-        where: What it reads, for display: its topics, folder or table.
+        format: The name of the source's format in lower case, for example ``kafka``.
+        options: The source's options, with lower-case names; None if unknown, because it was found in a checkpoint.
+        where: The topics, folder or table that the source reads, for display.
     """
 
     format: str
@@ -77,24 +78,24 @@ class SourceFacts:
     where: str = ""
 
     def is_true(self, option: str) -> bool:
-        """Returns True if an option, given in lower case, is set to true."""
+        """Returns True if an option, named in lower case, is set to true."""
         return (self.options or {}).get(option, "").strip().lower() == "true"
 
     def is_false(self, option: str) -> bool:
-        """Returns True if an option, given in lower case, is set to false."""
+        """Returns True if an option, named in lower case, is set to false."""
         return (self.options or {}).get(option, "").strip().lower() == "false"
 
 
 class Source(abc.ABC):
     """Describes a streaming source to sparkonce. Only `judge` is required.
 
-    One object serves all queries of a process. Its module is loaded only on the driver. Import clients where they are
-    used, because a command may load the source without them.
+    One object serves all queries of a process. Its module is loaded only on the driver. Import client libraries inside
+    the methods that use them, because commands load the source even where no client is installed.
     """
 
     @abc.abstractmethod
     def judge(self, source: SourceFacts, downtime: str) -> Iterable[Finding]:
-        """Judges what the source guarantees, for `sparkonce.explain`.
+        """Judges the source's guarantee, for `sparkonce.explain`.
 
         Args:
             source: The source in a query.
@@ -109,7 +110,7 @@ class Source(abc.ABC):
         return False
 
     def describe_offset(self, offset: Any) -> str | None:  # noqa: ARG002 - for those that override it
-        """Describes what the source reads, given an offset in a checkpoint, for `sparkonce.explain`.
+        """Describes, for `sparkonce.explain`, what the source reads, from an offset in a checkpoint.
 
         Args:
             offset: The offset of any source, parsed from Spark's JSON.
@@ -125,7 +126,7 @@ class Source(abc.ABC):
         The number is used to group small batches into fewer slots, and to estimate the duration of a batch.
 
         Returns:
-            The number; None if the offsets do not count rows, or do not belong to this source.
+            The number of rows; None if the offsets do not count rows, or do not belong to this source.
         """
         return None
 
@@ -142,7 +143,7 @@ class Source(abc.ABC):
         """
 
     def worker_needs(self, source: SourceFacts) -> WorkerNeeds:  # noqa: ARG002 - for those that override it
-        """Returns what tasks that read the source need on the executors' hosts, which is checked at the start."""
+        """Returns what the source's tasks need on the executors' hosts. A start checks it."""
         return WorkerNeeds()
 
 
@@ -150,7 +151,7 @@ def registered(form: str) -> Source | None:
     """Returns the source that a package has registered for a format; None if there is none.
 
     Raises:
-        ConfigurationError: If it cannot be loaded.
+        ConfigurationError: If the source cannot be loaded.
     """
     return None if form.lower() in BUILT_IN or form.lower() not in _entries() else _loaded(form.lower())
 

@@ -1,11 +1,12 @@
 """A function as a sink, and the base class for sinks whose rows wait in the checkpoint until their batch is decided.
 
-`WriteAheadSink` turns a function into a sink. The function receives an `ApplyToken`, and may return `SKIPPED` or raise
-`RefusedError` and `RetryLaterError`; `Applies` specifies how it applies rows.
+`WriteAheadSink` turns a function into a sink. The function receives an `ApplyToken`. It may return `SKIPPED`, and may
+raise `RefusedError` or `RetryLaterError`. `Applies` states the effect of calling it twice with the same token.
 
 To support a system without transactions in your own sink, extend `WriteAheadSink`. Executors write files with a
 `WriteAheadWriter`. On the driver, a `WriteAheadCommitter` commits them by calling an `Application` once for each `Unit`
-of files. A file is an `Entry` in the `WriteAheadFolder`, which `read` reads; `put_note` stores a note next to them.
+of files. Each file has an `Entry` in the `WriteAheadFolder`. `read` returns the rows of files, and `put_note` stores a
+note next to them.
 """
 
 from __future__ import annotations

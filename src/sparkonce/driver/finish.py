@@ -31,8 +31,8 @@ class BatchFinisher:
 
     Args:
         sinks: The sinks of the run.
-        sweeper: The sweeper, which is told to avoid names for which a request may still arrive.
-        patience_s: How long outcomes that are not final are retried.
+        sweeper: The sweeper, which avoids transaction names for which a request may still arrive.
+        patience_s: How long handles without a final outcome are retried, in seconds.
         failure: Records the advice for a stop.
     """
 
@@ -46,7 +46,7 @@ class BatchFinisher:
         self._batch: int | None = None
 
     def finish(self, effect: do.Finish) -> on.Event:
-        """Commits the handles once, and then pauses if some of the outcomes are not final."""
+        """Tries once to commit the handles, and then pauses if some outcomes are not final."""
         if effect.batch != self._batch:
             self._batch, self._lost = effect.batch, {}
         if effect.attempt == 0:
@@ -88,13 +88,13 @@ class BatchFinisher:
             self._sweeper.leave_names(handle.sink)
 
     def _advice_if_lost(self) -> str:
-        """Returns what to do about lost transactions; empty if a longer timeout is all that they need."""
+        """Returns the next step for lost transactions; empty if they only need a longer timeout."""
         times_out = {life.sink for life in self._sinks.lives(self._lost)}
         taken = [one for name, one in self._lost.items() if name not in times_out or one.outcome is Outcome.DAMAGED]
         return taken_away(one.next_step or one.reason for one in taken) if taken else ""
 
     def _check_can_heal(self, batch: int, handle: Handle) -> None:
-        """Refuses to heal a sink that no longer has transactions: an amendment would name the lost one forever."""
+        """Refuses to heal a sink that is no longer EXACTLY_ONCE, since it cannot replace the lost transaction."""
         guarantee = self._sinks.by_name[handle.sink].guarantee
         if guarantee is Guarantee.EXACTLY_ONCE:
             return
@@ -161,7 +161,7 @@ def _check_aborted(handle: Handle, answer: Finished) -> None:
 def _commit_or_abort(
     committer: SinkCommitter, handles: Sequence[Handle], void: frozenset[tuple[str, int]]
 ) -> Sequence[Finished]:
-    """Commits the handles, but aborts those that the log has made void."""
+    """Commits the handles, but aborts those that are void."""
     aborted = [handle for handle in handles if handle.key in void]
     committed = [handle for handle in handles if handle.key not in void]
     answers: dict[Handle, Finished] = {}

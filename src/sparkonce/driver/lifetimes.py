@@ -1,8 +1,8 @@
 """Keeps a batch from outliving its transactions, which systems abort after a timeout.
 
-Before the decision, `too_old` refuses a batch with a transaction that may not live until it is committed. A batch that
-takes longer than its transactions live is undone and written again, with all rows computed before the first transaction
-opens; see `sparkonce.driver.write`. `Pace` estimates from the previous batch which batches are written so at once.
+Before the decision, `too_old` refuses a batch with a transaction that may time out before its commit. A batch that has
+outlived its transactions is undone and written again, with all rows computed before the first transaction opens; see
+`sparkonce.driver.write`. If `Pace` expects a batch to take that long, its rows are computed first from the start.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from sparkonce.protocol.handles import Handle
 logger = logging.getLogger("sparkonce")
 
 _MARGIN, _MARGIN_S = 0.1, 30.0
-"""The remaining life that a transaction needs when its batch is decided: this fraction of it, and this many seconds."""
+"""The lifetime that a transaction must have left when its batch is decided: this fraction of it, and these seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lifetime:
-    """How many seconds the transactions of a sink may stay open."""
+    """The number of seconds that the transactions of a sink may stay open."""
 
     sink: str
     seconds: float
@@ -34,15 +34,15 @@ def too_old(
     life: Lifetime,
     begun_ms: Callable[[Sequence[Handle]], Sequence[int | None]],
 ) -> str:
-    """Returns a message if a transaction of a sink is lost, or may be before it is committed; empty if none is.
+    """Returns a message if a transaction has timed out, or may do so before its commit; empty otherwise.
 
-    The server is queried only after half of the transactions' lifetime. Its clock gives exact age differences between
-    the transactions, none of which is older than the write. The clocks of the executor and the driver are used only
-    where they make a transaction older, never younger.
+    The server is queried only after half of the transactions' lifetime. A transaction's age is computed from the start
+    times that the server and the executor report, and the greater age counts, since their clocks may differ. The age
+    cannot exceed that of the write, less the time by which the transaction started after the first one.
 
     Args:
         handles: The sink's handles that have a transaction.
-        took_s: The time since the write began.
+        took_s: The time since the write began, in seconds.
         now_s: The current time, in seconds since the epoch.
         life: The lifetime of the sink's transactions.
         begun_ms: See `SinkCommitter.begun_ms`.
@@ -74,7 +74,7 @@ class Pace:
         self._rows: int | None = None
 
     def expected_s(self, rows: int | None) -> float:
-        """Estimates how many seconds a batch takes: as many as the last one, scaled by the number of rows if known."""
+        """Estimates a batch's duration in seconds: that of the last batch, scaled by the number of rows if known."""
         if rows is None or not self._rows:
             return self._took_s
         return self._took_s * rows / self._rows

@@ -28,19 +28,19 @@ def is_store_outage(error: BaseException | None) -> bool:
 
 
 def never() -> bool:
-    """Returns False. Used where a query cannot be stopped while it waits."""
+    """Returns False. Used for waits during which the query cannot be stopped."""
     return False
 
 
 class Outage:
-    """The retries of one step of a run, with a time limit that all of its calls share.
+    """Retries the calls of one step of a run, within a time limit that they share.
 
     Args:
-        patience_s: How long calls are retried, starting at the first failure. 0: never.
+        patience_s: The time limit in seconds, counted from the first failure. With 0, nothing is retried.
         is_stopped: Returns True if the query was stopped, which ends the retries.
         first_pause_s: The first pause between two attempts. It doubles with each attempt.
         longest_pause_s: The longest pause.
-        silent_s: How long to wait before logging. Servers often need only a moment.
+        silent_s: The seconds after which a wait is logged. Servers often need only a moment.
     """
 
     def __init__(
@@ -64,11 +64,11 @@ class Outage:
     def retry(
         self, call: Callable[[], Answer], doing: str = "", *, again: Callable[[Exception], bool] = is_outage
     ) -> Answer:
-        """Calls until the call succeeds, raises an error that a retry cannot fix, or the time limit is reached.
+        """Repeats a call until it succeeds, raises an error that a retry cannot fix, or the time limit is reached.
 
         Args:
             call: The call.
-            doing: What is blocked meanwhile, for the log.
+            doing: What the failure prevents, as a clause for the log.
             again: Returns True if a retry may succeed after this error.
 
         Raises:
@@ -111,7 +111,7 @@ class Outage:
 
     @property
     def has_waited(self) -> bool:
-        """True if there was a pause since the last success."""
+        """True if there has been a pause since the last success."""
         return self._pauses > 0
 
     def in_vain(self) -> str:
@@ -134,17 +134,17 @@ def _told(error: Exception) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """How long a run waits.
+    """The time limits and intervals of a run, in seconds.
 
     Attributes:
-        outage_patience_s: The longest wait for a system that is unreachable or full, in each phase of a batch: while it
-            is written, decided and committed. Then the query stops. Nothing is lost: the next run continues. At a
-            start, the wait for sinks to list their traces is also limited to a minute.
-        sweep_every_s: The time between two sweeps of the run's own transactions if nothing suggests a losing attempt;
-            0: sweep at the end of each batch.
+        outage_patience_s: The longest wait for a system that is unreachable or full, for each of the three steps of a
+            batch: its write, its decision and its commit. Then the query stops. No row is lost: the next run continues.
+            At a start, sinks have at most a minute to list their traces.
+        sweep_every_s: The time between two sweeps of the run's own transactions if there is no sign of a losing
+            attempt. With 0, each batch ends with a sweep.
         sweep_in_background: True to sweep in a thread, so that batches do not wait for it.
-        monitor_every_s: The time between two checks of the sinks for foreign transactions that block their readers; 0:
-            never.
+        monitor_every_s: The time between two checks for other applications' transactions that block the readers of the
+            sinks. With 0, there are no checks.
     """
 
     outage_patience_s: float = 300.0

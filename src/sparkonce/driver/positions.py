@@ -1,7 +1,7 @@
 """Reporters publish a query's positions, that is, how far it has read. Their errors are logged as warnings.
 
-There is one exception: a reporter that adds to a prepared transaction and gets no answer must object. The request is
-still in flight and may change the transaction after its commit, so the batch is aborted.
+There is one exception: a reporter that adds offsets to a prepared transaction and gets no answer must object to the
+decision. Its request may arrive after the commit and change the transaction, so the batch is aborted.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class PositionReporter(Protocol):
         """Called when a batch is prepared, with its handles and one end offset per source.
 
         Returns:
-            Why the batch must not be decided, or an empty string. An error counts as a reason.
+            The reason why the batch must not be decided; empty if there is none. An error counts as a reason.
         """
 
     def after_finish(self, sources: Sequence[str]) -> None:
-        """Called when the batch with these end offsets is finished, in this run or an older one."""
+        """Called when the batch with these end offsets is finished, even if an older run has decided it."""
 
     def close(self) -> None:
         """Releases connections."""

@@ -1,4 +1,4 @@
-"""Sums up what a batch did and how long each phase took."""
+"""Sums up a committed batch, with the time that each phase took."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class BatchProgress:
         batch: Spark's batch id.
         rows: The number of rows written, by sink. Rows that a table's own triggers or rules discard are included.
         transactions: The number of committed transactions.
-        recovered: True if the batch had been decided before this run asked for it.
+        recovered: True if the batch was already decided when Spark passed it to this run.
         healed: The number of lost transactions that were rewritten.
         seconds: The wall time of each phase that the batch went through.
-        finished_at_ms: When it was done, in milliseconds since the epoch by the driver's clock.
+        finished_at_ms: When the batch was done, in milliseconds since the epoch by the driver's clock.
     """
 
     batch: int
@@ -35,7 +35,7 @@ class BatchProgress:
 
     @classmethod
     def of(cls, done: Done, sinks: Sequence[str], seconds: dict[str, float]) -> BatchProgress:
-        """Sums up a batch that has just been completed, for the sinks that took part in its decision."""
+        """Sums up a batch that has just been committed. ``sinks`` are those that took part in its decision."""
         return cls(
             batch=done.batch,
             rows=rows_by_sink(done.handles, sinks),
@@ -69,14 +69,14 @@ class Stopwatch:
     _since: float = field(default_factory=time.monotonic)
 
     def spent(self, phase: Phase) -> None:
-        """Adds the time since the last call to a phase."""
+        """Adds the time since the last call to the phase's total."""
         now = time.monotonic()
         self.seconds[phase.value] = self.seconds.get(phase.value, 0.0) + now - self._since
         self._since = now
 
 
 def rows_by_sink(handles: Sequence[Handle], sinks: Sequence[str] = ()) -> dict[str, int]:
-    """Counts rows by sink. Includes the given sinks even if they have no handles: a view may have no slots at all."""
+    """Counts rows by sink. Includes ``sinks`` even without handles, since a view of a batch may have no slots."""
     rows = dict.fromkeys(sinks, 0)
     for handle in handles:
         rows[handle.sink] = rows.get(handle.sink, 0) + handle.rows

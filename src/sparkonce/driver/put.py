@@ -30,9 +30,9 @@ class LogWriter:
 
     Args:
         log: The log.
-        patience_s: How long to wait for a full or unreachable store.
+        patience_s: How long to wait for a full or unreachable store, in seconds.
         failure: Records why a put failed.
-        grown_old: Returns a message if a transaction that a decision names has become too old; empty if none has.
+        grown_old: Returns a message if a transaction of the batch being decided has become too old; empty if none has.
     """
 
     def __init__(self, log: DecisionLog, patience_s: float, failure: Failure, grown_old: Callable[[], str]) -> None:
@@ -79,10 +79,10 @@ class LogWriter:
         return on.PutLanded(position=effect.position, floor=floor)
 
     def _meanwhile(self, effect: do.Put, view: LogView) -> on.Event | None:
-        """Returns the event that makes retrying a put pointless; None if its position may still be free.
+        """Returns the event with which a put ends if its position is taken; None if the put should be retried.
 
         Raises:
-            OSError: If the record must no longer be put.
+            OSError: If a transaction that the record names has become too old.
         """
         if self.went_on(view) and (standing := self._log.standing(effect.position)) is not None:
             return on.PutTaken(position=effect.position, standing=standing, floor=self._log.floor())
@@ -97,10 +97,7 @@ class LogWriter:
         return None
 
     def went_on(self, view: LogView) -> bool:
-        """Returns True if the log has a record that this run does not know.
-
-        If the log cannot be read, returns False.
-        """
+        """Returns True if the log has records beyond the view. Returns False if the log cannot be read."""
         try:
             return self._log.read(view).end > view.end
         except (OSError, LogViolation, errors.LogError) as error:
@@ -108,7 +105,7 @@ class LogWriter:
             return False
 
     def tidy(self, effect: do.RaiseFloor | do.DeleteBelow, work: BatchWork) -> on.Event:
-        """Raises the floor, or deletes the records below it, which must wait until the floor is durable."""
+        """Raises the floor, or deletes the records below it. Waits for a full or unreachable store."""
         outage = Outage(self._patience_s, is_stopped=work.is_stopped)
         doing = f"old records of the decision log {self._log.location} could not be tidied away"
         try:

@@ -51,7 +51,7 @@ class RunDriver:
         listener: Called with each phase.
         library: The library's version, for the claim.
         moved: True if the log was moved here, not copied.
-        accept_lost: For each sink, the newest batch that its server may have lost.
+        accept_lost: For each sink, the newest batch that may be missing from its server.
         reporters: The reporters of the query's positions.
         topics: Maps the topic ids in the log to the topic ids to record in the claim.
         known: The state of a run that another process began. By default, the run begins here.
@@ -163,7 +163,7 @@ class RunDriver:
 
     @property
     def opened_s(self) -> float | None:
-        """The earliest time at which the batch may have opened a transaction, by `time.monotonic`; None before that."""
+        """The earliest time (`time.monotonic`) at which the batch may have opened a transaction; None before that."""
         return self._writer.opened_s
 
     def lifetimes_s(self) -> dict[str, float]:
@@ -171,7 +171,7 @@ class RunDriver:
         return {life.sink: life.seconds for life in self._sinks.lives(self._sinks.transactional)}
 
     def run_batch(self, asked: on.BatchAsked, work: BatchWork, rows: int | None = None) -> BatchProgress:
-        """Commits a batch, from whatever state it is in.
+        """Commits a batch, whether it is new, decided or partly committed.
 
         Args:
             asked: The batch.
@@ -195,7 +195,7 @@ class RunDriver:
         watch: Stopwatch,
         until: tuple[type[do.Effect], ...] = (do.Done,),
     ) -> Any:
-        """Carries out effects until the coordinator requests one of the given types, and returns that one.
+        """Carries out effects until the coordinator requests one of the types in ``until``, and returns that effect.
 
         Args:
             first: The first event, or an effect that the coordinator requested in another process.
@@ -224,8 +224,8 @@ class RunDriver:
             cause = self._failure.cause
             self._die()
             if isinstance(cause, errors.StaleServerError):
-                # A sink found this problem before the decision. Its message says what to do, and everything open is
-                # aborted.
+                # A sink raised this before the decision. All open transactions are aborted, and the error's own next
+                # step is better than the general one.
                 raise cause
             raise stop_error(effect, batch, self._failure.advice) from cause
         return effect
@@ -271,7 +271,7 @@ class RunDriver:
                 raise TypeError(f"no way to perform {effect!r}")
 
     def _confirmed(self, stop: do.Stop, work: BatchWork) -> do.Stop:
-        """Reads the log once more before rows are reported as lost: a newer run may have healed the batch meanwhile.
+        """Reads the log again before rows are reported as lost, since a newer run may have healed the batch.
 
         Raises:
             LogError: If the log cannot be read.
@@ -290,7 +290,7 @@ class RunDriver:
         elif effect.best_effort:
             self._sweeper.sweep_now(effect.runs)
         else:
-            # A sink that was EXACTLY_ONCE in an earlier run may also have left transactions open.
+            # Include sinks that were EXACTLY_ONCE in an earlier run, since they may have left transactions open.
             names = {name for run in effect.runs for name, facts in run.sinks if dict(facts).get("prefix")}
             names.update(self._sinks.transactional)
             known = [name for name in self._sinks.by_name if name in names]
@@ -315,7 +315,7 @@ class RunDriver:
         self._close(sweep=self.state.phase is Phase.IDLE)
 
     def end(self) -> None:
-        """Closes the run after waiting a few seconds for losing task attempts of the last batch to end; see `close`."""
+        """Closes the run, after waiting a few seconds for the last batch's losing task attempts to end."""
         self._sweeper.let_losers_end()
         self.close()
 

@@ -30,7 +30,7 @@ class RunSinks:
         transactional: The names of the sinks whose writes are transactions (EXACTLY_ONCE).
         direct: The names of the sinks that write before the decision, without transactions (AT_LEAST_ONCE).
         after: The names of the sinks that write after the decision (AT_MOST_ONCE).
-        claim: The run's claim, with the facts that its preflight found. Set once that is done.
+        claim: The run's claim, with the facts from its preflight. Set after the preflight.
         live_long: True if transactions may stay open as long as each system allows.
     """
 
@@ -56,7 +56,7 @@ class RunSinks:
 
     def facts(self, name: str) -> Facts:
         """Returns the facts that this run's preflight found about a sink."""
-        # Use a local reference, since `live_longest` in another thread may replace the attribute.
+        # Read the attribute once, since `live_longest` may replace it in another thread.
         found = self._facts
         if name not in found:
             facts = dict(dict(self.claim.sinks)[name])
@@ -79,7 +79,7 @@ class RunSinks:
         return Owner(query=short_query(run.query), token=run.token, facts=dict(dict(run.sinks)[name]))
 
     def lives(self, names: Iterable[str]) -> list[Lifetime]:
-        """Lists how long transactions may live, for those of these sinks whose transactions time out."""
+        """Lists the lifetimes of these sinks' transactions. Sinks whose transactions never time out are left out."""
         return [life for name in names if (life := self._life(name)) is not None]
 
     def _life(self, name: str) -> Lifetime | None:
@@ -90,7 +90,7 @@ class RunSinks:
         return found[name]
 
     def monitors(self) -> list[Monitor]:
-        """Creates the monitors that watch for foreign transactions blocking these sinks' readers."""
+        """Creates the monitors of the sinks that have one."""
         query = short_query(self.claim.query)
         made = [sink.monitor(query, self.facts(name)) for name, sink in self.by_name.items()]
         return [one for one in made if one is not None]
@@ -134,13 +134,13 @@ class RunSinks:
 
 
 class Monitors:
-    """A thread that lets sinks check, at the start of a run and then regularly, for what blocks their readers.
+    """A thread that polls the sinks' monitors at the start of a run and regularly afterwards.
 
-    No batch waits for it, and neither does the end of the run.
+    Neither a batch nor the end of the run waits for the thread.
 
     Args:
         make: Creates the monitors, in the thread.
-        every_s: The time between two checks; 0: there is no thread.
+        every_s: The time between two checks, in seconds. With 0, there is no thread.
 
     Attributes:
         batch_s: The duration of the last batch.
@@ -158,7 +158,7 @@ class Monitors:
             threading.Thread(target=self._run, name="sparkonce-monitor", daemon=True).start()
 
     def close(self) -> None:
-        """Ends the thread, after a check that is under way."""
+        """Ends the thread once the check in progress is done."""
         self._closed.set()
 
     def _run(self) -> None:

@@ -32,7 +32,7 @@ class Handover:
 
     Attributes:
         state: The coordinator's state without the log, which is read again.
-        position: The end of the log. A record at this position belongs to another run.
+        position: The end of the log. A record that is found there later belongs to another run.
         effect: The write that the tasks carry out.
         owners: The owner of the transactions in each sink.
         opened_s: The earliest time at which a transaction may have been opened, by `time.monotonic`, which is the same
@@ -72,8 +72,8 @@ class SplitRun(RunDriver):
             return Handover(
                 state=replace(self.state, view=LogView()),
                 position=self.state.view.end,
-                # During healing, the tasks write all slots, because no more slots can be requested once they have
-                # ended.
+                # During healing, the tasks write all slots, because they cannot be run again for slots that turn out
+                # to be missing.
                 effect=replace(effect, only=None),
                 owners=self._writer.owners(effect.sinks, self.state),
                 opened_s=opened_s,
@@ -97,10 +97,7 @@ class SplitRun(RunDriver):
             return self._note_done(self._carry_out(handover.effect, handover.batch, work, watch), watch)
 
     def _needed(self, handles: Sequence[Handle]) -> Sequence[Handle]:
-        """Keeps only the transactions with the lost rows, if the batch is being healed.
-
-        The others are swept afterwards.
-        """
+        """Returns the handles. During healing, drops transactions without lost rows, which are swept afterwards."""
         writing, known = writing_of(self.state), self.state.finishing
         if known is None or writing.only is None:
             return handles
@@ -117,12 +114,12 @@ class SplitRun(RunDriver):
 
     @property
     def owned(self) -> tuple[Claim, Token]:
-        """The run's claim."""
+        """The run's claim and its token."""
         return self.state.claim, token_of(self.state)
 
 
 def resumed(handover: Handover, log: DecisionLog) -> State:
-    """Returns the coordinator's state as it was handed over.
+    """Returns the coordinator's state from a handover.
 
     Raises:
         SupersededError: If another run has claimed the query meanwhile.
@@ -145,7 +142,7 @@ def continued(claim: Claim, token: Token, view: LogView, sinks: Sequence[str], *
 
 
 class _Written:
-    """The work of tasks that have ended or not yet begun; see `sparkonce.driver.work.BatchWork`."""
+    """A `sparkonce.driver.work.BatchWork` for a process that runs no tasks: they have ended or not yet begun."""
 
     def __init__(
         self, handles: Sequence[Handle], *, loser_possible: bool = False, taken: Callable[[], None] | None = None

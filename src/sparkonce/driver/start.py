@@ -1,13 +1,13 @@
-"""The checks of a start: what must be true before a run claims the log, and before it finishes or writes a batch.
+"""The checks at a start, before a run claims the log and before it finishes or writes a batch.
 
-- `check_before_claim` reads the log, checks every sink, and refuses a log that knows less than a server.
+- `check_before_claim` reads the log, checks every sink, and refuses a log that lacks commits that a server remembers.
 - `check_servers` detects a server that was restored to an older state: from a backup, by failing over to a replica that
-  lagged, or because a disk lost confirmed writes. Rows that readers have already seen are missing there, and Spark does
-  not write them again.
+  lagged, or because a disk lost confirmed writes. The server then lacks rows that readers have already seen, and Spark
+  would not write them again.
 - `ResumePoint` finds the batch at which a query resumes, from its checkpoint and log alone.
 - `mend` repairs Spark's checkpoint after the machine crashed. Spark never calls fsync, so a file that it wrote in the
-  last half minute before a power failure may exist but be empty. A run makes Spark's files durable before each
-  decision, so an empty file either belongs to no decision, or its content is in the log.
+  last half minute before a power failure may be empty afterwards. A run makes Spark's files durable before each
+  decision, so either no decision needs an empty file, or the log has its content.
 """
 
 from __future__ import annotations
@@ -49,20 +49,21 @@ def check_before_claim(
     *,
     all_given: bool = True,
 ) -> tuple[LogView, SinkFacts]:
-    """Reads the log, checks every sink, and refuses a log that knows less than a server.
+    """Reads the log, checks every sink, and refuses a log that lacks commits that a server remembers.
 
     Args:
         sinks: The sinks, by name.
         committer: Returns the committer of a sink.
         log: The query's decision log.
         query: The short form of the query's id.
-        deadline_s: How long, in seconds, requests to the store and the sinks are retried. For traces, a minute at most.
+        deadline_s: The time limit for retrying requests to the store and the sinks, in seconds. For traces, it is at
+            most a minute.
         all_given: False if the query may have more sinks.
 
     Raises:
         LogError: If the log contains what no run of sparkonce can have written.
         PreflightError: If a system does not allow the guarantee.
-        StaleLogError: If a server knows more than the log.
+        StaleLogError: If a server remembers commits that the log does not contain.
     """
     view = read_log(log, outage=Outage(deadline_s))
     recorded = recorded_facts(view)
@@ -75,8 +76,8 @@ def check_before_claim(
         for name, known in facts.items()
         if sinks[name].guarantee is Guarantee.EXACTLY_ONCE
     }
-    # A run writes its decision before it commits. So if this is the log of the runs that left the traces, it contains
-    # their decisions by now.
+    # A run decides a batch before it commits it, so the log has the decision of every commit that was just listed,
+    # unless it is an old copy. The view may end before some of them.
     listed_at, view = view.end, read_log(log, view, Outage(deadline_s))
     for name, left in traces.items():
         if more := not_in_log(view, left, listed_at):
@@ -92,7 +93,7 @@ def check_before_claim(
 
 
 def _warn_of_removed(recorded: Mapping[str, Facts], sinks: Mapping[str, TwoPhaseCommitSink], query: str) -> None:
-    """Warns about removed sinks, because nothing ends the transactions that they left open."""
+    """Warns about removed sinks, because no run will end the transactions that they left open."""
     for name in sorted(recorded.keys() - sinks.keys()):
         if prefix := recorded[name].get("prefix"):
             logger.warning(
@@ -105,7 +106,7 @@ def _warn_of_removed(recorded: Mapping[str, Facts], sinks: Mapping[str, TwoPhase
 
 
 def _check_facts(facts: Mapping[str, Facts]) -> None:
-    """Refuses facts that are not strings, because the log could not be read back."""
+    """Refuses facts that are not strings, because a log with other values could not be read back."""
     for sink, known in facts.items():
         for name, fact in known.items():
             if not isinstance(fact, str):
@@ -119,8 +120,8 @@ def _check_facts(facts: Mapping[str, Facts]) -> None:
 def _traces(name: str, committer: SinkCommitter, query: str, facts: Facts, within_s: float) -> Sequence[Trace]:
     """Returns the traces that a sink has of the query. If the sink does not respond, logs a warning and returns none.
 
-    Traces are a safety net below the rules, so the run starts without them if it can. Everything that really needs the
-    server waits for it later: the sweep of older runs, the check for lost commits, the first write.
+    Traces are only a safety net, so the run starts without them if necessary. The steps that need the server wait for
+    it later: the sweep of older runs, the check for lost commits, and the first write.
     """
     ask = partial(committer.list_traces, query, facts)
     try:
@@ -128,7 +129,7 @@ def _traces(name: str, committer: SinkCommitter, query: str, facts: Facts, withi
     except (errors.UnknownOutcomeError, errors.OutageError) as error:
         reason = error.message
     except errors.SparkonceError:
-        raise  # a definite result, for example that the server was restored from an older state
+        raise  # a definite answer, for example that the server was restored to an older state
     except Exception as error:  # noqa: BLE001 - everything else in the sink may still work
         reason = f"{type(error).__name__}: {error}"
     logger.warning(
@@ -151,7 +152,7 @@ def warn_if_not_moved(view: LogView, location: str) -> None:
 
 
 def read_log(log: DecisionLog, view: LogView | None = None, outage: Outage | None = None) -> LogView:
-    """Reads the log from the end of a view, waiting for an unreachable store as long as the outage permits.
+    """Reads the log from the end of a view. Waits for an unreachable store as long as ``outage`` permits.
 
     Raises:
         LogError: If it cannot be read, or contains what no run of sparkonce can have written.
@@ -160,7 +161,7 @@ def read_log(log: DecisionLog, view: LogView | None = None, outage: Outage | Non
 
 
 def check_log(files: CheckpointFiles, outage: Outage | None = None) -> None:
-    """Refuses a log that lacks a record (see `check_whole`), waiting for an unreachable store as `read_log` does.
+    """Refuses a log that lacks a record (see `check_whole`). Waits for an unreachable store as `read_log` does.
 
     Raises:
         LogError: If a record is missing, or the store cannot be read.
@@ -185,7 +186,7 @@ def _asked(location: str, call: Callable[[], Answer], outage: Outage | None) -> 
 
 
 def recorded_topics(view: LogView) -> dict[str, str]:
-    """Maps each topic that the newest run read to the id that it had then."""
+    """Maps the topics that the newest run read to the ids that they had at that time."""
     return dict(view.newest_run.sources) if view.newest_run is not None else {}
 
 
@@ -196,14 +197,14 @@ def recorded_facts(view: LogView) -> dict[str, Facts]:
 
 
 def check_accepted(accepted: Mapping[str, int], batch: int) -> None:
-    """Refuses to accept the loss of batches that cannot be missing.
+    """Checks that only finished batches are accepted as lost.
 
     Args:
         accepted: For each sink, the newest batch that may be missing.
         batch: The next batch. All batches before it are finished.
 
     Raises:
-        ConfigurationError: If one of the accepted batches is not before it.
+        ConfigurationError: If an accepted batch is not before ``batch``.
     """
     if any(newest >= batch for newest in accepted.values()):
         raise errors.ConfigurationError(
@@ -219,20 +220,20 @@ def check_servers(
     patience_s: float,
     is_stopped: Callable[[], bool] = never,
 ) -> None:
-    """Checks that no server was restored to a state from before the newest batch that is known to be finished there.
+    """Checks that each server still has the newest batch that is known to be finished there.
 
-    A missing transaction that is still prepared is committed again, so a failover that lost only the commit loses no
-    rows.
+    If a failover lost only the commit of a transaction that is still prepared, the commit is repeated and no rows are
+    lost.
 
     Args:
-        effect: The effect, with the sinks and the batch before which all are finished.
+        effect: The effect: the sinks to check, and the next batch. All batches before it are finished.
         committer: Returns the committer of a sink.
         accepted: For each sink, the newest batch that may be missing.
-        patience_s: The total time to wait for unreachable servers.
+        patience_s: The total time to wait for unreachable servers, in seconds.
         is_stopped: Returns True once the query is stopped, which ends the wait.
 
     Raises:
-        ConfigurationError: If more is accepted than can be missing.
+        ConfigurationError: If an accepted batch is not finished.
         StaleServerError: If a server was restored to an older state.
         UnknownOutcomeError: If a server could not be reached.
     """
@@ -266,9 +267,9 @@ def check_servers(
 
 
 def _finished(view: LogView, batch: int, sink: str, accepted: int) -> list[Decision]:
-    """Lists the finished batches with rows in a sink, oldest first, that were written under the sink's current facts.
+    """Lists the finished batches with rows in a sink that were written with its current facts, oldest first.
 
-    With other facts, a different prefix, target or setting may be why a transaction is not found.
+    A transaction that was written with other facts may be missing only because the prefix or target has changed.
     """
     facts = [dict(run.sinks).get(sink) for run in view.runs]
     changed = max((index for index, one in enumerate(facts) if one != facts[-1]), default=-1)
@@ -313,7 +314,7 @@ class ResumePoint:
         checkpoint: Spark's checkpoint, as it was when the query was started.
         view: The content of its decision log.
         batch: The newest batch that Spark has planned; -1 if there is none.
-        is_done: True if Spark has recorded that this batch is done, or there is none.
+        is_done: True if Spark has recorded that this batch is done, or there is no batch.
     """
 
     checkpoint: SparkCheckpoint
@@ -330,9 +331,9 @@ class ResumePoint:
 
     @property
     def awaits_commit(self) -> bool:
-        """True if the newest batch was decided and may not be finished.
+        """True if the newest batch was decided and may be unfinished.
 
-        It is committed first, without reading input.
+        The next start commits it first, without reading input.
         """
         return not self.is_done and self.view.decision(self.batch) is not None
 
@@ -347,9 +348,9 @@ class ResumePoint:
         return f"Batch {self.batch} was not decided: its open transactions are aborted, and it is written again."
 
     def refusal(self, location: str, *, moved: bool = False) -> do.Stop | None:
-        """Returns the stop with which the log refuses the first batch of the next start; None if it accepts it.
+        """Returns the stop if the log does not allow the first batch of the next start; None if it does.
 
-        A batch that Spark has not planned yet may get any offsets, so they are not compared.
+        The offsets of a batch that Spark has not planned yet are not compared.
 
         Args:
             location: The location of the log; see `sparkonce.log.DecisionLog.location`.
@@ -362,7 +363,7 @@ class ResumePoint:
     def next_batch(self) -> Batch:
         """Returns the batch that Spark asks for next.
 
-        If Spark has not planned it, its offsets are those of its decision.
+        If Spark has not planned the batch, its offsets are those of its decision; none without a decision.
         """
         number = self.batch + 1 if self.is_done else self.batch
         before = self.checkpoint.input_offsets(number - 1) if number else None
@@ -374,14 +375,14 @@ class ResumePoint:
 
 
 def mend(checkpoint: SparkCheckpoint, view: LogView) -> None:
-    """Rewrites empty files of Spark's whose content is in the decision log.
+    """Rewrites those empty files of Spark whose content is in the decision log.
 
     Args:
         checkpoint: The query's checkpoint. No driver may be running on it.
         view: The content of its decision log.
 
     Raises:
-        CheckpointMismatchError: If other files are empty. The message has the command to delete them if that is safe.
+        CheckpointMismatchError: If other files are empty. If they can be deleted safely, the message has the command.
     """
     files = checkpoint.files
     empty = set(files.emptied())
@@ -421,7 +422,7 @@ def _refuse(checkpoint: SparkCheckpoint, empty: list[str], view: LogView) -> Non
     newest = view.newest_decision
     decided = -1 if newest is None else newest.batch
     lines = enumerate(newest.offsets if newest is not None else ())
-    # For each file source, by number: the last entry in the source's log that the newest decided batch has read.
+    # Maps the number of each file source to the last entry in its log that the newest decided batch has read.
     listed = {str(source): int(json.loads(line)["logOffset"]) for source, line in lines if '"logOffset"' in line}
     lost = [name for name in empty if not _may_go(name, decided, listed)]
     location = checkpoint.files.location
@@ -436,7 +437,7 @@ def _refuse(checkpoint: SparkCheckpoint, empty: list[str], view: LogView) -> Non
 
 
 def _may_go(name: str, decided: int, listed: dict[str, int]) -> bool:
-    """Returns True if a file can be deleted, because Spark plans the batch again, or reruns a decided batch."""
+    """Returns True if a file can be deleted, because Spark will write it again."""
     folder, _, rest = name.partition("/")
     if folder == "sources":
         source, _, entry = rest.partition("/")

@@ -72,11 +72,11 @@ _ADVISED = frozenset({do.StopReason.PREPARE_FAILED, do.StopReason.UNKNOWN, do.St
 
 
 class Failure:
-    """Why the last effect failed.
+    """The failure of the last effect.
 
     Attributes:
         cause: The error; None if there was none.
-        advice: The next step that a system recommends; empty if it recommends none.
+        advice: The next step that the failed system recommends; empty if it recommends none.
     """
 
     def __init__(self) -> None:
@@ -100,13 +100,13 @@ def first_line(error: BaseException) -> str:
 
 
 def then_start_again(error: BaseException) -> str:
-    """Returns the next step for a failed write; empty if its error has none."""
+    """Returns the next step after a failed write; empty if the error has none."""
     step = error.next_step if isinstance(error, errors.SparkonceError) else ""
     return step and f"{step} Then start the query again; no row is lost."
 
 
 def advice_of(waiting: Sequence[Finished]) -> str:
-    """Returns what to do about inconclusive outcomes; empty if waiting is all that helps."""
+    """Returns the next step for outcomes that are not final; empty if only waiting helps."""
     if steps := dict.fromkeys(answer.next_step for answer in waiting if answer.next_step):
         return f"{' '.join(steps)} Then start the query again: it checks the outcome first."
     if any(answer.outcome is Outcome.UNKNOWN for answer in waiting):
@@ -115,7 +115,7 @@ def advice_of(waiting: Sequence[Finished]) -> str:
 
 
 def taken_away(reasons: Iterable[str]) -> str:
-    """Returns what to do about transactions that are lost repeatedly, although they have no timeout."""
+    """Returns the next step for transactions that are lost repeatedly, but not because they time out."""
     return f"find out what removes them, then start the query again: {'; '.join(reasons)}"
 
 

@@ -1,4 +1,4 @@
-"""Carries out the sweeps that `sparkonce.protocol.sweeping` requests, with a clock, a thread and the committers."""
+"""Carries out the sweeps that `sparkonce.protocol.sweeping` requests, in a thread or at the end of a batch."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ _SILENT_S = 2.0
 class Sweeper:
     """Sweeps the sinks of one run: thoroughly before its first batch, and on a best-effort basis after each batch.
 
-    After a batch, a background thread sweeps. It runs only while no batch is in progress (rule 6), and a batch does not
-    wait for a sweep that has not begun.
+    After a batch, a background thread sweeps, but only while no batch is in progress (rule 6). A new batch waits for a
+    sweep that has begun, and comes before one that has not.
 
     Args:
         names: The sinks that are swept after a batch.
         committer: Returns the committer of a sink.
         owner: Returns the owner of a run's transactions in a sink.
         at_work: The lock that is held while a batch is in progress.
-        every_s: The time between two sweeps if nothing suggests that there is anything to sweep; 0: sweep at the end of
-            each batch, which waits for it.
-        in_background: True to sweep in a thread. Otherwise, a due sweep runs at the end of a batch.
+        every_s: The time between two sweeps if there is no sign of a losing attempt, in seconds. With 0, each batch
+            ends with a sweep.
+        in_background: True to sweep in a thread; False to carry out a due sweep at the end of a batch.
 
     Attributes:
         swept: The number of aborted transactions.
@@ -66,7 +66,7 @@ class Sweeper:
         return self._state.generation(name)
 
     def leave_names(self, name: str) -> None:
-        """Makes writers switch to new names: a request to end transactions under the old ones may still arrive."""
+        """Makes writers use new transaction names, because a request to end the old ones may still arrive."""
         self._step(on.AbortUnanswered(sink=name))
 
     def expect_losers(self) -> None:
@@ -76,22 +76,21 @@ class Sweeper:
     def sweep_older(
         self, names: Sequence[str], runs: Sequence[Run], until: float, *, is_stopped: Callable[[], bool] = never
     ) -> None:
-        """Aborts everything that these runs left open, waiting for unreachable servers: it may block every reader.
+        """Aborts all open transactions of these runs, which may block readers. Waits for unreachable servers.
 
         Raises:
-            UnknownOutcomeError: If some transaction may still be open at the deadline, which is a `time.monotonic`
-                value.
+            UnknownOutcomeError: If a transaction may still be open at ``until``, a time by `time.monotonic`.
         """
         outage = Outage(until - time.monotonic(), is_stopped=is_stopped, silent_s=_SILENT_S)
         for name in names:
             outage.retry(partial(self._sweep, name, runs), f"what was left open in sink {name!r} is to be aborted")
 
     def sweep_now(self, runs: Sequence[Run]) -> None:
-        """Aborts what these runs have open, with one attempt per sink. The rest is swept later."""
+        """Aborts open transactions of these runs, with one attempt per sink. Those that remain are swept later."""
         self._step(on.BatchFailed(runs=tuple(runs)))
 
     def batch_done(self, runs: Sequence[Run]) -> None:
-        """Sweeps after a batch, or leaves that to the thread."""
+        """Sweeps after a batch, or lets the thread do it."""
         self._step(on.BatchDone(runs=tuple(runs), at_s=time.monotonic()))
         if not self._in_background:
             self.sweep_due()
@@ -104,7 +103,7 @@ class Sweeper:
         self._step(on.TimePassed(at_s=time.monotonic()))
 
     def let_losers_end(self) -> None:
-        """Waits a few seconds at most until the thread has swept up after the last batch's losing task attempts."""
+        """Waits, a few seconds at most, until the thread has swept after the last batch's losing attempts ended."""
         with self._changed:
             if self._thread is not None:
                 self._changed.wait_for(
@@ -112,7 +111,7 @@ class Sweeper:
                 )
 
     def close(self, *, sweep: bool) -> None:
-        """Ends the thread. With ``sweep``, sweeps once more if the last batch may have a losing task attempt."""
+        """Ends the thread. With ``sweep``, sweeps once more if the last batch may have had a losing attempt."""
         self._step(on.Closed(in_order=sweep))
 
     def _step(self, event: on.Event) -> None:
@@ -144,10 +143,10 @@ class Sweeper:
         return True
 
     def _sweep(self, name: str, runs: Sequence[Run]) -> None:
-        """Lists and aborts what these runs have open in a sink, in one attempt.
+        """Lists and aborts the open transactions of these runs in a sink, in one attempt.
 
         Raises:
-            UnknownOutcomeError: If some transaction may still be open.
+            UnknownOutcomeError: If a transaction may still be open.
         """
         owners = [self._owner(name, run) for run in runs if name in dict(run.sinks)]
         lingering = self._committer(name).list_lingering(owners) if owners else ()

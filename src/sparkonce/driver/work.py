@@ -1,4 +1,4 @@
-"""The engine's part: running a batch's plan when the driver asks for it."""
+"""The interface to the engine, which runs a batch's plan for the driver."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class BatchWork(Protocol):
         Args:
             sinks: The sinks to write to by name, each with the owner of its transactions.
             only: See `effects.Write.only`.
-            computed: If not None, all rows are computed and stored first, and this is called before the first
+            computed: If not None, all rows are computed and stored first. The function is then called, before the first
                 transaction opens.
 
         Raises:
@@ -42,7 +42,7 @@ class BatchWork(Protocol):
         """Runs the plan and discards its rows."""
 
     def is_stopped(self) -> bool:
-        """Returns True if the query was stopped. Then nothing is waited for, and the next `write` raises."""
+        """Returns True if the query was stopped. All waits then end, and the next `write` raises an error."""
 
 
 def check_handles(handles: Sequence[Handle], sinks: Sequence[str]) -> str:

@@ -1,8 +1,8 @@
 """Writes and prepares a batch, and asks for objections before it is decided.
 
-A write is repeated if a system was unreachable or the batch outlived its transactions. Sinks, position reporters and
-the transactions' age may lead to objections. Lost rows of a decided batch are never written to a different topic or
-table than the rows already committed.
+A write is repeated if a system was unreachable or the batch outlived its transactions. A batch is not decided if a sink
+or a position reporter objects, or if a transaction is too old. Lost rows of a decided batch are never written to a
+different topic or table than its committed rows.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class BatchWriter:
 
     Args:
         sinks: The sinks of the run.
-        sweeper: The sweeper, which undoes what a failed write left open.
-        log: The log, to find out whether a newer run has claimed it.
+        sweeper: The sweeper, which aborts the open transactions of a failed write.
+        log: The log, read to find out whether a newer run has claimed it.
         validator: Asks for objections.
-        patience_s: The total time to wait for systems that are unreachable or full.
+        patience_s: The total time to wait for systems that are unreachable or full, in seconds.
         failure: Records why a write failed.
 
     Attributes:
@@ -73,7 +73,7 @@ class BatchWriter:
         self.rows_asked: int | None = None
 
     def write(self, effect: do.Write, state: State, work: BatchWork) -> on.Event:
-        """Runs the plan once and prepares every slot. Before a repeated write, the previous one is undone.
+        """Runs the plan once and prepares every slot. A repeated write first undoes the previous one.
 
         Raises:
             ConfigurationError: If lost rows would be written to another target than the rest of their batch.
@@ -119,7 +119,7 @@ class BatchWriter:
         self._validator.opened_s, self._is_computing = time.monotonic(), False
 
     def validate(self, effect: do.Validate) -> on.Event:
-        """Asks for objections to what is prepared."""
+        """Asks for objections to the decision."""
         if not effect.sinks:
             return on.Validated()
         answer = self._validator.validate(effect)
@@ -131,7 +131,7 @@ class BatchWriter:
         return event
 
     def _verdict(self, event: on.PrepareFailed | on.Objected | on.TooOld) -> on.Event:
-        """Requests that the batch be written again if that may help."""
+        """Returns the event for a failed attempt: a request to write the batch again if that may help."""
         took_s = time.monotonic() - self._started_s
         if self._life is not None and self._outlived(event, took_s, self._life):
             if self._slow_s is None and not self._computed_first:
@@ -150,16 +150,16 @@ class BatchWriter:
         return event
 
     def _outlived(self, event: on.PrepareFailed | on.Objected | on.TooOld, took_s: float, life: Lifetime) -> bool:
-        """Returns True if a batch was not prepared, and its transactions may have timed out meanwhile."""
+        """Returns True if the batch may have failed because its transactions timed out."""
         if isinstance(event, on.TooOld):
             return True
-        # Waiting for unreachable brokers can also take longer than a transaction's lifetime.
+        # An outage is a failure of its own, even if waiting for brokers took longer than a transaction's lifetime.
         return took_s >= life.seconds and not is_outage(self._failure.cause)
 
     def _live_longest(self, names: Sequence[str]) -> None:
         """Lets transactions live as long as each system allows.
 
-        The timeout is part of a producer's initialization, so workers switch to new transactional ids where it changes.
+        A producer gets its timeout when it is initialized. If the timeout changes, workers use new transactional ids.
         """
         before = {name: self._sinks.facts(name) for name in names}
         self._sinks.live_longest()
@@ -171,9 +171,9 @@ class BatchWriter:
         return min(self._sinks.lives(names), key=lambda life: life.seconds, default=None)
 
     def _undo(self, effect: do.Write, state: State, work: BatchWork) -> on.Event | None:
-        """Undoes what a failed write left open, since its locks and names would block the next write.
+        """Aborts a failed write's open transactions, whose locks and names would block the next write.
 
-        This also shows whether the servers are back, at less cost than running the plan.
+        This also shows whether the servers can be reached again, at less cost than running the plan.
         """
         if self._slow_s is not None:
             return None  # the coordinator has undone it
@@ -207,11 +207,11 @@ class BatchWriter:
 
     @property
     def opened_s(self) -> float | None:
-        """The earliest time at which the batch may have opened a transaction, by `time.monotonic`; None before that."""
+        """The earliest time (`time.monotonic`) at which the batch may have opened a transaction; None before that."""
         return None if self._is_computing else self._validator.opened_s
 
     def opened_at(self, at_s: float) -> None:
-        """Sets the time at which another process may have opened the first transaction, by `time.monotonic`."""
+        """Sets the earliest time (`time.monotonic`) at which another process may have opened a transaction."""
         self._validator.opened_s = at_s
 
     def owners(self, names: Sequence[str], state: State) -> Mapping[str, Owner]:
@@ -228,7 +228,7 @@ class Validator:
         failure: Records why a request failed.
 
     Attributes:
-        opened_s: The earliest time at which the batch may have opened a transaction, by `time.monotonic`.
+        opened_s: The earliest time (`time.monotonic`) at which the batch may have opened a transaction.
     """
 
     def __init__(self, sinks: RunSinks, positions: Positions, failure: Failure) -> None:
@@ -240,12 +240,10 @@ class Validator:
         self._written: tuple[str, ...] = ()
 
     def validate(self, effect: do.Validate) -> on.Validated | on.Objected | on.TooOld:
-        """Asks the sinks, then the position reporters, then the servers for the transactions' age.
+        """Asks the sinks and then the position reporters for objections, and finally checks the transactions' age.
 
-        An error is an objection.
-
-        Reporters come after the sinks because they add to the transactions. The age comes last because everything else
-        takes time.
+        An error counts as an objection. Reporters come after the sinks because they add to the transactions. The age is
+        checked last because the other steps take time.
         """
         self._handles, self._written = effect.handles, effect.sinks
         if reason := self._objection() or self._positions.before_decision(effect.handles, effect.offsets):
@@ -269,7 +267,7 @@ class Validator:
         return committer.before_decision(self._sinks.facts(sink)) or committer.check_prepared(own)
 
     def grown_old(self) -> str:
-        """Returns a message if a transaction of the batch validated last has become too old; empty if none has.
+        """Returns a message if a transaction of the last validated batch has become too old; empty if none has.
 
         Raises:
             UnknownOutcomeError: If a server cannot be reached.
@@ -289,7 +287,7 @@ _TARGET_FACTS = ("topic", "schema", "table")
 def check_same_target(state: State, facts: Callable[[str], Facts]) -> None:
     """Refuses to heal a sink if the rest of its batch was committed to another target.
 
-    A sink that has lost all of the batch may write it anywhere.
+    A sink that has lost all of the batch may write it to any target.
 
     Args:
         state: The state of the run, while it heals.

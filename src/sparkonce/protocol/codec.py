@@ -1,7 +1,7 @@
 """The file format of records and floors.
 
-Each is a text file: a header line ``sparkonce <kind> <version> <sha256>``, followed by JSON. The checksum covers the
-kind, the version and the JSON bytes. Older versions are readable, newer ones are rejected. Nothing is ever unpickled:
+Each file is text: a header line ``sparkonce <kind> <version> <sha256>``, followed by JSON. The checksum covers the
+kind, the version and the JSON bytes. Older versions are accepted, newer ones are refused. Nothing is ever unpickled:
 whatever a file contains, reading it returns plain values or raises an error.
 """
 

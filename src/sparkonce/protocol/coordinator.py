@@ -20,15 +20,15 @@ Every step requests exactly one effect and then waits for the event that answers
                                                                                           │
                                           IDLE ◄─Done─ REPORTING ◄─ CONCLUDING ◄──────────┘
 
-Not in the diagram: a batch that the log refuses is already refused after READING, before the run claims, and a log that
-has grown long is tidied after CHECKING.
+The diagram omits two details: a run refuses a batch right after READING, before it claims, if the log does not allow
+the batch; and it tidies a log that has grown long after CHECKING.
 
-A write is repeated from WRITING or VALIDATING if a system was unreachable or the write took too long. An effect that
-cannot be carried out raises in the driver and ends the run; the next run takes over from there.
+If a system is unreachable or a write takes too long, a run returns from WRITING or VALIDATING to WRITING. If the driver
+cannot carry out an effect, it raises an error, which ends the run, and the next run takes over.
 
-`step` is the only entry point. It is deterministic and total: an event without an entry raises `BadTransition`. The
-handlers are in the order of a batch, followed by `TRANSITIONS`. Rules and traps in comments are numbered as in
-docs/protocol.md.
+`step` is the only entry point. It is deterministic, and raises `BadTransition` for an event that the phase does not
+expect. The handlers follow the course of a batch; `TRANSITIONS` lists them all. Comments cite the rules and traps of
+docs/protocol.md by their numbers.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ MOST_HEALINGS = 3
 
 
 def batch_asked(state: State, event: on.BatchAsked) -> Step:
-    """Reads the log so that it can be claimed, if this is the run's first batch."""
+    """Judges the batch. Before its first batch, the run reads the log in order to claim it."""
     batch = Batch(number=event.batch, offsets=event.offsets, previous_offsets=event.previous_offsets)
     state = replace(state, batch=batch)
     if state.token is None:
@@ -85,7 +85,7 @@ def batch_asked(state: State, event: on.BatchAsked) -> Step:
 
 
 def log_read(state: State, event: on.LogRead) -> Step:
-    """Claims the log. Refuses first if it must, so that a driver that may not run does not supersede one that may."""
+    """Claims the log if it allows the batch. A driver that cannot run must not supersede one that can."""
     view = event.view
     state = replace(state, view=view, phase=Phase.CLAIMING, putting=Putting(record=state.claim))
     refused = refusal(state)
@@ -97,7 +97,7 @@ def log_read(state: State, event: on.LogRead) -> Step:
 def claim_landed(state: State, event: on.PutLanded) -> Step:
     """Requests a check of the servers before anything is finished, swept or written."""
     if event.position < event.floor.position:
-        # Trap 7: the key was free only because clean-up had deleted it. Read again from the newer floor.
+        # Trap 7: the position was free only because cleanup had deleted its record. Read from the newer floor.
         return replace(state, phase=Phase.READING, view=LogView()), do.ReadLog(view=LogView())
     view = state.view.apply(event.position, state.claim)
     token = Token(event.position, state.claim.nonce)
@@ -106,7 +106,7 @@ def claim_landed(state: State, event: on.PutLanded) -> Step:
 
 
 def claim_taken(state: State, event: on.PutTaken) -> Step:
-    """Keeps reading, unless the record at this position is this very claim, from an earlier put."""
+    """Reads on. If the record there is this run's own claim, an earlier put of it has landed."""
     if event.standing == state.claim:
         return claim_landed(state, on.PutLanded(position=event.position, floor=event.floor))
     return replace(state, phase=Phase.READING), do.ReadLog(view=state.view)
@@ -118,7 +118,7 @@ def claim_unknown(state: State, event: on.PutUnknown) -> Step:
 
 
 def claim_refused(state: State, event: on.PutRefused) -> Step:
-    """Stops. The run does not own anything yet."""
+    """Stops. There is nothing to undo yet."""
     message = f"record {event.position} could not be written: {event.reason}"
     return stop(state, StopReason.UNWRITABLE, message)
 
@@ -151,7 +151,7 @@ def swept(state: State, _event: on.Swept) -> Step:
 
 
 def refusal(state: State) -> do.Stop | None:
-    """Returns the stop that the log demands for this batch, or None. A batch is never skipped silently."""
+    """Returns the stop if the log does not allow this batch, or None if it does. No batch is ever skipped."""
     batch, run, newest = batch_of(state), state.view.newest_run, state.view.newest_decision
     if run is not None and run.query != state.claim.query:
         return do.Stop(
@@ -194,17 +194,17 @@ def refusal(state: State) -> do.Stop | None:
     return None
 
 
-# The writing and preparing of a batch, and the record that decides it.
+# Writing and preparing a batch, and putting the record that decides it.
 
 
 def write(state: State, only: frozenset[tuple[str, int]] | None = None) -> Step:
-    """Requests that the batch be written: all of it or, if it is already decided, only these lost slots."""
+    """Requests that the batch be written: all of it, or only the lost slots if it is already decided."""
     writing = Writing(only=only)
     return replace(state, phase=Phase.WRITING, writing=writing), _effect(state, writing)
 
 
 def prepared(state: State, event: on.Prepared) -> Step:
-    """Asks for objections. A batch that is being healed is first compared with its record."""
+    """Asks for objections to the decision. During healing, first compares the new rows with the recorded ones."""
     handles = tuple(sorted(event.handles))
     if state.finishing is None:
         return _validate(state, handles, handles)
@@ -230,17 +230,17 @@ def _validate(state: State, prepared: tuple[Handle, ...], handles: tuple[Handle,
 
 
 def validated(state: State, _event: on.Validated) -> Step:
-    """Decides: with a commit or, for a batch that is being healed, with an amendment."""
+    """Decides the batch with a `Commit`, or amends its decision if it is being healed."""
     return decide(state, Commit if state.finishing is None else Amend, writing_of(state).handles)
 
 
 def unready(state: State, event: on.Unready) -> Step:
-    """Requests the same write again. A replay may list its slots in any order, so yet another write may follow."""
+    """Requests the same write again. During healing, `prepared` may request one more if the slots change places."""
     writing = writing_of(state)
     again = replace(writing, attempt=Attempt.AGAIN, handles=())
     state = replace(state, writing=again)
     if event.undo and not writing.handles:
-        return sweep_own(state, _effect(state, again))  # a slot failed, and it is not known which slots had prepared
+        return sweep_own(state, _effect(state, again))  # a slot failed, and which slots had prepared is unknown
     if event.undo:
         return abort(state, writing.handles, _effect(state, again))
     return replace(state, phase=Phase.WRITING), _effect(state, again)
@@ -252,18 +252,18 @@ def objected(state: State, event: on.Objected) -> Step:
 
 
 def prepare_failed(state: State, event: on.PrepareFailed) -> Step:
-    """Stops, after undoing everything that the run has open (rule 7)."""
+    """Stops, after aborting all open transactions of the run (rule 7)."""
     reason, message = StopReason.PREPARE_FAILED, event.reason
     if event.too_old:
         reason, message = StopReason.TOO_OLD, f"{event.too_old}: {message}"
     if event.superseded:
-        # A newer run's sweep also makes slots fail. If that looked like a fault, a supervisor would restart this run.
+        # The newer run's sweep may have made the slot fail. That is no fault for which to restart this run.
         reason, message = StopReason.SUPERSEDED, f"a newer run has claimed the query, while a slot failed: {message}"
     return sweep_own(state, do.Stop(reason=reason, message=message))
 
 
 def too_old(state: State, event: on.TooOld) -> Step:
-    """Stops, after undoing what is prepared, which would expire before its commit."""
+    """Stops, after aborting the prepared transactions, which may expire before their commit."""
     return abort(state, writing_of(state).handles, do.Stop(reason=StopReason.TOO_OLD, message=event.reason))
 
 
@@ -310,7 +310,7 @@ def _lost_for_good(decision: Decision, refusal: HealingRefusal) -> do.Stop:
     )
 
 
-# The result of writing a decision to the log. If the reply is lost, a claim at the same position settles it.
+# The result of putting a decision. If its reply is lost, a claim at the same position shows whether it landed.
 
 
 def decision_landed(state: State, event: on.PutLanded) -> Step:
@@ -328,7 +328,7 @@ def decision_landed(state: State, event: on.PutLanded) -> Step:
 
 
 def decision_taken(state: State, event: on.PutTaken) -> Step:
-    """Stops, unless the record at this position is this very one, from an earlier put."""
+    """Stops. If the record there is this run's own decision, an earlier put of it has landed, and the run continues."""
     if event.standing == record_of(state):
         return decision_landed(state, on.PutLanded(position=event.position, floor=event.floor))
     found = f"{describe(event.standing)} stands at position {event.position}"
@@ -336,12 +336,12 @@ def decision_taken(state: State, event: on.PutTaken) -> Step:
 
 
 def decision_unknown(state: State, event: on.PutUnknown) -> Step:
-    """Puts a claim at the same position, which settles what is there. Reading "absent" proves nothing (rule 4)."""
+    """Puts a claim at the same position. A read that finds it free proves nothing: the put may land later (rule 4)."""
     return doubt(state, event, phase=Phase.RESOLVING, record=_renewal(state))
 
 
 def decision_refused(state: State, event: on.PutRefused) -> Step:
-    """Undoes what was prepared: nothing is decided, and no earlier put of this decision is in doubt."""
+    """Aborts the prepared handles: nothing is decided, and no earlier put of this decision is in doubt."""
     record = record_of(state)
     what = "that handles are void" if isinstance(record, Void) else "the decision"
     message = f"{what} of batch {batch_of(state).number} could not be written: {event.reason}"
@@ -357,7 +357,7 @@ def resolved_against(state: State, event: on.PutLanded) -> Step:
 
 
 def resolved(state: State, event: on.PutTaken) -> Step:
-    """Acts on the record found there: the renewal from an earlier put, the decision, or another run's record."""
+    """Handles the record found at the position: this run's renewal, its decision, or another run's record."""
     if event.standing == _renewal(state):
         return resolved_against(state, on.PutLanded(position=event.position, floor=event.floor))
     return decision_taken(state, event)
@@ -369,7 +369,7 @@ def unresolved(state: State, event: on.PutRefused) -> Step:
 
 
 def doubt(state: State, event: on.PutUnknown, *, phase: Phase, record: Record) -> Step:
-    """Puts a record at the position whose put got no reply, a limited number of times."""
+    """Puts a record at the position where the last put got no reply, up to `MOST_DOUBTS` times in a row."""
     putting = putting_of(state)
     if putting.doubts >= MOST_DOUBTS:
         return _never_learned(state, event)
@@ -401,7 +401,7 @@ def finish(state: State, decision: Decision, handles: tuple[Handle, ...]) -> Ste
 
 
 def finished(state: State, event: on.HandlesFinished) -> Step:
-    """Retries what is not final, voids what is damaged, and has losses judged."""
+    """Retries handles without a final outcome, then voids damaged ones, and then begins to heal lost ones."""
     known = finishing_of(state)
     by_outcome = {handle.key: outcome for handle, outcome in zip(known.pending, event.outcomes, strict=True)}
     committed = {key for key, outcome in by_outcome.items() if outcome in COMMITTED}
@@ -428,7 +428,7 @@ def finished(state: State, event: on.HandlesFinished) -> Step:
         keys = tuple(sorted({*void, *(handle.key for handle in pending)}))
         return decide(state, partial(Void, void=keys), known.decision.handles)
     if known.lost:
-        # Rule 5: first read the log, to find out whether this run may still judge the loss.
+        # Rule 5: read the log first, because only the newest run may heal a loss.
         return replace(state, phase=Phase.JUDGING), do.ReadLog(view=state.view)
     return _all_finished(state)
 
@@ -436,7 +436,7 @@ def finished(state: State, event: on.HandlesFinished) -> Step:
 def judge_loss(state: State, event: on.LogRead) -> Step:
     """Requests that lost rows be rewritten.
 
-    A loss counts only if this run's record is still the log's last (trap 6).
+    If the log has grown, another run may have committed the batch, and a fenced handle is no proof of a loss (trap 6).
     """
     known = finishing_of(state)
     if event.view.end != state.view.end:
@@ -468,7 +468,7 @@ def _all_finished(state: State) -> Step:
 
 
 def _committed_in_part(state: State, handles: tuple[Handle, ...]) -> Step:
-    """Stops: a commit in flight beat the abort and made the remaining rows visible."""
+    """Stops, because an earlier commit arrived before the abort and made the remaining rows visible."""
     lost = tuple((handle.sink, handle.slot, handle.rows) for handle in handles)
     decision = finishing_of(state).decision
     return stop(
@@ -514,7 +514,7 @@ def delivery_failed(state: State, event: on.PrepareFailed) -> Step:
 def _sweep_own(state: State) -> Step:
     """Sweeps this run and all older ones. No writer is active, so every open transaction is from a losing attempt.
 
-    Older runs are swept again because a task of a killed driver may still open a transaction late.
+    Older runs are swept again, because a task of a killed driver may have opened a transaction late.
     """
     known = tuple(run for run in state.view.runs if run.token <= token_of(state))
     return replace(state, phase=Phase.SWEEPING_OWN), do.Sweep(runs=known, best_effort=True, optional=True)
@@ -546,7 +546,7 @@ def tidied(state: State, _event: on.Deleted) -> Step:
 def conclude(state: State) -> Step:
     """Tells each sink with transactions in the batch that the whole batch is committed.
 
-    This includes a sink that was EXACTLY_ONCE until now: what it had prepared was committed in two phases.
+    This includes a sink that was EXACTLY_ONCE when the batch was decided, and has another guarantee in this run.
     """
     batch, handles = batch_of(state), finishing_of(state).decision.handles
     committed = dict.fromkeys((*state.transactional, *(handle.sink for handle in handles if handle.transaction)))
@@ -595,7 +595,7 @@ def stopped(state: State, _event: on.BatchAsked) -> Step:
 
 
 def abort(state: State, handles: tuple[Handle, ...], then: do.Stop | do.Write) -> Step:
-    """Aborts the given handles that no decision names (rule 1), then stops or writes again."""
+    """Aborts those of the handles that no decision names (rule 1), then stops or writes again."""
     named = set(state.finishing.decision.handles) if state.finishing is not None else set()
     own = tuple(handle for handle in handles if handle.transaction and handle not in named)
     if not own:
@@ -604,23 +604,28 @@ def abort(state: State, handles: tuple[Handle, ...], then: do.Stop | do.Write) -
 
 
 def sweep_own(state: State, then: do.Stop | do.Write) -> Step:
-    """Aborts everything that the run has open, since it is unknown which slots had prepared; then stops or writes."""
+    """Aborts all open transactions of the run, then stops or writes again. Used if the prepared slots are unknown."""
     own = tuple(run for run in state.view.runs if run.token == state.token)
     return replace(state, phase=Phase.ABORTING, then=then), do.Sweep(runs=own, best_effort=True)
 
 
 def aborted(state: State, _event: on.Swept | on.Aborted) -> Step:
-    """Continues with what was planned when the abort began."""
+    """Stops or writes again, as planned when the abort began."""
     if state.then is None:
         raise BadTransition("aborted without a reason")
     return _go_on(state, state.then)
 
 
 def superseded(state: State, why: str, carried: Decision | None = None) -> Step:
-    """Aborts the handles of the decision being put, unless a decision names them, and stops.
+    """Stops, after aborting the handles of the decision being put, except those that ``carried`` names.
 
-    A decision of this run that is below the floor is void if it landed after the floor was raised. If it landed
-    earlier, the floor carries it, or its handles are already finished.
+    If this run's decision landed below the floor after the floor was raised, the decision is void. If it landed before,
+    either the floor contains it, or its handles are already finished.
+
+    Args:
+        state: The run's state.
+        why: The reason for the stop.
+        carried: The decision in the log's floor; None if there is none.
     """
     record = state.putting.record if state.putting is not None else None
     handles = () if record is None or isinstance(record, Claim) else record.handles
@@ -682,12 +687,12 @@ TRANSITIONS: Mapping[tuple[Phase, type], Handler] = {
 
 
 def step(state: State, event: Event, table: Mapping[tuple[Phase, type], Handler] | None = None) -> Step:
-    """Returns the next state, and the one thing to do.
+    """Returns the next state, and the effect to carry out.
 
     Args:
         state: The run's state.
         event: The answer to the last effect, or `events.BatchAsked`.
-        table: Only for model checks of deliberately wrong protocols.
+        table: Replaces `TRANSITIONS` in model checks of deliberately wrong protocols.
 
     Raises:
         BadTransition: If the phase does not expect the event.

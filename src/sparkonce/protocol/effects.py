@@ -15,7 +15,7 @@ from sparkonce.protocol.view import Floor, LogView, Record, Run
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadLog:
-    """Read the log to its end, starting at the end of ``view``, or at the floor if that has risen above it."""
+    """Read the log to its end, starting at the end of ``view``, or at the floor if the floor is higher."""
 
     view: LogView
 
@@ -27,8 +27,8 @@ class Put:
     Attributes:
         position: The position.
         record: The record.
-        contested: The number of consecutive claims before this one. Drivers that keep superseding each other must back
-            off.
+        contested: For a claim, the number of claims since the last decision. If it is high, drivers keep superseding
+            each other, and this one waits before its put.
     """
 
     position: int
@@ -57,8 +57,8 @@ class Sweep:
 
     Attributes:
         runs: The runs.
-        best_effort: True if what is still open afterwards can wait for a later sweep, the next run, or its timeout.
-        optional: True if the sweep can be left to a later one where nothing suggests a losing task attempt.
+        best_effort: True if the run may continue even if some transactions could not be aborted.
+        optional: True if the sweep may be postponed while there is no sign of a losing task attempt.
     """
 
     runs: tuple[Run, ...]
@@ -70,23 +70,23 @@ class Attempt(str, Enum):
     """The reason why a batch is written now."""
 
     FIRST = "first"
-    """The first write of the batch, or of what was lost of it."""
+    """The first write of the batch or, during healing, of its lost rows."""
     ELSEWHERE = "elsewhere"
-    """A replay has shown that the lost rows are in other slots. All else is as it was for that replay."""
+    """A replay has shown that the lost rows are now in other slots. Time limits still count from that replay."""
     AGAIN = "again"
-    """An earlier write failed because a system was unreachable or the write took too long. What it left open is aborted
-    first."""
+    """An earlier write failed because a system was unreachable or the write took too long. Its open transactions are
+    aborted first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Write:
-    """Run the batch's plan and prepare.
+    """Run the batch's plan, write its rows, and prepare every slot.
 
     Attributes:
         batch: Spark's batch id.
         sinks: The sinks to write to.
         only: If not None, write only these (sink, slot) pairs, and only count and fingerprint the others.
-        attempt: The reason why it is written now.
+        attempt: Why the batch is written now.
     """
 
     batch: int
@@ -97,7 +97,7 @@ class Write:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Validate:
-    """Ask whether anything speaks against deciding what is prepared: sinks, positions, the transactions' age.
+    """Ask the sinks and position reporters for objections to the decision, and check the transactions' age.
 
     Attributes:
         sinks: The sinks that were written to.
@@ -112,7 +112,7 @@ class Validate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deliver:
-    """Write a decided batch's rows to these sinks, without transactions: once at most."""
+    """Write a decided batch's rows to these sinks at most once, without transactions."""
 
     batch: int
     sinks: tuple[str, ...]
@@ -124,8 +124,8 @@ class Finish:
 
     Attributes:
         batch: Spark's batch id.
-        handles: The handles. The decision names all of them.
-        attempt: The number of the attempt, from 0. The first one restarts the patience for outages.
+        handles: The handles, all of them named by the decision.
+        attempt: The number of the attempt, from 0. Attempt 0 restarts the time limit for retries.
         void: The (sink, slot) keys of the handles to abort.
     """
 
@@ -137,7 +137,7 @@ class Finish:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Abort:
-    """Abort exactly these handles. They are named by no decision."""
+    """Abort exactly these handles. No decision names them."""
 
     handles: tuple[Handle, ...]
 
@@ -192,7 +192,7 @@ class Done:
     Attributes:
         batch: Spark's batch id.
         handles: All handles of the batch.
-        recovered: True if the batch had been decided before this run asked for it.
+        recovered: True if the batch was already decided when Spark passed it to this run.
         healed: The number of lost transactions that were written again.
     """
 

@@ -1,4 +1,4 @@
-"""The events that the coordinator reacts to. Each answers one effect, except `BatchAsked`."""
+"""The events that the coordinator reacts to. Each one except `BatchAsked` answers an effect."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class LogRead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PutLanded:
-    """The record is at the position, durably. ``floor`` was read after the put."""
+    """The record is durable at the position. ``floor`` was read after the put."""
 
     position: int
     floor: Floor
@@ -41,7 +41,7 @@ class PutLanded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PutTaken:
-    """Another put came first; ``standing`` is its record. ``floor`` was read after the put."""
+    """The position was taken; ``standing`` is the record there. ``floor`` was read after the put."""
 
     position: int
     standing: Record
@@ -98,12 +98,13 @@ class PrepareFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unready:
-    """The batch cannot be decided yet, but may be once it is rewritten.
+    """The batch cannot be decided yet. It may be once it has been written again.
 
     A system was unreachable or full, or its transactions would have expired before their commit.
 
     Attributes:
-        undo: True if the prepared transactions can be aborted by name now. Otherwise the next attempt finds them.
+        undo: True to abort the prepared transactions now; False to leave that to the next attempt, for example because
+            a server is unreachable.
     """
 
     undo: bool = False
@@ -119,7 +120,7 @@ class Objected:
     """The decision meets an objection.
 
     Attributes:
-        reason: The objection, in the words of the sink or position reporter that raised it.
+        reason: The message of the sink or position reporter that objects.
         too_old: See `PrepareFailed`.
     """
 
@@ -129,7 +130,7 @@ class Objected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TooOld:
-    """A prepared transaction has, or may have, outlived its system's limit. ``reason`` has the details."""
+    """A prepared transaction has timed out, or may time out before its commit. ``reason`` has the details."""
 
     reason: str
 
@@ -141,7 +142,7 @@ class HandlesFinished:
     Attributes:
         outcomes: One for each handle.
         attempt: The attempt number of the `effects.Finish`.
-        deadline_passed: The reason why the other handles are not final if there is no time left to retry; empty
+        deadline_passed: If the time for retries is up, the reason why some handles have no final outcome; empty
             otherwise.
     """
 

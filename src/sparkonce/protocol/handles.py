@@ -1,4 +1,4 @@
-"""The handle, with which any process can finish one slot's writes to one sink, and the outcome of finishing it.
+"""Handles, with which any process can finish one slot's writes to one sink, and the outcomes of finishing them.
 
 An outcome is never a bool, because unknown is not the same as failed.
 """
@@ -23,10 +23,10 @@ class Handle:
         rows: The number of rows that the slot wrote to the sink.
         fingerprint: The sum modulo 2**64 of ``xxhash64`` over the written columns of every row. It is the same for the
             same rows in any order.
-        opened_ms: When the transaction was begun, in milliseconds since the epoch by the executor's clock; 0 if none
-            was.
-        transaction: The sink's own plain fields as pairs, sorted by name. Empty if there is nothing to finish, as for a
-            slot without rows.
+        opened_ms: When the transaction was begun, in milliseconds since the epoch by the executor's clock; 0 if there
+            is none.
+        transaction: The fields that the sink needs to finish the transaction, as pairs sorted by name. Empty if there
+            is nothing to finish, as for a slot without rows.
     """
 
     sink: str
@@ -43,7 +43,7 @@ class Handle:
 
     @property
     def evidence(self) -> tuple[int, int]:
-        """Rows and fingerprint, which a replay must reproduce."""
+        """The number of rows and the fingerprint, which a replay must reproduce."""
         return (self.rows, self.fingerprint)
 
     def __getitem__(self, name: str) -> Scalar:
@@ -70,9 +70,9 @@ class Outcome(str, Enum):
     RETRY = "retry"
     """The server is busy or unreachable. Retry."""
     LOST = "lost"
-    """Not applied, and it never will be: the server aborted it or fenced its producer."""
+    """The transaction was not applied and never will be: the server aborted it or fenced its producer."""
     DAMAGED = "damaged"
-    """Still open, but the server has deleted some of its rows. A commit would succeed with the rest."""
+    """The transaction is still open, but the server has deleted some of its rows. A commit would publish the rest."""
     UNKNOWN = "unknown"
     """The server's answer is inconclusive. Nothing may be destroyed: no abort, no delete, no healing."""
 
@@ -89,8 +89,8 @@ class Finished:
         outcome: The outcome.
         reason: The server's error code and one sentence; empty if there is nothing to report.
         next_step: What the operator can do if retrying does not help.
-        in_flight: True if an abort got no answer. It may still arrive, and would end whatever has the same name by
-            then.
+        in_flight: True if an abort request got no answer. The request may still arrive, and would then end a later
+            transaction of the same name.
     """
 
     outcome: Outcome

@@ -1,8 +1,8 @@
-"""Healing: how a decided batch that lost transactions is completed, or why that is impossible.
+"""Plans the completion of a decided batch that lost transactions, or says why that is impossible.
 
-The batch's plan has run a second time. A plan that returns the same rows may return them in other slots: for example,
-Spark's Kafka source does not always list a topic's partitions in the same order (observed with Spark 4.0.0). A slot's
-rows are therefore identified by their evidence: row count and fingerprint.
+To heal a batch, its plan runs a second time. A plan that returns the same rows may return them in other slots: for
+example, Spark's Kafka source does not always list a topic's partitions in the same order (observed with Spark 4.0.0).
+The rows of a slot are therefore identified by their evidence, that is, their number and fingerprint.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ Key = tuple[str, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How to complete the batch.
+    """The plan to complete the batch.
 
     Attributes:
-        write: The (sink, slot) pairs of the replay to write; None for all. If the replay wrote others, another replay
-            must write these instead.
-        handles: The whole effective set after the write, with new handles instead of the lost ones.
-        replayed: The replay's handles, each with the number of the recorded slot whose rows it holds.
+        write: The (sink, slot) pairs of the replay to write; None for all. If the replay has written other pairs, the
+            batch must be replayed once more.
+        handles: All handles in effect after the write, with new handles instead of the lost ones.
+        replayed: The replay's handles, renumbered: each has the number of the recorded slot with the same rows.
     """
 
     write: frozenset[Key] | None
@@ -49,7 +49,7 @@ class HealingRefusal:
 
 
 def first_write(recorded: Iterable[Handle], lost: Set[Key]) -> frozenset[Key] | None:
-    """Returns what the first replay writes: the lost slots, or None (all) if nothing of the batch is visible."""
+    """Returns the slots that the first replay writes: the lost ones, or None for all if no row is visible."""
     return None if _is_invisible(recorded, lost) else frozenset(lost)
 
 
@@ -58,13 +58,13 @@ def heal(
 ) -> Plan | HealingRefusal:
     """Compares a replay with the record.
 
-    If nothing of the batch is visible, any rows will do. Otherwise the rewritten rows must be exactly the lost ones. In
-    a sink that lost only part of the batch, every slot must be found in the replay. In any other sink, either nothing
-    or everything is written, so the rows may be distributed differently over slots as long as their total is the same.
+    If no row of the batch is visible, any rows will do. Otherwise, the rewritten rows must be exactly the lost ones. In
+    a sink that lost only part of the batch, every recorded slot must be found in the replay. In any other sink, either
+    all slots or none are rewritten, so their rows may be distributed differently as long as the total is the same.
 
     Args:
-        recorded: The batch's effective handles.
-        replayed: The handles of its second run, one per slot, whether written or only counted.
+        recorded: The handles that are in effect for the batch.
+        replayed: The handles of the replay, one per slot, whether written or only counted.
         lost: The keys of the recorded handles whose transactions are lost. All others are committed.
         sinks: The sinks that took part in the replay.
     """
@@ -94,7 +94,7 @@ def _is_invisible(recorded: Iterable[Handle], lost: Set[Key]) -> bool:
 
 
 def _lost_whole(recorded: Iterable[Handle], lost: Set[Key]) -> frozenset[str]:
-    """Returns the sinks that lost all of their transactions: nothing of the batch is visible there."""
+    """Returns the sinks that lost all of their transactions, in which no row of the batch is visible."""
     visible = {one.sink for one in recorded if one.transaction and one.key not in lost}
     return frozenset({sink for sink, _ in lost} - visible)
 
@@ -102,7 +102,7 @@ def _lost_whole(recorded: Iterable[Handle], lost: Set[Key]) -> frozenset[str]:
 def _found_again(recorded: Iterable[Handle], replayed: Iterable[Handle]) -> Mapping[Key, int]:
     """Maps each recorded slot to the replay's slot with the same rows, preferring the same number.
 
-    Sinks for which not every slot is found are left out.
+    Leaves out a sink if any of its slots cannot be found.
     """
     replayed_slots: dict[Key, int] = {}
     for sink in {one.sink for one in recorded} & {one.sink for one in replayed}:
@@ -120,7 +120,7 @@ def _found_again(recorded: Iterable[Handle], replayed: Iterable[Handle]) -> Mapp
 
 
 def _as_recorded(replayed: Iterable[Handle], replayed_slots: Mapping[Key, int]) -> list[Handle]:
-    """Renumbers the replay's handles: each gets the number of the recorded slot whose rows it holds."""
+    """Renumbers the replay's handles: each gets the number of the recorded slot with the same rows."""
     slots = {(sink, replayed_slot): slot for (sink, slot), replayed_slot in replayed_slots.items()}
     return [replace(one, slot=slots.get(one.key, one.slot)) for one in replayed]
 
@@ -130,7 +130,7 @@ def _where_lost(
 ) -> frozenset[Key]:
     """Returns the replay's slots that hold the lost rows.
 
-    Nothing differs, so sinks with unmatched slots are lost whole.
+    A sink whose slots are not in ``replayed_slots`` has lost all of its transactions; otherwise, `heal` has refused.
     """
     found = {(sink, replayed_slots[sink, slot]) for sink, slot in lost if (sink, slot) in replayed_slots}
     spread = whole - {sink for sink, _ in replayed_slots}
@@ -140,7 +140,7 @@ def _where_lost(
 def _differing(
     recorded: Sequence[Handle], again: Sequence[Handle], by_slot: Set[str], sinks: Sequence[str]
 ) -> tuple[Key, ...]:
-    """Lists the slots that differ: all of them for sinks in ``by_slot``, and for other sinks if their totals differ."""
+    """Lists the slots that differ. A sink that is not in ``by_slot`` is included only if its total differs."""
     counted = {*by_slot, *(sink for sink in sinks if _in_all(recorded, sink) != _in_all(again, sink))}
     before = {one.key: one.evidence for one in recorded if one.sink in sinks and one.sink in counted}
     after = {one.key: one.evidence for one in again if one.sink in sinks and one.sink in counted}

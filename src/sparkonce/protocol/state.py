@@ -55,7 +55,7 @@ class Writing:
 
     Attributes:
         only: See `effects.Write.only`.
-        attempt: Why it is being written.
+        attempt: Why the batch is being written.
         handles: The handles that the record will name, once all of them are prepared.
     """
 
@@ -89,7 +89,7 @@ class Finishing:
         healings: The number of times that the run has rewritten lost transactions.
         healed: The number of rewritten transactions.
         replayed: True if the plan has run in this run, so that Spark's state store has the batch's version.
-        recovering: True if the batch had been decided before this run asked for it.
+        recovering: True if the batch was already decided when Spark passed it to this run.
     """
 
     decision: Decision

@@ -1,12 +1,12 @@
-"""Decides when a run sweeps: a small state machine next to the coordinator, for transactions left open between batches.
+"""A small state machine that decides when a run sweeps, that is, aborts transactions of losing task attempts.
 
 A losing task attempt may open a transaction at any time until Spark kills its worker. Such a transaction blocks readers
-and locks rows, even while the query is idle. The run therefore sweeps right after a batch that may have had one, and
-again once its losing attempts have ended. It also sweeps periodically if nothing suggests a losing attempt. A failed
+and locks rows, even while the query is idle. The run therefore sweeps right after a batch that may have had losing
+attempts, and again once those have ended. It also sweeps periodically, without any sign of a losing attempt. A failed
 sweep is retried with growing pauses.
 
-`step` is the only entry point. Events carry the time, in seconds of a monotonic clock. Whoever carries out a sweep
-makes sure that no batch is in progress meanwhile (rule 6).
+`step` is the only entry point. Events carry the time, in seconds of a monotonic clock. The caller carries out the
+sweeps, and makes sure that no batch is in progress meanwhile (rule 6).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sparkonce.protocol.effects import Sweep
 from sparkonce.protocol.view import Run
 
 LOSERS_END_WITHIN_S = 5.0
-"""Spark kills a losing attempt's Python worker about 4 s after the batch. Until then it may open a transaction."""
+"""Spark kills a losing attempt's Python worker about 4 s after the batch. Until then, it may open a transaction."""
 LONGEST_PAUSE_S = 300.0
 """The longest pause before a failed sweep is retried."""
 _SHORTEST_PAUSE_S = 1.0
@@ -33,14 +33,14 @@ class LosersExpected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchFailed:
-    """A batch could not be prepared. Sweep the open transactions of these runs, which include this run, immediately."""
+    """A batch could not be prepared. Open transactions of these runs, which include this one, are swept immediately."""
 
     runs: tuple[Run, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchDone:
-    """A batch is committed. From now on, open transactions of these runs, which include this run, may be swept."""
+    """A batch is committed. From now on, open transactions of these runs, which include this one, may be swept."""
 
     runs: tuple[Run, ...]
     at_s: float
@@ -64,14 +64,14 @@ class SweepEnded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AbortUnanswered:
-    """A request to end transactions of this run in a sink got no answer. It may still arrive."""
+    """A request to end transactions of this run in a sink got no answer. It may still reach the server."""
 
     sink: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Closed:
-    """The run ends. ``in_order`` is True if it ends between two batches, with no newer run known."""
+    """The run ends. ``in_order`` is True if it ends between two batches and knows of no newer run."""
 
     in_order: bool
 
@@ -84,13 +84,13 @@ class Sweeping:
     """The state: which transactions may be open, and when the next sweep is due.
 
     Attributes:
-        every_s: The time between two sweeps if nothing suggests a losing attempt.
+        every_s: The time between two sweeps if there is no sign of a losing attempt.
         runs: The runs whose transactions are swept.
         next_s: When the next sweep is due; None if no sweep is due before the next batch.
         loser_possible: True if the current batch may have a losing task attempt.
         losers_end_s: When the last losing attempts of finished batches end; None once a sweep has begun after that.
         failures: The number of failed sweeps since the last successful one.
-        swept_s: When the last successful sweep ended, or the run began.
+        swept_s: When the last successful sweep ended; before the first one, when the run began.
         unanswered: The number of unanswered requests to end transactions, by sink.
         closed: True once the run has ended.
     """
@@ -119,7 +119,7 @@ Step: TypeAlias = tuple[Sweeping, Sweep | None]
 
 
 def step(state: Sweeping, event: Event) -> Step:
-    """Returns the state after an event, and the sweep to carry out now, if any."""
+    """Returns the state after an event, and the sweep to carry out now; None if no sweep is due."""
     return TRANSITIONS[type(event)](state, event)
 
 
@@ -138,7 +138,7 @@ def _batch_done(state: Sweeping, event: BatchDone) -> Step:
         due_s = event.at_s
         state = replace(state, loser_possible=False, losers_end_s=event.at_s + LOSERS_END_WITHIN_S)
     if state.failures:
-        return state, None  # while a sink is unreachable, the pause continues, instead of a retry after each batch
+        return state, None  # while a sink is unreachable, wait for the next retry instead of sweeping after each batch
     return replace(state, next_s=due_s if state.next_s is None else min(due_s, state.next_s)), None
 
 
@@ -153,7 +153,7 @@ def _swept(state: Sweeping, event: SweepEnded) -> Step:
         failures = state.failures + 1
         pause_s = max(_SHORTEST_PAUSE_S, state.every_s) * 2.0 ** min(failures, _MOST_DOUBLINGS)
         return replace(state, failures=failures, next_s=event.at_s + min(LONGEST_PAUSE_S, pause_s)), None
-    # The sweep may have missed a transaction that was opened during the sweep, so compare with its start.
+    # The sweep may have missed a transaction that was opened meanwhile, so it must have begun after the last attempt.
     ended = state.losers_end_s is None or event.began_s >= state.losers_end_s
     losers_end_s = None if ended else state.losers_end_s
     return replace(state, failures=0, swept_s=event.at_s, losers_end_s=losers_end_s, next_s=losers_end_s), None

@@ -1,10 +1,10 @@
 """Compares the log with what servers remember of the query's runs, to detect a log that was restored from an old copy.
 
-If a checkpoint and its log are restored together from an old copy, or copied to another machine, they look like a
-restart: nothing in them is wrong. But the servers have seen commits that the log does not know.
+A checkpoint and a log that were restored together from an old copy, or copied to another machine, agree with each
+other, so a start looks like an ordinary restart. But the servers remember commits that the log does not contain.
 
-This is a safety net below the rules, not one of them: it works only as long as a server remembers. It relies on log
-positions, batch numbers and producers, never on a clock, so it cannot refuse the log of the runs that left the traces.
+This check is a safety net in addition to the protocol's rules, since servers may forget. It relies on log positions,
+batch numbers and producers, never on a clock, so it never refuses the log in which those commits were decided.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ class Trace:
         committed: The fields of a committed transaction, as in its handle; empty if the trace only shows that the run
             has committed.
         batch: The batch of the transaction; None if the server does not know it.
-        lane: The field among these that the run reuses for later transactions, if any.
+        lane: The field that names the transaction's lane, which the run reuses for later transactions; None if there
+            is no such field.
     """
 
     token: Token
@@ -36,22 +37,22 @@ class Trace:
 
 
 def not_in_log(view: LogView, traces: Sequence[Trace], listed_at: int | None = None) -> str:
-    """Returns what the traces show and the log should contain but does not; empty if nothing is missing.
+    """Describes a commit that the traces show and the log should contain but does not; empty if nothing is missing.
 
-    The log must have been read to its end after the traces were listed. If it is the log of the runs that left them,
-    everything they show was claimed and decided in it first: a run writes only after its claim has landed, and commits
-    only what is decided. The log has forgotten what is below its floor, so nothing down there counts.
+    The log must have been read to its end after the traces were listed. A run claims the log before it writes, and
+    decides a batch before it commits the batch. So the runs' own log contains every claim and decision that their
+    traces show. Records below the floor are deleted, and traces of those are ignored.
 
     Args:
         view: The log.
         traces: The traces that a server reported.
-        listed_at: Where the log ended when the traces were listed; None if nothing has been appended since.
+        listed_at: The end of the log when the traces were listed; None if nothing has been appended since.
     """
     return _unknown_run(view, traces) or _unknown_commit(view, traces, view.end if listed_at is None else listed_at)
 
 
 def _unknown_run(view: LogView, traces: Sequence[Trace]) -> str:
-    """Names a run that committed but whose claim is not in the log, because the log was truncated or copied."""
+    """Describes a run that has committed but whose claim is not in the log."""
     known = {run.token for run in view.runs}
     oldest = view.runs[0].token.position if view.runs else 0
     strangers = {trace.token for trace in traces if trace.token not in known}
@@ -64,10 +65,10 @@ def _unknown_run(view: LogView, traces: Sequence[Trace]) -> str:
 
 
 def _unknown_commit(view: LogView, traces: Sequence[Trace], listed_at: int) -> str:
-    """Names a committed transaction that no decision names, although its decision cannot have been forgotten."""
+    """Describes a committed transaction that no decision names, although its decision cannot have been deleted."""
     named = {handle.transaction for decision in view.decisions for handle in decision.handles}
-    # A trace shows the last transaction that a lane had at the time of the listing. If the lane has been reused since,
-    # the log may contain only the later transaction and have forgotten the one in the trace.
+    # A trace shows the last transaction of a lane at the time of the listing. Only decisions from before that count
+    # here: a later one may have reused the lane after the decision of the listed transaction was deleted.
     lanes = {
         field
         for decision in view.decisions

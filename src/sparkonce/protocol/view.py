@@ -1,7 +1,7 @@
 """The decision log: its records, and the view that a reader builds by applying them in order.
 
 A record states that a run begins, that a batch is decided, that lost handles have been replaced, or that some handles
-are void. The view has the known runs, the decided batches, and the end of the log.
+are void. The view contains the known runs, the decided batches, and the end of the log.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class Claim:
         host: The driver's host.
         process: The driver's process id.
         library: The library's version.
-        location: Where the log is. A copied checkpoint has another location, and would write its batches a second time.
+        location: The log's folder. A different folder in a later run reveals that the checkpoint was copied or moved.
         sinks: The facts that the run's preflight found about each sink.
         sources: The ids of the Kafka topics that the query reads, as far as the brokers reported them.
-        renews: Set when a run claims again to settle a put of its own that got no reply. The run keeps this token.
+        renews: The run's token, if the run claims again only to settle a put that got no reply; otherwise None.
     """
 
     nonce: str
@@ -68,7 +68,7 @@ class Commit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Amend:
-    """The lost handles of batch ``batch`` have been replaced. ``handles`` is again the whole effective set."""
+    """The lost handles of batch ``batch`` have been replaced. ``handles`` contains all handles now in effect."""
 
     token: Token
     query: str
@@ -81,10 +81,10 @@ class Amend:
 class Void:
     """Some handles of batch ``batch`` are void, because their server has deleted rows.
 
-    From now on nobody commits them. They are aborted, and count as lost.
+    From now on, these handles are never committed. They are aborted, and count as lost.
 
     Attributes:
-        handles: The whole effective set, including the void ones.
+        handles: All handles in effect, including the void ones.
         void: The (sink, slot) keys of the void handles, sorted.
     """
 
@@ -117,7 +117,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """A decided batch with its effective handles, including amendments.
+    """A decided batch with the handles in effect, including amendments.
 
     Attributes:
         void: The (sink, slot) keys of the handles to abort instead of committing.
@@ -138,8 +138,8 @@ class Floor:
 
     Attributes:
         position: The first record that counts.
-        runs: The runs that had claimed by then, newest last.
-        newest: The newest decision by then, with its handles, if there is no decision above.
+        runs: The runs that claimed the log below this position, newest last.
+        newest: The newest decision below this position, if there was none above it; otherwise None.
     """
 
     position: int = 0
@@ -155,7 +155,7 @@ class LogView:
         floor: The durable floor that was read before the records.
         end: The position after the last record read.
         runs: All known runs, newest last.
-        decisions: The decided batches at or above the floor and the one that the floor carries, oldest first.
+        decisions: The decided batches at or above the floor, and the one in the floor itself, oldest first.
         claims_in_a_row: The number of claims since the last decision. It grows while drivers keep superseding each
             other.
     """
@@ -189,7 +189,7 @@ class LogView:
         """Returns the view after one more record.
 
         Raises:
-            LogViolation: If the record cannot stand there.
+            LogViolation: If no correct run can have written the record at this position.
         """
         if position != self.end:
             raise LogViolation(f"record {position} follows record {self.end - 1}")
@@ -244,7 +244,7 @@ class LogView:
     def raised_to(self, token: Token) -> Floor:
         """Returns the floor at a run's claim.
 
-        Everything before it is void except the newest decision, which it carries.
+        Every record before the claim is void, except the newest decision, which the floor contains.
         """
         earlier = tuple(run for run in self.runs if run.token < token)
         return Floor(position=token.position, runs=earlier, newest=self.newest_decision)
@@ -257,6 +257,6 @@ class LogView:
         return replace(self, floor=floor, decisions=above)
 
     def without_handles(self) -> LogView:
-        """Returns the view with handles only for its newest decision: a run never finishes an older one."""
+        """Returns the view with the handles of only the newest decision. A run never finishes an older batch."""
         older = tuple(replace(decision, handles=()) for decision in self.decisions[:-1])
         return replace(self, decisions=(*older, *self.decisions[-1:]))

@@ -1,9 +1,10 @@
 """The interface of a checkpoint's files, the test that a store keeps its contract, and code that several stores share.
 
-`within` makes calls that may hang, and waits for them as long as any of them makes progress. `opened` opens a file that
-is read in parts. `prove` lets pairs of puts race before a log relies on a store, which may accept the condition of a
-put and ignore it, or check and put in two steps. The file ``sparkonce/proved`` records that with the store's address,
-because a bucket's data, including this file, may be copied to another store.
+`within` makes calls that may hang, and waits as long as any of them makes progress. `opened` opens a file that is read
+in parts. `prove` tests a store before a log relies on it, by letting pairs of puts race: a store may ignore the
+condition of a put, or check the condition and put the object in two steps. The file ``sparkonce/proved`` records a
+passed test, together with the store's address, because the file may be copied to another store with the rest of the
+bucket.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ class CheckpointFiles(SmallFiles):
 
     Attributes:
         modules: The client's modules, which a Python worker needs.
-        is_remote: True if a read takes a round trip, so that it is better to make several at once.
+        is_remote: True if a read takes a round trip, so that several reads should be made in parallel.
     """
 
     modules: tuple[str, ...] = ()
@@ -117,7 +118,7 @@ class CheckpointFiles(SmallFiles):
 
     @property
     def endpoint(self) -> str | None:
-        """The address of a store that must prove that it keeps `put`'s guarantee. None if all stores of its kind do."""
+        """The address of a store that must be tested by `prove`; None if all stores of its kind support puts."""
         return None
 
     def exists(self, path: str) -> bool:
@@ -133,12 +134,12 @@ class CheckpointFiles(SmallFiles):
         return None if data is None else io.BytesIO(data)
 
     def put_large(self, path: str, file: BinaryIO) -> None:
-        """Writes a file of any size from the current position of an open file, durably and without partial states.
+        """Writes the rest of an open file of any size, durably and without partial states.
 
-        Nobody else may use the name. Stores that need not hold the file in memory override this method.
+        No other process may use the name. Stores that need not hold the file in memory override this method.
 
         Raises:
-            OSError: If the file was not written, or if this is unknown. In the latter case, it may still appear later.
+            OSError: If the file was not written, or if the outcome is unknown. It may then still appear later.
         """
         try:
             self.put(path, file.read())
@@ -146,19 +147,19 @@ class CheckpointFiles(SmallFiles):
             raise OSError(errno.ETIMEDOUT, f"It is not known whether it was put: {error}", path) from error
 
     def require(self, folder: str) -> None:
-        """Raises OSError if a subfolder that was created is gone, if the store has folders.
+        """Raises OSError if the store has folders, and a subfolder that was created no longer exists.
 
-        If its disk is not mounted, a folder's files must not look missing, and must not be written elsewhere.
+        If a disk is not mounted, its files must not seem to be missing, and new files must not go to another disk.
         """
 
     def sync(self, folder: str) -> None:
-        """Makes every name that a reader sees in a subfolder durable. Nobody may act on what it read before that."""
+        """Makes every name that a reader sees in a subfolder durable. A reader calls it before it acts on a file."""
 
     def sync_ahead(self) -> None:
-        """Begins in the background what the next `sync_spark` has to do for the files that exist now."""
+        """Starts to make the files that exist now durable in the background, so that the next `sync_spark` is fast."""
 
     def sync_spark(self) -> None:
-        """Makes Spark's files in the checkpoint durable, which Spark does not do, since a decision depends on them.
+        """Makes Spark's files in the checkpoint durable, since Spark does not do so and a decision depends on them.
 
         Raises:
             OSError: If a file may not be durable.
@@ -169,7 +170,7 @@ class CheckpointFiles(SmallFiles):
         return ()
 
     def mending(self, name: str) -> str:  # noqa: ARG002 - for stores that can do more
-        """Returns what an operator can do about a file of Spark's that cannot be read."""
+        """Returns an operator's next step for one of Spark's files that cannot be read."""
         return "Restore the checkpoint from a copy."
 
     def tidy(self, folder: str) -> None:
@@ -177,10 +178,10 @@ class CheckpointFiles(SmallFiles):
 
     @abc.abstractmethod
     def check(self) -> None:
-        """Checks that files can be written there. Leaves nothing behind.
+        """Checks that files can be written to the folder. Leaves nothing behind.
 
         Raises:
-            ConfigurationError: If not, with the store's reason.
+            ConfigurationError: If not. The message has the store's reason.
         """
 
     @abc.abstractmethod
@@ -206,13 +207,10 @@ Answer = TypeVar("Answer")
 
 
 def within(deadline_s: float, calls: Sequence[Callable[[], Answer]]) -> list[Answer | BaseException]:
-    """Returns what each call returned or raised, or `TimeoutError` for calls that were still unanswered at the end.
+    """Makes calls in parallel daemon threads. Returns each result or error; `TimeoutError` for an unanswered call.
 
-    It gives up when no call has been answered for the length of the deadline, and starts no more calls after that. So
-    there is only one wait for a server that hangs, however many calls there are, and a slow server completes all of
-    them.
-
-    The calls run concurrently in daemon threads.
+    The deadline restarts with each answer. When it passes, no more calls are started. So a slow server answers all
+    calls, and a server that hangs costs only one deadline, however many calls there are.
     """
     answers: list[Answer | BaseException] = [TimeoutError(f"no answer within {deadline_s:g} s") for _ in calls]
     waiting: queue.SimpleQueue[tuple[int, Callable[[], Answer]]] = queue.SimpleQueue()
@@ -252,8 +250,8 @@ def opened(read_part: Callable[[int, int], bytes], size: int) -> BinaryIO:
     """Opens a file.
 
     Args:
-        read_part: Returns a number of bytes from a position on.
-        size: The size of the file.
+        read_part: Returns bytes of the file, given a position and a length.
+        size: The size of the file in bytes.
     """
     return cast("BinaryIO", io.BufferedReader(_Parts(read_part, size), PART_BYTES))
 
@@ -298,7 +296,7 @@ _TOGETHER_WITHIN_S = 30.0
 
 
 def prove(files: CheckpointFiles) -> None:
-    """Lets pairs of puts race, unless the store needs no test, or has already passed it for this checkpoint.
+    """Tests a store by letting pairs of puts race, unless it needs no test or has passed it for this checkpoint.
 
     Raises:
         ConfigurationError: If a race has two winners or no known winner, or the store is unreachable.
@@ -363,7 +361,7 @@ def _race(files: CheckpointFiles, pool: ThreadPoolExecutor, names: Sequence[str]
         except PutUnknownError as error:
             reason = str(error)
             continue
-        # A put that finds its own bytes has succeeded, too: it was sent twice.
+        # A put that finds its own bytes was sent twice, and has succeeded, too.
         landed = [
             one
             for one, answer in zip(data, answers, strict=True)

@@ -1,8 +1,8 @@
 """The files of a folder in HDFS, through a client without a JVM, for Python workers and the command line.
 
-HDFS has no put that fails if the name is taken, but it has a rename that does, and that is atomic. So a put writes a
-temporary file next to the final one, and renames it. If the reply to a rename is lost, it is repeated: the two names
-show how it ended. `RenamingFiles` implements this for every HDFS client.
+HDFS has no put that fails if the name is taken, but it has an atomic rename that does. So a put writes a temporary file
+next to the final one, and renames it. If the reply to the rename is lost, the rename is repeated: whether the two names
+exist then shows if the first one succeeded. `RenamingFiles` implements this for every HDFS client.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _MAY_PASS = (errno.EHOSTDOWN, errno.ETIMEDOUT)
 
 
 class RenamingFiles(CheckpointFiles):
-    """The calls that are built on renames. Each abstract method raises OSError if the store is unreachable."""
+    """Puts and replaces files by renaming. Each abstract method raises OSError if the store is unreachable."""
 
     @abc.abstractmethod
     def _write(self, path: str, pieces: Iterable[bytes]) -> None:
@@ -91,7 +91,7 @@ class RenamingFiles(CheckpointFiles):
         """Makes every name that a reader sees in a subfolder durable."""
 
     def _put(self, path: str, data: bytes, begin: Callable[[], object] = lambda: None) -> Landed | Taken:
-        """Puts a file: see `CheckpointFiles.put`. Before the first rename it calls `begin`, which may raise OSError."""
+        """See `CheckpointFiles.put`. Calls `begin` before the first rename; it may raise OSError to prevent the put."""
         with self._written(path, [data]) as temporary:
             begin()
         until = time.monotonic() + TRIES_S
@@ -117,7 +117,7 @@ class RenamingFiles(CheckpointFiles):
             try:
                 self._rename(temporary, path, overwrite=True)
             except OSError as error:
-                # The store's own client retries if an answer is lost. The second time there is nothing left to rename.
+                # The store's client repeats a rename whose answer was lost, and then finds nothing left to rename.
                 if error.errno != errno.ENOENT or not self._exists(path):
                     raise
 
@@ -134,7 +134,7 @@ class RenamingFiles(CheckpointFiles):
             raise
 
     def _settled(self, temporary: str, path: str, failed: OSError) -> Taken:
-        """Resolves a rename that may have happened, by deleting its source.
+        """Determines whether a rename has happened, by deleting its source.
 
         Raises:
             OSError: `failed`, if the rename did not happen and cannot happen anymore.
@@ -151,10 +151,10 @@ class RenamingFiles(CheckpointFiles):
         return self._standing(path, "its temporary file is gone")
 
     def _standing(self, path: str, why: str) -> Taken:
-        """Returns the existing file under a name once it is durable. This same put may have written it.
+        """Returns the file that has the name once it is durable. This put itself may have written it.
 
         Raises:
-            PutUnknownError: If it cannot be read.
+            PutUnknownError: If the file cannot be read.
         """
         try:
             standing = self._read(path)
@@ -187,7 +187,7 @@ def _folder(path: str) -> str:
 
 
 class HdfsFiles(RenamingFiles):
-    """See `CheckpointFiles`. It can be pickled, and makes a client in each process.
+    """See `CheckpointFiles`. Can be pickled, and creates a client in each process.
 
     Args:
         location: The folder's URL, ``hdfs://…``, as Hadoop qualifies it.
@@ -253,7 +253,7 @@ class HdfsFiles(RenamingFiles):
         return self._put(path, data)
 
     def put_large(self, path: str, file: BinaryIO) -> None:
-        """See `CheckpointFiles.put_large`. Blocks before the last one are durable as far as Hadoop's settings say."""
+        """See `CheckpointFiles.put_large`. Hadoop's settings decide whether blocks before the last one are durable."""
         self._replace(path, pieces_of(file))
 
     def replace(self, path: str, data: bytes) -> None:
@@ -341,8 +341,8 @@ class HdfsFiles(RenamingFiles):
         return bool(self._unless_missing(path, lambda client, full: client.delete(full)))
 
     def _sync(self, folder: str) -> None:
-        # The name node shows a rename before the rename is in the journal, but answers a change only once everything
-        # before it is.
+        # The name node shows a rename before it is in the journal. But it answers a change only once that change and
+        # all earlier ones are in the journal.
         now_ms = time.time_ns() // 1_000_000
         with suppress(PermissionError):  # a user without write permission decides nothing
             self._unless_missing(folder, lambda client, full: client.set_times(full, now_ms, now_ms))
@@ -350,7 +350,7 @@ class HdfsFiles(RenamingFiles):
     def _listed(self, folder: str) -> list[tuple[str, int]]:
         """Returns the name and modification time of each file in a subfolder."""
         found = self._unless_missing(folder, lambda client, full: list(client.list_status(full))) or []
-        # A file is listed as its own only entry.
+        # The listing of a file consists of the file itself.
         files = [one for one in found if not one.isdir and not self._full(folder).endswith(one.path)]
         return [(one.path.rpartition("/")[2], int(one.modification_time)) for one in files]
 
@@ -362,16 +362,16 @@ class HdfsFiles(RenamingFiles):
             return None
 
     def _ask(self, path: str, request: Callable[[Any, str], Answer]) -> Answer:
-        """Waits up to the deadline for one answer.
+        """Sends a request, and waits for its answer until the deadline.
 
         Raises:
-            OSError: If there was none, or it was a refusal.
+            OSError: If there was no answer, or it was a refusal.
         """
         client = self._client()
         deadline_s = self._more["deadline_s"] or DEADLINE_S
         (answer,) = within(deadline_s, [lambda: request(client, self._full(path))])
         if isinstance(answer, TimeoutError) and answer.errno is None:
-            # The client would retry with the same name node, which may be frozen.
+            # Drop the client: it would try the same name node again, which may hang.
             self._clients.pop(os.getpid(), None)
             raise OSError(errno.ETIMEDOUT, f"no answer within {deadline_s:g} s", self._shown(path))
         if isinstance(answer, BaseException):
@@ -396,7 +396,7 @@ class HdfsFiles(RenamingFiles):
                 raise missing_package(f"checkpoint={self._location!r}", "hdfs-native", "hdfs") from error
             if self._user:
                 os.environ.setdefault("HADOOP_USER_NAME", self._user)
-            # Each new client starts with a random name node, so that it does not always try one that does not answer.
+            # Let each new client start with a random name node, so that they do not all try one that does not answer.
             settings = {f"dfs.client.failover.random.order.{self._authority}": "true", **self._settings}
             cluster = f"{self._scheme}://{self._authority}"
             try:
@@ -417,7 +417,7 @@ class HdfsFiles(RenamingFiles):
         return self._clients[os.getpid()]
 
     def _resolve(self) -> None:
-        """Raises OSError if the name is neither a name service nor a host: the client would look it up for minutes."""
+        """Raises OSError if the name is neither a name service nor a host. The client would look it up for minutes."""
         try:
             socket.getaddrinfo(self._authority, _PORT)
         except socket.gaierror as error:
@@ -447,10 +447,10 @@ _PROVIDERS = tuple(
 
 
 def checked_settings(location: str, settings: Mapping[str, str]) -> dict[str, str]:
-    """Returns Hadoop's settings that the client reads.
+    """Returns those of Hadoop's settings that the client reads.
 
     Raises:
-        ConfigurationError: If one of them has no counterpart.
+        ConfigurationError: If one of the settings has no counterpart.
     """
     for name in (f"{_PROVIDER}.{urlsplit(location).netloc}", _PROVIDER):
         if provider := settings.get(name):
@@ -473,15 +473,15 @@ def without_jvm(location: str, setting: str, value: str) -> ConfigurationError:
 
 def create(client: Any, path: str, options: Any) -> Any:
     """Creates a file, and returns the object inside the client's wrapper."""
-    # Python closes the wrapper, an io.RawIOBase, on garbage collection. For a file that could not be closed before,
-    # that would be a call without a deadline, in an arbitrary thread.
+    # Garbage collection closes the wrapper, an io.RawIOBase. If the file could not be closed before, this would send a
+    # request without a deadline, in an arbitrary thread.
     wrapper = client.create(path, options)
     file, wrapper.inner = wrapper.inner, _Closed()
     return file
 
 
 class _Closed:
-    """Replaces the file in the client's object after it was taken out."""
+    """Replaces the file inside the client's wrapper."""
 
     def close(self) -> None:
         pass

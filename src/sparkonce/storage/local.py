@@ -32,7 +32,7 @@ class LocalFiles(CheckpointFiles):
 
     Args:
         folder: The absolute path of the folder, which may be missing.
-        mode: The permissions of new files, before the process's umask. By default not for everybody.
+        mode: The permissions of new files, before the process's umask. By default, others cannot read them.
     """
 
     is_remote = False
@@ -43,12 +43,12 @@ class LocalFiles(CheckpointFiles):
         self._ahead: list[Future[None]] = []
 
     def __getstate__(self) -> dict[str, object]:
-        """Leaves out the syncs, which are the driver's. A sink that keeps rows in such a folder is pickled with it."""
+        """Leaves out the driver's pending syncs, since a sink may be pickled to executors with this object."""
         return {**self.__dict__, "_ahead": []}
 
     @property
     def location(self) -> str:
-        """The folder's path as it was given."""
+        """The folder's path, with links unresolved."""
         return str(self.folder)
 
     @property
@@ -57,7 +57,7 @@ class LocalFiles(CheckpointFiles):
         return str(self.folder.resolve())
 
     def read(self, path: str) -> bytes | None:
-        """See `CheckpointFiles.read`. What it returns may not be durable yet."""
+        """See `CheckpointFiles.read`. The file may not be durable yet."""
         try:
             return (self.folder / path).read_bytes()
         except (FileNotFoundError, NotADirectoryError):
@@ -119,9 +119,8 @@ class LocalFiles(CheckpointFiles):
         sync_folder(self.folder / folder)
 
     def sync_ahead(self) -> None:
-        """See `CheckpointFiles.sync_ahead`. Other processes may have written much to the same file system."""
-        # The kernel reports a failed write only once. So keep a failed sync's error, even if the write was repeated
-        # since.
+        """See `CheckpointFiles.sync_ahead`. A sync also writes what other processes wrote to the same file system."""
+        # The kernel reports a failed write only once, so keep failed syncs until `sync_spark` raises their errors.
         self._ahead = [one for one in self._ahead if not one.done() or one.exception() is not None]
         pool = ThreadPoolExecutor(1)
         self._ahead.append(pool.submit(sync_file_system, self.folder))
@@ -142,7 +141,7 @@ class LocalFiles(CheckpointFiles):
         return [one.relative_to(self.folder).as_posix() for one in found]
 
     def mending(self, name: str) -> str:
-        """See `CheckpointFiles.mending`. The next start writes an empty file again, by `sparkonce.driver.start`."""
+        """See `CheckpointFiles.mending`. The next start rewrites empty files; see `sparkonce.driver.start.mend`."""
         return (
             "Restore the checkpoint from a copy. Without one, empty the file and start again, which writes it from the "
             f"decision log or says which files can be deleted: truncate -s 0 {shlex.quote(str(self.folder / name))}"
@@ -187,8 +186,8 @@ def _taken(folder: Path, final: Path) -> Taken:
     Raises:
         PutUnknownError: If it cannot be read.
     """
-    # The existing file may be from this same put, since NFS retries a link whose reply was lost. If it cannot be read,
-    # the outcome of the put is unknown.
+    # The file may be from this put itself, since NFS retries a link whose reply was lost. So if the file cannot be
+    # read, the outcome of the put is unknown.
     try:
         standing = final.read_bytes()
         sync_folder(folder)
@@ -205,7 +204,7 @@ def temporary_file(folder: Path, data: bytes, mode: int = 0o640) -> Iterator[Pat
     """Writes the bytes to a durable file with a temporary name, which is removed afterwards.
 
     Raises:
-        OSError: If it could not be written. In this case, it has no other name either.
+        OSError: If the file could not be written. It then has not been given any other name.
     """
     path = folder / f".{uuid.uuid4().hex}.tmp"
     try:
@@ -216,7 +215,7 @@ def temporary_file(folder: Path, data: bytes, mode: int = 0o640) -> Iterator[Pat
             os.fsync(file.fileno())
         yield path
     finally:
-        # The file has its final name by now, or will never get it. An error here would wrongly report that it has none.
+        # By now, the file has its final name or never will. An error raised here would suggest that it has none.
         with suppress(OSError):
             path.unlink(missing_ok=True)
 
@@ -238,7 +237,7 @@ def make_folder(folder: Path) -> None:
     folder = folder.absolute()
     missing = [one for one in (folder, *folder.parents) if not one.exists()]
     folder.mkdir(parents=True, exist_ok=True)
-    # The folder itself is always included, since its creator may have been killed before its name was durable.
+    # Sync an existing folder, too, since its creator may have been killed before its name was durable.
     for one in dict.fromkeys((folder, folder.parent, *(each.parent for each in missing))):
         sync_folder(one)
 

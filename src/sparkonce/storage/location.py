@@ -31,15 +31,15 @@ _ELSEWHERE = {
 def checked_location(given: str | os.PathLike[str], setting: Literal["checkpoint", "folder"] = "checkpoint") -> str:
     """Returns a checkpoint's location in the form passed to Spark: an absolute path or a URL.
 
-    ``%20`` is three characters, even in a URL, as in Spark. Hadoop's setting ``fs.defaultFS`` determines the store of a
-    path without a scheme.
+    As in Spark, ``%20`` is not decoded, even in a URL. Hadoop's setting ``fs.defaultFS`` determines the store of a path
+    without a scheme.
 
     Args:
         given: The location.
-        setting: The name of the argument; ``folder`` is where a sink's rows wait.
+        setting: The name of the argument, for messages: ``folder`` for a folder in which a sink's rows wait.
 
     Raises:
-        ConfigurationError: If it is not a folder, is relative, or is on a store without a known conditional put.
+        ConfigurationError: If the location is empty or relative, or its store is not known to have conditional puts.
     """
     checkpoint = os.fspath(given) if isinstance(given, str | os.PathLike) else ""
     if not checkpoint or checkpoint.startswith("~"):
@@ -88,7 +88,7 @@ def checked_location(given: str | os.PathLike[str], setting: Literal["checkpoint
 
 
 def about_folder(error: ConfigurationError) -> ConfigurationError:
-    """Returns an error about a checkpoint's store as an error about a folder where a sink's rows wait."""
+    """Converts an error about a checkpoint's store into one about a folder in which a sink's rows wait."""
     message = error.message.replace("checkpoint=", "folder=")
     return ConfigurationError(message, next_step=error.next_step, **{**error.details, "setting": "folder"})
 

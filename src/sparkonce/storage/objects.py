@@ -59,14 +59,14 @@ _used_by: set[int] = set()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectAccess:
-    """How to access a bucket or container. It can be pickled, and its text shows no secret.
+    """The settings for accessing a bucket or container. They can be pickled, and their repr shows no secret.
 
     Attributes:
         kind: The store's kind.
         bucket: The bucket or container.
-        options: The client's settings, with obstore's names.
-        keys: S3 keys, with obstore's names, which replace any from the environment.
-        provider: Returns expiring S3 keys, with ``expires_at``; called again before they expire.
+        options: The client's settings, under obstore's names.
+        keys: S3 keys, under obstore's names. They take precedence over keys in the environment.
+        provider: Returns temporary S3 keys with ``expires_at``. The client calls it again before they expire.
         allow_http: True to allow connections without TLS.
         proxy: The URL of an HTTP proxy.
     """
@@ -83,7 +83,7 @@ class ObjectAccess:
         """Returns a new client.
 
         Args:
-            repeats: True if it may resend a request whose answer was lost.
+            repeats: True if the client may resend a request whose answer was lost.
         """
         store, refused = _obstore().store, _obstore().exceptions.BaseError
         _check_not_forked()
@@ -122,8 +122,8 @@ class ObjectFiles(CheckpointFiles):
 
     Args:
         location: The folder's URL, as Hadoop qualifies it.
-        prefix: The key of the folder, which Hadoop does not decode, without a slash at its ends.
-        access: The way to the bucket.
+        prefix: The key of the folder, without slashes at its ends. Like Hadoop, we do not decode it.
+        access: The settings for accessing the bucket.
     """
 
     modules = ("obstore",)
@@ -151,7 +151,7 @@ class ObjectFiles(CheckpointFiles):
 
     @property
     def endpoint(self) -> str | None:
-        """The store's address, or its kind's default, because many S3-compatible stores ignore the condition."""
+        """The store's address. Every store is tested, because many S3-compatible stores ignore a put's condition."""
         return str(self._access.options.get("endpoint", self._access.kind))
 
     def read(self, path: str) -> bytes | None:
@@ -179,7 +179,7 @@ class ObjectFiles(CheckpointFiles):
         )
 
     def put_large(self, path: str, file: BinaryIO) -> None:
-        """See `CheckpointFiles.put_large`. A large object is put in parts, and exists once all parts are there."""
+        """See `CheckpointFiles.put_large`. A large object is put in parts, and appears once all parts are there."""
         parts = {"chunk_size": PART_BYTES, "max_concurrency": _PARTS_AT_ONCE}
         self._ask(path, lambda client: _obstore().put(client, self._key(path), file, **parts))
 
@@ -193,7 +193,7 @@ class ObjectFiles(CheckpointFiles):
         return [name for name in names if name and "/" not in name and not name.startswith(".")]
 
     def put(self, path: str, data: bytes) -> Landed | Taken:
-        """See `CheckpointFiles.put`. A put in doubt is sent again, and may then find its own bytes."""
+        """See `CheckpointFiles.put`. A put without an answer is repeated, and may then find its own bytes."""
         client, until_s = self._client(repeats=False), time.monotonic() + DEADLINE_S
         doubts, pause_s = 0, _FIRST_PAUSE_S
         while True:
@@ -261,10 +261,10 @@ class ObjectFiles(CheckpointFiles):
             return None
 
     def _standing(self, path: str) -> bytes | None:
-        """Returns the existing file under a name; None if there is none, because another put was in progress.
+        """Returns the file that has the name; None if there is none, because another put was in progress.
 
         Raises:
-            PutUnknownError: If it cannot be read. This same put may have written it.
+            PutUnknownError: If the file cannot be read. This put itself may have written it.
         """
         try:
             return self.read(path)
@@ -280,7 +280,7 @@ class ObjectFiles(CheckpointFiles):
 
         Raises:
             FileNotFoundError: If the file definitely does not exist.
-            OSError: If the store is unreachable.
+            OSError: If the store cannot be reached or refuses the request.
         """
         client = self._client(repeats=True)
         try:
@@ -322,10 +322,10 @@ def _given(keys: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _check_not_forked() -> None:
-    """Refuses a process that was forked from one that uses the client: without the client's threads it would hang.
+    """Refuses a process that was forked from one that uses the client, since the client's threads are missing in it.
 
     Raises:
-        OSError: If it was.
+        OSError: If this process was forked from such a process.
     """
     if _used_by - {os.getpid()}:
         raise OSError(errno.ENOTSUP, "A process cannot use the store's client that was forked from one that uses it")
@@ -351,7 +351,7 @@ class StoreAnswer:
     """The answer to a request that did not succeed.
 
     Attributes:
-        errno: The nearest POSIX error, from which the driver knows whether to wait.
+        errno: The nearest POSIX error, by which the driver decides whether to wait.
         reason: A clause for messages.
         is_refusal: True if the request was definitely not carried out, and never will be.
     """

@@ -1,8 +1,8 @@
 """Compares end offsets of Spark's sources, each a line of canonical JSON.
 
-An offset of Spark's file source, ``{"logOffset":2}``, is the number of an entry in the source's own log, and says
-nothing about the files in it. `SparkCheckpoint` adds a digest of that entry, ``{"files":"…","logOffset":2}``, as long
-as Spark keeps it.
+An offset of Spark's file source, such as ``{"logOffset":2}``, is the number of an entry in the source's own log, and
+does not identify the files in that entry. As long as Spark retains the entry, `SparkCheckpoint` adds a digest of it:
+``{"files":"…","logOffset":2}``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Opens a checkpoint without a JVM, and translates Hadoop's settings for our own clients.
 
-Spark Connect, the formats, the command line and other tools open a checkpoint by its location, with Hadoop's settings
-or otherwise the environment's. A setting without a translation is refused by name, so that no other credentials than
-those of Spark's own checkpoint are ever used. Messages never contain the value of a setting that may be a secret.
+Spark Connect, the formats, the command line and other tools open a checkpoint by its location. They use Hadoop's
+settings where these are known, and this process's environment elsewhere. A setting that cannot be translated is refused
+by name, so that a checkpoint is never opened with other credentials than Spark's. Messages never contain the value of a
+setting that may be a secret.
 """
 
 from __future__ import annotations
@@ -34,21 +35,20 @@ _ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 
 
 def open_location(location: str, settings: Mapping[str, str] | None = None) -> CheckpointFiles:
-    """Returns the files of a checkpoint, opened with Hadoop's settings or otherwise this process's environment.
+    """Returns the files of a checkpoint. Uses Hadoop's settings or, without any, this process's environment.
 
-    With settings, an object store is accessed as Spark's connector would: see `sparkonce.storage.opening`. Without any,
-    S3 uses the environment variables of Amazon's tools (``AWS_ACCESS_KEY_ID``, ``AWS_REGION``, ``AWS_ENDPOINT_URL``,
-    …), Azure uses ``AZURE_STORAGE_…``, and Google ``GOOGLE_APPLICATION_CREDENTIALS``. HDFS uses the files in
-    ``HADOOP_CONF_DIR``.
+    With settings, an object store is accessed as Spark's connector would access it. Without settings, S3 uses the
+    environment variables of Amazon's tools (``AWS_ACCESS_KEY_ID``, ``AWS_REGION``, ``AWS_ENDPOINT_URL``, …), Azure uses
+    ``AZURE_STORAGE_…``, and Google uses ``GOOGLE_APPLICATION_CREDENTIALS``. HDFS uses the files in ``HADOOP_CONF_DIR``.
 
     Args:
         location: See `sparkonce.storage.location.checked_location`. A path is on this machine, unless ``fs.defaultFS``
             names another store.
-        settings: Hadoop's settings, without ``spark.hadoop.``; None to use the environment's. For HDFS they take
-            precedence over the files.
+        settings: Hadoop's settings, without the prefix ``spark.hadoop.``; None to use the environment. For HDFS, they
+            take precedence over the files in ``HADOOP_CONF_DIR``.
 
     Raises:
-        ConfigurationError: If it is not a valid location, a setting has no counterpart, or a package is missing.
+        ConfigurationError: If the location is invalid, a setting has no counterpart, or a package is missing.
     """
     url = checked_location(_qualified(checked_location(location), (settings or {}).get("fs.defaultFS", "")))
     scheme, _, rest = url.partition("://")
@@ -74,10 +74,11 @@ def _qualified(location: str, default: str) -> str:
 
 
 def read_settings(shown: Mapping[str, str]) -> dict[str, str]:
-    """Returns the settings for stores, without a JVM: those in ``HADOOP_CONF_DIR``, overridden by the session's.
+    """Reads Hadoop's settings for stores without a JVM: those in ``HADOOP_CONF_DIR``, overridden by the session's.
 
     Args:
-        shown: All settings of the session. As in Spark, one without ``spark.hadoop.`` takes precedence.
+        shown: All settings of the session. As in Spark, a setting without the prefix ``spark.hadoop.`` takes precedence
+            over one with it.
 
     Raises:
         ConfigurationError: If ``core-site.xml`` cannot be read.
@@ -151,7 +152,7 @@ class HadoopSettings:
 
     Args:
         configuration: Hadoop's ``Configuration``, a copy of the session's.
-        particular: Returns the name of a setting for this bucket or account only, given its general name.
+        particular: Returns the name of a setting that applies only to this bucket or account, given its general name.
     """
 
     def __init__(self, configuration: Any, particular: Callable[[str], str]) -> None:
@@ -182,7 +183,7 @@ class HadoopSettings:
 
 
 class PlainSettings:
-    """Hadoop's settings without a JVM, with the methods of ``Configuration``. Its credential files cannot be read.
+    """Hadoop's settings without a JVM, with the methods of Hadoop's ``Configuration``. Cannot read credential files.
 
     Args:
         settings: The settings by name, without ``spark.hadoop.``.
@@ -203,7 +204,7 @@ class PlainSettings:
         """Returns a secret.
 
         Raises:
-            ConfigurationError: If it may be in a credential file.
+            ConfigurationError: If the secret may be in a credential file.
         """
         if self._settings.get(_PROVIDER_PATH):
             raise _refused(_PROVIDER_PATH, "", "Give the keys as settings or in the environment.", "needs Spark's JVM")
@@ -253,7 +254,7 @@ def _s3(bucket: str, configuration: Any) -> ObjectAccess:
 
 
 def _endpoint_of_s3(bucket: str, settings: HadoopSettings) -> dict[str, Any]:
-    """Returns address and region. As in S3A, those of the environment do not count."""
+    """Returns the endpoint and the region, as S3A determines them."""
     address, region = settings.get("fs.s3a.endpoint"), settings.get("fs.s3a.endpoint.region")
     amazon = _AMAZON.fullmatch(address or "s3.amazonaws.com")
     secure = "https" if settings.is_on("fs.s3a.connection.ssl.enabled", default=True) else "http"
@@ -297,10 +298,10 @@ def _credentials_of_s3(
     Args:
         settings: The session's settings.
         name: The setting that lists the providers.
-        default: The providers if it is not set.
+        default: The providers if the setting is not set.
 
     Raises:
-        ConfigurationError: If an earlier provider has no counterpart, or no provider has credentials.
+        ConfigurationError: If a provider before it has no counterpart, or no provider has credentials.
     """
     for provider in re.split(r"[\s,]+", settings.get(name) or default):
         short = provider.rpartition(".")[2]

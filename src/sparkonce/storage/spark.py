@@ -1,10 +1,10 @@
 """Reads Spark's own checkpoint folder: the query's id, each batch's input offsets, and which batches are done.
 
-The format is that of Spark 4.0 to 4.3. ``metadata`` is JSON with ``id``. ``offsets/N``, written before batch N runs,
-has a version line ``v1``, a JSON line with watermark, timestamp and settings, then one JSON line per source.
-``commits/N`` is written after batch N. In ``v2`` (``spark.sql.streaming.offsetLog.formatVersion=2``, since Spark 4.2)
-the sources' lines are unordered, and each begins with the source's name and a colon: ``0:`` for the first source
-without a name.
+The format is that of Spark 4.0 to 4.3. The file ``metadata`` is JSON with the key ``id``. Spark writes ``offsets/N``
+before it runs batch N, and ``commits/N`` afterwards. ``offsets/N`` has a line with its version, ``v1``, a JSON line
+with watermark, timestamp and settings, and then one JSON line per source. In version ``v2``, which Spark 4.2 and later
+write with ``spark.sql.streaming.offsetLog.formatVersion=2``, the sources' lines are in no particular order, and each
+begins with the source's name and a colon, such as ``0:`` for the first source without a name.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class SparkCheckpoint:
         """Returns the query's id, or None if no query has started on the checkpoint yet.
 
         Raises:
-            CheckpointMismatchError: If the file holds no id.
+            CheckpointMismatchError: If the file ``metadata`` contains no id.
         """
         data = self.files.read(_METADATA)
         if data is None:
@@ -52,7 +52,7 @@ class SparkCheckpoint:
             ) from error
 
     def input_offsets(self, batch: int) -> tuple[str, ...] | None:
-        """Returns a batch's end offsets, one canonical JSON text per source; None if Spark does not have the batch.
+        """Returns a batch's end offsets, one line of canonical JSON per source; None if Spark has no such batch.
 
         Raises:
             CheckpointMismatchError: If the file was not written by Spark.
@@ -80,7 +80,7 @@ class SparkCheckpoint:
         return (self._offsets(batch) or b"").startswith(b"v1\n")
 
     def source_lines(self, batch: int) -> list[str]:
-        """Returns a batch's offsets for each source as they were written; empty if the file was truncated."""
+        """Returns a batch's offsets for each source as Spark wrote them; empty if the file was truncated."""
         version, *rest = (self._offsets(batch) or b"").decode(errors="replace").splitlines() or [""]
         return _sources(version, rest[1:])
 
@@ -110,8 +110,8 @@ class SparkCheckpoint:
     def _with_files(self, source: int, line: str) -> str:
         """Adds a digest of the files that a file source's offset covers, if Spark still has their list.
 
-        ``sources/0/2``, or ``2.compact`` including earlier batches, has a version line and one JSON line per file, with
-        its path and the number ``batchId``.
+        Spark lists the files in ``sources/0/2`` or, together with those of earlier batches, in ``sources/0/2.compact``:
+        a version line, and then one JSON line per file with its path and ``batchId``.
         """
         if not line.startswith('{"logOffset":'):
             return line
@@ -145,7 +145,7 @@ def _sources(version: str, lines: list[str]) -> list[str]:
 
 
 def canonical(line: str) -> str:
-    """Returns the same text for the same offsets; Spark writes ``-`` for a source that does not have one yet."""
+    """Returns an offset as canonical JSON. Other text, such as Spark's ``-`` for no offset, is returned unchanged."""
     try:
         return json.dumps(json.loads(line), sort_keys=True, separators=(",", ":"))
     except (ValueError, RecursionError):

@@ -2,7 +2,7 @@
 
 - ``watcher``: polls the checkpoints and the systems in the background
 - ``timeline``: a query's batches and events, numbered so that a browser fetches each of them once
-- ``state``: what is known about each query and system, as values
+- ``state``: the known facts about each query and system, as values
 - ``alarms``: the rules that raise alarms, each with its next step
 - ``server``: serves the page and its JSON
 """

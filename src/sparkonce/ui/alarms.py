@@ -24,7 +24,7 @@ SLOW_MS = 20_000
 OLD, VERY_OLD = 0.5, 0.9
 """Transactions raise alarms once they are older than these fractions of their timeout."""
 STRANGE_S = 60.0
-"""The age at which a transaction of an unknown query raises an alarm, or another application's that blocks readers."""
+"""The age at which a transaction raises an alarm if its query is unknown, or if it is foreign and blocks readers."""
 SILENT_S = 15.0
 """A system or store that responds within this time raises no alarm."""
 
@@ -35,9 +35,9 @@ class Alarm:
 
     Attributes:
         key: Identifies the alarm as long as it lasts.
-        urgent: True if rows are held up, or may be lost.
-        title: A few words that do not change while it lasts.
-        says: A sentence.
+        urgent: True if rows are delayed or may be lost.
+        title: A short title that does not change while the alarm lasts.
+        says: A sentence that describes the problem.
         next_step: The operator's next step.
         command: The command to run.
     """

@@ -33,8 +33,9 @@ class ProgressDisplay:
     """Shows one query, from its start to its end.
 
     Args:
-        wanted: True, False, or None for the default. A batch's line is not written if the logger shows it as well. With
-            None, none is written once logging is set up, at any level.
+        wanted: False to show nothing. Otherwise, a terminal gets a line that is updated in place. Without a terminal,
+            each batch gets a line on standard error: with True, unless the logger shows it already; with None, only if
+            logging is not set up.
         screen: The screen. By default, all queries of this process share one.
     """
 
@@ -125,7 +126,7 @@ class ProgressDisplay:
         return "  ·  ".join(filter(None, parts))
 
     def _write(self, line: str) -> None:
-        """Writes one of the logger's lines if logging does not show it. Handlers and levels are the user's choice."""
+        """Writes a line to standard error, in the logger's form, if it is wanted and logging does not show it."""
         if not _logged() if self._wanted else self._wanted is None and not logger.hasHandlers():
             at = time.strftime("%Y-%m-%d %H:%M:%S")
             with _TERMINAL_MAY_BE_GONE:

@@ -35,7 +35,7 @@ class InDoubt:
     Attributes:
         transactions: The number of transactions that are prepared but not finished.
         opened_ms: When the oldest one began, in milliseconds since the epoch; None if there are none. While slots are
-            being prepared, the earliest time at which the first one may have begun.
+            being prepared, it is the earliest time at which a transaction may have begun.
     """
 
     transactions: int = 0
@@ -50,10 +50,10 @@ class WatchedBatch:
         batch: Spark's batch id.
         rows: The number of rows written, by sink.
         transactions: The number of committed transactions.
-        recovered: True if the batch had been decided before this run asked for it.
+        recovered: True if the batch was already decided when Spark passed it to this run.
         healed: The number of lost transactions that were rewritten.
-        began_ms: When Spark asked for it, in milliseconds since the epoch by the driver's clock.
-        phases: Each phase that it went through, with its duration in milliseconds. A phase may occur several times.
+        began_ms: When Spark asked for the batch, in milliseconds since the epoch by the driver's clock.
+        phases: The batch's phases, each with its duration in milliseconds. A phase may occur several times.
     """
 
     batch: int
@@ -98,7 +98,7 @@ class Totals:
         recovered: The number of committed batches that an earlier run had decided.
         transactions: The number of committed transactions.
         healed: The number of lost transactions that were rewritten.
-        swept: The number of transactions that losing task attempts or older runs had left open, and that were aborted.
+        swept: The number of transactions of losing task attempts or older runs that were aborted.
         rows: The number of rows, by sink.
         stops: The number of runs that ended with an error, by the error's name.
         phase_s: Wall time by phase, in seconds.
@@ -131,7 +131,7 @@ class WatchedRun(Protocol):
 
     @property
     def opened_s(self) -> float | None:
-        """The earliest time at which the batch may have opened a transaction, by `time.monotonic`; None before that."""
+        """The earliest time (`time.monotonic`) at which the batch may have opened a transaction; None before that."""
 
     def lifetimes_s(self) -> Mapping[str, float]:
         """Returns how long the transactions of each sink may live, in seconds. Sinks without a timeout are left out."""
@@ -143,12 +143,12 @@ class Watched:
 
     Attributes:
         query: Spark's query id.
-        spark_run: Spark's run id; empty before its first batch.
+        spark_run: Spark's run id; empty before the run's first batch.
         name: The query's name; empty if it has none.
         state: The coordinator's state; None before the first batch. For a stopped run, the last state before it
             stopped.
         batch: The current batch or, between batches, the last one; None before the first.
-        phase: The phase.
+        phase: The current phase.
         since_ms: When the query entered the phase, in milliseconds since the epoch.
         phase_age_s: How long the query has been in the phase, in seconds.
         last: The last batch that this process committed; None before the first.
@@ -246,10 +246,10 @@ class Figures:
             self._note("started", None, f"Run {spark_run} begins.")
 
     def end_run(self, spark_run: str, failure: str = "") -> None:
-        """Records that a run has ended, and drops it.
+        """Records that a run has ended, and stops tracking it.
 
         Args:
-            spark_run: Spark's run id. Nothing is recorded if another run has begun since.
+            spark_run: Spark's run id. If another run has begun since, nothing is recorded.
             failure: Spark's error; empty if the query ended normally.
         """
         with self._changed:
@@ -283,7 +283,7 @@ class Figures:
                 self._note_swept()
 
     def done(self, progress: BatchProgress) -> WatchedBatch:
-        """Records a committed batch, whose phases have been recorded before."""
+        """Records a committed batch, after all of its phases have been recorded."""
         with self._changed:
             self._last = done = WatchedBatch(
                 batch=progress.batch,
@@ -376,7 +376,7 @@ class Figures:
             self._swept = swept
 
     def _update(self) -> None:
-        """Reads the run's state. A run that has stopped was ended by an error, even if none was reported."""
+        """Reads the run's state. A run that has stopped counts as failed, even if no error was reported."""
         if self._run is None:
             return
         self._note_swept()
@@ -416,8 +416,8 @@ def in_doubt(state: State | None, writing_since_ms: int | None) -> Mapping[str, 
 
     Args:
         state: The run's state, or None.
-        writing_since_ms: The earliest time at which a slot that is being prepared may have begun a transaction; None if
-            none can be open yet, or anymore.
+        writing_since_ms: The earliest time at which a slot that is being prepared may have begun a transaction, in
+            milliseconds since the epoch; None if no such transaction can be open.
     """
     # While aborting, nothing is in doubt: the result ends the run or the attempt.
     if state is None or state.phase is Phase.ABORTING:

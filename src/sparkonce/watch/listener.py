@@ -1,4 +1,4 @@
-"""The query's one listener: the driver reports each phase to it, and it forwards that to all monitoring."""
+"""The query's one listener: the driver reports each phase to it, and it forwards the phases to all monitoring."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ logger = logging.getLogger("sparkonce")
 class QueryListener:
     """Forwards what a query does to its figures, timeline, spans and display, and to the user's listener.
 
-    A batch only records its phases here. Everything else that is shown is read from the run's state by the threads that
-    show it.
+    A batch reports only its phases. The threads that display a query read everything else from the run's state.
 
     Args:
         listener: The user's listener.
@@ -41,7 +40,7 @@ class QueryListener:
         self._timeline = TimelineWriter(None, self.figures, "")
 
     def begin_run(self, query: str, spark_run: str, run: WatchedRun, files: CheckpointFiles) -> None:
-        """Starts tracking a new run of the query, whose phases are reported from now on.
+        """Starts tracking a new run of the query.
 
         Args:
             query: Spark's query id.
@@ -82,7 +81,7 @@ class QueryListener:
         """Stops tracking a run that has ended, and completes its timeline.
 
         Args:
-            spark_run: Spark's run id. Nothing is done if another run has begun since.
+            spark_run: Spark's run id. If another run has begun since, nothing is done.
             failure: Spark's error; empty if the query ended normally.
         """
         self.figures.end_run(spark_run, failure)

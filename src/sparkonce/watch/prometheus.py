@@ -28,8 +28,7 @@ def serve_metrics(port: int = 9464, host: str = "127.0.0.1") -> int:
 
     Args:
         port: The port; 0 for any free port.
-        host: The address to listen on. The figures contain the names of queries and sinks, and are not protected by a
-            login.
+        host: The address to listen on. Anyone who can reach it sees the names of queries and sinks: there is no login.
 
     Returns:
         The port.

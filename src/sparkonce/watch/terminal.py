@@ -18,7 +18,7 @@ _REFRESHED_PER_S = 2
 
 
 class Line(Live):
-    """Leaves the cursor at the start of the line, so that output from Spark's JVM does not continue our line.
+    """A live line that leaves the cursor at its start, so that output from Spark's JVM is not appended to it.
 
     Args:
         console: The terminal.
@@ -31,7 +31,7 @@ class Line(Live):
             get_renderable=lambda: Text(shown(), no_wrap=True, overflow="ellipsis"),
             refresh_per_second=_REFRESHED_PER_S,
             transient=True,
-            redirect_stdout=sys.stdout.isatty(),  # otherwise, what a job prints into a file would go to the terminal
+            redirect_stdout=sys.stdout.isatty(),  # never redirect output that a job writes to a file
         )
 
     def refresh(self) -> None:

@@ -1,14 +1,15 @@
 """The newest batches and events of a query, stored in its checkpoint next to the log, for any process to read.
 
-The guarantee does not depend on it: it is written in the background, and entries that cannot be written are dropped.
+The guarantee does not depend on the timeline. It is written in the background, and entries that cannot be written are
+dropped.
 
 Layout, under ``<checkpoint>/sparkonce``::
 
     timeline/00000000000000000007-ab12cd34.000000003.json    a segment: run 7-ab12cd34, part 3
 
-A segment has at most `BATCHES_A_SEGMENT` batches. A run's newest segment is rewritten when there is news, at most every
-`WRITTEN_EVERY_S` (`STORED_EVERY_S` in a store), and once a minute even without news. Older segments do not change. The
-newest `SEGMENTS_KEPT` segments of all runs are retained.
+A segment has at most `BATCHES_A_SEGMENT` batches. A run's newest segment is rewritten when there is news, but at most
+every `WRITTEN_EVERY_S` seconds on a disk and every `STORED_EVERY_S` seconds elsewhere. It is rewritten once a minute
+even without news. Older segments do not change. The newest `SEGMENTS_KEPT` segments of all runs are retained.
 """
 
 from __future__ import annotations
@@ -50,10 +51,10 @@ class RunNow:
     """A run at the time when its newest segment was written.
 
     Attributes:
-        written_ms: That time, in milliseconds since the epoch.
+        written_ms: When the segment was written, in milliseconds since the epoch.
         batch: The current batch or, between batches, the last one; None before the first.
-        phase: The phase.
-        since_ms: When it entered the phase.
+        phase: The current phase.
+        since_ms: When the run entered the phase, in milliseconds since the epoch.
         in_doubt: The transactions that were prepared but not finished.
     """
 
@@ -75,10 +76,11 @@ class TimelineSegment:
         spark_run: Spark's run id.
         name: The query's name; empty if it has none.
         host: The driver's host.
-        timeout_ms: How long the transactions of each sink may live. Sinks without a timeout are left out.
-        now: The run when this was written.
+        timeout_ms: How long the transactions of each sink may live, in milliseconds. Sinks without a timeout are left
+            out.
+        now: The run at the time when the segment was written.
         batches: Committed batches, oldest first.
-        events: The run's newest events when this was written, oldest first.
+        events: The run's newest events at that time, oldest first.
     """
 
     run: str
@@ -93,12 +95,12 @@ class TimelineSegment:
     events: Sequence[WatchedEvent] = field(default=())
 
     def encoded(self) -> bytes:
-        """Serializes it as JSON."""
+        """Serializes the segment as JSON."""
         return json.dumps({"format": FORMAT, **asdict(self)}, separators=(",", ":")).encode()
 
     @classmethod
     def decoded(cls, data: bytes) -> TimelineSegment | None:
-        """Deserializes it. Returns None if it has another format or is damaged: others may still be readable."""
+        """Deserializes a segment. Returns None if it has another format or is damaged."""
         try:
             plain: dict[str, Any] = json.loads(data)
             if plain.pop("format") != FORMAT:
@@ -127,7 +129,7 @@ class TimelineWriter:
         files: The query's checkpoint; None to write nothing.
         figures: The query's figures.
         spark_run: Spark's run id.
-        every_s: The time between two writes; None for a default that suits the store.
+        every_s: The time between two writes, in seconds; None for a default that suits the store.
     """
 
     def __init__(
@@ -205,7 +207,7 @@ class TimelineWriter:
                 self._changed.wait_for(lambda: self._is_closed, self._every_s)
 
     def _write(self, files: CheckpointFiles) -> bool:
-        """Writes the newest segment and any full ones before it. Returns False if there is no run to write about."""
+        """Writes the newest segment and any full ones before it. Returns False if there is nothing to write yet."""
         now = self._figures.watched()
         if now.spark_run != self._spark_run or now.state is None or (token := now.state.token) is None:
             return False  # it has not claimed the log yet, or was superseded
@@ -252,7 +254,7 @@ class TimelineWriter:
 
 
 class TimelineReader:
-    """Reads the timeline of a checkpoint repeatedly, reading each segment that no longer changes only once.
+    """Reads the timeline of a checkpoint repeatedly. Segments that no longer change are read only once.
 
     Args:
         files: The query's checkpoint.
