@@ -5,11 +5,11 @@ Collecting facts about a query:
 - ``facts``: the facts as values, and durations such as ``2h``
 - ``checkpoint``: reads them from a checkpoint folder. `sparkonce.spark.explain` reads them from a running query.
 - ``arguments``: reads them from the argument ``sink=``, and from Python functions
-- ``servers``: queries Kafka's brokers for some of them
+- ``servers``: queries Kafka's brokers for facts about topics and limits
 
 Drawing conclusions:
 
 - ``sources``, ``engine``, ``sinks``: the rules for the parts of a query. ``sinks`` also has those for readers.
-- ``findings``: a part, with the findings about it
+- ``findings``: a part of a query, with the findings about it
 - ``explanation``: applies all rules, and is the result; ``table`` renders it
 """

@@ -26,7 +26,7 @@ def sink_facts(sink: Any, options: Mapping[str, Any] | None = None) -> tuple[Sin
         options: The options of the stream writer.
 
     Raises:
-        ConfigurationError: If it is none of these.
+        ConfigurationError: If ``sink`` is none of these.
     """
     if isinstance(sink, TwoPhaseCommitSink):
         return (_of_ours(sink),)

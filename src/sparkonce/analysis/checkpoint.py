@@ -1,9 +1,9 @@
 """Reads facts about a query from its checkpoint folder, without Spark.
 
-Spark's files (4.0): ``metadata`` contains the query's id. ``offsets/N`` contains a version line, a line of settings,
-and one line of offsets per source, whose shape reveals the kind of source. ``sources/I`` contains what source I stores
-for itself. ``state`` exists if the query has state. The decision log in ``sparkonce`` names our sinks. Options, the
-plan and other sinks are not in the folder.
+Among Spark's files (4.0), ``metadata`` contains the query's id. ``offsets/N`` contains a version line, a line of
+settings, and one line of offsets per source; the shape of the offsets reveals the kind of source. ``sources/I``
+contains data of source I. ``state`` exists if the query has state. The decision log in ``sparkonce`` names our sinks.
+The folder does not contain options, the plan, or other sinks.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def _folder_read(source_files: CheckpointFiles) -> str:
 
 
 def _first_line_is_a_number(source_files: CheckpointFiles) -> bool:
-    """Returns True if a file looks like the rate source's, which stores its first start time after a version line."""
+    """Returns True for the file of a rate source, which contains its first start time after a version line."""
     try:
         lines = (source_files.read("0") or b"").removeprefix(b"\0").decode(errors="replace").split()
     except OSError:
@@ -152,7 +152,7 @@ def _sinks(files: CheckpointFiles) -> tuple[SinkFacts, ...]:
 
 
 def _sink(name: str, known: dict[str, str], view: LogView) -> SinkFacts:
-    """Returns a sink of the newest run. Older runs may have had another guarantee."""
+    """Returns the facts about a sink in the newest run. In older runs, it may have had another guarantee."""
     timeout_ms = known.get("transaction_timeout_ms")
     own = [decision for decision in view.decisions if view.newest_run and decision.token == view.newest_run.token]
     handles = [handle for decision in own for handle in decision.handles if handle.sink == name]

@@ -1,4 +1,4 @@
-"""Judges what Spark itself guarantees, given the checkpoint, the trigger and the plan."""
+"""Judges Spark's own guarantee, given the checkpoint, the trigger and the plan."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _path(location: str) -> str:
 
 
 def _starts_at_the_end(source: SourceFacts) -> bool:
-    """Returns True if a start without a checkpoint skips rows that the source already holds."""
+    """Returns True if a start without a checkpoint skips rows that the source already contains."""
     known = source.options or {}
     if source.format == "kafka":
         if any(name in known for name in ("startingtimestamp", "startingoffsetsbytimestamp")):
@@ -162,7 +162,7 @@ def _unstable(plan: PlanFacts) -> Iterator[tuple[Iterable[str], str]]:
 
 
 def _state_made_again(plan: PlanFacts) -> Iterator[Finding]:
-    """Yields the consequence for state: a replay recomputes it, although the sink keeps the first run's rows."""
+    """Yields findings about state, which a replay recomputes although the sink keeps the first run's rows."""
     unstable = [name for names, _ in _unstable(plan) for name in names]
     if unstable and plan.stateful:
         yield doubles(
@@ -174,7 +174,7 @@ def _state_made_again(plan: PlanFacts) -> Iterator[Finding]:
 
 
 def _replayed(unstable: Sequence[str], sinks: Iterable[SinkFacts]) -> Iterator[Finding]:
-    """Yields the consequences for each sink if a replayed batch has different rows."""
+    """Yields findings about sinks that get different rows from a replayed batch."""
     if not unstable:
         return
     if any(replays_show(sink) for sink in sinks):

@@ -26,7 +26,7 @@ class Explanation:
     """The guarantee of a query, end to end. Printing it shows the table.
 
     Attributes:
-        query: The query's name, id or file, whichever is known.
+        query: The query's name, id or file.
         parts: Sources, engine, sinks and readers, in this order.
     """
 
@@ -92,7 +92,7 @@ def judge(pipeline: Pipeline) -> Explanation:
     """Returns the level of each part of the pipeline, with the reasons.
 
     Raises:
-        ConfigurationError: If it has no source or no sink, since a part that was not seen cannot be judged.
+        ConfigurationError: If the pipeline has no source or no sink.
     """
     if not pipeline.sources or not pipeline.sinks:
         raise ConfigurationError(

@@ -1,4 +1,4 @@
-"""The facts about a query as values, and durations as people write them: ``90s``, ``1 day 12 hours``. No judgments."""
+"""The facts about a query as values, and durations as people write them, such as ``90s`` or ``1 day 12 hours``."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class KafkaSourceFacts(SourceFacts):
     """A source that reads Kafka.
 
     Attributes:
-        names: Its topics, if no option names them.
+        names: The source's topics, if no option names them.
         topics: The broker's information on each topic; None if the brokers were not queried.
-        unasked: Why they were not queried, as a message.
-        by_shape: True if only the shape of its offsets suggests that it is Kafka.
+        unasked: Why the brokers were not queried, as a message.
+        by_shape: True if only the shape of the offsets suggests that the source reads Kafka.
     """
 
     format: str = "kafka"
@@ -71,13 +71,13 @@ class PlanFacts:
         order: Operators and aggregates that depend on the order in which rows arrive.
         clock: Expressions that read the clock each time a batch runs.
         batch_clock: Expressions that Spark fixes for a batch and stores in the offset log.
-        static: Tables and files that are joined in their state at the time a batch runs.
-        functions: Its Python functions.
+        static: Tables and files that are joined as they are when a batch runs.
+        functions: The plan's Python functions.
         unnamed: True if Spark considers the plan nondeterministic for any other reason.
         shuffles: True if rows are sent to other tasks by their values.
         merges: True if partitions are merged by their current location (``coalesce``).
         stateful: Stateful operators, by name.
-        watermarks: The number of its watermarks.
+        watermarks: The number of watermarks.
     """
 
     random: tuple[str, ...] = ()
@@ -96,7 +96,7 @@ class PlanFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFacts:
-    """How Spark runs the query.
+    """The facts about Spark's execution of a query.
 
     Attributes:
         checkpoint: The checkpoint's location; None if there is none, or it is unknown.
@@ -125,19 +125,19 @@ class SinkFacts:
 
     Attributes:
         format: Spark's short name in lower case, or ``sparkonce`` for a sink in an `ExactlyOnce`; empty if unknown.
-        name: Its display name.
-        options: Its options, with lower-case names.
+        name: The display name.
+        options: The options, with lower-case names.
         guarantee: For our sinks, the guarantee; None if unknown.
-        promise: For our sinks, what it promises to readers, if that is less than its guarantee.
-        conditions: For our sinks, what it requires of its system and readers, one sentence each.
-        kafka: For our sinks, True if it writes to Kafka.
-        checkpoint: For our sinks, the checkpoint passed to its `ExactlyOnce`; None if unknown.
-        function: The function passed to ``foreachBatch`` or ``foreach``. For our sinks, the caller of its
+        promise: For our sinks, the promise to readers, if it is weaker than the guarantee.
+        conditions: For our sinks, the requirements for the system and its readers, one sentence each.
+        kafka: For our sinks, True if the sink writes to Kafka.
+        checkpoint: For our sinks, the checkpoint passed to `ExactlyOnce`; None if unknown.
+        function: The function passed to ``foreachBatch`` or ``foreach``. For our sinks, the function that calls the
             `ExactlyOnce`.
-        transaction_timeout: For our sinks, the timeout, as set or as found in its last run.
-        longest_timeout: The broker's ``transaction.max.timeout.ms``, if it was queried.
-        unasked: Why it was not queried, as a message.
-        refused: For our sinks, a message about what happens to a row that its system rejects; empty if unknown.
+        transaction_timeout: For our sinks, the timeout, as set or as found in the last run.
+        longest_timeout: The broker's ``transaction.max.timeout.ms``, if the broker was queried.
+        unasked: Why the broker was not queried, as a message.
+        refused: For our sinks, a message about the fate of a row that the system rejects; empty if unknown.
     """
 
     format: str
@@ -173,10 +173,10 @@ class Pipeline:
     """A query from its sources to its readers.
 
     Attributes:
-        query: Its name, id or file, for display.
-        sources: Its sources, at least one.
+        query: The query's name, id or file, for display.
+        sources: The sources, at least one.
         engine: See `EngineFacts`.
-        sinks: Its sinks, at least one. Several are committed as one unit.
+        sinks: The sinks, at least one. Several sinks are committed as one unit.
         reader: See `ReaderFacts`.
         downtime: The longest downtime of the query; None if not specified.
     """

@@ -12,7 +12,7 @@ from sparkonce.guarantees import Guarantee, weakest
 
 
 class Role(str, Enum):
-    """What a part is in a query."""
+    """The roles of a query's parts."""
 
     SOURCE = "source"
     ENGINE = "engine"

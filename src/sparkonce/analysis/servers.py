@@ -1,4 +1,4 @@
-"""Queries Kafka for what a query's settings alone do not show: topics' retention and writers, and broker limits."""
+"""Queries Kafka for facts that a query's settings do not show: topics' retention and writers, and broker limits."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def ask_about_source(source: SourceFacts, settings: Mapping[str, Any] | None) ->
 
     Args:
         source: The facts read from the query.
-        settings: The connection settings, under librdkafka's names. They replace the source's own, unless the source
-            has other servers and needs no security settings. None: the source's own.
+        settings: The connection settings, under librdkafka's names; None for the source's own settings. The source's
+            own are also used if it has other servers and needs no security settings.
     """
     if not isinstance(source, KafkaSourceFacts) or (source.options is None and settings is None):
         return source
@@ -107,7 +107,7 @@ def _topics(options: Mapping[str, str], known: Sequence[str]) -> list[str]:
 
 
 def _is_transactional(partitions: Sequence[Any]) -> bool | None:
-    """Returns True if leaders remember a producer that used a transaction (for a day by default); None if unknown."""
+    """Returns True if leaders remember a transactional producer, by default for a day; None if that is unknown."""
     if any(
         one.coordinator_epoch >= 0 or one.current_txn_start_offset >= 0
         for partition in partitions

@@ -1,4 +1,4 @@
-"""Judges what each sink guarantees, with one function per format, and what its readers see, which many forget."""
+"""Judges the guarantee of each sink, with one function per format, and of its readers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Judges what each source guarantees, with one function per format.
+"""Judges the guarantee of each source, with one function per format.
 
-Facts about Spark are from its Structured Streaming guide and its sources (4.0), facts about Kafka from its
-documentation. docs/explain.md lists those that are covered by a test.
+The facts about Spark are from its Structured Streaming guide and its source code (4.0), and those about Kafka from
+Kafka's documentation. docs/explain.md lists the facts that tests cover.
 """
 
 from __future__ import annotations

@@ -30,14 +30,14 @@ def render(parts: Sequence[Part], level: Guarantee, weakest: Sequence[Part]) -> 
 
 
 def as_text(shown: RenderableType) -> str:
-    """Returns it without colors, as wide as the terminal but at most 120 columns."""
+    """Returns the table as text without colors, as wide as the terminal but at most 120 columns."""
     text = io.StringIO()
     _console(text, min(shutil.get_terminal_size().columns, _WIDEST)).print(shown)
     return "\n".join(line.rstrip() for line in text.getvalue().rstrip("\n").splitlines())
 
 
 def as_html(shown: RenderableType) -> str:
-    """Returns it with colors, for a notebook."""
+    """Returns the table as HTML with colors, for a notebook."""
     console = _console(io.StringIO(), _WIDEST)
     console.print(shown)
     return console.export_html(inline_styles=True, code_format='<pre style="line-height:normal">{code}</pre>')

@@ -1,6 +1,6 @@
 """``sparkonce checkpoint``: a query's state, and what its next start would do. Needs no Spark.
 
-Other commands also use `opened`, and the option ``--conf`` for the checkpoint's store. Typer reads the annotations when
+Other commands also use `opened` and the ``--conf`` option for the checkpoint's store. Typer reads the annotations when
 a command runs, so their types must be imported at runtime.
 """
 
@@ -174,8 +174,7 @@ def read_conf(given: Sequence[str] | None) -> dict[str, str]:
     """Parses settings given as KEY=VALUE.
 
     Raises:
-        ConfigurationError: If one is not a store setting. The message names it without its value, which may be a
-            secret.
+        ConfigurationError: If a setting is not for a store. The message omits its value, which may be a secret.
     """
     pairs = [text.partition("=") for text in given or ()]
     for name, equals, _ in pairs:
@@ -247,7 +246,7 @@ def _count(counts: Mapping[str, int], sink: str) -> str:
 
 
 def _counts(counts: Mapping[str, int], wide: bool, *, add: bool = True) -> str:
-    """Formats counts by sink: a sum or, without ``add``, the distinct numbers, as a unit's sinks get the same rows."""
+    """Formats counts by sink. In short form, shows their sum or, without ``add``, only the different numbers."""
     if not wide or len(counts) < 2:
         several = [sum(counts.values())] if add and counts else dict.fromkeys(counts.values())
         return " / ".join(f"{count:,}" for count in several) or "-"

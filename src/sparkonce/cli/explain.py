@@ -137,7 +137,7 @@ def _unread(target: str, error: OSError) -> ConfigurationError:
 
 
 def _of_file(file: Path, arguments: list[str], **how: Any) -> "tuple[list[Explanation], str]":
-    """Returns the explanations of a file's queries, and a clause about any that were not seen; empty if all were."""
+    """Returns the explanations of a file's queries, and a clause about queries that were not seen, if any."""
     from sparkonce.spark.explain.dry_run import dry_run
     from sparkonce.spark.explain.explain import explain as explain_query
 

@@ -132,13 +132,13 @@ def show(value: Any, form: OutputFormat, table: "Callable[[Console, bool], None]
 
 
 def echo(printed: str, *, err: bool = False) -> None:
-    """Writes what a console has printed, without the blanks with which it pads the last column."""
+    """Writes a console's output, without the blanks that pad its last column."""
     lines = (_PADDING.sub(lambda end: _PLAIN * (_PLAIN in end[0]), line) for line in printed.splitlines())
     typer.echo("\n".join(lines), err=err)
 
 
 def show_checks(checks: "Sequence[Check]", form: OutputFormat) -> bool:
-    """Shows checks, with a next step for each one that failed. Returns True if none did."""
+    """Shows checks, with a next step for each one that failed. Returns True if none failed."""
     from dataclasses import asdict
 
     def _table(to: "Console", _wide: bool) -> None:
@@ -168,7 +168,7 @@ def counted(count: int, what: str) -> str:
 
 
 def marked(words: str, before: str = "", after: str = "") -> "Text":
-    """Returns words in the color of what they say: good, bad, or in doubt; with uncolored text around them."""
+    """Returns words in the color of their meaning (good, bad or in doubt), between uncolored texts."""
     from rich.text import Text
 
     return Text.assemble(before, (words, _STYLES.get(words, "")), after)

@@ -1,8 +1,8 @@
-"""``sparkonce transactions``: open transactions on servers, the log's verdict on them, and how to end them.
+"""``sparkonce transactions``: lists open transactions on servers with the log's verdict, and ends them.
 
 Needs no Spark.
 
-``list``, ``blocking`` and ``describe`` change nothing. ``resolve`` and ``sweep`` end what a query has left open. Typer
+``list``, ``blocking`` and ``describe`` change nothing. ``resolve`` and ``sweep`` end a query's open transactions. Typer
 reads the annotations when a command runs, so their types must be imported at runtime.
 """
 
@@ -454,7 +454,7 @@ def query_in(text: str) -> str:
     """Returns the short id of a query, given its id or at least the first 12 digits.
 
     Raises:
-        ConfigurationError: If it is neither.
+        ConfigurationError: If the text is neither.
     """
     from sparkonce.protocol.ownership import short_query
 
@@ -518,7 +518,7 @@ def _accepted(given: Sequence[str] | None, sinks: "Mapping[str, TwoPhaseCommitSi
 
 
 def _listing(systems: Sequence[NamedSystem], checkpoint: str, conf: list[str] | None) -> "tuple[Listing, _QueryName]":
-    """Returns what is open and, with a checkpoint, the short id and name of its query."""
+    """Returns the open transactions and, with a checkpoint, the short id and name of its query."""
     from sparkonce.operate.checkpoint import query_name
     from sparkonce.operate.transactions import list_open
     from sparkonce.protocol.ownership import short_query
@@ -548,7 +548,7 @@ def _listing_of_query(files: "CheckpointFiles", file: OperatorFile) -> "Listing"
 def _listed_after(files: "CheckpointFiles", file: OperatorFile) -> "Listing":
     """Lists open transactions again.
 
-    A failure is reported like a silent system, so that what was done is still shown.
+    A failure is reported like a system that does not respond, so that the command still shows what it has done.
     """
     from sparkonce.operate.transactions import Listing
 
@@ -561,9 +561,9 @@ def _listed_after(files: "CheckpointFiles", file: OperatorFile) -> "Listing":
 
 
 def _confirm(files: "CheckpointFiles", file: OperatorFile, *, moved: bool, yes: bool) -> "Listing":
-    """Shows what is open, asks for confirmation before the claim, and returns what is open.
+    """Shows the open transactions, asks for confirmation before the claim, and returns the transactions.
 
-    For a moved checkpoint it always asks: a copy shares the original's transactions.
+    Always asks for a moved checkpoint, since it may be a copy, which shares the original's transactions.
     """
     from sparkonce.operate.resolve import newest_run
 
@@ -614,12 +614,12 @@ def _show_left(to: Any, left: "Sequence[OpenTransaction]", todo: Mapping[str, st
 
 
 def show_done(done: "Resolved", before: "Listing", left: "Listing", form: OutputFormat) -> None:
-    """Shows what `resolve` or `sweep` did, what is still open, and what comes next. Exits with 1 if something is left.
+    """Shows the result of `resolve` or `sweep`, and the next step. Exits with 1 if something is left.
 
     Args:
-        done: What was done.
-        before: What was open before that.
-        left: What is still open.
+        done: The result.
+        before: The transactions that were open before.
+        left: The transactions that are still open.
         form: The requested format.
     """
     from sparkonce.operate.transactions import LogVerdict

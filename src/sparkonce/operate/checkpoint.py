@@ -1,4 +1,4 @@
-"""Reads a query's state from its checkpoint's files alone: its log, and whether its next start would be accepted."""
+"""Reads a query's state from its checkpoint alone: its log, and whether its next start would be accepted."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class BatchState(str, Enum):
 
 
 class NextStart(str, Enum):
-    """What the next start does first."""
+    """The first action of the next start."""
 
     BEGINS = "begins"
     RESUMES = "resumes"
@@ -60,9 +60,9 @@ class RunOfLog:
     """A run that has claimed the log.
 
     Attributes:
-        run: Its token, as ``position-nonce``.
-        claimed_ms: When it claimed, in milliseconds since the epoch. If the record has been deleted, this is None, and
-            the attributes below are not set.
+        run: The run's token, as ``position-nonce``.
+        claimed_ms: When the run claimed the log, in milliseconds since the epoch. If the record has been deleted, this
+            is None, and the attributes below are not set.
         spark_run: Spark's run id.
         host: The driver's host.
         process: The driver's process id.
@@ -84,10 +84,12 @@ class NewestBatch:
     Attributes:
         batch: Spark's batch id.
         state: The state of the batch.
-        decided_ms: When it was decided, in milliseconds since the epoch; None if it is not, or the record was deleted.
-        opened_ms: When its oldest transaction was begun, by its executor's clock; None if it has none.
-        rows: The number of rows by sink, once it is decided.
-        transactions: The number of transactions by sink, once it is decided.
+        decided_ms: When the batch was decided, in milliseconds since the epoch; None if it is not decided, or the
+            record was deleted.
+        opened_ms: When the batch's oldest transaction was begun, in milliseconds since the epoch by its executor's
+            clock; None if there is none.
+        rows: The number of rows by sink, once the batch is decided.
+        transactions: The number of transactions by sink, once the batch is decided.
         void: The number of transactions whose rows are lost, according to the log.
         offsets: The end offsets of each source, as JSON.
     """
@@ -109,14 +111,14 @@ class CheckpointStatus:
     Attributes:
         location: The checkpoint's location.
         query: The query's id; None before its first start.
-        floor: The first position that the log still has.
-        end: The position after its last record; 0 if sparkonce has never run on the checkpoint.
+        floor: The position of the first record that the log still has.
+        end: The position after the log's last record; 0 if sparkonce has never run on the checkpoint.
         runs: The number of runs that the log knows.
         run: The newest run; None if there is none.
-        sinks: The facts that this run knew about each sink: prefix, cluster, limits.
+        sinks: The newest run's facts about each sink, such as prefix, cluster and limits.
         newest: The newest batch; None if there is none.
-        next_start: What the next start does first.
-        says: The same as a sentence.
+        next_start: The first action of the next start.
+        says: The first action of the next start, as a sentence.
         next_step: The operator's next step, if the next start would be refused.
     """
 
@@ -140,15 +142,16 @@ class LogEntry:
     Attributes:
         position: The record's position in the log.
         at_ms: When it was written, in milliseconds since the epoch by its driver's clock.
-        kind: ``claim``: a run began. ``commit``: a batch was decided. ``amend``: its lost transactions were replaced.
-            ``void``: some of them must be aborted because rows are gone.
+        kind: ``claim``: a run began. ``commit``: a batch was decided. ``amend``: a batch's lost transactions were
+            replaced. ``void``: some of a batch's transactions must be aborted because rows are gone.
         run: The run that wrote it, as ``position-nonce``.
         batch: Spark's batch id; None for a claim.
         rows: The number of the batch's rows, by sink.
         transactions: The number of the batch's transactions, by sink.
         void: The number of void transactions.
         offsets: The batch's end offsets for each source, as JSON.
-        opened_ms: When the batch's oldest transaction was begun, by its executor's clock; None without one.
+        opened_ms: When the batch's oldest transaction was begun, in milliseconds since the epoch by its executor's
+            clock; None without one.
         spark_run: Spark's run id. For a claim only.
         host: The driver's host. For a claim only.
         process: The driver's process id. For a claim only.
@@ -196,15 +199,15 @@ class Check:
 def read_checkpoint(files: CheckpointFiles, *, moved: bool = False) -> CheckpointStatus:
     """Reads the state of a query.
 
-    Servers are not queried, so an outdated copy of the log is detected only if the checkpoint next to it gives it away.
-    A start queries the sinks, and detects it by what they remember.
+    Servers are not queried, so an old copy of the log is detected only if it contradicts Spark's files. A start also
+    compares the log with what the sinks remember.
 
     Args:
         files: The query's checkpoint.
         moved: True to check a start with ``checkpoint_moved=True``.
 
     Raises:
-        ConfigurationError: If it is not a checkpoint.
+        ConfigurationError: If the folder is not a checkpoint.
         CheckpointMismatchError: If one of Spark's files in it is damaged.
         LogError: If its decision log cannot be read.
         OSError: If its store cannot be read.
@@ -224,7 +227,7 @@ def check_checkpoint(files: CheckpointFiles, *, moved: bool = False) -> Sequence
         The checks in order. Each depends on the ones before it, so the first one that fails is the last.
 
     Raises:
-        ConfigurationError: If it is not a checkpoint.
+        ConfigurationError: If the folder is not a checkpoint.
         OSError: If its store cannot be read.
     """
     checks = []
@@ -246,10 +249,10 @@ def check_checkpoint(files: CheckpointFiles, *, moved: bool = False) -> Sequence
 
 
 def read_handles(files: CheckpointFiles, batch: int) -> Sequence[Handle]:
-    """Returns the handles of a decided batch, one for each transaction of a slot in a sink.
+    """Returns the handles of a decided batch, one per sink and slot.
 
     Raises:
-        ConfigurationError: If it is not a checkpoint, or its log does not have the batch.
+        ConfigurationError: If the folder is not a checkpoint, or its log does not have the batch.
         LogError: If the log cannot be read.
         OSError: If the store cannot be read.
     """
@@ -316,10 +319,10 @@ def read_history(log: DecisionLog) -> tuple[LogView, Sequence[LogEntry]]:
     """Reads a log, even while a run is appending to it.
 
     Returns:
-        The log, and the records that it still has, oldest first. Records below its floor have been deleted.
+        The log's view, and the records that it still has, oldest first. Records below its floor have been deleted.
 
     Raises:
-        LogError: If it cannot be read, or contains what no run of sparkonce can have written.
+        LogError: If the log cannot be read, or contains what no run of sparkonce can have written.
     """
     for _ in range(MOST_READS):
         view = read_log(log)

@@ -21,8 +21,8 @@ def check_servers(
 ) -> Iterator[Check]:
     """Checks each system in a file, and runs the checks of a start for each sink.
 
-    A sink's checks use what the query's log knows about it. A first start creates the marker tables, which would hide
-    that existing ones were lost.
+    The checks of a sink use the facts about it in the query's log. A sink without such facts is checked only with
+    ``is_new``, since a first start creates marker tables, which would hide that existing ones were lost.
 
     Args:
         file: The operator's file.

@@ -1,7 +1,7 @@
-"""Ends what a query has left open, without Spark and without its program.
+"""Ends a query's open transactions, without Spark and without the query's program.
 
-`resolve` does what the query's next start would do according to its log, in a run that writes nothing. `abort_all` is
-for a query whose checkpoint is gone, so that nobody knows what was decided.
+`resolve` commits and aborts as the query's next start would, according to its log, in a run that writes no rows.
+`abort_all` is for a query whose checkpoint is gone, so that its decisions are unknown.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ class Resolved:
     """The result of `resolve`.
 
     Attributes:
-        run: The claim that was put, as ``position-nonce``.
-        batch: The decided batch that may not have been finished, if there was one.
-        committed: How many of its transactions are now committed.
-        lost: How many of its transactions are lost. Only the query's next start can rewrite their rows.
-        swept: The sinks in which older runs no longer have anything open.
+        run: The token of the run, as ``position-nonce``.
+        batch: The decided batch that may have been unfinished, if there was one.
+        committed: The number of that batch's transactions that are now committed.
+        lost: The number of that batch's transactions that are lost. Only the query's next start can rewrite their rows.
+        swept: The sinks in which older runs no longer have open transactions.
         left: The query's other sinks, which the file does not describe.
     """
 
@@ -68,7 +68,7 @@ class Resolved:
 
 
 class OperatorRun(SplitRun):
-    """A run by an operator. Its claim repeats what the newest run knew, so that the next start finds it."""
+    """A run by an operator. Its claim repeats the newest run's facts, so that the next start finds them."""
 
     has_all_sinks = False  # the file may not describe all of them
 
@@ -92,15 +92,15 @@ def resolve(
 ) -> Resolved:
     """Commits the transactions of a decided batch, and aborts all other transactions of the query's runs so far.
 
-    It starts with a claim, so a driver that is still running is superseded and stops. Whatever a start of the query
-    would refuse is refused here as well.
+    It begins with a claim, so a driver that is still running is superseded and stops. It raises the same errors as a
+    start of the query.
 
     Args:
         files: The query's checkpoint.
         sinks: The query's sinks, by name. To finish a decided batch, all sinks with transactions in it are required.
-        moved: Like ``checkpoint_moved``.
+        moved: Like ``checkpoint_moved`` of `sparkonce.ExactlyOnce`.
         accept_lost: Like ``accept_lost_batches`` of `sparkonce.ExactlyOnce`.
-        decided: False to refuse if a decided batch may not be finished.
+        decided: False to raise an error if a decided batch may be unfinished.
         on_conflict: See `SqlSink.decided_conflicts`; empty to leave conflicting rows staged.
         patience_s: How long to wait for an unreachable system, in seconds.
 
@@ -174,7 +174,7 @@ def _tried(
     decided: bool,
     patience_s: float,
 ) -> Resolved | None:
-    """Returns what was done; None if another run claimed the query while servers were being queried."""
+    """Makes one attempt. Returns None if another run claimed the query while servers were being queried."""
     found, point = _point(files)
     if (refused := _refused(found, point, moved=moved)) is not None:
         raise refused
@@ -201,7 +201,7 @@ def _tried(
         handover = run.begin_batch(first)
         _, token = run.owned
         done = Resolved(run=run_of(token), left=tuple(sorted(sinks_to_finish(point.view) - sinks.keys())))
-        if handover is None:  # The batch was decided and is fully committed. Beginning the next batch sweeps.
+        if handover is None:  # The decided batch is committed. Begin the next one, which sweeps.
             progress = run.progress[-1]
             newest = run.state.view.newest_decision
             offsets = newest.offsets if newest is not None else None
@@ -261,13 +261,13 @@ def _point(files: CheckpointFiles) -> tuple[DecisionLog, ResumePoint]:
 
 
 def _refused(log: DecisionLog, point: ResumePoint, *, moved: bool) -> SparkonceError | None:
-    """Returns the error with which the log refuses a start; None if it accepts it."""
+    """Returns the error if the log does not allow a start; None if it does."""
     stop = point.refusal(log.location, moved=moved)
     return None if stop is None else stop_error(stop, point.next_batch().number)
 
 
 def _check_sinks(point: ResumePoint, sinks: Mapping[str, TwoPhaseCommitSink], *, decided: bool) -> None:
-    """Refuses, before the claim, what is impossible with these sinks."""
+    """Checks, before the claim, that no required sink is missing."""
     if not sinks:
         raise ConfigurationError(
             "The file describes none of the query's sinks, so nothing can be ended.",

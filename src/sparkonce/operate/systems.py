@@ -1,4 +1,4 @@
-"""Reads an operator's file: the systems that can be queried, and the sinks of a query that can be created from it."""
+"""Reads an operator's file, which describes systems and the sinks of queries."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ _CLASSES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedSystem:
-    """A system, as named in an operator's file. Its settings may contain secrets, and are not shown.
+    """A system in an operator's file. Its settings may contain secrets, so its repr omits them.
 
     Attributes:
         name: The name in the file.
@@ -84,7 +84,7 @@ class NamedSystem:
         return f"NamedSystem(name={self.name!r}, kind={self.kind.value!r})"
 
     def list_open(self) -> list[Orphan]:
-        """Lists the transactions that sparkonce has open there.
+        """Lists sparkonce's open transactions on the system.
 
         Raises:
             ConfigurationError: If a setting is wrong, or a package is missing.
@@ -106,10 +106,10 @@ class OperatorFile:
     """An operator's file.
 
     Attributes:
-        path: Its path; empty if there is none.
+        path: The file's path; empty if there is none.
         systems: The systems, by name.
         sinks: The arguments of sinks, by name, including ``system``.
-        queries: The same for the sinks of one query, by the first 12 digits of its id.
+        queries: The sinks of single queries, in the same form, by the first 12 digits of the query's id.
     """
 
     path: str
@@ -123,15 +123,15 @@ class OperatorFile:
 
 
 def read_file(file: str = "", environment: Mapping[str, str] = os.environ) -> OperatorFile:
-    """Returns the systems of a file or, without one, those in the environment.
+    """Reads a file or, without one, the systems in the environment.
 
     The file is YAML. ``systems`` maps names to settings, with ``system`` for the kind if it differs from the name.
     ``sinks`` maps names of sinks to arguments, and ``queries`` ids of queries to their own sinks. Strings may refer to
     environment variables, as ``${NAME}``.
 
     Args:
-        file: Its path; empty for the one in ``SPARKONCE_CONFIG``. Without either, each ``SPARKONCE_<KIND>`` is a
-            system, with its settings in one line.
+        file: The file's path; empty for the path in ``SPARKONCE_CONFIG``. Without either, each environment variable
+            ``SPARKONCE_<KIND>`` describes a system, with its settings in one line.
         environment: The environment variables.
 
     Raises:
@@ -157,7 +157,7 @@ def no_system() -> ConfigurationError:
 
 
 def known_sinks(view: LogView) -> dict[str, Facts]:
-    """Returns the facts about each sink, as known by the newest run that had it."""
+    """Returns the facts about each sink, from the newest run that had the sink."""
     return {name: dict(facts) for run in view.runs for name, facts in run.sinks}
 
 
@@ -169,7 +169,7 @@ def query_of(view: LogView) -> str:
 def sinks_to_finish(view: LogView) -> set[str]:
     """Returns the sinks of the newest run that may have transactions, or rows waiting in the checkpoint.
 
-    Left out are sinks below exactly-once, whose slots had rows but no transaction in the newest decision.
+    Leaves out sinks below exactly-once, whose slots had rows but no transactions in the newest decision.
     """
     newest, decision = view.newest_run, view.newest_decision
     handles = decision.handles if decision is not None else ()
@@ -189,12 +189,12 @@ def sinks_of(file: OperatorFile, view: LogView) -> dict[str, TwoPhaseCommitSink]
         view: The query's log.
 
     Raises:
-        ConfigurationError: If an argument is wrong, or the file describes a sink that the query never had but not one
-            that it has.
+        ConfigurationError: If an argument is wrong, or the file describes a sink that the query never had and lacks one
+            that the query has.
     """
     file, known = file.of_query(query_of(view)), known_sinks(view)
     strangers, named = sorted(file.sinks.keys() - known.keys()), file.sinks.keys() | file.systems.keys()
-    # One of these names may be misspelled. Otherwise they belong to other queries.
+    # If a sink of the query is missing, one of these names may be misspelled. Otherwise, they belong to other queries.
     if strangers and sinks_to_finish(view) - named:
         raise ConfigurationError(
             f"{file.path!r} has the sinks {strangers}, and the query has {sorted(known)}.",
@@ -208,7 +208,7 @@ def sink_of(file: OperatorFile, name: str, facts: Facts) -> TwoPhaseCommitSink:
     """Returns one sink of a file.
 
     Raises:
-        ConfigurationError: If an argument is wrong, or its system is not in the file.
+        ConfigurationError: If an argument is wrong, or the sink's system is not in the file.
     """
     arguments = dict(file.sinks.get(name, {}))
     system = str(arguments.pop("system", name))
@@ -232,7 +232,7 @@ def sink_of(file: OperatorFile, name: str, facts: Facts) -> TwoPhaseCommitSink:
 
 
 def _first_argument(system: NamedSystem, facts: Facts) -> tuple[Any, dict[str, Any]]:
-    """Returns a sink's first argument, which locates the system, and any others that do."""
+    """Returns a sink's first argument, and further arguments if these also locate the system."""
     settings = system.settings
     if system.kind is SystemKind.FILES:
         from sparkonce.sinks.files.orphans import options_in

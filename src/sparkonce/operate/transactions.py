@@ -64,10 +64,10 @@ class OpenTransaction:
 
     Attributes:
         system: The system's name, as the operator named it.
-        found: What the system reports about it.
-        verdict: What will happen to it.
-        why: The reason for the verdict, a sentence.
-        partitions: For Kafka, the partitions that it has written to, if they were queried.
+        found: The system's report about the transaction.
+        verdict: The log's verdict.
+        why: The reason for the verdict, as a sentence.
+        partitions: For Kafka, the partitions that the transaction has written to, if they were queried.
     """
 
     system: str
@@ -104,12 +104,12 @@ class Listing:
     silent: Mapping[str, SparkonceError] = field(default_factory=dict)
 
     def of_query(self, query: str) -> Listing:
-        """Returns only those of one query, given its id or short id."""
+        """Returns only the transactions of one query, given its id or short id."""
         short = short_query(query)
         return Listing(found=[one for one in self.found if one.found.query == short], silent=self.silent)
 
     def on(self, systems: Iterable[str]) -> Listing:
-        """Returns only those on some of the systems."""
+        """Returns only the transactions on some of the systems."""
         wanted = set(systems)
         return Listing(found=[one for one in self.found if one.system in wanted], silent=self.silent)
 
@@ -170,7 +170,7 @@ def list_blocking(
 
 
 def describe_foreign(systems: Sequence[NamedSystem], name: str) -> Listing:
-    """Finds the open transaction of an id that is not sparkonce's, on all Kafka systems.
+    """Finds another application's open transaction on all Kafka systems, by its transactional id.
 
     Raises:
         ConfigurationError: If a setting of a system is wrong.
@@ -183,7 +183,7 @@ def describe_foreign(systems: Sequence[NamedSystem], name: str) -> Listing:
 
 
 def targets_of(view: LogView) -> set[Target]:
-    """Returns the topics of a query's Kafka sinks, as its newest run knew them."""
+    """Returns the topics of the Kafka sinks in a query's newest run, each with its cluster's id."""
     newest = view.newest_run
     facts = [dict(one) for _, one in newest.sinks] if newest is not None else []
     return {(one["topic"], one["cluster_id"]) for one in facts if {"topic", "cluster_id"} <= one.keys()}
@@ -194,8 +194,8 @@ def judge(system: str, found: Orphan, view: LogView | None) -> OpenTransaction:
 
     Args:
         system: The system's name.
-        found: What the system reports about it.
-        view: The log of some query; None if there is none.
+        found: The system's report about the transaction.
+        view: The log of any query; None if there is none.
     """
     verdict, why = _verdict(found, view)
     if found.batch < 0 and (decided := _decided(found, view)) is not None:  # for Kafka, whose ids do not contain them

@@ -1,8 +1,7 @@
-"""A query's sources: settings, jars, and a consumer group's offsets. Does not import PySpark.
+"""A query's sources: settings, checks, and a consumer group's offsets. Does not import PySpark.
 
-- ``kafka``: settings of Spark's Kafka source, with librdkafka's or Java's names, and its starting offsets.
-- ``topics``: what a start checks with the brokers of Kafka sources, including topic ids.
-- ``packages``: Maven coordinates of Spark's modules and table formats.
-- ``offsets``: a batch's offsets in Spark's offset log.
-- ``groups``, ``group_client``: commit them to a consumer group, over the Kafka sink's connection.
+- ``kafka``: settings of Spark's Kafka source, under librdkafka's or Java's names, and its starting offsets
+- ``topics``: checks the brokers of Kafka sources at a start, and the ids of their topics
+- ``offsets``: reads a batch's offsets in Spark's offset log
+- ``groups``, ``group_client``: commit a batch's offsets to a consumer group
 """

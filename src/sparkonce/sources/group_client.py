@@ -38,8 +38,8 @@ class Reply:
     """The result of a request.
 
     Attributes:
-        reason: Why it failed, as far as known; empty if it succeeded.
-        may_arrive: True if it was sent and not answered, so that it may still be carried out at any time.
+        reason: Why the request failed, as far as known; empty if it succeeded.
+        may_arrive: True if the request was sent and not answered, so that it may still be carried out at any time.
     """
 
     reason: str = ""
@@ -63,9 +63,9 @@ def commit_offsets_in(
 ) -> Reply:
     """Adds offsets to an open transaction, which commits or aborts them.
 
-    Any process that knows the transaction's producer id and epoch can do that. A request without an answer is not sent
-    again, and the transaction must not be committed: the request may arrive after the commit, and would then reopen the
-    transaction under the same epoch.
+    Any process that knows the transaction's producer id and epoch can do that. If a request gets no answer, it is not
+    repeated, and the transaction must not be committed: the request may arrive after the commit, and would then reopen
+    the transaction under the same epoch.
     """
     if members := _members(client, group, deadline_s):
         return members  # Kafka would accept the offsets anyway: in a transaction it does not check who sends them.
@@ -75,7 +75,7 @@ def commit_offsets_in(
         "producer_epoch": transaction.epoch,
         "group_id": group,
     }
-    # Below transaction version 2, clients use version 4 of this request and of the next one. Every broker accepts it.
+    # Clients below transaction version 2 use version 4 of this request and of the next one. Every broker accepts it.
     enter = AddOffsetsToTxnRequest(**owner, max_version=4)
     name = transaction.transactional_id
     reply = _ask(client, CoordinatorType.TRANSACTION, name, enter, deadline_s, None, _is_refused_or_never_sent)
@@ -93,7 +93,7 @@ def commit_offsets_in(
 
 
 def _members(client: TransactionClient, group: str, deadline_s: float) -> Reply | None:
-    """Returns the reply to give if the group has members, or if that is unknown; otherwise None."""
+    """Returns an error reply if the group has members, or if that is unknown; otherwise None."""
     states: list[str] = []
 
     def read(response: Response) -> BrokerAnswer:
@@ -111,7 +111,7 @@ def _members(client: TransactionClient, group: str, deadline_s: float) -> Reply 
 
 
 def _is_refused_or_never_sent(answer: BrokerAnswer) -> bool:
-    """Returns True if a request that must not arrive late may be repeated."""
+    """Returns True if the request cannot arrive late and may be repeated."""
     return answer.never_sent or is_retriable(answer)
 
 

@@ -28,10 +28,10 @@ _LEAST_S = 0.1
 class GroupOffsets:
     """Commits each batch's end offsets to a consumer group after the batch is decided and finished.
 
-    The offsets are for monitoring, like Flink's ``setCommitOffsetsOnCheckpoints``: the query itself resumes from its
-    checkpoint. If a commit fails, a warning is logged, and the next batch's offsets include these. There is one
-    exception: a broker that does not answer after offsets were sent into a transaction. They may still arrive, so that
-    batch is not decided, the query stops, and the restarted query runs the batch again.
+    The offsets are for monitoring, like those of Flink's ``setCommitOffsetsOnCheckpoints``. The query itself resumes
+    from its checkpoint. If a commit fails, a warning is logged, and the next batch commits newer offsets. There is one
+    exception: if a broker does not answer after offsets were sent into a transaction, they may still arrive. The batch
+    is then not decided, the query stops, and the restarted query runs the batch again.
 
     Example:
         ```python
@@ -42,8 +42,8 @@ class GroupOffsets:
         ```
 
     Args:
-        group: The group's id. No consumer may be subscribed with it.
-        settings: The settings of the cluster that is read, with librdkafka's names, as for `KafkaSink`.
+        group: The group's id. The group must have no members.
+        settings: The settings of the cluster that the query reads, under librdkafka's names, as for `KafkaSink`.
         topics: The topics whose offsets are committed; None for all that the query reads. Required if a query reads
             from two clusters.
         in_transaction_of: The name of a `KafkaSink` on the same cluster. A batch's offsets are then part of one of its
@@ -96,7 +96,7 @@ class GroupReporter:
             facts: The result of each sink's preflight, by name.
 
         Raises:
-            ConfigurationError: If they are on different clusters.
+            ConfigurationError: If the group and the sink are on different clusters.
         """
         sink = self._offsets.in_transaction_of
         if sink is None:
@@ -117,10 +117,10 @@ class GroupReporter:
             )
 
     def before_decision(self, handles: Sequence[Handle], sources: Sequence[str]) -> str:
-        """Adds the offsets to one of the prepared transactions, if that is configured and there is one.
+        """Adds the offsets to one of the sink's prepared transactions, if ``in_transaction_of`` names a sink.
 
         Returns:
-            The reason why the batch must not be decided, or an empty string.
+            The reason why the batch must not be decided; empty if there is none.
         """
         self._joined = False
         sink, offsets = self._offsets.in_transaction_of, kafka_offsets(sources, self._offsets.topics)
@@ -155,7 +155,7 @@ class GroupReporter:
 
     @contextmanager
     def _time(self) -> Iterator[float]:
-        """Yields the rest of the batch's time, as a deadline."""
+        """Yields the deadline for a request, and deducts the time that it takes from the batch's total."""
         began = time.monotonic()
         yield began + self._left_s
         self._left_s = max(_LEAST_S, self._left_s - (time.monotonic() - began))

@@ -1,10 +1,10 @@
-"""Translates the Kafka source's settings between librdkafka's or Java's names and the Java names that Spark expects.
+"""Translates a Kafka source's settings from librdkafka's or Java's names to those that Spark expects, and back.
 
 Each setting is in `TABLE`, belongs to a group (`_login`, `_trust`, `_identity`), or is refused. None is ignored: it is
 better for a source not to start than to connect differently than its settings say.
 
-Java's names are those in Kafka's ``ConsumerConfig``, without those that Spark sets or refuses (kafka-clients 3.9, which
-ships with Spark 4.0). librdkafka's names are those in its CONFIGURATION.md. ``docs/kafka-source.md`` shows the table.
+Java's names are from Kafka's ``ConsumerConfig`` (kafka-clients 3.9, which ships with Spark 4.0), except for those that
+Spark sets or refuses. librdkafka's names are from its CONFIGURATION.md. ``docs/kafka-source.md`` shows the table.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def consumer_settings(user: Mapping[str, Any]) -> dict[str, str]:
     """Returns the settings in the form that Java's consumer expects.
 
     Args:
-        user: The settings with librdkafka's or Java's names, with or without Spark's prefix ``kafka.``.
+        user: The settings under librdkafka's or Java's names, with or without Spark's prefix ``kafka.``.
 
     Raises:
         ConfigurationError: If a setting is unknown, appears twice, or cannot be used with Spark's source. The message
@@ -163,7 +163,7 @@ def _only_java(name: str, why: str, advice: str) -> ConfigurationError:
 
 
 def _login(plain: Mapping[str, Any], java: dict[str, str]) -> None:
-    """Sets user name and password, which Java accepts only as a line of JAAS."""
+    """Sets the user name and password, which Java accepts only as a line of JAAS configuration."""
     login = {"sasl.username", "sasl.password"} & plain.keys()
     if not login:
         return
@@ -200,7 +200,7 @@ def _trust(plain: Mapping[str, Any], java: dict[str, str]) -> None:
 
 
 def _identity(plain: Mapping[str, Any], java: dict[str, str]) -> None:
-    """Sets the client's certificate and key. One file is a Java key store of type PEM; two files are passed as text."""
+    """Sets the client's certificate and key. One file is passed as a PEM key store; two files are passed as text."""
     certificate, key = (plain.get(name) for name in ("ssl.certificate.location", "ssl.key.location"))
     if certificate is None and key is None:
         if "ssl.keystore.key" in java:
@@ -232,7 +232,7 @@ def _identity(plain: Mapping[str, Any], java: dict[str, str]) -> None:
 
 
 def _der(pem: str) -> bytes:
-    """Returns the bytes of the encrypted key in a PEM text. Text that is not base64 is left to Java."""
+    """Returns the bytes of the encrypted key in a PEM text. Leaves errors in the text for Java to report."""
     body = pem.split(f"-----{_LOCKED}-----", 1)[1].split("-----", 1)[0]
     return base64.b64decode("".join(body.split()) + "===")
 
@@ -271,7 +271,7 @@ class Setting(NamedTuple):
     Attributes:
         java: Java's name, without Spark's prefix ``kafka.``.
         librdkafka: librdkafka's name; empty if it has none.
-        meaning: What it means, in one sentence.
+        meaning: The meaning of the setting, in one sentence.
     """
 
     java: str

@@ -15,9 +15,9 @@ Offsets = Mapping[str, Mapping[int, int]]
 def kafka_offsets(sources: Sequence[str], topics: Collection[str] | None = None) -> Offsets:
     """Returns the offsets up to which a batch has read Kafka topics.
 
-    Spark writes one JSON text per source. A Kafka source's has the form ``{"topic": {"0": 17}}``, and no other source
-    of Spark, Delta or Iceberg has that form. If two sources read the same partition, the lower offset counts, because a
-    row that only one of them has read still has to be read.
+    Spark writes one JSON text per source. The text of a Kafka source has the form ``{"topic": {"0": 17}}``, which no
+    other source of Spark, Delta or Iceberg uses. If two sources read the same partition, the lower offset counts,
+    because one of them still has to read the rows above it.
 
     Args:
         sources: See `sparkonce.storage.SparkCheckpoint.input_offsets`.
@@ -34,7 +34,7 @@ def kafka_offsets(sources: Sequence[str], topics: Collection[str] | None = None)
 
 
 def rows_read(before: Sequence[str] | None, now: Sequence[str], others: Collection[Source] = ()) -> int | None:
-    """Counts a batch's input rows by its offsets; None if a source's offsets do not count rows, as Kafka's do.
+    """Counts a batch's input rows by its offsets. Returns None if a source's offsets do not count rows.
 
     Args:
         before: The sources' offsets before the batch, one line per source; None for a query's first batch.

@@ -1,11 +1,11 @@
-"""Checks the brokers of a query's Kafka sources at a start, and tells recreated topics from the original ones.
+"""Checks the brokers of a query's Kafka sources at a start, and distinguishes recreated topics from the original ones.
 
-Spark waits silently for brokers that do not answer. And it identifies a topic only by its name: if a topic was deleted
-and recreated, and already has more records than Spark had read from the old one, Spark continues at the old offset and
+Spark waits silently for brokers that do not answer, and identifies a topic only by its name. If a topic was deleted and
+recreated, and already has more records than Spark had read from the old one, Spark continues at the old offset and
 silently skips the new topic's first records.
 
-Only the options of Spark's source are needed, no session: `sparkonce.sources.kafka.connection_settings` translates them
-from Java's names. If a setting has no translation, the brokers are not contacted, and a warning names the setting.
+The checks need the options of Spark's source, but no session: `sparkonce.sources.kafka.connection_settings` translates
+the options from Java's names. If one has no translation, the brokers are not contacted, and a warning names it.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def _is_refused(answer: BrokerAnswer) -> bool:
 
 
 class _UnaskedError(Exception):
-    """The brokers gave no answer that concerns the query. Spark starts and finds out."""
+    """The brokers could not be checked, for a reason that need not affect Spark. The query starts anyway."""
 
 
 class _SourceProbe:
@@ -177,7 +177,7 @@ class _SourceProbe:
         )
 
     def _metadata(self) -> Any:
-        """Describes the existing topics. Retries for a new topic, which some brokers may not know yet."""
+        """Describes the source's topics. Retries if one is missing, since brokers may not know a new topic yet."""
         pattern = self._options.get("subscribepattern")
         names = sorted(_subscribed(self._options) or json.loads(self._options.get("assign", "{}")))
         request = metadata_request(*names) if pattern is None else metadata_request(every=True)
@@ -309,9 +309,9 @@ class _SourceProbe:
 
 
 def java_pattern(pattern: str) -> re.Pattern[str] | None:
-    r"""Returns a regular expression of Java's as Python's; None if it has a part that means something else there.
+    r"""Converts a Java regular expression to Python. Returns None if Python reads a part of it differently.
 
-    ``\Q…\E`` is translated. Classes such as ``\d`` have ASCII's members only, as in Java.
+    ``\Q…\E`` is translated. As in Java, classes such as ``\d`` contain only ASCII characters.
     """
     quoted = re.split(r"\\Q(.*?)(?:\\E|$)", pattern, flags=re.DOTALL)
     if any(_JAVA_ONLY.search(part) for part in quoted[::2]):
@@ -333,14 +333,14 @@ _WENT_BACK = "its cluster returned to an older state (a restored copy, a failove
 def check_names(sources: Sequence[SourceFacts], read: Sequence[str], decided: int | None) -> None:
     """Refuses a source if all of its topics have different names than before, as the copies in a mirrored cluster do.
 
-    Spark would plan a batch over them from their beginning. It would then either fail and leave that batch in the
-    checkpoint or, with failOnDataLoss=false, write all rows again. Nothing is compared if any source uses a pattern or
-    partitions.
+    Spark would plan a batch from the beginning of the new topics. It would then either fail and leave that batch in the
+    checkpoint or, with failOnDataLoss=false, write all rows again. Topics are not compared if any source subscribes by
+    pattern or by partition.
 
     Args:
         sources: The query's Kafka sources.
         read: The end offsets of the last finished batch, or else of the first planned one; see `kafka_offsets`.
-        decided: A batch that is decided and possibly not committed; None if there is none.
+        decided: A batch that is decided and may not be committed; None if there is none.
 
     Raises:
         PreflightError: If the names differ. The message lists the old and new topics.
@@ -382,7 +382,7 @@ class _Ids(NamedTuple):
 
 
 def _agree(found: frozenset[str], recorded: str) -> bool:
-    """Returns True if these may be the recorded ids, even if a cluster did not answer now or when they were recorded.
+    """Returns True if these may be the recorded ids. One may be missing, because a cluster did not answer at the time.
 
     Args:
         found: The ids.
@@ -407,9 +407,9 @@ class SourceTopics:
         self._has_warned = False
 
     def kept(self, recorded: Mapping[str, str], read: Sequence[str]) -> Mapping[str, str]:
-        """Returns the ids that the log should keep: of a topic that is still read, the first id ever recorded.
+        """Returns the ids to record in the log. For a topic that is still read, this is the first id ever recorded.
 
-        It is kept even if a cluster does not answer now, so that the next start compares it.
+        It is recorded even if a cluster does not answer now, so that the next start can compare it.
 
         Args:
             recorded: The ids in the log.
@@ -420,20 +420,20 @@ class SourceTopics:
         return self._known
 
     def check_ends(self, recorded: Mapping[str, str], before: Sequence[str], newest: Sequence[str]) -> None:
-        """Warns about a topic that ends before the offsets already read: its cluster was restored from an older state.
+        """Warns about a topic that ends before the offsets already read: its cluster was restored to an older state.
 
-        Spark then plans a batch that ends before it begins, and fails. A topic is refused only once that batch is
-        planned: the planned batch keeps the query from resuming after the topic has grown past the old offsets. The
-        checkpoint alone shows this, even if no broker does. With failOnDataLoss=false Spark continues from the topic's
-        end.
+        Spark then plans a batch that ends before it begins, and fails. Before such a batch is planned, there is only a
+        warning, since the query can resume once the topic has grown past the old offsets. Once it is planned, the query
+        cannot resume, so the topic is refused. The checkpoint shows this even if no broker responds. With
+        failOnDataLoss=false, Spark continues from the topic's end.
 
         Args:
-            recorded: The ids in the log. A topic with another id is a different topic, see `check_same`.
+            recorded: The ids in the log. A topic with another id is a different topic; see `check_same`.
             before: The end offsets of the last finished batch if another one is planned; otherwise empty.
             newest: The end offsets of the last batch.
 
         Raises:
-            PreflightError: If that batch is planned. The message names the topic, partition and offsets.
+            PreflightError: If such a batch is planned. The message names the topic, partition and offsets.
         """
         begins, ends = kafka_offsets(before), kafka_offsets(newest)
         found = self._ask(newest)
@@ -510,7 +510,7 @@ class SourceTopics:
             client.close()
 
     def _ask(self, read: Sequence[str]) -> dict[str, _Ids]:
-        """Returns the ids of these offsets' topics, as far as a cluster returns them."""
+        """Returns the ids of the topics in these offsets, as far as the clusters report them."""
         found: dict[str, set[str]] = {}
         silent: set[str] = set()
         for number, options in enumerate(self._sources):
@@ -527,7 +527,7 @@ class SourceTopics:
         return [name for name in names if not topics or name in topics]
 
     def _ends_of(self, number: int, read: Offsets) -> dict[Partition, int]:
-        """Returns the end offsets of these partitions, as far as the brokers return them."""
+        """Returns the end offsets of these partitions, as far as the brokers report them."""
         wanted = {(name, partition) for name, partitions in read.items() for partition in partitions}
         deadline_s = time.monotonic() + _LIMIT_S
         metadata = self._describe(number, sorted(read), deadline_s)
@@ -540,7 +540,7 @@ class SourceTopics:
         return {partition: one.offset for partition, one in answered(ends).items()}
 
     def _ids(self, number: int, names: Sequence[str]) -> dict[str, str]:
-        """Returns the topics' ids by name. A missing topic has none, and Spark itself stops the query for it."""
+        """Returns the topics' ids by name. Leaves out missing topics, for which Spark itself stops the query."""
         metadata = self._describe(number, names, time.monotonic() + _LIMIT_S)
         topics = [] if metadata is None else metadata.topics
         # Topics on an old cluster have no id.
@@ -548,7 +548,7 @@ class SourceTopics:
         return {name: java_id(topic_id) for name, topic_id in named.items() if topic_id and topic_id.int}
 
     def _describe(self, number: int, names: Sequence[str], deadline_s: float) -> Any:
-        """Returns the brokers' description of topics. None if there is none, with one warning per run."""
+        """Returns the brokers' description of topics; None if they do not respond, with one warning per run."""
         if not names:
             return None
         try:

@@ -85,8 +85,8 @@ class PageServer(ThreadingHTTPServer):
     def takes(self, host_header: str) -> bool:
         """Returns True if a request's Host header addresses this server.
 
-        This prevents DNS rebinding: if a foreign name resolved to this server, that site's pages could read the
-        responses. A numeric address cannot belong to another site.
+        This prevents DNS rebinding, in which a foreign site's name resolves to this server, so that the site's pages
+        can read its responses. A numeric address cannot belong to another site.
         """
         try:
             name = (urlsplit(f"//{host_header}").hostname or "").rstrip(".")

@@ -1,6 +1,6 @@
-"""What is known about each query and system at one moment, and what is usual for a query's batches.
+"""The state of each query and system at one moment, and the usual durations of a query's batches.
 
-The values become the page's JSON.
+The page gets these values as JSON.
 """
 
 from __future__ import annotations
@@ -59,12 +59,13 @@ class CheckpointReading:
 
     Attributes:
         location: The location that the operator passed.
-        segments: Its timeline, oldest first.
+        segments: The segments of its timeline, oldest first.
         entries: The records of its log.
         status: The state of the query; None if it could not be read.
-        error: Why the last read failed.
-        read_ms: When it was last read completely; None if it never was.
-        polled_ms: When its timeline was last read, the latest time at which anything is known about its driver.
+        error: Why the last read failed; None if it succeeded.
+        read_ms: When the checkpoint was last read completely, in milliseconds since the epoch; None if it never was.
+        polled_ms: When the timeline was last read, in milliseconds since the epoch. The driver's state after that time
+            is unknown.
         silent_s: How long the current read has been running, in seconds; 0 if there is none.
         last: The newest number in its `PageTimeline`.
     """
@@ -85,8 +86,8 @@ class Usual:
     """The durations of batches, or of one of their phases.
 
     Attributes:
-        p50_ms: Half of them took at most this long.
-        p95_ms: 95 % of them took at most this long.
+        p50_ms: The median, in milliseconds.
+        p95_ms: The 95th percentile, in milliseconds.
         of: The number of measurements.
     """
 
@@ -102,31 +103,31 @@ class ShownQuery:
     Attributes:
         location: The checkpoint's location.
         name: The query's name or, without one, the last part of its checkpoint's path.
-        query: Its id; empty before its first start.
+        query: The query's id; empty before its first start.
         run: The newest run.
         host: The driver's host.
         state: The state.
-        says: The state as a sentence; empty if the phase and its start time say it all.
-        next_step: The operator's next step, if it has stopped.
+        says: The state as a sentence; empty if the phase and its start time are enough.
+        next_step: The operator's next step, if the query has stopped.
         phase: The driver's phase; empty if unknown.
         since_ms: When this state began; None if unknown.
-        heard_ms: The driver's newest sign of life; None if there is none.
+        heard_ms: When the driver last wrote to the checkpoint; None if it never has.
         batch: The current batch or, between batches, the last one, as reported by the driver; None before the first.
         newest: The newest batch in the log; None before the first.
         newest_state: The state of that batch.
         rates: The rows per second over the last minutes, by sink.
         rows: The rows of the newest batch by sink, once it is decided.
-        took: The durations of its batches; None without any.
-        usual: The durations of its phases.
+        took: The usual duration of the query's batches; None without any.
+        usual: The usual durations of the phases, by phase.
         in_doubt: The transactions that are prepared but not finished.
-        timeout_ms: The shortest time that its transactions may live; None without a limit.
-        log_end: The position after the last record of its log.
-        next_start: What its next start would do, in a word.
-        next_says: The same as a sentence.
+        timeout_ms: The shortest lifetime of a sink's transactions; None without a limit.
+        log_end: The position after the last record of the log.
+        next_start: The next start's first action, as a value of `NextStart`.
+        next_says: The next start's first action, as a sentence.
         next_start_step: The operator's step before that start, if there is one.
-        has_timeline: False if it is run by an older version, which writes no timeline.
+        has_timeline: False if the checkpoint has no timeline.
         error: Why the checkpoint could not be read.
-        error_step: What to do about it.
+        error_step: The operator's next step after that error.
         read_ms: When the checkpoint was last read.
         polled_ms: See `CheckpointReading`.
         silent_s: See `CheckpointReading`.
@@ -207,7 +208,7 @@ class ShownTransaction:
     def of(
         cls, one: OpenTransaction, since_answer_s: float, partitions: Sequence[HeldPartition] = ()
     ) -> ShownTransaction:
-        """Returns a listed transaction, as it is this long after the server responded."""
+        """Converts a listed transaction, and adds the seconds since the server responded to its age."""
         found = one.found
         timeout_s = found.timeout_s if isinstance(found, KafkaOrphan) else None
         return cls(
@@ -235,9 +236,9 @@ class ShownSystem:
         kind: The kind.
         answered_ms: When it last responded; None if it never did.
         silent_s: How long the current request has been unanswered, in seconds; 0 if there is none.
-        error: Why it did not respond.
-        error_step: What to do about it.
-        open: Its open transactions, according to its last response.
+        error: Why the system did not respond; empty if it did.
+        error_step: The operator's next step after that error.
+        open: The open transactions in the system's last response.
     """
 
     name: str
@@ -254,7 +255,7 @@ class PageState:
     """Everything that the page shows at one moment.
 
     Attributes:
-        now_ms: That moment.
+        now_ms: The moment, in milliseconds since the epoch.
         queries: The queries, in the order of the command line.
         systems: The systems, in the order of the file.
         config: The file's path; empty without one.
@@ -273,7 +274,7 @@ class PageState:
 
 
 def show_query(reading: CheckpointReading, now_ms: int) -> ShownQuery:
-    """Returns what is known about a query from its checkpoint."""
+    """Describes a query from its checkpoint."""
     status, batches = reading.status, newest_batches(reading.segments)
     newest = status.newest if status is not None else None
     segment = reading.segments[-1] if reading.segments else None
@@ -312,7 +313,7 @@ def sentence(step: str) -> str:
 
 
 def _standing(reading: CheckpointReading, segment: TimelineSegment | None, now_ms: int) -> dict[str, Any]:
-    """Returns the fields that describe the query's state, from whichever of timeline and log is newer."""
+    """Returns the fields for the query's state, from the timeline or the log, whichever is newer."""
     run = reading.status.run if reading.status is not None else None
     newest_ms = max((one.at_ms for one in reading.entries), default=None)
     if run is not None and (segment is None or token_in(run.run).position > token_in(segment.run).position):
@@ -369,7 +370,7 @@ def _decided_since(reading: CheckpointReading, segment: TimelineSegment) -> LogE
 
 
 def usual_of(times_ms: Iterable[int]) -> Usual:
-    """Returns the usual value of some durations, of which there must be at least one."""
+    """Returns the percentiles of some durations. There must be at least one."""
     ordered = sorted(times_ms)
 
     def rank(part: float) -> int:
@@ -404,10 +405,10 @@ def phase_times(batches: Sequence[WatchedBatch]) -> dict[str, list[int]]:
 
 
 def rates(segments: Sequence[TimelineSegment], now_ms: int) -> dict[str, float]:
-    """Returns the rows per second over the last minutes by sink, counting batches by when they ended."""
+    """Returns the rows per second over the last minutes, by sink. A batch counts at the time when it ended."""
     since_ms = now_ms - RATE_OVER_MS
     rows: dict[str, int] = {}
-    # Keyed by batch id: a batch that one run committed and the next run found decided is in both runs' segments.
+    # Keyed by batch id, because a batch that the next run found decided is in the segments of two runs.
     batches = {batch.batch: batch for segment in segments for batch in segment.batches}
     for batch in batches.values():
         ended = batch.began_ms + batch.took_ms

@@ -37,33 +37,34 @@ class PageTimeline:
     """A query's batches and events, with increasing numbers. Not thread-safe.
 
     Args:
-        last: The number before the first one.
+        last: The number before the first batch or event.
 
     Attributes:
-        first: The number before the first one.
+        first: The number before the first batch or event.
         last: The newest number.
     """
 
     def __init__(self, last: int = 0) -> None:
         self.first = self.last = last
         self._runs, self._sinks, self._phases = _Names(), _Names(), _Names()
-        # Items known only from the log: a run with a batch, or with a kind of event. The run's own timeline reports
-        # them soon or never.
+        # Items that were taken from the log, as pairs of a run and either a batch or a kind of event. The run's
+        # timeline may report them again later.
         self._told: dict[tuple[str, int | str], None] = {}
         self._batches: dict[tuple[Any, ...], list[Any]] = {}  # by what distinguishes them
         self._events: dict[tuple[Any, ...], list[Any]] = {}
 
     def add(self, segments: Sequence[TimelineSegment], entries: Sequence[LogEntry], now_ms: int = 0) -> None:
-        """Adds what is new in a timeline and a log.
+        """Adds the new items of a timeline and a log.
 
-        The log's batches are used before the first batch of the timeline, and where a run has no timeline or died
-        before it had written one. An item taken from the log is not added again when the run's timeline arrives a
-        moment later.
+        A batch is taken from the log if it is older than the timeline, or if its run has no timeline or died before it
+        wrote the batch to one. An item that was taken from the log is not added again if the run's timeline reports it
+        later.
 
         Args:
             segments: The timeline's segments.
             entries: The log's entries.
-            now_ms: When both were read. A timeline is waited for until `TOLD_WITHIN_MS` after a decision.
+            now_ms: When both were read, in milliseconds since the epoch. The timeline may report a decided batch up to
+                `TOLD_WITHIN_MS` late.
         """
         first = min((one.batch for segment in segments for one in segment.batches), default=None)
         runs = {segment.run for segment in segments}
@@ -73,8 +74,8 @@ class PageTimeline:
         left = max((one.batch for one in entries if one.run != newest and one.batch is not None), default=None)
         for entry in entries:
             if entry.kind == "commit" and entry.batch is not None and entry.batch not in written:
-                # The newest run will soon report its own batches, and also the previous run's last batch, which it may
-                # have to finish.
+                # The newest run's timeline will soon report its own batches, and the previous run's last batch if the
+                # newest run has to finish that.
                 is_own = entry.run == newest
                 is_told = newest in runs if is_own else entry.batch == left
                 is_soon = now_ms - (entry.at_ms if is_own else claimed_ms) < TOLD_WITHIN_MS
@@ -103,9 +104,9 @@ class PageTimeline:
     def newer(self, than: int) -> dict[str, Any]:
         """Returns the batches and events with numbers above this one as plain lists, with the names that they refer to.
 
-        A batch is: number, run, id, begin, transactions, recovered, healed, known from the log alone, rows as
-        alternating sinks and counts, phases as alternating phases and milliseconds. An event is: number, time, kind,
-        batch, text, next step.
+        The fields of a batch are: number, run, id, begin, transactions, recovered, healed, 1 if it is known only from
+        the log, rows as alternating sinks and counts, and phases as alternating phases and milliseconds. The fields of
+        an event are: number, time, kind, batch, text, and next step.
         """
         return {
             "first": self.first,

@@ -1,9 +1,9 @@
 """Polls the checkpoints and systems of the page in the background, as long as somebody has the page open.
 
-- `Poller`: one thread for each of them, which polls with pauses
+- `Poller`: polls one checkpoint or system in its own thread, with pauses
 - `WatchedCheckpoint`: reads the timeline each time, and the log and Spark's files when file names have changed
 - `WatchedSystem`: lists the open transactions, which are judged by the logs of their queries
-- `PageWatcher`: all of them, and the state of the page
+- `PageWatcher`: holds all pollers, and returns the state of the page
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ LOG_WITHIN_S = 20.0
 """How long a verdict waits for the log to be read after the system responded. Then the last read counts."""
 
 MOST_DESCRIBED = 20
-"""How many of Kafka's transactions, oldest first, are queried for their partitions."""
+"""The number of Kafka's transactions, oldest first, whose partitions are looked up."""
 
 HELD_WITHIN_S = 20.0
-"""After this time, no more of them are queried."""
+"""After this time, the partitions of no more transactions are looked up."""
 
 _SECRET = re.compile(r"pass|secret|token|credential|jaas|key", re.IGNORECASE)
 
@@ -66,9 +66,9 @@ class Poller(ABC):
     """Polls one thing repeatedly in its own thread.
 
     Args:
-        every_s: The time between two polls.
-        now_ms: The clock.
-        changed: Notified when a poll has ended. All polls of a page share it.
+        every_s: The time between two polls, in seconds.
+        now_ms: The clock, in milliseconds since the epoch.
+        changed: The condition to notify when a poll has ended. All pollers of a page share it.
     """
 
     def __init__(self, every_s: float, now_ms: Callable[[], int], changed: threading.Condition) -> None:
@@ -88,7 +88,7 @@ class Poller(ABC):
             self.changed.notify_all()
 
     def wait_for_poll(self, timeout_s: float) -> bool:
-        """Waits until a poll that begins after this call has ended. Returns False if the time is up before that."""
+        """Waits until a poll that begins after this call has ended. Returns False if the timeout comes first."""
         self.want()
         with self.changed:
             number = self.next_poll()
@@ -140,7 +140,7 @@ class Poller(ABC):
 
 
 def as_ours(error: Exception, what: str) -> SparkonceError:
-    """Wraps an error with a message and a next step. A client's error is named, but its text is not repeated."""
+    """Converts an error to one with a message and a next step. Names a client's error, but omits its text."""
     if isinstance(error, SparkonceError):
         return error
     if isinstance(error, OSError):
@@ -156,8 +156,8 @@ class WatchedCheckpoint(Poller):
 
     Args:
         location: The location that the operator passed.
-        files: Its files.
-        every_s: The time between two polls.
+        files: The checkpoint's files.
+        every_s: The time between two polls, in seconds.
         now_ms: The clock.
         changed: See `Poller`.
         moved: True to check a start with ``checkpoint_moved=True``.
@@ -192,7 +192,7 @@ class WatchedCheckpoint(Poller):
         return run is not None and short_query(run.query) == query
 
     def may_be_of(self, query: str) -> bool:
-        """Returns True also if the log has not been read yet."""
+        """Like `is_of`, but also returns True if the log has not been read yet."""
         return self.is_of(query) or (self.view is None and self._last.error is None)
 
     def newer(self, than: int) -> dict[str, Any]:
@@ -201,7 +201,7 @@ class WatchedCheckpoint(Poller):
             return self._kept.newer(than)
 
     def poll(self) -> None:
-        """Reads its timeline, plus its log and Spark's files if file names have changed."""
+        """Reads the timeline, and also the log and Spark's files if file names have changed."""
         try:
             polled_ms = self.now_ms()
             segments = self._reader.read()
@@ -233,7 +233,7 @@ class Unjudged:
     Attributes:
         found: The transactions.
         answered_ms: When the system responded.
-        polls: For each checkpoint, the number of the poll that reads its log after that.
+        polls: For each checkpoint, the number of its first poll after that response.
     """
 
     found: Sequence[Orphan]
@@ -242,12 +242,12 @@ class Unjudged:
 
 
 class WatchedSystem(Poller):
-    """A system whose open transactions are polled. The verdicts on each query wait only for that query's log.
+    """A system whose open transactions are polled. Verdicts on a query's transactions wait only for that query's log.
 
     Args:
         system: The system.
         checkpoints: The page's checkpoints, with the logs.
-        every_s: The time between two polls.
+        every_s: The time between two polls, in seconds.
         now_ms: The clock.
         changed: See `Poller`.
     """
@@ -270,7 +270,7 @@ class WatchedSystem(Poller):
         self._error: SparkonceError | None = None
 
     def shown(self) -> ShownSystem:
-        """Returns what is currently known about it."""
+        """Returns what is currently known about the system."""
         now_ms, error, held = self.now_ms(), self._error, self._held
         with self.changed:
             judged = list(self._judged.values())
@@ -289,7 +289,7 @@ class WatchedSystem(Poller):
         )
 
     def poll(self) -> None:
-        """Lists its open transactions. The verdicts follow during the pause, as soon as the logs have been read."""
+        """Lists the open transactions. Verdicts follow during the pause, as soon as the logs have been read."""
         try:
             found = self._system.list_open()
             blockers = self._blockers()
@@ -305,7 +305,7 @@ class WatchedSystem(Poller):
         theirs: dict[str, list[Orphan]] = {}
         for one in found:
             theirs.setdefault(one.query, []).append(one)
-        self._unjudged = {  # those already waiting come first, or a slow log would never be read in time
+        self._unjudged = {  # keep listings that already wait, since a slow log would never catch up with new ones
             query: self._unjudged.get(query) or Unjudged(found=of_query, answered_ms=answered_ms, polls=polls)
             for query, of_query in theirs.items()
         }
@@ -321,7 +321,7 @@ class WatchedSystem(Poller):
                 self._judge(query, self._unjudged.pop(query))
 
     def _with_logs(self) -> Sequence[str]:
-        """Returns the queries whose logs were read after the system responded, or are no longer waited for."""
+        """Returns the queries whose log was read after the system responded, or whose log has taken too long."""
         return [query for query, one in self._unjudged.items() if self._has_log(query, one)]
 
     def _has_log(self, query: str, waits: Unjudged) -> bool:
@@ -349,7 +349,7 @@ class WatchedSystem(Poller):
         blockers = list_blocking(self._system.settings, targets).found
         now_ms = self.now_ms()
         self._seen_ms = {one.orphan.name: self._seen_ms.get(one.orphan.name, now_ms) for one in blockers}
-        return [  # if a transaction's age is unknown, it counts from when the page first saw it
+        return [  # an unknown age counts from the time when the page first saw the transaction
             (
                 replace(one.orphan, age_s=max(one.orphan.age_s, (now_ms - self._seen_ms[one.orphan.name]) / 1000)),
                 one.partitions,
@@ -358,7 +358,7 @@ class WatchedSystem(Poller):
         ]
 
     def _held_by(self, found: Sequence[Orphan]) -> dict[str, Sequence[HeldPartition]]:
-        """Lists the partitions of Kafka's oldest transactions. Those that cannot be determined are left out."""
+        """Lists the partitions of Kafka's oldest transactions. Leaves out partitions that cannot be determined."""
         held: dict[str, Sequence[HeldPartition]] = {}
         give_up_at_s = time.monotonic() + HELD_WITHIN_S
         for one in found[:MOST_DESCRIBED]:
@@ -371,7 +371,7 @@ class WatchedSystem(Poller):
 def without_secrets(text: str, system: NamedSystem) -> str:
     """Redacts anything in a message that may be a secret from a system's settings.
 
-    A precaution: there should be none.
+    This is only a precaution, since messages should not contain secrets.
     """
     settings = system.settings
     pairs = settings.items() if isinstance(settings, Mapping) else []
@@ -387,12 +387,12 @@ class PageWatcher:
     """All checkpoints and systems of the page.
 
     Args:
-        checkpoints: Their files, by the locations that the operator passed.
+        checkpoints: The files of the checkpoints, by the locations that the operator passed.
         file: The operator's file.
         moved: True to check starts with ``checkpoint_moved=True``.
-        now_ms: The clock.
-        checkpoints_every_s: The time between two polls of a checkpoint.
-        systems_every_s: The time between two polls of a system.
+        now_ms: The clock, in milliseconds since the epoch.
+        checkpoints_every_s: The time between two polls of a checkpoint, in seconds.
+        systems_every_s: The time between two polls of a system, in seconds.
     """
 
     def __init__(
