@@ -39,16 +39,16 @@ def from_registry_avro(
 ) -> Column:
     """Decodes records with a Schema Registry header (a zero byte, the schema id in four bytes, the Avro data).
 
-    The registry is queried for every version of the subject now, not while the query is running. The JVM decodes each
-    version with ``from_avro``, evolved to the reader's schema. A null value (a tombstone) remains null.
+    This call queries the registry for every version of the subject. The JVM decodes each version with ``from_avro``,
+    and converts it to the reader's schema. A null value (a tombstone) remains null.
 
     Args:
         column: The binary column.
-        subject: The subject of the records' schemas; or several, for several types with one reader that fits them all.
+        subject: The subject of the records' schemas; or several subjects, whose types must all fit ``reader``.
         registry: The registry that stores the schemas.
         reader: The schema of the result: a version of the subject, the path of an ``.avsc`` file, or JSON. Defaults to
-            the latest version as of now. Pin it for stateful queries, whose schema would otherwise change with a
-            restart.
+            the latest version at the time of this call. Pin it in stateful queries, whose schema could otherwise change
+            with a restart.
         on_error: What to do with values that cannot be decoded. ``fail``: the query stops, and the error names the
             record. ``dead-letter``: the result is a struct of ``record`` and ``dead_letter``, one of which is null;
             ``dead_letter`` has ``reason``, ``schema_id`` and ``value``. For ``drop``, see `decode_registry_avro`.
@@ -57,8 +57,8 @@ def from_registry_avro(
             Python worker queries the registry, and the query decodes such records as well. A record of another subject
             is also decoded, if Python can resolve its schema to the reader's. Every record is then transferred to
             Python, which has a cost. Defaults to ``stop`` for ``fail``, and ``ask`` otherwise.
-        located_by: The columns that identify a record in the error. Spark refuses the plan if one is missing; name
-            others, or none: ``located_by=()``. `decode_registry_avro` reports the missing ones.
+        located_by: The columns that identify a record in the error. If one of them is missing, Spark refuses the plan,
+            and `decode_registry_avro` names it. Pass ``()`` for none.
         options: More options for ``from_avro``, such as ``recursiveFieldMaxDepth``.
 
     Raises:
@@ -111,8 +111,8 @@ def decode_registry_avro(
         settings: The other arguments of `from_registry_avro`.
 
     Raises:
-        SchemaError: If the column is missing or not binary, or a column in ``located_by`` is missing that an error
-            would need.
+        SchemaError: If the column is missing or not binary, or if a column in ``located_by`` is missing and an error
+            may need it.
         ConfigurationError, RegistryError: See `from_registry_avro`.
     """
     one_of("on_error", on_error, (FAIL, DROP, DEAD_LETTER))
@@ -150,7 +150,7 @@ def to_registry_avro(
 ) -> Column:
     """Encodes a column as records with a Schema Registry header. Null becomes null, a tombstone.
 
-    The schema is registered once, now, unless the registry already has it.
+    This call registers the schema, unless the registry already has it.
 
     Args:
         column: The values to encode; a struct for a record.
@@ -159,15 +159,15 @@ def to_registry_avro(
             version of the subject.
         topic: The topic of the records, for the subject name.
         field: ``value`` or ``key``, for the subject name.
-        strategy: How to name the subject.
+        strategy: The strategy for the subject name.
         subject: The subject name, instead of the strategy's.
         auto_register: True to register the schema. If False, it must already be registered.
         record_name: With a Spark type, the record's name, which may include a namespace: ``com.example.Order``.
 
     Raises:
         ConfigurationError: If a setting is wrong, the schema has no Spark type, or Spark's Avro module is missing.
-        RegistryError: If the schema is incompatible with the subject's earlier ones, is not registered although it must
-            be, or the registry does not respond.
+        RegistryError: If the schema is incompatible with earlier ones of the subject, if it must be registered but is
+            not, or if the registry does not respond.
     """
     _check_registry(registry)
     module.require_module()

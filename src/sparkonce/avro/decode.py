@@ -6,7 +6,8 @@ The plan for a value, from the outside in::
     decoded = CASE WHEN startswith(value, header of id 9) THEN from_avro(value, envelope of schema 9)
                    WHEN startswith(value, header of id 4) THEN from_avro(value, envelope of schema 4) ...
 
-A good record costs one comparison and one ``from_avro``. Everything else is evaluated only where that returned null.
+A good record costs one comparison and one ``from_avro``. All other parts are evaluated only if ``from_avro`` returns
+null.
 """
 
 from __future__ import annotations
@@ -85,14 +86,14 @@ class Decoding:
         return F.struct(record.alias("record"), dead.alias("dead_letter"))
 
     def _branches(self) -> Column:
-        """Returns a struct of ``value``, plus ``ok`` if null may be a value. It is null, or all null, if unreadable."""
+        """Returns a struct of ``value`` and, if null may be a value, ``ok``. Both are null for an unreadable record."""
         reader = reader_envelope(self._schema)
         decoded: Any = F
         for version in self._known:
             row = module.read(self._value, envelope(version.text), reader, self._options)
             decoded = decoded.when(_has_id(self._value, version), row)
         if self._answer is None:
-            # The query must fail, whatever on_error says: it may be a good record whose schema is newer than the plan.
+            # Fail the query whatever on_error says: this may be a good record whose schema is newer than the plan.
             why = F.concat(self._id_text(), F.lit(f" was not one of {self._subjects} when the query started"))
             restart = (
                 f"If it is registered under {self._subjects} by now, start the query again, which then reads it; "
@@ -105,7 +106,7 @@ class Decoding:
         return decoded.otherwise(module.read(rewritten, envelope(self._schema), reader, self._options))
 
     def _has_failed(self) -> Column:
-        """Returns True for a null record if there are bytes that should have been a record."""
+        """Returns True where a null record means that the value could not be decoded."""
         unread = self._decoded["ok"].isNull() if may_be_null(parse(self._schema, "")) else F.lit(True)
         return self._value.isNotNull() & unread
 
@@ -156,7 +157,7 @@ def _has_id(value: Column, version: RegisteredSchema) -> Column:
 def _reader_schema(
     reader: int | str | Path | Mapping[str, Any] | None, subjects: Sequence[str], registry: SchemaRegistry
 ) -> tuple[str, str]:
-    """Returns the reader's schema, and where it comes from."""
+    """Returns the reader's schema, and its origin for messages."""
     if reader is not None and not isinstance(reader, int):
         return schema_text(reader, "reader"), f"reader={str(reader)[:60]!r}"
     if len(subjects) > 1:

@@ -1,7 +1,7 @@
 """Decodes records whose schema was registered after the query was started.
 
-By then, the plan is fixed. A Python worker therefore looks up the schema in the registry, and rewrites the record in
-the reader's schema. With a header prepended, the JVM decodes it like any other.
+By then, the plan is fixed. A Python worker therefore looks up the schema in the registry, rewrites the record in the
+reader's schema, and prepends a header, so that the JVM decodes it like any other record.
 """
 
 from __future__ import annotations
@@ -129,9 +129,9 @@ class _Rewriter:
         return _answers[key]
 
     def _foreign(self, number: int, error: UnresolvableError) -> str:
-        """Returns why there is no record.
+        """Returns the reason why a record cannot be decoded.
 
-        Raises an error if a restart would find one, since Java then reads the schema.
+        Raises an error instead if a restart helps, because Java then reads the schema.
         """
         registry, ours = self._request.registry, ", ".join(self._request.subjects)
         key = (registry.key, "subjects", number)

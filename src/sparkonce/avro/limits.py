@@ -1,8 +1,8 @@
 """Limits the memory of one value. Without a limit, five bad bytes make Avro allocate 2 GB, which kills the JVM.
 
-Each string begins with its length, and Avro allocates that much before it checks that the bytes are there. The
+Each string begins with its length, and Avro allocates that much memory before it checks that the bytes exist. The
 ``OutOfMemoryError`` is fatal to Spark, whatever the mode of ``from_avro``, and recurs at every start. With Avro's own
-limits (``org.apache.avro.SystemLimitException``, since 1.12 and 1.11.4), the record merely cannot be decoded.
+limits (``org.apache.avro.SystemLimitException``, since 1.12 and 1.11.4), such a record is only undecodable.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def java_options() -> str:
 
 
 def warn_without_limits(session: SparkSession, jvm: Any) -> None:
-    """Logs a warning, once per application, if it is about to decode Avro without Avro's limits."""
+    """Logs a warning, once per application, that Avro's limits are not set in its JVMs."""
     context = session.sparkContext
     application = str(context.applicationId)
     if application in _warned:

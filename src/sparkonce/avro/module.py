@@ -22,7 +22,7 @@ _DEPTH = "recursiveFieldMaxDepth"
 
 
 def read(value: Column, writer: str, reader: str, options: Mapping[str, str]) -> Column:
-    """Applies ``from_avro``. Unreadable values become null, or all null if the reader's schema is a record."""
+    """Applies ``from_avro``. Unreadable values become null, or structs of nulls if the reader's schema is a record."""
     return avro.from_avro(value, writer, {**options, "avroSchema": reader, "mode": "PERMISSIVE"})
 
 
@@ -30,7 +30,7 @@ def check_options(options: Mapping[str, str] | None) -> dict[str, str]:
     """Returns the user's options for ``from_avro``.
 
     Raises:
-        ConfigurationError: If one of them is already set here.
+        ConfigurationError: If sparkonce itself sets one of the options.
     """
     given = {str(name): str(value) for name, value in (options or {}).items()}
     for name in given:

@@ -39,7 +39,7 @@ class RegisteredSchema:
 
     Attributes:
         id: The id in the header of its records.
-        text: JSON, with its references inlined.
+        text: The schema as JSON, with references inlined.
         subject: The subject under which it was requested; None if it was requested by id.
         version: The subject's version, counted from 1; None if it was requested by id.
     """
@@ -93,11 +93,11 @@ class SchemaRegistry:
         return self._key
 
     def versions(self, subject: str) -> list[RegisteredSchema]:
-        """Returns every version of a subject, newest first, including soft-deleted ones, whose records remain.
+        """Returns every version of a subject, newest first, including soft-deleted ones, which records may still have.
 
         Raises:
-            RegistryError: If there is no such subject, or no response.
-            ConfigurationError: If one of them is not Avro.
+            RegistryError: If the subject does not exist, or the registry does not respond.
+            ConfigurationError: If a version is not Avro.
         """
         numbers = self._ask(f"subject {subject!r}", lambda client: client.get_versions(subject, deleted=True))
         return [self.version(subject, number) for number in sorted(numbers, reverse=True)]
@@ -127,8 +127,8 @@ class SchemaRegistry:
         """Returns the schema with this id, whatever its subject; None if the registry has none.
 
         Raises:
-            RegistryError: If it refuses for any other reason, or does not respond.
-            ConfigurationError: If it is not Avro.
+            RegistryError: If the registry refuses for any other reason, or does not respond.
+            ConfigurationError: If the schema is not Avro.
         """
         what = f"schema id {schema_id}"
         try:
@@ -152,7 +152,8 @@ class SchemaRegistry:
         """Registers a schema, unless it is already registered, and returns its id.
 
         Raises:
-            RegistryError: If the subject's compatibility rule or the registry rejects it, or there is no response.
+            RegistryError: If the registry or the subject's compatibility rule rejects the schema, or the registry does
+                not respond.
         """
         schema = _avro(text)
         what = f"registering under subject {subject!r}"
@@ -162,7 +163,7 @@ class SchemaRegistry:
         """Returns the id of a schema that is registered under a subject.
 
         Raises:
-            RegistryError: If it is not registered, or there is no response.
+            RegistryError: If the schema is not registered, or the registry does not respond.
         """
         schema = _avro(text)
         what = f"looking the schema up under subject {subject!r}"
@@ -227,7 +228,7 @@ class SchemaRegistry:
         values = [str(value) for name, value in self._settings.items() if _SECRET.search(name)]
         values += [user for name in ("url", "proxy") for user in _USER_IN_URL.findall(str(self._settings.get(name)))]
         passwords = [value.partition(":")[2] for value in values]
-        # A client splits a URL at unescaped characters, and shows the pieces, escaped or not.
+        # A client splits a URL at unescaped characters, so it may show a part of a password, escaped or not.
         pieces = [piece for password in passwords for piece in re.split("[@/?#:,]", password) if len(piece) > 2]
         values += [*passwords, *pieces]
         values += [other(value) for value in values for other in (quote, unquote)]

@@ -1,8 +1,8 @@
 """Handles Avro schemas as JSON: inlines references, and builds the envelope around a record.
 
-The envelope makes Confluent's wire format plain Avro. For Avro, the five bytes before a record (a zero, and the schema
-id as a big-endian int) are a ``fixed`` of size 5, so ``record {header: fixed(5), value: <schema>}`` reads and writes
-them together with the record, and no bytes are copied to remove or add a header.
+The envelope makes Confluent's wire format plain Avro. It declares the five bytes before a record (a zero, and the
+schema id as a big-endian int) as a field: ``record {header: fixed(5), value: <schema>}``. So Avro reads and writes the
+header together with the record, and no bytes are copied to remove or add it.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ def parse(text: str, where: str) -> Schema:
     """Parses a schema's JSON, which may be a bare name.
 
     Args:
-        text: JSON.
-        where: Where it comes from, for the error.
+        text: The schema as JSON.
+        where: The origin of the schema, for the error.
 
     Raises:
-        ConfigurationError: If it is not JSON, or not a schema.
+        ConfigurationError: If the text is not JSON, or not a schema.
     """
     try:
         found = json.loads(text)
@@ -54,7 +54,7 @@ def read_avsc(path: str | Path) -> str:
     """Returns the text of a file that contains one schema.
 
     Raises:
-        ConfigurationError: If it cannot be read or is not JSON.
+        ConfigurationError: If the file cannot be read or is not JSON.
     """
     try:
         text = Path(path).read_text()
@@ -68,10 +68,10 @@ def read_avsc(path: str | Path) -> str:
 
 
 def schema_text(given: str | Path | Mapping[str, Any], setting: str) -> str:
-    """Returns JSON for a schema given as JSON text, the path of an ``.avsc`` file, or parsed JSON.
+    """Returns a schema as JSON text, from JSON text, the path of an ``.avsc`` file, or parsed JSON.
 
     Raises:
-        ConfigurationError: If it is none of these.
+        ConfigurationError: If ``given`` is none of these.
     """
     if isinstance(given, Mapping):
         return json.dumps(dict(given))
@@ -105,7 +105,7 @@ def inline(schema: Schema, references: Mapping[str, Schema]) -> Schema:
 
     Args:
         schema: A schema that may name types that it does not define.
-        references: Other schemas that define them, by any name, as a registry lists them.
+        references: The schemas that define those types, under the names by which the registry lists them.
 
     Raises:
         ConfigurationError: If a type is not defined anywhere.
@@ -123,8 +123,8 @@ def writer_envelope(text: str) -> str:
 def reader_envelope(text: str) -> str:
     """Returns the schema with which to read a `writer_envelope`.
 
-    It has no header, so Avro skips that. If the record itself may be null, ``ok`` (true by default) distinguishes a
-    null value from an unreadable record. Otherwise, ``ok`` would only cost time.
+    The schema has no header, so Avro skips the header. If the record itself may be null, the field ``ok``, which is
+    true by default, distinguishes a null value from an unreadable record. Otherwise, it is left out to save time.
     """
     schema = json.loads(text)
     ok = [{"name": "ok", "type": "boolean", "default": True}] if may_be_null(schema) else []

@@ -27,7 +27,7 @@ def subject_name(strategy: SubjectStrategy | str, *, topic: str | None, field: s
     """Returns the subject of a schema.
 
     Args:
-        strategy: How to name it.
+        strategy: The strategy.
         topic: The topic of the records. Not needed for `SubjectStrategy.RECORD_NAME`.
         field: ``value`` or ``key``.
         record: The record's full name. Not needed for `SubjectStrategy.TOPIC_NAME`.

@@ -1,8 +1,8 @@
 """Rewrites records from one Avro schema to another, in Python, until the query is restarted.
 
-Java resolves the schemas of all other records, so this code must do the same or refuse. It refuses unions of several
-types, where fastavro chooses the branch by the value. It also refuses whatever fastavro cannot resolve, because
-fastavro compares names where Java does not. The caller finds out whether Java could resolve it.
+The JVM decodes all other records, so this code must return the same results or refuse. It refuses unions of several
+types, in which fastavro chooses a branch by the value. It also refuses schemas that fastavro cannot resolve. Java may
+be able to resolve these, since fastavro compares names where Java does not.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class Transcoder:
     """Converts records from the writer's schema to the reader's, both as bytes without a header.
 
     Args:
-        writer: JSON, with references inlined.
-        reader: Likewise.
+        writer: The writer's schema as JSON, with references inlined.
+        reader: The reader's schema as JSON, with references inlined.
 
     Raises:
-        UnresolvableError: If Python cannot do it like Java.
+        UnresolvableError: If Python cannot convert the records as Java would.
         ConfigurationError: If fastavro is missing.
     """
 
@@ -68,8 +68,8 @@ class Transcoder:
         """Converts one record.
 
         Raises:
-            MalformedError: If it is not a record of the writer's schema.
-            UnresolvableError: If fastavro cannot resolve it.
+            MalformedError: If the bytes are not a record of the writer's schema.
+            UnresolvableError: If fastavro cannot convert the record.
         """
         if self._same:
             return record
@@ -77,8 +77,8 @@ class Transcoder:
         from fastavro.read import SchemaResolutionError
 
         try:
-            # Decode the record twice: fastavro does not notice when a record ends within a field that the reader's
-            # schema lacks.
+            # Decode the record with the writer's schema first. With both schemas, fastavro does not notice that the
+            # record ends within a field that the reader's schema lacks.
             schemaless_reader(io.BytesIO(record), self._writer, None)
             value = schemaless_reader(io.BytesIO(record), self._writer, self._reader)
         except (SchemaResolutionError, UnicodeDecodeError) as error:

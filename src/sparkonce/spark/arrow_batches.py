@@ -1,10 +1,10 @@
 """Limits the Arrow batches that Spark sends to the writers, without measuring every row where rows are small.
 
-Spark sends 10,000 rows of any size, or stops at a number of bytes (``spark.sql.execution.arrow.maxBytesPerBatch``). To
-count bytes, it adds up all columns before each row, which took a quarter of its time for rows of 100 bytes
-(``ArrowWriter.sizeInBytes``). So after a large batch of small rows, the next batch is limited by rows instead, and its
-plan raises an error at any row that is much larger. The driver then aborts what was written and writes the batch again,
-limited by bytes.
+By default, an Arrow batch has up to 10,000 rows of any size. Spark can also limit its bytes
+(``spark.sql.execution.arrow.maxBytesPerBatch``). It then adds up the sizes of all columns before each row
+(``ArrowWriter.sizeInBytes``), which took a quarter of the time for rows of 100 bytes. So after a large batch of small
+rows, the next batch is limited by rows, and its plan raises an error at any row that is much larger. The driver then
+aborts the batch and writes it again, limited by bytes.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ class ArrowBatches:
     def bind(self, frames: Sequence[DataFrame], *, may_fail: bool) -> Sequence[DataFrame]:
         """Sets the limit of the Arrow batches of these frames. Returns the frames, with checks of their rows.
 
-        A byte limit set by the user is kept. A row limit set by the user is the upper bound.
+        A byte limit that the user has set stays in effect. A row limit that the user has set is an upper bound.
 
         Args:
-            frames: Everything that one batch sends to Python, in one session.
-            may_fail: True if the batch can be written again should a row be larger than expected.
+            frames: All frames that one batch sends to Python, in one session.
+            may_fail: True if the batch can be written again if a row is larger than expected.
         """
         self._is_checked = False
         if not frames or not self._is_ours(conf := frames[0].sparkSession.conf):

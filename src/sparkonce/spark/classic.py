@@ -107,7 +107,7 @@ def check_servers(
 
 
 class ClassicRun:
-    """A run of a query. A query that is started again begins another one.
+    """A run of a query in a classic session. Each start of the query begins a new run.
 
     Args:
         df: The run's first batch.
@@ -115,8 +115,8 @@ class ClassicRun:
         run: Spark's run id.
         query: Spark's query id.
         settings: The query's settings.
-        listener: Told of the run and its phases.
-        former: The driver of the run before, which is closed once this one has passed its checks.
+        listener: The query's listener, which gets the run and its phases.
+        former: The previous run's driver, which is closed once the new run has passed its checks.
 
     Attributes:
         run_id: Spark's run id.
@@ -153,8 +153,8 @@ class ClassicRun:
         whole = all(share.view is None for share in settings.shares)
         self._is_plain = plan is not None and whole and reads_plainly(plan)
         sources = kafka_sources(plan) if plan is not None else ()
-        # Without the plan, any registered source may have produced the offsets. All must be known, because the batch
-        # must be grouped the same way again.
+        # Without the plan, any registered source may have produced the offsets. Consider all of them, because a
+        # repeated batch must be grouped in the same way.
         self._others = [source for _, source in (all_registered() if plan is None else registered_sources(plan))]
         if plan is not None and not settings.is_checked and self._checkpoint.is_unrecorded(0):
             warn_of_slots(spark, plan, (), samples, sinks)
@@ -184,7 +184,7 @@ class ClassicRun:
         return self.driver.run_batch(BatchAsked(batch=batch, offsets=offsets, previous_offsets=before), work, rows)
 
     def end(self) -> None:
-        """Ends the run, and lets go of the JVM's objects."""
+        """Ends the run, and releases the JVM's objects."""
         self._cache = JvmCache()
         self.driver.end()
 

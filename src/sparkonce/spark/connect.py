@@ -1,9 +1,9 @@
 """Runs a Spark Connect query: the checks on the client, and the run in the Python process next to the server.
 
-Spark pickles the function given to ``foreachBatch`` and calls it in one process next to the Connect server for as long
-as the query runs (``pyspark.sql.connect.streaming.worker.foreach_batch_worker``). That process has no JVM, so this
-module uses only PySpark's public API. Spark kills the process when the query ends, which can happen at any point. The
-next run recovers, as it does after a killed driver.
+Spark pickles the function that is passed to ``foreachBatch``, and calls it in one process next to the Connect server
+for as long as the query runs (``pyspark.sql.connect.streaming.worker.foreach_batch_worker``). That process has no JVM,
+so this module uses only PySpark's public API. Spark kills the process when the query ends, possibly in the middle of a
+batch. The next run recovers, as it does after a killed driver.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def check_can_connect(sinks: Sequence[TwoPhaseCommitSink], rows_per_slot: int | 
     """Refuses sinks and settings that need the driver's JVM.
 
     Raises:
-        ConfigurationError: If a sink or a setting needs it. The message names it.
+        ConfigurationError: If a sink or a setting needs the JVM. The message names it.
     """
     for sink in sinks:
         if sink.writes_with_session:
@@ -105,8 +105,8 @@ def start_on_server(
 class ConnectWork(SparkWork):
     """Runs one batch's plan with PySpark's public API only. See `sparkonce.driver.work.BatchWork`.
 
-    A collect is never silently truncated. Spark ends a result with ``ResultComplete`` (``ExecuteThreadRunner``), and
-    PySpark's client reattaches until it has that. Without reattachable execution, gRPC's status ends the result.
+    A collected result is never silently truncated. Spark ends it with ``ResultComplete`` (``ExecuteThreadRunner``), and
+    PySpark's client reattaches until it has received that. Without reattachable execution, gRPC's status ends it.
     """
 
     is_alive: Callable[[], bool] = staticmethod(lambda: True)
@@ -146,8 +146,8 @@ class ConnectWork(SparkWork):
         """Returns True if other tasks may have run between the batch's own, as they do when a stage is resubmitted.
 
         Spark numbers the tasks of all jobs in one sequence, so a resubmitted stage leaves a gap. If all tasks of a
-        stage ran again, there is no gap. Whatever the first tasks left open is then found by the next sweep, within
-        ``sweep_every_s``.
+        stage ran again, there is no gap. The next sweep then finds the first tasks' transactions, within
+        ``sweep_every_s`` seconds.
         """
         numbers = {answer["task"] for answer in answers}
         return bool(numbers) and max(numbers) - min(numbers) >= len(numbers)
@@ -160,7 +160,7 @@ class ConnectRun:
         df: The first batch.
         batch: The number of the first batch.
         settings: The query's settings.
-        listener: Told of the run and its phases.
+        listener: The query's listener, which gets the run and its phases.
 
     Attributes:
         run_id: Spark's run id.
@@ -263,7 +263,7 @@ def missing_offsets(location: str, batch: int) -> ConfigurationError:
 
 
 class _LimitedByBytes(ArrowBatches):
-    """Limits Arrow batches by bytes while a batch is written, because the session is also the client's own."""
+    """Limits Arrow batches by bytes, but only while a batch is written, because the client uses the same session."""
 
     _is_set = False
 
@@ -286,7 +286,7 @@ class _LimitedByBytes(ArrowBatches):
 def _tidy_at_end(session: SparkSession, tag: str, limited: ArrowBatches) -> None:
     """Ends the run's jobs and restores the session when Spark ends this process.
 
-    Correctness does not depend on it: rows of those jobs can never commit.
+    Correctness does not depend on this, since the rows of those jobs are never committed.
     """
 
     def tidy() -> None:
@@ -306,7 +306,7 @@ def _tidy_at_end(session: SparkSession, tag: str, limited: ArrowBatches) -> None
 def pickled(
     kind: Callable[..., Any], arguments: Mapping[str, Any], sources: tuple[SourceFacts, ...] | None
 ) -> tuple[object, ...]:
-    """Returns what the ``__reduce__`` of `ExactlyOnce` returns, which `unpickled` reads on the server."""
+    """Returns the result of ``ExactlyOnce.__reduce__``, which `unpickled` reads on the server."""
     return unpickled, (kind, __version__, build_of("sparkonce"), cloudpickle.dumps((arguments, sources)))
 
 

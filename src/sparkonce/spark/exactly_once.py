@@ -49,9 +49,9 @@ class ExactlyOnce:
         ```
 
     Args:
-        sinks: One sink, or several that commit as one unit. Their names must differ. A mapping gives each sink its own
-            view of the batch: ``{sink: lambda df: df.where(…), other: None}``. The batch is then computed once, and
-            cached on the executors while it is written.
+        sinks: One sink, or several with unique names that commit as one unit. A mapping gives each sink its own view of
+            the batch: ``{sink: lambda df: df.where(…), other: None}``. The batch is then computed once, and cached on
+            the executors while it is written.
         checkpoint: The query's checkpoint folder: an absolute path, or a URL of a local disk, HDFS or an object store,
             in the form Spark accepts (``file:``, ``hdfs:``, ``s3a:``, ``abfss:``, ``gs:``). It also holds the decision
             log.
@@ -61,16 +61,16 @@ class ExactlyOnce:
         accept_lost_batches: For each sink's name, the newest batch that its server may have lost, as reported by
             `StaleServerError`. The rows of those batches are not written again. You can leave the setting in place:
             later batches are still checked.
-        group_offsets: Consumer groups whose offsets follow the committed batches.
-        outage_patience_s: How long each phase of a batch waits for a system that is unreachable or out of space before
-            the query stops, in seconds. Stopping loses nothing: the next start resumes.
+        group_offsets: The consumer groups that get the end offsets of each committed batch.
+        outage_patience_s: How long, in seconds, each phase of a batch waits for a system that is unreachable or out of
+            space. Then the query stops. No rows are lost: the next start resumes.
         sweep_every_s: The interval, in seconds, at which a background thread looks for transactions left open by losing
-            task attempts when nothing suggests that there are any.
-        rows_per_slot: Groups a batch's partitions into one slot for every this many rows read by Kafka sources. By
-            default each partition is a slot, with a transaction in each sink, except that a small batch of a simple
-            query is one slot (docs/operations.md). Set it to 1 to turn that off.
-        dead_letters: Receives the rows that a sink's system refuses, each with its reason. Without it such a row stops
-            the query. Either one sink, or ``{sink: other}`` for some of the sinks. It commits as part of the unit.
+            task attempts, even if there is no sign of any.
+        rows_per_slot: Groups a batch's partitions into slots of about this many rows read from Kafka. By default, each
+            partition is a slot, with one transaction per sink, but a small batch of a simple query is a single slot
+            (docs/operations.md). Set it to 1 for one slot per partition in every batch.
+        dead_letters: The sink for the rows that another sink's system refuses, each with its reason; or ``{sink:
+            other}`` for only some of the sinks. It commits as part of the unit. Without it, such a row stops the query.
         max_refused: The number of refused rows per batch above which the query stops anyway.
         listener: Called at the start of each phase of a batch, with the phase and the batch's number.
         timeline: Set it to False to write no timeline into the checkpoint. ``sparkonce ui`` shows recent batches from
@@ -117,7 +117,7 @@ class ExactlyOnce:
             timeline=flag("timeline", timeline),
             display=None if display is None else flag("display", display),
         )
-        # Keyed by run: a query that is restarted with the same object must claim the log again.
+        # A query that is restarted with the same object begins a new run, which must claim the log again.
         self._run: ClassicRun | ConnectRun | None = None
         self._query: StreamingQuery | None = None
         self._followed = ""
@@ -234,15 +234,15 @@ class ExactlyOnce:
     def close(self) -> None:
         """Closes the connections of a query that has ended; its next start opens new ones.
 
-        They are closed soon after the query's end in any case. A batch in progress finishes first. So do other attempts
-        of the last batch's tasks, such as those of ``spark.speculation``: that takes a few seconds, after which their
-        open transactions are aborted.
+        A query that `start` started closes its connections automatically soon after its end. A batch in progress
+        finishes first. If the last batch may have losing task attempts, for example due to ``spark.speculation``, the
+        call waits a few seconds until these have ended, and then aborts their open transactions.
         """
         self.listener.display.end()
         self._end(self._run)
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickles the settings, as Spark Connect's ``foreachBatch`` does: the run begins on the server."""
+        """Pickles only the settings, since the run of a Spark Connect query begins on the server."""
         return pickled(type(self), {**self._arguments, "display": False}, self._settings.sources)
 
     def _follow(self, query: StreamingQuery, name: str) -> None:

@@ -42,7 +42,7 @@ class Grouping:
     def is_worth_it(self, rows: DataFrame) -> bool:
         """Returns True if there are more partitions than slots, and slots get the same partitions in every run.
 
-        Also returns True if only a run would show the number of partitions: the plan then has a shuffle.
+        Also returns True if the number of partitions is unknown before the plan runs, because it has a shuffle.
         """
         if self.merges:
             return True
@@ -57,9 +57,9 @@ class Grouping:
     def grouped(self, rows: DataFrame) -> DataFrame:
         """Sends all rows of a partition to one slot, in order. The partition's number determines the slot.
 
-        This is not ``coalesce``, except for one slot. ``coalesce`` groups partitions by data locality, so the same
-        batch would have different slots after a restart or on other executors. A partition is never split. If Spark
-        recomputes part of one, and a non-deterministic plan gives other rows, they are never mixed with the first ones.
+        ``coalesce`` is used only for a single slot. It groups partitions by data locality, so the same batch could have
+        different slots after a restart or on other executors. A partition is never split. If Spark recomputes a
+        partition, and a nondeterministic plan returns other rows, these are never mixed with the first ones.
         """
         if self.merges:
             return rows.coalesce(1)
@@ -79,17 +79,17 @@ def grouping_of(
     A batch has the same offsets every time it runs, and so the same grouping. A batch that was decided as one slot
     keeps one slot, and a batch that was decided as several is not treated as small anymore.
 
-    Spark's Kafka source lists its partitions from a set. A small set is in the order in which the brokers listed the
-    partitions, and after a restart in the order of the checkpoint
-    (``KafkaOffsetReaderBase.getOffsetRangesFromResolvedOffsets``).
+    Spark's Kafka source numbers its partitions in the order of a set
+    (``KafkaOffsetReaderBase.getOffsetRangesFromResolvedOffsets``). For a small set, this is the order in which the
+    brokers list the partitions or, after a restart, the order in the checkpoint.
 
     Args:
         rows: The number of rows that the batch reads; None if its offsets do not count rows, like those of files.
         before: The previous batch's offsets, one line per source; None if there are none.
         now: The batch's own offsets.
-        rows_per_slot: The number of rows read per slot. With None each partition is a slot, unless the batch is small.
-        row_bytes: The average row size in earlier batches if the plan `reads_plainly`; None if it does not, or if the
-            size is unknown.
+        rows_per_slot: The number of rows read per slot. With None, each partition is a slot, unless the batch is small.
+        row_bytes: The average row size in earlier batches, in bytes; None if it is unknown, or if the plan does not
+            read plainly (see `reads_plainly`).
         decided: The number of slots with which the batch was decided; None if it is undecided.
 
     Returns:

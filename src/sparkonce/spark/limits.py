@@ -32,6 +32,6 @@ class Limited(SupportsTriggerAvailableNow):  # type: ignore[misc]
         """Returns the maximum number of rows in a batch; None for no limit.
 
         Args:
-            limit: Spark's limit. Before 4.2 Spark does not pass one, and this is our own.
+            limit: Spark's limit; None before Spark 4.2, which does not pass one.
         """
         return self._most if limit is None else getattr(limit, "max_rows", None)

@@ -40,9 +40,9 @@ MADE_IN_PLACE = {"LocalRelation", "LogicalRDD", "OneRowRelation", "Range"}
 
 
 def reads_plainly(plan: Any) -> bool:
-    """Returns True if a query's rows come straight from Kafka, with only columns and filters of Spark's own functions.
+    """Returns True if a query only selects and filters rows from Kafka, with Spark's own functions.
 
-    Such rows are cheap for one task. Those of other plans (user functions, state, joins) may not be.
+    Such rows cost a task little. The rows of other plans, with user functions, state or joins, may cost more.
 
     Args:
         plan: The query's analyzed plan.
@@ -128,7 +128,7 @@ def _named_source(name: str, made_by: str, options: dict[str, str]) -> SourceFac
 
 
 def format_of(name: str) -> str:
-    """Returns the format of a class or provider; empty for a format without rules of its own."""
+    """Returns the format of a class or provider; empty for a format without its own rules."""
     known = next((form for package, form in _PACKAGES if name.startswith(package)), "")
     short = name.rpartition(".")[2].lower()
     return known or next((form for form in FILES if name.startswith(_FILES) and short.startswith(form)), "")
@@ -154,5 +154,5 @@ def expressions(tree: Any) -> Iterator[dict[str, Any]]:
 
 
 def is_leaf(node: Any) -> bool:
-    """Returns True if a node produces rows. A CTE reference does not: the plan also holds its definition."""
+    """Returns True if a node produces rows. A CTE reference does not, since the plan also contains its definition."""
     return bool(node.children().isEmpty()) and class_name(node) != "CTERelationRef"

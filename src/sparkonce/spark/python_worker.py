@@ -16,7 +16,7 @@ from sparkonce.spark import shipped
 from sparkonce.spark.shipped import Needs, acknowledge_at_once, build_of, check_once
 from sparkonce.version import __version__
 
-# Workers get copies of its functions. A function pickled by reference would need its module on the worker.
+# Pickle the functions of this module by value. By reference, they would need the module on the worker.
 cloudpickle.register_pickle_by_value(shipped)
 
 _ALWAYS = ("numpy", "pandas", "pyarrow")
@@ -52,7 +52,7 @@ def needs_of(
 
     These are the driver's sparkonce, modules, files and addresses. Sources are keyed by a display name.
 
-    On a single machine, files and addresses are left out: there the sinks' preflight has already read and reached them.
+    On a single machine, files and addresses are left out, because the sinks' preflight has already checked them there.
     """
     needs = {sink.name: sink.worker_needs() for sink in sinks} | dict(sources or {})
     elsewhere = {} if is_local(master) else needs
@@ -72,9 +72,9 @@ def is_local(master: str) -> bool:
 
 
 def checked_first(pickled: bytes, needs: Needs) -> Callable[[Any], Iterator[Any]]:
-    """Returns a pickled function that checks the worker, once per process, before the function is unpickled.
+    """Returns a function that checks the worker, once per process, and then unpickles and runs another function.
 
-    An executor may have joined after the check at the start, and may lack what the function refers to.
+    An executor may have joined after the check at the start, and may lack modules that the other function needs.
     """
 
     def write_checked(rows: Any) -> Iterator[Any]:

@@ -1,6 +1,6 @@
 """Closes a query's connections when it ends, and shows its progress until then.
 
-If a program ends while its query is still running, because nothing waited for it, a line on standard error says so.
+If a program does not wait for its query, and ends while the query is still running, a line on standard error says so.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ def running(spark: SparkSession, query: str) -> StreamingQuery | None:
 
 
 def close_at_end(query: StreamingQuery, display: ProgressDisplay, close: Callable[[str, str], None]) -> None:
-    """Starts one thread per run that waits for the query's end, because ``foreachBatch`` only hears of batches.
+    """Starts a thread that waits for the end of the query's run, since ``foreachBatch`` is called only for batches.
 
     Args:
         query: The query.
-        display: Shows its progress until it ends.
+        display: Shows the query's progress until it ends.
         close: Called at the end with the run's id and Spark's error, or an empty string.
     """
     run = query.runId
@@ -83,7 +83,7 @@ def wait_until_closed(run: str) -> None:
 
 
 def _close_ended() -> None:
-    """Waits a few seconds at most for ended runs to close: the process exits right after its last query."""
+    """Waits a few seconds at most for ended runs to close, since a process may exit right after its last query."""
     give_up_at = time.monotonic() + _CLOSED_AT_EXIT_S
     try:
         for query, end in list(_ends.values()):
@@ -93,8 +93,7 @@ def _close_ended() -> None:
         logger.debug("The ends of queries are not known: %s", error)
 
 
-# The main thread has ended. Thread pools, which committers use for sweeps, shut down before atexit hooks run, so this
-# must run before the pools shut down.
+# Run this before thread pools shut down, which is before atexit hooks run: committers use pools for sweeps.
 getattr(threading, "_register_atexit", atexit.register)(_close_ended)
 atexit.register(_close_ended)  # for queries that another thread of the program has waited for
 

@@ -51,11 +51,11 @@ def read_kafka(
 
     Args:
         spark: The session, which needs Spark's Kafka connector: see `sparkonce.spark_packages`.
-        settings: The consumers' settings, with librdkafka's or Java's names; ``bootstrap.servers`` is required. The
+        settings: The consumers' settings, under librdkafka's or Java's names; ``bootstrap.servers`` is required. The
             connection settings of a `KafkaSink` work here, too.
         topics: One or more topics: a string, comma-separated if there are several, or a sequence.
-        pattern: Use it instead of `topics`: a Java regular expression. Topics created later are matched, too.
-        partitions: Use it instead of `topics`: the partitions of each topic.
+        pattern: Instead of ``topics``, a Java regular expression. Topics that are created later are matched, too.
+        partitions: Instead of ``topics``, the partitions of each topic.
         starting: Where the first run starts: ``earliest``, ``latest``, or an aware datetime (the first record that is
             not older). Or a mapping from each topic to its partitions, each with an offset, one of these words, or a
             datetime. Later runs resume from the checkpoint. New partitions are read from their beginning.

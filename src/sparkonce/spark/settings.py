@@ -151,10 +151,10 @@ def _accept_lost(given: object, sinks: Mapping[str, TwoPhaseCommitSink]) -> dict
 def checked_groups(
     given: GroupOffsets | Sequence[GroupOffsets], sinks: Mapping[str, TwoPhaseCommitSink]
 ) -> tuple[GroupOffsets, ...]:
-    """Returns the consumer groups whose offsets follow the query.
+    """Checks and returns the consumer groups that get the query's offsets.
 
     Raises:
-        ConfigurationError: If one is not a `GroupOffsets`, or names a sink without Kafka transactions.
+        ConfigurationError: If a group is not a `GroupOffsets`, or names a sink without Kafka transactions.
     """
     found = tuple(given) if isinstance(given, list | tuple) else (given,)
     for group in found:

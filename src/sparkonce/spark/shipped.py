@@ -1,6 +1,6 @@
 """Checks a Python worker from inside.
 
-Pickled by value, because the worker may lack sparkonce or have another build of it.
+The functions are pickled by value, because the worker may lack sparkonce or have another build of it.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def check_once(needs: Needs) -> None:
 
     Raises:
         PrepareError: If something is missing. The message names the host and what it lacks.
-        OutageError: If the worker only cannot reach a sink. That may be an outage, which the driver waits for.
+        OutageError: If the worker lacks nothing, but cannot reach a sink. The driver waits for the end of an outage.
     """
     key = repr(needs)
     package = sys.modules.get("sparkonce")
@@ -92,7 +92,7 @@ def check_once(needs: Needs) -> None:
 
 
 def acknowledge_at_once() -> bool:
-    """Makes the JVM send a task's first rows immediately if they come over TCP. Returns True if it does.
+    """Makes the JVM send a task's first rows immediately. Returns False if they do not come over TCP.
 
     The JVM sends the function, then the rows. Its socket holds back small packets until the earlier ones are
     acknowledged (Nagle's algorithm, RFC 896). A receiver that sends nothing delays the acknowledgment by 40 ms, unless
@@ -117,7 +117,7 @@ def _acknowledge(descriptor: int) -> None:
         rows.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
     finally:
         rows.detach()  # the worker still reads from it
-        # Creating the object has changed it if the user called ``socket.setdefaulttimeout``.
+        # Creating the socket object has changed the mode if the user has called ``socket.setdefaulttimeout``.
         os.set_blocking(descriptor, blocking)
 
 

@@ -1,4 +1,4 @@
-"""Lets Spark's tasks write the slots of a batch in Python: the function that they run, and what they return."""
+"""Writes the slots of a batch in Spark's tasks: the Python function that the tasks run, and their answers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _ANSWER = from_arrow_schema(_OUTPUT)
 
 
 def answers_of(rows: DataFrame, task: SlotTask, needs: Needs, cache: JvmCache) -> DataFrame:
-    """Returns what the tasks that write these rows return, to be collected once, in this thread.
+    """Returns the answers of the tasks that write these rows, as a DataFrame to collect once, in this thread.
 
     The function that the tasks run stays the same, so that it is created only for a run's first batch. Tasks get the
     batch's number from a local property, which Spark sends with each task.
@@ -46,7 +46,7 @@ def answers_of(rows: DataFrame, task: SlotTask, needs: Needs, cache: JvmCache) -
         rows: The rows.
         task: The task of every slot.
         needs: What a worker needs.
-        cache: Holds the previous batch's function, which is reused if it would be pickled to the same bytes.
+        cache: Holds the previous batch's function, which is reused if the new one has the same pickled bytes.
     """
     session, context = rows.sparkSession, rows.sparkSession.sparkContext
     context.setLocalProperty(_BATCH, str(task.batch))
@@ -63,7 +63,7 @@ def answers_of(rows: DataFrame, task: SlotTask, needs: Needs, cache: JvmCache) -
 
 
 def answers_through_connect(rows: DataFrame, task: SlotTask, needs: Needs) -> DataFrame:
-    """Does the same where a driver thread has no local properties: each batch has its own function."""
+    """Like `answers_of`, for Spark Connect. It has no local properties, so each batch has its own function."""
     return rows.mapInArrow(checked_first(cloudpickle.dumps(_slot_writer(task)), needs), _ANSWER)
 
 

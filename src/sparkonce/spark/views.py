@@ -1,4 +1,4 @@
-"""Assigns rows to sinks: each sink's share of a batch, and the sink that takes the rows another one refuses."""
+"""Assigns rows to sinks: each sink's share of a batch, and the dead-letter sink for rows that a sink refuses."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from sparkonce.jvm import no_rows, repeated_name, types_inside
 from sparkonce.sink import TwoPhaseCommitSink
 
 View: TypeAlias = Callable[[DataFrame], DataFrame]
-"""Makes a sink's share of a batch. Called once at the start with an empty batch, then once per batch."""
+"""Returns a sink's share of a batch. Called once at the start with an empty batch, then once per batch."""
 
 Sinks: TypeAlias = TwoPhaseCommitSink | Sequence[TwoPhaseCommitSink] | Mapping[TwoPhaseCommitSink, View | None]
 
 DeadLetterSinks: TypeAlias = Mapping[TwoPhaseCommitSink, TwoPhaseCommitSink]
-"""Maps a sink to the sink that takes the rows it refuses."""
+"""Maps a sink to its dead-letter sink."""
 
 _NONE: DeadLetterSinks = MappingProxyType({})
 
@@ -43,7 +43,7 @@ class Share:
     Attributes:
         view: The view that they share; None for the whole batch.
         sinks: The sinks by name, including dead-letter sinks.
-        dead_letters: For the name of a sink, the name of the sink that takes the rows it refuses.
+        dead_letters: Maps the name of a sink to the name of its dead-letter sink.
     """
 
     view: View | None
@@ -63,7 +63,7 @@ class Share:
         return name in self.dead_letters.values()
 
     def of_none(self, empty: DataFrame) -> DataFrame:
-        """Returns the share of these sinks in a batch without rows. The start learns their columns from it.
+        """Returns the share of these sinks in a batch without rows, from which a start learns their columns.
 
         Raises:
             ConfigurationError: For the same reasons as `of`, or if the view fails in any other way.
@@ -149,7 +149,7 @@ def shares(views: Mapping[TwoPhaseCommitSink, View | None], dead_letters: DeadLe
 
     Args:
         views: The sinks with their views.
-        dead_letters: The dead-letter sinks, see `dead_letter_sinks`.
+        dead_letters: The dead-letter sinks; see `dead_letter_sinks`.
     """
     together: dict[int, dict[str, TwoPhaseCommitSink]] = {}
     dead: dict[int, dict[str, str]] = {}
@@ -202,7 +202,7 @@ def arrow_schema(schema: StructType, *, is_case_sensitive: bool = True) -> pa.Sc
 
 
 def to_arrow(schema: StructType) -> pa.Schema:
-    """Calls PySpark's function, which needs the session's time zone since 4.2; before that it was always UTC."""
+    """Converts a schema with PySpark's function. Passes UTC as the time zone, which is an argument since 4.2."""
     zone = {"timezone": "UTC"} if "timezone" in signature(to_arrow_schema).parameters else {}
     return to_arrow_schema(schema, **zone)
 
@@ -291,8 +291,8 @@ _CLONING_SETTINGS = (
 def _persist(batch: DataFrame) -> DataFrame:
     """Caches the rows without cloning the session, because every batch would leak a clone.
 
-    Spark 4.0.0, 4.0.1 and 4.1.0 never free one. Each takes 0.3 MB (SPARK-54753: its artifact manager's cleaner holds
-    it).
+    Spark 4.0.0, 4.0.1 and 4.1.0 never free a cloned session, which takes 0.3 MB, because the cleaner of its artifact
+    manager references it (SPARK-54753).
     """
     conf = batch.sparkSession.conf
     # Queries of Spark Connect may share a session. If another query has just turned a setting off, that query restores
@@ -337,7 +337,7 @@ def dead_letter_sinks(
 
     Args:
         views: The sinks with their views.
-        dead_letters: A sink for the rows that any of them refuses, or a mapping from some of them to such sinks.
+        dead_letters: A dead-letter sink for all sinks, or a mapping from some sinks to their dead-letter sinks.
 
     Raises:
         ConfigurationError: If a sink cannot tell which rows its system refuses, or a dead-letter sink cannot be used.

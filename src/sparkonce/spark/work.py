@@ -59,7 +59,7 @@ _Result = TypeVar("_Result")
 
 
 class SparkWork:
-    """Runs one batch's plan. See `sparkonce.driver.run.BatchWork`.
+    """Runs one batch's plan. See `sparkonce.driver.work.BatchWork`.
 
     Args:
         df: The batch.
@@ -67,7 +67,7 @@ class SparkWork:
         shares: The part of the batch that each sink writes.
         grouping: Groups the partitions into fewer slots; None leaves them as they are.
         max_refused: The number of the batch's rows that may go to a dead-letter sink.
-        arrow: What earlier batches have shown about the query's rows.
+        arrow: The limits for Arrow batches, derived from earlier batches.
         cache: JVM objects that earlier batches have created.
     """
 
@@ -99,7 +99,7 @@ class SparkWork:
         """Runs the plan with one Spark job per view, all at the same time.
 
         Raises:
-            PrepareError: If a task gives up.
+            PrepareError: If a task fails.
         """
         asked = [share for share in self._shares if share.sinks.keys() & sinks.keys()]
         if unwritten := sinks.keys() - {name for share in asked for name in share.sinks}:
@@ -152,8 +152,8 @@ class SparkWork:
         """Runs the jobs in parallel. Raises the first error once all have ended, so that no task is writing anymore."""
         if len(jobs) == 1:
             return [jobs[0]()]
-        # Spark finds a stopped query's jobs by local properties of its thread. Each job's thread gets its own copy,
-        # because Spark also records the running job there.
+        # Spark cancels a stopped query's jobs by local properties of the query's thread. So each job's thread gets a
+        # copy of them; it cannot share them, because a running job changes some.
         session = self._df.sparkSession
         with ThreadPoolExecutor(max_workers=len(jobs)) as pool:
             futures = [pool.submit(inheritable_thread_target(session)(job)) for job in jobs]
@@ -175,15 +175,15 @@ class SparkWork:
     def _let_tasks_end(self) -> None:
         """Waits for the other tasks of a failed batch, which Spark cancels without waiting for them.
 
-        The next sweep then finds everything that they have begun. After ``spark.python.task.killTimeout`` (2 s), Spark
-        kills a Python worker that has not exited, within another 2 s. A worker whose task ended while it was receiving
-        rows may live a moment longer: it sees its input cut off, and aborts.
+        The next sweep then finds all transactions that they have begun. Spark kills a Python worker that has not exited
+        after ``spark.python.task.killTimeout`` (2 s), within another 2 s. A worker whose task ended while it was
+        receiving rows may live a moment longer: it notices that its input has ended early, and aborts.
         """
         give_up_at = time.monotonic() + _TASKS_END_WITHIN_S
         try:
             context = self._df.sparkSession.sparkContext
             group = context.getLocalProperty("spark.jobGroup.id")
-            # A query that is stopped before it submits its job submits it anyway, and does not wait for it.
+            # If the query was stopped before it submitted a job, it submits the job anyway, and does not wait for it.
             context._jsc.sc().cancelJobGroup(group, "because its batch has failed")
             quiet = 0
             while quiet < _QUIET_CHECKS:
@@ -262,12 +262,12 @@ class SparkWork:
     ) -> _Written:
         needs = needs_of([task.sink for task in tasks], self._master())
         if any(task.sink.guarantee is Guarantee.AT_MOST_ONCE for task in tasks):
-            # After losing shuffle files, Spark resubmits a stage whose tasks may already have written. It numbers their
-            # attempts from 0 again, so a task cannot tell. Without a shuffle before them, tasks are only retried, which
-            # they can tell from their attempt number.
+            # After losing shuffle files, Spark resubmits a stage whose tasks may already have written, and numbers
+            # their attempts from 0 again, so a task cannot detect it. Compute the rows first: without a shuffle before
+            # them, tasks are only retried, which they detect by their attempt number.
             rows = rows.localCheckpoint()
-            # Do not check the addresses: the client waits for an unreachable server, and the driver does not write
-            # again.
+            # Do not check the addresses. The client waits for an unreachable server, but after a failed check, the
+            # driver would not write these rows again.
             needs["addresses"] = []
         task = SlotTask(batch=self._batch, sinks=tuple(tasks), only=only, max_refused=self._max_refused)
         answers, slots = self._answers(rows, task, needs)
@@ -289,7 +289,7 @@ class SparkWork:
         return str(self._df.sparkSession.conf.get("spark.speculation", "false")).lower() == "true"
 
     def _answers(self, rows: DataFrame, task: SlotTask, needs: Needs) -> tuple[Sequence[Row], int]:
-        """Writes the rows. Returns the tasks' answers, and the number of tasks, which exposes a truncated result."""
+        """Writes the rows. Returns the tasks' answers, and the number of tasks, which reveals a truncated result."""
         written = answers_of(rows, task, needs, self._cache)
         answers = written.collect()
         return answers, _slots_of(written)
@@ -327,8 +327,8 @@ class SparkWork:
 def _slots_of(collected: DataFrame) -> int:
     """Returns the number of tasks in the job that collected this frame.
 
-    PySpark takes a truncated result for a shorter one, so the rows collected are checked against this number. Spark
-    keeps the plan and RDD of the job even after adaptive execution, so this takes a few calls and no job.
+    PySpark does not detect a truncated result, so the number of collected rows is compared with this number. Spark
+    retains the plan and RDD of the job even after adaptive execution, so this takes only a few calls and no job.
     """
     return int(collected._jdf.queryExecution().executedPlan().execute().getNumPartitions())
 
@@ -386,7 +386,7 @@ def _column(name: str) -> Column:
 def row_hash(columns: Sequence[str], schema: StructType) -> Column:
     """Returns a bigint hash of a row's values.
 
-    ``xxhash64`` skips nulls, so with several columns it also covers which are null.
+    ``xxhash64`` skips nulls, so with several columns the hash also covers which of them are null.
     """
     values = [_column(column) for column in columns]
     kinds = {one.name: one.dataType for one in schema}

@@ -1,5 +1,5 @@
-"""The conformance suite, for sinks of your own.
+"""The conformance suite for your own sinks.
 
-``conformance`` is the suite, ``hooks`` is what you implement, ``scene`` is shared by the checks, and ``elsewhere``
-commits in another process.
+``conformance`` contains the suite, ``hooks`` the methods that you implement, ``scene`` the code that all checks share,
+and ``elsewhere`` a commit in another process.
 """

@@ -93,7 +93,7 @@ class CommitChecks(SinkHooks):
     # --- commit -----------------------------------------------------------------------------------------------------
 
     def test_a_repeated_commit_adds_nothing(self) -> None:
-        """Repeats a commit, as a driver does that does not know whether it was applied."""
+        """Repeats a commit, as a driver does if it does not know whether the commit was applied."""
         with scene(self) as on:
             handle = on.prepare(0)
             for _ in range(3):
@@ -169,7 +169,7 @@ class CommitChecks(SinkHooks):
             on.expect_visible(0, 10, 20, when="after three commits of one batch and slot")
 
     def test_concluding_a_batch_changes_nothing_for_readers(self) -> None:
-        """Concludes repeatedly, including from a run that takes over a batch that an earlier one had finished."""
+        """Concludes a batch repeatedly, also as a run that takes over after an earlier run has finished the batch."""
         with scene(self) as on:
             handles = [*(on.prepare(10 * slot, slot=slot) for slot in range(2)), on.empty(slot=2)]
             on.expect_outcomes(on.commit(*handles[:2]), *[COMMITTED] * 2, what="commit of two handles")
@@ -187,12 +187,12 @@ class CommitChecks(SinkHooks):
     def test_concluding_later_batches_forgets_nothing_too_early(self) -> None:
         """Commits the last batches again, as a run does after a long pause.
 
-        For earlier batches, whose ids have been reused by later ones, a system may return LOST: the driver reads the
-        log first.
+        For an earlier batch whose ids have been reused, a system may return LOST, because the driver reads the log
+        before it considers rows lost.
         """
         with scene(self) as on:
             handles = []
-            for batch in range(3):  # one after the other, like the driver: an id may be reused for a later one
+            for batch in range(3):  # one after the other, as the driver does, since a later batch may reuse an id
                 handles.append(on.prepare(10 * batch, batch=batch))
                 on.expect_outcomes(on.commit(handles[batch]), COMMITTED, what=f"commit of batch {batch}")
                 on.committer.conclude(batch, [handles[batch]])
@@ -371,7 +371,7 @@ class SweepChecks(SinkHooks):
             on.expect_only(when="after the sweep")
 
     def test_a_sweep_takes_exactly_the_runs_it_is_given(self) -> None:
-        """Spares a run whose token starts the same, the same position in a copied checkpoint, and another query."""
+        """Checks that a sweep spares runs with a similar token, runs of a copied checkpoint, and other queries."""
         with scene(self) as on:
             token = on.owner.token
             last = "0" if on.query[-1] != "0" else "1"
@@ -391,7 +391,7 @@ class SweepChecks(SinkHooks):
 
     @needs("other_facts")
     def test_a_sweep_does_not_find_a_neighbours(self) -> None:
-        """Spares a sink whose facts differ, for example by a longer prefix."""
+        """Checks that a sweep spares a sink with different facts, for example with a longer prefix."""
         with scene(self) as on:
             facts = self.other_facts(on.facts)
             if facts is None:
@@ -404,7 +404,7 @@ class SweepChecks(SinkHooks):
             on.expect_outcomes(on.commit(theirs), COMMITTED, what="commit of the neighbour's")
 
     def test_a_sweep_of_an_older_run_spares_the_newer_one(self) -> None:
-        """Sweeps an older run. What the newer one has prepared remains."""
+        """Sweeps an older run, and checks that the newer run's prepared transaction remains."""
         with scene(self) as on:
             newer = on.make_owner(position=on.owner.token.position + 1)
             old = on.prepare(0)
@@ -445,7 +445,7 @@ class TraceChecks(SinkHooks):
 
     @needs("leaves_traces")
     def test_a_trace_is_left_by_what_is_committed_and_by_nothing_else(self) -> None:
-        """Checks that open, prepared or aborted transactions leave none: a log without them is not outdated."""
+        """Checks that open, prepared and aborted transactions leave no traces, since no log has to contain them."""
         with scene(self) as on:
             writer = on.open(0)
             on.abort(on.prepare(10, slot=1))
@@ -463,7 +463,7 @@ class TraceChecks(SinkHooks):
 
     @needs("leaves_traces")
     def test_traces_say_which_batch_they_are_of(self) -> None:
-        """Checks the batch of each trace that has one: a batch after the newest decided one reveals an outdated log."""
+        """Checks the batches in traces. A batch after the newest decided one reveals an outdated log."""
         with scene(self) as on:
             handles = [on.prepare(10 * batch, batch=batch) for batch in range(2)]
             on.expect_outcomes(on.commit(*handles), COMMITTED, COMMITTED, what="commit of two batches")
@@ -476,7 +476,7 @@ class TraceChecks(SinkHooks):
 
     @needs("leaves_traces")
     def test_traces_of_one_query_only(self) -> None:
-        """Checks that every trace has its own run's token, and that nothing of another query is listed."""
+        """Checks that every trace has the token of its run, and that no other query's traces are listed."""
         with scene(self) as on:
             last = "0" if on.query[-1] != "0" else "1"
             newer = on.make_owner(position=on.owner.token.position + 1)
@@ -544,7 +544,7 @@ class SystemChecks(SinkHooks):
             on.expect_only(0, 10, when="after the restart")
 
     def test_what_is_committed_is_not_missing(self) -> None:
-        """Also checks a thousand batches later, when the system has forgotten: no healthy query may be stopped."""
+        """Checks this even a thousand batches later, when the system may have forgotten the transactions."""
         with scene(self) as on:
             committed: list[Handle] = []
             for batch in (0, 100, 1000):
@@ -592,7 +592,7 @@ class SystemChecks(SinkHooks):
 
     @needs("make_refused")
     def test_a_copy_whose_rows_are_all_refused_is_aborted(self) -> None:
-        """Offers only refused rows: nothing is prepared, and nothing lingers."""
+        """Offers only refused rows, and checks that the writer can abort and nothing lingers."""
         with scene(self) as on:
             refused = self._refused(on)
             writer = on.new_writer()

@@ -42,20 +42,21 @@ class _LeftOut:
 class SinkHooks:
     """Checks of a `TwoPhaseCommitSink`.
 
-    Subclass it and implement the three hooks that raise here; the others are optional.
+    Implement the three hooks that raise an error here; the others are optional.
 
-    A check that needs a hook that a suite does not override is not collected as a test of that suite, so nothing is
-    skipped. A suite whose sink lacks an optional ability declares that with an attribute.
+    If a check needs a hook that your suite does not override, the check is not collected as a test, so no test is
+    skipped. If your sink lacks an optional ability, say so with an attribute.
 
     Attributes:
         leaves_process: True if the sink can be pickled, as Spark does to send it to its workers. False is for test
             doubles that live in the memory of the test.
-        leaves_traces: True if ``list_traces`` returns what the system remembers of commits.
-        finds_missing: True if ``missing`` lists what is not committed, which is optional.
+        leaves_traces: True if ``list_traces`` returns the commits that the system remembers.
+        finds_missing: True if ``missing`` lists handles that are not committed.
         lists_open: True if ``list_lingering`` lists transactions before they are prepared.
-        visible_within_s: How long it may take for committed rows to become visible, and for aborted ones to disappear.
-        loses_whole_batches: True if all handles of a commit are lost if one of them was lost before, because the sink
-            writes the rows of a batch as a whole, never a part of it.
+        visible_within_s: How long it may take, in seconds, for committed rows to become visible, and for aborted ones
+            to disappear.
+        loses_whole_batches: True if one lost handle makes a commit return LOST for all of its handles, because the sink
+            can only write a batch as a whole.
     """
 
     leaves_process: bool = True
@@ -110,7 +111,7 @@ class SinkHooks:
     def make_direct_sink(self) -> TwoPhaseCommitSink | None:
         """Creates the same sink at AT_LEAST_ONCE, which shows rows without a decision.
 
-        Returns None if there is none.
+        Returns None if the sink does not support that level.
         """
         return None
 

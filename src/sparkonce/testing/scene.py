@@ -27,7 +27,7 @@ _SHOWS_WITHIN_S = 2.0
 
 
 def require(holds: bool, sentence: str) -> None:
-    """Fails the check with a sentence about what the sink must do and what it did.
+    """Fails the check if a condition does not hold, with a sentence about what the sink must do and what it did.
 
     Raises:
         AssertionError: If the condition does not hold.
@@ -147,7 +147,7 @@ class Scene:
         return self._finish("commit", lambda some: commit_elsewhere(self.sink, some), handles)
 
     def sweep(self, owner: Owner | None = None) -> None:
-        """Aborts what a run left open, like the driver."""
+        """Aborts a run's open transactions, as the driver does."""
         lingering = self.lingering(owner)
         outcomes = self.abort(*lingering)
         require(
@@ -156,7 +156,7 @@ class Scene:
         )
 
     def lingering(self, *owners: Owner | None) -> list[Handle]:
-        """Lists what these runs (by default this one) left open, using a new committer."""
+        """Lists the open transactions of these runs, by default of this one, with a new committer."""
         asked = [owner or self.owner for owner in owners or (None,)]
         found = list(self.new_committer().list_lingering(asked))
         strangers = {handle.sink for handle in found} - {self.sink.name}
@@ -164,7 +164,7 @@ class Scene:
         return found
 
     def await_lingering(self) -> list[Handle]:
-        """Lists what this run left open, waiting briefly until there is something."""
+        """Lists this run's open transactions. Waits briefly until there are any."""
         give_up_at = time.monotonic() + _SHOWS_WITHIN_S
         while not (found := self.lingering()) and time.monotonic() < give_up_at:
             time.sleep(_POLL_S)
@@ -222,15 +222,15 @@ class Scene:
     def expect_only(self, *starts: int, when: str) -> None:
         """Commits one more transaction, and checks that a reader sees its rows, these rows, and nothing else.
 
-        A system may show accepted rows with a delay: once later rows are visible, anything still invisible will stay
-        so.
+        A system may show rows with a delay. But once later rows are visible, earlier ones that are still invisible
+        never appear.
         """
         later = self.prepare(_LATER, slot=99, batch=9)
         self.expect_outcomes(self.commit(later), COMMITTED, what="commit of a transaction that nothing disturbs")
         self.expect_visible(*starts, _LATER, when=when)
 
     def expect_nothing_lingers(self, when: str, owner: Owner | None = None) -> None:
-        """Waits until the run has nothing open."""
+        """Waits until the run has no open transactions."""
         give_up_at = time.monotonic() + self.suite.visible_within_s
         while (found := self.lingering(owner)) and time.monotonic() < give_up_at:
             time.sleep(_POLL_S)
@@ -266,7 +266,7 @@ def scene(suite: SinkHooks, sink: TwoPhaseCommitSink | None = None) -> Iterator[
 
 
 def altered(handle: Handle) -> Handle:
-    """Creates a handle that names nothing, by altering its strings or, if there are none, its numbers."""
+    """Creates a handle without a transaction, by altering its strings or, if there are none, its numbers."""
     fields = dict(handle.transaction)
     texts = {name: f"{value}-never" for name, value in fields.items() if isinstance(value, str)}
     numbers = {name: value + 1_000_000 for name, value in fields.items() if isinstance(value, int)}

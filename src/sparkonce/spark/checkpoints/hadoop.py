@@ -1,10 +1,10 @@
 """Reads and writes a checkpoint's files on HDFS through Spark's JVM, with Hadoop's settings, credentials and clients.
 
 A put writes a temporary file and then renames it, which fails if the name is taken. The name node performs the rename
-atomically, and answers once it is in its journal.
+atomically, and answers once the rename is in its journal.
 
-Each call of a Hadoop client has a deadline, and its Java exception becomes an ``OSError``. Python workers have no JVM:
-they either reach the checkpoint as the session does, or not at all.
+Each call of a Hadoop client has a deadline, and Java exceptions become ``OSError``. Python workers, which have no JVM,
+use `HdfsFiles` with the same settings, or are refused.
 """
 
 from __future__ import annotations
@@ -108,14 +108,14 @@ def called(call: Callable[[], Answer]) -> Answer:
 
 
 def in_time(call: Callable[[], Answer], decisive: Decisive | None = None) -> Answer:
-    """Returns the result of a call made in a separate thread.
+    """Makes a call in a separate thread, and waits for its result until a deadline.
 
-    The JVM thread is separate, too: Spark interrupts the query's thread when the query is stopped, and an interrupt in
-    the middle of a put would leave its outcome unknown.
+    The call then runs in a separate thread of the JVM, too. Spark interrupts the query's own thread when the query is
+    stopped, and an interrupt in the middle of a put would leave its outcome unknown.
 
     Args:
-        call: Called once.
-        decisive: Returns how far the call had got when it was abandoned.
+        call: The call, which is made once.
+        decisive: Records whether the call has begun a request that must be answered.
 
     Raises:
         PutUnknownError: If a decisive request was not answered in time.
@@ -171,7 +171,7 @@ class HadoopFiles(RenamingFiles):
 
     Args:
         jvm: The JVM of the session.
-        filesystem: A ``FileSystem`` of our own.
+        filesystem: A ``FileSystem`` that is not shared with Spark.
         context: A ``FileContext`` of the same store, whose rename is the only one that refuses to overwrite.
         folder: The folder's URL, as Hadoop qualifies it.
         settings: Hadoop's settings, from which a client for Python workers gets its own.
@@ -292,7 +292,7 @@ class HadoopFiles(RenamingFiles):
                 return []
             raise
         named = called(lambda: [(str(one.getPath().getName()), one) for one in found if one.isFile()])
-        # Hadoop lists a file as its own only entry.
+        # The listing of a file consists of the file itself.
         if len(named) == 1 and named[0][0] == folder.rpartition("/")[2]:
             return [] if called(lambda: self._fs.getFileStatus(path).isFile()) else named
         return named

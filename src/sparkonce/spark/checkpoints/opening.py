@@ -16,7 +16,7 @@ from sparkonce.storage.location import HADOOP, OBJECT_STORES, SCHEMES, local_fol
 
 
 def open_for(spark: SparkSession, location: str, sinks: Iterable[TwoPhaseCommitSink]) -> CheckpointFiles:
-    """Returns the files of a checkpoint once its store has passed its test, and passes them to the sinks."""
+    """Opens a checkpoint, tests its store, and passes the files to the sinks."""
 
     def opened(location: str) -> CheckpointFiles:
         files = open_checkpoint(spark, location)
@@ -33,9 +33,8 @@ def open_for(spark: SparkSession, location: str, sinks: Iterable[TwoPhaseCommitS
 def open_checkpoint(spark: SparkSession, location: str) -> CheckpointFiles:
     """Returns the files of a checkpoint.
 
-    A classic session's JVM provides the location, and the settings and credential files needed to reach it. A Spark
-    Connect session only shows its settings. The rest is in this process's environment, which it inherits from the
-    Connect server.
+    A classic session's JVM provides the settings and credential files for the store. A Spark Connect session provides
+    only its settings. Credentials are then read from this process's environment, which is that of the Connect server.
 
     Args:
         spark: The session whose query has the checkpoint, classic or Spark Connect.

@@ -38,7 +38,7 @@ def check_planned(
         cache: The cache of the query's run.
 
     Raises:
-        CheckpointMismatchError: If they differ. The message shows both offsets.
+        CheckpointMismatchError: If the offsets differ. The message shows both.
     """
     try:
         planned = _planned(cache.get("execution", partial(_execution, spark, query)), batch)
@@ -77,7 +77,7 @@ def _execution(spark: SparkSession, query: str) -> Any:
 
 
 def _planned(execution: Any, batch: int) -> tuple[str, ...] | None:
-    """Returns the batch's end offsets in the query's memory, one per source; None if it is at another batch."""
+    """Returns the batch's end offsets in the query's memory, one per source; None if the query is at another batch."""
     context = execution.getLatestExecutionContext()
     if context.batchId() != batch:
         return None

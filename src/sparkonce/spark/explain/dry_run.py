@@ -1,9 +1,9 @@
 """Runs a file that starts queries, without starting them.
 
-``DataStreamWriter.start`` and ``toTable`` hand over the query that they would start. The file runs until it waits for a
-query or calls any method of one, and its run ends there. A query that would end on its own (``availableNow``, ``once``)
-counts as ended when the file waits for it, and the run continues. The source text shows whether the file could start
-another query after the point where its run ended.
+``DataStreamWriter.start`` and ``toTable`` explain the query instead of starting it. The run of the file ends when the
+file waits for a query or calls any method of one. But a query that would end automatically (``availableNow``, ``once``)
+counts as ended when the file waits for it, and the run continues. If the run ends early, the file's source shows
+whether the rest could start another query.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ def dry_run(file: Path, arguments: Sequence[str], explain: Explainer) -> bool:
     Args:
         file: The file.
         arguments: The file's arguments, ``sys.argv[1:]``.
-        explain: Called for each query that it would start, with the writer and the table of ``toTable`` (otherwise
-            None).
+        explain: Called for each query that the file would start, with the writer and the table of ``toTable``
+            (otherwise None).
 
     Returns:
         True if every query was seen; False if the run ended at a wait, and the rest of the file may start more.

@@ -43,7 +43,7 @@ def explain(
         query: A running query, a ``df.writeStream…`` before its start, or a streaming DataFrame.
         sink: Required for a DataFrame: an `ExactlyOnce`, one or several of our sinks, the name of one of Spark's
             formats (``kafka``, ``parquet``, ``delta``, …), or a function for ``foreachBatch`` or ``foreach``. For a
-            query or writer it replaces the sink that it has.
+            query or writer, it replaces the sink of the query.
         reader: The reader of the sink's output: a Kafka consumer's settings, or ``read_committed``,
             ``read_uncommitted``, ``spark`` (reads the folder or table), ``files`` (lists the files). By default the
             sink's most common reader, which for Kafka is ``read_uncommitted``.
@@ -54,8 +54,8 @@ def explain(
         options: For a DataFrame: the options of the stream writer.
         trigger: For a DataFrame: the trigger, as for `ExactlyOnce.start`.
         ask: True queries the brokers for the topics' retention, their writers and the longest transaction timeout. A
-            mapping does the same with security settings, in librdkafka's names. Whatever they do not answer within ten
-            seconds becomes a condition.
+            mapping does the same with these settings, under librdkafka's names. A question that is not answered within
+            ten seconds becomes a condition.
         table: For a stream writer: the table of its ``toTable``.
 
     Raises:

@@ -198,7 +198,7 @@ def sinks_given(sink: Any, options: Mapping[str, Any] | None = None) -> tuple[tu
         options: The options of the stream writer.
 
     Raises:
-        ConfigurationError: If it is none of these.
+        ConfigurationError: If ``sink`` is none of these.
     """
     caller = None if isinstance(sink, ExactlyOnce) else sink
     for ours in (sink, *used_by(sink)):
@@ -220,8 +220,8 @@ def sinks_given(sink: Any, options: Mapping[str, Any] | None = None) -> tuple[tu
 def _python_function(writer: Any) -> Any:
     """Returns the Python object behind the Scala function that PySpark creates from it; None if there is none.
 
-    The Scala function holds py4j's proxy, the proxy its handler, and the handler the id under which py4j's pool in this
-    process keeps PySpark's wrapper, which has the function.
+    The Scala function has a field with py4j's proxy, and the proxy has a handler with an id. Under this id, py4j's pool
+    in this process stores PySpark's wrapper of the function.
     """
     fields = list(writer.getClass().getDeclaredFields())
     if not fields:

@@ -1,6 +1,6 @@
 """Runs the two ends of a batch, before and after its tasks, in two processes of Spark's driver.
 
-The processes of one Spark driver share a run through a file, which holds its claim and which only one of them can lock.
+The processes of one Spark driver share a run through a file with the run's claim. Only one process can lock the file.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ _ABORT_WITHIN_S = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ends:
-    """What both ends of a batch know.
+    """The settings that both ends of a batch share.
 
     Attributes:
         sink: The sink, with checked columns.
         log: The decision log.
         query: Spark's query id, or the job's id.
-        run_key: The name under which this driver stores the run, see `run_key`.
-        moved: True if the user says that the log was moved here, not copied.
+        run_key: The name under which this driver stores the run; see `run_key`.
+        moved: True if the user confirms that the log was moved here, not copied.
         patience_s: How long to wait for unreachable systems, in seconds.
     """
 
@@ -58,10 +58,10 @@ class Ends:
     patience_s: float = 300.0
 
     def begin(self, asked: BatchAsked) -> Handover | None:
-        """Claims the log, unless this driver has already done so, and assesses the batch. Finishes a decided batch.
+        """Claims the log, unless this driver has already done so, and judges the batch. Finishes a decided batch.
 
         Returns:
-            What the tasks need to write the batch; None if they must not write it.
+            The batch for its tasks; None if they must not write it.
         """
         with StoredRun(self.run_key) as stored, closing(self._run(self._known(stored))) as run:
             handover = run.begin_batch(asked)
@@ -94,7 +94,7 @@ class Ends:
         """Aborts what a batch has prepared, unless it is decided, in which case it is finished.
 
         Spark calls this whenever a task or the end of a batch has failed, even after the decision, and even in a driver
-        that another one has superseded. A superseded driver leaves everything to the other.
+        that another one has superseded. A superseded driver aborts nothing, and leaves the batch to the newer one.
         """
         with StoredRun(self.run_key) as stored:
             token = (
@@ -175,8 +175,8 @@ def run_key(options: Mapping[str, str]) -> str | None:
     """Returns a name for a run, from its driver's JVM and the query's options.
 
     Returns None if the JVM cannot be distinguished from a later one. Two runs of one query in one JVM have the same
-    key. They cannot be active at the same time: Spark runs a query once, and a process left over from the first run
-    holds the lock.
+    key. They cannot be active at the same time, because Spark runs a query only once, and a process that is left over
+    from the first run holds the lock.
     """
     with suppress(OSError, ValueError, IndexError):
         pid = os.getppid()
@@ -194,7 +194,7 @@ def _process(pid: int) -> tuple[str, int, int]:
     """Returns a process's name, its parent, and its start time, in ticks since boot.
 
     Raises:
-        OSError, ValueError, IndexError: If it is gone.
+        OSError, ValueError, IndexError: If the process has ended.
     """
     name, _, rest = Path(f"/proc/{pid}/stat").read_text().partition("(")[2].rpartition(")")
     fields = rest.split()
@@ -202,13 +202,13 @@ def _process(pid: int) -> tuple[str, int, int]:
 
 
 class StoredRun:
-    """The claim of a run, stored on the driver's host while its JVM lives. Use it as a context manager, which locks it.
+    """The claim of a run, stored in a file on the driver's host while its JVM lives. As a context manager, locks it.
 
     A process that holds the lock for too long, for example because it is suspended, loses the file. The next process
-    creates a new file, finds no claim in it, and claims the log again, which fences the other.
+    creates a new file, finds no claim in it, and claims the log again, which fences the first process.
 
     Args:
-        key: See `run_key`. With None nothing is stored, and each batch claims the log again.
+        key: See `run_key`. With None, no claim is stored, and each batch claims the log again.
 
     Attributes:
         found: The claim and its token; None if there is none.
@@ -260,7 +260,7 @@ class StoredRun:
             os.ftruncate(self._descriptor, 0)
 
     def _lock(self, path: Path) -> bool:
-        """Opens and locks the file if it is unlocked and still has its name afterwards."""
+        """Opens and locks the file. Returns False if another process holds the lock, or has replaced the file."""
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -288,7 +288,7 @@ def _tidy(folder: Path) -> None:
 
 
 def _folder() -> Path | None:
-    """Returns a folder on this host that only this user can write to. None if there is none, and nothing is stored.
+    """Returns a folder on this host that only this user can write to; None if there is none.
 
     Raises:
         PermissionError: If another user created it.

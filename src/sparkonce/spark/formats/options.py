@@ -1,6 +1,6 @@
 """Reads the options of a format: the settings of its sink, and the location of its checkpoint or log.
 
-If Spark's own sink has an option, it has the same name here; all others have the names of our sink's settings. The
+An option that Spark's own sink also has is named as it is there. All others are named as the settings of our sink. The
 stores of checkpoints and logs are opened without a JVM, with settings copied from the session.
 """
 
@@ -39,7 +39,7 @@ class SparkFormat:
         name: The name passed to ``format``.
         kind: The class of its sink.
         translate: Removes Spark's options from the mapping and returns them as sink settings.
-        target: The options that say where rows go. A finished job is not repeated elsewhere under the same name.
+        target: The options that determine where rows go. A job with another target needs another name.
     """
 
     name: str
@@ -78,7 +78,7 @@ class SparkFormat:
         return [name for name in inspect.signature(self.kind).parameters if name not in _SHARED]
 
     def target_of(self, options: Mapping[str, str]) -> dict[str, str]:
-        """Returns the options that say where rows go, without a user's name or password."""
+        """Returns the options that determine where rows go, without a user's name or password."""
         lower = {name.lower(): value for name, value in options.items()}
         return {name: _address(lower[name]) if name == "url" else lower[name] for name in self.target if name in lower}
 

@@ -48,7 +48,7 @@ class FormatSource(DataSource):  # type: ignore[misc]
     def __reduce__(self) -> tuple[Callable[..., FormatSource], tuple[Any, ...]]:
         """Pickles the format for the process after the tasks.
 
-        For the one before them, Spark creates it from the class.
+        For the process before the tasks, Spark creates the format from its class.
         """
         return _after_tasks, (type(self), dict(self.options))
 
@@ -63,7 +63,7 @@ class FormatSource(DataSource):  # type: ignore[misc]
         job = nonempty(JOB, options.get(JOB, ""), example="the name of this job, such as 'totals-2026-11-24'")
         folder = nonempty(LOG, options.get(LOG, ""), example="a folder for the decision logs of jobs")
         target = json.dumps({"job": job, "format": self.of.name, **self.of.target_of(options)}, sort_keys=True)
-        # The id includes the target, because a server's record of the query is compared with this log.
+        # Derive the id also from the target, because a server's traces of the id are compared with this log.
         query = str(uuid.uuid5(_JOBS, target))
         sink = self._sink(options)
         columns = sink.columns(arrow_schema(schema))

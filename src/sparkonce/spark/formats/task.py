@@ -29,12 +29,12 @@ _FINGERPRINT = "__sparkonce_fingerprint"
 
 @dataclass(frozen=True, kw_only=True)
 class SlotWritten(WriterCommitMessage):  # type: ignore[misc]
-    """What a task returns.
+    """The result of a task.
 
     Attributes:
-        handle: The handle that it has prepared; None if the batch was already decided.
-        tried: How many times the slot was tried before.
-        handover: Sent by one of the tasks to the process that ends the batch; None from the others.
+        handle: The prepared handle; None if the batch was already decided.
+        tried: The number of earlier attempts for the slot.
+        handover: The batch for the process that ends it, which only one of the tasks passes on; None from the others.
     """
 
     handle: Handle | None
@@ -90,7 +90,7 @@ class BatchTask:
         return SlotWritten(handle=handle, tried=attempt, handover=self.handover if slot == 0 else None)
 
     def _check_query(self, context: TaskContext) -> None:
-        """Compares the checkpoint that was read before the tasks with what Spark passes to its tasks."""
+        """Compares the query and batch of the checkpoint with those that Spark passes to its tasks."""
         if self.query is None:
             return
         query, batch = (context.getLocalProperty(name) for name in ("sql.streaming.queryId", "streaming.sql.batchId"))

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     _Base: Any = object
 else:
-    # PySpark 4.0 has no Arrow writer for streams, and passes Arrow to any writer that is also a batch writer.
+    # PySpark 4.0 has no Arrow writer for streams, but passes Arrow batches to a writer that is also a batch writer.
     _arrow = getattr(datasource, "DataSourceStreamArrowWriter", None)
     _Base = _arrow or type("_Base", (datasource.DataSourceStreamWriter, datasource.DataSourceArrowWriter), {})
 
@@ -79,7 +79,7 @@ class RunningBatch:
 
 
 class FormatStreamWriter(_Base):  # type: ignore[misc]
-    """Writes the batches of a query. One object serves the start and the tasks of a batch, and another one its end.
+    """Writes the batches of a query. Each batch has one object for its start and tasks, and another for its end.
 
     Args:
         ends: The ends of a batch.
@@ -149,7 +149,7 @@ class FormatJobWriter(datasource.DataSourceArrowWriter):  # type: ignore[misc]
     Args:
         ends: The ends of the batch.
         job: The job's name.
-        target: Where its rows go, in canonical form.
+        target: The job's target, in canonical form.
         columns: The columns to write.
 
     Raises:

@@ -1,6 +1,6 @@
-"""Runs a user's file, and ends its queries in order.
+"""Runs a user's file, and ends its queries gracefully.
 
 - ``run``: ``sparkonce run``.
 - ``script``: runs a file as ``python FILE`` would.
-- ``ending``: waits for queries, and stops them in order when a signal comes.
+- ``ending``: waits for queries, and stops them gracefully when a signal arrives.
 """

@@ -1,4 +1,4 @@
-"""Waits until queries end, stops them in order on a signal, and prints a short message about one that failed."""
+"""Waits until queries end, stops them gracefully on a signal, and prints a short message if one has failed."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 def await_end(*queries: StreamingQuery, traceback: bool = False) -> None:
     """Waits until the queries have ended. Make it the last line of a job.
 
-    SIGTERM or SIGINT (Ctrl-C, a notebook's interrupt) stops them in order. A decided batch is committed first; an
+    SIGTERM or SIGINT (Ctrl-C, a notebook's interrupt) stops them gracefully. A decided batch is committed first; an
     undecided one is aborted, and written again by the next start. A second signal ends the process immediately, with
-    exit code 128 plus the signal's number, and loses nothing either. If one of several queries fails, the others are
+    exit code 128 plus the signal's number, and loses no rows either. If one of several queries fails, the others are
     stopped.
 
     Returns when all queries have ended or were stopped, and their connections are closed. If one has failed, its
-    message and ``Next: …`` are written to standard error, and the process exits with code 1. In a notebook, an
+    message and its next step are written to standard error, and the process exits with code 1. In a notebook, an
     interactive Python session, or a thread other than the main one, the error is raised instead, and a second signal
     only ends the wait. Only the main thread receives signals.
 
@@ -191,7 +191,7 @@ class Stopping:
         if self.signal is not None and is_interactive():
             raise KeyboardInterrupt
         if self.signal is not None:
-            # Not SystemExit: a Spark call could catch it, and Python would wait for a batch's threads.
+            # Do not raise SystemExit: a Spark call could catch it, and Python would wait for a batch's threads.
             leave_terminal()
             with suppress(Exception):
                 sys.stdout.flush()

@@ -24,7 +24,7 @@ from sparkonce.watch.display import end_displays
 def run_job(file: Path, arguments: Sequence[str], *, traceback: bool = False) -> None:
     """Runs a file as a script, then waits for the queries that it has left running.
 
-    Once its first query has started, signals stop its queries in order, as in `await_end`, wherever the file waits.
+    Once its first query has started, signals stop its queries gracefully, as in `await_end`, wherever the file waits.
 
     Args:
         file: The file.
@@ -83,7 +83,7 @@ def _is_active_or_failed(query: StreamingQuery) -> bool:
 def _end_of(
     error: Exception, name: str, queries: Sequence[StreamingQuery], by_signal: int | None, *, traceback: bool
 ) -> None:
-    """Ends the process of a file that raised. Errors of sparkonce and of queries are printed without a traceback."""
+    """Ends the process after the file raised an error. Omits the traceback if it is sparkonce's or a query's."""
     end_displays()
     stop(queries)
     of_query = isinstance(error, StreamingQueryException) or (spark_is_gone() and not isinstance(error, SparkonceError))

@@ -1,1 +1,1 @@
-"""Shows users a query's errors: ``failures`` gives an error the form that PySpark should show."""
+"""Prepares a query's errors for users: ``failures`` converts an error to the form that PySpark should show."""

@@ -147,8 +147,9 @@ def without_causes(error: SparkonceError) -> SparkonceError:
 def short_error(error: BaseException) -> PrepareError:
     """Returns a job's failure as one of our errors, and logs its stack traces.
 
-    Spark searches the error's text with a regular expression that recurses for each character, so a long text overflows
-    the stack. That is why the text is kept short. After a stop of the query it includes the text that Spark expects.
+    Spark searches the error's text with a regular expression that recurses for each character, so a long text would
+    overflow the stack. The text is therefore truncated. After a stop of the query, it includes the text that Spark
+    expects.
     """
     if is_stop(error):
         logger.debug("A batch's job was stopped.", exc_info=error)
@@ -170,9 +171,9 @@ def is_stop(error: BaseException) -> bool:
 def message_and_next(error: BaseException) -> tuple[str, str]:
     """Returns a failed query's error and the next step for the user: one line each, of limited length.
 
-    It is the first of these that the text contains: an error of sparkonce; the plan's own ``raise_error``; a worker
-    with a different Python; the last Python error, with the line of the user's code that it came from; a dead worker;
-    the reason why the job ended; the first line of the error. Long ones are truncated.
+    The error is the first of these that Spark's text contains: an error of sparkonce; the plan's own ``raise_error``; a
+    worker with a different Python; the last Python error, with the line of the user's code that raised it; a dead
+    worker; the reason why the job ended; the first line of the text.
     """
     cause = _cause(error)
     advice = cause.next_step or "Remove the cause and start the query again: it resumes with the same batch."
@@ -248,7 +249,7 @@ def _dead_worker(said: str, text: str) -> _Cause:
 
 def _where(error: BaseException) -> str:
     """Returns the executor of a failed task, as the end of a phrase; empty if Spark does not name it."""
-    # PySpark shortens the message of a Python error to the worker's traceback.
+    # PySpark shortens the message of a Python error to the worker's traceback, so search Spark's stack trace as well.
     found = _WHERE.search(str(error)) or _WHERE.search(str(getattr(error, "_stackTrace", "")))
     return f" on host {found['host']} (executor {found['executor']})" if found else ""
 

@@ -110,7 +110,7 @@ def trigger_keywords(trigger: object) -> dict[str, Any]:
     """Returns the keyword argument of ``writeStream.trigger``. There is exactly one.
 
     Raises:
-        ConfigurationError: If it is not one of Spark's triggers, or one that cannot be exactly-once.
+        ConfigurationError: If the trigger is not one of Spark's, or cannot be exactly-once.
     """
     if isinstance(trigger, str) and trigger in {"availableNow", "once"}:
         return {trigger: True}
@@ -180,7 +180,7 @@ def check_classic(what: str, thing: object) -> None:
     """Refuses Spark Connect's classes where the JVM is needed.
 
     Raises:
-        ConfigurationError: If it is one of them.
+        ConfigurationError: If the object is of such a class.
     """
     if is_connect(thing):
         raise ConfigurationError(

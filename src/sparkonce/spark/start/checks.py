@@ -88,7 +88,7 @@ class CheckpointLocation(NamedTuple):
 
     Attributes:
         folder: A path on this machine, or a URL.
-        is_temporary: True if Spark deletes it when the query ends.
+        is_temporary: True if Spark deletes the folder when the query ends.
     """
 
     folder: str

@@ -45,7 +45,7 @@ def check_executors(
         sources: The needs of sources, keyed by a display name.
 
     Raises:
-        ConfigurationError: If a wheel is given as a Python file.
+        ConfigurationError: If a wheel is passed as a Python file.
         PreflightError: If a host lacks something. The message names each such host, and how to ship what it lacks.
     """
     if is_connect(spark):
@@ -86,10 +86,10 @@ def _ask(spark: SparkSession, needs: Needs, tasks: int | None) -> list[tuple[str
     timer = threading.Timer(ANSWER_WITHIN_S, give_up)
     timer.daemon = True
     try:
-        # Not in its own job group: a stopped query cancels the jobs of its group.
+        # Identify the job by a tag, not by its own job group, so that stopping the query also cancels the job.
         add(tag)
         timer.start()
-        # This uses the same function as writing a batch, so Spark reuses the Python workers, which must start anyway.
+        # Use the same kind of function as writing a batch, so that Spark reuses the workers, which must start anyway.
         asked = spark.range(0, tasks or 1, 1, tasks).mapInArrow(reporter(needs), REPORT)
         return [tuple(row) for row in asked.collect()]
     except Exception as error:  # noqa: BLE001 - of any kind: Spark's error for a failed job

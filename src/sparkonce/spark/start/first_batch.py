@@ -34,11 +34,11 @@ def check_partition_column(
 ) -> None:
     """Checks whether the source's column ``partition`` reaches a Kafka sink, which would then choose partitions by it.
 
-    If the query computes that column itself, even just with a cast, it is intended.
+    If the query computes that column itself, even just with a cast, this is considered intended.
 
     Args:
         df: The query's DataFrame.
-        sources: Its Kafka sources.
+        sources: The query's Kafka sources.
         samples: Each sink's share of an empty batch.
         is_first: True if the query has no batch yet. A query that has already run is not refused.
 
@@ -112,7 +112,7 @@ def warn_of_slots(
     Args:
         spark: The session.
         plan: The query's analyzed plan.
-        sources: Its Kafka sources, as far as their brokers were reached.
+        sources: The query's Kafka sources whose brokers could be reached.
         samples: Each sink's share of an empty batch.
         sinks: The query's sinks.
     """
