@@ -109,8 +109,8 @@ class PreflightError(SparkonceError):
 class RegistryError(SparkonceError):
     """The schema registry refused the request, or did not respond.
 
-    If it responded, ``details["status"]`` is the HTTP status, and ``details["code"]`` the registry's own code, such as
-    40403.
+    If the registry responded, ``details["status"]`` is the HTTP status, and ``details["code"]`` is the registry's own
+    code, such as 40403.
     """
 
 
@@ -127,7 +127,7 @@ class NewerFormatError(LogError):
 
 
 class StaleLogError(LogError):
-    """A server remembers commits that the log does not contain: it is an old copy, or another copy has been used."""
+    """A server remembers commits that the log lacks: the log is an old copy, or another copy has been used."""
 
 
 class StaleServerError(SparkonceError):
@@ -160,7 +160,7 @@ class PrepareError(SparkonceError):
 class OutageError(PrepareError):
     """A system was unreachable or full while a batch was being written. A retry may succeed.
 
-    If a writer raises it, the driver waits and writes the batch again, for as long as `outage_patience_s` permits.
+    If a writer raises this error, the driver waits and writes the batch again, as long as `outage_patience_s` permits.
     """
 
 

@@ -114,7 +114,7 @@ class _Part:
         # Dead letters are rare, so their writer is created only when there are any.
         if part.fingerprint and (self._is_kept or (part.dead_letters and not part.mark)):
             # Only a write shows which rows the system refuses. So the rows are written even if they only need to be
-            # counted, and the transaction is aborted.
+            # counted, and the transaction is aborted afterwards.
             self._writer = part.sink.writer(self._context)
 
     def take(self, batch: pa.RecordBatch, dead_letters: _Part | None) -> None:
@@ -195,7 +195,7 @@ class _Part:
         if self._writer is not None and self._rows:
             fields = self._writer.prepare()
         if self._writer is not None and self._rows and not fields and sink.guarantee is Guarantee.EXACTLY_ONCE:
-            # The driver takes a handle without fields for a slot without rows, so it would never commit these rows.
+            # The driver would treat a handle without fields like that of a slot without rows, and never commit it.
             raise PrepareError(
                 f"sink {sink.name} is {Guarantee.EXACTLY_ONCE.value}, and its writer prepared {self._rows} rows "
                 "without returning what commits them",

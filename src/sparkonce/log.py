@@ -85,7 +85,7 @@ class DecisionLog:
                 for data in self.read_bytes(view.end):
                     view = view.apply(view.end, self._record(view.end, data))
             except LogViolation:
-                # If the floor has risen in the meantime, the record may be void: it was written late, below the floor.
+                # If the floor has risen in the meantime, this may be a void record that was written late, below it.
                 if self.floor().position <= floor.position:
                     raise
                 view = LogView.at(self.floor())

@@ -112,7 +112,7 @@ class WriterContext:
     """One task attempt for one slot of one batch.
 
     Attributes:
-        owner: The run that started it.
+        owner: The run that started the attempt.
         batch: Spark's batch id.
         slot: The task's partition.
         copy: Identifies this attempt among all attempts for the slot, for example ``3.17.1``: stage, task, attempt.
@@ -174,8 +174,8 @@ class SinkWriter(abc.ABC):
     def prepare(self) -> Mapping[str, str | int]:
         """Flushes, stops writing, and returns the fields with which any process can finish the transaction.
 
-        From then on, the system must be able to commit, and nothing more may be written to the transaction. The writer
-        of a sink that is not EXACTLY_ONCE flushes, and returns an empty mapping.
+        Once `prepare` returns, the system must be able to commit, and nothing more may be written to the transaction.
+        The writer of a sink that is not EXACTLY_ONCE flushes, and returns an empty mapping.
 
         Raises:
             PrepareError: If any row may not have arrived.
@@ -290,8 +290,8 @@ class SinkCommitter(abc.ABC):
     def missing(self, handles: Sequence[Handle]) -> Sequence[Handle]:  # noqa: ARG002 - for those that override it
         """Lists those of these handles that the system no longer has, because it was restored to an older state.
 
-        Optional. A start calls it for the newest finished batch that has rows in this sink and, if any of these are
-        missing, for the older ones. It leaves out batches that were written before the sink's facts changed.
+        Optional. A start calls this method for the newest finished batch that has rows in the sink and, if any handle
+        is missing, for older batches as well. Batches from before a change of the sink's facts are left out.
 
         Args:
             handles: Handles of this sink, all with a transaction. Each was committed, and its batch was concluded.
@@ -349,7 +349,7 @@ class TwoPhaseCommitSink(abc.ABC):
     def promise(self) -> Guarantee:
         """The guarantee that readers get. Defaults to `guarantee`.
 
-        It is lower for a system that cannot distinguish a repeated commit from the first one.
+        The promise is lower for a system that cannot distinguish a repeated commit from the first one.
         """
         return self.guarantee
 
@@ -380,8 +380,9 @@ class TwoPhaseCommitSink(abc.ABC):
     def kafka_settings(self) -> Mapping[str, Any] | None:
         """The settings of the sink's Kafka cluster, under librdkafka's names; None if it does not write to Kafka.
 
-        `sparkonce.explain` uses them to query the brokers' limits and to judge Kafka's readers. A start uses them to
-        warn if the query reads its own `target_name`. `GroupOffsets` may add offsets to the sink's transactions.
+        `sparkonce.explain` uses the settings to query the brokers' limits and to judge Kafka's readers. A start uses
+        them to warn if the query reads its own `target_name`. `GroupOffsets` may add offsets to the sink's
+        transactions.
         """
         return None
 
@@ -396,7 +397,7 @@ class TwoPhaseCommitSink(abc.ABC):
         return None
 
     def checked(self, rows: DataFrame, mark: str = "") -> DataFrame:  # noqa: ARG002 - for those that override it
-        """Adds a check to the rows that fails for rows that the system would only refuse after the decision.
+        """Adds a check to the rows, which fails if the system would refuse a row only after the decision.
 
         Called on the driver for each batch. By default, nothing is checked.
 

@@ -110,7 +110,7 @@ class Source(abc.ABC):
         return False
 
     def describe_offset(self, offset: Any) -> str | None:  # noqa: ARG002 - for those that override it
-        """Describes, for `sparkonce.explain`, what the source reads, from an offset in a checkpoint.
+        """Describes what the source reads from an offset in a checkpoint, for `sparkonce.explain`.
 
         Args:
             offset: The offset of any source, parsed from Spark's JSON.

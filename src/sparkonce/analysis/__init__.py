@@ -9,7 +9,7 @@ Collecting facts about a query:
 
 Drawing conclusions:
 
-- ``sources``, ``engine``, ``sinks``: the rules for the parts of a query. ``sinks`` also has those for readers.
+- ``sources``, ``engine``, ``sinks``: the rules for the parts of a query. ``sinks`` also has the rules for readers.
 - ``findings``: a part of a query, with the findings about it
-- ``explanation``: applies all rules, and is the result; ``table`` renders it
+- ``explanation``: applies all rules, and defines the result; ``table`` renders the result
 """

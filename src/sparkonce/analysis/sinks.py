@@ -1,4 +1,4 @@
-"""Judges the guarantee of each sink, with one function per format, and of its readers."""
+"""Judges the guarantees of sinks, with one function per format, and those of their readers."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ KEEP_S = 10.0
 MOST_KEPT = 100_000
 _MOST_NAMED = 5
 
-# Cached for as long as the worker lives, since a schema does not change.
+# These answers are cached for as long as the worker lives, since a schema does not change.
 _answers: dict[tuple[str, int, str], Transcoder | str | UnresolvableError] = {}
 # Answers that may change, each with its expiry time.
 _kept: dict[Hashable, tuple[float, Any]] = {}

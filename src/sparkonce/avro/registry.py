@@ -28,7 +28,7 @@ _SECRET = re.compile(r"password|secret|user\.info|token")
 _USER_IN_URL = re.compile(r"//((?:(?!,\s*https?://).)*)@")
 """The user and password in each URL, up to its last @: a password may contain an unescaped / or @."""
 
-# One client per process and settings, so that copies of a registry (each task unpickles one) share its cache.
+# One client per process and settings, so that all copies of a registry, which tasks unpickle, share its cache.
 _clients: dict[str, Any] = {}
 _clients_lock = threading.Lock()
 
@@ -205,7 +205,7 @@ class SchemaRegistry:
             return question(self._client())
         except SchemaRegistryError as error:
             raise self._refused(what, error) from None
-        except Exception as error:  # noqa: BLE001 - the client's HTTP library, one of two, has errors of its own
+        except Exception as error:  # noqa: BLE001 - the client uses one of two HTTP libraries, with different errors
             said = self._without_secrets(f"{type(error).__name__}: {error}")
             raise RegistryError(
                 f"The schema registry at {self.url} gave no answer about {what}: {said}",

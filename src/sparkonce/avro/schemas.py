@@ -19,7 +19,7 @@ Schema: TypeAlias = "str | dict[str, Any] | list[Any]"
 
 HEADER_BYTES = 5
 PRIMITIVES = frozenset({"null", "boolean", "int", "long", "float", "double", "bytes", "string"})
-_NAMED = ("record", "error", "enum", "fixed")  # a tuple: a type may itself be a schema, which is not hashable
+_NAMED = ("record", "error", "enum", "fixed")  # not a set, since a type may itself be a schema, which is not hashable
 _ENVELOPE = "__sparkonce_envelope"
 _HEADER = "__sparkonce_header"
 

@@ -59,7 +59,7 @@ class Transcoder:
         types: dict[str, Any] = {}
         try:
             self._writer, self._reader = parse_schema(read), parse_schema(written, types)
-        except Exception as error:  # noqa: BLE001 - whatever the error is: fastavro refuses what Java may accept
+        except Exception as error:  # noqa: BLE001 - fastavro may refuse, with any error, a schema that Java accepts
             raise _unresolvable("parse", error) from None
         for schema in (self._reader, *types.values()):
             _make_bytes(schema, types)
@@ -88,7 +88,7 @@ class Transcoder:
         target = io.BytesIO()
         try:
             schemaless_writer(target, self._reader, value)
-        except Exception as error:  # noqa: BLE001 - whatever the error is: the record itself was readable
+        except Exception as error:  # noqa: BLE001 - whatever the error is, the record itself was readable
             raise _unresolvable("write", error) from None
         return target.getvalue()
 

@@ -4,7 +4,7 @@
 - ``new``: creates a first project
 - ``explain``: explains what a query guarantees
 - ``checkpoint``: shows a query's state, and what its next start would do
-- ``transactions``: lists open transactions on servers, with the log's verdict, and ends what a query has left open
+- ``transactions``: lists open transactions on servers, with the log's verdict, and ends those of a query
 - ``ui``: serves a live page about queries and systems
 - ``doctor``: runs the checks of a start
 - ``files``: compacts the files of a files sink

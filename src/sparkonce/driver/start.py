@@ -76,8 +76,8 @@ def check_before_claim(
         for name, known in facts.items()
         if sinks[name].guarantee is Guarantee.EXACTLY_ONCE
     }
-    # A run decides a batch before it commits it, so the log has the decision of every commit that was just listed,
-    # unless it is an old copy. The view may end before some of them.
+    # Decisions precede commits. So if the log is read again after the traces were listed, it contains the decision of
+    # every commit in them, unless it is an old copy.
     listed_at, view = view.end, read_log(log, view, Outage(deadline_s))
     for name, left in traces.items():
         if more := not_in_log(view, left, listed_at):

@@ -25,8 +25,8 @@ _SILENT_S = 2.0
 class Sweeper:
     """Sweeps the sinks of one run: thoroughly before its first batch, and on a best-effort basis after each batch.
 
-    After a batch, a background thread sweeps, but only while no batch is in progress (rule 6). A new batch waits for a
-    sweep that has begun, and comes before one that has not.
+    After a batch, a background thread sweeps, but only while no batch is in progress (rule 6). A new batch waits only
+    for a sweep that has already begun.
 
     Args:
         names: The sinks that are swept after a batch.

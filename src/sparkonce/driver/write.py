@@ -153,7 +153,7 @@ class BatchWriter:
         """Returns True if the batch may have failed because its transactions timed out."""
         if isinstance(event, on.TooOld):
             return True
-        # An outage is a failure of its own, even if waiting for brokers took longer than a transaction's lifetime.
+        # Report an outage as such, even if waiting for brokers took longer than a transaction's lifetime.
         return took_s >= life.seconds and not is_outage(self._failure.cause)
 
     def _live_longest(self, names: Sequence[str]) -> None:
@@ -258,7 +258,7 @@ class Validator:
         transactional = (name for name in self._sinks.transactional if name in self._written)
         try:
             return next(filter(None, map(self._objection_of, transactional)), "")
-        except Exception as error:  # noqa: BLE001 - every transaction is prepared, and must be aborted first
+        except Exception as error:  # noqa: BLE001 - the transactions are prepared, and must be aborted first
             return self._failure.note(error)
 
     def _objection_of(self, sink: str) -> str:

@@ -92,8 +92,8 @@ def resolve(
 ) -> Resolved:
     """Commits the transactions of a decided batch, and aborts all other transactions of the query's runs so far.
 
-    It begins with a claim, so a driver that is still running is superseded and stops. It raises the same errors as a
-    start of the query.
+    The run begins with a claim, so a driver that is still running is superseded and stops. The log and the sinks are
+    checked as at a start of the query.
 
     Args:
         files: The query's checkpoint.

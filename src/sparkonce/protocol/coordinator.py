@@ -106,7 +106,7 @@ def claim_landed(state: State, event: on.PutLanded) -> Step:
 
 
 def claim_taken(state: State, event: on.PutTaken) -> Step:
-    """Reads on. If the record there is this run's own claim, an earlier put of it has landed."""
+    """Continues if an earlier put of this claim has landed. Otherwise, reads the record that has taken the position."""
     if event.standing == state.claim:
         return claim_landed(state, on.PutLanded(position=event.position, floor=event.floor))
     return replace(state, phase=Phase.READING), do.ReadLog(view=state.view)
@@ -235,7 +235,7 @@ def validated(state: State, _event: on.Validated) -> Step:
 
 
 def unready(state: State, event: on.Unready) -> Step:
-    """Requests the same write again. During healing, `prepared` may request one more if the slots change places."""
+    """Requests the same write again. During healing, `prepared` may request one more if rows are in other slots."""
     writing = writing_of(state)
     again = replace(writing, attempt=Attempt.AGAIN, handles=())
     state = replace(state, writing=again)
@@ -257,7 +257,7 @@ def prepare_failed(state: State, event: on.PrepareFailed) -> Step:
     if event.too_old:
         reason, message = StopReason.TOO_OLD, f"{event.too_old}: {message}"
     if event.superseded:
-        # The newer run's sweep may have made the slot fail. That is no fault for which to restart this run.
+        # The newer run's sweep may have made the slot fail. Report that instead, so that nobody restarts this run.
         reason, message = StopReason.SUPERSEDED, f"a newer run has claimed the query, while a slot failed: {message}"
     return sweep_own(state, do.Stop(reason=reason, message=message))
 
@@ -280,7 +280,7 @@ def decide(state: State, kind: type[Commit] | type[Amend] | partial[Void], handl
 def recorded_sinks(state: State) -> tuple[str, ...]:
     """Returns the transactional sinks in the decision.
 
-    A sink added since then gets its first rows with the next batch.
+    A sink that was added after the decision gets its first rows with the next batch.
     """
     recorded = {handle.sink for handle in finishing_of(state).decision.handles}
     return tuple(name for name in state.transactional if name in recorded)
@@ -322,13 +322,13 @@ def decision_landed(state: State, event: on.PutLanded) -> Step:
     decision = view.newest_decision
     if decision is None:
         raise BadTransition(f"record {event.position} landed and decided nothing")
-    # Trap 8: handles that were committed before an amendment stay in the set, but must not be committed again.
+    # Trap 8: an amendment still contains the handles that were committed before. Do not commit these again.
     committed = state.finishing.committed if state.finishing is not None else frozenset()
     return finish(state, decision, tuple(one for one in decision.handles if one.key not in committed))
 
 
 def decision_taken(state: State, event: on.PutTaken) -> Step:
-    """Stops. If the record there is this run's own decision, an earlier put of it has landed, and the run continues."""
+    """Continues if an earlier put of this decision has landed. Otherwise stops, since another run has the position."""
     if event.standing == record_of(state):
         return decision_landed(state, on.PutLanded(position=event.position, floor=event.floor))
     found = f"{describe(event.standing)} stands at position {event.position}"

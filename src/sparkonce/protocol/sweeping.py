@@ -2,8 +2,8 @@
 
 A losing task attempt may open a transaction at any time until Spark kills its worker. Such a transaction blocks readers
 and locks rows, even while the query is idle. The run therefore sweeps right after a batch that may have had losing
-attempts, and again once those have ended. It also sweeps periodically, without any sign of a losing attempt. A failed
-sweep is retried with growing pauses.
+attempts, and again once those have ended. It also sweeps periodically, even without a sign of a losing attempt. A
+failed sweep is retried with growing pauses.
 
 `step` is the only entry point. Events carry the time, in seconds of a monotonic clock. The caller carries out the
 sweeps, and makes sure that no batch is in progress meanwhile (rule 6).
@@ -153,7 +153,7 @@ def _swept(state: Sweeping, event: SweepEnded) -> Step:
         failures = state.failures + 1
         pause_s = max(_SHORTEST_PAUSE_S, state.every_s) * 2.0 ** min(failures, _MOST_DOUBLINGS)
         return replace(state, failures=failures, next_s=event.at_s + min(LONGEST_PAUSE_S, pause_s)), None
-    # The sweep may have missed a transaction that was opened meanwhile, so it must have begun after the last attempt.
+    # A sweep may miss a transaction that is opened meanwhile, so another one must begin after losing attempts end.
     ended = state.losers_end_s is None or event.began_s >= state.losers_end_s
     losers_end_s = None if ended else state.losers_end_s
     return replace(state, failures=0, swept_s=event.at_s, losers_end_s=losers_end_s, next_s=losers_end_s), None

@@ -101,7 +101,7 @@ KEPT_RUNS = 100
 
 
 class LogViolation(ValueError):  # noqa: N818 - the name describes it
-    """The log contains a record that no correct run can have written there."""
+    """The log contains a record that no correct run can have written at its position."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

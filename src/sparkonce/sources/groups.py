@@ -155,7 +155,7 @@ class GroupReporter:
 
     @contextmanager
     def _time(self) -> Iterator[float]:
-        """Yields the deadline for a request, and deducts the time that it takes from the batch's total."""
+        """Yields the deadline for a request. Afterwards, deducts its duration from the time that the batch has left."""
         began = time.monotonic()
         yield began + self._left_s
         self._left_s = max(_LEAST_S, self._left_s - (time.monotonic() - began))

@@ -374,7 +374,7 @@ class _Ids(NamedTuple):
 
     Attributes:
         found: The ids that the clusters returned.
-        is_whole: True if every cluster returned one. Otherwise the ids are compared but not recorded.
+        is_whole: True if every cluster returned an id. Otherwise, the ids are compared but not recorded.
     """
 
     found: frozenset[str]
@@ -382,7 +382,7 @@ class _Ids(NamedTuple):
 
 
 def _agree(found: frozenset[str], recorded: str) -> bool:
-    """Returns True if these may be the recorded ids. One may be missing, because a cluster did not answer at the time.
+    """Returns True if these may be the recorded ids, some of which may be missing because a cluster did not answer.
 
     Args:
         found: The ids.
@@ -409,7 +409,7 @@ class SourceTopics:
     def kept(self, recorded: Mapping[str, str], read: Sequence[str]) -> Mapping[str, str]:
         """Returns the ids to record in the log. For a topic that is still read, this is the first id ever recorded.
 
-        It is recorded even if a cluster does not answer now, so that the next start can compare it.
+        An id is recorded even if a cluster does not answer now, so that the next start can compare it.
 
         Args:
             recorded: The ids in the log.
@@ -422,10 +422,10 @@ class SourceTopics:
     def check_ends(self, recorded: Mapping[str, str], before: Sequence[str], newest: Sequence[str]) -> None:
         """Warns about a topic that ends before the offsets already read: its cluster was restored to an older state.
 
-        Spark then plans a batch that ends before it begins, and fails. Before such a batch is planned, there is only a
-        warning, since the query can resume once the topic has grown past the old offsets. Once it is planned, the query
-        cannot resume, so the topic is refused. The checkpoint shows this even if no broker responds. With
-        failOnDataLoss=false, Spark continues from the topic's end.
+        For such a topic, Spark plans a batch that ends before it begins, and fails. Before such a batch is planned,
+        there is only a warning, since the query can resume once the topic has grown past the old offsets. Once it is
+        planned, the query cannot resume, so the topic is refused. The checkpoint shows this even if no broker responds.
+        With failOnDataLoss=false, Spark continues from the topic's end.
 
         Args:
             recorded: The ids in the log. A topic with another id is a different topic; see `check_same`.

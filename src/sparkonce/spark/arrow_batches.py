@@ -101,7 +101,7 @@ class ArrowBatches:
         return True
 
     def _is_ours(self, conf: RuntimeConfig) -> bool:
-        """Returns True if the byte limit is not the user's. Also records the user's row limit."""
+        """Returns True if the user has not set a byte limit. Also records the user's row limit."""
         self._found = {BYTES: conf.get(BYTES, None), _RECORDS: str(conf.get(_RECORDS))}
         if self._found[BYTES] not in (None, self._set.get(BYTES)):
             return False

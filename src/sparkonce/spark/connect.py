@@ -249,7 +249,7 @@ class ConnectRun:
         try:
             found = self._session.streams.get(self._query)
             return found is not None and str(found.runId) == self.run_id
-        except Exception as error:  # noqa: BLE001 - of any kind: the deadline of the wait counts
+        except Exception as error:  # noqa: BLE001 - whatever the error is, the wait has a deadline
             logger.debug("Whether query %s still runs is not known: %s", self._query, error)
             return True
 
@@ -279,7 +279,7 @@ class _LimitedByBytes(ArrowBatches):
         self._is_set = False
         try:
             session.conf.unset(BYTES)
-        except Exception as error:  # noqa: BLE001 - of any kind: if the server is gone, so is the session
+        except Exception as error:  # noqa: BLE001 - if the server is gone, so is the session
             logger.debug("The session keeps %s: %s", BYTES, error)
 
 

@@ -93,7 +93,7 @@ def grouping_of(
         decided: The number of slots with which the batch was decided; None if it is undecided.
 
     Returns:
-        The grouping; None if none is wanted, or if the number of rows is unknown.
+        The grouping; None if the batch is not grouped, or if the number of rows is unknown.
     """
     is_small = rows is not None and rows <= (rows_per_slot or SMALL_ROWS) and _is_small(rows, row_bytes, before, now)
     if decided == 1 or (decided is None and is_small):

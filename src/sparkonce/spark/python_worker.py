@@ -16,7 +16,7 @@ from sparkonce.spark import shipped
 from sparkonce.spark.shipped import Needs, acknowledge_at_once, build_of, check_once
 from sparkonce.version import __version__
 
-# Pickle the functions of this module by value. By reference, they would need the module on the worker.
+# Pickle the functions of `shipped` by value. By reference, they would need the module on the worker.
 cloudpickle.register_pickle_by_value(shipped)
 
 _ALWAYS = ("numpy", "pandas", "pyarrow")
@@ -30,11 +30,11 @@ def lighten_worker() -> None:
     """Saves two costs in every later task of this worker process. Call it after the task's imports.
 
     Before each task, PySpark's worker calls ``importlib.invalidate_caches``, which makes every zip importer read its
-    archive's directory again (``pyspark.zip``: about 2,000 entries). After each task it calls ``gc.collect``, which
+    archive's directory again (``pyspark.zip``: about 2,000 entries). After each task, it calls ``gc.collect``, which
     walks every object that pandas and pyarrow created at import. Together they cost 50 to 100 ms per task on a slow
-    core. Python recreates the dropped importers when it needs them. Frozen objects are hidden from the collector, but
-    reference counts still free them. If a later task imports more, for another sink or a user's function, the work is
-    repeated.
+    core. So this function drops the importers, which Python recreates when it needs them, and freezes the objects,
+    which hides them from the collector but not from reference counts. If a later task imports more, for another sink
+    or a user's function, objects are frozen again.
     """
     global _frozen
     for path, finder in list(sys.path_importer_cache.items()):
@@ -50,7 +50,8 @@ def needs_of(
 ) -> Needs:
     """Returns what every Python worker needs to write to these sinks and to read the Python sources.
 
-    These are the driver's sparkonce, modules, files and addresses. Sources are keyed by a display name.
+    A worker needs the driver's build of sparkonce, modules, files and addresses. The sources are keyed by a display
+    name.
 
     On a single machine, files and addresses are left out, because the sinks' preflight has already checked them there.
     """

@@ -84,7 +84,7 @@ def check_once(needs: Needs) -> None:
         return
     if found := lacking(needs):
         text = f"Executor on host {socket.gethostname()!r}: {'; '.join(text for _, text in found)}."
-        # The class of this name may not exist here. The driver reads the name from the worker's traceback.
+        # The real class may not exist on this worker. The driver reads the class's name from the worker's traceback.
         name = "OutageError" if all(kind == ADDRESS for kind, _ in found) else "PrepareError"
         kind = type(name, (RuntimeError,), {"__module__": "sparkonce.errors"})
         raise kind(f"{' '.join(text.split())} Next: {NEXT_STEPS[found[0][0]]}")
@@ -117,7 +117,7 @@ def _acknowledge(descriptor: int) -> None:
         rows.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
     finally:
         rows.detach()  # the worker still reads from it
-        # Creating the socket object has changed the mode if the user has called ``socket.setdefaulttimeout``.
+        # Creating the socket object changes the blocking mode if the user has called ``socket.setdefaulttimeout``.
         os.set_blocking(descriptor, blocking)
 
 

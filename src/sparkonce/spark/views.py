@@ -231,7 +231,7 @@ class ShareSample:
     Attributes:
         share: The sinks with their view.
         batch: The empty batch.
-        frame: Their share of the empty batch.
+        frame: The sinks' share of the empty batch.
     """
 
     share: Share

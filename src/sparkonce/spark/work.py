@@ -175,15 +175,16 @@ class SparkWork:
     def _let_tasks_end(self) -> None:
         """Waits for the other tasks of a failed batch, which Spark cancels without waiting for them.
 
-        The next sweep then finds all transactions that they have begun. Spark kills a Python worker that has not exited
-        after ``spark.python.task.killTimeout`` (2 s), within another 2 s. A worker whose task ended while it was
-        receiving rows may live a moment longer: it notices that its input has ended early, and aborts.
+        After the wait, the next sweep finds all transactions that these tasks have begun. If a Python worker has not
+        exited after ``spark.python.task.killTimeout`` (2 s), Spark kills it within another 2 s. A worker whose task
+        ended while it was receiving rows may live a moment longer: it notices that its input has ended early, and
+        aborts.
         """
         give_up_at = time.monotonic() + _TASKS_END_WITHIN_S
         try:
             context = self._df.sparkSession.sparkContext
             group = context.getLocalProperty("spark.jobGroup.id")
-            # If the query was stopped before it submitted a job, it submits the job anyway, and does not wait for it.
+            # A query that was stopped just before it submitted a job submits it anyway, without waiting for it.
             context._jsc.sc().cancelJobGroup(group, "because its batch has failed")
             quiet = 0
             while quiet < _QUIET_CHECKS:
@@ -304,7 +305,7 @@ class SparkWork:
                 )
 
     def _was_resubmitted(self, answers: Sequence[Row]) -> bool:
-        """Returns True if Spark resubmitted one of the tasks' stages, or no longer knows.
+        """Returns True if Spark resubmitted one of the tasks' stages, or no longer knows about a stage.
 
         Spark resubmits a stage when it loses an executor along with its shuffle files, and may notice that only after
         this call. Task attempts are then numbered from 0 again, and a Python `TaskContext` does not expose the stage's
@@ -320,7 +321,7 @@ class SparkWork:
         try:
             with self._described(f"running batch {self._batch} once more, which writes nothing"):
                 self._df.write.format("noop").mode("overwrite").save()
-        except Exception as error:  # noqa: BLE001 - of any kind: Spark's error for a failed job
+        except Exception as error:  # noqa: BLE001 - whatever error Spark raises for a failed job
             raise short_error(error) from None
 
 

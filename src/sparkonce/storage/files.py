@@ -1,4 +1,4 @@
-"""The interface of a checkpoint's files, the test that a store keeps its contract, and code that several stores share.
+"""The interface of a checkpoint's files, the test of a store, and code that several stores share.
 
 `within` makes calls that may hang, and waits as long as any of them makes progress. `opened` opens a file that is read
 in parts. `prove` tests a store before a log relies on it, by letting pairs of puts race: a store may ignore the
@@ -139,7 +139,7 @@ class CheckpointFiles(SmallFiles):
         No other process may use the name. Stores that need not hold the file in memory override this method.
 
         Raises:
-            OSError: If the file was not written, or if the outcome is unknown. It may then still appear later.
+            OSError: If the file was not written, or if the outcome is unknown, so that the file may still appear later.
         """
         try:
             self.put(path, file.read())
@@ -153,7 +153,7 @@ class CheckpointFiles(SmallFiles):
         """
 
     def sync(self, folder: str) -> None:
-        """Makes every name that a reader sees in a subfolder durable. A reader calls it before it acts on a file."""
+        """Makes every name that a reader sees in a subfolder durable. Readers call this before they act on a file."""
 
     def sync_ahead(self) -> None:
         """Starts to make the files that exist now durable in the background, so that the next `sync_spark` is fast."""
@@ -192,7 +192,7 @@ class CheckpointFiles(SmallFiles):
         """Returns the same files for other processes, in a form that can be pickled and needs no JVM.
 
         Raises:
-            ConfigurationError: If a Python worker cannot access them in the way the driver does.
+            ConfigurationError: If a Python worker cannot access the files as the driver does.
         """
         return self
 

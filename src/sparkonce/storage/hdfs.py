@@ -1,8 +1,8 @@
 """The files of a folder in HDFS, through a client without a JVM, for Python workers and the command line.
 
 HDFS has no put that fails if the name is taken, but it has an atomic rename that does. So a put writes a temporary file
-next to the final one, and renames it. If the reply to the rename is lost, the rename is repeated: whether the two names
-exist then shows if the first one succeeded. `RenamingFiles` implements this for every HDFS client.
+next to the final one, and renames it. If the reply is lost, the rename is repeated, and the existence of the two names
+shows whether it has succeeded. `RenamingFiles` implements this for every HDFS client.
 """
 
 from __future__ import annotations

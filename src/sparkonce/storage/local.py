@@ -204,7 +204,7 @@ def temporary_file(folder: Path, data: bytes, mode: int = 0o640) -> Iterator[Pat
     """Writes the bytes to a durable file with a temporary name, which is removed afterwards.
 
     Raises:
-        OSError: If the file could not be written. It then has not been given any other name.
+        OSError: If the file could not be written. It then has no other name, either.
     """
     path = folder / f".{uuid.uuid4().hex}.tmp"
     try:

@@ -122,7 +122,7 @@ class ObjectFiles(CheckpointFiles):
 
     Args:
         location: The folder's URL, as Hadoop qualifies it.
-        prefix: The key of the folder, without slashes at its ends. Like Hadoop, we do not decode it.
+        prefix: The key of the folder, without slashes at its ends. As in Hadoop, it is not decoded.
         access: The settings for accessing the bucket.
     """
 
@@ -221,7 +221,7 @@ class ObjectFiles(CheckpointFiles):
 
     def delete(self, paths: Iterable[str]) -> None:
         """See `CheckpointFiles.delete`."""
-        # One by one: not every S3-compatible store can delete several objects in one request.
+        # Delete objects one by one, since not every S3-compatible store can delete several in one request.
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             list(pool.map(self._delete, paths))
 

@@ -520,7 +520,7 @@ class SystemChecks(SinkHooks):
 
     @needs("expire")
     def test_a_transaction_that_timed_out_is_lost(self) -> None:
-        """Checks for LOST, not UNKNOWN, so that the query may rewrite the rows."""
+        """Checks that the outcome is LOST, not UNKNOWN, so that the query may rewrite the rows."""
         with scene(self) as on:
             handle = on.prepare(0)
             require(self.expire(handle), "expire must make the system give up the transaction, or not be overridden")
@@ -544,7 +544,7 @@ class SystemChecks(SinkHooks):
             on.expect_only(0, 10, when="after the restart")
 
     def test_what_is_committed_is_not_missing(self) -> None:
-        """Checks this even a thousand batches later, when the system may have forgotten the transactions."""
+        """Checks that no committed handle is missing, even if the system has forgotten it a thousand batches later."""
         with scene(self) as on:
             committed: list[Handle] = []
             for batch in (0, 100, 1000):
@@ -568,7 +568,7 @@ class SystemChecks(SinkHooks):
 
     @needs("make_refused")
     def test_refused_rows_are_told_and_the_others_are_written(self) -> None:
-        """Offers rows of both kinds, in two record batches. Only the accepted ones may become visible."""
+        """Offers accepted and refused rows, in two record batches. Only the accepted ones may become visible."""
         import pyarrow as pa
 
         with scene(self) as on:
@@ -630,7 +630,7 @@ class SystemChecks(SinkHooks):
             require(len(set(columns)) == len(columns), f"columns chose {columns}")
 
     def test_the_timeout_is_a_time(self) -> None:
-        """Checks for a time, or None if the system never aborts a transaction on its own."""
+        """Checks that the timeout is positive, or None if the system never aborts a transaction."""
         with scene(self) as on:
             timeout_s = on.sink.transaction_timeout_s(on.facts)
             require(timeout_s is None or timeout_s > 0, f"transaction_timeout_s must be above 0, and is {timeout_s!r}")

@@ -220,7 +220,7 @@ class Scene:
         require(fits, f"{when} a reader may see the rows {allowed}, and sees {seen}")
 
     def expect_only(self, *starts: int, when: str) -> None:
-        """Commits one more transaction, and checks that a reader sees its rows, these rows, and nothing else.
+        """Commits one more transaction, and checks that a reader sees exactly its rows and these rows.
 
         A system may show rows with a delay. But once later rows are visible, earlier ones that are still invisible
         never appear.

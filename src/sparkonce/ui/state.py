@@ -408,7 +408,7 @@ def rates(segments: Sequence[TimelineSegment], now_ms: int) -> dict[str, float]:
     """Returns the rows per second over the last minutes, by sink. A batch counts at the time when it ended."""
     since_ms = now_ms - RATE_OVER_MS
     rows: dict[str, int] = {}
-    # Keyed by batch id, because a batch that the next run found decided is in the segments of two runs.
+    # Count each batch id once, since a batch that the next run found decided is in the segments of two runs.
     batches = {batch.batch: batch for segment in segments for batch in segment.batches}
     for batch in batches.values():
         ended = batch.began_ms + batch.took_ms

@@ -74,8 +74,8 @@ class PageTimeline:
         left = max((one.batch for one in entries if one.run != newest and one.batch is not None), default=None)
         for entry in entries:
             if entry.kind == "commit" and entry.batch is not None and entry.batch not in written:
-                # The newest run's timeline will soon report its own batches, and the previous run's last batch if the
-                # newest run has to finish that.
+                # The newest run's timeline will soon report its own batches, and also the previous run's last batch if
+                # the newest run has to finish it.
                 is_own = entry.run == newest
                 is_told = newest in runs if is_own else entry.batch == left
                 is_soon = now_ms - (entry.at_ms if is_own else claimed_ms) < TOLD_WITHIN_MS

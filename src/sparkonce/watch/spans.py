@@ -20,7 +20,7 @@ _NS_A_MS = 1_000_000
 def emit(figures: Figures, batch: WatchedBatch) -> None:
     """Creates the spans of a committed batch.
 
-    They are named ``sparkonce.batch`` and ``sparkonce.phase``. The batch has the attributes ``sparkonce.query``,
+    The spans are named ``sparkonce.batch`` and ``sparkonce.phase``. The batch has the attributes ``sparkonce.query``,
     ``sparkonce.query_name``, ``sparkonce.run``, ``sparkonce.batch``, ``sparkonce.transactions``, ``sparkonce.healed``,
     ``sparkonce.recovered`` and, for each sink, ``sparkonce.rows.<sink>``. A phase has the attribute
     ``sparkonce.phase``.

@@ -89,7 +89,7 @@ class Decisive:
             self._begun = True
 
     def give_up(self) -> bool:
-        """Returns True if the request may have been sent. From now on it will not be sent."""
+        """Prevents the request from being sent later. Returns True if it may have been sent already."""
         with self._lock:
             self._given_up = True
             return self._begun

@@ -42,7 +42,7 @@ def check_planned(
     """
     try:
         planned = _planned(cache.get("execution", partial(_execution, spark, query)), batch)
-    except Exception as error:  # noqa: BLE001 - Spark's own classes may change; the file is what counts
+    except Exception as error:  # noqa: BLE001 - Spark's own classes may change; then only the file counts
         logger.debug("The planned offsets of batch %d cannot be seen, and are not compared: %s", batch, error)
         return
     if planned is None or planned == tuple(map(without_files, recorded)) or not checkpoint.is_by_place(batch):

@@ -239,7 +239,7 @@ def _after(file: Path, line: int) -> bool:
 
 
 def _following(block: ast.AST, line: int) -> Iterator[ast.AST]:
-    """Yields the statements that may run after the one at a line, in the enclosing function or module."""
+    """Yields the statements that may run after the statement at a line, in the enclosing function or module."""
     for _, value in ast.iter_fields(block):
         if not isinstance(value, list):
             continue

@@ -202,7 +202,7 @@ def _process(pid: int) -> tuple[str, int, int]:
 
 
 class StoredRun:
-    """The claim of a run, stored in a file on the driver's host while its JVM lives. As a context manager, locks it.
+    """The claim of a run, in a file on the driver's host, for as long as its JVM lives. The context locks the file.
 
     A process that holds the lock for too long, for example because it is suspended, loses the file. The next process
     creates a new file, finds no claim in it, and claims the log again, which fences the first process.

@@ -1,7 +1,7 @@
 """Reads the options of a format: the settings of its sink, and the location of its checkpoint or log.
 
-An option that Spark's own sink also has is named as it is there. All others are named as the settings of our sink. The
-stores of checkpoints and logs are opened without a JVM, with settings copied from the session.
+The options of Spark's own sink have the same names here. All others are named like the settings of our sink. The stores
+of checkpoints and logs are opened without a JVM, with settings copied from the session.
 """
 
 from __future__ import annotations

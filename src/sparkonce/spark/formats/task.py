@@ -34,7 +34,7 @@ class SlotWritten(WriterCommitMessage):  # type: ignore[misc]
     Attributes:
         handle: The prepared handle; None if the batch was already decided.
         tried: The number of earlier attempts for the slot.
-        handover: The batch for the process that ends it, which only one of the tasks passes on; None from the others.
+        handover: The batch, for the process that ends it. Only one of the tasks returns it; the others return None.
     """
 
     handle: Handle | None

@@ -73,7 +73,7 @@ def wait(queries: Sequence[StreamingQuery]) -> list[QueryFailedError]:
     def wait_for(query: StreamingQuery) -> None:
         try:
             query.awaitTermination()
-        except Exception as error:  # noqa: BLE001 - the query's own, or the JVM is gone: both are reported
+        except Exception as error:  # noqa: BLE001 - the query has failed, or the JVM is gone; both are reported
             ended.put((query, error))
         else:
             ended.put((query, None))
@@ -167,7 +167,7 @@ class Stopping:
         self._thread.start()
 
     def listen(self) -> None:
-        """Installs the handlers, again if others have replaced them. Does nothing outside the main thread."""
+        """Installs the handlers, even if others have replaced them before. Does nothing outside the main thread."""
         if threading.current_thread() is not threading.main_thread():
             return
         for number in SIGNALS:
@@ -225,7 +225,7 @@ def stopped_by_signals(queries: Callable[[], Iterable[StreamingQuery]]) -> Itera
 
 
 def stop(queries: Iterable[StreamingQuery]) -> None:
-    """Stops each query. One that cannot be stopped has failed or lost its JVM, which `wait` reports."""
+    """Stops each query. A query that cannot be stopped has failed or lost its JVM, which `wait` reports."""
     for query in queries:
         with suppress(Exception):
             query.stop()

@@ -1,4 +1,4 @@
-"""Runs a file that starts queries, and ends them in order: see `sparkonce.spark.job.ending`."""
+"""Runs a file that starts queries, and ends them gracefully; see `sparkonce.spark.job.ending`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks a query's sources before Spark starts it, and that its checkpoint is the one passed to `ExactlyOnce`."""
+"""Checks a query's sources before its start, and that its checkpoint is the one passed to `ExactlyOnce`."""
 
 from __future__ import annotations
 
