@@ -1,11 +1,11 @@
 """Converts Arrow columns to text and JSON, splits record batches, and finds the rows that a server refuses.
 
-Arrow's kernels convert every value to characters; Python touches none. Numbers, dates and timestamps have the form that
-Spark's ``to_json`` writes and reads. A null stays null.
+Conversions run in Arrow's kernels, not value by value in Python. Numbers, dates and timestamps have the format that
+Spark's ``to_json`` uses. A null stays null.
 
-Every sink that writes values as text uses this module. From the year 32768 on, Arrow's own cast of dates to text
-returns "<value out of range>", and it copies the bytes of strings that are not UTF-8. Here such dates are written in
-full, and such strings are refused with the name of their column.
+Arrow's own cast to text returns "<value out of range>" for dates from the year 32768 on, and does not check that
+strings are valid UTF-8. Here, such dates are written in full, and an invalid string raises an error that names its
+column.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ STRING = pa.large_string()
 _TO_ESCAPE = r"[\x00-\x1f\"\\]"
 _CONTROL = r"[\x00-\x1f]"
 _FIRST_DAY, _LAST_DAY = -719_528, 2_932_896
-"""0000-01-01 and 9999-12-31: within this range ISO 8601 has no sign."""
+"""The days of 0000-01-01 and 9999-12-31. ISO 8601 writes years outside this range with a sign."""
 _DAYS_TO_2000 = 10_957
 _CYCLE_DAYS, _CYCLE_YEARS = 146_097, 400
 """The calendar repeats after this many days and years."""
@@ -91,7 +91,7 @@ def _list(column: pa.Array, name: str) -> pa.Array:
     if not len(column):
         # If all enclosing lists are empty, Spark's JVM sends no offsets at all, not even the first one.
         return pa.array([], STRING)
-    # The elements' texts are a separate array; the list's offsets, unchanged, show which belong together.
+    # Convert all elements in one call. The list's offsets then show which texts belong to which list.
     offsets = np.frombuffer(column.buffers()[1], np.int64 if types.is_large_list(column.type) else np.int32)
     offsets = offsets[column.offset : column.offset + len(column) + 1].astype(np.int64)
     elements = _or_null(column.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0])), name)
@@ -102,7 +102,7 @@ def _list(column: pa.Array, name: str) -> pa.Array:
 
 
 def _escaped(text: pa.Array) -> pa.Array:
-    """Escapes special characters for JSON. Most columns contain none, which a single scan shows."""
+    """Escapes special characters for JSON. A single scan finds the columns, usually most, that contain none."""
     if not pc.any(pc.match_substring_regex(text, _TO_ESCAPE)).as_py():
         return text
     text = pc.replace_substring(text, "\\", "\\\\")
@@ -151,7 +151,7 @@ def utf8_text(column: pa.Array, name: str) -> pa.Array:
     """Returns strings unchanged, after checking that all are UTF-8: Spark's strings may hold any bytes.
 
     Raises:
-        PrepareError: If one is not. The message names the column and the first invalid byte.
+        PrepareError: If a string is not UTF-8. The message names the column and the first invalid byte.
     """
     try:
         column.validate(full=True)
@@ -177,9 +177,9 @@ def _first_wrong_byte(column: pa.Array) -> str:
 
 
 def python_value(value: pa.Scalar) -> Any:
-    """Returns a value for a message or a dead letter.
+    """Converts a value to a Python object for a message or a dead letter.
 
-    Values that Python lacks become text: far dates, invalid UTF-8.
+    Values that Python cannot represent, such as dates after the year 9999 and invalid UTF-8, become text.
     """
     try:
         return value.as_py()
@@ -195,7 +195,7 @@ def python_value(value: pa.Scalar) -> Any:
 
 
 def float_text(column: pa.Array) -> pa.Array:
-    """Returns the shortest digits that give the same value when parsed, with a fraction or an exponent: 1.0, not 1.
+    """Returns the shortest digits that parse to the same value, with a fraction or an exponent: 1.0, not 1.
 
     Values that are not finite become NaN, Infinity and -Infinity.
     """
@@ -212,12 +212,12 @@ def float_text(column: pa.Array) -> pa.Array:
 
 
 def _decimal(column: pa.Array) -> pa.Array:
-    """Returns all digits without an exponent, which Arrow's own cast uses for small values."""
+    """Returns decimals with all their digits. Arrow's own cast uses an exponent for small values."""
     text = column.cast(STRING)
     scale = column.type.scale
     if scale <= 0 or not pc.any(pc.match_substring(text, "E")).as_py():
         return text
-    # The same 16 bytes per value, read without a scale, are the digits. (abs would overflow on the lowest value.)
+    # Read without the scale, each value's 16 bytes are its digits. (abs would overflow on the lowest value.)
     whole = pa.Array.from_buffers(pa.decimal128(38, 0), len(column), column.buffers(), offset=column.offset)
     digits = whole.cast(STRING)
     sign = pc.if_else(pc.starts_with(digits, "-"), "-", "").cast(STRING)
@@ -232,7 +232,7 @@ def _decimal(column: pa.Array) -> pa.Array:
 
 
 def _date(column: pa.Array) -> pa.Array:
-    """Returns ISO 8601, with a sign for years outside 0 to 9999, as in Spark and Java."""
+    """Returns dates in ISO 8601, with a sign for years outside 0 to 9999, as in Spark and Java."""
     days = column.cast(pa.int32())
     if _within(days, _FIRST_DAY, _LAST_DAY):
         return column.cast(STRING)
@@ -248,7 +248,10 @@ def _date(column: pa.Array) -> pa.Array:
 
 
 def _timestamp(column: pa.Array) -> pa.Array:
-    """Returns ISO 8601 in UTC with ``Z``, or without a zone if the type has none. Years are formatted as in dates."""
+    """Returns timestamps in ISO 8601, in UTC with ``Z`` or, if the type has no zone, without one.
+
+    Years are formatted as in dates.
+    """
     unit = column.type.unit
     ticks, of_day = column.cast(pa.int64()), _UNITS[unit] * 86_400
     if _within(ticks, _FIRST_DAY * of_day, (_LAST_DAY + 1) * of_day - 1):
@@ -361,7 +364,8 @@ def cut(values: pa.Array, most_bytes: int, *, without_last: int = 0) -> Iterator
 def offered(rows: pa.RecordBatch, attempt: Callable[[pa.RecordBatch], str]) -> Refused:
     """Writes the rows that the server accepts, and returns the others.
 
-    Refused rows are retried in halves. Each refused row takes about twice as many requests as there are halvings.
+    A part that the server refuses is split in half, and each half is tried again. Among n rows, each refused row costs
+    about 2 log2(n) requests.
 
     Args:
         rows: The rows.

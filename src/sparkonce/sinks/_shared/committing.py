@@ -1,7 +1,8 @@
-"""The base of a committer: reads handles, finishes transactions in parallel, and answers in the order of the handles.
+"""The base of a committer, which reads handles and finishes their transactions in parallel.
 
-A committer implements `transaction_of`, `commit_all` and `abort_all`. The answers for slots without rows and for
-foreign handles come from here. `Claims` assigns transactions to runs by comparing their names field by field.
+A committer implements `transaction_of`, `commit_all` and `abort_all`. The base class itself answers for slots without
+rows and for handles of newer versions. `Claims` selects the transactions of certain runs by comparing their names field
+by field.
 """
 
 from __future__ import annotations
@@ -81,11 +82,11 @@ def _newer(strange: Sequence[str]) -> Finished:
 
 
 def finish_each(wanted: Sequence[T], finish: Callable[[T], Finished], *, at_once: int) -> dict[T, Finished]:
-    """Finishes each of these transactions, some of them in parallel, and returns the answers.
+    """Finishes transactions, several of them in parallel, and returns the outcome of each.
 
     Args:
         wanted: The transactions.
-        finish: Finishes one. Must not raise.
+        finish: Finishes one transaction. It must not raise an error.
         at_once: The maximum number to finish in parallel.
     """
     if len(wanted) < 2:
@@ -95,7 +96,10 @@ def finish_each(wanted: Sequence[T], finish: Callable[[T], Finished], *, at_once
 
 
 class Every:
-    """A task that is due at an interval of batches, counted from the last time it ran: some batches have no rows.
+    """A task that is due at an interval of batches.
+
+    The interval is measured from the last time the task ran. A test for every nth batch id would miss batches without
+    rows, which skip the task.
 
     Args:
         batches: The interval in batches.
@@ -122,7 +126,7 @@ class Name(Protocol):
 
 
 class Claims:
-    """The runs whose transactions are requested. Iterates over their (prefix, query).
+    """The runs whose transactions are requested. Iterates over pairs of prefix and query.
 
     Args:
         owners: The runs. Those without a prefix in their facts wrote no transactions.
@@ -139,7 +143,7 @@ class Claims:
 
     @property
     def queries(self) -> list[str]:
-        """The short forms of their queries' ids."""
+        """The short forms of the ids of the runs' queries."""
         return sorted({query for _, query in self._runs})
 
     def has(self, name: Name) -> bool:

@@ -24,7 +24,7 @@ class Orphan:
     """An open transaction, session or table. Only the query's log shows whether it is an orphan or a batch in progress.
 
     Attributes:
-        kind: What it is, in the sink's terms.
+        kind: The kind of object, in the sink's terms.
         name: Its name on the server.
         query: The short form of the query's id.
         run: The run's token, as ``position-nonce``.
@@ -47,12 +47,12 @@ class Orphan:
 
     @classmethod
     def of(cls: type[AnOrphan], name: Any, /, **more: Any) -> AnOrphan:
-        """Returns the orphan with this name: of a transaction or, without batch and slot, of a session."""
+        """Returns the orphan with this name. A name without a batch and a slot belongs to a session."""
         more |= {"query": name.query, "run": run_of(name.token), "copy": name.copy}
         return cls(**{"batch": getattr(name, "batch", -1), "slot": getattr(name, "slot", -1), **more})
 
     def is_of(self, handle: Handle) -> bool:
-        """Returns True if the handle finishes it."""
+        """Returns True if the handle refers to this transaction."""
         return any(str(value).endswith(f".{self.copy}") for _, value in handle.transaction)
 
 

@@ -8,10 +8,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _CALENDAR = {b"org.apache.spark.version": b"4.0.0"}
-"""Spark reads a file in the calendar of the version that wrote it: since 3.1, the one used by Arrow and ISO 8601.
+"""Metadata that makes Spark read dates in the calendar of Arrow and ISO 8601, as it has written them since 3.1.
 
-For a file without a version, ``spark.sql.parquet.datetimeRebaseModeInRead`` decides: LEGACY would shift dates before
-1582, and EXCEPTION would refuse them.
+For a file that names no version of Spark, ``spark.sql.parquet.datetimeRebaseModeInRead`` decides: LEGACY would shift
+dates before 1582, and EXCEPTION would refuse them.
 """
 
 
@@ -43,7 +43,7 @@ class ParquetOutput:
 
 
 def may_be_null(kind: pa.DataType) -> pa.DataType:
-    """Returns the type with nullable fields and elements: in Spark's Arrow data, those of a null struct are null."""
+    """Makes all fields and elements of a type nullable, because Spark sends nulls for the fields of a null struct."""
     from pyarrow import large_list, list_, map_, struct, types
 
     if types.is_struct(kind):

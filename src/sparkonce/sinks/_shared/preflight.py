@@ -1,4 +1,4 @@
-"""Refuses a start, with the setting, its value, the reason and the next step."""
+"""Builds the errors that refuse a start, with the setting, its value, the reason and the next step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def refusal(setting: str, value: object, why: str, next_step: str) -> PreflightE
 
     Args:
         setting: The setting's name.
-        value: Its value as it is shown; a string from the user as its ``repr``.
+        value: Its value as the message shows it. For a string from the user, pass its ``repr``.
         why: The reason, as the rest of the sentence.
         next_step: What the user can do.
     """
@@ -55,7 +55,7 @@ def check_columns(setting: str, table: str, found: Iterable[str], known: frozens
         known: The columns that this version knows.
 
     Raises:
-        PreflightError: If it has additional ones.
+        PreflightError: If the table has such columns.
     """
     if strange := sorted(one for one in set(found) - known if one.startswith(_OF_NEWER_VERSIONS)):
         raise PreflightError(
@@ -84,7 +84,7 @@ class Attempts:
         Args:
             what: The action, as the start of the sentence "… failed: <the server's message>".
             next_step: What the user can do if it fails.
-            setting: The setting that it is about.
+            setting: The setting that the error names; empty if it names none.
 
         Raises:
             PreflightError: If the server returns an error.

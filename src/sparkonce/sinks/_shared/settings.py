@@ -1,4 +1,4 @@
-"""Checks settings that several sinks have, each refused with the same message. See `sparkonce.arguments`."""
+"""Checks settings that several sinks share, so that each is refused with one message. See `sparkonce.arguments`."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ _PREFIX_EXAMPLE = "a text, such as 'sparkonce'"
 
 
 def seconds(setting: str, value: Any, *, least: float = 0.1) -> float:
-    """Returns a time in seconds, at most a day."""
+    """Returns a duration in seconds, after checking that it is between ``least`` and one day."""
     return number(setting, value, least=least, most=86_400)
 
 
 def columns(setting: str, value: Any) -> tuple[str, ...]:
-    """Returns the names of columns, given as a string or a list of strings."""
+    """Returns column names as a tuple, after checking that they are a string or a list of strings."""
     return texts(setting, (value,) if isinstance(value, str) else value, example="a list of columns' names: ['id']")
 
 
 def name_prefix(prefix: Any, name: str, *, most_bytes: int) -> str:
-    """Returns the prefix of a sink's transaction names, which two sinks of one query never share.
+    """Returns the prefix of a sink's transaction names: the user's prefix and the sink's name, joined by a period.
 
     Args:
         prefix: The user's prefix.

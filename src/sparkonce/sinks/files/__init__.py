@@ -13,7 +13,7 @@ What is common to all of them:
 - ``committer``: the driver half, which publishes and discards files
 - ``store``: the contract of a store, and what all stores share
 - ``locations``: opens the store of a path or URL
-- ``names``: names of files, what is hidden from readers, and folders such as ``a=1/b=x``
+- ``names``: file names, names hidden from readers, and partition folders such as ``a=1/b=x``
 - ``manifests``: one small file per batch that lists its files, and what compactions have made of old batches
 - ``compaction``: writes small files of old batches into larger ones
 - ``orphans``: lists what is staged, for ``sparkonce transactions list``

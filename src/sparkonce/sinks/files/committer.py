@@ -115,9 +115,9 @@ class FilesCommitter(HandleCommitter[TransactionName]):
         return files
 
     def _before_publish(self, opened: Files) -> Answers:
-        """Answers for transactions with several files of which some cannot be published.
+        """Returns the answers for transactions with several files of which some cannot be published.
 
-        None of their files is published.
+        None of the files of such a transaction is published.
         """
         several = {name: files for name, files in opened.items() if len(files) > 1}
         try:
@@ -132,11 +132,11 @@ class FilesCommitter(HandleCommitter[TransactionName]):
         folders = {name: read_handle(wanted[name]).folder for name in lost}
         doubts = self._doubts(folders.values())
         answers = {name: doubts[folder] for name, folder in folders.items() if folder in doubts}
-        # This is the right folder now, but its disk may have been mounted after the first check.
+        # The folder is the right one now, but its disk may have been mounted after the first check.
         answers |= self._not_lost(_without(lost, answers))
-        # Another driver may have checked before the loss and be about to publish the transaction's other files. Because
-        # their rows will be written again, all files are discarded so that nobody can publish them, including those
-        # that are not staged: a discard that was killed may have left part of one.
+        # Another driver may have checked the transaction before the loss, and be about to publish its other files.
+        # Discard all of them, since their rows will be written again. Include files that do not seem to be staged,
+        # because an interrupted discard may have left parts of them.
         for name, found in _asked(self._store.discard, _without(lost, answers)).items():
             given_up = of_abort(found)
             if given_up.outcome in {Outcome.UNKNOWN, Outcome.RETRY}:
@@ -145,7 +145,7 @@ class FilesCommitter(HandleCommitter[TransactionName]):
         return answers | self._not_lost(_without(lost, answers))
 
     def _not_lost(self, lost: Files) -> Answers:
-        """Returns answers for transactions that a second check does not find lost."""
+        """Checks transactions again, and returns the answers for those that are not lost after all."""
         try:
             found = _asked(self._store.states, lost)
         except UnknownOutcomeError as error:
@@ -161,7 +161,7 @@ class FilesCommitter(HandleCommitter[TransactionName]):
         return answers
 
     def _doubts(self, folders: Iterable[str]) -> Mapping[str, Finished]:
-        """Returns the answer for each of these folders that is not the store's folder now."""
+        """Returns an answer for each of these folders that is no longer the store's folder."""
         asked = {folder: self._store.doubt(folder) for folder in set(folders) - {""}}
         return {folder: doubt for folder, doubt in asked.items() if doubt is not None}
 
@@ -174,7 +174,7 @@ class FilesCommitter(HandleCommitter[TransactionName]):
         try:
             whole = self._named_by_manifests(missing)
         except UnknownOutcomeError as error:
-            # UNKNOWN describes the problem better, for example which permission is missing.
+            # Only answers of LOST become RETRY. UNKNOWN already names the problem, such as a missing permission.
             retry = Finished(outcome=Outcome.RETRY, reason=error.message)
             return {name: retry for name, answer in missing.items() if answer.outcome is Outcome.LOST}
         except CorruptRecordError as error:
@@ -295,7 +295,7 @@ class FilesCommitter(HandleCommitter[TransactionName]):
 
 
 def _asked(ask: Callable[[Sequence[Fields]], Sequence[Answer]], files: Files) -> dict[TransactionName, list[Answer]]:
-    """Queries the state of all files in one call, and returns the answers by transaction."""
+    """Calls the store once for all files, and groups its answers by transaction."""
     flat = [(name, one) for name, some in files.items() for one in some]
     grouped: dict[TransactionName, list[Answer]] = {}
     for (name, _), answer in zip(flat, ask([one for _, one in flat]) if flat else (), strict=True):

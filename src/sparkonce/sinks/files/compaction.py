@@ -42,7 +42,7 @@ KEEP_BATCHES = 10
 DELETE_AFTER_S = 3_600.0
 
 _OWN = "compact~"
-"""The prefix of our files' names, after ``part-``.
+"""The prefix, after ``part-``, of the names of files that compactions write.
 
 Sink names cannot contain ``~``, so queries' sweeps ignore these files.
 """
@@ -58,14 +58,14 @@ class Compacted:
     Attributes:
         sink: The sink's name.
         query: The short form of the query's id.
-        batches: How many batches were old enough.
-        rows: The number of their rows, which compaction does not change.
+        batches: The number of batches that were old enough to be compacted.
+        rows: The number of rows in these batches, which compaction does not change.
         files_before: The number of files before.
         files_after: The number of files after.
         bytes_before: The total size before.
         bytes_after: The total size after; 0 if nothing has been written yet.
-        deleted: How many replaced files this call deleted, including those replaced by earlier compactions.
-        left: How many replaced files will be deleted later.
+        deleted: The number of replaced files that this call deleted, including those replaced by earlier compactions.
+        left: The number of replaced files that will be deleted later.
         done: True if the compaction was carried out. False for a dry run, or if another compaction was faster.
     """
 
@@ -152,7 +152,7 @@ class _Compactor:
         self._count = 0
 
     def run(self, batches: Sequence[Manifest]) -> Compacted:
-        """Compacts.
+        """Carries out the compaction or the dry run.
 
         Args:
             batches: The manifests of all the query's batches.
@@ -210,7 +210,7 @@ class _Compactor:
         return [one for one in files if one.path in listed]
 
     def _expected(self, groups: Sequence[Sequence[CommittedFile]], files: int) -> int:
-        """Estimates the number of files, assuming that all files of a group have the same schema."""
+        """Estimates the number of files after compaction, assuming that all files of a group have the same schema."""
         target = self._wanted.target_bytes
         return files - sum(len(one) - -(-sum(file.size_bytes for file in one) // target) for one in groups)
 
@@ -300,7 +300,7 @@ class _Compactor:
         replaced: Sequence[CommittedFile],
         new: Sequence[CommittedFile],
     ) -> Generation:
-        """Puts the next generation, and returns the newest one, which may be another compaction's."""
+        """Puts the next generation. Returns the newest one, which may be that of another compaction."""
         gone = frozenset(replaced)
         left = tuple((at, paths) for at, paths in self._base.replaced if not self._is_due(at))
         if replaced:
@@ -361,7 +361,7 @@ class _Compactor:
 
 
 def _groups(files: Sequence[CommittedFile], target_bytes: int) -> list[list[CommittedFile]]:
-    """Returns the small files by folder and extension, if there are several."""
+    """Groups the small files by folder and extension. Leaves out groups of a single file."""
     found: dict[tuple[str, str], list[CommittedFile]] = {}
     for one in files:
         if one.size_bytes * 2 < target_bytes:
@@ -406,7 +406,7 @@ class Rewritten:
 
     @property
     def rows(self) -> int:
-        """The number of rows of all its files according to their manifests, which is compared with what was read."""
+        """The number of rows that the manifests record for the replaced files, to be compared with the rows read."""
         return sum(one.rows for one in self.inputs)
 
     def add(self, table: pa.Table) -> None:
@@ -433,7 +433,7 @@ def rewrite(
     Args:
         contents: The small files with one folder and extension, with their bytes.
         stage: Begins a staged file with this extension.
-        target_bytes: The size.
+        target_bytes: The target size, in bytes.
 
     Raises:
         CorruptRecordError: If a file's bytes or rows do not match its manifest.
@@ -486,7 +486,7 @@ def _split(extension: str) -> tuple[str, str]:
 
 def _check_bytes(file: CommittedFile, content: bytes) -> None:
     crc = file.checksum.removeprefix("crc32:")
-    # an ETag depends on how the upload was split into parts
+    # An ETag says nothing about the bytes, since it depends on how the upload was split into parts.
     same = crc == file.checksum or f"{zlib.crc32(content):08x}" == crc
     if len(content) != file.size_bytes or not same:
         raise CorruptRecordError(
@@ -561,8 +561,7 @@ def _read_lines(
     if format != "csv" or rows == file.rows:
         header = b""  # a file without a header: its first line is a row
     _check_rows(file, rows - bool(header))
-    # Without a header, the columns are unknown. Since they can only change between runs, files of one run have the same
-    # ones.
+    # Without a header, the columns of a file are unknown, but files of the same run have the same columns.
     run = name_in(file.path) if format == "csv" and not header else None
     key = (header, None if run is None else run.token)
     return key, choose(format, codec, {}), (header, _without(len(header), _chunks(content, codec)))

@@ -23,14 +23,14 @@ NONE = "none"
 _ENDINGS = {NONE: "", "gzip": ".gz", "zstd": ".zst", "bz2": ".bz2"}
 _TEXT_CODECS = tuple(_ENDINGS)
 _NO_DELIMITERS = '"\r\n\0+-.:'
-"""Refused as delimiters: numbers, ``true``, ``NaN``, dates and timestamps are not quoted."""
+"""Characters that cannot be delimiters, because values without quotes, such as numbers and dates, may contain them."""
 
 _MIB = 1 << 20
 _SLICES, _SLICE_ROWS = 64, 256
-"""The number of slices in a sample, and the rows of each. With this many, values that repeat in cycles overlap."""
+"""The number of slices in a sample, and the number of rows in each. With so many, values in long cycles repeat."""
 
 _UNIQUE = 0.99
-"""The fraction of distinct values in a sample from which a column gets no dictionary."""
+"""If at least this fraction of a sample's values is distinct, the column gets no dictionary."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,9 +38,9 @@ class Format:
     """A format.
 
     Attributes:
-        codecs: The names of its compressions, the default first.
+        codecs: The names of its compressions, with the default first.
         options: Its options with their defaults.
-        piece_bytes: How many bytes of Arrow data are collected before they are encoded.
+        piece_bytes: The number of bytes of Arrow data to collect before encoding them.
         in_name: True if the compression is part of the file's name.
     """
 
@@ -79,7 +79,7 @@ class Encoding:
 
     @property
     def piece_bytes(self) -> int:
-        """How many bytes of Arrow data are collected before they are encoded."""
+        """The number of bytes of Arrow data to collect before encoding them."""
         return int(dict(self.options).get("row_group_bytes", FORMATS[self.format].piece_bytes))
 
     def open(self, stream: BinaryIO) -> Encoder:
@@ -379,7 +379,7 @@ def is_binary(kind: pa.DataType) -> bool:
 def file_schema(schema: pa.Schema) -> pa.Schema:
     """Returns the schema of a file.
 
-    Its timestamps are always in UTC, so that all files of a folder agree whatever the session.
+    Its timestamps are always in UTC, so the files of a folder have the same type regardless of the session's time zone.
     """
     return pa.schema([field.with_type(may_be_null(in_utc(field.type))) for field in schema])
 

@@ -208,7 +208,7 @@ class LocalStore(RenamingStore):
         return [synced if one.outcome in COMMITTED else one for one in answers]
 
     def _sync_up(self, folders: Iterable[Path]) -> Mapping[Path, Finished]:
-        """Makes the content of these folders durable, and their own names up to the root. Syncs each folder once."""
+        """Syncs these folders and all their parents up to the root, each once, so that their entries are durable."""
         # Sync all the way up: another driver may have created a folder and been killed before it was durable.
         needed = {folder: self._up_to_root(folder) for folder in folders}
         every = sorted({one for chain in needed.values() for one in chain})
@@ -233,15 +233,14 @@ class LocalStore(RenamingStore):
             mine = gone.stat()
             gone.unlink()
         # Check the published name last: a driver that has found the held name can link the file as long as it has any
-        # name. If only the held name was listed, the file's folder is unknown, and only the inode shows whether it was
-        # published.
+        # name. A listing only shows the held name. The final path is then unknown, and the inode must decide.
         path = str(fields.get("path") or held.stem)
         final = self._path(path)
         try:
             there = final.lstat()
         except (FileNotFoundError, NotADirectoryError):
-            # It may have been published without this mount's cache showing it. Otherwise, its other name is in a
-            # backup.
+            # More than one link means that the file was published, but this mount's cache does not show it, or that a
+            # backup has linked it.
             unsure = "path" in fields if mine is None else mine.st_nlink > 1
             if unsure and self._is_listed(path):
                 return Finished(outcome=Outcome.RETRY, reason=f"{final}: {CACHED}")

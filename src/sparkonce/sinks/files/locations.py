@@ -108,7 +108,7 @@ def check_absolute(path: str) -> None:
     """Refuses a relative path.
 
     Raises:
-        ConfigurationError: If it is one, since it would be a different folder for each process.
+        ConfigurationError: If the path is relative, since it would refer to a different folder in each process.
     """
     if scheme_of(path) != "file":
         return
@@ -143,7 +143,7 @@ def _parts(path: str) -> list[str]:
 
 
 def needs_in(path: str, options: Mapping[str, Any], *, modules: tuple[str, ...]) -> WorkerNeeds:
-    """Returns the needs of the writers on executors' hosts.
+    """Returns the modules, files and addresses that writers need on the executors' hosts.
 
     Args:
         path: See `open_store`.

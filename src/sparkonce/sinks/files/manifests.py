@@ -8,7 +8,7 @@ merged again. The folder therefore has about four hundred files, plus one for ev
 A generation, ``_manifest/compacted~<number>.<prefix>.<query>.0-0.merged``, describes the result of compacting old
 batches, and overrides their manifests. It lists the compacted batches, all their files, and the files that were
 replaced. It is put only if its number is free, so only one of two concurrent compactions wins. The batches' manifests
-do not change. The end of its name and its format make versions that do not support compaction refuse the folder.
+do not change. Versions that do not support compaction refuse the folder because of the generation's name and format.
 """
 
 from __future__ import annotations
@@ -303,7 +303,7 @@ class Generation:
 
     @property
     def named(self) -> frozenset[str]:
-        """All paths that it lists, of files that readers use or used."""
+        """The paths of all files that it lists, both current and replaced ones."""
         files = self.whole.files if self.whole is not None else ()
         return frozenset((*(one.path for one in files), *(path for _, some in self.replaced for path in some)))
 
@@ -348,7 +348,7 @@ def read_generation(store: FileStore, prefix: str, query: str, number: int) -> G
 
 
 def read_everything(store: FileStore) -> tuple[list[Manifest], dict[tuple[str, str], Generation]]:
-    """Returns each batch's own manifest once, compacted or not, by query and number, and the newest generations."""
+    """Returns the manifest of every batch, by query and number, and the newest generation of each query."""
     # List again until nothing is new, since manifests may be merged and generations replaced during a listing.
     found: dict[tuple[str, str, int], Manifest] = {}
     newest: dict[tuple[str, str], Generation] = {}
@@ -367,7 +367,7 @@ def read_everything(store: FileStore) -> tuple[list[Manifest], dict[tuple[str, s
 
 
 def read_all(store: FileStore) -> list[Manifest]:
-    """Returns what readers should read: each whole batch once, by query and number, with compacted batches as one."""
+    """Returns the manifests that readers should read, by query and number. Compacted batches have a common one."""
     batches, newest = read_everything(store)
     single = [
         one for one in batches if (known := newest.get((one.prefix, one.query))) is None or not known.covers(one.batch)

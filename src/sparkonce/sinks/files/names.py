@@ -22,7 +22,7 @@ HIDDEN = ".sparkonce"
 """The folder, or key prefix, that readers ignore."""
 
 ID = f"{HIDDEN}/id"
-"""The file that identifies a folder, in case another one appears at its path."""
+"""The file whose content identifies a folder, in case another folder appears at its path."""
 
 _SHORTEN = "Shorten the values of the columns in partition_by, or do not partition by them."
 _FILE = re.compile(r"part-(?P<name>.+)-[0-9]+((\.[a-z0-9]+){1,2})", re.DOTALL)

@@ -47,7 +47,7 @@ def whole_batches(
         missing_ok: True to leave out missing files, for example because somebody deletes old ones.
 
     Raises:
-        FilesGoneError: If files are gone, and ``missing_ok`` does not allow it.
+        FilesGoneError: If files are missing and ``missing_ok`` is False.
         UnknownOutcomeError: If the store is currently unavailable.
         CorruptRecordError: If a manifest cannot be read.
     """
@@ -70,7 +70,7 @@ def _named(store: FileStore) -> list[str]:
 
 
 def present(store: FileStore, paths: Iterable[str]) -> frozenset[str]:
-    """Returns those of these files that exist. Lists each of their folders once."""
+    """Returns the paths of those files that exist. Lists each of their folders once."""
     wanted = frozenset(paths)
     return frozenset(path for path in list_folders(store, wanted) if path in wanted)
 

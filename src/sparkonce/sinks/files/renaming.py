@@ -46,11 +46,11 @@ _DAMAGED_STATES = {
 
 
 class RenamingStore(FileStore):
-    """See `FileStore`. The hooks take the store's own paths, and raise its own errors."""
+    """See `FileStore`. The hooks get the store's own paths as arguments, and raise the store's own errors."""
 
     small: CheckpointFiles
     held_kinds: Sequence[str] = (HELD,)
-    """The suffixes of the names of files that a sweep finds."""
+    """The suffixes of staged files' names, which a sweep looks for."""
     absent: str
     """A question for the operator if the whole folder is missing."""
     _root: Any
@@ -87,7 +87,7 @@ class RenamingStore(FileStore):
         return False
 
     def _is_listed(self, path: str) -> bool:  # noqa: ARG002 - where nothing is cached
-        """Returns True if a file that was not found is in its folder, bypassing a cache of names."""
+        """Returns True if the listing of a file's folder contains the file, bypassing a cache of names."""
         return False
 
     @abc.abstractmethod

@@ -39,7 +39,7 @@ class FilesSink(TwoPhaseCommitSink):
         max_file_bytes: Once a file reaches this size, it is closed and a new one is begun.
         compression: The compression; None for the format's default, which is snappy for Parquet and none for the
             others.
-        options: Options of the format: Parquet's ``row_group_bytes`` (of Arrow's memory), ``compression_level``,
+        options: Options of the format: Parquet's ``row_group_bytes`` (in Arrow memory), ``compression_level``,
             ``use_dictionary``; CSV's ``header``, ``delimiter``.
         manifest: True to list each whole batch in ``_manifest``, see `read_manifests`. Without manifests, a log that
             was restored from an old copy is not detected.
@@ -104,10 +104,10 @@ class FilesSink(TwoPhaseCommitSink):
     def use_checkpoint(self, files: CheckpointFiles) -> None:
         """Refuses a checkpoint that shares a folder with the rows.
 
-        Readers would read it, and emptying one would empty both.
+        Readers would read the checkpoint's files, and emptying one location would empty both.
 
         Raises:
-            ConfigurationError: If one lies inside the other.
+            ConfigurationError: If one location lies inside the other.
         """
         if overlaps(self.path, files.location):
             raise ConfigurationError(
@@ -149,7 +149,7 @@ class FilesSink(TwoPhaseCommitSink):
         return names
 
     def preflight(self, query: str, recorded: Facts | None) -> Facts:  # noqa: ARG002 - the same for all
-        """Creates the folder, tries everything that publishing does, and checks that it is still the recorded one."""
+        """Creates the folder, tries everything that publishing does, and checks that the folder is the recorded one."""
         store = open_store(self.path, self.store_options)
         try:
             identity = store.check()

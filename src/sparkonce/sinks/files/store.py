@@ -1,9 +1,11 @@
 """The contract of a store, and what all stores share.
 
-A store stages a file, publishes it once, and lists staged files. It also has small files. All stores share the format
-of a transaction's handle (which contains its files, or refers to a list of them if there are many), the rules that
-derive a transaction's outcome from those of its files, and the stream that pyarrow writes to, which computes size and
-checksum and names its file if a write fails.
+A store stages files, publishes each of them once, and lists those that are still staged. It also has small files, such
+as manifests. All stores share the following:
+
+- the format of a transaction's handle, which contains the transaction's files or refers to a list of them
+- the rules that derive a transaction's outcome from those of its files
+- the stream that pyarrow writes to, which computes a file's size and checksum
 """
 
 from __future__ import annotations
@@ -27,9 +29,9 @@ from sparkonce.storage.files import PutUnknownError, SmallFiles, may_pass
 Fields = Mapping[str, str | int]
 """The plain values with which any process can finish one file.
 
-`StagedFile.seal` always returns ``path`` (where the file is to be published, relative), ``size`` (bytes) and
-``checksum`` (a string such as ``crc32:1c291ca3``, or an ETag), and the store's own fields, such as an upload's id.
-`Staged.fields` may lack all three, because less is known about a file that was never sealed.
+`StagedFile.seal` always returns ``path`` (the relative path at which the file will be published), ``size`` (in bytes)
+and ``checksum`` (a string such as ``crc32:1c291ca3``, or an ETag), along with the store's own fields, such as an
+upload's ID. `Staged.fields` may lack all three, because less is known about a file that was never sealed.
 """
 
 
@@ -91,7 +93,7 @@ class FileStore(abc.ABC):
 
     Attributes:
         location: The store's full path or URL, for readers and messages.
-        small: Its small files: manifests, file lists, its id.
+        small: The store's small files: manifests, file lists, and its ID.
         keeps_manifests: True if a missing manifest shows that the whole store was restored from an older state. False
             for a bucket, whose rules may delete old files.
         next_step: The advice if the store does not respond.
@@ -125,7 +127,7 @@ class FileStore(abc.ABC):
         return False
 
     def timeout_s(self) -> float | None:
-        """Returns after how many seconds the store itself deletes a staged file; None if it never does."""
+        """Returns the number of seconds after which the store deletes a staged file; None if it never does."""
         return None
 
     def conditions(self) -> Sequence[str]:
@@ -173,10 +175,10 @@ class FileStore(abc.ABC):
     def doubt(self, folder: str) -> Finished | None:
         """Returns None if this is still the folder that `check` found; otherwise the answer for every file in it.
 
-        A disk may have been unmounted, or a host may see another folder: a file that is missing there is not lost.
+        A file that is missing from another folder is not lost: a disk may just be unmounted.
 
         Args:
-            folder: The value that `check` returned under this name.
+            folder: The ``folder`` that `check` returned.
         """
         try:
             found = self.get(ID)

@@ -99,7 +99,7 @@ class FilesWriter(SinkWriter):
         self._list = ""
 
     def begin(self) -> None:
-        """See `SinkWriter.begin`. If there are no partitions, opens the file immediately, since a store may be slow."""
+        """See `SinkWriter.begin`. Without partitions, opens the file right away, since a store may be slow."""
         self._begun_ms = time.time_ns() // 1_000_000
         if not self._partition_by:
             self._open[""] = self._open_file("")

@@ -15,7 +15,7 @@ On the executors:
 On the driver:
 
 - ``preflight``: checks the cluster and its topic.
-- ``committer``: ends transactions; ``outcomes`` is the table of what each answer means.
+- ``committer``: ends transactions; ``outcomes`` maps each answer of a broker to an outcome.
 - ``transaction_client``: sends requests to transaction coordinators and partition leaders, over a ``connection``.
 - ``blocking``: finds the transactions that block readers.
 - ``orphans``: lists open transactions for ``sparkonce transactions list``.

@@ -1,10 +1,10 @@
-"""A Kafka producer that accepts rows as Arrow batches, with one call into librdkafka and no Python per row.
+"""A Kafka producer that accepts Arrow batches, with one call into librdkafka instead of Python code for each row.
 
-confluent-kafka's ``produce`` takes a call and a Python object for each row. Here librdkafka reads the rows directly
+confluent-kafka's ``produce`` takes a call and a Python object for each row. Here, librdkafka reads the rows directly
 from Arrow's buffers, without copying them (docs/benchmark.md has the figures). `BorrowedBuffers` keeps the buffers
 alive until the rows have been delivered. librdkafka's batch call supports neither headers nor timestamps, so rows with
-them go through confluent-kafka's producer. The methods have the same names as that producer's, raise the same errors,
-and count deliveries from the brokers' reports.
+them go through confluent-kafka's producer. `BatchProducer` has the same methods as that producer, and raises the same
+errors. It counts deliveries from the brokers' reports.
 
 `client_log` reduces librdkafka's log, in which each producer reports an unreachable broker several times a second.
 """
@@ -36,13 +36,14 @@ _Messages = np.ndarray[Any, np.dtype[np.void]]
 
 _EVENTS = rd.DELIVERIES | rd.LOG | rd.ERROR | rd.STATISTICS
 _SLICE_S = 0.05
-"""How long an abort may wait for the last row's delivery before it processes deliveries."""
+"""How long an abort waits for the last delivery report before it processes the pending reports, in seconds."""
 
 _LAST_BYTES = 1 << 20
 _QUIET_S = 0.02
-"""A flush sends incomplete requests once about so much is queued for each partition, or nothing arrived for so long.
+"""A flush waits until about `_LAST_BYTES` are queued for each partition, or nothing arrives for `_QUIET_S` seconds.
 
-While librdkafka flushes, its threads spin for as long as a partition has rows that wait for the request before them.
+Only then does it send incomplete requests: while librdkafka flushes, its threads spin as long as a partition has rows
+that wait for an earlier request.
 """
 
 _NOT_HERE = "sasl.oauthbearer.metadata.authentication.type"
@@ -51,12 +52,12 @@ _NOT_HERE = "sasl.oauthbearer.metadata.authentication.type"
 _METADATA_LIMIT_S = 1.0
 
 _LEVELS = (50, 50, 50, 40, 30, 20, 20, 10)
-"""Python's ``logging`` levels for those of syslog, with confluent-kafka's mapping."""
+"""Python's ``logging`` level for each level of syslog, as confluent-kafka maps them."""
 
 _ACQUIRED = re.compile(r"Acquired PID\{Id:(\d+),Epoch:(\d+)\}")
-"""The message in librdkafka's log ``eos`` that it has a producer id: rd_kafka_idemp_pid_update, unchanged since 1.0.
+"""The line in librdkafka's log ``eos`` that shows a new producer id (rd_kafka_idemp_pid_update, unchanged since 1.0).
 
-Its statistics have the id too, but only at their next interval, and they are far more expensive.
+Statistics also contain the id, but only from their next interval on, and they are far more expensive.
 """
 
 _DEBUG = 7
@@ -68,9 +69,9 @@ TopicPartition = tuple[str, int]
 
 PAUSE_S = 1.0
 _STARTING = "Coordinator load in progress: retrying"
-"""A broker that has just started returns this, and librdkafka retries. No action is needed."""
+"""A broker that has just started reports this, and librdkafka retries. The user need not do anything."""
 _ABOUT = re.compile(r"^(?P<what>\S+) \[[^]]*\] \[thrd:(?P<broker>[^]]*)\]")
-"""How librdkafka names the event, the producer and the broker in a log line."""
+"""The parts of a librdkafka log line that name the event, the producer and the broker."""
 
 
 class Listener(Protocol):
@@ -136,15 +137,15 @@ class BatchProducer:
     def produce(self, topic: str, rows: pa.RecordBatch) -> int:
         """Queues rows, and returns their number.
 
-        librdkafka reads the values from Arrow's memory, which is kept until they are delivered. It copies keys, and the
-        values of rows whose partition it chooses.
+        librdkafka reads the values from Arrow's memory, which stays alive until they are delivered. It copies keys, and
+        the values of rows whose partition it chooses.
 
         Args:
             topic: The topic of all rows.
             rows: Columns ``value``, ``key`` and ``partition``, see `sparkonce.sinks.kafka.rows.select_columns`.
 
         Raises:
-            KafkaException: If librdkafka refuses a row; others may be queued.
+            KafkaException: If librdkafka refuses a row. Other rows may be queued.
             BufferError: If its queue is full.
         """
         if BY_ROW.intersection(rows.schema.names):
@@ -170,7 +171,7 @@ class BatchProducer:
     def _produce(self, topic: str, partition: int, messages: _Messages, rows: pa.RecordBatch) -> int:
         handle, flags = self._topic(topic), rd.COPY_PAYLOAD
         if partition == rd.CHOSEN_PARTITION:
-            self._borrowed.keep()  # these rows may go to any partition, before or after rows that already have one
+            self._borrowed.keep()  # the partition is unknown here, so reports cannot show which memory is free
         elif self._borrowed.in_order:
             with self._polling:
                 memory = self._borrowed.room_for(rows.column("value"))
@@ -187,7 +188,7 @@ class BatchProducer:
         return int(taken)
 
     def _partitions(self, topic: str, rows: pa.RecordBatch, messages: _Messages) -> Numbers | int:
-        """Returns the partition of each row, or one for all rows; `CHOSEN_PARTITION` where librdkafka should choose."""
+        """Returns the partition of each row or of all rows; `CHOSEN_PARTITION` if librdkafka must choose."""
         unnamed = np.ones(len(messages), bool)
         if not _is_empty(rows, "partition"):
             unnamed = rows.column("partition").is_null().to_numpy(zero_copy_only=False)
@@ -213,7 +214,7 @@ class BatchProducer:
             self._partitioner.learn_nothing(topic)  # librdkafka keeps retrying
 
     def begin_anew(self) -> None:
-        """Forgets what earlier rows have shown: the leaders of partitions, and that a row has failed."""
+        """Forgets what earlier rows have revealed: the partitions' leaders, and that a row has failed."""
         self._partitioner.forget()
         with self._polling:
             if not len(self):
@@ -225,7 +226,7 @@ class BatchProducer:
         Raises:
             KafkaException: If the producer has failed permanently.
         """
-        # Only one thread at a time, to keep reports in order. Another thread is already processing the pending ones.
+        # Poll from one thread at a time, to keep reports in order. Another thread may already be processing them.
         if not self._polling.acquire(blocking=timeout_s > 0, timeout=timeout_s or -1):
             return
         try:
@@ -244,7 +245,7 @@ class BatchProducer:
         Raises the same errors as `poll`.
         """
         until_s = time.monotonic() + timeout_s
-        quiet_s = min(_QUIET_S, timeout_s / 2)  # the rest is for sending
+        quiet_s = min(_QUIET_S, timeout_s / 2)  # leave at least half of the time for sending
         self.poll(0)
         queued = -1
         while queued != len(self) and self._borrowed.kept_bytes > _LAST_BYTES * (1 + self._borrowed.partitions()):
@@ -253,7 +254,8 @@ class BatchProducer:
         left_s = until_s - time.monotonic()
         if not len(self) or left_s <= 0:
             return
-        # librdkafka waits until no row is queued, and a row counts as queued until this thread has served its report.
+        # Flush in another thread: it waits until the queue is empty, and this thread must process the reports until
+        # then.
         sending = threading.Thread(target=self._library.flush, args=(self._handle, int(left_s * 1000)), daemon=True)
         sending.start()
         try:
@@ -280,7 +282,7 @@ class BatchProducer:
                 return
             if not error.retriable() or time.monotonic() >= deadline:
                 raise KafkaException(error)
-            self.poll(0)  # it waits until the dropped rows are reported
+            self.poll(0)  # the abort waits until the dropped rows are reported
 
     def list_topics(self, topic: str, timeout_s: float) -> None:
         """Fetches a topic's partitions from a broker. Raises KafkaException."""
@@ -409,9 +411,12 @@ def _point(messages: _Messages, address: str, size: str, column: pa.Array) -> No
 
 @dataclass(slots=True)
 class _Borrowed:
-    """The rows of one call and their memory.
+    """Rows passed to librdkafka in one call, and their memory.
 
-    The numbers are those of the next row to be reported and the one after the last row.
+    Attributes:
+        due: The number of the next row to be reported.
+        end: The number after that of the last row.
+        memory: The memory of the rows; None if they were copied.
     """
 
     due: int
@@ -422,13 +427,13 @@ class _Borrowed:
 class BorrowedBuffers:
     """The memory of rows that librdkafka still reads. A report of their delivery releases it.
 
-    All rows are numbered. An idempotent producer sends the rows of a partition in the order in which it received them,
-    and reports them in that order, many at a time: a report begins with the oldest unreported row of its partition. If
-    a report begins with any other row, or if a row fails, no memory is released until `renew`.
+    All rows are numbered. An idempotent producer sends and reports the rows of a partition in the order in which it
+    received them. A report covers many rows, and begins with the oldest unreported row of its partition. If a report
+    begins with any other row, or if a row fails, no memory is released until `renew`.
 
     Args:
-        limit_bytes: Once this much memory is in use, rows are copied instead.
-        in_order: False for a producer that is not idempotent: nothing is borrowed for it.
+        limit_bytes: Once this many bytes are in use, further rows are copied.
+        in_order: False for a producer that is not idempotent, for which all rows are copied.
     """
 
     def __init__(self, limit_bytes: int, *, in_order: bool = True) -> None:
@@ -438,7 +443,7 @@ class BorrowedBuffers:
         self.renew()
 
     def renew(self) -> None:
-        """Starts over, once no row is in flight and every report has been passed in."""
+        """Starts over. Called when no row is in flight and every report has been passed in."""
         self.in_order = self._may_borrow
         self._lines: dict[TopicPartition, deque[_Borrowed]] = {}
         self._due: dict[int, deque[_Borrowed]] = {}
@@ -450,7 +455,7 @@ class BorrowedBuffers:
         return sum(map(bool, self._lines.values()))
 
     def room_for(self, column: pa.Array) -> pa.Buffer | None:
-        """Returns the memory of a string or binary column, all of which is kept alive; None if it is too much."""
+        """Returns the memory block that contains a string or binary column; None if keeping it exceeds the limit."""
         memory: pa.Buffer | None = column.buffers()[2]
         while memory is not None and memory.parent is not None:
             memory = memory.parent  # all columns of a batch from Spark share one block of memory
@@ -459,7 +464,7 @@ class BorrowedBuffers:
         return memory if self.kept_bytes + memory.size <= self._limit_bytes else None
 
     def borrow(self, partition: TopicPartition, memory: pa.Buffer | None, rows: int) -> int:
-        """Registers the next rows of a partition, and keeps their memory; None if they are copied.
+        """Registers the next rows of a partition, and keeps their memory alive. The memory is None for copied rows.
 
         Returns:
             The number of the first row. The others follow it.
@@ -477,7 +482,12 @@ class BorrowedBuffers:
         return borrowed.due
 
     def give_back(self, first: int, rows: int) -> None:
-        """Records the delivery of this many rows of one partition, starting with this number."""
+        """Records the delivery of some rows of a partition.
+
+        Args:
+            first: The number of the first of these rows.
+            rows: The number of rows.
+        """
         if not self.in_order:
             return
         line = self._due.pop(first, deque())
@@ -493,7 +503,7 @@ class BorrowedBuffers:
             self._due[line[0].due] = line
 
     def keep(self) -> None:
-        """Releases nothing from now on: what librdkafka still reads cannot be distinguished from the rest."""
+        """Stops releasing memory: librdkafka may still read any of it."""
         self.in_order = False
 
     def _release(self, borrowed: _Borrowed) -> None:

@@ -1,7 +1,7 @@
 """Finds the open transactions that block the read_committed readers of a topic (KIP-664).
 
-While another application's transaction is open, batches end as "committed", but readers see none of their rows. Only
-the brokers know why.
+While another application's transaction is open, batches are reported as committed, but readers see none of their rows.
+Only the brokers know the reason.
 """
 
 from __future__ import annotations
@@ -37,24 +37,25 @@ LIMIT_S = 10.0
 """The time limit of one poll."""
 
 PATIENCE_S = 30.0
-"""How long a transaction may be open before it is reported; at least as long as a batch takes."""
+"""How long a transaction may be open before it is reported, in seconds; more if a batch takes longer."""
 
 SAY_EVERY_S = 300.0
 _NAMED_AT_ONCE = 3
 _ASKED_AT_ONCE = 20
-"""The maximum number of partitions whose producers are described in one poll: each may have thousands."""
+"""The maximum number of partitions whose producers one poll describes: a partition may have thousands of producers."""
 
 _NOT_ALLOWED = 29
 _ID_NOT_ALLOWED = 53
 
 BEING_ENDED = "Prepare"
-"""How the states of a transaction begin while its coordinator writes the markers."""
+"""The prefix of a transaction's state while its coordinator writes the markers."""
 
 
 class KafkaMonitor(Monitor):
-    """Compares each partition's last stable offset with its end, with two small requests to each broker.
+    """Compares each partition's last stable offset with its end, which takes two small requests to each broker.
 
-    Describes producers only for partitions that stay blocked. Uses its own connection, so that no commit has to wait.
+    Describes the producers only of partitions that stay blocked. Uses a separate connection, so that commits need not
+    wait.
 
     Args:
         settings: The sink's settings, with librdkafka's names.
@@ -121,7 +122,7 @@ class KafkaMonitor(Monitor):
             return []
         names, missing = names_of(self._client, (one.producer_id for one in held), brokers, deadline_s)
         if missing is not None:
-            # The silent broker may be the one that knows the transaction, which may belong to this query.
+            # The broker that did not answer may know the transaction, which may even be this query's.
             return []
         transactions = [KafkaTransaction(name, producer_id, 0) for producer_id, name in names.items()]
         views = self._client.describe_transactions(transactions, deadline_s=deadline_s) if transactions else []
@@ -237,7 +238,10 @@ def readable_and_end(
 def open_parts(
     client: TransactionClient, leaders: Mapping[Partition, int], deadline_s: float
 ) -> tuple[list[OpenPart], dict[Partition, BrokerAnswer]]:
-    """Returns the open parts of transactions in these partitions, and why some may be unknown."""
+    """Returns the open parts of transactions in these partitions, and the answers of leaders that refuse.
+
+    Parts in partitions of the latter may be missing.
+    """
     (replies,) = ask_leaders(client, leaders, producers, deadline_s=deadline_s)
     found = [
         OpenPart(partition, producer.current_txn_start_offset, producer.producer_id, producer.producer_epoch)
@@ -251,7 +255,10 @@ def open_parts(
 def names_of(
     client: TransactionClient, producer_ids: Iterable[int], brokers: Sequence[int], deadline_s: float
 ) -> tuple[dict[int, str], BrokerAnswer | None]:
-    """Returns the transactional ids of producers that this user may see, and why some may be missing."""
+    """Returns the transactional ids of producers, as far as this user may see them.
+
+    If some may be missing, also returns the reason.
+    """
     request = ListTransactionsRequest(producer_id_filters=sorted(set(producer_ids)))
     names: dict[int, str] = {}
     missing: BrokerAnswer | None = None

@@ -1,6 +1,6 @@
 """The driver half of the Kafka sink: commits and aborts transactions that writers have prepared.
 
-Two checks run before each commit, because the broker reports success in both of these cases:
+Two checks run before each commit, because a broker reports success even if they fail:
 
 `RetentionCheck` checks that the brokers still have the rows of transactions that have been open for a long time.
 ``retention.ms``, ``retention.bytes`` and DeleteRecords delete rows of open transactions too (tested on Kafka 4.3: three
@@ -70,17 +70,18 @@ from sparkonce.sinks.kafka.transaction_client import (
 log = logging.getLogger(__name__)
 
 ATTEMPT_TIMEOUT_S = 10.0
-"""How long one call waits for brokers before it answers RETRY."""
+"""How long one call waits for brokers before it returns RETRY, in seconds."""
 
 TRACES_ATTEMPTS = 12
-"""The factor by which `list_traces` may take longer: there may be many traces."""
+"""The factor by which `list_traces` may take longer than other calls, since there may be many traces."""
 
 _ASK_AGAIN_S = 0.25
 
 _METADATA_VALID_S = 0.25
-"""How long the leaders found before a decision remain valid for the commit, which follows within milliseconds.
+"""How long the leaders found before a decision can be used for its commit, in seconds.
 
-A shorter time would query twice where the decision log is slow; a longer one would miss a leader that fails.
+The commit normally follows within milliseconds. A shorter time would repeat the request if the decision log is slow. A
+longer one would miss a leader that fails.
 """
 
 _EXPIRATION = "transactional.id.expiration.ms"
@@ -92,9 +93,9 @@ _UNKNOWN_TOPIC_OR_PARTITION = 3
 _TOPIC_AUTHORIZATION_FAILED = 29
 
 _YOUNG_MS = 60_000
-"""Rows of younger transactions need no check.
+"""Rows of a younger transaction need no check.
 
-Brokers look for rows to delete every five minutes (``log.retention.check.interval.ms``).
+Brokers only look for rows to delete every five minutes (``log.retention.check.interval.ms``).
 """
 
 _DAMAGED = Finished(
@@ -167,10 +168,10 @@ class KafkaCommitter(HandleCommitter[KafkaTransaction]):
         return held | dict(zip(ready, verdicts, strict=True))
 
     def abort_all(self, wanted: Mapping[KafkaTransaction, Handle]) -> Mapping[KafkaTransaction, Finished]:
-        """Aborts these transactions and raises their epochs, so that writers can neither write nor commit.
+        """Aborts these transactions, and raises their epochs so that the writers can neither write nor commit.
 
-        If the broker asks for a retry, the transaction is described again first. A request without an answer is not
-        repeated, because it may still arrive.
+        If the broker asks for a retry, the transaction is described again before the next attempt. A request without an
+        answer is not repeated, because it may still arrive.
         """
         deadline_s = self._deadline_s()
         ended: dict[KafkaTransaction, Finished] = {}
@@ -221,12 +222,12 @@ class KafkaCommitter(HandleCommitter[KafkaTransaction]):
         return [handle for view in views if (handle := self._lingering(view)) is not None]
 
     def list_traces(self, query: str, facts: Facts) -> Sequence[Trace]:
-        """Lists the commits that Kafka remembers, for a week (``transactional.id.expiration.ms``).
+        """Lists the commits that Kafka remembers, for a week by default (``transactional.id.expiration.ms``).
 
-        An id only shows its last transaction. But a worker never reuses the id of its latest transaction (see
-        `LanePool`), so all commits of a run's last batch with rows are present.
+        A transactional id only shows its last transaction. However, a worker never reuses the id of its latest
+        transaction (see `LanePool`), so all commits of a run's last batch with rows are included.
 
-        If the cluster answers other requests, but not these in time, the traces found so far are returned with a
+        If the cluster answers other requests but not these in time, the traces found so far are returned, with a
         warning.
         """
         prefix = facts.get("prefix")
@@ -252,9 +253,9 @@ class KafkaCommitter(HandleCommitter[KafkaTransaction]):
     def missing(self, handles: Sequence[Handle]) -> Sequence[Handle]:
         """Returns the transactions that the coordinators' logs do not show as committed.
 
-        A producer without a transaction only counts on a broker that records how transactions ended. An unknown id
-        counts if it is younger than half the time for which brokers remember idle ids; the other half allows for clock
-        differences. If the user may not read that setting, unknown ids do not count.
+        If a producer has no transaction, its transaction only counts as missing on brokers that record how transactions
+        ended. An unknown id counts as missing if it is younger than half the time for which brokers remember idle ids;
+        the other half allows for clock differences. If the user may not read that time, unknown ids do not count.
 
         Raises:
             UnknownOutcomeError: If a coordinator does not answer, or a broker does not report how long it remembers
@@ -277,7 +278,7 @@ class KafkaCommitter(HandleCommitter[KafkaTransaction]):
         ]
 
     def _keeps_ended(self, transactional_id: str) -> bool:
-        """Returns True if the broker still shows how any transaction of this id's query ended.
+        """Returns True if the brokers still show how at least one transaction of this id's query ended.
 
         Raises:
             UnknownOutcomeError: If a broker does not list its transactions.
@@ -295,7 +296,7 @@ class KafkaCommitter(HandleCommitter[KafkaTransaction]):
         return bool(names)
 
     def begun_ms(self, handles: Sequence[Handle]) -> Sequence[int | None]:
-        """Returns when the coordinators began these transactions; None for one that is not open at exactly this epoch.
+        """Returns when the coordinators began these transactions; None for one that is not open at its exact epoch.
 
         Raises:
             UnknownOutcomeError: If a coordinator does not describe its transaction.
@@ -308,9 +309,9 @@ class KafkaCommitter(HandleCommitter[KafkaTransaction]):
         return [begun.get(one) for one in transactions]
 
     def before_decision(self, facts: Facts) -> str:
-        """Returns why the batch must not be decided: the topic is not the one with which the run started.
+        """Returns the reason not to decide the batch: its topic is not the one with which the run started.
 
-        The commit that follows takes the partitions' leaders from the same response.
+        The commit that follows uses the partitions' leaders from the same response.
         """
         topic = facts.get("topic")
         if topic is None:
@@ -338,7 +339,7 @@ class KafkaCommitter(HandleCommitter[KafkaTransaction]):
     def _confirm(
         self, doubtful: list[int], transactions: list[KafkaTransaction], verdicts: list[Finished], deadline_s: float
     ) -> None:
-        """Confirms these verdicts, by index, with the coordinators' descriptions of the ids."""
+        """Checks these verdicts, selected by index, against the coordinators' descriptions of the ids."""
         if not doubtful:
             return
         views = self._client.describe_transactions([transactions[index] for index in doubtful], deadline_s=deadline_s)
@@ -349,9 +350,9 @@ class KafkaCommitter(HandleCommitter[KafkaTransaction]):
     def _end_and_fence(
         self, timeouts_ms: Mapping[KafkaTransaction, int], deadline_s: float
     ) -> tuple[dict[KafkaTransaction, BrokerAnswer], bool]:
-        """Aborts these transactions. Returns the answers, and whether ids were initialized.
+        """Aborts these transactions. Returns the answers, and True if ids were initialized to do so.
 
-        An initialization ends the open transaction even if it arrives late.
+        An initialization ends the open transaction even if the request arrives late.
         """
         if not timeouts_ms:
             return {}, False
@@ -418,7 +419,7 @@ def fields_of(transaction: KafkaTransaction) -> dict[str, str | int]:
 
 
 def _trace(view: Description, prefix: str, query: str) -> Trace | None:
-    """Returns what an id shows of the query's last commit; None if it is another query's, or not committed."""
+    """Returns the commit of this query that an id shows; None if the id is another query's or shows no commit."""
     parsed = TransactionalId.parse(view.transaction.transactional_id)
     if parsed is None or (parsed.prefix, parsed.query) != (prefix, query) or view.state not in COMMITTED_STATES:
         return None
@@ -430,7 +431,7 @@ def _trace(view: Description, prefix: str, query: str) -> Trace | None:
 
 
 def begin_of(prefix: str, query: str) -> str:
-    """Returns the prefix of a query's ids, so that most ids of other queries need not be parsed."""
+    """Returns the prefix of a query's ids, with which brokers can filter out most ids of other queries."""
     return f"{prefix}.{query}."
 
 
@@ -458,12 +459,11 @@ class RetentionCheck:
     def held_back(
         self, begun_ms: Mapping[KafkaTransaction, int], deadline_s: float
     ) -> dict[KafkaTransaction, Finished]:
-        """Returns the transactions that must not be committed now: their rows are gone, or may be.
+        """Returns the transactions that must not be committed now, because their rows are gone or may be gone.
 
-        Checks transactions that have been open for more than a minute by their executors' clocks, and those that were
-        damaged before. Because clocks may be wrong, it also checks all transactions of a run's first batch; but a
-        leader that does not answer does not delay young transactions. A transaction that is not open is already
-        committed or lost.
+        Checks transactions that were damaged before, and those that are older than a minute by their executors' clocks.
+        Because clocks may be wrong, it also checks all transactions of a run's first batch, but a leader that does not
+        answer does not delay young transactions. A transaction that is not open has already been committed or lost.
 
         Args:
             begun_ms: When each transaction began, in milliseconds since the epoch by its executor's clock.
@@ -514,8 +514,8 @@ class RetentionCheck:
         leaders = self._known(
             self._leaders({partition for view in views for partition in view.partitions}, deadline_s), unknown
         )
-        # Query the last stable offsets first: if rows are deleted in between, the partition counts as doubtful and is
-        # examined.
+        # Query the last stable offsets first: if rows are deleted between the two requests, the partition counts as
+        # doubtful and is examined.
         (ends,) = ask_leaders(self.client, leaders, last_stable_offsets, deadline_s=deadline_s)
         (starts,) = ask_leaders(self.client, leaders, start_offsets, deadline_s=deadline_s)
         stable, first = self._known(ends, unknown), self._known(starts, unknown)
@@ -549,7 +549,7 @@ class RetentionCheck:
         return {partition: leader for partition, leader in leaders_of(metadata).items() if partition in partitions}
 
     def _known(self, replies: Mapping[Partition, Any], unknown: dict[Partition, BrokerAnswer]) -> dict[Partition, Any]:
-        """Returns what is known, and adds to ``unknown`` the partitions that must be queried again."""
+        """Returns the replies that have a result. Adds partitions that must be queried again to ``unknown``."""
         for partition, reply in replies.items():
             if not isinstance(reply, BrokerAnswer):
                 continue
@@ -577,9 +577,9 @@ def _may_be_old(began_ms: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class LeaderCheck:
-    """Finds partitions without a leader. Costs one request per commit, unless the topic was described just before.
+    """Finds partitions without a leader. Costs one request per commit, or none if the topic was just described.
 
-    If rows name their topics, it costs two, because their transactions are described, too.
+    If rows name their topics, it costs a second request that describes the transactions.
 
     Args:
         client: Sends the requests.
@@ -594,7 +594,7 @@ class LeaderCheck:
     ) -> dict[KafkaTransaction, Finished]:
         """Returns the transactions that must not be committed now: they have written to a partition without a leader.
 
-        If the cluster does not answer, none is delayed, since the commit itself is not answered either.
+        If the cluster does not answer, no transaction is held back, since the commit will not be answered either.
 
         Args:
             wanted: The transactions to commit.

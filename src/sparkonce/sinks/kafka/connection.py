@@ -1,9 +1,9 @@
-"""The driver's connections to Kafka: calls that wait for kafka-python's network thread, each with a deadline.
+"""The driver's connections to Kafka. Calls wait for kafka-python's network thread, each until a deadline.
 
-Connections open when they are first needed, and stay open between batches. A connection that gets no answer is closed.
-If no broker answers, all connections are dropped, and the next call starts again with ``bootstrap.servers``. That way
-brokers may restart under different addresses, and credentials that were refused once are tried again, which
-kafka-python would never do.
+Connections are opened when they are first needed, and stay open between batches. A connection that gets no answer is
+closed. If no broker answers, all connections are dropped, and the next call starts again with ``bootstrap.servers``. As
+a result, brokers may restart under different addresses, and credentials that were refused once are tried again, which
+kafka-python would not do.
 
 `Waiting` pauses between repeated requests, and logs why. `token_provider` turns confluent-kafka's ``oauth_cb`` into a
 token provider for kafka-python (KIP-255, OAUTHBEARER).
@@ -36,13 +36,13 @@ T = TypeVar("T")
 Request = Any
 """A request class of ``kafka.protocol``."""
 Response = Any
-"""A response class of ``kafka.protocol``, or a `BrokerAnswer` without a code that says why there is none."""
+"""A response class of ``kafka.protocol``, or a `BrokerAnswer` without a code if there is no response."""
 
 _GRACE_S = 1.0
 """How long past the deadline a caller waits for the network thread, which enforces the deadline itself."""
 
 _STOP_WITHIN_S = 10.0
-"""The time that a network thread has to end."""
+"""The time limit for a network thread to end, in seconds."""
 
 _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 1.0
@@ -61,21 +61,22 @@ _OURS = {
     # The list of a large cluster's transactions can be long.
     "receive_message_max_bytes": 100_000_000,
     "proxy_url": "sparkonce://direct",
-    # A broker that was unreachable for minutes is contacted soon after it is back.
+    # Reconnect soon to a broker that is back after it was unreachable for minutes.
     "reconnect_backoff_max_ms": 1000,
 }
 
 _NO_ANSWER = (KafkaError, OSError)
-"""The errors that kafka-python raises instead of an answer; OSError is an unreadable certificate file."""
+"""The errors that kafka-python raises if there is no answer. It raises OSError for an unreadable certificate file."""
 
 _SAY_LESS: WeakSet[threading.Thread] = WeakSet()
 """The threads in which kafka-python works for a `KafkaConnection`."""
 
 
 def _say_less(record: logging.LogRecord) -> bool:
-    """Lowers kafka-python's log records about our connections to DEBUG, as the caller sees each failure anyway.
+    """Lowers kafka-python's log records about our connections to DEBUG.
 
-    Each failure is returned as a `BrokerAnswer`. Otherwise a broker that closes an idle connection causes six warnings.
+    The caller gets each failure as a `BrokerAnswer` anyway. Otherwise, a broker that closes an idle connection would
+    cause six warnings.
     """
     if record.levelno > logging.DEBUG and threading.current_thread() in _SAY_LESS:
         record.levelno, record.levelname = logging.DEBUG, logging.getLevelName(logging.DEBUG)
@@ -87,7 +88,7 @@ for _module in ("net.connection", "net.inet", "net.manager", "net.selector", "ne
 
 
 class _Socket(KafkaNetSocket):  # type: ignore[misc]  # kafka-python has no types
-    """Closes a socket that could not connect, which kafka-python leaves to the garbage collector."""
+    """Closes a socket that could not connect. kafka-python would leave that to the garbage collector."""
 
     SCHEMES = ("sparkonce",)
 
@@ -101,7 +102,7 @@ class _Socket(KafkaNetSocket):  # type: ignore[misc]  # kafka-python has no type
 
 
 class KafkaConnection:
-    """All connections to one cluster. Several threads can use it; their calls run one at a time.
+    """All connections to one cluster. Thread-safe; calls run one at a time.
 
     Args:
         settings: kafka-python's settings, see `sparkonce.sinks.kafka.settings.admin_settings`.
@@ -137,7 +138,7 @@ class KafkaConnection:
                     self._discard()
 
     async def gather(self, requests: Sequence[tuple[Request, int | str | None]], deadline_s: float) -> list[Response]:
-        """Sends every request to its node (None: to any) before it waits for any response."""
+        """Sends all requests, each to its node (None for any node), before it waits for the first response."""
         # Send copies, because kafka-python stores in each request the version with which it was sent.
         waiting = [self._send(copy(request), node_id, deadline_s) for request, node_id in requests]
         return [one if isinstance(one, BrokerAnswer) else await self._response(one, deadline_s) for one in waiting]
@@ -171,7 +172,7 @@ class KafkaConnection:
 
     async def _response(self, sent: tuple[Request, Any, Any], deadline_s: float) -> Response:
         request, connection, future = sent
-        # A request's own timeout only starts once its connection is open.
+        # A request's own timeout only starts once its connection is open, so also limit the wait here.
         try:
             response = await self.manager.wait_for(future, _left_ms(deadline_s))
         except _NO_ANSWER as error:
@@ -188,7 +189,7 @@ class KafkaConnection:
         self._net = net = NetworkSelector(**self._settings)
         net.start()
         _SAY_LESS.add(net._io_thread)
-        # Create it on the network thread, where the deadline applies, because with client.dns.lookup it queries a DNS
+        # Create the manager on the network thread, where the deadline applies: with client.dns.lookup, it queries a DNS
         # server.
         made = net.call_soon_with_future(lambda: KafkaConnectionManager(net, **{**_OURS, **self._settings}))
         self._manager = self._wait(made, deadline_s)
@@ -196,7 +197,7 @@ class KafkaConnection:
 
     async def _bootstrap(self, deadline_s: float) -> None:
         """Queries each bootstrap server once for the cluster's brokers."""
-        # kafka-python's own bootstrap retries until the deadline, and then does not say what was wrong.
+        # kafka-python's own bootstrap retries until the deadline, and then does not report what was wrong.
         servers = self.manager.cluster.bootstrap_brokers()
         random.shuffle(servers)
         reasons = []
@@ -281,17 +282,17 @@ def _left_ms(deadline_s: float) -> float:
 
 
 class Waiting:
-    """Logs what one client is waiting for: first when it takes long, then rarely, across all calls."""
+    """Logs what one client is waiting for: first after a while, then rarely, counting all of its calls."""
 
     def __init__(self) -> None:
         self._say_at = 0.0
 
     def until(self, deadline_s: float, what: str) -> Again:
-        """Starts to wait.
+        """Starts a wait, and returns the function that pauses before each retry.
 
         Args:
             deadline_s: When to stop, by `time.monotonic`.
-            what: What Kafka should do, for the log.
+            what: What Kafka is expected to do, for the log.
         """
         began_s, pause_s = time.monotonic(), _FIRST_PAUSE_S
 
@@ -314,7 +315,7 @@ def token_provider(plain: Mapping[str, Any]) -> AbstractTokenProvider:
     """Returns the token provider for these settings.
 
     Raises:
-        ConfigurationError: If there is no ``oauth_cb``, or librdkafka is configured to fetch the tokens on its own.
+        ConfigurationError: If there is no ``oauth_cb``, or if librdkafka is configured to fetch tokens itself.
     """
     method = str(plain.get("sasl.oauthbearer.method", "default")).lower()
     if method != "default":
@@ -346,7 +347,7 @@ class _CallbackTokens(AbstractTokenProvider):  # type: ignore[misc]  # kafka-pyt
         self._refresh_at_s = 0.0
 
     def token(self) -> str:
-        """Returns the token, and fetches it when needed.
+        """Returns the token, and fetches a new one if needed.
 
         Raises:
             SaslAuthenticationFailedError: If the callback raises an error, or returns no token.

@@ -1,9 +1,8 @@
-"""The librdkafka functions that `sparkonce.sinks.kafka.batch_producer` calls, from confluent-kafka's own library.
+"""The librdkafka functions that `sparkonce.sinks.kafka.batch_producer` calls, in the copy that confluent-kafka uses.
 
-confluent-kafka's ``cimpl`` module is linked with librdkafka. The dynamic linker looks up a name in a library and in
-those it is linked with, so ``cimpl`` gives access to the same librdkafka that confluent-kafka uses. Only functions and
-structures of librdkafka's public interface (``rdkafka.h``) are used here, which stays compatible within a major
-version.
+confluent-kafka's ``cimpl`` module is linked with librdkafka. The dynamic linker also looks up names in the libraries
+that a library is linked with, so ``cimpl`` gives access to that copy. Only functions and structures of librdkafka's
+public interface (``rdkafka.h``) are used here, which stays compatible within a major version.
 """
 
 from __future__ import annotations
@@ -124,7 +123,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
 
 class Library:
-    """librdkafka's functions, by their names without ``rd_kafka_``. Each call lets other Python threads run."""
+    """librdkafka's functions, by their names without ``rd_kafka_``. Calls release the GIL."""
 
     def __init__(self, loaded: ctypes.CDLL) -> None:
         for name, (result, arguments) in _SIGNATURES.items():
@@ -136,7 +135,7 @@ class Library:
         raise AttributeError(f"librdkafka's function {name!r} is not declared.")
 
     def taken_error(self, error: int | None) -> KafkaError | None:
-        """Returns confluent-kafka's object for an ``rd_kafka_error_t``, which is freed; None if there is no error."""
+        """Converts an ``rd_kafka_error_t`` to confluent-kafka's error, and frees it. Returns None for no error."""
         if not error:
             return None
         found = KafkaError(
@@ -152,7 +151,7 @@ class Library:
 
 @cache
 def librdkafka() -> Library | None:
-    """Returns the library; None where its functions cannot be found this way, as on Windows."""
+    """Returns the library; None if its functions cannot be found in this way, for example on Windows."""
     if ctypes.sizeof(c_void_p) * 8 != 64:
         return None
     try:

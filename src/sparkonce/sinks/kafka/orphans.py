@@ -1,4 +1,4 @@
-"""Lists what sparkonce has open in a Kafka cluster, for operators. Read-only."""
+"""Lists the open transactions of a Kafka cluster, for operators. Read-only."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ OPEN, BEING_ENDED, MARKER_MISSING, NOT_VISIBLE = "open", "being ended", "marker 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KafkaOrphan(Orphan):
-    """An open transaction. Its id contains neither batch nor slot. One of another application has no query and no run.
+    """An open transaction. Its id contains neither batch nor slot. Other applications' ones have no query and no run.
 
     Attributes:
         timeout_s: The age at which the broker aborts it; -1 if it is unknown.
@@ -58,9 +58,9 @@ class KafkaOrphan(Orphan):
     since_ms: int = -1
 
     def is_of(self, handle: Handle) -> bool:
-        """Returns True if the handle finishes this transaction.
+        """Returns True if the handle refers to this transaction.
 
-        The id alone is not enough: later transactions reuse it.
+        The transactional id alone does not show that, because later transactions reuse it.
         """
         fields = dict(handle.transaction)
         asked = (self.name, self.producer_id, self.epoch)
@@ -101,9 +101,9 @@ class BlockedTopics:
     """The open transactions of some topics.
 
     Attributes:
-        found: The transactions: those that block readers first, then the oldest.
+        found: The transactions: first those that block readers, then the others, oldest first.
         topics: The topics that exist on this cluster.
-        missing: Why some transactions or their ids may be missing; None if none is.
+        missing: Why some transactions or their ids may be missing; None if the list is complete.
     """
 
     found: Sequence[Blocker]
@@ -130,7 +130,7 @@ def list_open(settings: str | Mapping[str, Any]) -> list[KafkaOrphan]:
 
 
 def find_open(settings: str | Mapping[str, Any], name: str) -> KafkaOrphan | None:
-    """Returns the open transaction of an id, of any application. None if its last one has ended, or the id is unknown.
+    """Returns the open transaction of a transactional id, of any application; None if there is none.
 
     Raises:
         ConfigurationError: If a setting does not exist.
@@ -146,7 +146,7 @@ def find_open(settings: str | Mapping[str, Any], name: str) -> KafkaOrphan | Non
 
 
 def list_held(settings: str | Mapping[str, Any], orphan: KafkaOrphan) -> list[HeldPartition]:
-    """Queries the leaders for where an open transaction begins, and how far read_committed readers get.
+    """Queries the partitions' leaders where an open transaction begins, and how far read_committed readers get.
 
     Args:
         settings: See `list_open`.
@@ -174,7 +174,7 @@ def list_held(settings: str | Mapping[str, Any], orphan: KafkaOrphan) -> list[He
 
 
 def list_blocking(settings: str | Mapping[str, Any], targets: Collection[Target]) -> BlockedTopics:
-    """Lists every open transaction with rows in these topics, of any application: it may block read_committed readers.
+    """Lists every open transaction, of any application, that has rows in these topics and may thus block readers.
 
     Args:
         settings: See `list_open`.

@@ -1,12 +1,12 @@
-"""Maps Kafka's answers to outcomes, each with one sentence: a table for commits and one for aborts.
+"""Maps Kafka's answers to outcomes, each with one sentence. Commits and aborts have separate tables.
 
 An answer that is not listed is UNKNOWN. The meanings follow Kafka's ``TransactionCoordinator.endTransaction`` and
 ``prepareInitProducerIdTransit``, and were tested against Kafka 4.3:
 
-- The coordinator compares the producer id, then the epoch, then the state. So a fenced answer means that another
-  producer has used the id since. INVALID_TXN_STATE means that none has, and that the transaction is not open.
-- Errors while the coordinator appends to its own log are returned as COORDINATOR_NOT_AVAILABLE or NOT_COORDINATOR, and
-  the append may still have succeeded. A retry shows which, hence RETRY and not UNKNOWN.
+- The coordinator compares first the producer id, then the epoch, then the state. A fenced answer therefore means that
+  another producer has used the id since. INVALID_TXN_STATE means that none has, and that the transaction is not open.
+- If the coordinator fails while it appends to its own log, it returns COORDINATOR_NOT_AVAILABLE or NOT_COORDINATOR. The
+  append may still have succeeded, which a retry shows. The outcome is therefore RETRY, not UNKNOWN.
 
 LOST makes the caller write rows again, so the table alone does not decide it: `confirm_lost` compares it with the
 coordinator's own description of the transaction.
@@ -159,14 +159,14 @@ def is_retriable(answer: BrokerAnswer) -> bool:
 
 
 def is_unanswered(answer: BrokerAnswer) -> bool:
-    """Returns True if nothing is known yet: there was no reply, or one that asks for a retry."""
+    """Returns True if there was no reply, or only one that asks for a retry, so that nothing is known yet."""
     return answer.code is None or is_retriable(answer)
 
 
 def commit_outcome(answer: BrokerAnswer) -> Finished:
     """Returns the outcome of a commit. LOST still has to pass `confirm_lost`.
 
-    Kafka answers the second commit of a transaction like the first, so COMMITTED stands for both.
+    Kafka answers a repeated commit like the first one, so COMMITTED stands for both.
     """
     return _read(_COMMIT, answer)
 
@@ -182,7 +182,7 @@ def undescribed_outcome(answer: BrokerAnswer) -> Finished:
 
 
 def is_undescribed(view: Description | BrokerAnswer) -> TypeGuard[BrokerAnswer]:
-    """Returns True if the coordinator neither described the id nor answered that it does not know it."""
+    """Returns True if the coordinator's answer is neither a description nor that it does not know the id."""
     return isinstance(view, BrokerAnswer) and view.code != TRANSACTIONAL_ID_NOT_FOUND
 
 
@@ -204,11 +204,11 @@ def _read(table: ErrorTable[int], answer: BrokerAnswer) -> Finished:
 
 
 def confirm_forgotten(verdict: Finished, transaction: KafkaTransaction, now: Description | BrokerAnswer) -> Finished:
-    """Distinguishes transactions that the broker has forgotten from those aborted at the last epoch of a producer id.
+    """Tells whether an unknown producer id was forgotten by the broker, or aborted at the producer id's last epoch.
 
-    From transaction version 2 on, aborting an open transaction leaves its id at the next epoch as CompleteAbort. After
-    the last epoch, that is epoch 0 of a new producer id. A commit leaves the id unchanged, and the initialization after
-    it leaves a different state.
+    From transaction version 2 on, aborting an open transaction leaves its id in the state CompleteAbort at the next
+    epoch. The next epoch after the last one is epoch 0 of a new producer id. A commit does not change the id, and an
+    initialization after a commit leaves another state.
     """
     if isinstance(now, BrokerAnswer):
         return verdict
@@ -253,7 +253,7 @@ def confirm_lost(verdict: Finished, transaction: KafkaTransaction, now: Descript
 def is_behind(transaction: KafkaTransaction, now: Description | BrokerAnswer) -> bool:
     """Returns True if the coordinator's log ends before the commit of a transaction that was committed.
 
-    This does not cover an `is_empty` view: on some brokers it also follows a commit.
+    This does not cover a description for which `is_empty` is True, because some brokers also show it after a commit.
     """
     if isinstance(now, BrokerAnswer):
         return False  # nothing is known about an unknown id: the coordinator forgets ids that were idle for a long time
@@ -263,19 +263,20 @@ def is_behind(transaction: KafkaTransaction, now: Description | BrokerAnswer) ->
 
 
 def is_empty(transaction: KafkaTransaction, now: Description | BrokerAnswer) -> bool:
-    """Returns True if the coordinator knows the transaction's producer, and no transaction of it.
+    """Returns True if the coordinator knows the transaction's producer, but shows no transaction of that producer.
 
-    Apache Kafka records how the last transaction ended (CompleteCommit, CompleteAbort), so there it means that the log
-    ends before the transaction. Redpanda before 24.2 and franz-go's kfake show every ended transaction as Empty.
+    Apache Kafka shows how the last transaction ended (CompleteCommit or CompleteAbort), so on Apache Kafka, the result
+    means that the log ends before the transaction. Redpanda before 24.2 and franz-go's kfake show every ended
+    transaction as Empty.
     """
     return isinstance(now, Description) and now.transaction == transaction and now.state == "Empty"
 
 
 def before_abort(transaction: KafkaTransaction, now: Description | BrokerAnswer) -> Finished | None:
-    """Returns the outcome if it is already known before an abort is sent; None if the abort has to be sent.
+    """Returns the outcome if it is known before an abort is sent; None if the abort has to be sent.
 
-    An abort that raises the epoch also succeeds on a committed transaction, where it only raises the epoch (KIP-890).
-    So its answer alone is not enough.
+    An abort that raises the epoch (KIP-890) also succeeds on a committed transaction, where it has no other effect. Its
+    answer alone is therefore not enough.
     """
     if isinstance(now, BrokerAnswer):
         if now.code == TRANSACTIONAL_ID_NOT_FOUND:

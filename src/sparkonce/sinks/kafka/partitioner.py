@@ -20,15 +20,15 @@ _BYTES_ON_PARTITION = 1 << 20
 _KNOWN_FOR_S = 300.0
 """librdkafka's ``topic.metadata.refresh.interval.ms``: partitions may have been added since the last refresh."""
 _LONGEST_KEY = 1024
-"""In bytes. A longer key would take one step in Python for every four bytes."""
+"""The maximum size of a key in bytes. Longer keys would take one step in Python for every four bytes."""
 _SEED, _FACTOR = np.uint32(0x9747B28C), np.uint32(0x5BD1E995)
 
 
 class Partitioner:
     """Chooses partitions where the settings leave the choice to Kafka's default rule.
 
-    librdkafka chooses them one by one: it locks the topic for each row, and cannot borrow the memory of rows whose
-    partition it will choose. This class makes the same choice as librdkafka, so equal keys stay together.
+    librdkafka chooses partitions row by row: it locks the topic for each row, and cannot borrow the memory of rows
+    whose partition it will choose. This class makes the same choice as librdkafka, so equal keys stay together.
 
     Args:
         settings: librdkafka's settings.
@@ -45,11 +45,11 @@ class Partitioner:
 
     @property
     def chooses(self) -> bool:
-        """Returns True if it chooses the partition of any row."""
+        """Returns True if this object chooses the partition of at least some rows."""
         return self._hashes or self._is_sticky
 
     def knows(self, topic: str) -> bool:
-        """Returns True if a topic was described recently enough that librdkafka itself would not refresh it yet."""
+        """Returns True if the topic was described so recently that librdkafka itself would not refresh it."""
         return time.monotonic() - self._learnt_s.get(topic, -_KNOWN_FOR_S) < _KNOWN_FOR_S
 
     def learn(self, topic: str, count: int, led: Sequence[int]) -> None:
@@ -57,7 +57,7 @@ class Partitioner:
         self._counts[topic], self._led[topic], self._learnt_s[topic] = count, led, time.monotonic()
 
     def learn_nothing(self, topic: str) -> None:
-        """Records that no broker answered: what is already known remains in use."""
+        """Records that no broker answered. What is already known about the topic is used for longer."""
         self._learnt_s[topic] = time.monotonic()
 
     def forget(self) -> None:
@@ -69,8 +69,9 @@ class Partitioner:
     def without_key(self, topic: str, size_bytes: int) -> int | None:
         """Returns one partition for about a megabyte of rows without keys, as Kafka's own producers do (KIP-794).
 
-        librdkafka chooses one for each row until it knows the leaders, and checks for each row whether there is one.
-        Returns None where librdkafka has to choose: the brokers did not answer, or a setting determines the choice.
+        librdkafka instead chooses a partition for each row until it knows the leaders, and checks for each row whether
+        there is a leader. Returns None if librdkafka has to choose, because the brokers did not answer or a setting
+        determines the choice.
         """
         led = self._led.get(topic)
         if not self._is_sticky or not led:
@@ -81,7 +82,7 @@ class Partitioner:
         return led[self._at % len(led)]
 
     def by_key(self, topic: str, keys: pa.Array) -> Numbers | None:
-        """Returns a partition for each key; that of a null means nothing. None where librdkafka has to choose."""
+        """Returns a partition for each key, with an arbitrary number for a null; None if librdkafka has to choose."""
         count = self._counts.get(topic)
         if not self._hashes or not count or np.diff(bounds(keys)[0]).max(initial=0) > _LONGEST_KEY:
             return None

@@ -1,4 +1,4 @@
-"""A librdkafka producer that carries a lane's transaction, and the results of its callbacks."""
+"""A librdkafka producer that carries the transaction of a lane, and the results of the producer's callbacks."""
 
 from __future__ import annotations
 
@@ -23,9 +23,11 @@ INITIALISE_LIMIT_S = 60.0
 """How long `PooledProducer.open` waits for an initialization."""
 
 STATISTICS_MS, SLOW_STATISTICS_MS = 100, 1000
-"""A producer's id is in its first statistics after initialization.
+"""The intervals of statistics of confluent-kafka's producer and of a `BatchProducer`, in milliseconds.
 
-Statistics are expensive: every 100 ms they took 17% of a worker's CPU in batches of 200 rows, and they cost more with
+confluent-kafka's producer learns its producer id from its first statistics. A `BatchProducer` learns it earlier, from
+the log. Statistics are expensive: every 100 ms, they took 17% of a worker's CPU in batches of 200 rows, and they cost
+more with more partitions.
 more partitions. A `BatchProducer` reports the id earlier.
 """
 
@@ -81,26 +83,26 @@ _ABOUT_ROWS = {
         "key, or filter such rows out."
     ),
 }
-"""The next step after the refusal of a single row, for codes whose own text has none."""
+"""The next step after the refusal of a single row, for error codes whose own text names none."""
 
 
 class Reports:
-    """What librdkafka's callbacks have reported. `poll` and `flush` run them.
+    """The results of librdkafka's callbacks, which run during `poll` and `flush`.
 
-    Holds no reference to its producer, because a cycle would leave ending the producer to the garbage collector.
+    Holds no reference to its producer: with a cycle, only the garbage collector would end the producer.
 
     Attributes:
         fatal: Why the producer failed permanently, for example because it was fenced; empty if it works.
-        acknowledged: The number of rows reported as delivered since the producer's task began. A producer that takes
+        acknowledged: The number of rows reported as delivered since the producer's task began. A producer that sends
             single rows does not count them.
         refused: The number of rows that were not delivered.
         refusals: The topic and the broker's reason for the first of these rows.
-        advice: The next step after the first refusal; empty if it does not need one.
+        advice: The next step after the first refusal; empty if there is none.
         last_error: The latest error of the whole client, such as a lost connection; empty if there was none.
         away: True if rows were not delivered, or the transaction was aborted, because brokers were unreachable.
         barred: True if the latest error of the whole client is a refused login.
-        identity: The producer id and epoch that a broker assigned first; None before.
-        is_by_statistics: True if the identity is known only from statistics.
+        identity: The first producer id and epoch that a broker assigned; None until then.
+        is_by_statistics: True if the identity was read from statistics.
     """
 
     def __init__(self) -> None:
@@ -123,12 +125,12 @@ class Reports:
             self.identity = eos["producer_id"], eos["producer_epoch"]
 
     def on_identity(self, producer_id: int, epoch: int) -> None:
-        """Keeps the first producer id and epoch. If an error changes them, `PooledProducer.abort_reason` reports it."""
+        """Records the first producer id and epoch. `PooledProducer.abort_reason` reports an error that changes them."""
         self.is_by_statistics = False
         self.identity = self.identity or (producer_id, epoch)
 
     def on_error(self, error: KafkaError) -> None:
-        """Keeps an error of the whole client, except the one without a cause that follows a refused login."""
+        """Records an error of the whole client, unless it has no cause and only follows a refused login."""
         if not self.barred or error.code() != KafkaError._ALL_BROKERS_DOWN:
             self.last_error, self.barred = one_line(error.str()), error.code() in _NOT_ALLOWED
 
@@ -143,7 +145,7 @@ class Reports:
             self.on_refused(error, message.topic(), message.partition(), size)
 
     def on_refused(self, error: KafkaError, topic: str, partition: int, size: int) -> None:
-        """Keeps the error of a row that was not delivered, with the size of its key and value in bytes."""
+        """Records the error of a row that was not delivered. ``size`` is that of its key and value, in bytes."""
         self.refused += 1
         self.away |= error.code() in _AWAY
         if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
@@ -158,7 +160,7 @@ class Reports:
             self.refusals.append(f"topic {topic!r}: {one_line(error.str())}")
 
     def _keep_largest(self, error: KafkaError, topic: str, partition: int, size: int) -> None:
-        """Keeps the largest row: a broker that considers a batch too large refuses every row in it."""
+        """Records the largest refused row: a broker that finds a batch too large refuses all of its rows."""
         if size > self._largest:
             self._largest = size
             self.refusals[:0] = [
@@ -213,9 +215,9 @@ class PooledProducer:
 
     Attributes:
         producer: A `BatchProducer` if rows and settings allow it, otherwise confluent-kafka's producer.
-        producer_id: The producer id that `initialise` received; -1 before.
-        epoch: The epoch that `initialise` received; -1 before. librdkafka changes it only after an error that aborts
-            the transaction (KIP-360), which `abort_reason` reports.
+        producer_id: The producer id that `initialise` received; -1 until then.
+        epoch: The epoch that `initialise` received; -1 until then. librdkafka changes it only after an error that
+            aborts the transaction (KIP-360), which `abort_reason` reports.
 
     Raises:
         PrepareError: If the settings do not work in this process, for example because a key file is missing.
@@ -265,7 +267,7 @@ class PooledProducer:
 
         Raises:
             PreflightError: If the cluster does not allow it.
-            PrepareError: If it cannot be created, or not be initialized in time.
+            PrepareError: If it cannot be created, or cannot be initialized in time.
         """
         if spec.prefix is None:
             return cls(spec.settings, lane=lane, by_row=spec.by_row, topic=spec.topic)
@@ -277,7 +279,7 @@ class PooledProducer:
     def initialise(self, timeout_s: float) -> None:
         """Fences the previous owner of the transactional id, and gets an epoch for one transaction.
 
-        Ends the producer if that fails.
+        If that fails, ends the producer.
 
         Raises:
             PreflightError: If the cluster does not allow it.
@@ -295,7 +297,7 @@ class PooledProducer:
             attempt_s = min(2 * attempt_s, _LAST_ATTEMPT_S)
         self._learn_identity(max(deadline, time.monotonic() + _STATISTICS_LIMIT_S))
         if self._topic is not None:
-            self._nudge(_LAST_ATTEMPT_S)  # so that the first rows need not wait for it
+            self._nudge(_LAST_ATTEMPT_S)  # so that the first rows need not wait for the topic's metadata
 
     def _learn_identity(self, deadline: float) -> None:
         """Waits for producer id and epoch, which librdkafka only reports in its log and its statistics."""
@@ -323,13 +325,13 @@ class PooledProducer:
         return None
 
     def _nudge(self, timeout_s: float) -> None:
-        """Makes librdkafka take its next step immediately.
+        """Makes librdkafka take its next step right away, by requesting metadata.
 
-        It takes one after any metadata, and otherwise every half second.
-
-        An initialization often waits for that step. The first metadata closes the connection to the bootstrap server,
-        and with it a pending coordinator lookup. If a broker is still ending the id's last transaction, the request has
-        to be repeated (rd_kafka_txn_coord_timer_start, rd_kafka_idemp_pid_timer_restart).
+        librdkafka takes a step after it receives metadata, and otherwise every half second. An initialization often
+        waits for the next step. For example, the first metadata closes the connection to the bootstrap server, which
+        cancels a pending coordinator lookup. Another example is a broker that is still ending the id's last
+        transaction, so that the request has to be repeated (rd_kafka_txn_coord_timer_start,
+        rd_kafka_idemp_pid_timer_restart).
         """
         with contextlib.suppress(KafkaException):
             self.producer.list_topics(self._topic or _ANY_TOPIC, timeout_s)
@@ -345,9 +347,9 @@ class PooledProducer:
         self.polled_s = time.monotonic()
 
     def _serve(self, method: str, timeout_s: float) -> None:
-        """Calls ``poll`` or ``flush``, and keeps a fatal error, which the next such call in any thread raises.
+        """Calls ``poll`` or ``flush``, and records a fatal error, which the next such call in any thread raises.
 
-        confluent-kafka may leak that exception, so no frame of its traceback may hold the producer.
+        confluent-kafka may leak the exception, so no frame of its traceback may refer to the producer.
         """
         try:
             getattr(self.producer, method)(timeout_s)
@@ -365,22 +367,26 @@ class PooledProducer:
         del self.producer
 
     def begin_task(self) -> None:
-        """Starts counting for a task, which fetches the topics' leaders again if another task has used the producer."""
+        """Resets the count of deliveries for a task. If another task has used the producer, also forgets leaders."""
         if isinstance(self.producer, BatchProducer) and self.reports.acknowledged:
             self.producer.begin_anew()
         self.reports.acknowledged = 0
 
     def acknowledged(self, accepted: int) -> int:
-        """Returns how many of the rows accepted by librdkafka were delivered, once none is in flight."""
+        """Returns the number of delivered rows, once no row is in flight.
+
+        Args:
+            accepted: The number of rows that librdkafka accepted.
+        """
         if isinstance(self.producer, BatchProducer):
             return self.reports.acknowledged
         return accepted - self.reports.refused
 
     def abort_reason(self) -> str:
-        """Returns why the open transaction cannot be committed anymore; empty if it can.
+        """Returns why the open transaction can no longer be committed; empty if it can.
 
-        Asks librdkafka to begin another transaction. It refuses with the error that aborted the open one, or with the
-        name of the transaction's state. Statistics have the state too, but later and without the error.
+        Asks librdkafka to begin another transaction. librdkafka refuses, either with the error that aborted the open
+        transaction or with the name of its state. Statistics contain the state, too, but later and without the error.
         """
         try:
             self.producer.begin_transaction()
@@ -403,7 +409,7 @@ class PooledProducer:
 
 @cache
 def _warn_of_other_words() -> None:
-    """Warns once per process. Slots then begin later, but nothing else is wrong."""
+    """Warns once per process. The only consequence is that slots begin later."""
     log.warning(
         "librdkafka's log does not name producer ids in a known format, so each producer waits for its statistics, a "
         "second or more. Next: Use the version of confluent-kafka that this sparkonce was tested with."
@@ -413,8 +419,8 @@ def _warn_of_other_words() -> None:
 def _fatal_reason(error: BaseException | KafkaError) -> str:
     """Returns the reason of a fatal error; empty for a SystemError without a cause.
 
-    A SystemError has a cause if a callback left an exception behind and another callback ran. It has none if another
-    thread's call received the exception first.
+    A SystemError has a cause if one callback left an exception behind and another callback ran. It has none if the call
+    of another thread received the exception first.
     """
     if isinstance(error, KafkaError):
         return one_line(error.str())

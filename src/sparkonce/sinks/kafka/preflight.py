@@ -53,7 +53,7 @@ TOPIC_RESOURCE, BROKER_RESOURCE = 2, 4
 _LITTLE_BYTES = 1 << 30
 
 SURE_AFTER_S = 3.0
-"""How long a topic must be missing: brokers that have just started, and new topics, take a moment."""
+"""How long a topic must be missing, in seconds. New topics and brokers that have just started take a moment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class _Cluster:
 
 
 def _hint(told: str, protocol: str) -> str:
-    """Returns which setting the two ends seem to disagree about; empty if the errors do not show it."""
+    """Returns a hint at a setting on which client and broker seem to disagree; empty if the error shows none."""
     given = f"security.protocol={protocol!r} is given"
     if protocol.endswith("SSL") and ("EOF occurred" in told or "WRONG_VERSION_NUMBER" in told):
         return f"Check that this port speaks TLS, since {given}: a plaintext port ends such a connection like this."
@@ -154,7 +154,7 @@ def preflight(
 
 
 def _metadata(cluster: _Cluster, topic: str | None) -> Any:
-    """Fetches the topic, and retries while it is missing: brokers learn of a new topic one after the other."""
+    """Fetches the topic, and retries while it is missing, since brokers learn of a new topic at different times."""
     give_up_at = min(cluster.deadline_s, time.monotonic() + SURE_AFTER_S)
     request = metadata_request(*([] if topic is None else [topic]), rights=True)
     while True:
@@ -173,7 +173,7 @@ def partitions_of(settings: Mapping[str, Any], topic: str) -> int | None:
 
 
 def check_producer(settings: Mapping[str, Any]) -> None:
-    """Lets librdkafka itself check names, values and contradictions; nothing is sent.
+    """Lets librdkafka check the names, values and combinations of the settings, without sending anything.
 
     Raises:
         ConfigurationError: If librdkafka refuses a setting. The message is librdkafka's, which names the setting.
@@ -263,9 +263,9 @@ def _check_timeout(chosen_ms: int | None, limit_ms: int | None) -> int:
 
 
 def _check_permission(cluster: _Cluster, prefix: str, query: str) -> None:
-    """Tries to abort a transaction of an id that does not exist, because the broker checks the permission first.
+    """Checks the permission by aborting a transaction of an unknown id, since a broker checks permissions first.
 
-    Before Kafka 3.0 writers would need IDEMPOTENT_WRITE on the cluster too (KIP-679).
+    Before Kafka 3.0, writers also needed IDEMPOTENT_WRITE on the cluster (KIP-679).
     """
     name = TransactionalId(prefix=prefix, query=query, token=Token(0, "0" * 8), worker="0" * 12, lane=0)
     probe = KafkaTransaction(str(name), 0, 0)
@@ -289,7 +289,7 @@ def configs_request(resource: int, name: str, *keys: str) -> Any:
 
 
 def topic_facts(metadata: Any) -> dict[str, str]:
-    """Returns a topic's facts for the log: its name, and its id, which no later topic will have (KIP-516)."""
+    """Returns a topic's facts for the log: its name and its id, which is unique even if the topic is recreated."""
     return {_NAME: found.name, _ID: str(found.topic_id)} if (found := _with_id(metadata)) is not None else {}
 
 
@@ -308,8 +308,8 @@ def warn_if_made_again(facts: Facts, recorded: Facts | None) -> None:
 def why_not_decide(facts: Facts, metadata: Any) -> str:
     """Returns why a prepared batch must not be decided: its topic is gone or was recreated. Empty if it may be decided.
 
-    A producer does not notice that its topic was deleted and recreated. Rows that it sent before are gone, rows that it
-    sent afterwards are in the new topic, and all were acknowledged.
+    A producer does not notice that its topic was recreated. The brokers acknowledge all of its rows, although those
+    sent before are gone.
 
     Args:
         facts: The facts of the run that wrote the batch.
@@ -335,14 +335,14 @@ def is_missing(metadata: Any) -> bool:
 
 
 def _with_id(metadata: Any) -> Any:
-    """Returns the topic if it exists and has an id, which topics of an old cluster may lack."""
+    """Returns the topic if it exists and has an id. Topics of old clusters may have none."""
     return next(
         (found for found in metadata.topics if found.error_code == NONE and found.topic_id and found.topic_id.int), None
     )
 
 
 def read_configs(configs: Any) -> dict[str, str]:
-    """Reads the settings from the response to a `configs_request`; none without the permission to describe them."""
+    """Reads the settings from the response to a `configs_request`; empty if the user may not describe them."""
     (result,) = configs.results
     return {found.name: found.value for found in result.configs} if result.error_code == NONE else {}
 
@@ -369,9 +369,10 @@ def check_topic(topic: str, metadata: Any, configs: Mapping[str, str]) -> None:
 
 
 def check_retention(topic: str, configs: Mapping[str, str], timeout_ms: int) -> None:
-    """Checks that rows are kept until their transaction ends, because brokers also delete rows of open transactions.
+    """Checks that the topic keeps rows until their transaction ends.
 
-    A transaction whose rows are deleted commits without an error, and readers see none of it.
+    Brokers also delete rows of open transactions. Such a transaction commits without an error, but readers see none of
+    the deleted rows.
 
     Args:
         topic: The topic's name.

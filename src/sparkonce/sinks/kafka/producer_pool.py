@@ -1,7 +1,7 @@
 """The producers that a worker process keeps ready, so that no task has to wait for an initialization.
 
-Each transaction needs its own initialization (its own epoch), which takes a tenth of a second or more. So a task takes
-a producer that was initialized while the previous task ran. Its replacement is initialized while the task runs.
+Each transaction needs its own initialization (its own epoch), which takes a tenth of a second or more. A task therefore
+takes a producer that was initialized while the previous task ran. While the task runs, the pool initializes another.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 KEEP_AT_MOST = 8
 LEFT_OVER_TASKS = 64
-"""After this many tasks in a row have each left a producer unused, the pool keeps one fewer."""
+"""After this many consecutive tasks that each leave a ready producer unused, the pool keeps one producer fewer."""
 
 POLL_EVERY_S = 0.2
 IDLE_LIMIT_S = 900.0
@@ -44,7 +44,7 @@ class ProducerPool:
     """The producers of one sink of one run in this process.
 
     Args:
-        make: Creates and initializes the producer of a lane. It may be slow and may raise, and runs in the background.
+        make: Creates and initializes the producer of a lane, in the background. It may be slow, and may raise an error.
         discard: Ends a producer. Must not block.
         keep_at_most: The maximum number of producers to keep ready; 0 for producers that are reused instead.
         run: Runs a function in the background.
@@ -73,7 +73,7 @@ class ProducerPool:
         self._dropped = False
 
     def take(self, batch: int) -> Future[PooledProducer]:
-        """Leases a producer to a task of this batch. The task gives it back or retires it, even after a failure."""
+        """Leases a producer to a task of this batch. Even after a failure, the task gives it back or retires it."""
         lease: Future[PooledProducer] = Future()
         with self._lock:
             self._last_batch, self._last_taken_s = batch, time.monotonic()
@@ -90,7 +90,7 @@ class ProducerPool:
         return lease
 
     def wait(self, lease: Future[PooledProducer], timeout_s: float) -> PooledProducer:
-        """Returns the leased producer. If a task has to wait for it, the pool keeps more ready from now on.
+        """Returns the leased producer. If the task has to wait for it, the pool keeps more producers ready from now on.
 
         Raises:
             PrepareError: If the producer is not ready in time, or could not be initialized.
@@ -133,7 +133,7 @@ class ProducerPool:
                 self._drop_ready()
 
     def drop(self) -> None:
-        """Ends every ready producer now, and every other one when its task returns it."""
+        """Ends every ready producer now, and every leased one when its task returns it."""
         with self._lock:
             self._dropped = True
             self._target = 0
@@ -159,8 +159,8 @@ class ProducerPool:
         try:
             pooled = self._make(number)
         except Exception as error:  # noqa: BLE001 - every error must reach the task that waits
-            # The lane is not given back. Its initialization may still reach the broker after the lane's next
-            # transaction was committed, and that commit would then look like a loss (see `LanePool`).
+            # Do not reuse the lane. This initialization may still reach the broker after the commit of the lane's next
+            # transaction, which would then look lost (see `LanePool`).
             with self._lock:
                 self._starting -= 1
                 if self._waiting:
@@ -202,8 +202,8 @@ class WorkerProducers:
     ) -> ProducerPool:
         """Returns the pool of a specification. The first call from a newer run or generation drops the older pools.
 
-        Each pool draws its own worker id. So two sinks never share a lane, and neither do two pools of one run when the
-        first was dropped.
+        Each pool draws its own worker id, so two sinks never share a lane. Nor do two pools of the same run, if the
+        first one was dropped.
         """
         with self._lock:
             if spec not in self._pools:
@@ -256,7 +256,7 @@ class WorkerProducers:
         pooled.destroy()
 
     def _poll_idle(self) -> None:
-        """Polls the producers that no task polls, so that events do not pile up. Ends the pools' idle producers."""
+        """Polls producers that no task polls, so that events do not pile up. Ends producers that were idle for long."""
         for pooled in list(self._producers):
             if time.monotonic() - pooled.polled_s > POLL_EVERY_S:
                 try:
@@ -264,7 +264,7 @@ class WorkerProducers:
                 except Exception as error:  # the other producers still need this thread
                     if not pooled.reports.fatal:
                         log.exception("The producer of %r could not be polled.", pooled.transactional_id)
-                        # A delivery report may be lost, so its task must not prepare.
+                        # A delivery report may have been lost, so the producer's task must not prepare.
                         pooled.reports.fatal = f"{type(error).__name__}: {error}"
         with self._lock:
             for pool in self._pools.values():
@@ -285,7 +285,10 @@ def this_worker() -> WorkerProducers:
 
 
 def _begin_anew() -> None:
-    """Starts a forked process without producers: the parent's have no threads here, and must not be ended either."""
+    """Gives a forked process an empty set of producers.
+
+    The parent's producers have no threads in the child, and the child must not end them.
+    """
     global _worker
     _inherited.append(_worker)
     _worker = WorkerProducers()

@@ -30,17 +30,17 @@ CHOSEN_PARTITION = -1
 """librdkafka's number for a partition chosen by its partitioner (``RD_KAFKA_PARTITION_UA``)."""
 
 NOW_MS = 0
-"""librdkafka's number for a row without a timestamp of its own."""
+"""librdkafka's number for a row that has no timestamp."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicRules:
-    """What a topic's settings require of its rows.
+    """Requirements that a topic's settings impose on its rows.
 
     Attributes:
         most_bytes: ``max.message.bytes``.
         is_compacted: True if ``cleanup.policy`` includes ``compact``: each row needs a key.
-        takes_far: True if a timestamp may be arbitrarily far in the future.
+        takes_far: True if the topic accepts timestamps that are arbitrarily far in the future.
     """
 
     most_bytes: int
@@ -49,9 +49,10 @@ class TopicRules:
 
 
 _FAR_MS = 7_258_118_400_000
-"""2200-01-01.
+"""2200-01-01, in milliseconds since the epoch.
 
-Kafka compares timestamps with its clock, but the same rows must be refused no matter when they are written.
+Kafka compares timestamps with its clock. This limit is fixed, so that the same rows are refused whenever they are
+written.
 """
 
 
@@ -136,7 +137,7 @@ def select_columns(schema: pa.Schema, topic: str | None) -> list[str]:
 
 
 def bounds(column: pa.Array) -> tuple[np.ndarray[Any, np.dtype[np.integer]], pa.Buffer | None]:
-    """Returns the offsets where strings or bytes begin, the end of the last one, and the buffer that holds them."""
+    """Returns the offsets of strings or bytes, including the end of the last one, and the buffer that contains them."""
     wide = types.is_large_string(column.type) or types.is_large_binary(column.type)
     kind = np.dtype(np.int64 if wide else np.int32)
     _, ends, data = column.buffers()
@@ -176,20 +177,20 @@ def to_chunks(
 
 
 _AROUND_ROW_BYTES = 61 + 25
-"""The header of a record batch, and the lengths that precede a record's parts. A row's header has two more."""
+"""The size of a record batch's header plus the length fields of a record. Each header of a row adds two more fields."""
 _AROUND_HEADER_BYTES = 10
 
 
 def refused_rows(
     rows: pa.RecordBatch, topic: str | None, most_bytes: int, by_topic: Mapping[str, TopicRules] | None = None
 ) -> Refused:
-    """Returns the rows that Kafka cannot accept, whatever its state.
+    """Returns the rows that Kafka can never accept, regardless of its state.
 
     Args:
         rows: Rows with the columns of `select_columns`.
         topic: The sink's own topic.
         most_bytes: The size of the largest record batch that the topic accepts: its ``max.message.bytes``.
-        by_topic: The rules of the sink's topic, or of the topics that rows name, as far as they are known.
+        by_topic: The rules of the sink's topic, or of the topics that rows name, where they are known.
     """
     whole = _sizes_bytes(rows.drop_columns("headers")) if "headers" in rows.schema.names else _sizes_bytes(rows)
     whole = whole + _AROUND_ROW_BYTES
@@ -249,7 +250,7 @@ _BAD_KEY = "a header whose key is null, has the character NUL or is not UTF-8, w
 
 
 def _headers(column: pa.Array) -> tuple[np.ndarray[Any, np.dtype[np.int64]], np.ndarray[Any, np.dtype[np.bool_]]]:
-    """Returns for each row the size of its headers, and whether one of them has a key that cannot be sent."""
+    """Returns for each row the size of its headers, and True if one of them has a key that cannot be sent."""
     counts = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False).astype(np.int64)
     ends, entries = np.cumsum(counts), column.flatten()
     keys, values = pc.struct_field(entries, "key"), pc.struct_field(entries, "value")
@@ -303,9 +304,9 @@ def _by_topic(rows: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, pa
 
 
 def to_arguments(rows: pa.RecordBatch) -> dict[str, list[Any]]:
-    """Returns the arguments of confluent-kafka's ``produce`` that any row needs: by name, one value per row.
+    """Returns the arguments for confluent-kafka's ``produce``: for each argument's name, a list with a value per row.
 
-    Omits columns that only contain nulls, because an argument for each row takes time.
+    Omits columns that contain only nulls, because each additional argument takes time.
 
     Raises:
         PrepareError: If a field has a value that Kafka does not support. The message names the field.

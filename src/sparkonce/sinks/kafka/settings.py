@@ -1,10 +1,9 @@
 """Checks the Kafka sink's settings, and translates them for the driver's connection.
 
 The names are those in librdkafka's CONFIGURATION.md. Writers pass the settings to librdkafka unchanged. The driver uses
-kafka-python, so `admin_settings` translates them, and the driver connects in the same way as the writers. It omits
-settings that the driver does not need, such as ``linger.ms``. It refuses settings of a secure connection that have no
-counterpart, and security settings that are in no table: it is better for a driver not to start than to silently connect
-differently than its writers.
+kafka-python, for which `admin_settings` translates them, so that the driver connects in the same way as the writers.
+Settings that the driver does not need, such as ``linger.ms``, are omitted. Security settings that cannot be translated
+are refused: it is better for a driver not to start than to connect differently from its writers without notice.
 """
 
 from __future__ import annotations
@@ -23,23 +22,22 @@ from sparkonce.protocol.ownership import PREFIX_LIMIT_BYTES
 from sparkonce.sinks._shared.settings import own_prefix
 
 NEVER, NEVER_MS = "never", 2**31 - 1
-"""A transaction timeout that never ends, as a word and as Kafka's number, which is supported since 4.1 (KIP-939).
+"""A transaction timeout that never ends, as a word and as a number. Kafka supports it since 4.1 (KIP-939).
 
-Older brokers end such a transaction after 24 days.
+Older brokers abort such a transaction after 24 days.
 """
 
 DEFAULTS: Mapping[str, Any] = {
-    # Java's partitioner: equal keys go to the same partitions as from the topic's other producers.
+    # Java's partitioner sends equal keys to the same partitions as the topic's other producers do.
     "partitioner": "murmur2_random",
     "delivery.report.only.error": True,
     "enable.idempotence": True,
     "queue.buffering.max.kbytes": 65536,
-    # librdkafka has one request per partition in flight. If rows older than linger.ms wait for the next request, its
-    # threads spin, unless a request of another partition is ready to be sent. A writer flushes at the end of a slot, so
-    # its requests can wait until they are full.
+    # While rows older than linger.ms wait for a request in flight, librdkafka's threads may spin. Because a writer
+    # flushes at the end of its slot, linger.ms can be long enough for requests to fill up.
     "max.in.flight.requests.per.connection": 2,
     "linger.ms": 1000,
-    # InitProducerId is answered after 15 ms with these values and 55 ms without; both back off exponentially.
+    # These values reduce the time to answer InitProducerId from 55 ms to 15 ms. Both back off exponentially.
     "reconnect.backoff.ms": 1,
     "retry.backoff.ms": 1,
     "allow.auto.create.topics": False,
@@ -122,8 +120,8 @@ def producer_settings(user: Mapping[str, Any], guarantee: Guarantee) -> dict[str
     """Returns the settings of a writer's librdkafka producer, without ``transactional.id``.
 
     Args:
-        user: The user's settings, with librdkafka's names. ``transaction.timeout.ms`` is the user's choice.
-        guarantee: The sink's guarantee, which some settings contradict.
+        user: The user's settings, with librdkafka's names. They may include ``transaction.timeout.ms``.
+        guarantee: The sink's guarantee. Some settings contradict it.
 
     Raises:
         ConfigurationError: If a setting contradicts the guarantee or belongs to the sink. The message names it and its
@@ -139,7 +137,7 @@ def producer_settings(user: Mapping[str, Any], guarantee: Guarantee) -> dict[str
         )
     settings = {**DEFAULTS, **plain}
     limits_ms = [int(plain[name]) for name in _TIMEOUTS if str(plain.get(name)).isdecimal() and int(plain[name])]
-    if "linger.ms" not in plain and limits_ms:  # librdkafka refuses a linger.ms that is not below them
+    if "linger.ms" not in plain and limits_ms:  # librdkafka requires linger.ms to be below each of these timeouts
         settings["linger.ms"] = min(DEFAULTS["linger.ms"], min(limits_ms) // 2)
     if is_true(settings["enable.idempotence"]):
         _check_acks(settings, "Idempotent producers need every replica's acknowledgement")
@@ -154,10 +152,10 @@ def queue_bytes(settings: Mapping[str, Any]) -> int:
 
 
 def size_settings(user: Mapping[str, Any], facts: Mapping[str, str]) -> dict[str, int]:
-    """Returns librdkafka's settings that follow the topic's ``max.message.bytes``, except those set by the user.
+    """Returns librdkafka's settings that depend on the topic's ``max.message.bytes``, except those set by the user.
 
-    The topic's limit applies to batches as they are sent. So no batch is made larger, but a single row may be, because
-    compression may reduce it.
+    The topic's limit applies to batches after compression. Batches are therefore limited to this size before
+    compression, but a single row may be larger, because compression may reduce it.
 
     Args:
         user: The user's settings.
@@ -231,7 +229,7 @@ def plain_names(user: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings with one name for each of librdkafka's aliases.
 
     Raises:
-        ConfigurationError: If a setting is given under both of its names, or in the form of Spark's own sink, or if no
+        ConfigurationError: If a setting appears under two names, if a name has the form of Spark's own sink, or if no
             broker is named.
     """
     plain: dict[str, Any] = {}
@@ -256,7 +254,7 @@ def check_servers(plain: Mapping[str, Any]) -> None:
     """Checks that the settings name a broker.
 
     Raises:
-        ConfigurationError: If they do not. The message lists the settings that were given, one of which may be
+        ConfigurationError: If they do not. The message lists the user's settings, because one of them may be
             misspelled.
     """
     servers = plain.get(_SERVERS)
@@ -377,8 +375,8 @@ def _trust(context: ssl.SSLContext, plain: Mapping[str, Any]) -> None:
 
 
 def _identify(context: ssl.SSLContext, plain: Mapping[str, Any]) -> None:
-    """Loads the client's certificate and key, which Python's ssl only reads from files."""
-    # without a password, OpenSSL would prompt for one at the terminal
+    """Loads the client's certificate and key. Python's ssl module only reads them from files."""
+    # Always pass a password: without one, OpenSSL would prompt for it at the terminal.
     password = str(plain.get("ssl.key.password", ""))
     if "ssl.certificate.pem" in plain:
         # Python reads the certificate and the key from one temporary file, which only this user can read and which is

@@ -38,12 +38,12 @@ class KafkaSink(TwoPhaseCommitSink):
         ```
 
     Args:
-        settings: librdkafka's settings, for example ``{"bootstrap.servers": "broker:9092"}``. The workers use them as
-            they are, the driver translates them. ``transaction.timeout.ms`` may also be ``"never"``.
-        topic: The topic of all rows. With None each row names its topic in the column ``topic``.
+        settings: librdkafka's settings, for example ``{"bootstrap.servers": "broker:9092"}``. The workers use them
+            unchanged, and the driver translates them. ``transaction.timeout.ms`` may also be ``"never"``.
+        topic: The topic of all rows. If it is None, each row names its topic in the column ``topic``.
         guarantee: EXACTLY_ONCE writes transactions. The other guarantees write directly, and readers see rows
             immediately.
-        prefix: The prefix of every transactional id, for prefixed ACLs. With None it is derived from the query's id.
+        prefix: The prefix of every transactional id, for prefixed ACLs. If it is None, the query's id determines it.
         name: A name that is unique within the query and stays the same after a restart.
         former_cluster_id: The id of the cluster that this query used to write to, if another one has replaced it.
 
@@ -81,7 +81,7 @@ class KafkaSink(TwoPhaseCommitSink):
         return f"KafkaSink({servers!r}, topic={self.topic!r}, name={self.name!r})"
 
     def columns(self, schema: pa.Schema) -> Sequence[str]:
-        """Selects ``key``, ``value``, ``topic`` (if the sink has none), ``partition``, ``headers``, ``timestamp``."""
+        """Selects ``key``, ``value``, ``partition``, ``headers``, ``timestamp``, and ``topic`` if the sink has none."""
         from sparkonce.sinks.kafka.rows import select_columns
 
         return select_columns(schema, self.topic)
@@ -133,7 +133,7 @@ class KafkaSink(TwoPhaseCommitSink):
         return 0 if self.topic is None else partitions_of(self.settings, self.topic) or 0
 
     def conditions(self) -> Sequence[str]:
-        """Returns the condition for transactions that never time out: somebody has to end them."""
+        """Returns a condition for transactions that never time out: somebody has to end them."""
         if self.guarantee is not Guarantee.EXACTLY_ONCE or self.settings.get(_TIMEOUT_SETTING) != NEVER_MS:
             return ()
         return (
@@ -150,7 +150,7 @@ class KafkaSink(TwoPhaseCommitSink):
         return None if timeout_ms == NEVER_MS else timeout_ms / 1000
 
     def longest_lived(self, facts: Facts) -> Facts:
-        """Raises the timeout to the brokers' limit, or to an hour. See `TwoPhaseCommitSink.longest_lived`."""
+        """Raises the timeout to the brokers' limit, but at most an hour. See `TwoPhaseCommitSink.longest_lived`."""
         if "longest_timeout_ms" not in facts:
             return facts
         timeout_ms = max(int(facts["transaction_timeout_ms"]), int(facts["longest_timeout_ms"]))
@@ -200,7 +200,7 @@ class KafkaSink(TwoPhaseCommitSink):
         )
 
     def monitor(self, query: str, facts: Facts) -> Monitor | None:
-        """Returns the monitor for transactions of others that block the topic's readers.
+        """Returns a monitor that finds other applications' transactions that block the topic's readers.
 
         Returns None if rows name their topics.
         """

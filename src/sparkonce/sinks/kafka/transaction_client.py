@@ -1,7 +1,7 @@
 """Requests to coordinators and partition leaders that librdkafka does not offer.
 
-They are sent with kafka-python's protocol classes. `TransactionClient` describes transactions and ends them through
-their coordinators; `sparkonce.sources.group_client` uses it to commit the offsets of groups. `ask_leaders` queries the
+They are sent with kafka-python's protocol classes. `TransactionClient` describes and ends transactions through their
+coordinators. `sparkonce.sources.group_client` uses it to commit the offsets of groups. `ask_leaders` queries the
 leaders of a topic's partitions for offsets and producers.
 """
 
@@ -45,12 +45,12 @@ ms over four (measured, Kafka 4.3).
 REMEMBERED = 10_000
 """The number of ids whose coordinators are cached.
 
-Above it the whole cache is cleared, and one round trip looks them up.
+Beyond this number, the whole cache is cleared, and the ids are looked up again in one round trip.
 """
 _DESCRIBED_AT_ONCE = 1000
 
 _SOME = -1
-"""Stands for all brokers until they are known."""
+"""Stands for all brokers as long as they are unknown."""
 
 _TRANSACTION = CoordinatorType.TRANSACTION
 _DOING = {
@@ -60,7 +60,7 @@ _DOING = {
 
 _EPOCH_KEPT = {"max_version": 4}
 _EPOCH_RAISED = {"min_version": 5, "max_version": 5}
-"""Versions of EndTxn: since v5 the broker raises the producer's epoch (KIP-890)."""
+"""The version of EndTxn with which the broker raises the producer's epoch (KIP-890)."""
 
 Partition = tuple[str, int]
 """A topic's name and a partition's number."""
@@ -74,10 +74,10 @@ _FIRST_PAUSE_S = 0.25
 
 
 class TransactionClient:
-    """Sends requests to coordinators, all requests of a call at the same time. Deadlines are by `time.monotonic`.
+    """Sends requests to coordinators. The requests of one call are sent in parallel. Deadlines use `time.monotonic`.
 
-    A request without an answer, or with a retriable one, is repeated until the deadline; other answers are kept. Only
-    an abort is sent just once, because the transaction has to be described again before the next one.
+    A request is repeated until the deadline if it gets no answer, or an answer that asks for a retry. Aborts are the
+    exception: they are sent once, because the transaction must be described again before another abort.
 
     A coordinator's address is looked up once, and cached until the coordinator moves or does not answer.
 
@@ -112,11 +112,12 @@ class TransactionClient:
     def fence(self, transactions: Mapping[KafkaTransaction, int], *, deadline_s: float) -> list[BrokerAnswer]:
         """Aborts by initializing the ids again (InitProducerId v3+), for clusters below transaction version 2.
 
-        The broker raises the epoch, aborts the open transaction, and answers CONCURRENT_TRANSACTIONS until it is done.
-        While a transaction is open, it compares the producer id but not the epoch, so describe the transaction first.
+        The broker raises the epoch, aborts the open transaction, and answers CONCURRENT_TRANSACTIONS until that is
+        done. For an open transaction, the broker compares the producer id but not the epoch, so describe the
+        transaction first.
 
         Args:
-            transactions: The transactions, each with the timeout in milliseconds that its id keeps.
+            transactions: The transactions, each with the timeout in milliseconds to keep for its id.
             deadline_s: When to stop waiting.
         """
         requests = [
@@ -138,7 +139,7 @@ class TransactionClient:
     def describe_transactions(
         self, transactions: Sequence[KafkaTransaction], *, deadline_s: float
     ) -> list[Description | BrokerAnswer]:
-        """Returns the coordinators' view of each transactional id, or a `BrokerAnswer` where there is none."""
+        """Returns the coordinators' views of the transactional ids. A `BrokerAnswer` replaces a missing view."""
         names = [one.transactional_id for one in transactions]
         views = self.ask_coordinators(
             [(name, DescribeTransactionsRequest(transactional_ids=[name])) for name in names],
@@ -156,7 +157,7 @@ class TransactionClient:
     def list_transactions(
         self, states: Sequence[str], begins: Sequence[str], *, deadline_s: float
     ) -> list[str] | BrokerAnswer:
-        """Lists the ids with this prefix and these states from all brokers; a `BrokerAnswer` if any fails."""
+        """Lists the ids with one of these prefixes and states on all brokers; a `BrokerAnswer` if any broker fails."""
         listed, missing = self._list(states, begins, deadline_s - time.monotonic(), deadline_s)
         return list(listed) if missing is None else missing
 
@@ -165,18 +166,18 @@ class TransactionClient:
     ) -> tuple[list[Description], BrokerAnswer | None]:
         """Describes all ids with this prefix and these states; there may be many.
 
-        Each broker describes the ids that it has listed, so that no coordinator has to be looked up. Ids that it has
-        forgotten in the meantime are left out.
+        Each broker describes the ids that it lists, so no coordinator has to be looked up. Ids that a broker forgets in
+        the meantime are left out.
 
         Args:
             states: The states, by the broker's names.
             begins: The prefix of the ids.
-            attempt_s: The time limit for a broker's first list; doubled after each timeout, because the list of a large
-                cluster takes long.
+            attempt_s: The time limit for a broker's first list. It doubles after each timeout, because a large cluster
+                takes long to list its transactions.
             deadline_s: When to stop retrying.
 
         Returns:
-            The views, and the reason why some are missing; None if none is.
+            The views, and the reason why some are missing; None if they are complete.
         """
         views: dict[str, Description] = {}
         again = self.waiting.until(deadline_s, "describe transactions")
@@ -190,7 +191,7 @@ class TransactionClient:
     def _describe_at(
         self, brokers: Mapping[str, int], views: dict[str, Description], deadline_s: float
     ) -> BrokerAnswer | None:
-        """Adds the views of these ids, and returns the reason why some are missing."""
+        """Adds the views of these ids. Returns the reason why some are missing; None if they are complete."""
         chosen: dict[int, list[str]] = {}
         for name, broker in brokers.items():
             chosen.setdefault(broker, []).append(name)
@@ -215,10 +216,10 @@ class TransactionClient:
     def _list(
         self, states: Sequence[str], begins: Sequence[str], attempt_s: float, deadline_s: float
     ) -> tuple[dict[str, int], BrokerAnswer | None]:
-        """Returns the broker of each id with this prefix and these states, and the reason why some may be missing.
+        """Returns the broker of each id with one of these prefixes and states, and the reason why some may be missing.
 
-        Since Kafka 4.1 (KIP-1152) brokers filter ids by a pattern. Older brokers do not get the pattern, and list all
-        ids.
+        Since Kafka 4.1 (KIP-1152), brokers filter the ids by a pattern. Older brokers are not sent the pattern, and
+        list all ids.
         """
         pattern = "|".join(f"{re.escape(begin)}.*" for begin in begins)
         request = ListTransactionsRequest(state_filters=list(states), transactional_id_pattern=pattern)
@@ -240,8 +241,8 @@ class TransactionClient:
                 found.update((name, broker) for name in names if name.startswith(start))
             still_silent = {broker for broker, answer in refused.items() if answer.code is None}
             if silent - still_silent:
-                # A broker that did not answer is back or permanently gone, so others may now coordinate its ids. Query
-                # all of them again.
+                # A broker that did not answer is back or was removed, so other brokers may now coordinate its ids.
+                # Query all of them again.
                 answered.clear()
             answered.update(replies.keys() - refused)
             silent = still_silent
@@ -256,7 +257,7 @@ class TransactionClient:
     async def _ask_brokers(
         self, request: Request, answered: set[int], deadline_s: float
     ) -> tuple[set[int], dict[int, Response]] | BrokerAnswer:
-        """Returns the current brokers, and the replies of those that had not answered yet."""
+        """Returns the current brokers, and the replies of brokers that are not in ``answered``."""
         metadata_request = MetadataRequest(topics=[], min_version=2, max_version=9)
         (metadata,) = await self._connection.gather([(metadata_request, None)], deadline_s)
         if isinstance(metadata, BrokerAnswer):
@@ -277,7 +278,7 @@ class TransactionClient:
         return int(levels.get("transaction.version", 0))
 
     def probe(self, transaction: KafkaTransaction, *, deadline_s: float) -> BrokerAnswer:
-        """Checks the permission by aborting, with EndTxn v4, a transaction of an id that does not exist."""
+        """Checks the permission to abort, by sending EndTxn v4 for an id that does not exist."""
         request = _end_txn(transaction, False, **_EPOCH_KEPT)
         (answer,) = self.ask_coordinators([(transaction.transactional_id, request)], deadline_s)
         return BrokerAnswer(answer.code, answer.reason)
@@ -294,16 +295,16 @@ class TransactionClient:
         node_id: int | None = None,
         is_final: Callable[[BrokerAnswer], bool] = lambda _: False,
     ) -> Response:
-        """Repeats a request until a broker answers, but only a few times: some servers lock out persistent clients.
+        """Repeats a request until a broker answers, but only a few times, since servers may lock out frequent logins.
 
         Args:
             request: The request.
             deadline_s: When to stop retrying.
             node_id: The broker; None for any.
-            is_final: Returns True for a reason after which there is no retry.
+            is_final: Returns True if there should be no retry after this failure.
 
         Returns:
-            The response; if there is none, a `BrokerAnswer` with all reasons.
+            The response; if there is none, a `BrokerAnswer` with the reasons of all attempts.
         """
         reasons: dict[str, None] = {}
         pause_s = _FIRST_PAUSE_S
@@ -340,7 +341,7 @@ class TransactionClient:
         Args:
             requests: The requests, each with its transactional id or group.
             deadline_s: When to stop retrying.
-            kind: What is coordinated.
+            kind: The kind of coordinator: for transactions or groups.
             read: Converts a response without an error into a result.
             is_open: Returns True if the request should be repeated after this answer.
         """
@@ -453,7 +454,7 @@ def _description(state: Any) -> Description | BrokerAnswer:
 
 
 def _of_this_id(view: Description | BrokerAnswer, asked: KafkaTransaction) -> Description | BrokerAnswer:
-    """Refuses the description of an id other than the requested one."""
+    """Returns the description, or an error if it describes another id than the requested one."""
     if isinstance(view, BrokerAnswer) or view.transaction.transactional_id == asked.transactional_id:
         return view
     said, wanted = view.transaction.transactional_id, asked.transactional_id
@@ -461,7 +462,13 @@ def _of_this_id(view: Description | BrokerAnswer, asked: KafkaTransaction) -> De
 
 
 def metadata_request(*topics: str, rights: bool = False, every: bool = False) -> Request:
-    """Requests the cluster and these topics, or all topics, without creating any; optionally the user's rights, too."""
+    """Requests metadata of the cluster and some topics, without creating topics.
+
+    Args:
+        topics: The names of the topics.
+        rights: True to request the user's permissions as well.
+        every: True to request all topics instead.
+    """
     named = None if every else [MetadataRequest.MetadataRequestTopic(name=topic) for topic in topics]
     return MetadataRequest(topics=named, allow_auto_topic_creation=False, include_topic_authorized_operations=rights)
 
@@ -483,7 +490,7 @@ def ask_leaders(
     """Sends each leader one request of each kind for all of its partitions, all at the same time.
 
     Returns:
-        For each kind of request the leaders' replies by partition; a `BrokerAnswer` where there is none.
+        For each kind of request, the leaders' replies by partition. A `BrokerAnswer` replaces a missing reply.
     """
     asked: dict[int, dict[str, list[int]]] = {}
     for (topic, number), leader in sorted(leaders.items()):
@@ -497,7 +504,7 @@ def ask_leaders(
 
 
 def answered(replies: Mapping[Partition, Any]) -> dict[Partition, Any]:
-    """Returns what is known: everything except each `BrokerAnswer`."""
+    """Returns the replies that are not a `BrokerAnswer`."""
     return {partition: reply for partition, reply in replies.items() if not isinstance(reply, BrokerAnswer)}
 
 
@@ -516,11 +523,11 @@ def _refused(partition: Partition, code: int) -> BrokerAnswer:
 
 
 def list_offsets(topics: Mapping[str, list[int]], *, when: int | Mapping[Partition, int], level: int) -> Request:
-    """Requests the offset of each partition's first row, end, or first row that is not older than a timestamp.
+    """Requests an offset of each partition: of its first row, its end, or its first row at or after a timestamp.
 
     Args:
         topics: The partitions by topic.
-        when: One of `OffsetSpec`, or a timestamp; or one for each partition, and no request is made for the others.
+        when: One of `OffsetSpec`, or a timestamp. A mapping has one of these for each partition to request.
         level: One of `IsolationLevel`.
     """
     kind = ListOffsetsRequest.ListOffsetsTopic
@@ -546,11 +553,11 @@ end_offsets = partial(list_offsets, when=OffsetSpec.LATEST, level=IsolationLevel
 """Requests the offset after each partition's last row."""
 
 last_stable_offsets = partial(list_offsets, when=OffsetSpec.LATEST, level=IsolationLevel.READ_COMMITTED)
-"""Requests the offset up to which read_committed readers see each partition."""
+"""Requests the last stable offset of each partition, up to which read_committed readers see rows."""
 
 
 def producers(topics: Mapping[str, list[int]]) -> Request:
-    """Requests the producers that leaders remember, and where their open transactions begin (KIP-664)."""
+    """Requests the producers known to the leaders, with the start of their open transactions (KIP-664)."""
     kind = DescribeProducersRequest.TopicRequest
     return DescribeProducersRequest(
         topics=[kind(name=name, partition_indexes=numbers) for name, numbers in topics.items()]

@@ -1,11 +1,10 @@
 """The executor half of the Kafka sink: fills one transaction.
 
-`TopicLimits` fetches the rules of topics, for rows that may be sent to dead letters instead.
+`TopicLimits` fetches the rules of topics, for rows that may go to a dead-letter sink instead.
 
-`StalledRows` detects that a topic is gone while its rows are still in flight. librdkafka resends the rows of an
-idempotent producer for as long as it remembers the topic's leaders, and drops them only when they are as old as a
-transaction may be. So the writer uses a separate client for the check, because metadata that reached the producer would
-change what it does with the rows.
+`StalledRows` detects that a topic was deleted while its rows were in flight. librdkafka resends the rows of an
+idempotent producer for as long as it remembers the topic's leaders, and only drops them at the age of a transaction
+timeout. The check uses a separate client, because new metadata would change what the producer does with the rows.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ _GRACE_S = 5.0
 _NO_LIMIT = 2**31 - 1
 
 _ASK_AFTER_S = 5.0
-"""How long no row may arrive before the topics are looked up again. A leader moves in less time."""
+"""How long no row may arrive before the topics are looked up again, in seconds. A leader moves in less time."""
 _SURELY_GONE_AFTER_S = 10.0
 _PROPAGATION = "topic.metadata.propagation.max.ms"
 _PROPAGATION_MS = 30_000
@@ -69,12 +68,12 @@ _SURELY_THERE = "__transaction_state"
 
 _LIMIT, _POLICY, _CLOCK = "max.message.bytes", "cleanup.policy", "message.timestamp.type"
 _AHEAD = ("message.timestamp.after.max.ms", "message.timestamp.difference.max.ms")
-"""The setting since Kafka 3.6, and the one before."""
+"""The name of a topic setting: since Kafka 3.6, and before."""
 _CENTURY_MS = 100 * 365 * 86_400_000
 _KNOWN_S = 60.0
-"""How long a limit is cached: it may be changed."""
+"""How long a topic's rules are cached, in seconds, since its settings may change."""
 _RULES_WITHIN_S, _RULES_LATE_S = 30.0, 10.0
-"""librdkafka's time limit for a request, and how late its answer may be."""
+"""librdkafka's time limit for a request, and how much later its answer may arrive, in seconds."""
 _NOT_TOLD = frozenset(
     {
         KafkaError.UNKNOWN_TOPIC_OR_PART,
@@ -94,8 +93,8 @@ class WriterLimits:
         queued_bytes: librdkafka's ``queue.buffering.max.kbytes``, in bytes.
         row_bytes: librdkafka's ``message.max.bytes``.
         topic_bytes: The topic's ``max.message.bytes``, as far as it is known; otherwise `row_bytes`.
-        delivery_s: The time in which rows must be delivered.
-        initialise_s: The time in which a producer must be ready.
+        delivery_s: The time limit for the delivery of rows, in seconds.
+        initialise_s: The time limit for a producer to become ready, in seconds.
     """
 
     queued_rows: int
@@ -109,7 +108,7 @@ class WriterLimits:
     def of(
         cls, settings: Mapping[str, Any], transaction_timeout_s: float | None, topic_bytes: int | None = None
     ) -> WriterLimits:
-        """Reads the limits from librdkafka's settings, or otherwise its defaults."""
+        """Reads the limits from librdkafka's settings. Uses librdkafka's defaults for those that are not set."""
         row_bytes = int(settings.get("message.max.bytes", 1_000_000))
         delivery_ms = settings.get("message.timeout.ms", settings.get("delivery.timeout.ms", 300_000))
         return cls(
@@ -128,12 +127,12 @@ class KafkaWriter(SinkWriter):
     It uses its own transaction or, below EXACTLY_ONCE, a shared idempotent producer.
 
     Args:
-        pool: Leases the producer, starting now.
+        pool: The pool, from which a producer is leased immediately.
         batch: Spark's batch id.
         topic: The sink's own topic; None if each row names its topic.
         transactional: True if the guarantee is EXACTLY_ONCE.
-        limits: Its limits on memory and time.
-        topic_limits: Returns the rules of topics, before rows are offered.
+        limits: The writer's limits on memory and time.
+        topic_limits: Fetches the rules of topics, for `offer`.
         lookup: Queries the brokers for the topics of rows that do not arrive.
     """
 
@@ -164,7 +163,7 @@ class KafkaWriter(SinkWriter):
         self._topics: set[str] = set()
 
     def begin(self) -> None:
-        """Waits for the producer and begins its only transaction.
+        """Waits for the producer, and begins the only transaction of this writer.
 
         Raises:
             PreflightError: If the cluster does not allow the transaction.
@@ -219,7 +218,7 @@ class KafkaWriter(SinkWriter):
             self._topics.add(chunk.topic)
 
     def offer(self, rows: pa.RecordBatch) -> Refused:
-        """Writes the rows that the topic accepts, judged by their fields and their uncompressed size.
+        """Writes the rows that the topic accepts, which is predicted from their fields and uncompressed sizes.
 
         See `SinkWriter.offer`.
         """
@@ -237,18 +236,18 @@ class KafkaWriter(SinkWriter):
         return refused
 
     def prepare(self) -> Mapping[str, str | int]:
-        """Flushes, and checks that each row was delivered, which librdkafka only does in its own commit.
+        """Sends all rows, and checks that each of them was delivered.
 
-        That commit counts failed delivery reports (``txn_dr_fails`` in rdkafka_txnmgr.c). Here the number of rows that
-        the brokers have acknowledged must equal the number of rows written.
+        librdkafka only checks this in its own commit, which counts failed delivery reports (``txn_dr_fails`` in
+        rdkafka_txnmgr.c). Here, the number of rows that the brokers acknowledged must equal the number of rows written.
 
         Raises:
             PrepareError: If any row may not have been delivered, or the transaction cannot be committed.
         """
         pooled = self._open_producer()
         self._flush(pooled)
-        # After flush nothing is in flight: a row counts as outstanding until its delivery report is processed. Do not
-        # use ``len(producer)`` again: it also counts pending statistics, errors and log lines.
+        # Nothing is in flight after a flush, since rows count as outstanding until their delivery report is processed.
+        # Do not check ``len(producer)``, which also counts pending statistics, errors and log lines.
         acknowledged = pooled.acknowledged(self._accepted)
         if acknowledged != self._written:
             raise PrepareError(f"Kafka has acknowledged {acknowledged} of {self._written} rows.")
@@ -277,11 +276,11 @@ class KafkaWriter(SinkWriter):
         self._release(reusable=False)
 
     def _await_first_answer(self, pooled: PooledProducer, limit_s: float) -> None:
-        """Waits until a partition is certainly part of the transaction, because one of its rows was answered.
+        """Waits until one of the rows was answered, which proves that the transaction contains a partition.
 
-        librdkafka drops the reply to AddPartitionsToTxn if it arrives while an abort begins. It then considers no
-        partition added, sends no EndTxn, and reports an abort that has not happened (``txn_req_cnt`` in
-        rdkafka_txnmgr.c of 2.16; every fourth abort 2 ms after the first row).
+        librdkafka drops the reply to AddPartitionsToTxn if it arrives while an abort begins. librdkafka then assumes
+        that the transaction has no partition, sends no EndTxn, and still reports success (``txn_req_cnt`` in
+        rdkafka_txnmgr.c of 2.16; this happened in every fourth abort 2 ms after the first row).
         """
         give_up_at = time.monotonic() + limit_s
         pooled.poll(0)  # processes the pending events
@@ -313,8 +312,8 @@ class KafkaWriter(SinkWriter):
 
     def _make_room(self, pooled: PooledProducer, chunk: Chunk) -> None:
         """Waits until the chunk fits, because librdkafka refuses rows once its queue is full."""
-        # librdkafka only reports the number of rows in flight. Their size is at most that of as many rows of the
-        # largest size, and at most what was queued since the queue was last empty.
+        # librdkafka only reports the number of rows in flight. Two upper bounds for their size are known: that number
+        # times the largest row, and all bytes queued since the queue was last empty.
         deadline, stalled = time.monotonic() + self._limits.delivery_s, StalledRows(pooled, self._topics, self._lookup)
         while waiting := len(pooled.producer):
             in_flight_bytes = min(waiting * self._largest_bytes, self._queued_bytes)
@@ -324,7 +323,7 @@ class KafkaWriter(SinkWriter):
             if time.monotonic() > deadline:
                 raise self._too_slow(pooled)
             pooled.poll(_STALL_S)
-            if len(pooled.producer) == waiting:  # they may all be in requests that are not full
+            if len(pooled.producer) == waiting:  # the rows may be waiting for their requests to fill up
                 pooled.flush(_STALL_S)
             self._raise_refusal(pooled)
             stalled.check()
@@ -363,7 +362,7 @@ class KafkaWriter(SinkWriter):
         )
 
     def _await_refusal(self, pooled: PooledProducer) -> None:
-        """Raises the brokers' refusal, if any: librdkafka accepts no rows after one, and reports it later."""
+        """Raises the brokers' refusal, if any. After a refusal, librdkafka accepts no rows, but reports it later."""
         deadline = time.monotonic() + _GRACE_S
         while len(pooled.producer) and not pooled.reports.refused and time.monotonic() < deadline:
             pooled.poll(0.1)
@@ -380,11 +379,11 @@ class KafkaWriter(SinkWriter):
 def _produce(pooled: PooledProducer, chunk: Chunk) -> int:
     """Queues a chunk, and returns the number of rows that librdkafka accepted.
 
-    Where rows are sent one by one, ``produce`` is called for each without a line of Python in between.
-    confluent-kafka's own ``produce_batch`` is slower, because it needs a dictionary for each row.
+    If rows must be sent one by one, calls ``produce`` for each without other Python code in between. confluent-kafka's
+    own ``produce_batch`` is slower, because it needs a dictionary for each row.
 
     Raises:
-        KafkaException: If librdkafka refuses a row; other rows may be queued.
+        KafkaException: If librdkafka refuses a row. Other rows may be queued.
         BufferError: If its queue is full.
     """
     if isinstance(pooled.producer, BatchProducer):
@@ -398,8 +397,8 @@ def _produce(pooled: PooledProducer, chunk: Chunk) -> int:
     ]
     taken: Iterable[Any]
     if "timestamp" in columns or "headers" in columns:
-        # Timestamp and headers have no documented positions among the arguments of ``produce``, so pass these rows
-        # through Python one by one.
+        # ``produce`` documents no positions for these two arguments, so pass them by name, which takes Python code for
+        # each row.
         more = (columns.get("timestamp", repeat(NOW_MS)), columns.get("headers", repeat(None)))
         taken = (
             produce(chunk.topic, value, key, partition, timestamp=timestamp, headers=headers)
@@ -438,15 +437,15 @@ def _too_large(chunk: Chunk, limit: int) -> PrepareError:
 
 
 class TopicLookup:
-    """Queries brokers for the topics that exist.
+    """Queries the brokers whether topics exist.
 
     Args:
         settings: The settings of a producer, with librdkafka's names.
-        is_transactional: True if the producer is transactional, so that the brokers have a topic of transactions.
+        is_transactional: True if the producer is transactional, so that the brokers have a topic for transactions.
 
     Attributes:
-        gone_after_s: How long all answers must report that a topic does not exist: a broker may lag behind, and a topic
-            may be about to appear, for which librdkafka itself waits as long.
+        gone_after_s: How long all answers must report that a topic does not exist, in seconds. A broker may lag behind,
+            and librdkafka itself waits as long for a topic that may be about to appear.
     """
 
     def __init__(self, settings: Mapping[str, Any], *, is_transactional: bool) -> None:
@@ -455,9 +454,9 @@ class TopicLookup:
         self.gone_after_s = max(_SURELY_GONE_AFTER_S, int(settings.get(_PROPAGATION, _PROPAGATION_MS)) / 1000)
 
     def is_there(self, topics: Collection[str]) -> dict[str, bool]:
-        """Returns for each topic whether it exists. Topics that no broker answers for are left out.
+        """Returns for each topic True if it exists. Leaves out topics for which there is no answer.
 
-        A broker that does not know Kafka's own transaction topic is ignored, because it has just started.
+        Ignores a broker that does not know Kafka's own transaction topic, because the broker has just started.
         """
         guard = [_SURELY_THERE] if self._is_transactional else []
         asked = TopicCollection([*sorted(topics)[:_MOST_TOPICS], *guard])
@@ -482,7 +481,7 @@ class StalledRows:
     Args:
         pooled: The producer.
         topics: The topics of its rows.
-        lookup: Queries the brokers for the topics; None to make no queries.
+        lookup: Queries the brokers for the topics; None for no queries.
     """
 
     def __init__(self, pooled: PooledProducer, topics: Collection[str], lookup: TopicLookup | None) -> None:
@@ -497,7 +496,7 @@ class StalledRows:
         """Queries the brokers for the topics if no row has arrived for some time.
 
         Raises:
-            PrepareError: If all answers have reported for `TopicLookup.gone_after_s` that a topic does not exist.
+            PrepareError: If all answers of the last `TopicLookup.gone_after_s` seconds report that a topic is missing.
         """
         if self._lookup is None:
             return
@@ -548,7 +547,7 @@ class TopicLimits:
         self._known: dict[str, tuple[TopicRules | None, float]] = {}
 
     def of(self, topics: Iterable[str]) -> dict[str, TopicRules]:
-        """Returns the rules of these topics, without those that are missing or may not be described.
+        """Returns the rules of these topics. Leaves out topics that are missing or that the user may not describe.
 
         Raises:
             OutageError: If no broker answers.
@@ -599,6 +598,6 @@ _asked: dict[tuple[tuple[str, str], ...], TopicLimits] = {}
 
 
 def limits_of_process(settings: Mapping[str, Any]) -> TopicLimits:
-    """Returns the cached topic rules of these brokers and this login: other logins may see other topics."""
+    """Returns this process's cache of rules for these brokers and this login, since logins may see different topics."""
     known_by = sorted((name, str(one)) for name, one in settings.items() if not callable(one))
     return _asked.setdefault(tuple(known_by), TopicLimits(settings))

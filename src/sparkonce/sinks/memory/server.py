@@ -16,7 +16,7 @@ from sparkonce.protocol.handles import Finished, Outcome
 Row = tuple[object, ...]
 
 APPLIED = "Applied, but the reply was lost."
-"""The reason of a `Finished` fault for ``commit`` that is returned after the commit was applied."""
+"""The reason of a fault for ``commit`` that takes effect after the commit was applied."""
 
 
 class TransactionState(str, Enum):

@@ -24,7 +24,7 @@ from sparkonce.sinks.memory.server import MemoryServer, TransactionState
 
 
 class MemorySink(TwoPhaseCommitSink):
-    """Writes whole rows to a `MemoryServer`. When rows are offered, it refuses those that contain a null.
+    """Writes whole rows to a `MemoryServer`. `SinkWriter.offer` refuses rows that contain a null.
 
     Args:
         server: The server.

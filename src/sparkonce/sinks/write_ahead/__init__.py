@@ -1,4 +1,4 @@
-"""Writes to any system through a user's function: rows wait in the checkpoint, and the function gets decided rows.
+"""Writes to any system through a user's function. Rows wait in the checkpoint until their batch is decided.
 
 The sinks for Delta and Iceberg, `sparkonce.sinks.tables`, also keep their rows and their ledger here.
 

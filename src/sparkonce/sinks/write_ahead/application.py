@@ -56,12 +56,12 @@ class CallSettings:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """The files whose rows the function gets in one call. The first of them names the call.
+    """The files whose rows the function gets in one call. The first file's transaction names the call.
 
     Attributes:
         entries: The files, each in `RowsState.STARTED`.
         repeated: True if an earlier commit may have called the function.
-        number: The number of the ledger's note about its start; the same for each repeat.
+        number: The number of the ledger's note that records the start of the call; the same for each repeat.
     """
 
     entries: tuple[Entry, ...]
@@ -83,7 +83,7 @@ class Application:
         settings: The settings of the calls.
 
     Attributes:
-        refused: Maps transactions that it has refused, or whose rows it has left unread, to the reason.
+        refused: The reasons, by transaction name, for rows that the function has refused or left unread.
     """
 
     def __init__(self, folder: WriteAheadFolder, sink: str, settings: CallSettings) -> None:
@@ -103,7 +103,7 @@ class Application:
         """Applies the rows unless they are already applied, and records that they are."""
         try:
             return self._apply(unit)
-        except OSError as error:  # the folder's: those of the function are answers already
+        except OSError as error:  # from the folder, because errors of the function are returned as answers
             return Finished(outcome=Outcome.RETRY, reason=f"The folder {self._folder.location} cannot be used: {error}")
 
     def _apply(self, unit: Unit) -> Finished:
@@ -123,7 +123,7 @@ class Application:
             return self._apply_opened(unit, opened)
 
     def _gone(self, unit: Unit, error: OSError) -> Finished:
-        """Answers for rows that are gone: another driver was faster, or it is unknown whether they were applied."""
+        """Returns the answer for missing rows: applied if another driver has recorded that, otherwise UNKNOWN."""
         if (known := self.noted(unit.entries)) is not None:
             return known
         reason = f"A commit had begun, and its rows are gone. They may have been applied: {error}"
@@ -188,7 +188,7 @@ class Application:
         return Outcome.COMMITTED
 
     def is_applied(self, unit: Unit, token: ApplyToken) -> bool:  # noqa: ARG002 - for those that override it
-        """Checks with the target, before a repeat, whether it has these rows."""
+        """Returns True if the target already has these rows. Called before a repeat."""
         return self._settings.is_applied is not None and self._settings.is_applied(token)
 
     def deliver(self, unit: Unit, token: ApplyToken, opened: Sequence[BinaryIO]) -> None:  # noqa: ARG002
@@ -196,7 +196,7 @@ class Application:
         give(self._settings.apply, opened, token)
 
     def _note(self, unit: Unit, found: Outcome) -> Finished:
-        """Records that the rows are applied, and deletes them. If that fails, the next call only does this."""
+        """Records that the rows are applied, and deletes them. If that fails, the next call only repeats this step."""
         try:
             self._folder.note_done(unit.entries)
             self._folder.delete_rows(unit.entries)
@@ -209,7 +209,10 @@ class Application:
 
 
 def _lock(file: BinaryIO) -> bool:
-    """Locks out a second driver until the file is closed. If the file's store cannot do that, the function has to."""
+    """Locks a file until it is closed. Returns False if another driver holds the lock.
+
+    On a file system without locks, only the function can prevent two drivers from applying the rows at the same time.
+    """
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -233,7 +236,7 @@ class Applies(str, Enum):
     """Leads to the same state: upserts by key, or an API that takes ``token.id`` as an idempotency key. Effectively
     once, under the conditions in `CONDITIONS`."""
     NEITHER = "neither"
-    """The rows twice. At-least-once; the log names each slot whose rows may be there twice."""
+    """Writes the rows twice. At-least-once; the log names each slot whose rows may be in the target twice."""
 
 
 CONDITIONS = {
@@ -285,7 +288,7 @@ class Skipped(Enum):
 
 
 SKIPPED: Final = Skipped.SKIPPED
-"""Return it from your function if the rest need not be read, for example because the target has the rows."""
+"""Return this from your function if it need not read the rest, for example because the target has the rows."""
 
 Apply = Callable[["pa.RecordBatchReader", ApplyToken], object]
 """Writes rows to the target before it returns. `SKIPPED` is the only return value with a meaning.
@@ -300,7 +303,7 @@ IsApplied = Callable[[ApplyToken], bool]
 
 
 class RetryLaterError(Exception):
-    """Raise it from your function to be called again later. Any other exception has the same effect, without a delay.
+    """Raise this in your function to be called again later. Any other exception has the same effect, without a delay.
 
     Args:
         message: The reason, for the operator.
@@ -313,7 +316,7 @@ class RetryLaterError(Exception):
 
 
 class RefusedError(Exception):
-    """Raise it from your function if the target refuses these rows, and will keep refusing them.
+    """Raise this in your function if the target refuses these rows, and will keep refusing them.
 
     The query stops immediately, with the reason. The rows are kept: once you have removed the cause and restarted the
     query, the function gets them again.
@@ -328,7 +331,7 @@ def give(apply: Apply, files: Sequence[BinaryIO], token: ApplyToken) -> None:
     """Calls the user's function with the rows of checked files.
 
     Raises:
-        UnreadRowsError: If it has not read all of them, and did not return `SKIPPED`.
+        UnreadRowsError: If the function has not read all rows, and did not return `SKIPPED`.
     """
     taken: list[int] = []
     returned = apply(read(files, taken), token)
@@ -346,8 +349,8 @@ class Calls:
     """Runs jobs by name, in threads that do not keep the process alive. A name has at most one running job.
 
     Args:
-        parallel: How many jobs run in parallel. With 1 they run in the given order, and none runs after one that is not
-            committed.
+        parallel: How many jobs run in parallel. With 1, they run in order, and the first job that is not committed
+            ends the run.
     """
 
     def __init__(self, parallel: int) -> None:

@@ -24,7 +24,7 @@ KEEP_BATCHES = SINKS_KEEP_BATCHES
 
 TIDY_EVERY_BATCHES = 20
 TRACED_BATCHES = 5
-"""The number of each run's latest batches that are traces. The latest of all reveals an old copy of the log."""
+"""How many of each run's latest batches serve as traces. The newest trace reveals an old copy of the log."""
 
 Answers = dict[TransactionName, Finished]
 
@@ -38,7 +38,7 @@ class WriteAheadCommitter(HandleCommitter[TransactionName]):
     Args:
         folder: The sink's folder.
         sink: The sink's name.
-        prefix: The sink's name in the form with which its file names begin.
+        prefix: The prefix of the sink's file names, which is derived from the sink's name.
         settings: The settings of the calls.
         application: Makes the calls; by default those of the user's function.
     """
@@ -68,7 +68,7 @@ class WriteAheadCommitter(HandleCommitter[TransactionName]):
         return FOREIGN if name is None or name.prefix != self._prefix else name
 
     def commit_all(self, wanted: Mapping[TransactionName, Handle]) -> Answers:
-        """Applies what is not applied yet. See `HandleCommitter.commit_all`.
+        """Applies all rows that are not yet applied. See `HandleCommitter.commit_all`.
 
         Raises:
             UnknownOutcomeError: If the function has already refused the rows in this run, so that the query must stop.
@@ -118,8 +118,8 @@ class WriteAheadCommitter(HandleCommitter[TransactionName]):
                 )
 
     def _units(self, entries: list[Entry], answers: Answers) -> list[Unit]:
-        """Returns what must be applied, in the order of slots, and adds the answers of everything else."""
-        # Group by run as well: rows that replace lost ones are from a later run than the rest, and are applied after it
+        """Returns the units to apply, in the order of slots, and adds the answers for all other files."""
+        # Group by run as well: rows that replace lost ones are from a later run, and must be applied after the others
         # anyway.
         batches: dict[tuple[str, int, Token], list[Entry]] = {}
         for entry in entries:
@@ -142,8 +142,8 @@ class WriteAheadCommitter(HandleCommitter[TransactionName]):
             if told and len(ledger.groups(query, batch)) > len(found):
                 continue  # another driver has begun meanwhile, and may have applied and deleted these files
             if new and self._settings.per == "batch" and Outcome.LOST in {one.outcome for one in told.values()}:
-                # Two calls might have a different effect than one. So these rows count as lost, too, and are written
-                # again together with the rest.
+                # The function must get a batch in a single call. Treat the remaining files as lost, too, so that all
+                # rows of the batch are written again together.
                 ledger.give_up(query, batch, len(found), wanted)
                 continue
             answers.update(told)
@@ -176,20 +176,20 @@ class WriteAheadCommitter(HandleCommitter[TransactionName]):
                         self._folder.delete_rows(call)
                     continue
                 for entry in call if number not in own else ():
-                    # This only happens if the folder was restored from an earlier state. It is treated like any other
-                    # repeat.
+                    # Such a file is only left to take if the folder was restored from an earlier state. Treat this like
+                    # any other repeat.
                     self._folder.take(entry.name)
                 units.append(Unit(tuple(call), repeated=number not in own, number=number))
         return units
 
     def _calls_of(self, group: list[Entry]) -> list[list[Entry]]:
-        """Returns the calls for a group of files that a commit has begun with."""
+        """Splits a group of files that a commit has begun with into the calls of the function."""
         return [group] if self._settings.per == "batch" else [[entry] for entry in group]
 
     def _take(self, entry: Entry, answers: Answers) -> bool:
-        """Takes a file that no commit has started with, so that no abort can delete it.
+        """Marks a file as started, so that no abort can delete it.
 
-        Adds an answer if it is gone.
+        If the file is gone, adds the answer for it and returns False.
         """
         name = entry.name
         if self._folder.take(name):
@@ -233,7 +233,7 @@ class WriteAheadCommitter(HandleCommitter[TransactionName]):
         return Finished(outcome=Outcome.ABORTED)
 
     def _call_with(self, name: TransactionName) -> list[Entry]:
-        """Returns the entries of a commit's call that includes these rows; none if there is no such call."""
+        """Returns the files of the call that includes these rows; none if no commit has begun such a call."""
         groups = self._folder.ledger.begun(name.query, name.batch)
         calls = (call for group in groups for call in self._calls_of(group))
         return next((call for call in calls if name in {entry.name for entry in call}), [])
@@ -257,8 +257,7 @@ class WriteAheadCommitter(HandleCommitter[TransactionName]):
             return
         query, up_to = names[0].query, batch - KEEP_BATCHES
         try:
-            # Compare with the last cleanup instead of counting batches: every twentieth batch might be one without
-            # rows.
+            # Compare with the last cleanup instead of testing for every twentieth batch, which might have no rows.
             if up_to - self._folder.ledger.forgotten_up_to(query) >= TIDY_EVERY_BATCHES:
                 self._folder.forget(query, up_to)
         except OSError as error:

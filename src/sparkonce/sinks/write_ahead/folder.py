@@ -1,27 +1,27 @@
 """The folder in which rows wait: on a disk, or on a store without atomic renames.
 
-Each transaction has a state. The `Ledger` shows what it means if its rows are missing. In every folder there are::
+Each transaction has a state. If its rows are missing, the `Ledger` shows whether they were applied. Every folder has::
 
     done/NAME    a small marker: the rows were applied; their file is deleted
-    identity     tells this folder from another one at the same path
+    identity     distinguishes this folder from another one at the same path
 
-NAME is a `TransactionName`. Nothing is overwritten: a name belongs to one copy of one slot.
+NAME is a `TransactionName`. Each task attempt has its own names, so nothing is overwritten.
 
-On a disk that the driver and all executors see, the subfolder of a transaction's file is its state, and a rename from
-one to the next is atomic::
+On a disk that the driver and all executors share, the state of a transaction is the subfolder that contains its file. A
+rename moves the file to the next state atomically::
 
     open/NAME        being written
-    prepared/NAME    sealed: its writer has let go of it, and an abort may delete it
-    started/NAME     a commit of it has begun: no abort touches it anymore
+    prepared/NAME    sealed: its writer has closed it, and an abort may delete it
+    started/NAME     a commit has begun: no abort deletes it anymore
 
-On an object store or HDFS, a put that lands only if the name is free decides a transaction's state::
+On an object store or HDFS, a transaction's state is decided by a put that succeeds only if its name is free::
 
     rows/NAME    the rows, whole: put when their writer has sealed them
-    fate/NAME    `started` by a commit that begins, or `discarded` by an abort: the first one stands
+    fate/NAME    ``started``, put by a commit, or ``discarded``, put by an abort: only the first of them succeeds
 
-A writer fills a temporary file on its own machine. So rows that are not sealed leave nothing on the store, and no sweep
-sees them. Rows that are put late, after their fate, are not touched by any commit: they are deleted by their writer, by
-the next sweep, or with their batch's markers.
+A writer fills a temporary file on its own machine, so unsealed rows leave nothing on the store for a sweep to find. If
+rows arrive on the store after they were discarded, no commit uses them. Their writer, the next sweep, or the cleanup of
+their batch's markers deletes them.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class WriteAheadFolder(abc.ABC):
         return self.files.location
 
     def make(self) -> None:
-        """Creates what is missing, including the ledger."""
+        """Creates the missing subfolders, the identity and the ledger."""
         for folder in ("", *self.folders):
             self.files.make(folder)
         make_identity(self.files)
@@ -111,21 +111,21 @@ class WriteAheadFolder(abc.ABC):
 
     @abc.abstractmethod
     def take(self, name: TransactionName) -> bool:
-        """Takes prepared rows, so that no abort can delete them; durable after `sync_taken`.
+        """Marks prepared rows as started, so that no abort can delete them. Durable after `sync_taken`.
 
-        Returns False if they did not exist, or were not in this state.
+        Returns False if the rows do not exist or have another state.
         """
 
     def sync_taken(self) -> None:  # noqa: B027 - not every store has something to do
-        """Makes durable what was taken."""
+        """Makes the effect of previous calls of `take` durable."""
 
     @abc.abstractmethod
     def find(self, name: TransactionName) -> RowsState | None:
-        """Returns the state of a prepared transaction; None if it definitely has no rows, or they were discarded."""
+        """Returns the state of a prepared transaction; None if its rows definitely do not exist or were discarded."""
 
     @abc.abstractmethod
     def discard(self, name: TransactionName) -> RowsState | None:
-        """Permanently deletes rows that no commit has started with, and returns their state afterwards."""
+        """Deletes rows permanently, unless a commit has started with them. Returns their state afterward."""
 
     @abc.abstractmethod
     def lingering(self, wanted: Callable[[TransactionName], bool]) -> list[TransactionName]:
@@ -160,7 +160,7 @@ class WriteAheadFolder(abc.ABC):
         return [name for text in texts if (name := TransactionName.parse(text)) is not None]
 
     def forget(self, query: str, up_to: int) -> None:
-        """Deletes the markers and notes of a query's batches up to this one, after recording that it will."""
+        """Deletes the markers and notes of a query's batches up to this one, after recording that they may be gone."""
         self.ledger.begin_to_forget(query, up_to)
         self._forget(query, up_to, _DONE)
         self.ledger.forget(query, up_to)
@@ -312,7 +312,7 @@ class StoredFolder(WriteAheadFolder):
 
     def find(self, name: TransactionName) -> RowsState | None:
         """See `WriteAheadFolder.find`."""
-        # Read the mark last: if the rows are deleted in the meantime, there is one.
+        # Read the mark last: whoever deletes the rows in the meantime has put a mark first.
         if self.files.exists(_rows(name)):
             fate = self._fate(name)
             if fate != _DISCARDED:
@@ -343,11 +343,11 @@ class StoredFolder(WriteAheadFolder):
     def delete_rows(self, entries: Sequence[Entry]) -> None:
         """See `WriteAheadFolder.delete_rows`."""
         self.files.delete(_rows(entry.name) for entry in entries)
-        # From here on the ledger and the marker agree.
+        # The marks are no longer needed, because the ledger and the ``done`` marker record the same.
         self.files.delete(_fate_of(entry.name) for entry in entries)
 
     def forget(self, query: str, up_to: int) -> None:
-        """See `WriteAheadFolder.forget`. Deletes also rows and fates that killed processes have left."""
+        """See `WriteAheadFolder.forget`. Also deletes rows and fates that killed processes have left behind."""
         super().forget(query, up_to)
         for folder in (_ROWS, _FATE):
             self._forget(query, up_to, folder)

@@ -1,12 +1,12 @@
 """The ledger: durable notes that distinguish applied files from lost ones. It is always in the checkpoint.
 
-A file, which `Entry` describes as its handle names it, may be missing because its rows were applied. So a commit notes
-its files here before it calls the function, and only a missing file without such a note counts as lost::
+A file is deleted once its rows are applied, so a missing file is not necessarily lost. A commit therefore notes its
+files here before it calls the function. Only a missing file without a note counts as lost. The ledger contains::
 
-    begun/QUERY.BATCH.NUMBER  the files that a commit was about to give to the function, see `Ledger.begin`; or those
-                              that it never will get, see `Ledger.give_up`
+    begun/QUERY.BATCH.NUMBER  files that a commit was about to pass to the function (`Ledger.begin`), or that no commit
+                              ever will (`Ledger.give_up`)
     forgotten/QUERY           the last batch of a query whose notes and markers were deleted
-    identity                  tells this ledger from another one at the same path
+    identity                  distinguishes this ledger from another one at the same path
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ class Ledger:
     def begin(self, query: str, batch: int, number: int, entries: Sequence[Entry]) -> bool:
         """Durably records that a commit starts with these files, a group that never changes.
 
-        The groups of a batch form a short log: each is put once, under the first free number. So a transaction is in
-        one group, whichever driver commits it.
+        The groups of a batch form a short log: each is put once, under the first free number. Each transaction is
+        therefore in a single group, whichever driver commits it.
 
         Returns:
             False if a group with this number already exists.
@@ -108,7 +108,7 @@ class Ledger:
         """Returns the last batch whose notes or markers may be gone; -1 if there is none.
 
         Raises:
-            OSError: also if the note is damaged, which does not mean that nothing is forgotten.
+            OSError: If the note cannot be read. A damaged note is never treated as a missing one.
         """
         if query not in self._names(_FORGOTTEN):
             return -1
@@ -137,7 +137,7 @@ class Ledger:
     def _names(self, folder: str) -> Sequence[str]:
         names = self.files.names(folder)
         if not names:
-            # Nothing exists, which is also what an unreachable ledger looks like.
+            # An empty listing may also mean that the ledger is unreachable.
             self.files.require(folder)
             self.identity()
         return names
@@ -153,10 +153,10 @@ def text_of(entries: Iterable[Entry]) -> bytes:
 
 
 def entries_of(data: bytes, where: str) -> list[Entry]:
-    """Parses the entries in such a file.
+    """Parses the result of `text_of`.
 
     Raises:
-        OSError: If it is damaged or of another version, which does not mean that it is empty.
+        OSError: If the data is damaged or has another version. Such data is never treated as empty.
     """
     try:
         found = read_json(data)
@@ -191,7 +191,7 @@ def put_note(files: CheckpointFiles, path: str, data: bytes) -> bool:
     """Creates a small file durably. Returns False if there already is one, which is then durable too.
 
     Raises:
-        OSError: also if it is not known whether it landed.
+        OSError: If the file could not be created, or if it is unknown whether it was.
     """
     # Do not recreate a missing folder: its disk may just be unmounted.
     files.require(path.rpartition("/")[0])
@@ -206,7 +206,7 @@ def _missing(files: CheckpointFiles, path: str) -> FileNotFoundError:
 
 
 FIELDS = frozenset({"name", "size_bytes", "checksum", "identity", "begun_ms", "parts"})
-"""The fields of a handle, of which ``parts`` may be missing."""
+"""The fields of a handle. A handle may lack ``parts``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,9 +217,9 @@ class Entry:
         name: The transaction's name.
         size_bytes: The size of the file.
         checksum: The checksum of the file, see `rows.check`.
-        identity: The identity of the folder that it was written to.
-        begun_ms: When it was begun, in milliseconds since the epoch, by the executor's clock.
-        parts: The rows of each part of the target, as the sink writes them; empty if it has no parts.
+        identity: The identity of the folder that the file was written to.
+        begun_ms: When the file was begun, in milliseconds since the epoch, by the executor's clock.
+        parts: The number of rows for each part of the target, as text; empty if the target has no parts.
     """
 
     name: TransactionName
@@ -236,7 +236,7 @@ class Entry:
 
     @classmethod
     def of_fields(cls, fields: Mapping[str, Scalar]) -> Entry | None:
-        """Returns the entry, or None if these are not its fields."""
+        """Returns the entry, or None if the fields are not those of an entry."""
         name = TransactionName.parse(str(fields.get("name", "")))
         if name is None or set(fields) | {"parts"} != FIELDS:
             return None

@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 ROW_GROUP_BYTES = 16 * 2**20
-"""How much memory a writer fills before it writes a row group, which a reader reads in about one piece."""
+"""The bytes of rows that a writer collects before it writes a row group. Readers load about one row group at a time."""
 
 READ_ROWS = 65_536
 _CHUNK_BYTES = 2**20
 
 
 def is_taken(column: pa.Field) -> bool:
-    """Returns True if Parquet supports a column's type, as shown by a file without rows."""
+    """Returns True if Parquet supports a column's type, which is tested with an empty file."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -39,10 +39,10 @@ class RowsFile:
     """Writes rows to a new file.
 
     Args:
-        file: The file, open and empty, which can be read back.
+        file: An open, empty file that can be written and read.
 
     Raises:
-        OSError: If the disk refuses a write. Every method may raise it.
+        OSError: If a write fails. Every method may raise it.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -121,7 +121,7 @@ def check(file: BinaryIO, size: int, checksum: str) -> None:
     """Reads an open file to its end, and checks that it is the file that was sealed.
 
     Raises:
-        CorruptRowsError: If it is not.
+        CorruptRowsError: If its size or checksum differs.
         OSError: If it cannot be read.
     """
     found, seen = _new_hash(), 0
@@ -137,11 +137,11 @@ def check(file: BinaryIO, size: int, checksum: str) -> None:
 
 
 def read(files: Sequence[BinaryIO], taken: list[int]) -> pa.RecordBatchReader:
-    """Returns a reader of the rows of checked files, in order, a part of a row group at a time.
+    """Returns a reader that yields the rows of checked files in order, in parts of a row group.
 
     Args:
         files: The files, open.
-        taken: The list to which the number of rows of each part is added when it is read.
+        taken: A list to which the reader adds the number of rows of each part that is read.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq

@@ -32,7 +32,7 @@ LEDGER = "ledger"
 class WriteAheadSink(TwoPhaseCommitSink):
     """Passes rows to a function once their batch is decided, for any system that a function can write to.
 
-    Until then they wait, as compressed Parquet files, in a folder that the driver and all executors can access. The
+    Until then, the rows wait as compressed Parquet files in a folder that the driver and all executors can access. The
     function runs on the driver, and again for the same rows if it is unknown whether the first call completed. Its
     author declares what a repeated call does to the target, which determines the guarantee for readers.
 
@@ -43,15 +43,15 @@ class WriteAheadSink(TwoPhaseCommitSink):
         applies: The effect on the target of a second call with the same token.
         is_applied: An optional function that is called before a repeat, and returns True if the target already has the
             token.
-        per: ``slot``: one call per slot. ``batch``: one call for the rows of all slots of a batch, as long as all are
-            committed together, which the driver does. It cannot be changed once the query has started.
+        per: ``slot``: one call per slot. ``batch``: one call for the rows of all slots of a batch, which the driver
+            always commits together. It cannot be changed once the query has started.
         parallel: How many calls run in parallel. With 1 they run one after another, in the order of slots.
         wait_s: How long a commit waits for its calls before the driver checks again, in seconds. A call that takes
             longer continues; the query stops if it has not returned within the driver's ``outage_patience_s``.
         folder: The folder in which rows wait; None for ``sparkonce-write-ahead`` in the query's checkpoint. The driver
             and all executors must reach it under this path or URL. The ledger is always in the checkpoint.
-        guarantee: The level at which the sink runs. Below EXACTLY_ONCE the workers call the function as soon as a
-            slot's rows have arrived, and it must be picklable with cloudpickle.
+        guarantee: The level at which the sink runs. Below EXACTLY_ONCE, the workers call the function as soon as a
+            slot's rows have arrived, so cloudpickle must be able to pickle it.
         name: A name that is unique within the query and stays the same after a restart.
 
     Raises:
@@ -91,7 +91,7 @@ class WriteAheadSink(TwoPhaseCommitSink):
 
     @property
     def promise(self) -> Guarantee:
-        """The guarantee for readers: AT_LEAST_ONCE for a function that duplicates rows when it is called again."""
+        """The guarantee for readers: AT_LEAST_ONCE if a second call of the function duplicates rows."""
         if self.guarantee is Guarantee.EXACTLY_ONCE and self.applies is Applies.NEITHER:
             return Guarantee.AT_LEAST_ONCE
         return self.guarantee
@@ -103,7 +103,7 @@ class WriteAheadSink(TwoPhaseCommitSink):
         return (CONDITIONS[self.applies],)
 
     def use_folders(self, open_folder: Callable[[str], CheckpointFiles]) -> None:
-        """Opens the folder in which rows wait, if it was given as a URL."""
+        """Opens the folder in which rows wait, if it is configured as a URL."""
         if self._rows_url is not None and self._rows is None:
             try:
                 self.use_rows(open_folder(self._rows_url))
@@ -111,11 +111,11 @@ class WriteAheadSink(TwoPhaseCommitSink):
                 raise about_folder(error) from None
 
     def use_rows(self, files: CheckpointFiles) -> None:
-        """Makes rows wait there, instead of in the checkpoint."""
+        """Stores waiting rows in ``files`` instead of the checkpoint."""
         self._rows = files.for_workers()
 
     def use_checkpoint(self, files: CheckpointFiles) -> None:
-        """Keeps the ledger there, and the rows if no folder was given.
+        """Stores the ledger in the checkpoint, and the waiting rows, too, if no other folder is configured.
 
         Raises:
             ConfigurationError: If this object already uses another checkpoint, or if workers cannot reach it.
@@ -149,7 +149,7 @@ class WriteAheadSink(TwoPhaseCommitSink):
         return super().columns(schema)
 
     def preflight(self, query: str, recorded: Facts | None) -> Facts:  # noqa: ARG002 - the folder knows its queries
-        """Makes the folder, and checks that it is the one in the log."""
+        """Creates the folder at the first start. At later starts, checks that it is the folder recorded in the log."""
         folder = self.folder()
         try:
             if recorded is None:
@@ -202,10 +202,10 @@ class WriteAheadSink(TwoPhaseCommitSink):
         return WriteAheadCommitter(self.folder(), self.name, self._prefix, settings)
 
     def folder(self) -> WriteAheadFolder:
-        """Returns this sink's own folder.
+        """Returns the folder in which this sink's rows wait.
 
         Raises:
-            ConfigurationError: If there is none.
+            ConfigurationError: If there is neither a folder nor a checkpoint.
         """
         from sparkonce.sinks.write_ahead.folder import DiskFolder, StoredFolder
         from sparkonce.sinks.write_ahead.ledger import Ledger
@@ -226,7 +226,7 @@ class WriteAheadSink(TwoPhaseCommitSink):
         return StoredFolder(rows.inside(self._prefix), ledger)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Packs the functions: workers only write rows, and may lack the modules that the functions need."""
+        """Packs the functions, which workers do not call at EXACTLY_ONCE, and whose modules they may lack."""
         state = {**self.__dict__, "_checkpoint": self._shared}
         if self.guarantee is not Guarantee.EXACTLY_ONCE:
             return state
@@ -244,7 +244,7 @@ class WriteAheadSink(TwoPhaseCommitSink):
 
 @dataclass(frozen=True)
 class _Packed:
-    """A function that was shipped to the workers, and is not unpacked before it is called."""
+    """A function that is pickled for the workers, and not unpickled before it is called."""
 
     data: bytes
     name: str
@@ -270,8 +270,8 @@ class _Packed:
 
 
 def _file_name(name: str) -> str:
-    """Returns a sink's name as the names of its files begin with it."""
-    # Spark reads no file that begins with a dot or underscore.
+    """Returns the prefix of a sink's file names, which is its name with special characters escaped."""
+    # Spark ignores files whose names begin with a period or an underscore.
     quoted = quote(name, safe="").replace(".", "%2E")
     return f"%5F{quoted[1:]}" if quoted.startswith("_") else quoted
 

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 
 class WriteAheadWriter(SinkWriter):
-    """Writes one copy's rows to a file, where they wait until the batch is decided.
+    """Writes one task attempt's rows to a file, where they wait until the batch is decided.
 
     Args:
         folder: The sink's folder.
-        prefix: The sink's name as the names of its files begin with it.
-        context: The copy.
-        apply_now: The function that `prepare` gives the rows to below EXACTLY_ONCE; None at EXACTLY_ONCE.
+        prefix: The prefix of the sink's file names.
+        context: The task attempt.
+        apply_now: The function to which `prepare` passes the rows below EXACTLY_ONCE; None at EXACTLY_ONCE.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class WriteAheadWriter(SinkWriter):
         )
 
     def begin(self) -> None:
-        """Makes the file, once this executor is known to see the driver's folder and not one of its own."""
+        """Creates the file, after checking that the folder seen by this executor is the driver's folder."""
         self._begun_ms = time.time_ns() // 1_000_000
         with self._disk():
             found = self._folder.identity()
@@ -92,7 +92,7 @@ class WriteAheadWriter(SinkWriter):
         return entry.fields()
 
     def parts(self) -> str:
-        """Returns how many rows each part of the target gets, for the committer; empty if there are no parts."""
+        """Returns how many rows each part of the target gets, as text; empty if the target has no parts."""
         return ""
 
     def abort(self) -> None:

@@ -47,7 +47,7 @@ _TAKES_DAMAGED = (
 _TRIAL = b"sparkonce"
 _DAMAGED = b"Sparkonce"
 _NOT_A_CHECK = (None, 408, 429)
-"""The statuses below 500 of refusals that do not show that a store has checked the bytes."""
+"""Statuses below 500 that prove nothing about the bytes: no response, a timeout, and throttling."""
 
 _METHODS: Mapping[str, str] = {
     "HeadBucket": "head_bucket",
@@ -203,7 +203,7 @@ def _refused(bucket: str, request: str, answer: Answer) -> PreflightError:
 def inspect_bucket(client: Any, bucket: str, prefix: str) -> Findings:
     """Returns the effect of the bucket's own rules below the prefix.
 
-    If the rules cannot be read, that is only a note.
+    If the rules cannot be read, the result contains only a note that says so.
     """
     rules = ask(client.get_bucket_lifecycle_configuration, Bucket=bucket)
     if not isinstance(rules, Answer):

@@ -25,7 +25,7 @@ from sparkonce.sinks.files.store import Fields
 
 
 def ask(request: Callable[..., Any], **arguments: Any) -> Mapping[str, Any] | Answer:
-    """Returns the response to a request, or the reason why there is none."""
+    """Returns the response to a request, or an `Answer` with the reason why there is none."""
     from botocore.exceptions import BotoCoreError, ClientError, ConnectionError, HTTPClientError  # noqa: A004
     from botocore.parsers import ResponseParserError
 
@@ -35,7 +35,7 @@ def ask(request: Callable[..., Any], **arguments: Any) -> Mapping[str, Any] | An
         return refusal(error)
     except (ConnectionError, HTTPClientError, ResponseParserError) as error:
         return Answer(status=None, code=type(error).__name__, reason=one_line(error))
-    except BotoCoreError as error:  # it was not sent, for example because there are no credentials
+    except BotoCoreError as error:  # the request was not sent, for example because there are no credentials
         return Answer(status=NOT_SENT, code=type(error).__name__, reason=one_line(error))
     return response
 
@@ -77,7 +77,7 @@ MOST_A_PAGE = 1_000
 
 
 def list_uploads(client: Any, bucket: str, prefix: str, page: int) -> Iterator[tuple[str, str] | Answer]:
-    """Yields key and id of every open upload below a prefix; ends with an `Answer` if the store refuses to continue.
+    """Yields the key and ID of every open upload below a prefix. Ends with an `Answer` if the store refuses a page.
 
     Args:
         client: A boto3 client.
@@ -260,7 +260,7 @@ RIGHTS: Mapping[str, str] = {
 
 
 def read(answer: Answer, request: str) -> Finished:
-    """Returns the outcome that a refusal shows on its own.
+    """Returns the outcome of a refused request, judged by the refusal alone.
 
     Args:
         answer: The server's answer.
@@ -312,7 +312,7 @@ def outcome_by_object(code: str, found: Present | Answer, fields: Fields) -> Fin
 
 
 def is_own(found: Present, fields: Fields) -> bool:
-    """Returns True if this handle's upload made the object.
+    """Returns True if the upload of this handle created the object.
 
     Compares the metadata with which the upload was begun, or ETag and size if the store keeps no metadata.
     """
@@ -326,6 +326,6 @@ def is_own(found: Present, fields: Fields) -> bool:
 
 
 def name_text(path: str) -> str:
-    """Returns the name of a file's transaction as metadata can hold it, in ASCII; empty if it has none."""
+    """Returns the name of a file's transaction in ASCII, for metadata; empty if the path contains none."""
     name = name_in(path)
     return "" if name is None else quote(str(name))

@@ -47,7 +47,7 @@ class S3Settings:
         verify: False to trust any certificate, or the path of a CA bundle.
         connect_timeout_s: Seconds to wait for a connection.
         read_timeout_s: Seconds to wait for the next bytes of an answer.
-        attempts: How often a repeatable request is sent at most. A completion is sent once per call.
+        attempts: The maximum number of times that a repeatable request is sent. A completion is sent once per call.
         part_size_bytes: The size of the first 1,000 parts of a file; later parts are larger.
         upload_threads: The number of parts uploaded in parallel by a worker process. Each thread holds one part in
             memory.
@@ -165,7 +165,7 @@ def client(settings: S3Settings, *, attempts: int | None = None) -> Any:
 
     Args:
         settings: How to reach the store.
-        attempts: How often boto3 may send a request; by default the setting of this name.
+        attempts: The maximum number of times that boto3 sends a request; by default the setting of this name.
 
     Raises:
         ConfigurationError: If boto3 is missing, or cannot create a client with the settings.

@@ -289,7 +289,10 @@ _MD5 = re.compile(r"[0-9a-f]{32}")
 
 
 def part_size(number: int, first_bytes: int) -> int:
-    """Returns the size of part ``number``, from 1. It doubles after each 1,000 parts, so that 5 TiB take < 10,000."""
+    """Returns the size of a part, numbered from 1.
+
+    The size doubles every 1,000 parts, so that a file of 5 TiB needs fewer than 10,000 parts.
+    """
     return min(first_bytes << ((number - 1) // PARTS_OF_ONE_SIZE), LARGEST_PART_BYTES)
 
 
@@ -306,7 +309,7 @@ class Uploader:
 
     Args:
         client: A boto3 client that retries repeatable requests.
-        begin_client: A client that sends each request once: retries are made here.
+        begin_client: A client that sends each request once, because this class retries these requests itself.
         settings: Sizes and numbers.
         bucket: The bucket.
         discard: Aborts an upload.
@@ -544,7 +547,7 @@ class S3Finisher:
             return FileState.STAGED if etags == str(fields["etags"]).split(",") else FileState.UNKNOWN
         if etags != NO_UPLOAD:
             return read(etags, "ListParts")
-        # Nothing is left to complete, but only another completion shows whether one is still in progress.
+        # The upload is gone. Only another completion shows whether an earlier one is still in progress.
         finished = self.publish(fields)
         if finished.outcome is not Outcome.UNKNOWN:
             return _STATES.get(finished.outcome, finished)
@@ -571,7 +574,7 @@ class S3Finisher:
         return self._after_abort(NO_UPLOAD, fields)
 
     def _after_abort(self, answer: Answer, fields: Fields) -> Finished:
-        """Answers ALREADY_COMMITTED if an upload that is gone was published."""
+        """Returns ALREADY_COMMITTED if the upload is gone because it was published."""
         if answer.code != NO_SUCH_UPLOAD:
             return read(answer, "AbortMultipartUpload")
         found = head_object(self._client, str(fields["bucket"]), key_of(fields))
