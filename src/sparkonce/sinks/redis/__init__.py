@@ -1,4 +1,4 @@
-"""Redis: workers stage rows there, and scripts apply them once the batch is decided.
+"""Redis: workers stage rows in Redis, and scripts apply them once the batch is decided.
 
 Shared by both sides:
 
@@ -17,5 +17,5 @@ On the driver:
 - ``preflight``: checks the server
 - ``committer``: applies staged chunks, aborts, and reads the state of transactions
 - ``orphans``: lists unfinished transactions for ``sparkonce transactions list``
-- ``outcomes``: the table of what each response means
+- ``outcomes``: maps each response to an outcome
 """

@@ -2,8 +2,8 @@
 
 Lists of chunks are applied in steps that never block a server for long.
 
-Staged rows live for ``staging_ttl_s`` after they were prepared. To find a transaction's age, the server reports how
-long ago that was, and the result is subtracted from this process's time, so that no two clocks are compared.
+Staged rows live for ``staging_ttl_s`` after they were prepared. The server reports how long ago a transaction was
+prepared, and this process subtracts that from its own time, so the clocks of two machines are never compared.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from sparkonce.sinks.redis.writer import await_replicas
 KEPT_BATCHES = SINKS_KEEP_BATCHES
 TIDY_EVERY_BATCHES = 50
 ATTEMPT_LIMIT_S = 30.0
-"""How long one call applies chunks before it returns RETRY. The next call continues."""
+"""How long one call applies chunks before it returns RETRY, in seconds. The next call continues."""
 
 _UNDECIDED = Finished(outcome=Outcome.UNKNOWN, reason="No reply from the server shows the transaction's state.")
 _DELETE_AT_ONCE = 500
@@ -53,9 +53,9 @@ class _Pending:
     """A transaction while a call commits or aborts it.
 
     Attributes:
-        name: Its name.
+        name: The transaction's name.
         seen: The number of the query's commits when it began.
-        known: The number of commits that the ledger must have at least.
+        known: The minimum number of commits that the ledger must have.
         verdict: Its outcome, once known.
         slots: The hash slots of its staged rows.
         is_prepared: True if the ledger shows it as prepared.
@@ -118,7 +118,7 @@ class RedisCommitter(HandleCommitter[StagedTransaction]):
         """Aborts these transactions in the ledger, so that their writers can no longer prepare."""
         pending = {one: _Pending(one.name, one.seen) for one in wanted}
         going = list(pending.values())
-        # A writer that died before preparing has not recorded the hash slots of its rows.
+        # A writer that died before it prepared has not recorded the hash slots of its rows.
         slots = pack_slots(range(HASH_SLOTS)) if self._cluster else ""
         requests = []
         for one in going:
@@ -159,11 +159,11 @@ class RedisCommitter(HandleCommitter[StagedTransaction]):
         ]
 
     def before_decision(self, facts: Facts) -> str:  # noqa: ARG002 - the servers are asked
-        """Returns why the batch must not be decided: a server may have started to evict keys during the run."""
+        """Returns a reason not to decide the batch: during the run, a server may have begun to evict keys."""
         return why_not_decide(self._nodes)
 
     def conclude(self, batch: int, handles: Sequence[Handle]) -> None:
-        """Deletes the entries of old batches every so often."""
+        """Periodically deletes the entries of old batches from the ledger."""
         if not self._tidying.is_due(batch):
             return
         for ledger in {ledger_of(one.name) for handle in handles if (one := StagedTransaction.of(handle))}:
@@ -185,7 +185,7 @@ class RedisCommitter(HandleCommitter[StagedTransaction]):
     # --- commit -----------------------------------------------------------------------------------------------------
 
     def _decide(self, going: Sequence[_Pending], mode: str) -> None:
-        """Marks each transaction in the ledger as being committed, or finds out why it cannot be."""
+        """Marks each transaction in the ledger as being committed, or determines why it cannot be committed."""
         requests = []
         for one in going:
             ledger = ledger_of(one.name)
@@ -221,9 +221,9 @@ class RedisCommitter(HandleCommitter[StagedTransaction]):
         return [slot_key(one.name, slot) for slot in one.slots] if self._cluster else [single_key(one.name)]
 
     def _check_lists(self, going: Sequence[_Pending]) -> None:
-        """Checks that every list of a prepared transaction is complete, and removes its expiry, before the decision.
+        """Before the decision, checks that every list of a prepared transaction is complete, and removes its expiry.
 
-        A list that is missing later was lost by its node after other lists were applied.
+        If a list is missing after that, its node has lost it, possibly after other lists were applied.
         """
         whole, expired, missing = [], [], []
         for one in going:
@@ -242,7 +242,7 @@ class RedisCommitter(HandleCommitter[StagedTransaction]):
                 expired.append(one)
             else:
                 missing.append(one)
-        self._decide(missing, "look")  # another committer may have applied and deleted them meanwhile
+        self._decide(missing, "look")  # another committer may have applied and deleted these lists in the meantime
         for one in missing:
             if one.verdict is None and one.is_prepared:
                 one.verdict = self._missing(one)
@@ -267,7 +267,10 @@ class RedisCommitter(HandleCommitter[StagedTransaction]):
             one.verdict = worst if worst is None or worst.outcome is not Outcome.LOST else self._after_absent(one)
 
     def _after_absent(self, one: _Pending) -> Finished:
-        """Judges a list that is absent while its transaction is committed: another committer may have finished it."""
+        """Returns the outcome for an absent list of a transaction being committed.
+
+        Another committer may have finished the transaction.
+        """
         ledger = ledger_of(one.name)
         answer = self._nodes.ask(Request(ledger.hash_slot, ("HGET", ledger.name, str(one.name))))
         if isinstance(answer, Refusal):
@@ -295,9 +298,9 @@ class RedisCommitter(HandleCommitter[StagedTransaction]):
                 self._clean(one)
 
     def _await_ledgers(self, done: Sequence[_Pending]) -> None:
-        """Waits until enough replicas know the commits.
+        """Waits until enough replicas have recorded the commits.
 
-        One that did not, and took over, would seem to have lost rows.
+        A replica that lacks them and then becomes master would appear to have lost rows.
         """
         reached = await_replicas(self._nodes, [ledger_of(one.name).hash_slot for one in done], self._wait_replicas)
         if reached < self._wait_replicas:
@@ -306,7 +309,7 @@ class RedisCommitter(HandleCommitter[StagedTransaction]):
                 one.verdict = Finished(outcome=Outcome.RETRY, reason=reason)
 
     def _remembered(self, ledger: Key) -> int:
-        """Returns the number of commits that this process has seen, unless the ledger may have expired since."""
+        """Returns the number of commits that this process knows of; 0 if the ledger may have expired since."""
         commits, at_s = self._commits.get(ledger.name, (0, 0.0))
         return commits if time.monotonic() - at_s < self._ledger_ttl_ms / 1000 else 0
 
@@ -321,7 +324,7 @@ class RedisCommitter(HandleCommitter[StagedTransaction]):
         return Finished(outcome=Outcome.COMMITTED if state == "committed" else Outcome.ALREADY_COMMITTED)
 
     def _clean(self, one: _Pending) -> Finished | None:
-        """Deletes the remaining lists of an ended transaction. Returns why that failed, or None."""
+        """Deletes the remaining lists of an ended transaction. Returns the failure, or None if there is none."""
         answers = self._nodes.run([Request(key.hash_slot, ("UNLINK", key.name)) for key in one.lists])
         refusal = next((answer for answer in answers if isinstance(answer, Refusal)), None)
         if refusal is not None:
@@ -343,7 +346,7 @@ class RedisCommitter(HandleCommitter[StagedTransaction]):
         return Finished(outcome=Outcome.ABORTED)
 
     def _delete(self, aborted: Sequence[_Pending]) -> None:
-        """Deletes staged rows as far as the nodes allow. The ledger records the rest for the next sweep."""
+        """Deletes staged rows if the nodes allow it. The ledger records the others for the next sweep."""
         until = time.monotonic() + ATTEMPT_LIMIT_S
         for one in aborted:
             left = self._clean(one)
@@ -357,7 +360,7 @@ class RedisCommitter(HandleCommitter[StagedTransaction]):
     # --- ledger -----------------------------------------------------------------------------------------------------
 
     def _tidy(self, ledger: Key, floor: int) -> None:
-        """Deletes the entries of batches below the floor, and what remains of their lists."""
+        """Deletes the entries of batches below the floor, and the remains of their lists."""
         if floor <= 0:
             return
         answer = self._nodes.ask(run_script(scripts.RAISE_FLOOR, [ledger], floor))
@@ -385,10 +388,10 @@ def _left_of(name: TransactionName, entry: LedgerEntry) -> _Pending:
 
 
 _VALUES_UNDER_WAY = 2 * CHUNK_VALUES
-"""A server finishes what one client has sent before it serves the next, so little is in flight at a time."""
+"""The maximum number of values in flight. A server finishes one client's commands before it serves the next client."""
 _MOST_UNDER_WAY = 128
 _MOVED_WITHIN_S = 1.0
-"""How long a moved hash slot is looked up. One that is still moving is left for the next attempt."""
+"""How long a moved hash slot is looked up, in seconds. A slot that is still moving is left for the next attempt."""
 
 ABSENT = Finished(outcome=Outcome.LOST, reason="The list is absent.")
 
@@ -407,10 +410,10 @@ class Applying:
         self._window = 2
 
     def run(self, lists: Sequence[Key]) -> dict[Key, Finished | None]:
-        """Applies the lists. Returns None for each that is finished, otherwise `ABSENT`, RETRY or UNKNOWN.
+        """Applies the lists. Returns None for each finished list, and `ABSENT`, RETRY or UNKNOWN for the others.
 
-        A request without a reply may have been carried out. Repeating it is harmless, because the applied chunk is
-        gone.
+        A request without a reply may have been carried out. Repeating it is harmless, because each chunk is deleted in
+        the step that applies it.
         """
         results: dict[Key, Finished | None] = {}
         going = list(lists)
@@ -422,7 +425,7 @@ class Applying:
         return results
 
     def _round(self, going: Sequence[Key], results: dict[Key, Finished | None]) -> list[Key]:
-        # If there are few lists, send two requests for each: while Redis runs one, the next is already on its way.
+        # If there are few lists, send two requests for each, so that Redis need not wait for the second one.
         turns = 2 if len(going) < self._window else 1
         batch = [key for key in going[: 64 * self._window] for _ in range(turns)]
         requests = [run_script(scripts.APPLY, [key], scripts.END, CHUNK_VALUES) for key in batch]
@@ -440,9 +443,9 @@ class Applying:
 
     @staticmethod
     def _read(key: Key, answer: RedisReply, results: dict[Key, Finished | None]) -> tuple[bool, int]:
-        """Returns True if there is more to apply, and how many values were applied.
+        """Returns True if a list has more to apply, and the number of values that were applied.
 
-        Records the result of a failed list.
+        Records the result of a list that failed.
         """
         if isinstance(answer, Refusal):
             results[key] = read_refusal(answer)
@@ -498,7 +501,7 @@ def missing(nodes: Nodes, handles: Sequence[Handle], ledger_ttl_ms: int) -> list
     Raises:
         UnknownOutcomeError: If a server does not respond.
     """
-    # The ledger remembers transactions for its whole TTL. Rely on only half of it, in case clocks differ.
+    # The ledger remembers transactions for its whole TTL. Rely on only half of it, because clocks may differ.
     since_ms = time.time_ns() // 1_000_000 - ledger_ttl_ms // 2
     asked = [handle for handle in handles if handle.opened_ms > since_ms]
     known = {one.name: handle for handle in asked if (one := StagedTransaction.of(handle))}

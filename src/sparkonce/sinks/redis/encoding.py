@@ -1,7 +1,7 @@
 """Turns Arrow batches into chunks of commands, in the format that `sparkonce.sinks.redis.scripts` expects.
 
-`Shape` maps columns to commands, and checks their types. Python never handles individual rows: Arrow's own code joins
-the columns into MessagePack bytes, and a chunk is a slice of the joined column.
+`Shape` maps columns to commands, and checks their types. Rows are not handled one by one in Python: Arrow's own code
+joins the columns into MessagePack bytes, and a chunk is a slice of the joined column.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 CHUNK_VALUES = 2_000
-"""The maximum number of values in a chunk, which occupies a server for one to two milliseconds."""
+"""The maximum number of values in a chunk, which keeps a server busy for one to two milliseconds."""
 CHUNK_BYTES = 256 * 1024
 """The maximum size of a chunk in bytes, unless it is a single row."""
 
@@ -47,7 +47,7 @@ class Encoded:
     Attributes:
         keys: Each row's key.
         rows: Each row's values in MessagePack.
-        verb: The command of all rows; empty if each value is a whole command.
+        verb: The common command of all rows; empty if each value is a whole command.
         arity: The number of values per command.
         values: The number of values of each row.
     """
@@ -92,7 +92,7 @@ class Encoded:
 
 
 def _end(offsets: npt.NDArray[Any], ends: npt.NDArray[Any], start: int, stop: int, most: int) -> int:
-    """Returns the end of a chunk that begins here: within both limits, but after at least one row."""
+    """Returns the end of the chunk that begins at ``start``: within both limits, but after at least one row."""
     if ends[stop] - ends[start] <= most and offsets[stop] - offsets[start] <= CHUNK_BYTES:
         return stop
     by_values = int(np.searchsorted(ends, ends[start] + most, side="right")) - 1
@@ -118,7 +118,7 @@ def encode(shape: Shape, rows: pa.RecordBatch) -> Encoded:
 
 
 def _plain(shape: Shape, rows: pa.RecordBatch, keys: pa.Array) -> Encoded | None:
-    """Returns one command for all rows; None if nulls or the structure require commands that differ by row."""
+    """Returns one command for all rows; None if nulls or the structure require different commands."""
     parts = _parts(shape, rows)
     if parts is None or any(part.null_count for part in parts if isinstance(part, pa.Array)):
         return None
@@ -136,7 +136,7 @@ def _flat(verb: str, arity: int, keys: pa.Array, *parts: pa.Array | pa.Scalar) -
 
 
 def _each(shape: Shape, rows: pa.RecordBatch, keys: pa.Array) -> Encoded:
-    """Returns commands that differ by row."""
+    """Returns a separate command for each row."""
     commands, counts = _commands(shape, rows, keys)
     if shape.structure != "string" and (shape.ttl is not None or shape.ttl_s is not None):
         lives = _ttl(shape, rows)
@@ -363,7 +363,7 @@ def _refuse_small(column: pa.Array, name: str) -> None:
 
 
 def _headers(kind: int, lengths: npt.NDArray[Any]) -> pa.Array:
-    """Returns MessagePack's five header bytes of a string or array, for each of these lengths."""
+    """Returns MessagePack's five header bytes of a string or an array, for each of these lengths."""
     heads = np.empty((len(lengths), 5), np.uint8)
     heads[:, 0] = kind
     heads[:, 1:] = lengths.astype(">u4").view(np.uint8).reshape(-1, 4)
@@ -372,7 +372,7 @@ def _headers(kind: int, lengths: npt.NDArray[Any]) -> pa.Array:
 
 
 def _packed(part: pa.Array | pa.Scalar) -> pa.Array | pa.Scalar:
-    """Returns strings preceded by their lengths. Null remains null."""
+    """Returns strings preceded by their lengths in MessagePack. A null remains null."""
     if isinstance(part, pa.Scalar):
         text = part.as_py()
         return pa.scalar(bytes([_STR32]) + len(text).to_bytes(4, "big") + text, pa.binary())
@@ -391,7 +391,12 @@ def _command(verb: str, *parts: pa.Array | pa.Scalar) -> pa.Array:
 
 
 def _or_else(first: tuple[Any, ...], second: tuple[str, int]) -> pa.Array:
-    """Returns the first command or, if a part of it is null, the second command with this many of the first's parts."""
+    """Returns the first command or, where a part of it is null, the second one.
+
+    Args:
+        first: The verb and the parts of the first command.
+        second: The verb of the second command, and the number of parts that it takes from the first one.
+    """
     verb, count = second
     return pc.coalesce(_command(*first), _command(verb, *first[1 : 1 + count]))
 
@@ -406,14 +411,14 @@ _OPTIONAL: Mapping[str, frozenset[str]] = {
     "sorted_set": frozenset({"member", "score"}),
     "increment": frozenset({"amount", "field", "member"}),
 }
-"""The settings of each structure, in addition to key and time to live."""
+"""The settings of each structure, other than the key and the time to live."""
 
 STRUCTURES = tuple(_OPTIONAL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """The commands into which a row is turned. `RedisSink` describes the settings. All but the template name columns.
+    """The commands into which a row is turned. See `RedisSink` for the settings, which name columns (or a template).
 
     Raises:
         ConfigurationError: If a setting is unknown, missing, or unused by the structure. The message names it.
@@ -495,7 +500,7 @@ class Shape:
         return [self.key or "key"]
 
     def hash_fields(self, names: Sequence[str]) -> list[str]:
-        """Returns the columns that are fields of a hash: the configured ones, or else all others."""
+        """Returns the columns that are fields of a hash: the configured ones or, by default, all other columns."""
         if self.fields is not None:
             return list(self.fields)
         taken = {*self.key_columns(), self.ttl}

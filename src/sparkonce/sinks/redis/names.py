@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 OWN = "sparkonce:"
-"""The prefix of the sink's keys, which is reserved: no other key may begin with it."""
+"""The prefix of the sink's keys. No other key may begin with it."""
 IDENTITY = f"{OWN}id"
 TRANSACTION = "transaction"
 SEEN = "seen"
@@ -48,14 +48,14 @@ _DATABASE = re.compile(r"(/\d*)?")
 
 
 def shown_url(url: str) -> str:
-    """Returns the address in a URL, for messages, without anything that may be a password, however it is written."""
+    """Returns the address in a URL, for messages. Omits everything that may be part of a password."""
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
     except ValueError:  # the text after the first colon is part of the password, not a port
         return "redis://…"
     address = f"{host or ''}{'' if port is None else f':{port}'}"
-    # A slash in a password ends the address: what follows is a path only if it is a database number.
+    # An unescaped slash in a password ends the address, so only show a path that is a database number.
     return f"{parts.scheme}://{address}{parts.path}" if _DATABASE.fullmatch(parts.path) else f"{parts.scheme}://…"
 
 
@@ -95,10 +95,10 @@ class LedgerEntry:
 
     Attributes:
         state: `OPEN`, `PREPARED`, `COMMITTING`, `COMMITTED` or `ABORTED`.
-        begun_ms: When it was begun, by the server's clock, in milliseconds since the epoch.
-        seen: The number of the query's commits when it was begun.
-        prepared_ms: When it was prepared; 0 if it was not.
-        slots: The hash slots that hold staged rows; see `pack_slots`. Empty on a single server, and once they are gone.
+        begun_ms: When the transaction was begun, by the server's clock, in milliseconds since the epoch.
+        seen: The number of the query's commits when the transaction was begun.
+        prepared_ms: When the transaction was prepared; 0 if it was not.
+        slots: The hash slots with staged rows, see `pack_slots`; empty on a single server, and once the rows are gone.
     """
 
     state: str
@@ -111,7 +111,7 @@ class LedgerEntry:
     def parse(cls, text: str) -> LedgerEntry:
         """Parses an entry: ``<state>:<begun>:<seen>:<prepared>:<slots>``.
 
-        While it is prepared, the server's term follows, which only scripts read.
+        In the entry of a prepared transaction, the server's term follows, which only scripts read.
         """
         state, begun_ms, seen, prepared_ms, slots = text.split(":")[:5]
         return cls(state=state, begun_ms=int(begun_ms), seen=int(seen), prepared_ms=int(prepared_ms), slots=slots)
@@ -122,8 +122,8 @@ class StagedTransaction:
     """A transaction, as in a handle of the Redis sink.
 
     Attributes:
-        name: Its name.
-        seen: The number of the query's commits when it was begun.
+        name: The transaction's name.
+        seen: The number of the query's commits when the transaction was begun.
     """
 
     name: TransactionName
@@ -131,7 +131,7 @@ class StagedTransaction:
 
     @classmethod
     def of(cls, handle: Handle) -> StagedTransaction | None:
-        """Returns the transaction that a handle names; None if it is not one of this sink."""
+        """Returns the transaction that a handle refers to; None if the handle belongs to another sink."""
         fields = dict(handle.transaction)
         name = TransactionName.parse(str(fields.get(TRANSACTION, "")))
         return None if name is None or SEEN not in fields else cls(name, int(fields[SEEN]))
@@ -153,7 +153,7 @@ def hash_slots(keys: pa.Array) -> npt.NDArray[np.uint16]:
     hashed = keys
     if pc.any(pc.greater_equal(pc.find_substring(keys, b"{"), 0)).as_py():
         hashed = pc.coalesce(pc.extract_regex(keys, pattern=_TAG).field("tag"), keys)
-        # For a key without a tag, the text is empty, which is never a tag.
+        # The tag is empty for a key without a tag, and is never empty otherwise.
         hashed = pc.if_else(pc.equal(pc.binary_length(hashed), 0), keys, hashed)
     codes = np.fromiter(map(crc_hqx, hashed.to_pylist(), repeat(0)), np.uint16, len(hashed))
     return codes & np.uint16(HASH_SLOTS - 1)
@@ -166,7 +166,7 @@ def hash_slot(key: bytes) -> int:
 
 @lru_cache(maxsize=1)
 def tags() -> tuple[str, ...]:
-    """Returns a short tag for each hash slot that maps to it."""
+    """Returns, for each hash slot, a short tag that maps to it."""
     found: dict[int, str] = {}
     for length in range(1, 5):
         for letters in product(_LETTERS, repeat=length):

@@ -1,4 +1,4 @@
-"""Connections to a server, or to the nodes of a cluster, with many requests in flight and no reply lost."""
+"""Connections to a server, or to the nodes of a cluster, with many requests in flight and a result for each of them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _CODES = {
     "NoPermissionError": "NOPERM",
     "ClusterCrossSlotError": "CROSSSLOT",
 }
-"""The codes of redis-py's error classes, whose messages lack them."""
+"""The codes that belong to redis-py's error classes, whose messages do not contain them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ class Endpoint:
         url: A URL that redis-py accepts: ``redis://``, ``rediss://`` or ``unix://``.
         cluster: True for a Redis Cluster. The URL then names any of its nodes.
         sentinels: Addresses of Sentinels that know the master.
-        service: The master's name there.
+        service: The master's name at the Sentinels.
         options: Other connection settings of redis-py.
         timeout_s: How long to wait for a connection or a response.
     """
@@ -98,8 +98,8 @@ class Nodes:
         try:
             pool = redis.Redis.from_url(endpoint.url, **{**defaults, **endpoint.options}).connection_pool
         except (ValueError, TypeError):
-            # redis-py's own message is not shown: it repeats what it took for a port, which may be part of the
-            # password.
+            # Do not show redis-py's message: it contains the text after the colon, which may be part of a password
+            # instead of a port.
             shown = shown_url(endpoint.url)
             raise ConfigurationError(
                 f"redis-py does not accept url={shown!r} with the options {sorted(endpoint.options)}.",
@@ -124,8 +124,8 @@ class Nodes:
     ) -> list[RedisReply]:
         """Sends each request to its node, several at a time, and returns the replies in the order of the requests.
 
-        If a node refuses a request because it does not hold the slot, the request is sent to the node that does. A
-        request without a reply is not sent again, because it may have been carried out.
+        If a node refuses a request because another node has the hash slot, the request is sent to that node. A request
+        without a reply is not repeated, because it may have been carried out.
 
         Args:
             requests: The requests.
@@ -169,7 +169,7 @@ class Nodes:
                     break
 
     def masters(self) -> list[Address | None]:
-        """Returns the addresses of the masters; None stands for the URL's address, if no node names others."""
+        """Returns the addresses of the masters; None stands for the address in the URL, if no node reports others."""
         if not self.endpoint.cluster:
             return [None]
         if not self._owners:
@@ -177,7 +177,7 @@ class Nodes:
         return [*dict.fromkeys(self._owners)] or [None]
 
     def look_up(self) -> None:
-        """Finds out which node holds which hash slot. Keeps the known nodes if none responds."""
+        """Looks up which node has which hash slot. Keeps the known assignment if no node responds."""
         for address in [None, *dict.fromkeys(self._owners)]:
             answer = self._exchange(address, [("CLUSTER", "SLOTS")])[0]
             if isinstance(answer, list) and answer:
@@ -201,7 +201,7 @@ class Nodes:
         return self._owners[hash_slot] if self._owners else None
 
     def _leave_replicas(self) -> None:
-        """Reconnects to nodes whose last replies came from a replica, or were lost."""
+        """Closes the connections to nodes whose last replies were lost or came from a replica."""
         for address in self._demoted:
             self._hang_up(address)
         if self._demoted and self.endpoint.cluster:
@@ -219,7 +219,7 @@ class Nodes:
     def _round(
         self, requests: Sequence[Request], waiting: Sequence[int], replies: list[RedisReply], window: int
     ) -> None:
-        """Sends one window to all nodes before it reads any reply, so that they work in parallel."""
+        """Sends a window of requests to each node before it reads any reply, so that the nodes work in parallel."""
         queues: dict[Address | None, list[int]] = {}
         for number in waiting:
             queues.setdefault(self.owner(requests[number].hash_slot), []).append(number)
@@ -240,7 +240,10 @@ class Nodes:
         return isinstance(answer, Refusal) and answer.code in _AGAIN and (follow or answer.code != "ASK")
 
     def _prepare_again(self, requests: Sequence[Request], waiting: Sequence[int], replies: list[RedisReply]) -> None:
-        """Acts on the refusals, and sets the replies: those that it gets in the process, otherwise None."""
+        """Prepares a retry of refused requests, and clears their replies.
+
+        Redirected requests are sent here, and get their replies.
+        """
         codes = {replies[number].code for number in waiting}
         if "MOVED" in codes:
             self.look_up()

@@ -20,10 +20,10 @@ _KINDS = {names.OPEN: "open", names.PREPARED: "prepared", names.COMMITTING: "com
 
 
 def list_open(settings: str) -> list[Orphan]:
-    """Lists the unfinished transactions, and aborted ones with rows still to be deleted, oldest first.
+    """Lists unfinished transactions, and aborted ones whose rows are not yet deleted, oldest first.
 
     Args:
-        settings: The sink's URL. For a cluster it names any node, with Sentinels the master.
+        settings: The sink's URL. For a cluster, it names any node; with Sentinels, it names the master.
 
     Raises:
         ConfigurationError: If redis-py does not accept the URL.

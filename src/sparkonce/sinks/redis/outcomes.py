@@ -1,19 +1,19 @@
-"""Maps Redis' errors, and the ledger's states at a commit, to an outcome and a sentence. Unlisted ones are UNKNOWN.
+"""Maps Redis's errors, and the ledger's states at a commit, to an outcome and a sentence. Others are UNKNOWN.
 
-LOST is certain because Redis logs its writes in one order. A crash (``appendfsync everysec``), a failover to a replica
-or a restored backup removes the end of that log, never something from the middle. On a single server, a transaction
-that is absent from the ledger, or open in it, has therefore not been applied: its rows would have been applied after
-the missing entry, and would be gone too. Two checks come first:
+LOST is certain because Redis logs all writes in one order. A crash (with ``appendfsync everysec``), a failover to a
+replica or a restored backup loses the end of that log, never something in the middle. If a transaction on a single
+server is absent from the ledger, or open in it, its rows have therefore not been applied: they would have been applied
+after the missing entry, and would be lost, too. Two checks come first:
 
 - The ledger itself must exist, since a server that has lost everything shows nothing.
-- The ledger must count as many commits as this transaction saw when it began. If it counts fewer, earlier batches are
-  gone too, and a replay of this batch does not restore them.
+- The ledger must count at least as many commits as the transaction saw when it began. If it counts fewer, earlier
+  batches are lost, too, and writing this batch again does not restore them.
 
 In a cluster, each node may lose the end of its log independently. LOST then requires an abort in the ledger, or staged
 rows that have outlived their time to live. In the latter case, the process that recorded them as prepared must have
 been master ever since, and must have recorded nothing more.
 
-A key that is merely absent proves nothing: keys expire, and are deleted.
+A missing key proves nothing, because keys expire and are deleted.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Refusal:
     """An error from Redis, or from the connection to it.
 
     Attributes:
-        code: The first word of Redis' error, such as ``WRONGTYPE``; empty if there was no response.
+        code: The first word of Redis's error, such as ``WRONGTYPE``; empty if there was no response.
         text: The whole error.
     """
 
@@ -46,7 +46,7 @@ class Refusal:
     @property
     def is_outage(self) -> bool:
         """Returns True if the server is unreachable or temporarily accepts nothing, so that a retry may succeed."""
-        # An unreadable TLS file also means no response, but is not an outage.
+        # An unreadable TLS file also means that there is no response, but it is not an outage.
         return _meaning(self).outage and not self.text.startswith(("FileNotFoundError", "PermissionError"))
 
 
@@ -84,9 +84,9 @@ _ERRORS: Mapping[str, Meaning] = {
     "CROSSSLOT": Meaning(Outcome.UNKNOWN, "Keys of two hash slots in one request, which is an error in sparkonce."),
 }
 _PHRASES: tuple[tuple[str, Meaning], ...] = (
-    # The error of a script whose key has moved to the slot's next node.
+    # The error of a script whose key has moved to another node together with its slot.
     ("access a non local key in a cluster node", Meaning(Outcome.RETRY, _MOVING, outage=True)),
-    # Inside a script, Redis 7.0 refuses commands and keys with this message, without the prefix NOPERM.
+    # Redis 7.0 refuses commands and keys inside a script with this message, without the prefix NOPERM.
     ("The user executing the script can't", Meaning(Outcome.UNKNOWN, _GRANT)),
     (
         "value is not an integer or out of range",
@@ -165,13 +165,13 @@ _CLUSTER: Mapping[str, Meaning] = {
 }
 
 
-# The prefix that Redis 6 adds to the error of a command in a script. It repeats the location if the script does not
-# catch the error.
+# The prefix that Redis 6 adds to the error of a command in a script. If the script does not catch the error, the prefix
+# contains the location twice.
 _IN_SCRIPT = r"(?:ERR )?(?:Error running script \(call to \w+\): )?(?:@user_script: ?\d+: )*-?"
 
 
 def code_of(text: str) -> str:
-    """Returns the first word of Redis' error if it is a code, otherwise ERR."""
+    """Returns the first word of Redis's error if it is a code, otherwise ERR."""
     found = re.match(rf"(?:{_IN_SCRIPT})([A-Z][A-Z0-9]+)(?= |$)", text)
     return found[1] if found else "ERR"
 

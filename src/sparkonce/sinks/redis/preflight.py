@@ -28,7 +28,7 @@ def read_info(answer: bytes) -> Mapping[str, str]:
 
 
 def why_not_stage(node: str, info: Mapping[str, str]) -> str:
-    """Returns why a server may not retain staged rows; empty if it does."""
+    """Returns a reason why a server may lose staged rows; empty if it keeps them."""
     policy = info.get("maxmemory_policy", "noeviction")
     if policy == "noeviction":
         return ""
@@ -36,7 +36,7 @@ def why_not_stage(node: str, info: Mapping[str, str]) -> str:
 
 
 def why_not_decide(nodes: Nodes) -> str:
-    """Returns why a server may no longer retain staged rows; empty if all do. Unreachable servers are left out."""
+    """Returns a reason why a server may lose staged rows; empty if all keep them. Skips unreachable servers."""
     told = nodes.everywhere("INFO", "memory")
     infos = {node: read_info(answer) for node, answer in told.items() if isinstance(answer, bytes)}
     return next(filter(None, (why_not_stage(node, info) for node, info in infos.items())), "")
@@ -60,7 +60,7 @@ class Preflight:
         self._wait_replicas = wait_replicas
 
     def facts(self, recorded: Facts | None) -> Facts:
-        """Checks everything.
+        """Checks the server, its settings and this user's permissions.
 
         Args:
             recorded: The facts of the newest run in the log.
@@ -209,7 +209,7 @@ class Preflight:
             )
 
     def _identity(self, recorded: str | None) -> str:
-        """Returns the random id of the server's data. The first start creates it, and it stays with the data."""
+        """Returns the random id of the server's data. The first start creates it, and stores it with the data."""
         if recorded is None:
             made = secrets.token_hex(16)
             self._refuse_if(

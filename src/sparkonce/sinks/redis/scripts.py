@@ -1,11 +1,10 @@
 """The scripts that run inside Redis.
 
-A script is atomic: no other command runs in between, and a crash preserves either all of its effects or none.
+A script is atomic: no other command runs meanwhile, and after a crash, either all of its effects remain or none.
 
-A staged chunk begins with eight digits, the number of its values that are already applied. They are followed by
-MessagePack: a command's name, the number of values per command, and all values. Without a name, each value is a whole
-command. The last element of a complete list is `END`. It remains when the chunks are gone, and shows that they are
-applied.
+A staged chunk begins with eight digits: the number of its values that are already applied. MessagePack follows, with a
+command's name, the number of values per command, and all values. If the name is missing, each value is a whole command.
+The last element of a complete list is `END`. Once only `END` is left, all chunks have been applied.
 
 An entry of the ledger is described in `sparkonce.sinks.redis.names.LedgerEntry`.
 """
@@ -18,7 +17,7 @@ from dataclasses import dataclass, field
 END = "end"
 
 COMMAND_WEIGHT = 4
-"""How many values a whole command counts for."""
+"""The number of values that a whole command counts as."""
 
 _ENTRY = r"""
 local function read(entry)
@@ -117,7 +116,7 @@ redis.call('PEXPIRE', KEYS[1], ARGV[3])
 return {'O', tonumber(seen)}
 """
 )
-"""Opens a transaction. Returns ``O`` and the number of the query's commits; or ``old`` or ``taken``."""
+"""Opens a transaction. Returns ``O`` and the number of the query's commits; otherwise ``old`` or ``taken``."""
 
 STAGE = Script(
     r"""
@@ -199,7 +198,7 @@ if state == 'absent' then return {state, 0} end
 return {state, tonumber(now()) - tonumber(prepared), slots}
 """
 )
-"""Starts a commit, which can no longer be aborted. Returns the state and, if needed, age and hash slots."""
+"""Starts a commit, after which an abort is impossible. Returns the state and, if needed, the age and hash slots."""
 
 APPLY = Script(
     _MAY
@@ -263,7 +262,7 @@ redis.call('PEXPIRE', KEYS[1], ARGV[3])
 return {'committed', commits}
 """
 )
-"""Ends a commit once every list is finished. Returns ``committed`` or ``D``, and the query's commits."""
+"""Ends a commit once every list is finished. Returns ``committed`` or ``D``, and the number of the query's commits."""
 
 CLEANED = Script(
     _ENTRY
@@ -302,9 +301,9 @@ put('A', begun, seen, prepared, slots)
 return {'A', slots}
 """
 )
-"""Aborts. Returns ``A`` with the hash slots that may still hold staged rows, ``absent``, or the state that prevents it.
+"""Aborts. Returns ``A`` with the hash slots that may still have staged rows, ``absent``, or the state that prevents it.
 
-The ledger retains these hash slots until `CLEANED`, since the driver may be killed before it has deleted the rows.
+The ledger keeps these hash slots until `CLEANED`, because the driver may be killed before it has deleted the rows.
 """
 
 RAISE_FLOOR = Script(
@@ -338,7 +337,7 @@ end
 return failed or cmsgpack.pack(1)
 """
 )
-"""Tries each command that the scripts use, leaving nothing behind. Returns the first refused command, and why."""
+"""Tries each command that the scripts use, and cleans up. Returns the first refused command, and the reason."""
 
 ALL = (BEGIN, STAGE, PREPARE, DECIDE, APPLY, APPLY_DIRECT, CONCLUDE, CLEANED, ABORT, RAISE_FLOOR, PROBE)
 BY_SHA = {script.sha: script for script in ALL}

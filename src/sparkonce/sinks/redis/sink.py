@@ -23,18 +23,18 @@ _PORT = 6379
 _DAY_S = 24 * 60 * 60
 
 Structure = Literal["string", "hash", "list", "set", "sorted_set", "increment"]
-"""The ways in which rows are written."""
+"""The kinds of values that rows become."""
 
 
 class RedisSink(TwoPhaseCommitSink):
     """Writes rows to Redis or a Redis Cluster: strings, hashes, lists, sets, sorted sets, or increments of numbers.
 
-    EXACTLY_ONCE stages the rows in Redis, and scripts apply them there once the batch is decided. Each piece is deleted
-    in the step that applies it, so even increments are applied once, whatever is retried. AT_LEAST_ONCE writes
-    immediately. The final state is correct if keys are a function of the row, but a replay shows older values until it
-    catches up, and may apply increments twice.
+    EXACTLY_ONCE stages the rows in Redis, and scripts apply them once the batch is decided. Each piece is deleted in
+    the step that applies it, so even increments are applied once, however often a commit is retried. AT_LEAST_ONCE
+    writes immediately. The final state is correct if keys are a function of the row, but a replay shows older values
+    until it catches up, and may apply increments twice.
 
-    The columns that are written depend on ``structure``. Each is named by its setting, or has the setting's own name:
+    The columns that are written depend on ``structure``. A setting names its column, and defaults to its own name:
 
     ============== ===================================================== ===============================================
     structure      columns                                               a null
@@ -59,10 +59,10 @@ class RedisSink(TwoPhaseCommitSink):
     Args:
         url: ``redis://[user:password@]host[:port][/database]``, ``rediss://…`` or ``unix://…``. For a cluster, any
             node.
-        structure: See above. ``increment`` adds to a key, to a field of a hash (``field``) or to a member's score in a
-            sorted set (``member``). Amounts of an integer type use INCRBY, others INCRBYFLOAT.
+        structure: See the table. ``increment`` adds to a key, to a field of a hash (``field``) or to a member's score
+            in a sorted set (``member``). Amounts of an integer type use INCRBY, others INCRBYFLOAT.
         key: The column that contains the key.
-        key_template: Builds the key from columns instead: ``"user:{id}"``. Double braces are literal braces, so
+        key_template: Builds the key from columns instead, as in ``"user:{id}"``. Double braces are literal braces, so
             ``"{{user:{id}}}:name"`` has the hash tag ``user:7``.
         value: See the table.
         field: See the table.
@@ -72,19 +72,20 @@ class RedisSink(TwoPhaseCommitSink):
         amount: See the table.
         ttl: A column with the key's time to live in seconds, counted from when the row is applied; null for no limit.
         ttl_s: The time to live of all rows, in seconds.
-        guarantee: See above.
+        guarantee: See the first paragraph.
         cluster: True for a Redis Cluster.
-        sentinels: Addresses of Sentinels, ``[("host", 26379)]``, which then provide the master's address instead of the
-            URL.
+        sentinels: The addresses of Sentinels, ``[("host", 26379)]``. The master's address then comes from them instead
+            of the URL.
         service: The master's name at the Sentinels.
         options: Other settings of `redis.Connection`, for example ``{"ssl_ca_certs": …}``.
-        timeout_s: How long to wait for a connection or a response.
-        wait_replicas: The number of replicas that must have staged and applied rows (WAIT) before these count.
-        staging_ttl_s: The time to live of staged rows, which is the longest time between a batch's start and its
+        timeout_s: How long to wait for a connection or a response, in seconds.
+        wait_replicas: The number of replicas that must confirm staged and applied rows (WAIT).
+        staging_ttl_s: The time to live of staged rows, in seconds. It limits the time from a batch's start to its
             commit.
-        ledger_ttl_s: The time to live of the query's ledger without a new batch, which is the longest pause of a query.
+        ledger_ttl_s: The time to live of the query's ledger after its last batch, in seconds. It limits how long a
+            query may be stopped.
         prefix: The prefix of all transaction names, and part of the sink's keys. Defaults to ``name``.
-        name: Unique within the query, and the same after a restart.
+        name: A name that is unique within the query and stays the same after a restart.
 
     Raises:
         ConfigurationError: If a setting is unknown, or contradicts another. The message names it.
@@ -147,7 +148,7 @@ class RedisSink(TwoPhaseCommitSink):
         self._check()
 
     def __repr__(self) -> str:
-        """Returns it without credentials."""
+        """Returns the sink's representation, without credentials."""
         servers = self.sentinels or self.url.rpartition("@")[2].rpartition("//")[2]
         return f"RedisSink({servers!r}, structure={self.shape.structure!r}, name={self.name!r})"
 

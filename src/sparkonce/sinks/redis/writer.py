@@ -30,7 +30,7 @@ from sparkonce.sinks.redis.nodes import Nodes, RedisReply, Request, run_script
 from sparkonce.sinks.redis.outcomes import Refusal, code_of, read_refusal
 
 BUFFER_BYTES = 16 * 1024 * 1024
-"""The size up to which rows for a cluster are buffered, before they are sent grouped by hash slot."""
+"""The size up to which rows for a cluster are buffered, in bytes. Then they are grouped by hash slot and sent."""
 
 _SEND_AT_ONCE_BYTES = 1024 * 1024
 
@@ -78,7 +78,7 @@ class SlotGroups:
         return groups
 
     def _send_in_pieces(self, rows: pa.RecordBatch) -> None:
-        """Sends a bounded number of chunks at a time, however large the batch is."""
+        """Sends a bounded number of chunks at a time, regardless of the batch's size."""
         pending: list[bytes] = []
         size = 0
         for _, chunk in encode(self._shape, rows).chunks():
@@ -92,7 +92,7 @@ class SlotGroups:
 
 
 class StagingWriter(SinkWriter):
-    """Stages chunks in lists that nobody reads before the commit.
+    """Stages chunks in lists that no reader reads before the commit.
 
     Args:
         nodes: This process's own connections.
@@ -151,9 +151,9 @@ class StagingWriter(SinkWriter):
         self._groups.add(rows)
 
     def prepare(self) -> Mapping[str, str | int]:
-        """Stages the rest, and marks the transaction as prepared.
+        """Stages the remaining rows, and marks the transaction as prepared.
 
-        The server's settings determine how durable that is.
+        The server's settings determine how durable the prepared transaction is.
         """
         keys = [self._ledger]
         if self._cluster:
@@ -172,7 +172,7 @@ class StagingWriter(SinkWriter):
         return {TRANSACTION: str(self._name), SEEN: self._seen}
 
     def abort(self) -> None:
-        """Aborts the transaction. If the server is unreachable, a sweep will."""
+        """Aborts the transaction. If the server is unreachable, leaves that to a sweep."""
         if self._begun:
             keys = [self._ledger] if self._cluster else [self._ledger, self._key(0)]
             slots = pack_slots(self._there) if self._cluster and self._there else ""
@@ -285,7 +285,7 @@ class DirectRedisWriter(SinkWriter):
 
 
 def await_replicas(nodes: Nodes, hash_slots: Sequence[int], count: int) -> int:
-    """Waits for replicas, and returns how many have everything that was written here (the minimum over all nodes).
+    """Waits for replicas, and returns how many of them have everything written here (the minimum over all nodes).
 
     See https://redis.io/docs/latest/commands/wait/
     """

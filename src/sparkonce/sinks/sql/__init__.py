@@ -1,10 +1,10 @@
-"""Tables of SQL databases: one two-phase commit, and a package for each dialect.
+"""Tables of SQL databases: a common two-phase commit, and a package for each database.
 
 On both:
     ``dialect``: the functions that each database provides.
     ``sink``: the base of the public classes.
     ``settings``: the user's settings for the table, its rows and time limits.
-    ``transactions``: the transaction of a task attempt as a value, and as its handle describes it.
+    ``transactions``: a task attempt's transaction as a value, and its representation in a handle.
     ``pool``: idle connections for reuse.
 
 On the executors:

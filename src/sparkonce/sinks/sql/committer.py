@@ -1,11 +1,12 @@
-"""The driver half: finishes what writers in other processes have prepared or staged.
+"""The driver half: finishes the transactions that writers in other processes have prepared or staged.
 
-Staged rows are merged together, in one transaction that only one driver at a time can enter. If a driver's commit was
-not answered, it asks again, waits until the first commit has ended, and then reads its result.
+Staged rows are merged together, in one transaction that only one driver at a time can enter. A driver whose commit was
+not answered tries to enter again, which waits until the first commit has ended, and then reads its result.
 
-Prepared transactions are finished one by one. The server's answer decides first, then the marker that each leaves.
+Prepared transactions are finished one by one. Their outcome is the server's answer or, if that is not conclusive, the
+marker that each transaction leaves.
 
-A new session may lead to a server that took over, or was restored, without the latest commits. So the committer
+A new session may reach a server that took over, or was restored, without the latest commits. The committer therefore
 remembers the handles of the latest finished batch, and looks for them in each new session and before each merge.
 """
 
@@ -31,10 +32,10 @@ from sparkonce.sinks.sql.transactions import GONE, OPEN, Location, SqlTransactio
 log = logging.getLogger(__name__)
 
 AT_ONCE = 8
-"""The number of connections that finish prepared transactions in parallel: each waits for the server's disk."""
+"""The number of connections that finish prepared transactions in parallel, since each waits for the server's disk."""
 
 TIDY_EVERY = 20
-"""In batches: tidying costs a round trip."""
+"""The number of batches between cleanups, each of which costs a round trip."""
 
 NOTHING_UNDONE = "Check whether the server can be reached, and the user's rights; nothing was undone."
 NOT_HERE = "The table shows none of the batch's rows; another sink of the query may already show its own."
@@ -48,9 +49,9 @@ class SqlCommitter(HandleCommitter[SqlTransaction]):
 
     Args:
         server: The server's name in messages, without credentials.
-        target: The table of staged rows, which is checked before each decision; None otherwise.
-        on_conflict: What an operator has chosen for appended rows whose key already exists: ``nothing`` leaves them
-            out, ``update`` replaces the existing rows. Empty to refuse the merge.
+        target: The table of staged rows, which is checked before each decision; None if rows are not staged.
+        on_conflict: An operator's choice for appended rows whose key already exists: ``nothing`` leaves them out,
+            ``update`` replaces the existing rows. If it is empty, the merge fails.
     """
 
     def __init__(
@@ -104,7 +105,7 @@ class SqlCommitter(HandleCommitter[SqlTransaction]):
         return self._finish(wanted, commit=False)
 
     def list_lingering(self, owners: Sequence[Owner]) -> Sequence[Handle]:
-        """Lists prepared transactions, staged rows, and those that are still being written."""
+        """Lists prepared transactions, staged rows, and transactions that are still being written."""
         claims = Claims(owners)
         found: dict[SqlTransaction, None] = {}
         names = self._dialect.fields.names
@@ -115,7 +116,7 @@ class SqlCommitter(HandleCommitter[SqlTransaction]):
         return [self._dialect.fields.handle(self._name, one) for one in found]
 
     def before_decision(self, facts: Facts) -> str:  # noqa: ARG002 - the table is asked
-        """Checks the table of staged rows. Other writers have checked it under the lock that their rows hold."""
+        """Checks the table of staged rows. Writers of other rows have checked it under a lock that they still hold."""
         if self._target is None or self._dialect.fragile is None:
             return ""
         try:
@@ -127,7 +128,7 @@ class SqlCommitter(HandleCommitter[SqlTransaction]):
         return fragile and f"rows of table {self._target} may go where they are not safe: {fragile}"
 
     def check_prepared(self, handles: Sequence[Handle]) -> str:
-        """Merges the staged rows of all slots and rolls back, to find refused rows before the decision.
+        """Merges the staged rows of all slots and rolls back, to find rows that the table refuses before the decision.
 
         Raises:
             PrepareError: If the table refuses a row, with the server's message.
@@ -145,7 +146,7 @@ class SqlCommitter(HandleCommitter[SqlTransaction]):
         return ""
 
     def list_traces(self, query: str, facts: Facts) -> Sequence[Trace]:
-        """Lists what the markers show as committed."""
+        """Lists the transactions that the markers show as committed."""
         if "prefix" not in facts:
             return ()
         location = Location.of(facts, self._dialect.fields.names)
@@ -165,7 +166,7 @@ class SqlCommitter(HandleCommitter[SqlTransaction]):
         return gone
 
     def conclude(self, batch: int, handles: Sequence[Handle]) -> None:
-        """Deletes what merged rows have left behind, and now and then the markers of much older batches."""
+        """Deletes the remains of merged rows and, periodically, the markers of much older batches."""
         self._note_newest(handles)
         known = [one for handle in handles if isinstance(one := self.transaction_of(handle), SqlTransaction)]
         is_due = bool(known) and self._tidying.is_due(batch)
@@ -185,7 +186,7 @@ class SqlCommitter(HandleCommitter[SqlTransaction]):
     def lent(self, limit_s: float | None = None) -> Iterator[Session]:
         """Lends a session for exclusive use, with an optional time limit.
 
-        After any error it is closed. The idle sessions are closed too: they probably lost the server as well.
+        After any error, closes the session and also the idle sessions, which have probably lost the server as well.
         """
         try:
             with self._sessions.lent() as session, self._dialect.within(session, limit_s or self._limits.answer_s):
@@ -196,7 +197,7 @@ class SqlCommitter(HandleCommitter[SqlTransaction]):
 
     @contextmanager
     def asking(self, what: str) -> Iterator[Session]:
-        """Lends a session for a query about more than one transaction.
+        """Lends a session for a query that concerns several transactions.
 
         Raises:
             UnknownOutcomeError: If the server returns any error.
@@ -226,7 +227,7 @@ class SqlCommitter(HandleCommitter[SqlTransaction]):
     # --- the newest commit as a witness -----------------------------------------------------------------------------
 
     def _note_newest(self, handles: Sequence[Handle]) -> None:
-        """Remembers a finished batch's handles, which each new session must have."""
+        """Remembers a finished batch's handles. Each new session must show them as committed."""
         self._newest = tuple(handle for handle in handles if handle.transaction) or self._newest
 
     def _check_newest(self, session: Session) -> None:
@@ -274,7 +275,7 @@ class SqlCommitter(HandleCommitter[SqlTransaction]):
             return self._dialect.finished(error)
 
     def _abort_session(self, one: SqlTransaction) -> Finished:
-        """Aborts what a session, which no longer exists, has prepared or staged just before it ended."""
+        """Aborts what a session has prepared or staged just before it ended."""
         try:
             with self.lent() as session:
                 left = [self._dialect.fields.handle(self._name, each) for each in self._dialect.left_by(session, one)]
@@ -326,7 +327,7 @@ class SqlCommitter(HandleCommitter[SqlTransaction]):
         *,
         is_trial: bool = False,
     ) -> Finished | None:
-        """Merges the rows into their tables. Returns an answer if the rows or a table are not what they were."""
+        """Merges rows into their tables. Returns an answer if the rows or a table have changed."""
         for stage, members in _by_target(stages):
             settled: StagedCopy | Finished = stage
             if on_conflict and stage.target.mode == APPEND:
@@ -340,7 +341,7 @@ class SqlCommitter(HandleCommitter[SqlTransaction]):
         return None
 
     def _try_merge(self, session: Session, location: Location, rows: Mapping[TransactionName, int]) -> str:
-        """Merges these rows and rolls back, if their tables may refuse a row. Returns what is wrong."""
+        """Merges these rows and rolls back, if their tables may refuse a row. Returns the problem; empty if none."""
         dialect, names = self._dialect, list(rows)
         waiting, _ = dialect.stages(session, location, names, True)
         stages = {name: stage for name, stage in waiting.items() if stage is not None}
@@ -400,7 +401,7 @@ def _by_target(stages: Mapping[TransactionName, StagedCopy]) -> list[tuple[Stage
 
 
 def went_back(sink: str, transaction: str) -> StaleServerError:
-    """Returns the error for a server that was restored during the run to a state without one of its last commits."""
+    """Returns the error for a server that was restored during the run to a state without one of the latest commits."""
     name = TransactionName.parse(transaction)
     batches = [] if name is None else [name.batch]
     return StaleServerError(

@@ -1,4 +1,4 @@
-"""A pool of idle connections, which are reused once it is clear that the server has kept them open."""
+"""A pool of idle connections, which are reused if the server has kept them open."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class IdlePool(Generic[C]):
     Args:
         connect: Opens a connection.
         is_idle: Returns True if a connection is open and not in a transaction, so that it can be reused.
-        is_alive: Returns True if the server has kept it open while it was idle, see `has_nothing_to_read`.
+        is_alive: Returns True if the server has kept the connection open while it was idle; see `has_nothing_to_read`.
         most: The maximum number of idle connections.
     """
 
@@ -61,7 +61,7 @@ class IdlePool(Generic[C]):
             connection.close()
 
     def give_back(self, connection: C) -> None:
-        """Keeps a connection that can be reused; closes any other."""
+        """Keeps a connection that can be reused; otherwise closes it."""
         is_idle = self._is_idle(connection)
         with self._lock:
             if is_idle and not self._closed and len(self._idle) < self._most:
@@ -77,7 +77,7 @@ class IdlePool(Generic[C]):
             connection.close()
 
     def close(self) -> None:
-        """Closes the idle connections and keeps none from now on, because another thread may still use one."""
+        """Closes the idle connections, and from now on any that is given back by another thread."""
         with self._lock:
             self._closed = True
         self.drop()

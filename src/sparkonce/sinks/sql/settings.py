@@ -1,6 +1,6 @@
 """The user's settings for a table, its rows and time limits, as picklable values.
 
-The conditions of an upsert are SQL over ``source``, a row of the batch, and ``target``, the table's row with its key.
+The conditions of an upsert are SQL over ``source``, a row of the batch, and ``target``, the table's row with that key.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ CONFLICTS = ("update", "nothing")
 
 
 def commit(value: str) -> str:
-    """Returns how a database sink commits: `STAGED` or `TWO_PHASE`."""
+    """Returns a database sink's kind of commit, `STAGED` or `TWO_PHASE`, after checking the setting."""
     return one_of("commit", value, COMMITS)
 
 
 def mode(value: str, key_columns: Any) -> tuple[str, tuple[str, ...]]:
-    """Returns the mode of a table sink, append or upsert, and its key columns, which only upserts have."""
+    """Returns a table sink's mode, append or upsert, and its key columns, which only upserts have."""
     keys = columns("key_columns", key_columns)
     if (one_of("mode", value, MODES) == UPSERT) != bool(keys):
         raise ConfigurationError(
@@ -47,7 +47,7 @@ _SIDE = re.compile(rf"(?<![\w.])(?P<side>source|target)\s*\.\s*{_NAME}|{_SKIPPED
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpsertRules:
-    """Defines which row of a key wins. Settings that were not given are empty strings.
+    """Defines which row wins among those with the same key. A setting that is not used is an empty string.
 
     Attributes:
         order_by: The column whose greatest value wins, in the batch and in the table.
@@ -63,7 +63,7 @@ class UpsertRules:
 
     @classmethod
     def of(cls, mode: str, on_conflict: str = "update", **given: Any) -> UpsertRules:
-        """Returns the rules, each of which may be None.
+        """Returns the rules. Each setting may be None.
 
         Raises:
             ConfigurationError: If one contradicts another or the mode.
@@ -94,15 +94,15 @@ class UpsertRules:
         return {setting: text for setting, text in self.given().items() if setting != "order_by"}
 
     def given(self) -> dict[str, str]:
-        """Returns the rules that were given, by their settings."""
+        """Returns the rules that are set, by the names of their settings."""
         values = {setting: str(getattr(self, setting)) for setting in self.SETTINGS}
         return {setting: value for setting, value in values.items() if value}
 
     def staged_only(self, columns: Iterable[str], there: Iterable[str], *, fold: bool = False) -> list[str]:
-        """Returns the columns that only determine whether a row deletes, and that the table does not have."""
+        """Returns the columns that the table does not have, and that only determine whether a row deletes."""
         known = {name.lower() if fold else name for name in there}
         read = {name.lower() if fold else name for name in read_by(self.delete_when)} - known
-        # By the folded name, so that two spellings are one column.
+        # Compare the folded names, so that two spellings count as one column.
         found = {name.lower() if fold else name: name for name in columns}
         return [name for key, name in found.items() if key in read]
 
@@ -129,7 +129,7 @@ NO_RULES = UpsertRules()
 
 
 def named(condition: str) -> list[tuple[str, str]]:
-    """Returns the sides and columns that a condition reads. Unquoted names are in lower case."""
+    """Returns the side (``source`` or ``target``) and name of each column in a condition. Folds unquoted names."""
     found = []
     for match in _SIDE.finditer(condition):
         if match["side"]:
@@ -145,7 +145,7 @@ def read_by(condition: str) -> set[str]:
 
 
 def with_source(condition: str, name: str) -> str:
-    """Returns a condition in which the batch's row has a different name."""
+    """Returns a condition in which another name replaces ``source``."""
 
     def renamed(match: re.Match[str]) -> str:
         text = match[0]
@@ -164,7 +164,7 @@ class Target:
         mode: ``append`` or ``upsert``.
         keys: The columns of the unique index that determines conflicts, for ``upsert``.
         on_conflict: One of `CONFLICTS`, for ``upsert``.
-        rules: Which row of a key wins, for ``upsert``.
+        rules: Determines which row wins among those with the same key, for ``upsert``.
     """
 
     schema: str = ""
@@ -208,7 +208,7 @@ class Target:
         """Reads the output of `to_text`.
 
         Raises:
-            ValueError: If the text is anything else.
+            ValueError: If the text is not the output of `to_text`.
         """
         try:
             fields = read_json(text.encode())

@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 
 
 class SqlSink(TwoPhaseCommitSink):
-    """Writes rows to a table of a database, as its settings and its dialect say.
+    """Writes rows to a table of a database. Subclasses provide the settings and the dialect.
 
     Attributes:
         conninfo: The server's address and the user's credentials, in the dialect's form.
         target: The table and the rules for its rows.
         commit: ``staged`` or ``two_phase``.
         prefix: The first part of all transaction names.
-        limits: How long each kind of request may take.
+        limits: The time limits of each kind of request.
         schema: The schema of the rows, once it is known.
-        decided_conflicts: What an operator has chosen for appended rows whose keys now exist in the table: one of
-            `CONFLICTS`. Empty to leave them staged.
+        decided_conflicts: An operator's choice for appended rows whose keys now exist in the table: one of `CONFLICTS`.
+            Empty to leave these rows staged.
     """
 
     conninfo: Any
@@ -39,7 +39,7 @@ class SqlSink(TwoPhaseCommitSink):
 
     @property
     def kind(self) -> str:
-        """How its transactions commit: as `commit` says, or `DIRECT` below EXACTLY_ONCE."""
+        """The kind of its transactions: ``commit`` at EXACTLY_ONCE, otherwise `DIRECT`."""
         return self.commit if self.guarantee is Guarantee.EXACTLY_ONCE else DIRECT
 
     def dialect(self) -> tuple[Dialect, str]:
@@ -58,7 +58,7 @@ class SqlSink(TwoPhaseCommitSink):
         return SqlWriter(self.dialect()[0], self.conninfo, self.target, self.kind, self.limits, context)
 
     def committer(self) -> SinkCommitter:
-        """Returns the committer, which finishes transactions of either kind, whatever ``commit`` is now."""
+        """Returns the committer, which finishes transactions of either kind, regardless of the current ``commit``."""
         from sparkonce.sinks.sql.committer import SqlCommitter
 
         dialect, server = self.dialect()

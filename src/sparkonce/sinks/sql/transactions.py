@@ -1,4 +1,4 @@
-"""The transaction of a task attempt as a value, and what its name shows after the transaction is gone."""
+"""A task attempt's transaction as a value, and what its name reveals once the transaction is gone."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OPEN = "open"
 """The kind of a transaction that is still being written. Only `list_lingering` creates handles of this kind."""
 
 DIRECT = "direct"
-"""The kind of a transaction that does not outlive the writer: its rows become visible at prepare."""
+"""The kind of a transaction that ends with its writer. Its rows become visible at prepare."""
 
 GONE = Finished(outcome=Outcome.ABORTED, reason="It was already gone.")
 MARKED = Finished(outcome=Outcome.ALREADY_COMMITTED, reason="Its marker is there.")
@@ -27,10 +27,10 @@ MARKED = Finished(outcome=Outcome.ALREADY_COMMITTED, reason="Its marker is there
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Location:
-    """The database that holds a transaction, as far as its server shows.
+    """The database that holds a transaction, as far as the server reveals it.
 
     Attributes:
-        server: The server's own id, empty if it has none or does not allow reading it.
+        server: The server's own id; empty if it has none or does not allow reading it.
         database: The database's name; empty if the connection alone determines it.
         schema: The schema of the markers and staging tables; empty if there are no schemas.
     """
@@ -52,7 +52,7 @@ class SqlTransaction:
 
     Attributes:
         kind: ``two_phase`` if it is prepared, ``staged`` if its rows are in a staging table, or `OPEN`.
-        name: Its name, a `TransactionName`; for an `OPEN` one the name of its session.
+        name: Its name, a `TransactionName`. For an `OPEN` transaction, it is the name of the session.
         location: The database that holds it.
         begun_ms: When it began, in milliseconds since the epoch by the server's clock; 0 if its handle does not record
             it.
@@ -69,7 +69,7 @@ class HandleFields:
     """The fields of a dialect's handles.
 
     Attributes:
-        names: The field for each attribute of `SqlTransaction` and `Location` that is stored.
+        names: The handle's field for each attribute of `SqlTransaction` and `Location` that is stored.
         session: Parses the name of an open session; None if a session shows its transaction's name.
     """
 
@@ -77,7 +77,7 @@ class HandleFields:
     session: Callable[[str], Any] | None = None
 
     def read(self, fields: Mapping[str, Scalar]) -> SqlTransaction | None:
-        """Returns the transaction in a handle's fields, or None if they are not this sink's."""
+        """Returns the transaction in a handle's fields; None if the fields belong to another sink."""
         if set(fields) != set(self.names.values()):
             return None
         kind, text = str(fields[self.names["kind"]]), str(fields[self.names["name"]])
@@ -101,12 +101,12 @@ class HandleFields:
 
 
 def absent_verdict(name: TransactionName, newest: int, lost: str) -> Finished:
-    """Returns the verdict on a transaction that does not exist and, when checked afterwards, has no marker.
+    """Returns the outcome of a transaction that does not exist and, when checked after that, has no marker.
 
     Args:
         name: The transaction's name.
-        newest: The latest batch of its query and prefix that has a marker, -1 if there is none.
-        lost: Why it is lost, if its marker cannot have been deleted.
+        newest: The latest batch of its query and prefix that has a marker; -1 if there is none.
+        lost: The reason for LOST, which is returned if the marker cannot have been deleted.
     """
     if newest >= name.batch + KEPT_BATCHES:
         return Finished(

@@ -1,4 +1,4 @@
-"""The executor half: writes the rows of one task attempt, and makes them durable without showing them."""
+"""The executor half: writes the rows of one task attempt, and makes them durable but not yet visible."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Copy:
         conninfo: The server's address and the user's credentials, in the dialect's form.
         target: The table and its rules.
         commit: ``staged``, ``two_phase`` or `DIRECT`.
-        limits: How long each kind of request may take.
+        limits: The time limits of each kind of request.
         facts: The facts of the run.
         name: The transaction's name.
     """
@@ -70,7 +70,7 @@ class SqlWriter(SinkWriter):
         self._prepared = False
 
     def begin(self) -> None:
-        """Connects, and begins the transaction, which the server lists under its name from now on."""
+        """Connects, and begins the transaction. From then on, the server lists it under its name."""
         with self._explained():
             self._session = self._dialect.take(self._copy)
             with self._dialect.within(self._session, self._copy.limits.answer_s + self._copy.limits.lock_s):
@@ -82,7 +82,7 @@ class SqlWriter(SinkWriter):
             self._to_rows(rows.schema).write(rows)
 
     def offer(self, rows: pa.RecordBatch) -> Refused:
-        """Writes rows after a savepoint, and retries in halves if the server refuses them. See `SinkWriter.offer`."""
+        """Writes rows after a savepoint. Splits them in half if the server refuses them. See `SinkWriter.offer`."""
         with self._explained():
             to = self._to_rows(rows.schema)
             with self._dialect.within(self._open(), self._copy.limits.slot_s):
@@ -109,7 +109,7 @@ class SqlWriter(SinkWriter):
         return reason
 
     def prepare(self) -> Mapping[str, str | int]:
-        """Sends the rest, and prepares or commits. See `SinkWriter.prepare`."""
+        """Sends the remaining rows, and prepares or commits. See `SinkWriter.prepare`."""
         session, limits = self._open(), self._copy.limits
         with self._explained(), self._dialect.within(session, limits.commit_s + limits.answer_s):
             if self._rows is None:
@@ -121,7 +121,7 @@ class SqlWriter(SinkWriter):
         return {} if self._copy.commit == DIRECT else self._dialect.fields.write(self._transaction())
 
     def abort(self) -> None:
-        """Ends the session, and aborts what outlives it. What cannot be aborted now is found by a sweep."""
+        """Ends the session, and aborts what outlives it. A sweep aborts what cannot be aborted now."""
         session, self._session = self._session, None
         if session is not None:
             session.close()
@@ -147,7 +147,7 @@ class SqlWriter(SinkWriter):
             self._dialect.give_back(self._copy.conninfo, session)
 
     def _to_rows(self, schema: pa.Schema) -> Rows:
-        """Returns the receiver of rows. The first rows determine the columns."""
+        """Returns the object that receives the rows. The first rows determine its columns."""
         if self._rows is None:
             self._rows = self._dialect.rows(self._open(), self._copy, self._begun_ms, schema)
         return self._rows

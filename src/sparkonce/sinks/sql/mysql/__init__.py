@@ -2,7 +2,7 @@
 
 On both:
     ``sink``: the public class, which wires the other parts together.
-    ``dialect``: their functions, for the shared committer and writer of ``sinks.sql``.
+    ``dialect``: the functions of both servers, for the shared committer and writer of ``sinks.sql``.
     ``settings``: the settings of a connection.
     ``connection``: PyMySQL's connection with deadlines and LOAD DATA from memory, and the differences between the two
         servers.
@@ -13,10 +13,10 @@ On both:
 On the executors:
     ``writer``: writes the rows of one task attempt to XA, to a staging table, or directly.
     ``target``: the target table, and the types it supports.
-    ``encoding``: Arrow columns as text.
+    ``encoding``: encodes Arrow columns as text.
 
 On the driver:
     ``preflight``: checks server, table and privileges.
     ``finishing``: the table of markers, the server's identity, prepared branches (XA) and staging tables.
-    ``orphans``: lists what is open, for ``sparkonce transactions list``.
+    ``orphans``: lists open transactions, for ``sparkonce transactions list``.
 """

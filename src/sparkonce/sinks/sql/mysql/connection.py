@@ -1,7 +1,7 @@
-"""A PyMySQL connection: strict, in UTC, with a deadline for each reply, and rows for LOAD DATA from memory.
+"""A PyMySQL connection in strict mode and UTC, with a deadline for each reply, and LOAD DATA from memory.
 
-PyMySQL answers LOAD DATA LOCAL by opening any file that the server names. Here the server gets the rows, whatever file
-it names, and a request for a file at any other time is an error.
+PyMySQL answers LOAD DATA LOCAL by opening any file that the server names. This connection always sends the rows,
+whichever file the server names, and treats a request for a file at any other time as an error.
 
 `Flavour` lists the differences between MariaDB and MySQL. MariaDB's side is tested against MariaDB 10.11. MySQL's side
 follows its manual (8.0 and 8.4) and is untested.
@@ -31,7 +31,7 @@ except ImportError as error:
 
 MySQLError = pymysql.err.MySQLError
 SERVER_ERRORS = (MySQLError, OSError)
-"""The exceptions that PyMySQL raises instead of an answer."""
+"""The exceptions that PyMySQL raises if there is no answer, or if the answer is an error."""
 
 SQL_MODE = (
     "STRICT_ALL_TABLES,NO_ZERO_DATE,NO_ZERO_IN_DATE,ERROR_FOR_DIVISION_BY_ZERO,NO_AUTO_VALUE_ON_ZERO,"
@@ -62,7 +62,7 @@ class Connection(pymysql.connections.Connection):  # type: ignore[misc]  # PyMyS
 
     Attributes:
         flavour: The kind of server.
-        server: Its identity, see `sparkonce.sinks.sql.mysql.finishing.identity`; empty if it has not been read.
+        server: The server's identity, see `sparkonce.sinks.sql.mysql.finishing.identity`; empty until it has been read.
     """
 
     flavour: Flavour
@@ -86,12 +86,12 @@ class Connection(pymysql.connections.Connection):  # type: ignore[misc]  # PyMyS
             return Loaded(int(affected), int(cursor.warning_count))
 
     def send(self, statement: bytes) -> Loaded:
-        """Runs a statement given as literal text."""
+        """Runs a statement that consists of literal bytes."""
         self.query(statement)
         return Loaded(int(self._affected_rows), int(self._result.warning_count))
 
     def load(self, statement: str, pieces: Iterable[memoryview]) -> Loaded:
-        """Runs a LOAD DATA LOCAL statement and feeds it from memory."""
+        """Runs a LOAD DATA LOCAL statement, and sends it data from memory."""
         self._execute_command(COMMAND.COM_QUERY, statement)
         answer = self._read_packet()
         if not answer.is_load_local_packet():
@@ -110,7 +110,7 @@ class Connection(pymysql.connections.Connection):  # type: ignore[misc]  # PyMyS
         )
 
     def close(self) -> None:
-        """Closes the connection. Never raises, even if it is already closed."""
+        """Closes the connection. Raises no error, even if it is already closed."""
         if self.open:
             super().close()
 
@@ -120,7 +120,7 @@ class Connection(pymysql.connections.Connection):  # type: ignore[misc]  # PyMyS
 
     @contextmanager
     def within(self, limit_s: float) -> Iterator[None]:
-        """Waits at most this long for each reply while the context is active."""
+        """Limits the wait for each reply, in seconds, while the context is active."""
         before: tuple[Any, Any] = self._read_timeout, self._write_timeout  # type: ignore[has-type]
         self._read_timeout = self._write_timeout = limit_s
         try:
@@ -156,7 +156,7 @@ def connect(
         autocommit=True,
         read_timeout=timeout_s,
         write_timeout=timeout_s,
-        # Declares that files can be sent, while PyMySQL itself refuses to open any.
+        # Announce that files can be sent, although PyMySQL itself refuses to open any.
         client_flag=CLIENT.LOCAL_FILES,
         local_infile=False,
         program_name=program,
@@ -184,7 +184,7 @@ def server_message(error: BaseException) -> str:
 
 
 def numbered_message(error: BaseException) -> str:
-    """Returns the server's own message after its error number, if it has one."""
+    """Returns the server's own message, preceded by its error number if there is one."""
     number = number_of(error)
     return server_message(error) if number is None else f"error {number}, {server_message(error)}"
 
@@ -204,14 +204,14 @@ class Flavour:
 
     Attributes:
         name: Its name in messages.
-        oldest: The oldest version that is taken, as numbers.
-        why_oldest: The lack of older ones.
-        recover: Lists prepared transactions, with ids that survive any character set.
-        identity: Gives the server's own id, and the comment of the table of markers; None where it has no id, see
+        oldest: The oldest version that is supported, as numbers.
+        why_oldest: What older versions lack.
+        recover: Lists prepared transactions, with ids that do not depend on the character set.
+        identity: Reads the server's own id, and the comment of the table of markers; None if the server has no id, see
             `sparkonce.sinks.sql.mysql.finishing`.
-        new_value: The value that would have been inserted, in ``ON DUPLICATE KEY UPDATE``; ``{}`` is the column.
+        new_value: The value to be inserted, in ``ON DUPLICATE KEY UPDATE``; ``{}`` is the column.
         row_alias: The text between VALUES and ``ON DUPLICATE KEY UPDATE``.
-        recover_right: The right that ``XA RECOVER`` needs.
+        recover_right: The privilege that ``XA RECOVER`` needs.
     """
 
     name: str

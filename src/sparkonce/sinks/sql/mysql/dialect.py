@@ -22,7 +22,7 @@ _LOCK_WAIT_S = 2
 
 
 def open_session(settings: Mapping[str, Any], program: str, limits: Limits) -> Connection:
-    """Connects, and learns which server it is."""
+    """Connects, and reads the server's identity."""
     connection = connect(settings, program=program, timeout_s=limits.answer_s, lock_wait_s=_LOCK_WAIT_S)
     try:
         return finishing.refreshed(connection)

@@ -1,4 +1,4 @@
-"""Encodes rows column by column in Arrow's own code, as text: for LOAD DATA, or as VALUES for INSERT."""
+"""Encodes rows as text, column by column in Arrow's own code, for LOAD DATA or for INSERT … VALUES."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sparkonce.sinks._shared.arrow import all_finite, bytes_of, cut, halves, jso
 from sparkonce.sinks.sql.mysql.target import MySQLColumn, kind_of
 
 LARGEST_PIECE_BYTES = 128 * 1024 * 1024
-"""Larger record batches are halved: an Arrow string array is limited to 2 GiB."""
+"""Larger record batches are split in half, because an Arrow string array is limited to 2 GiB."""
 
 _MICROSECONDS = pa.timestamp("us")
 _FIRST_US, _AFTER_LAST_US = -62_135_596_800_000_000, 253_402_300_800_000_000
@@ -46,7 +46,7 @@ def load_text(rows: pa.RecordBatch, columns: Sequence[MySQLColumn]) -> Iterator[
 def insert_values(rows: pa.RecordBatch, columns: Sequence[MySQLColumn], most_bytes: int) -> Iterator[memoryview]:
     """Yields tuples for ``INSERT … VALUES``, separated by commas, in pieces of at most this many bytes.
 
-    A larger row is its own piece, which the server then refuses, naming max_allowed_packet.
+    A row that is larger becomes a piece of its own. The server refuses it, and names max_allowed_packet.
 
     Raises:
         PrepareError: If the server would change a value. The message names the column.
@@ -60,7 +60,7 @@ def insert_values(rows: pa.RecordBatch, columns: Sequence[MySQLColumn], most_byt
 
 
 def column_list(columns: Sequence[MySQLColumn], kinds: Sequence[str], quoted: Sequence[str]) -> str:
-    """Returns the tail of LOAD DATA: the columns, and the expressions for those that are sent in another form."""
+    """Returns the end of a LOAD DATA statement: its columns, and expressions that convert some of them."""
     targets, made = [], []
     for index, (column, kind, name) in enumerate(zip(columns, kinds, quoted, strict=True)):
         if kind == "binary":
@@ -79,8 +79,8 @@ def _cells(rows: pa.RecordBatch, columns: Sequence[MySQLColumn]) -> Iterator[tup
         kind = kind_of(values.type)
         check(values, column, kind)
         if kind == "float":
-            # The shortest decimal text of a 32-bit float is a different number when it is parsed as 64 bits, and the
-            # text of the largest floats exceeds the server's FLOAT.
+            # As a 32-bit float, the shortest decimal text would parse to another number in 64 bits, and the text of the
+            # largest floats would exceed the server's FLOAT.
             values = pc.cast(values, pa.float64())
         yield _text(values, column, kind), column, kind
 
@@ -90,7 +90,7 @@ def _text(values: pa.Array, column: MySQLColumn, kind: str) -> pa.Array:
     if kind == "boolean":
         values = pc.cast(values, pa.int8())
     elif kind == "timestamp":
-        # Without a zone: Arrow stores the instant in UTC, which is the session's time zone.
+        # Write the time without a zone: Arrow stores it in UTC, which is the session's time zone.
         values = pc.cast(values, _MICROSECONDS)
     elif kind == "binary":
         return _hexadecimal(values)
@@ -104,13 +104,13 @@ def _for_insert(cells: pa.Array, _column: MySQLColumn, kind: str) -> pa.Array:
         return cells
     if kind in _FREE_TEXT:
         cells = _escape(cells, _QUOTE_ESCAPES)
-    # Numbers are quoted, too: an unquoted 1E-10 would be a DOUBLE before it becomes a DECIMAL.
+    # Quote numbers, too: an unquoted 1E-10 would become a DOUBLE before it becomes a DECIMAL.
     return pc.binary_join_element_wise("X'" if kind == "binary" else "'", cells, "'", "")
 
 
 def _escape(texts: pa.Array, escapes: Sequence[tuple[str, str]]) -> pa.Array:
     for plain, escape in escapes:
-        if plain.encode() in bytes(bytes_of(texts)):  # the buffer as a whole: much faster than value by value
+        if plain.encode() in bytes(bytes_of(texts)):  # searches all values at once, which is much faster
             texts = pc.replace_substring(texts, pattern=plain, replacement=escape)
     return texts
 
@@ -189,7 +189,7 @@ def _check_times(values: pa.Array, column: MySQLColumn) -> None:
 
 
 def _check_digits(values: pa.Array, column: MySQLColumn, digits: int) -> None:
-    # The server rounds without a warning, and shows this many digits.
+    # The server rounds to this many digits without a warning.
     numbers = pc.fill_null(values.cast(pa.float64()), 0.0).to_numpy(zero_copy_only=False)
     rounded = (np.rint(numbers * 10.0**digits) / 10.0**digits).astype(values.type.to_pandas_dtype())
     wrong = rounded != pc.fill_null(values, 0.0).to_numpy(zero_copy_only=False)

@@ -1,15 +1,15 @@
 """Finishes prepared or staged transactions in MariaDB and MySQL, based on the table of markers.
 
 The marker of a task attempt is written in the transaction that makes its rows visible: the XA branch, or the merge of
-staging tables. At READ UNCOMMITTED, the table also shows markers of uncommitted transactions. This is how open
-transactions of dead or paused workers are found without any privilege and without ``performance_schema``.
+staging tables. At READ UNCOMMITTED, the table also shows markers of uncommitted transactions. This reveals open
+transactions of dead or paused workers without any privilege and without ``performance_schema``.
 
-XA branches were prepared by connections of workers, and MariaDB's OK is not enough to commit one or roll it back. When
-a connection that has prepared a branch ends, the server releases the branch a moment before InnoDB does. In between, an
-``XA COMMIT`` or ``XA ROLLBACK`` returns OK, forgets the branch, and does nothing: the rows stay prepared, invisible and
-locked, and nothing lists them until the server restarts (measured with 10.11.19: 16 of 26 branches of 30 MB that were
-committed right after their connection had closed). So the committer ends the connection, waits a moment, and reads the
-marker after every OK. A branch that was forgotten anyway is neither committed nor lost.
+MariaDB's OK alone does not prove that an XA branch was committed or rolled back. When the connection that prepared a
+branch ends, the server releases the branch a moment before InnoDB does. In between, ``XA COMMIT`` and ``XA ROLLBACK``
+return OK and forget the branch, but do nothing: the rows stay prepared, invisible and locked, and nothing lists them
+until the server restarts (measured with 10.11.19: 16 of 26 branches of 30 MB that were committed right after their
+connection had closed). The committer therefore ends the connection, waits a moment, and reads the marker after every
+OK. A branch that was forgotten anyway counts as neither committed nor lost.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ TABLES = {
     SERVERS: f"CREATE TABLE {SERVERS} (host VARBINARY(300) NOT NULL PRIMARY KEY, id VARBINARY(32) NOT NULL) "
     "ENGINE=InnoDB",
 }
-"""The statements that create the sink's own tables, by name. The second one is only for MariaDB."""
+"""The statements that create the sink's own tables, by table name. Only MariaDB needs the second one."""
 
 _COLUMNS = "prefix, query, batch, copy, slot, position, nonce, kind, begun_ms"
 KNOWN_COLUMNS = {COMMITS: frozenset({*_COLUMNS.split(", "), "connection"}), SERVERS: frozenset({"host", "id"})}
@@ -97,7 +97,7 @@ def insert(connection: Connection, one: SqlTransaction) -> None:
 
 
 def marked(connection: Connection, names: Iterable[TransactionName]) -> set[TransactionName]:
-    """Returns the names that are committed. Names of batch 0 are looked up in all batches, see `Xid.named`."""
+    """Returns the names that are committed. Looks names of batch 0 up in all batches, see `Xid.named`."""
     groups: dict[tuple[str, str, int], list[TransactionName]] = {}
     for name in names:
         groups.setdefault((name.prefix, name.query, name.batch), []).append(name)
@@ -132,7 +132,7 @@ def queries(connection: Connection) -> list[tuple[str, str]]:
 
 
 def unsettled(connection: Connection, prefix: str, query: str, server: str) -> list[SqlTransaction]:
-    """Returns a query's open and prepared transactions: a dirty read, minus those committed a moment later."""
+    """Returns a query's open and prepared transactions: a dirty read, without those that are committed soon after."""
     connection.run(_DIRTY)
     with_open = markers_of(connection, prefix, query, server)
     settled = {one.name for one in markers_of(connection, prefix, query, server)} if with_open else set()
@@ -140,7 +140,7 @@ def unsettled(connection: Connection, prefix: str, query: str, server: str) -> l
 
 
 def is_seen(connection: Connection, name: TransactionName) -> bool:
-    """Returns True if a transaction's marker exists, committed or not: then the transaction still exists."""
+    """Returns True if a transaction still exists: a dirty read shows its marker, whether committed or not."""
     connection.run(_DIRTY)
     return bool(marked(connection, [name]))
 
@@ -154,12 +154,12 @@ def _absent(connection: Connection, name: TransactionName, lost: str) -> Finishe
 
 
 def identity(connection: Connection) -> str:
-    """Returns the server's identity; empty if the sink has not been started on it.
+    """Returns the server's identity; empty if the sink has never been started on the server.
 
-    MySQL has ``server_uuid``, which changes after a failover. So the comment on the table of markers may name the
-    previous server, ``server <new> was <old>``, which has no effect on any other server. MariaDB has no such id: the
-    first start generates one, and stores it with host name and port. A replica, a restored copy and a clone have that
-    row, too, but a different host name or port.
+    MySQL has ``server_uuid``, which changes after a failover. The comment on the table of markers may therefore name
+    the previous server, ``server <new> was <old>``, which has no effect on any other server. MariaDB has no such id, so
+    the first start generates one, and stores it with the host name and port. A replica, a restored copy and a clone
+    contain that row, too, but have a different host name or port.
     """
     if connection.flavour.identity is not None:
         server, comment = connection.row(connection.flavour.identity)
@@ -178,7 +178,7 @@ def refreshed(connection: Connection) -> Connection:
 def not_committed(
     connection: Connection, names: Sequence[TransactionName], location: Location
 ) -> list[TransactionName]:
-    """Returns those without a marker on the server that prepared them, unless it may have been deleted by tidying."""
+    """Returns the names without a marker on the server that prepared them, except those whose marker may be deleted."""
     if location.server != connection.server:
         return []
     there = marked(connection, names)
@@ -186,12 +186,12 @@ def not_committed(
 
 
 def committed(connection: Connection, prefix: str, query: str, _location: Location) -> list[SqlTransaction]:
-    """Returns what a query has committed, as far as its markers still exist."""
+    """Returns the transactions that a query has committed, as far as their markers still exist."""
     return markers_of(connection, prefix, query, connection.server)
 
 
 def tidy(connection: Connection, known: Sequence[SqlTransaction], batch: int, is_due: bool) -> None:
-    """Drops the batch's staging tables and, if that is due, the staging tables and markers of much older batches."""
+    """Drops the batch's staging tables. If cleanup is due, also drops tables and markers of much older batches."""
     try:
         _drop_all(connection, [one.name for one in known if one.kind == STAGED])
         for prefix, query in {(one.name.prefix, one.name.query) for one in known} if is_due else ():
@@ -235,10 +235,10 @@ def _text(value: object) -> str:
 
 _ASK_AGAIN_S = 0.005
 SETTLE_S = 0.1
-"""How long InnoDB gets to notice that a connection has ended: microseconds, unless its thread is delayed."""
+"""How long to wait for InnoDB to notice that a connection has ended, in seconds. It normally takes microseconds."""
 
 _RELEASE_S = 0.5
-"""How long the server may take to release a branch whose writer closes its connection after PREPARE."""
+"""How long the server may take to release a branch whose writer closes its connection after PREPARE, in seconds."""
 
 _LOST = "The branch is no longer prepared on this server, and has no marker: it was rolled back."
 _FORGOTTEN = Finished(
@@ -271,14 +271,14 @@ def recovered(connection: Connection) -> set[Xid]:
 
 
 def end_writers(connection: Connection, wanted: Sequence[SqlTransaction], _give_up_at: float) -> bool:
-    """Ends the connections that write these. Finishing them waits until the server has noticed."""
+    """Ends the connections that write these transactions. To finish one, first wait until the server has noticed."""
     for one in wanted:
         end_holder(connection, one.name)
     return True
 
 
 def settle(connection: Connection, names: Iterable[TransactionName], give_up_at: float) -> None:
-    """Waits until the connections of these writers have ended, and then for InnoDB to notice."""
+    """Waits until the connections of these writers have ended, and until InnoDB has noticed that."""
     waiting = [lock_name(name.copy) for name in names]
     ask_until = min(time.monotonic() + _RELEASE_S, give_up_at)
     while waiting and time.monotonic() < ask_until:
@@ -291,8 +291,8 @@ def settle(connection: Connection, names: Iterable[TransactionName], give_up_at:
 
 def end_holder(connection: Connection, name: TransactionName) -> bool:
     """Ends the connection of a transaction's writer. Returns True if it existed."""
-    # Identify the connection by the lock that it has held since it began: after a server restart, another connection
-    # may have the same number.
+    # Identify the connection by the lock that it has held since its transaction began. Connection numbers can be reused
+    # after a restart of the server.
     (holder,) = connection.row("SELECT IS_USED_LOCK(%s)", (lock_name(name.copy),))
     if holder is None or int(holder) == connection.thread_id():
         return False
@@ -305,7 +305,7 @@ def end_holder(connection: Connection, name: TransactionName) -> bool:
 
 
 def finish_prepared(connection: Connection, one: SqlTransaction, commit: bool, give_up_at: float) -> Finished:
-    """Commits a prepared branch, or rolls a branch back."""
+    """Commits or rolls back a prepared branch."""
     finish = commit_prepared if commit else rollback_prepared
     return _wrong_server(connection, one.location) or finish(connection, one.name, give_up_at)
 
@@ -325,8 +325,8 @@ def commit_prepared(connection: Connection, name: TransactionName, give_up_at: f
     """Commits a prepared branch.
 
     The server answers XAER_NOTA for a branch that is committed, rolled back, or being finished by another connection.
-    MariaDB also does so while the connection that prepared it still exists. ``XA RECOVER`` lists the last two. A branch
-    that it does not list has already been finished, and the marker, read afterwards, shows whether it was committed.
+    MariaDB also does so while the connection that prepared the branch still exists. In the last two cases, ``XA
+    RECOVER`` lists the branch. If it does not, the branch is finished, and its marker shows whether it was committed.
     """
     xid = Xid.of(name)
     ask_until = min(time.monotonic() + _RELEASE_S, give_up_at)
@@ -339,7 +339,7 @@ def commit_prepared(connection: Connection, name: TransactionName, give_up_at: f
             return finished(refusal)
         elif xid in recovered(connection):
             if time.monotonic() >= ask_until:
-                # The batch is decided, so the writer has nothing left to do, and its connection only holds the branch.
+                # The batch is decided, so the writer is done, and its connection only delays the commit.
                 end_holder(connection, name)
                 return finished(refusal)
             time.sleep(_ASK_AGAIN_S)
@@ -350,7 +350,7 @@ def commit_prepared(connection: Connection, name: TransactionName, give_up_at: f
 
 
 def rollback_prepared(connection: Connection, name: TransactionName, give_up_at: float) -> Finished:
-    """Rolls a branch back, prepared or not. A writer that still has it loses its connection."""
+    """Rolls a branch back, whether it is prepared or not. Ends the connection of a writer that still has the branch."""
     xid = Xid.of(name)
     end_holder(connection, name)
     settle(connection, [name], give_up_at)
@@ -388,7 +388,7 @@ def _try(connection: Connection, statement: str) -> Exception | None:
 
 _WAIT_S = 5
 _IDLE_S = 3
-"""The maximum time between two statements of a merge, unless the driver is paused or disconnected."""
+"""The maximum time between two statements of a merge, in seconds, unless the driver is paused or disconnected."""
 
 _KEY = re.compile(r"for key '(?:[^']*\.)?([^']+)'")
 _PARENT = re.compile(r"REFERENCES (?:`[^`]+`\.)?`((?:[^`]|``)+)`")
@@ -413,22 +413,23 @@ def list_staging_tables(connection: Connection) -> list[StagingTable]:
 def begin_merge(
     connection: Connection, _location: Location, names: Sequence[TransactionName], _limits: Limits, is_trial: bool
 ) -> bool:
-    """Begins the transaction, under a lock that one connection at a time holds for a query.
+    """Begins a merge or a trial, under a lock that only one connection at a time holds for a query.
 
-    The server releases the lock when the connection has ended and its transaction is finished. So the holder sees
-    whether an earlier merge, whose reply was lost, was committed. A trial commits nothing, so it has a lock of its own,
-    and no abort of another copy waits for it. That lock only shows who holds the table's rows.
+    The server releases the lock once the connection has ended and its transaction is finished. The next holder
+    therefore sees whether an earlier merge was committed, even if its reply was lost. A trial commits nothing. It has a
+    separate lock, so that no abort has to wait for it. Its lock only shows which connection has locked the table's
+    rows.
     """
     digest = hashlib.sha256(f"{names[0].prefix}.{names[0].query}".encode()).hexdigest()[:24]
     merging, trying = f"sparkonce:merge:{digest}", f"sparkonce:trial:{digest}"
     own = trying if is_trial else merging
-    # Evaluated from left to right: after the wait.
+    # MySQL evaluates the expressions from left to right, so IS_USED_LOCK sees the state after the wait.
     got, merger, trier = connection.row(
         "SELECT GET_LOCK(%s, %s), IS_USED_LOCK(%s), IS_USED_LOCK(%s)", (own, _WAIT_S, merging, trying)
     )
     for holder in (merger, trier):
-        # If a connection is idle, its driver is paused or disconnected. Kill it: its transaction is rolled back, and
-        # the next driver merges. Killing a busy connection would gain nothing.
+        # If a holder is idle, its driver is paused or disconnected. Killing it rolls its transaction back, so that the
+        # next driver can merge. Killing a busy connection would gain nothing.
         if holder not in (None, connection.thread_id()) and connection.row(_IDLE, (int(holder), _IDLE_S)):
             with contextlib.suppress(MySQLError):
                 connection.run(f"KILL CONNECTION {int(holder)}")
@@ -440,7 +441,7 @@ def begin_merge(
 def stages(
     connection: Connection, location: Location, names: Sequence[TransactionName], commit: bool
 ) -> tuple[dict[TransactionName, StagedCopy | None], dict[TransactionName, Finished]]:
-    """Returns the stages of those that are not committed, and the answers for the others."""
+    """Returns the staged rows of transactions that are not committed, and the answers for all others."""
     if (wrong := _wrong_server(connection, location)) is not None:
         return {}, dict.fromkeys(names, wrong)
     answers = dict.fromkeys(marked(connection, names), MARKED)
@@ -464,7 +465,7 @@ def _stage(connection: Connection, name: TransactionName, target: Target) -> Sta
 
 
 def _not_listed(connection: Connection, name: TransactionName) -> Finished:
-    """Returns the answer for a staging table that is not listed."""
+    """Returns the answer for a staging table that is missing from the list of tables."""
     # information_schema only lists tables on which the user has a privilege.
     try:
         connection.rows(f"SELECT 1 FROM {quote(stage_table(name.copy))} LIMIT 0")  # noqa: S608 - quoted
@@ -484,7 +485,7 @@ def move(
     tables: Mapping[TransactionName, tuple[str, int]],
     is_trial: bool,
 ) -> str:
-    """Moves the rows of staging tables, and checks that as many arrived as were prepared, all unchanged."""
+    """Moves the rows of staging tables. Checks that all prepared rows have arrived, and are unchanged."""
     every = list(tables.values())
     for group in [every] if stage.target.rules.given() else [[one] for one in every]:
         names = [table for table, _ in group]
@@ -514,7 +515,7 @@ def move(
 
 
 def settled(_connection: Connection, stage: StagedCopy, on_conflict: str) -> StagedCopy:
-    """Returns the rules for rows in append mode once an operator has chosen how to resolve conflicts."""
+    """Applies an operator's choice for conflicting keys to staged rows that were to be appended."""
     return replace(stage, target=replace(stage.target, mode=UPSERT, on_conflict=on_conflict))
 
 
@@ -528,7 +529,7 @@ def commit_merge(connection: Connection, _location: Location, merged: Sequence[S
 
 def drop(connection: Connection, _location: Location, names: Sequence[TransactionName], give_up_at: float) -> None:
     """Drops staging tables."""
-    # A connection that was just killed may still lock a table while it rolls back, and each attempt waits for that.
+    # A connection that was just killed may still lock a table while it rolls back. Each attempt waits for that.
     while True:
         try:
             _drop_all(connection, names)
@@ -556,7 +557,7 @@ def refusers(connection: Connection, stage: StagedCopy) -> bool:
 def refers_to_unit(
     connection: Connection, error: Exception, names: Sequence[TransactionName], _location: Location
 ) -> bool:
-    """Returns True if another sink of the batch may have the rows that a foreign key refers to."""
+    """Returns True if a foreign key refers to rows that another sink of the batch may have."""
     found = _PARENT.search(str(error.args[-1])) if number_of(error) == NO_PARENT else None
     if found is None:
         return False

@@ -14,7 +14,7 @@ FORMAT_ID = 0x53504F31
 """``SPO1``: the formatID of every xid that sparkonce creates."""
 
 PREFIX_LIMIT_BYTES = 64
-"""The prefix is the xid's ``bqual``, which both servers limit to 64 bytes."""
+"""The maximum size of the prefix: it is the xid's ``bqual``, which both servers limit to 64 bytes."""
 
 COMMENT_LIMIT = 2048
 """The maximum number of characters in a table's comment."""
@@ -41,12 +41,12 @@ class Xid:
 
     @classmethod
     def of(cls, name: TransactionName) -> Xid:
-        """Returns the xid of a transaction, without batch and slot: the copy id alone is unique."""
+        """Returns the xid of a transaction. It omits batch and slot, because the copy id alone is unique."""
         return cls(prefix=name.prefix, query=name.query, token=name.token, copy=name.copy)
 
     @classmethod
     def parse(cls, format_id: int, gtrid_length: int, bqual_length: int, data: bytes | str) -> Xid | None:
-        """Parses a row of ``XA RECOVER``, in bytes or in hexadecimal digits. Returns None if it is not sparkonce's."""
+        """Parses a row of ``XA RECOVER``, in bytes or hexadecimal digits. Returns None for a foreign xid."""
         try:
             whole = bytes.fromhex(data.removeprefix("0x")) if isinstance(data, str) else data
             gtrid, prefix = whole[:gtrid_length], whole[gtrid_length:].decode()
@@ -75,7 +75,7 @@ class Xid:
         return f"X'{self.gtrid.hex()}',X'{self.bqual.hex()}',{FORMAT_ID}"
 
     def named(self) -> TransactionName:
-        """Returns a name with this xid. Its batch and slot are unknown, and are set to 0."""
+        """Returns a transaction name with this xid. Batch and slot are unknown, and are therefore 0."""
         return TransactionName(prefix=self.prefix, query=self.query, token=self.token, batch=0, slot=0, copy=self.copy)
 
 
@@ -89,7 +89,7 @@ def stage_table(copy: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagingTable:
-    """A staging table, as its comment describes it."""
+    """The contents of a staging table's name and comment."""
 
     name: TransactionName
     begun_ms: int
@@ -105,7 +105,7 @@ class StagingTable:
             **self.target.rules.given(),
         }
         text = json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
-        # Comments store three bytes per character, and replace longer characters with a question mark.
+        # A comment stores at most three bytes per character, and turns longer characters into question marks.
         return _FOUR_BYTES.sub(lambda found: json.dumps(found[0])[1:-1], text)
 
     @classmethod
@@ -137,7 +137,7 @@ def longest_comment(prefix: str, target: Target) -> int:
 
 
 def lock_name(copy: str) -> str:
-    """Returns the name of the lock (``GET_LOCK``) that a writer's connection holds while it lives."""
+    """Returns the name of the lock (``GET_LOCK``) that a writer's connection holds for as long as it exists."""
     return f"sparkonce:{copy}"
 
 
@@ -147,5 +147,5 @@ def quote(identifier: str) -> str:
 
 
 def plain_literal(text: str) -> str:
-    """Returns a string literal for a statement that does not accept an expression there, for the sink's sql_mode."""
+    """Returns a string literal for a statement that accepts no expression there. It fits the sink's sql_mode."""
     return "'" + text.replace("\\", "\\\\").replace("'", "''") + "'"

@@ -1,7 +1,7 @@
-"""Lists what sparkonce has open on a server, for operators. Read-only.
+"""Lists the open transactions of sparkonce on a server, for operators. Read-only.
 
-Prepared branches belong to the server, and everything else to some database, so all databases that the user may see are
-searched.
+Prepared branches belong to the server, and everything else to a database, so this searches all databases that the user
+may see.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ _SIZE = (
 class MySQLOrphan(Orphan):
     """An open transaction, session or staging table.
 
-    A ``session`` writes an XA branch, and a ``prepared`` one waits to be finished. If no database that the user may see
-    has its marker, it shows neither batch nor slot nor age. ``hidden`` is one that MariaDB holds and does not list, see
-    `sparkonce.sinks.sql.mysql.finishing`. ``staged`` is a staging table, ``merged`` one whose rows are already in the
-    target.
+    The kinds are: ``session`` for an XA branch that is being written; ``prepared`` for one that waits to be finished;
+    ``hidden`` for one that MariaDB retains but does not list, see `sparkonce.sinks.sql.mysql.finishing`; ``staged`` for
+    a staging table; and ``merged`` for a staging table whose rows are already in the target. Batch, slot and age of a
+    branch are only known if the user may see its marker.
 
     Attributes:
         database: The database of its marker; empty if it cannot be seen.
@@ -51,7 +51,7 @@ class MySQLOrphan(Orphan):
 
 
 def list_open(settings: str | Mapping[str, Any]) -> list[MySQLOrphan]:
-    """Lists everything of sparkonce that the user of the settings may see, in all databases, oldest first.
+    """Lists all open objects of sparkonce that this user may see, in all databases, oldest first.
 
     Args:
         settings: PyMySQL's settings as for the sink, as a mapping or as parsed by `parse_settings`. ``database`` is
@@ -108,7 +108,7 @@ def _not_committed(connection: Connection) -> list[SqlTransaction]:
     if not connection.rows(_HAS_MARKERS, (finishing.COMMITS,)):
         return []
     found = [one for whose in finishing.queries(connection) for one in finishing.unsettled(connection, *whose, "")]
-    # Skip the markers of staged rows: the merge writes them, and its tables are listed anyway.
+    # Skip the markers of staged rows: a merge writes them, and its tables are listed anyway.
     return [marker for marker in found if marker.kind == TWO_PHASE]
 
 

@@ -1,9 +1,9 @@
 """Maps the server's errors when finishing a transaction to an outcome and a sentence. An unlisted one is UNKNOWN.
 
-The table never returns LOST, which takes three observations: the server is the one that prepared the transaction, ``XA
-RECOVER`` does not list it (or its staging table does not exist), and its marker row, read after that, is absent.
-XAER_NOTA alone proves nothing: MariaDB also returns it while the connection that prepared the transaction still exists
-(measured with 10.11), and for a transaction that is committed.
+The table never returns LOST, which takes three observations: the server is the one that prepared the transaction; ``XA
+RECOVER`` does not list it (or its staging table does not exist); and its marker, read after that, is missing. XAER_NOTA
+alone proves nothing: MariaDB also returns it for a committed transaction, and while the connection that prepared the
+transaction still exists (measured with 10.11).
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ LOCKED = frozenset({1205, 1213})
 """Another transaction holds the row or the table."""
 
 CHECKED = (3819, 4025)
-"""A CHECK refuses a row, on MySQL and on MariaDB."""
+"""The errors of a CHECK that refuses a row, on MySQL and on MariaDB."""
 
 ABOUT_ROWS = frozenset(
     {1048, DUPLICATE_KEY, 1264, 1265, 1292, 1366, 1406, NO_PARENT, NO_PARTITION, 1644, 1690, *CHECKED}
 )
-"""A row is refused for its values: null, duplicate, range, type, length, foreign key, a trigger's SIGNAL, a CHECK."""
+"""Errors about a row's values: null, duplicate, range, type, length, foreign key, a trigger's SIGNAL, a CHECK."""
 
 _NO_REPLY = frozenset({0, 2002, 2003, 2005, 2006, 2013, 2027, 2055})
 
 _OF_FILES = frozenset({3, 20, 1005, 1026, 1030, 1180})
-"""File errors, in the tablespace or the log. The operating system's error says why."""
+"""Errors about files of the tablespace or the log. The operating system's error shows the reason."""
 _FULL = re.compile(r"rr(?:or|code|no):? 28\b|No space left|Disk full|Disk quota exceeded")
-"""ENOSPC by its number. The number of EDQUOT, 122, is also one of the server's own (HA_ERR_INTERNAL_ERROR)."""
+"""Matches ENOSPC by its number, but not EDQUOT (122), a number that the server also uses (HA_ERR_INTERNAL_ERROR)."""
 
 
 _NOTHING_LOST = "Nothing is lost."
@@ -98,8 +98,8 @@ ERRORS = ErrorTable(
         **dict.fromkeys((1399, 1400), _IN_ANOTHER),
         1401: Meaning(
             _UNKNOWN,
-            # In MySQL's `Sql_cmd_xa_recover::check_xa_recover_privilege`, the error that names the privilege (1227) is
-            # only a warning.
+            # MySQL only warns about the missing privilege (1227), in its function
+            # `Sql_cmd_xa_recover::check_xa_recover_privilege`.
             "The server failed in the branch. MySQL says the same to a user without XA_RECOVER_ADMIN.",
             "See the server's log, and XA RECOVER; grant the right if it is missing, and nothing is lost.",
         ),
@@ -137,7 +137,7 @@ _STEPS = {
 
 
 def prepare_error(error: BaseException, what: str, staging: str = "", table: str = "") -> PrepareError:
-    """Returns the error of a task attempt, `what`, naming the target instead of its staging table."""
+    """Returns the error of a task attempt. ``what`` describes the attempt, and ``table`` replaces ``staging``."""
     message = numbered_message(error).replace(staging, table) if staging else numbered_message(error)
     if is_outage(error):
         step = "Check whether the server is up, can be reached and has room; none of the rows is visible."

@@ -1,6 +1,6 @@
 """Checks a server and a table before anything is claimed or written.
 
-Privileges are not read but tested: each statement of the writers and the driver is sent once in a form that changes
+Privileges are not read but tested: each statement of the writers and of the driver is sent once, in a form that changes
 nothing.
 """
 
@@ -67,10 +67,10 @@ _TABLES = ("BASE TABLE", "SYSTEM VERSIONED")
 
 
 def preflight(sink: MySQLSink, recorded: Facts | None) -> Facts:
-    """Checks the server, the table and the privileges, and that it is still the recorded server.
+    """Checks the server, the table and the privileges, and that the server is still the recorded one.
 
     Returns:
-        For EXACTLY_ONCE ``prefix``, ``server`` (the server's identity), ``database`` and ``table``.
+        For EXACTLY_ONCE: ``prefix``, ``server`` (the server's identity), ``database`` and ``table``.
 
     Raises:
         PreflightError: If a check fails. The message names the setting and its value.
@@ -215,7 +215,7 @@ def _check_table(connection: Connection, sink: MySQLSink) -> list[MySQLColumn]:
 
 
 def _check_keys(connection: Connection, sink: MySQLSink, columns: Sequence[MySQLColumn]) -> None:
-    # An upsert replaces the row found by any unique key, so rows must be able to match only one such key.
+    # An upsert replaces the row found by any unique key, so there must be only one key that rows can match.
     by_name = {column.name.lower(): column for column in columns}
     unique: dict[str, list[str]] = {}
     partial = set()
@@ -344,7 +344,7 @@ def _check_commit(connection: Connection, flavour: Flavour, sink: MySQLSink, col
 
 
 def _check_rules(connection: Connection, sink: MySQLSink, stage: str, written: Sequence[str]) -> None:
-    """Merges an empty staging table by the rules of the upsert, which the server may refuse."""
+    """Merges an empty staging table with the conditions of the upsert, to see whether the server accepts them."""
     if not sink.target.rules.given() or not written:
         return
     try:
@@ -362,7 +362,7 @@ def _check_rules(connection: Connection, sink: MySQLSink, stage: str, written: S
 
 def _check_database(connection: Connection, recorded: Facts | None) -> str:
     (database,) = connection.row("SELECT IF(@@lower_case_table_names, LOWER(DATABASE()), DATABASE())")
-    # Markers and staging tables belong to the database. In another one, everything committed would seem lost.
+    # Markers and staging tables belong to the database. In another database, all committed rows would seem lost.
     check_same(
         "database",
         str(database),

@@ -1,4 +1,4 @@
-"""The settings of a connection: PyMySQL's settings that a user may set, and those that the sink sets."""
+"""The settings of a connection: those that users may pass to PyMySQL, and those that the sink itself sets."""
 
 from __future__ import annotations
 

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 _PORT = 3306
 REPLY_S = 300.0
-"""The time that a slot waits for one reply, for example to 4 MiB of rows."""
+"""How long a slot waits for one reply, for example to 4 MiB of rows, in seconds."""
 
 ANSWER_S = 10.0
-"""The time limit of one call of the committer, except for a merge."""
+"""The time limit of one call of the committer, except for a merge, in seconds."""
 
 
 class MySQLSink(SqlSink):
@@ -36,22 +36,23 @@ class MySQLSink(SqlSink):
     Args:
         settings: PyMySQL's settings, for example ``{"host": "db", "user": "etl", "password": "…", "database":
             "shop"}``. They must lead every process to the same server, the primary.
-        table: The target, an InnoDB table in ``database``. The name is taken literally: a dot or a space is part of it.
+        table: The target, an InnoDB table in ``database``. The name is used literally, including dots and spaces.
         name: A name that is unique within the query and stays the same after a restart.
         mode: ``append`` inserts rows; a row whose key already exists is an error. ``upsert`` replaces the row with the
             same ``key_columns``, or inserts it.
         key_columns: For ``upsert``: the columns of a unique key of the table, as a string or a list of strings.
-        order_by: For ``upsert``: among rows with the same key, the one with the greatest value in this column wins,
-            including over the table's row. Among equal values, or without this setting, the last row of the highest
-            slot of the latest batch wins.
+        order_by: For ``upsert``: the column that decides among rows with the same key, including the table's row. The
+            greatest value wins. Among equal values, or without this setting, the last row of the highest slot of the
+            latest batch wins.
         update_when: For ``upsert``: an additional SQL condition under which a row replaces the table's row, such as
             ``source.version > target.version``. ``source`` is the batch's row, ``target`` the table's.
-        delete_when: For ``upsert``: a row for which this holds, such as ``source.value IS NULL``, deletes the table's
-            row with its key. These three settings need ``commit="staged"`` and EXACTLY_ONCE.
+        delete_when: For ``upsert``: an SQL condition, such as ``source.value IS NULL``, under which a row deletes the
+            table's row with its key. This setting, ``order_by`` and ``update_when`` need ``commit="staged"`` and
+            EXACTLY_ONCE.
         commit: ``staged`` writes to one table per slot, which the driver merges in one transaction per batch.
-            ``two_phase`` writes to the target in XA transactions, one per slot. docs/mysql.md says when to use which.
+            ``two_phase`` writes to the target in XA transactions, one per slot. docs/mysql.md compares them.
         prefix: The first part of all transaction names, followed by `name`: at most 64 bytes together.
-        guarantee: Below EXACTLY_ONCE rows are visible as soon as their slot has written them.
+        guarantee: Below EXACTLY_ONCE, rows are visible as soon as their slot has written them.
         commit_timeout_s: How long the merge of a staged batch may take, in seconds.
         lock_timeout_s: How long to wait for rows that another transaction has locked, in seconds.
 
@@ -149,7 +150,7 @@ class MySQLSink(SqlSink):
     def preflight(self, query: str, recorded: Facts | None) -> Facts:  # noqa: ARG002 - the same for all queries
         """Checks the server, the table and the privileges. Creates the sink's own tables at the first start.
 
-        The rows' columns are checked, too, if `columns` was called before.
+        If `columns` was called before, also checks the rows' columns.
         """
         from sparkonce.sinks.sql.mysql.preflight import preflight
 

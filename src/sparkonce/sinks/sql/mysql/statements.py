@@ -11,7 +11,7 @@ from sparkonce.sinks.sql.settings import APPEND, Target, read_by
 
 
 def load_into(table: str, column_list: str) -> str:
-    """Returns LOAD DATA for the text of `sparkonce.sinks.sql.mysql.encoding.load_text`."""
+    """Returns a LOAD DATA statement for the text of `sparkonce.sinks.sql.mysql.encoding.load_text`."""
     return (
         f"LOAD DATA LOCAL INFILE 'sparkonce' INTO TABLE {quote(table)} CHARACTER SET utf8mb4 "
         f"FIELDS TERMINATED BY '\\t' ESCAPED BY '\\\\' LINES TERMINATED BY '\\n' {column_list}"
@@ -19,7 +19,7 @@ def load_into(table: str, column_list: str) -> str:
 
 
 def insert_into(table: str, columns: Sequence[str]) -> str:
-    """Returns the beginning of an INSERT."""
+    """Returns the beginning of an INSERT statement."""
     return f"INSERT INTO {quote(table)} ({', '.join(quote(column) for column in columns)})"
 
 
@@ -34,8 +34,8 @@ def upsert_tail(flavour: Flavour, columns: Sequence[str], keys: Sequence[str]) -
 def merge_steps(stages: Sequence[str], target: Target, columns: Sequence[str]) -> list[str]:
     """Returns the statements that merge staging tables' rows into the target.
 
-    Without rules, rows are merged in the order in which they were written. With rules, one row wins for each key: new
-    keys are inserted first, which locks the rows of all keys, so that nobody changes them before they are compared.
+    Without rules, rows are merged in the order in which they were written. With rules, one row wins for each key. New
+    keys are inserted first, which locks the rows of all keys, so that nobody can change them during the comparison.
     """
     keys, rules, table = target.keys, target.rules, quote(target.table)
     if not rules.given():
@@ -54,8 +54,8 @@ def merge_steps(stages: Sequence[str], target: Target, columns: Sequence[str]) -
     listed = ", ".join(map(quote, columns))
     more = rules.staged_only(sorted(read_by(rules.delete_when)), columns, fold=True)
     staged = ", ".join(map(quote, [*columns, *more]))
-    # Combine the rows of all slots: once a deleting row has removed a key, an older row in a later slot would have
-    # nothing to be compared with.
+    # Combine the rows of all slots first. Otherwise, a row could delete a key before an older row in a later slot is
+    # merged, which would insert the key again.
     rows = " UNION ALL ".join(
         f"SELECT {staged}, sparkonce_row, {slot} AS sparkonce_slot FROM {quote(stage)}"  # noqa: S608 - quoted
         for slot, stage in enumerate(stages)
@@ -91,7 +91,7 @@ def _condition(text: str) -> str:
 
 
 def updated(columns: Sequence[str], keys: Sequence[str]) -> list[str]:
-    """Returns the columns that an upsert sets; a key column sets itself if there is no other."""
+    """Returns the columns that an upsert sets. If there are only key columns, one of them is set to itself."""
     lower = {key.lower() for key in keys}
     others = [column for column in columns if column.lower() not in lower]
     return others or list(columns[:1])

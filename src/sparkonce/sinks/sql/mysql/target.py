@@ -1,8 +1,8 @@
-"""The target table as the server describes it, and which of Spark's types it stores without changing a value.
+"""The target table as described by the server, and the Spark types that its columns store without changing a value.
 
-A server in strict mode refuses a value that does not fit. But it silently rounds microseconds, reads NULL as "now" in a
-TIMESTAMP column and as "the next one" in an AUTO_INCREMENT column, and reads the text ``1`` as the first value of an
-ENUM (measured with MariaDB 10.11). So these are refused here.
+A server in strict mode refuses a value that does not fit. However, it silently rounds microseconds, reads NULL as "now"
+in a TIMESTAMP column and as "the next one" in an AUTO_INCREMENT column, and reads the text ``1`` as the first value of
+an ENUM (measured with MariaDB 10.11). Such values are therefore refused here.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _BYTES = frozenset({"binary", "varbinary", "tinyblob", "blob", "mediumblob", "lo
 _TIMES = frozenset({"datetime", "timestamp"})
 _FROM_TEXT = frozenset({"enum", "set", "uuid", "inet4", "inet6", "time", "year"})
 _UNSIGNED = "bigint unsigned"
-"""For decimals without a fraction: they are larger than any integer type of Spark."""
+"""The type for decimals without a fraction, which can be larger than any integer type of Spark."""
 _WHOLE = _INTEGERS | {"bit", "decimal"}
 
 TAKES: dict[str, frozenset[str]] = {
@@ -70,7 +70,7 @@ TAKES: dict[str, frozenset[str]] = {
     "timestamp": _TIMES,
     "nested": frozenset({"json", "longtext", "mediumtext", "text"}),
 }
-"""The column types that accept each kind of values. Other types might change a value."""
+"""The column types that accept each kind of value. Other types might change a value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,14 +79,14 @@ class MySQLColumn:
 
     Attributes:
         name: The column's name, as spelled in the table.
-        type: The type's name in lower case, ``int``.
-        full_type: The type with length and sign, ``int(10) unsigned``.
+        type: The type's name in lower case, such as ``int``.
+        full_type: The type with length and sign, such as ``int(10) unsigned``.
         nullable: True if it accepts NULL.
         optional: True if a row may be inserted without it.
         automatic: True if it is AUTO_INCREMENT.
         generated: True if the server computes it.
         fraction_digits: The digits of fractional seconds, for ``datetime``, ``timestamp`` and ``time``.
-        collation: Character set and collation, for a definition; empty for other types.
+        collation: Character set and collation, as part of a column definition; empty for types that have none.
     """
 
     name: str
@@ -119,9 +119,9 @@ def describe(connection: Connection, table: str) -> list[MySQLColumn]:
 
 
 def checks_of(connection: Connection, table: str, columns: Sequence[str]) -> dict[str, str]:
-    """Returns the conditions of a table's CHECKs that only use these columns, by name. A JSON column has one, too.
+    """Returns a table's CHECK conditions that use only these columns, by name. Each JSON column has one, too.
 
-    Only for MariaDB: MySQL's staging tables have columns of its JSON type.
+    Only for MariaDB: on MySQL, the columns of staging tables have the JSON type itself.
     """
     return {
         str(name): str(condition)
@@ -135,11 +135,11 @@ def may_refuse(
 ) -> bool:
     """Returns True if a table may refuse a row that its staging table has accepted.
 
-    With `has_checks`, staging tables have the CHECKs that only use written columns.
+    With `has_checks`, staging tables also have the CHECKs that use only written columns.
     """
     written = {column.lower() for column in columns}
     known = describe(connection, table)
-    # A trial merge would prove nothing about a key that the server generates.
+    # Ignore keys that the server generates, about which a trial merge would prove nothing.
     drawn = {one.name.lower() for one in known if one.automatic} - written
     unique: dict[str, set[str]] = {}
     for index, column, part in connection.rows(KEYS, (table,)):
@@ -210,7 +210,7 @@ def _is_nested(kind: pa.DataType) -> bool:
 
 
 def check_kinds(schema: pa.Schema) -> None:
-    """Checks that the sink supports every column, whatever the table.
+    """Checks that the sink supports every column's type, regardless of the table.
 
     Raises:
         SchemaError: If it does not. The message names the column and its type.
@@ -237,7 +237,7 @@ _STAGED = {
 
 
 def _staged_column(field: pa.Field) -> MySQLColumn:
-    """Returns a staging table's column for one that the target lacks and that determines whether a row deletes."""
+    """Returns a staging table's column that the target lacks. Such a column only determines whether a row deletes."""
     kind = kind_of(field.type)
     full = f"decimal({field.type.precision},{field.type.scale})" if kind == "decimal" else _STAGED[kind]
     return MySQLColumn(
@@ -254,10 +254,11 @@ def _staged_column(field: pa.Field) -> MySQLColumn:
 
 
 def bind(target: Target, columns: Sequence[MySQLColumn], schema: pa.Schema) -> list[MySQLColumn]:
-    """Returns the table's column for each of the rows' columns; or the staging table's, see `UpsertRules.staged_only`.
+    """Returns the table's column for each column of the rows, or the staging table's, see `UpsertRules.staged_only`.
 
     Raises:
-        PreflightError: If the table lacks a column, needs one, or cannot store one unchanged. The message names it.
+        PreflightError: If the table lacks a column, if the rows lack a required one, or if the table cannot store a
+            column unchanged. The message names the column.
     """
     table = target.table
     by_name = {column.name.lower(): column for column in columns}

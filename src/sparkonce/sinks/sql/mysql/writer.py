@@ -36,10 +36,10 @@ _PACKET_BYTES = 1024 * 1024
 
 
 def take(copy: Copy) -> Connection:
-    """Connects. A connection is not reused: a prepared branch is only released when its connection ends.
+    """Connects. Connections are not reused, because the server only releases a prepared branch when they end.
 
     Raises:
-        PrepareError: If it leads to a different server than the one on which the query was started.
+        PrepareError: If the connection leads to a different server than the one on which the query was started.
     """
     name = copy.name
     connection = connect(
@@ -63,7 +63,7 @@ def take(copy: Copy) -> Connection:
 
 
 def open_copy(connection: Connection, copy: Copy) -> int:
-    """Begins the transaction, under a lock that identifies its owner."""
+    """Begins the transaction, under a lock that identifies the connection."""
     begun, _ = connection.row(
         "SELECT CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS UNSIGNED), GET_LOCK(%s, 0)", (lock_name(copy.name.copy),)
     )
@@ -95,7 +95,7 @@ class TableRows:
             connection.run("START TRANSACTION")
 
     def write(self, rows: pa.RecordBatch, *, alone: bool = False) -> None:
-        """Encodes the rows, and sends the text once there is enough of it."""
+        """Encodes rows, and sends the text once it is long enough."""
         if self._replaces or not self._takes_files:
             self._insert(rows)
         else:
@@ -115,7 +115,7 @@ class TableRows:
         kinds = [kind_of(field.type) for field in self._schema]
         quoted = [quote(column.name) for column in self._bound]
         loaded = self._connection.load(load_into(self._table, column_list(self._bound, kinds, quoted)), pieces)
-        # LOAD DATA LOCAL turns every error into a warning, even a duplicate key, whose row it leaves out.
+        # LOAD DATA LOCAL turns every error into a warning. For example, it leaves out a row with a duplicate key.
         if loaded != Loaded(rows, 0):
             raise self._incomplete(loaded, rows)
 
@@ -125,9 +125,9 @@ class TableRows:
         self._rows = self._bytes = 0
 
     def _make_stage(self, begun_ms: int, known: set[str]) -> None:
-        """Creates the staging table and writes to it.
+        """Creates the staging table, to which rows are then written.
 
-        It has those checks of the target that only use written columns.
+        The table has those checks of the target that use only written columns.
         """
         target, copy = self._copy.target, self._copy.name
         if target.rules.delete_when:  # a deleting row has a key, and possibly nothing else
@@ -145,7 +145,7 @@ class TableRows:
         )
 
     def _insert(self, rows: pa.RecordBatch) -> None:
-        """Sends statement by statement and compares row counts, except for upserts, whose count differs."""
+        """Sends one statement at a time. Compares row counts, except for upserts, which report a different number."""
         names = [column.name for column in self._bound]
         head = (insert_into(self._table, names) + " VALUES ").encode()
         tail = upsert_tail(self._flavour, names, self._copy.target.keys).encode() if self._replaces else b""
@@ -159,7 +159,7 @@ class TableRows:
             raise self._incomplete(Loaded(arrived, 0), rows.num_rows)
 
     def _incomplete(self, loaded: Loaded, rows: int) -> Exception:
-        """Returns the error that the server would have raised; a different one if it has not warned about a row."""
+        """Returns the error that the server would have raised; another one if there was no warning about a row."""
         for _, number, message in self._connection.rows(FIRST_WARNINGS):
             if number in ABOUT_ROWS:
                 refused: Exception = MySQLError(number, message)

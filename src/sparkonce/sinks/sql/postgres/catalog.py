@@ -28,9 +28,9 @@ class PostgresColumn:
         name: The column's name in the catalog.
         type: Its type; for a domain, the underlying type.
         declared: The type and its collation, as SQL.
-        required: True if it may not be null.
-        filled: True if the server fills it when it is omitted.
-        computed: True if it cannot be written at all.
+        required: True if the column may not be null.
+        filled: True if the server provides a value if the column is omitted.
+        computed: True if the column cannot be written at all.
     """
 
     name: str
@@ -47,9 +47,9 @@ class CatalogTable:
 
     Attributes:
         oid: The table's oid.
-        signature: A value that changes with its columns and their types.
+        signature: A value that changes with the table's columns and their types.
         kind: ``pg_class.relkind``.
-        fragile: The tables (itself or partitions) that do not keep its rows after a crash, and why.
+        fragile: The tables (itself or partitions) that may lose rows in a crash, and why; empty if there are none.
         row_security: True if policies apply to this role.
         rules: ``pg_rewrite.ev_type`` of its rules ON INSERT (3) and ON UPDATE (2).
         columns: The columns in the table's order.
@@ -97,9 +97,9 @@ class CatalogTable:
         target.rules.check_columns(schema.names)
 
     def staged(self, schema: pa.Schema, target: Target) -> CatalogTable:
-        """Returns the table plus those columns of the rows that only determine whether a row deletes.
+        """Returns the table with additional columns of the rows that only determine whether a row deletes.
 
-        A staging table has these columns.
+        Staging tables have these columns.
         """
         there = (column.name for column in self.columns)
         more = [
@@ -110,7 +110,7 @@ class CatalogTable:
         return replace(self, columns=(*self.columns, *more))
 
     def _unknown(self, schema: pa.Schema, target: Target) -> list[SchemaError]:
-        """Returns the problem with columns that the table lacks; none if it has all of them."""
+        """Returns the problem that the table lacks columns of the query; empty if it has all of them."""
         there = [column.name for column in self.columns]
         unknown = [name for name in schema.names if name not in there]
         if not unknown:
@@ -129,7 +129,7 @@ class CatalogTable:
         """Returns the encoder of each column.
 
         Raises:
-            SchemaError: If the table has changed, and a column does not fit anymore.
+            SchemaError: If the table has changed so that a column no longer fits.
         """
         columns = {column.name: column for column in self.columns}
         made = []
@@ -176,9 +176,10 @@ def read_signature(connection: Connection, target: Target) -> tuple[str, str]:
 
 
 def list_changes(target: Target, schema: str, staged: Sequence[str]) -> sql.Composed:
-    """Returns the query for changes of a target that do not fit these staging tables anymore.
+    """Returns a query for changes of the target after which it no longer fits these staging tables.
 
-    It runs after the rows were merged, in the same transaction. Its lock keeps the columns unchanged, and no partition
+    It runs after the rows were merged, in the same transaction, whose lock keeps the columns unchanged. A partition
+    that is added later contains none of these rows.
     that is added later has any of the rows.
     """
     return _CHANGES.format(
@@ -226,7 +227,7 @@ def _server_type(oid: int, modifier: int, shown: str, types: dict[int, dict[str,
 
 
 def _read_types(connection: Connection, oids: set[int]) -> dict[int, dict[str, Any]]:
-    """Reads these types, the base types of their domains, and the element types of their arrays."""
+    """Reads these types, the base types of domains, and the element types of arrays."""
     types: dict[int, dict[str, Any]] = {}
     wanted = set(oids)
     while wanted:
@@ -240,8 +241,8 @@ def _read_types(connection: Connection, oids: set[int]) -> dict[int, dict[str, A
 def unique_keys(connection: Connection, oid: int) -> Sequence[tuple[frozenset[str], bool, bool]]:
     """Returns the columns of each unique index that ON CONFLICT can use, the primary key first.
 
-    Each comes with two flags: whether nulls conflict or all columns are NOT NULL, and whether the index and the columns
-    consider the same values equal.
+    Each comes with two flags. The first is True if nulls conflict or all columns are NOT NULL. The second is True if
+    the index and the columns consider the same values equal.
     """
     rows = connection.execute(_UNIQUE, (oid,)).fetchall()
     return [(frozenset(names), bool(not_null), bool(alike)) for names, not_null, alike in rows]
@@ -375,7 +376,7 @@ def row_triggers(connection: Connection, oid: int) -> int:
 
 
 def list_refusers(connection: Connection, target: Target, columns: Sequence[str] | None = None) -> list[str]:
-    """Describes what may refuse a row that its staging table has accepted, each with its count."""
+    """Describes everything that may refuse a row after its staging table has accepted it, with counts."""
     is_upsert = target.mode != "append"
     row = connection.execute(
         _REFUSERS,
@@ -402,8 +403,8 @@ _REFUSERS_WORDS = (
     "generated columns",
     "rules ON INSERT",
 )
-# Not counted: the index used for upserts, and indexes on a column filled by a sequence or random UUIDs, about which a
-# trial would prove nothing.
+# Does not count the index used for upserts. Nor does it count indexes on a column filled by a sequence or random UUIDs,
+# about which a trial would prove nothing.
 _REFUSERS = """
 WITH t AS (
     SELECT c.oid FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace

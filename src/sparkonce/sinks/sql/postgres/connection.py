@@ -1,7 +1,7 @@
 """Connections to the server: their settings, a deadline for every call, and this process's idle connections.
 
-All settings of a session are made with ``SET LOCAL`` inside transactions. That way a connection can be reused, and a
-pooler that passes a server's session to another client after each transaction does not carry them over.
+All settings of a session are made with ``SET LOCAL`` inside transactions, so connections can be reused. A pooler that
+passes the server's session to another client after each transaction does not carry these settings over.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def connect(conninfo: Conninfo) -> Connection:
 
 
 def warn_of_wire(connection: Connection) -> None:
-    """Warns if the server is a remote machine that need not prove its identity: libpq's default requires no proof."""
+    """Warns if a remote server need not prove its identity, which is libpq's default."""
     options = {option.keyword.decode(): option.val or b"" for option in connection.pgconn.info}
-    # Only these settings, because a password need not be text.
+    # Decode only these settings, because a password need not be text.
     parameters = {name: options.get(name, b"").decode(errors="replace") for name in _ASKED}
     host, mode = parameters["host"] or parameters["hostaddr"], parameters["sslmode"]
     if mode == "verify-full" or parameters["gssencmode"] == "require":
@@ -56,7 +56,7 @@ def warn_of_wire(connection: Connection) -> None:
 
 @contextmanager
 def within(connection: Connection, limit_s: float) -> Iterator[None]:
-    """Cuts the connection when the time is up, so that a call waiting on it fails."""
+    """Cuts the connection when the time is up, so that a pending call fails."""
     # The server's own timeouts do not help if the whole server is blocked.
     timer = threading.Timer(limit_s, _cut, [connection])
     timer.daemon = True
@@ -68,7 +68,7 @@ def within(connection: Connection, limit_s: float) -> Iterator[None]:
 
 
 def _cut(connection: Connection) -> None:
-    # Uses a duplicated descriptor: the connection may be closed, and its number reused, at this very moment.
+    # Use a duplicated descriptor, because the connection may be closed, and its number reused, at this very moment.
     with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(connection.fileno())) as wire:
         wire.shutdown(socket.SHUT_RDWR)
 
@@ -107,13 +107,13 @@ def close_all() -> None:
 
 
 def begin(limits: Limits, statement_s: float, application_name: str, idle_s: float) -> sql.Composed:
-    """Returns the statements that begin a transaction with settings independent of server, role and database.
+    """Returns the statements that begin a transaction. Its settings do not depend on server, role or database.
 
     Args:
-        limits: How long to wait for a lock.
-        statement_s: How long one statement may take.
+        limits: The time limits, of which the one for locks is used.
+        statement_s: The time limit of one statement, in seconds.
         application_name: The session's name during the transaction.
-        idle_s: How long the server waits, with all locks held, for the next statement of a client that may be gone.
+        idle_s: How long the server waits for the client's next statement, with all locks held, in seconds.
     """
     settings = {
         "statement_timeout": _ms(statement_s),
@@ -124,16 +124,16 @@ def begin(limits: Limits, statement_s: float, application_name: str, idle_s: flo
     parts: list[sql.Composable] = [
         sql.SQL("set_config({}, {}, true)").format(name, value) for name, value in settings.items()
     ]
-    # A server or role with another value, such as remote_write, keeps it: only 'off' loses what the server has
-    # confirmed.
+    # Only replace 'off', with which the server loses commits that it has confirmed. Other values of a server or a role,
+    # such as remote_write, stay.
     parts.append(
         sql.SQL(
             "CASE current_setting('synchronous_commit') WHEN 'off' "
             "THEN set_config('synchronous_commit', 'on', true) END"
         )
     )
-    # PostgreSQL 17 added transaction_timeout. The server starts its timer at BEGIN, with the role's or the database's
-    # value, and never extends it, so turn it off before setting another value.
+    # PostgreSQL 17 added transaction_timeout. At BEGIN, the server starts its timer with the role's or the database's
+    # value, and never extends it. Turn it off before setting another value.
     parts += [
         sql.SQL(
             "CASE WHEN current_setting('transaction_timeout', true) IS NOT NULL "

@@ -1,13 +1,13 @@
-"""Arrow columns as PostgreSQL's binary COPY format, without a line of Python per row.
+"""Encodes Arrow columns in PostgreSQL's binary COPY format, without Python code for each row.
 
-A row is a 16-bit count of columns and then, for each column, a 32-bit length (-1 for null) and the bytes of its value
-(PostgreSQL's manual, "COPY", "Binary Format"). So each column becomes parts: NumPy arrays if all rows have the same
-width, otherwise Arrow arrays of byte strings. NumPy places neighboring fixed-width parts side by side, and Arrow joins
-everything. That takes 0.05 µs for a row of seven columns. pyarrow's CSV writer takes 1.1 µs, and the server reads its
-output at half the speed.
+A row is a 16-bit count of columns followed, for each column, by a 32-bit length (-1 for null) and the bytes of its
+value (PostgreSQL's manual, "COPY", "Binary Format"). Each column therefore becomes several parts: NumPy arrays if all
+rows have the same width, otherwise Arrow arrays of byte strings. NumPy places neighboring fixed-width parts side by
+side, and Arrow joins all parts. This takes 0.05 µs for a row of seven columns, compared with 1.1 µs for pyarrow's CSV
+writer, whose output also takes the server twice as long to read.
 
 Each supported pair of a Spark type and a PostgreSQL type has an encoder. Any other pair is refused by name. Decimals
-become PostgreSQL's numeric in groups of four decimal digits, all rows in one go. Values of types without a matching
+become PostgreSQL's numeric in groups of four decimal digits, for all rows together. Values of types without a matching
 Spark type (inet, time, ranges) are sent as text: one statement converts all texts of a column to the type's binary
 form, which goes into the same COPY as the other values.
 """
@@ -38,13 +38,13 @@ HEADER = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 TRAILER = b"\xff\xff"
 
 Fixed = np.ndarray[Any, Any]
-"""Bytes of the same width for each row; without dimensions if all rows have the same bytes."""
+"""Bytes of the same width for each row. An array without dimensions holds bytes that all rows have in common."""
 Part = Union[Fixed, "pa.Array"]
 Encode = Callable[[pa.Array], list[Part]]
 """Creates the length and the bytes of each value of a column."""
 
 LARGEST_PIECE_BYTES = 64 * 1024 * 1024
-"""Arrow's offsets are limited to 2 GiB, and joining briefly holds the bytes twice."""
+"""Larger record batches are split: Arrow's offsets are limited to 2 GiB, and joining briefly holds the bytes twice."""
 
 _LENGTH = np.dtype(">i4")
 _NULL = -1
@@ -66,7 +66,7 @@ def encode_rows(rows: pa.RecordBatch, encoders: Sequence[Encode]) -> Iterator[me
 
 
 def fixed(values: Fixed, nulls: Fixed | None) -> list[Part]:
-    """Returns the parts of values of one width, in network byte order. `nulls` says which are null, if any."""
+    """Returns the parts of fixed-width values, in network byte order. `nulls` marks the null values, if any."""
     width = values.dtype.itemsize
     if nulls is None:
         return [np.array(width, _LENGTH), values]
@@ -107,7 +107,7 @@ def array(values: pa.Array, element: Encode, element_oid: int) -> list[Part]:
 
 
 def null_mask(values: pa.Array) -> Fixed | None:
-    """Returns which values are null; None if there are none."""
+    """Returns an array that is True for nulls; None if there are no nulls."""
     return values.is_null().to_numpy(zero_copy_only=False) if values.null_count else None
 
 
@@ -142,7 +142,7 @@ def join(parts: Sequence[Part], rows: int) -> Part:
 
 
 def binaries(ends: Fixed, data: Fixed | memoryview) -> pa.Array:
-    """Returns a binary array of contiguous bytes, given the end of each value."""
+    """Returns a binary array of contiguous bytes. `ends` are the offsets, including that of the last value's end."""
     values = np.ascontiguousarray(data).view(np.uint8) if isinstance(data, np.ndarray) else data
     return pa.Array.from_buffers(pa.binary(), len(ends) - 1, [None, pa.py_buffer(ends), pa.py_buffer(values)])
 
@@ -194,7 +194,7 @@ _SPARK: Mapping[str, tuple[str, str]] = {
     "timestamp[us]": ("timestamp_ntz", "timestamp"),
     "duration[us]": ("day-time interval", ""),
 }
-"""Spark's name for each of Arrow's types, and the type of a staging table's column; empty if there is none."""
+"""Spark's name for each Arrow type, and the type of a staging table's column; empty if there is none."""
 _HINTS: Mapping[str, str] = {
     "struct": "Turn it into a string (to_json) and the column into jsonb, or drop it.",
     "map": "Turn it into a string (to_json) and the column into jsonb, or drop it.",
@@ -214,7 +214,7 @@ class ServerType:
         element: The type of an array's elements.
         element_oid: The oid of the element type, or of its domain.
         base: The type in SQL, without domain, length and precision.
-        send: The function that returns its values in binary, in SQL; empty if there is none.
+        send: The function, in SQL, that returns the type's values in binary; empty if there is none.
     """
 
     shown: str
@@ -227,7 +227,7 @@ class ServerType:
 
 
 def staged_type(column: str, kind: pa.DataType) -> ServerType:
-    """Returns the type of a staging table's column that the target does not have.
+    """Returns the type for a column of a staging table that the target does not have.
 
     Raises:
         SchemaError: If PostgreSQL has no equivalent of the type. The message names the column.
@@ -254,7 +254,7 @@ def _unread(*_: object) -> list[Part]:
 
 
 def encoder(column: str, actual: pa.DataType, wanted: ServerType, read: ReadText = _unread) -> Encode:
-    """Returns the encoder of a column. Without `read`, it does not support texts that the server has to parse.
+    """Returns the encoder of a column. Without `read`, texts that the server must parse are not supported.
 
     Raises:
         SchemaError: If the column cannot store the type, or only with a loss.
@@ -269,7 +269,7 @@ def encoder(column: str, actual: pa.DataType, wanted: ServerType, read: ReadText
 
 
 def is_text_read(actual: pa.DataType, wanted: ServerType) -> bool:
-    """Returns True if the server parses the values from text, because no Spark type matches the column's."""
+    """Returns True if the server parses the values from text, because no Spark type matches the column's type."""
     if isinstance(actual, pa.ListType | pa.LargeListType) and wanted.element is not None:
         return is_text_read(actual.value_type, wanted.element)
     is_text = pa.types.is_string(actual) or pa.types.is_large_string(actual)
@@ -348,7 +348,7 @@ def _bytes(values: pa.Array, lead: bytes = b"") -> list[Part]:
 
 
 def _bounded(values: pa.Array, column: str, most: int) -> list[Part]:
-    # The server refuses values that are too long, but silently truncates spaces (its manual, "Character Types").
+    # The server refuses values that are too long, but silently truncates trailing spaces (manual, "Character Types").
     long = values.filter(pc.greater(pc.utf8_length(values), most))
     if len(long) and pc.any(pc.less_equal(pc.utf8_length(pc.ascii_rtrim(long, " ")), most)).as_py():
         raise PrepareError(
@@ -395,7 +395,7 @@ def _timestamps(values: pa.Array, column: str, unit_us: int, shown: str) -> list
 
 
 def _interval_unit_us(column: str, wanted: ServerType) -> int:
-    """Returns the smallest unit of an interval that the column stores: ``interval hour to minute`` has no seconds."""
+    """Returns the smallest unit that an interval column stores. For ``interval hour to minute``, that is a minute."""
     if wanted.modifier < 0:
         return 1
     fields, digits = wanted.modifier >> 16 & _ALL_FIELDS, wanted.modifier & 0xFFFF
@@ -412,7 +412,7 @@ def _interval_unit_us(column: str, wanted: ServerType) -> int:
 
 
 def _durations(values: pa.Array, column: str, unit_us: int, shown: str) -> list[Part]:
-    # Only microseconds: a day in Spark's interval has 24 hours, but a day in PostgreSQL's depends on the calendar.
+    # Write microseconds only: a day in Spark's interval has 24 hours, but a day in PostgreSQL's varies by the calendar.
     out = np.zeros(len(values), np.dtype([("us", ">i8"), ("days", ">i4"), ("months", ">i4")]))
     out["us"] = integers(values.cast(pa.duration("us")), "i8", pa.int64())
     _check_unit(out["us"], unit_us, column, shown)
@@ -420,7 +420,7 @@ def _durations(values: pa.Array, column: str, unit_us: int, shown: str) -> list[
 
 
 def _check_unit(values_us: Fixed, unit_us: int, column: str, shown: str) -> None:
-    """Refuses what the server would round or truncate. A null counts as 0."""
+    """Refuses values that the server would round or truncate. A null counts as 0."""
     if unit_us > 1 and bool(np.any(wrong := values_us % unit_us != 0)):
         raise PrepareError(
             f"Column {column!r} has {int(values_us[wrong][0]) % 86_400_000_000} µs of a day, and {shown} keeps "
@@ -466,13 +466,13 @@ _BASE = 10_000
 _NEGATIVE = 0x4000
 _INT64_DIGITS = 18
 _LIMBS = 5
-"""The number of 32-bit limbs: 38 digits and up to three trailing zeros take 137 bits."""
+"""The number of 32-bit limbs: 38 digits with up to three trailing zeros take 137 bits."""
 
 
 def numeric(values: pa.Array) -> Fixed:
-    """Returns each decimal as ``ndigits, weight, sign, dscale`` and its digit groups; a null as anything.
+    """Returns each decimal as ``ndigits, weight, sign, dscale`` and digit groups. The result for a null is arbitrary.
 
-    All rows of a column have the same width, with leading zeros, which the server strips (``make_result`` in its
+    All rows of a column get the same width through leading zeros, which the server strips (``make_result`` in
     ``numeric.c``).
     """
     precision, scale = values.type.precision, values.type.scale
@@ -545,7 +545,7 @@ _TEXT_OID, _TEXT_ARRAY_OID = 25, 1009
 _LENGTH_BYTES = 4
 _SHOWN = 80
 _ABOUT_VALUES = ("22", "42", "XX")
-"""Errors of a cast. Types in extensions have their own."""
+"""The SQLSTATE classes of errors in a cast. Types in extensions have their own codes."""
 
 _MORE_DIGITS = r"t ~ '\.\d{6}\d*[1-9]'"
 _LOSSY = {
@@ -554,7 +554,7 @@ _LOSSY = {
     "money": "CAST(v AS numeric) <> CAST(t AS numeric)",
     **dict.fromkeys(("time", "timetz", "tsrange", "tstzrange", "tsmultirange", "tstzmultirange"), _MORE_DIGITS),
 }
-"""The types that silently keep only part of a text, and the condition under which they do. All lengths are compared."""
+"""The types that silently keep only part of a text, and the condition that detects it. All lengths are compared."""
 
 _READ = """
 SELECT coalesce(string_agg(pg_catalog.int4send(coalesce(octet_length(b), -1)), '' ORDER BY n), ''),

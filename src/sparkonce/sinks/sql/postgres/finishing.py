@@ -1,8 +1,8 @@
 """Finishes prepared or staged transactions in PostgreSQL, based on the table of markers.
 
-A prepared transaction writes its own marker, which becomes visible with its rows. The marker of staged rows exists from
-their prepare on, names their target, and is locked by whoever finishes them. Merging the rows, updating the marker and
-dropping the staging table happen in one transaction.
+A prepared transaction includes its own marker, which becomes visible with its rows. The marker of staged rows exists
+from their prepare on, and names their target. Whoever finishes the rows locks it. Merging the rows, updating the marker
+and dropping the staging table happen in one transaction.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ class MarkerState:
     """The server's answer about one transaction.
 
     Attributes:
-        state: Its marker's state; None without a marker.
+        state: Its marker's state; None if there is no marker.
         is_prepared: True if it is one of the prepared transactions.
         location: The database that was queried.
-        newest: The latest batch of its query and prefix that has a marker, -1 if there is none.
-        row_security: True if policies may have hidden markers from this role.
+        newest: The latest batch of its query and prefix that has a marker; -1 if there is none.
+        row_security: True if row-level security may hide markers from this role.
     """
 
     state: str | None
@@ -103,7 +103,7 @@ def look_for(connection: Connection, name: TransactionName, location: Location) 
 
 
 def verdict(found: MarkerState, name: TransactionName, location: Location) -> Finished:
-    """Returns the verdict on a transaction that the server did not have when it was supposed to finish it."""
+    """Returns the outcome of a transaction that the server did not know when it was to be finished."""
     if found.state is not None:
         return MARKED
     if found.is_prepared:
@@ -126,7 +126,7 @@ def verdict(found: MarkerState, name: TransactionName, location: Location) -> Fi
 def not_committed(
     connection: Connection, names: Sequence[TransactionName], location: Location
 ) -> list[TransactionName]:
-    """Returns those of these that are not committed here, and whose markers cannot have been deleted by tidying."""
+    """Returns the names that are not committed here. Leaves out those whose markers may have been tidied away."""
     there = {one.name for one in _marked(connection, location, names, COMMITTED_STATE)}
 
     def is_gone(name: TransactionName) -> bool:
@@ -152,7 +152,7 @@ def committed(connection: Connection, prefix: str, query: str, location: Locatio
 
 
 def list_staged(connection: Connection, location: Location, queries: Sequence[str]) -> list[TransactionName]:
-    """Returns the staged rows of these queries that are neither committed nor aborted."""
+    """Returns the names of these queries' staged rows that are neither committed nor aborted."""
     found = _read(connection, location, sql.SQL("query = ANY ({})").format(list(queries)), STAGED_STATE)
     return [one.name for one in found]
 
@@ -170,9 +170,9 @@ def _read(connection: Connection, location: Location, where: sql.Composed, state
 def read_system(connection: Connection, schema: str) -> str:
     """Returns the cluster's system identifier, which its copies share; empty if this role may not read it.
 
-    It changes with pg_upgrade, and when moving by dump and restore. So the comment on the table of markers may name the
-    predecessor of a cluster: ``system <new> was <old>``. This has no effect in a copy elsewhere, whose identifier is a
-    third one.
+    The identifier changes with pg_upgrade, and with a dump and restore. The comment on the table of markers may
+    therefore name a cluster's predecessor: ``system <new> was <old>``. This has no effect in a copy elsewhere, whose
+    identifier is a different one.
     """
     ((allowed,),) = connection.execute(
         "SELECT pg_catalog.has_function_privilege('pg_catalog.pg_control_system()', 'EXECUTE')"
@@ -185,7 +185,7 @@ def read_system(connection: Connection, schema: str) -> str:
 
 
 def tidy(connection: Connection, known: Sequence[SqlTransaction], batch: int, _is_due: bool) -> None:
-    """Deletes the markers of batches that no log mentions anymore."""
+    """Deletes the markers of batches that no log mentions any longer."""
     for schema, prefix, query in {(one.location.schema, one.name.prefix, one.name.query): None for one in known}:
         connection.execute(
             sql.SQL("DELETE FROM {} WHERE query = {} AND prefix = {} AND state = {} AND batch < {}").format(
@@ -226,7 +226,7 @@ def list_prepared(connection: Connection) -> list[TransactionName]:
 
 
 def left_by(connection: Connection, one: SqlTransaction) -> list[SqlTransaction]:
-    """Returns what a session has prepared or staged."""
+    """Returns the transactions that a session has prepared or staged."""
     prepared, staged = list_prepared(connection), list_staged(connection, one.location, [one.name.query])
     return [
         SqlTransaction(kind=kind, name=name, location=one.location)
@@ -237,7 +237,7 @@ def left_by(connection: Connection, one: SqlTransaction) -> list[SqlTransaction]
 
 
 def end_writers(connection: Connection, wanted: Sequence[SqlTransaction], give_up_at: float) -> bool:
-    """Ends the sessions that write these. Returns True if they are gone."""
+    """Ends the sessions that write these transactions. Returns True once the sessions are gone."""
     names = (one.name for one in wanted)
     texts = [str(name if isinstance(name, BackendName) else BackendName.of(name)) for name in names]
     while connection.execute(_TERMINATE, (texts,)).fetchall():
@@ -255,7 +255,7 @@ def finish_prepared(connection: Connection, one: SqlTransaction, commit: bool, _
     except psycopg.errors.UndefinedObject as error:
         if error.sqlstate != NOT_FOUND:
             raise
-        # Read the marker after the refusal: a commit makes it visible before it removes the name.
+        # Read the marker after the refusal: a commit shows its marker before it removes the name.
         found = verdict(look_for(connection, one.name, one.location), one.name, one.location)
         return GONE if found.outcome is Outcome.LOST and not commit else found
     return Finished(outcome=Outcome.COMMITTED if commit else Outcome.ABORTED)
@@ -282,7 +282,7 @@ def begin_merge(
 def stages(
     connection: Connection, location: Location, names: Sequence[TransactionName], commit: bool
 ) -> tuple[dict[TransactionName, StagedCopy | None], dict[TransactionName, Finished]]:
-    """Returns the stages of those that are not committed, and the answers for the others.
+    """Returns the staged rows of transactions that are not committed, and the answers for all others.
 
     Raises:
         PrepareError: If a marker is damaged.
@@ -335,7 +335,7 @@ def move(
 ) -> str:
     """Locks staging tables, checks that each holds as many rows as were prepared, and moves them to the target.
 
-    The answer is never LOST: the rows may be put back, and a decision covers the others.
+    Never returns LOST: the rows may still be restored, and the decision covers the rows of other slots.
     """
     staged = [table for table, _ in tables.values()]
     tabled = [sql.Identifier(location.schema, table) for table in staged]
@@ -374,10 +374,10 @@ def move(
 
 
 def settled(connection: Connection, stage: StagedCopy, on_conflict: str) -> StagedCopy | Finished:
-    """Returns the rules for rows in append mode once an operator has chosen how to resolve conflicts.
+    """Applies an operator's choice for conflicting keys to staged rows that were to be appended.
 
-    Replacing rows takes one index that decides: the primary key if all of its columns are written, otherwise another
-    one.
+    To replace rows, one index must decide: the primary key if the rows have all of its columns, otherwise another
+    unique index.
     """
     target = stage.target
     if on_conflict == "nothing":
@@ -417,14 +417,14 @@ def _drop(location: Location, names: Sequence[TransactionName]) -> list[sql.Comp
 
 
 def _end(connection: Connection, steps: Sequence[sql.Composed]) -> None:
-    # Sent as one message, so that the server completes it whatever happens to this driver.
+    # Send one message, so that the server completes it even if this driver dies.
     connection.execute(sql.SQL("; ").join([*steps, sql.SQL("COMMIT")]))
 
 
 def refers_to_unit(
     connection: Connection, error: Exception, names: Sequence[TransactionName], location: Location
 ) -> bool:
-    """Returns True if another sink of the batch may have the rows that a foreign key refers to."""
+    """Returns True if a foreign key refers to rows that another sink of the batch may have."""
     if not isinstance(error, psycopg.errors.ForeignKeyViolation):
         return False
     one = names[0]

@@ -1,4 +1,4 @@
-"""Lists what sparkonce has open in a database, for operators. Read-only."""
+"""Lists the open transactions of sparkonce in a database, for operators. Read-only."""
 
 from __future__ import annotations
 
@@ -56,12 +56,13 @@ FROM pg_catalog.pg_stat_activity WHERE datname = pg_catalog.current_database()
 class PostgresOrphan(Orphan):
     """An open transaction or session.
 
-    A ``prepared`` one holds locks, shown as ``relation mode``; a ``staged`` one holds its table, shown with its size; a
-    ``session`` is a server process. Sessions show neither batch nor slot, and their age is that of their transaction.
+    The kinds are: ``prepared``, which holds locks, shown as ``relation mode``; ``staged``, which holds its table, shown
+    with its size; and ``session``, which is a server process. Sessions show neither batch nor slot, and their age is
+    that of their transaction.
 
     Attributes:
         owner: The role that may finish it.
-        blocks: How many sessions wait for it.
+        blocks: The number of sessions that wait for it.
     """
 
     owner: str = shown("role")
@@ -69,9 +70,9 @@ class PostgresOrphan(Orphan):
 
 
 def list_open(settings: str | Mapping[str, Any]) -> list[PostgresOrphan]:
-    """Lists everything of sparkonce in one database, oldest first.
+    """Lists all open objects of sparkonce in one database, oldest first.
 
-    Every role sees the locks of others. Staged rows are shown to roles that may read the tables of markers.
+    Every role sees the locks of other roles. Staged rows are shown to roles that may read the tables of markers.
 
     Args:
         settings: ``conninfo``, as for the sink.

@@ -4,8 +4,8 @@ The codes are those of the manual's appendix "PostgreSQL Error Codes". A class o
 codes that are not listed. An error without a code means that a connection was lost or never established.
 
 ``COMMIT PREPARED`` (the server's ``twophase.c``) makes a commit durable and visible before it removes the name from the
-list of prepared transactions; a request in between is answered with "busy" (55000). So a name that is not found (42704)
-has already been finished, and the marker, read afterwards, shows how.
+list of prepared transactions. It answers a request in between with "busy" (55000). A name that is not found (42704) has
+therefore already been finished, and its marker, read afterward, shows how.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _CLASS_LENGTHS = (3, 2)
 """The appendix groups codes by two characters; ``57P`` are the codes of a server that stops or starts."""
 
 _QUOTED = re.compile(r'".*"', re.DOTALL)
-"""The value in an error about a value."""
+"""Matches the value in an error that is about a value."""
 
 _LOGIN = re.compile(r"authentication failed|does not exist|pg_hba\.conf|permission denied|not permitted|no password")
 """The server's messages to a client that it will never let in, or libpq's message about a missing file."""
@@ -36,12 +36,12 @@ _LOGIN = re.compile(r"authentication failed|does not exist|pg_hba\.conf|permissi
 _NOT_CONNECTED = (psycopg.OperationalError, psycopg.InterfaceError)
 
 _WITH_VALUES = ("22", "42601")
-"""Errors whose message repeats a value. 42601 is also the code for text that is not a tsvector."""
+"""Codes of errors whose message repeats a value. 42601 is also the code for text that is not a tsvector."""
 
 _ABOUT_ROWS = ("22", "23", "P0001")
 
 _PLACES = ("COPY ", "PL/pgSQL function ")
-"""The beginnings of context lines that name a location and no value. Binary COPY has none with a value."""
+"""The beginnings of context lines that name a location but no value. For binary COPY, none contains a value."""
 
 
 _RETRY, _UNKNOWN = Outcome.RETRY, Outcome.UNKNOWN
@@ -115,7 +115,7 @@ _MEANINGS: Mapping[str, Meaning] = {
 STATEMENT_POOLING = "statement pooling mode"
 """PgBouncer's message for BEGIN.
 
-Its code, 08P01, is also used for all its other errors, such as an unreachable server.
+Its code, 08P01, is also that of all other PgBouncer errors, such as an unreachable server.
 """
 POOL_TRANSACTIONS = "Set pool_mode=transaction or session in PgBouncer, or connect to the server itself."
 
@@ -199,7 +199,7 @@ def finished(error: Exception) -> Finished:
 
 
 def is_about_row(error: psycopg.Error) -> bool:
-    """Returns True if the server refused a row for its values: a type, a constraint, or a trigger that raised."""
+    """Returns True if the server refused a row because of its values: a type, a constraint, or a trigger's error."""
     return code_of(error).startswith(_ABOUT_ROWS)
 
 
@@ -213,7 +213,7 @@ def is_outage(error: psycopg.Error) -> bool:
 
 
 def prepare_error(error: psycopg.Error, what: str, staging: str = "", table: str = "") -> PrepareError:
-    """Returns the error of a task attempt, `what`, naming the target instead of its staging table."""
+    """Returns the error of a task attempt. ``what`` describes the attempt, and ``table`` replaces ``staging``."""
     message = server_message(error).replace(staging, table) if staging else server_message(error)
     code = code_of(error)
     in_full = "\n".join(filter(None, (error.diag.message_detail, error.diag.message_primary)))

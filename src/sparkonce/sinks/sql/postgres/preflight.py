@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TIMEOUT_S = 15.0
-"""How long to wait for a server that is starting, and for all queries once it answers."""
+"""How long to wait for a server that is starting, and for all queries once it answers, in seconds."""
 
 OLDEST = 120_000
 _PAUSE_S = 0.25
@@ -54,7 +54,7 @@ _WRONG_SQL = ("42", "22", "0A")
 _RIGHTS = ("SELECT", "INSERT", "UPDATE", "DELETE")
 
 
-# The table's oid, whether it keeps its rows after a crash, whether policies may hide some of them, and its columns.
+# The table's oid, True if it keeps rows after a crash, True if row-level security may hide some, and its columns.
 _COMMITS = """
 SELECT c.oid::int8, c.relkind = 'r' AND c.relpersistence = 'p', pg_catalog.row_security_active(c.oid),
        ARRAY(SELECT attname::text FROM pg_catalog.pg_attribute
@@ -98,10 +98,10 @@ def preflight(sink: PostgresSink, query: str, recorded: Facts | None) -> tuple[F
 
 
 def read_target(sink: PostgresSink) -> CatalogTable:
-    """Reads only the table, for callers that need its columns before preflight.
+    """Reads only the table, for callers that need its columns before the preflight.
 
     Raises:
-        PreflightError: If it does not exist or is not writable.
+        PreflightError: If the table does not exist or is not writable.
     """
     with _connected(sink) as connection:
         return _check_table(connection, sink)
@@ -125,7 +125,7 @@ def _connect(conninfo: Conninfo) -> Connection:
             return connect(conninfo)
         except psycopg.Error as error:
             why = server_message(error)
-        # Nothing else is retried: some servers lock out users who repeatedly use a wrong password.
+        # Retry nothing else: some servers lock out users who repeatedly use a wrong password.
         if not any(one in why for one in _STARTING) or time.monotonic() >= give_up_at:
             raise PreflightError(
                 f"PostgreSQL at {conninfo} cannot be reached: {why}.",
@@ -164,7 +164,7 @@ def _check_server(connection: Connection, sink: PostgresSink, recorded: Facts) -
     facts = {"system": read_system(connection, sink.commits_schema), "database": database}
     before = {name: recorded.get(name, facts[name]) for name in facts}
     if not before["system"]:
-        # Handles include the system id, too. If the privilege is granted later, this must not look like another server.
+        # Handles include the system id, too. If the privilege is granted later, the server must not seem to be another.
         facts["system"] = ""
     if before != facts:
         raise PreflightError(
@@ -177,7 +177,7 @@ def _check_server(connection: Connection, sink: PostgresSink, recorded: Facts) -
 
 
 def _check_transactions(connection: Connection, sink: PostgresSink) -> None:
-    """Does what a batch does: begins a transaction of several statements."""
+    """Begins a transaction of several statements, as each batch does."""
     try:
         for statement in ("BEGIN", "SELECT 1", "ROLLBACK"):
             connection.execute(statement)
@@ -238,14 +238,14 @@ def _check_table(connection: Connection, sink: PostgresSink) -> CatalogTable:
 
 
 def _check_conditions(connection: Connection, sink: PostgresSink, table: CatalogTable) -> None:
-    """Lets the server plan the merge of a batch, whose conditions it may refuse."""
+    """Lets the server plan the merge of a batch, to see whether it accepts the conditions."""
     target, schema = sink.target, sink.schema
     if not target.rules.conditions:
         return
     staged: sql.Composable = sql.Identifier(target.schema, target.table)
     known = {column.name for column in table.columns}
     if schema is None and target.rules.staged_only(read_by(target.rules.delete_when), known):
-        return  # Without the types of columns that only the rows have, nothing can be planned.
+        return  # without the types of columns that only the rows have, nothing can be planned
     more = [one for one in table.staged(schema, target).columns if one.name not in known] if schema is not None else []
     if more:
         nulls = [sql.SQL("NULL::{} AS {}").format(sql.SQL(one.declared), sql.Identifier(one.name)) for one in more]
@@ -308,7 +308,7 @@ def _check_two_phase(connection: Connection, sink: PostgresSink, query: str, tab
             "commit='staged', which needs none.",
         )
     gids = [gid for (gid,) in connection.execute("SELECT gid FROM pg_catalog.pg_prepared_xacts").fetchall()]
-    # This query's own transactions are finished or swept before it writes.
+    # Do not count this query's own transactions, which are finished or swept before it writes.
     others = [gid for gid in gids if not _is_own(gid, sink.prefix, query)]
     if len(others) >= most:
         raise PreflightError(
@@ -366,7 +366,7 @@ def _check_commits(connection: Connection, sink: PostgresSink, *, is_new: bool) 
         try:
             connection.execute(create_commits(sink.commits_schema))
         except psycopg.Error as error:
-            # If two queries start at the same time, one creates it and the other one finds it.
+            # If two queries start at the same time, one of them creates the table, and the other one finds it.
             if error.sqlstate not in _MADE_BY_ANOTHER:
                 raise PreflightError(
                     f"The table of markers {name} does not exist and cannot be created: {server_message(error)}.",
@@ -399,7 +399,7 @@ def _check_commits(connection: Connection, sink: PostgresSink, *, is_new: bool) 
 
 
 def _check_usage(connection: Connection, schema: str, setting: str) -> None:
-    # The catalog shows tables, and privileges on them, even to roles that may not use their schema.
+    # The catalog shows tables and privileges even to roles that may not use the schema.
     if may_on_schema(connection, schema, "USAGE") is False:
         raise refusal(
             setting,

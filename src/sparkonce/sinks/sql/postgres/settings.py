@@ -1,4 +1,4 @@
-"""The user's settings for the database and the table, as plain values that can be pickled and compared."""
+"""The user's settings for the database connection, as plain values that can be pickled and compared."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class Conninfo:
         return f"Conninfo({self})"
 
     def files(self) -> tuple[tuple[str, str], ...]:
-        """Returns the files that the settings name, except ``sslrootcert=system``, which is not a file."""
+        """Returns the files named in the settings, without ``sslrootcert=system``, which is not a file."""
         return tuple(each for each in files_of(dict(self.settings), _FILES) if each[1] != "system")
 
     def addresses(self) -> tuple[tuple[str, int], ...]:
-        """Returns the servers' addresses, as far as the settings name them; none for Unix sockets."""
+        """Returns the servers' addresses that the settings name; none for Unix sockets."""
         known = dict(self.settings)
         hosts = (known.get("hostaddr") or known.get("host") or "").split(",")
         ports = (known.get("port") or "").split(",")
@@ -71,7 +71,7 @@ class Conninfo:
             if isinstance(conninfo, str):
                 parameters = psycopg.conninfo.conninfo_to_dict(conninfo)
             else:
-                # libpq only checks the names in a string.
+                # libpq checks the names of settings only in a string.
                 parameters = psycopg.conninfo.conninfo_to_dict(psycopg.conninfo.make_conninfo(**conninfo))
         except psycopg.ProgrammingError:
             raise ConfigurationError(

@@ -35,16 +35,16 @@ class PostgresSink(SqlSink):
         mode: ``append`` adds rows; ``upsert`` replaces those with the same key.
         key_columns: For ``upsert``: the columns of a unique index, none of which may be null, as a string or a list of
             strings.
-        order_by: For ``upsert``: among rows with the same key, the one with the greatest value in this column wins,
-            including over the table's row. Among equal values, or without this setting, the last row of the highest
-            slot of the latest batch wins.
+        order_by: For ``upsert``: the column that decides among rows with the same key, including the table's row. The
+            greatest value wins. Among equal values, or without this setting, the last row of the highest slot of the
+            latest batch wins.
         update_when: For ``upsert``: an additional SQL condition under which a row replaces the table's row, such as
             ``source.version > target.version``. ``source`` is the batch's row, ``target`` the table's.
-        delete_when: For ``upsert``: a row for which this holds, such as ``source.value IS NULL``, deletes the table's
-            row with its key.
+        delete_when: For ``upsert``: an SQL condition, such as ``source.value IS NULL``, under which a row deletes the
+            table's row with its key.
         on_conflict: For ``upsert``: ``update`` replaces the existing row, ``nothing`` keeps it.
         commit: ``staged`` or ``two_phase``, see docs/postgres.md. ``upsert`` needs ``staged``.
-        commits_schema: The schema of the markers (``sparkonce_commits``) and staging tables; None for `schema`.
+        commits_schema: The schema of the markers (``sparkonce_commits``) and staging tables; by default, `schema`.
         prefix: The first part of all transaction names, followed by `name`: at most 100 bytes together.
         name: A name that is unique within the query and stays the same after a restart.
         guarantee: EXACTLY_ONCE hides rows until the batch is decided; the others show each slot's rows immediately.
@@ -155,7 +155,7 @@ class PostgresSink(SqlSink):
         from sparkonce.sinks.sql.postgres.preflight import preflight
 
         facts, self._table = preflight(self, query, recorded)
-        self.schema = None  # the next call of `columns` compares it with the table that was just read
+        self.schema = None  # so that the next call of `columns` compares the rows with the table that was just read
         return facts
 
     def worker_needs(self) -> WorkerNeeds:

@@ -46,9 +46,9 @@ def insert_marker(schema: str, name: TransactionName, state: str, target: str) -
 def create_staging(
     schema: str, name: TransactionName, table: CatalogTable, target: Target, columns: Sequence[str]
 ) -> sql.Composed:
-    """Creates a task attempt's staging table: the written columns, with those checks of the target that only use them.
+    """Creates a task attempt's staging table: the written columns, and the target's checks that use only them.
 
-    That way a row that violates such a check is refused before the batch is decided.
+    With these checks, the server refuses a row that violates one before the batch is decided.
     """
     known = {column.name: column for column in table.columns}
     # A deleting row has a key, and possibly nothing else.
@@ -66,7 +66,7 @@ def create_staging(
 
 def definition(column: PostgresColumn, *, may_be_null: bool) -> sql.Composed:
     """Returns the definition of a staging table's column."""
-    # The server itself has formatted the type, so it needs no quotes.
+    # The server has formatted the type, so no quotes are needed.
     not_null = sql.SQL("" if may_be_null or not column.required else " NOT NULL")
     return sql.SQL("{} {}{}").format(sql.Identifier(column.name), sql.SQL(column.declared), not_null)
 
@@ -89,7 +89,7 @@ def merge_steps(target: Target, columns: Sequence[str], staged: Sequence[sql.Com
     ]
     rows = sql.SQL(" UNION ALL ").join(numbered)
     if target.on_conflict == "nothing":
-        # Without keys: this covers whichever unique index or exclusion constraint a row conflicts with.
+        # If there are no keys, omit them: this covers every unique index or exclusion constraint.
         arbiter = sql.SQL("({})").format(_names(target.keys)) if target.keys else sql.SQL("")
         return [
             sql.SQL("{} SELECT {} FROM ({}) AS r ORDER BY {}, {} ON CONFLICT {} DO NOTHING").format(
@@ -135,7 +135,7 @@ def _update(target: Target, columns: Sequence[str]) -> sql.Composable:
 
 
 def _newer(target: Target, source: str) -> list[sql.Composable]:
-    """Returns the condition that the batch's row is not older than the table's. A null is older than any value."""
+    """Returns the condition that the batch's row is not older than the table's row. Null is older than any value."""
     if not target.rules.order_by:
         return []
     column = sql.Identifier(target.rules.order_by)

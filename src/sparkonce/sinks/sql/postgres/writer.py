@@ -30,14 +30,14 @@ _DIRECT_STAGING = "sparkonce_rows"
 
 
 def open_copy(connection: Connection, copy: Copy) -> int:
-    """Begins the transaction, which the server shows by its application_name."""
+    """Begins the transaction. The server shows it under the session's application_name."""
     name, slot_s = str(BackendName.of(copy.name)), copy.limits.slot_s
     connection.execute(begin(copy.limits, slot_s, name, idle_s=slot_s))
     return 0
 
 
 class CopyRows:
-    """Sends rows to a COPY, which starts with the first ones."""
+    """Sends rows to a COPY statement, which starts with the first rows."""
 
     def __init__(self, connection: Connection, copy: Copy, _begun_ms: int, schema: pa.Schema) -> None:
         self._connection = connection
@@ -58,7 +58,7 @@ class CopyRows:
             connection.execute(self._opening(table))
 
     def write(self, rows: pa.RecordBatch, *, alone: bool = False) -> None:
-        """Sends rows. With `alone`, they get their own COPY."""
+        """Sends rows. With `alone`, they get a separate COPY."""
         with within(self._connection, self._job.limits.slot_s):
             if alone or self._is_text_read:  # the server cannot parse texts in the middle of a COPY
                 self._copy_whole(list(encode_rows(rows, self._encoders)), rows.num_rows)
@@ -74,8 +74,8 @@ class CopyRows:
         connection, job = self._connection, self._job
         if self._copy is not None:
             self._end_copy(self._count)
-        # COPY holds a lock on the table, so its current state applied to all rows. In binary, the server would silently
-        # read the bytes of a bigint as a double if a column's type had changed.
+        # COPY holds a lock on the table, so the table's current state applied to all rows. If a column's type had
+        # changed, the server would silently read, for example, the bytes of a bigint as a double.
         signature, fragile = read_signature(connection, job.target)
         if signature != self._signature:
             raise PrepareError(
@@ -142,14 +142,14 @@ class CopyRows:
         try:
             self._copying.close()
         except ValueError as error:
-            # psycopg reads only one response. If the session was terminated, a pooler sends its own response after the
-            # server's.
+            # psycopg reads only one response. If the session was terminated, a pooler adds its own response to that of
+            # the server.
             raise PrepareError(
                 f"Batch {job.name.batch}, slot {job.name.slot}: the server ended the session of the COPY: {error}.",
                 next_step="See the server's log; the batch is written again.",
             ) from None
         taken, self._copy = self._cursor.rowcount, None
-        # A table may have triggers that leave rows out; a staging table has none.
+        # A staging table accepts all rows. The target may have triggers that leave rows out.
         if job.commit == STAGED and taken != rows:
             raise PrepareError(f"Slot {job.name.slot}: the server accepted {taken} of {rows} rows.")
 
@@ -159,7 +159,7 @@ def prepare(connection: Connection, copy: Copy) -> None:
     if copy.commit == TWO_PHASE:
         connection.execute(sql.SQL("PREPARE TRANSACTION {}").format(str(copy.name)))
         return
-    # For a failed transaction, the server would answer ROLLBACK with a warning. But every failure has already raised.
+    # For a failed transaction, the server answers ROLLBACK with a warning. But every failure should have raised by now.
     done = connection.execute("COMMIT").statusmessage
     if done != "COMMIT":
         raise PrepareError(f"Slot {copy.name.slot}: the server answered {done} to COMMIT.")
