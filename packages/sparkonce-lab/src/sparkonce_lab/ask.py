@@ -28,10 +28,10 @@ Recorded = TypeVar("Recorded", Workload, RunLimits)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """The command line; see ``sparkonce verify --help``. None means that an option was not given.
+    """The command line; see ``sparkonce verify --help``. An option that was not given is None.
 
     Attributes:
-        a_seed: The seed to use if none was given.
+        a_seed: The seed to use if the command line has none.
     """
 
     folder: Path
@@ -53,7 +53,7 @@ class Asked:
 
 
 def options_of(asked: Asked) -> Options:
-    """Returns the options of `run`.
+    """Converts the command line to the options of `run`.
 
     Raises:
         ConfigurationError: If an option cannot be used. The message names it.
@@ -132,7 +132,7 @@ def _began(history: History) -> Mapping[str, Any]:
 
 
 def _recorded(name: str, kind: type[Recorded], began: Mapping[str, Any]) -> Recorded | None:
-    """Returns a value from the history to be replayed; None if it has none of this name."""
+    """Returns a value from the history to be replayed; None if the history does not contain it."""
     if name not in began:
         return None
     try:
@@ -145,7 +145,7 @@ def _recorded(name: str, kind: type[Recorded], began: Mapping[str, Any]) -> Reco
 
 
 def _places(asked: Asked, began: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the address of each system by name; empty for one that we start."""
+    """Returns the address of each system by name; empty for a system that the verifier starts."""
     for text in asked.systems:
         parse(text)
     places: dict[str, str] = {}

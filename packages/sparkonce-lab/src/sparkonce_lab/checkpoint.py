@@ -1,4 +1,4 @@
-"""Where checkpoint and decision log are: on a local disk, or in a store of the user's. Also archives their contents."""
+"""The location of the checkpoint and the decision log: a local disk, or a store of the user's."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Place:
 
     Attributes:
         files: The checkpoint's files.
-        disk: Its disk, if that can be filled.
+        disk: The checkpoint's disk, if that can be filled.
     """
 
     files: CheckpointFiles
@@ -43,17 +43,17 @@ def open_place(location: str, conf: Mapping[str, str]) -> CheckpointFiles:
     """Opens the files of a folder, using Spark's settings as Spark would.
 
     Raises:
-        ConfigurationError: If a checkpoint cannot be there, or a setting has no counterpart.
+        ConfigurationError: If a checkpoint cannot be in this location, or a setting has no counterpart.
     """
     hadoop = {name.removeprefix(_HADOOP): value for name, value in conf.items() if name.startswith(_HADOOP)}
     return open_location(location, hadoop)
 
 
 def with_connector(location: str, conf: Mapping[str, str]) -> dict[str, str]:
-    """Returns Spark's settings with the classes of a store's connector. S3A is downloaded.
+    """Returns Spark's settings, extended by the classes of a store's connector. S3A is downloaded.
 
     Raises:
-        ConfigurationError: If no setting names any other connector.
+        ConfigurationError: If the store needs another connector, and no setting names it.
         PreflightError: If S3A cannot be downloaded.
     """
     scheme = location.partition(":")[0]
@@ -89,10 +89,10 @@ def new_folder(location: str, purpose: str) -> str:
 
 @contextmanager
 def checkpoint_disk(folder: Path, say: Callable[[str], None]) -> Iterator[Place]:
-    """Creates a disk for checkpoint and log, in a new folder.
+    """Creates a disk for the checkpoint and the log, in a new folder.
 
-    What they contain about batches (decisions, offsets and commits, but not the state) remains in the folder when the
-    disk is gone.
+    When the disk is removed, the folder keeps what they contain about batches (decisions, offsets and commits, but not
+    the state).
     """
     disk = SmallDisk(folder, _MEGABYTES)
     files = LocalFiles(folder / QUERY)
@@ -111,12 +111,12 @@ def checkpoint_disk(folder: Path, say: Callable[[str], None]) -> Iterator[Place]
 
 @contextmanager
 def checkpoint_away(files: CheckpointFiles, folder: Path, say: Callable[[str], None]) -> Iterator[Place]:
-    """Checks a store of the user's, and at the end saves what checkpoint and log contain about batches in a new folder.
+    """Checks a store of the user's. At the end, copies what checkpoint and log contain about batches to a new folder.
 
     The checkpoint itself is not removed.
 
     Raises:
-        ConfigurationError: If no file can be put there.
+        ConfigurationError: If files cannot be put into the store.
     """
     check_place(files)
     try:
@@ -138,7 +138,7 @@ def keep_logs(checkpoint: CheckpointFiles, to: Path) -> None:
     """Copies what a checkpoint contains about its batches into a new folder.
 
     Raises:
-        OSError: If something could not be copied. Everything else is.
+        OSError: If something could not be copied. Everything else is still copied.
     """
     to.mkdir()
     failed = []

@@ -1,4 +1,4 @@
-"""The query's process from the verifier's side: one driver with its JVM, executors and Python workers."""
+"""Controls the query's process from the verifier: one driver with its JVM, executors and Python workers."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class Driver(Child):
 
     Attributes:
         number: The number of the start, from 1.
-        clock: The process's own clock, if any.
-        phase: The name of the last phase that it reported.
-        batch: The batch of that phase; -1 before the first.
-        finished: The last batch that it finished; -1 before the first.
+        clock: The process's fake clock, if it has one.
+        phase: The name of the last phase that the process reported.
+        batch: The batch of that phase; -1 before the first one.
+        finished: The last batch that it finished; -1 before the first one.
         phases: The number of phases that it has reported.
-        held: The phase at which it is held, or empty.
-        error: The name of the error that stopped its query, or empty.
+        held: The phase at which it is held; empty if it is not held.
+        error: The name of the error that stopped its query; empty if there is none.
         state_rows: The number of state rows at the end, if it stopped normally.
         asked_to_stop: True if it was asked to stop.
         end_noted: True if its end has been recorded.
@@ -85,20 +85,20 @@ class Driver(Child):
             yield event
 
     def command(self, **command: Any) -> None:
-        """Sends it a command; see `sparkonce_lab.query`. Does nothing if it is gone."""
+        """Sends a command to the process; see `sparkonce_lab.query`. Does nothing if the process is gone."""
         self.send(json.dumps(command))
 
     def hold_at(self, phase: str) -> None:
-        """Holds it the next time the phase with this name begins."""
+        """Holds the driver the next time that a phase with this name begins."""
         self.command(hold=phase)
 
     def go(self) -> None:
-        """Releases it, and does not hold it at any later phase."""
+        """Releases the driver, and does not hold it at any later phase."""
         self.held = ""
         self.command(go=True)
 
     def ask_to_stop(self) -> None:
-        """Closes its standard input, upon which it stops normally if it can."""
+        """Closes the driver's standard input, upon which it stops normally if it can."""
         self.asked_to_stop = True
         super().ask_to_stop()
 
@@ -110,11 +110,11 @@ class Driver(Child):
         """The process ids of Python workers, which are children of PySpark's daemon."""
         daemons = {pid for pid, words in self._commands() if _DAEMON in words}
         parents = {pid: _parent(pid) for pid in daemons}
-        # Workers have the same command line as their daemon, but the daemon's own parent is a JVM.
+        # Workers have the same command line as their daemon, but the daemon's parent is a JVM.
         return [pid for pid, parent in parents.items() if parent in daemons]
 
     def usage(self) -> list[Usage]:
-        """Measures its processes, where the operating system allows it."""
+        """Measures the driver's processes, where the operating system allows it."""
         workers = set(self.workers())
         found = []
         for pid, words in self._commands():

@@ -26,10 +26,10 @@ def find_faketime() -> Path | None:
 
 
 def adapt_python() -> None:
-    """Makes this process work if its clock is a `FakeClock`; otherwise does nothing.
+    """Prepares this process for a `FakeClock`. Does nothing if its clock is real.
 
-    `time.sleep` (since 3.11) asks clock_nanosleep for a time on the monotonic clock. If that clock is not faked,
-    libfaketime up to 0.9.10 turns it into a time before 1970 (wolfcw/libfaketime#426).
+    `time.sleep` (since 3.11) passes a time on the monotonic clock to clock_nanosleep. If that clock is not faked,
+    libfaketime up to 0.9.10 converts it to a time before 1970 (wolfcw/libfaketime#426).
     """
 
     def sleep(seconds: float | SupportsIndex) -> None:
@@ -40,26 +40,26 @@ def adapt_python() -> None:
 
 
 def let_java_start() -> None:
-    """Prepares such a process for starting a JVM.
+    """Prepares a process with a fake clock for starting a JVM.
 
-    With libfaketime 0.9.10, if the monotonic clock is not faked, every wait in a JVM ends immediately, and nothing
-    works. In a JVM, both clocks therefore jump, as they may on a machine that was suspended.
+    With libfaketime 0.9.10, every wait in a JVM ends immediately if the monotonic clock is not faked, so nothing works.
+    Both clocks of a JVM therefore jump, as they may after a machine was suspended.
     """
     os.environ.pop(_MONOTONIC_GOES_ON, None)
 
 
 def only_the_drivers() -> Mapping[str, str]:
-    """Returns Spark's settings for a query in such a process: Python workers and executors keep the true clock.
+    """Returns Spark's settings for a query with a fake clock: Python workers and executors keep the real clock.
 
-    There, a problem could not be distinguished from what libfaketime 0.9.10 does: librdkafka computes the end of a wait
-    with the faked clock, but waits with glibc's ``cnd_timedwait``, which is not faked. After a jump of an hour, each
-    wait took an hour longer.
+    With a fake clock, their problems could not be distinguished from those of libfaketime 0.9.10: librdkafka computes
+    the end of a wait with the fake clock, but waits with glibc's ``cnd_timedwait``, which is not faked. After a jump of
+    an hour, each wait would take an hour longer.
     """
     return {"spark.executorEnv.LD_PRELOAD": ""} if _FILE in os.environ else {}
 
 
 class FakeClock:
-    """A driver's clock that jumps: the wall clock in Python, and all clocks in its JVM."""
+    """A clock of a driver that jumps: the wall clock in Python, and all clocks in the driver's JVM."""
 
     def __init__(self, library: Path, file: Path, seconds: int = 0) -> None:
         self._library = library
@@ -79,7 +79,7 @@ class FakeClock:
         }
 
     def jump(self, seconds: int) -> None:
-        """Sets it this many seconds ahead of the true time (or behind it). Takes effect within `SEEN_WITHIN_S`."""
+        """Sets the clock to an offset from the real time, in seconds. Takes effect within `SEEN_WITHIN_S`."""
         new = self._file.with_suffix(".new")
         new.write_text(f"{seconds:+d}\n")
         new.replace(self._file)

@@ -1,4 +1,4 @@
-"""Keeps a query running across all of its drivers, brings it to where it is to be struck, and records everything."""
+"""Keeps a query running across all of its drivers, brings it to the point of a fault, and records everything."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from sparkonce_lab.watch import note_sizes
 _POLL_S = 0.01
 _STOP_S = 150.0
 _CHECK_EVERY_S = 0.5
-"""How long a driver is held before it is struck. Readers poll several times a second."""
+"""How long a driver is held before a fault is injected, in seconds. Readers poll several times a second."""
 _SAMPLE_S = 5.0
 _BACK_OFF_S = (0.5, 1.0, 2.0, 5.0)
 _ARMED_S = 20.0
-"""How long to wait for a phase. After that, the fault is injected wherever the driver is."""
+"""How long to wait for a phase, in seconds. After that, the fault is injected wherever the driver is."""
 _OF_THE_FIRST_BATCH = frozenset(phase.name for phase in FIRST_BATCH)
 
 
@@ -39,10 +39,10 @@ class RunLimits:
     """The longest waits, in seconds, and the maximum number of attempts.
 
     Attributes:
-        start_s: How long a driver may take until its first batch.
-        recover_s: How long it may take from the end of a fault to the next finished batch.
-        end_s: How long a superseded driver may take to end on its own.
-        falls: How many drivers in a row may end on their own without finishing a batch.
+        start_s: The time from a driver's start to its first batch.
+        recover_s: The time from the end of a fault to the next finished batch.
+        end_s: The time that a superseded driver takes to end on its own.
+        falls: The number of consecutive drivers that may end on their own without finishing a batch.
     """
 
     start_s: float = 120.0
@@ -58,7 +58,7 @@ class Conductor:
     """One query on its checkpoint, through all of its drivers.
 
     Attributes:
-        driver: The newest one, or None while none runs.
+        driver: The newest driver; None while none is running.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Conductor:
 
     @property
     def started(self) -> int:
-        """The number of drivers that were started, which is the newest one's number."""
+        """The number of drivers that were started, which is also the number of the newest driver."""
         return len(self._drivers)
 
     # --- drivers ------------------------------------------------------------------------------------------------------
@@ -100,7 +100,7 @@ class Conductor:
         """Starts a driver, in addition to those that are running.
 
         Args:
-            clock_s: The offset of its clock from the start on, in seconds; None if it uses the machine's clock.
+            clock_s: The offset of the driver's clock from the start on, in seconds; None for the machine's clock.
             changed: Changes to the configuration from now on.
         """
         self._clock_s = clock_s
@@ -122,11 +122,11 @@ class Conductor:
         return driver
 
     def kill(self, driver: Driver, *, asked: bool = True) -> None:
-        """Kills a driver with all its processes, or those that are left (SIGKILL).
+        """Kills a driver with all its processes (SIGKILL), or those of its processes that are left.
 
         Args:
             driver: The driver.
-            asked: True if it is supposed to end. One that has ended on its own is judged.
+            asked: True if the verifier wants the driver to end. A driver that has ended on its own is judged.
         """
         driver.kill()
         self.hear(driver)
@@ -135,7 +135,7 @@ class Conductor:
             self.recorder.note(EventKind.ENDED, driver=driver.number, code=driver.exit_code(), asked=asked)
 
     def stop(self) -> Driver | None:
-        """Stops the running driver normally or, if it does not stop, by force. Returns it."""
+        """Stops the running driver normally or, if it does not stop, by force. Returns the driver."""
         driver, self.driver = self.driver, None
         if driver is not None:
             driver.ask_to_stop()
@@ -147,7 +147,7 @@ class Conductor:
         return driver
 
     def end(self) -> None:
-        """Ends every process that is left. Once all attempts are made, raises the last error."""
+        """Ends every remaining process. If some attempts fail, raises the last error after all of them."""
         with ExitStack() as stack:
             for driver in self._drivers:
                 if not driver.end_noted:
@@ -157,14 +157,14 @@ class Conductor:
     # --- waiting ------------------------------------------------------------------------------------------------------
 
     def wait(self, holds: Callable[[], bool], limit_s: float, *, keep_running: bool = True) -> bool:
-        """Waits, reading the drivers' events meanwhile, and starting a new driver if the newest has ended on its own.
+        """Waits for a condition. Meanwhile, reads the drivers' events, and restarts the driver if it ended on its own.
 
         Returns:
-            True if the condition held in time.
+            True if the condition became true in time.
         """
         give_up_at = time.monotonic() + limit_s
         while True:
-            # Check first: the condition must be recorded before its consequences are read.
+            # Check the condition first, so that it is recorded before the events that follow from it.
             if holds():
                 return True
             self.pump(keep_running)
@@ -177,10 +177,10 @@ class Conductor:
     def need(
         self, holds: Callable[[], bool], limit_s: float, what: str, step: int = 0, *, keep_running: bool = True
     ) -> None:
-        """Waits like `wait`, for something that must happen.
+        """Waits like `wait`, for a condition that must become true.
 
         Raises:
-            StuckError: If it does not, or if one driver after another ends before it has.
+            StuckError: If it does not, or if one driver after another ends before it does.
         """
         came = False
 
@@ -206,7 +206,7 @@ class Conductor:
             if not driver.end_noted:
                 self.hear(driver)
                 if driver.exit_code() is not None:
-                    self.kill(driver, asked=False)  # kill what is left of it, and record its end
+                    self.kill(driver, asked=False)  # kill its remaining processes, and record its end
         if keep_running and self.driver is not None and self.driver.exit_code() is not None:
             self._restart()
         if time.monotonic() - self._sampled_at > _SAMPLE_S:
@@ -231,7 +231,7 @@ class Conductor:
                 case "log":
                     self.recorder.note(EventKind.LOG, **fields)
                 case "stop" if driver.asked_to_stop:
-                    # It was stopped in the middle of a batch.
+                    # It was stopped during a batch.
                     self.recorder.note(EventKind.LOG, level="ERROR", **fields)
                 case "stop" | "failed":
                     self.recorder.note(EventKind.STOPPED, **fields)
@@ -264,7 +264,7 @@ class Conductor:
         """Brings the query to the point of a step.
 
         Returns:
-            The driver that is there, or as close as it got.
+            The driver at that point, or as close to it as it got.
         """
         if step.phase not in _OF_THE_FIRST_BATCH or not self._unrecovered:
             self.settle(step.number)
@@ -289,11 +289,11 @@ class Conductor:
         self._hold = following.phase if aims and following is not None else ""
 
     def settle(self, step: int) -> None:
-        """Waits until the query has recovered from everything so far."""
+        """Waits until the query has recovered from all faults so far."""
         self.need(lambda: not self._unrecovered, self.limits.recover_s, "a batch is finished after the fault", step)
 
     def note_fault(self, step: Step, driver: Driver) -> None:
-        """Records where a fault hits. Called directly before it is injected."""
+        """Records where a fault hits. Called directly before the fault is injected."""
         self.recorder.note(
             EventKind.FAULT,
             step=step.number,
@@ -308,16 +308,16 @@ class Conductor:
         )
 
     def note_over(self, step: Step) -> None:
-        """Records that it is over. From now on, a finished batch means recovery."""
+        """Records that a fault is over. From then on, a finished batch means recovery."""
         self.recorder.note(EventKind.OVER, step=step.number)
         self._unrecovered.append(step)
 
     def note_skipped(self, step: Step, why: str) -> None:
-        """Records that it could not be injected."""
+        """Records that a fault could not be injected."""
         self.recorder.note(EventKind.SKIPPED, step=step.number, fault=step.fault.value, why=why)
 
     def _bring_to_hold(self, phase: str) -> None:
-        """Holds the driver at the phase, or gives up after it has been active for long."""
+        """Holds the driver at a phase. Gives up once drivers have been active for too long without reaching it."""
         self._hold = phase
         told: Driver | None = None
 
@@ -325,7 +325,7 @@ class Conductor:
             nonlocal told
             if self.driver is not None and self.driver is not told:
                 told = self.driver
-                told.hold_at(phase)  # a driver that is started later has it in its configuration
+                told.hold_at(phase)  # drivers that are started later get the phase from their configuration
             return self.driver is not None and self.driver.held == phase
 
         if self._wait_at_work(is_held):
@@ -334,9 +334,9 @@ class Conductor:
             self.driver.go()
 
     def _wait_at_work(self, holds: Callable[[], bool]) -> bool:
-        """Waits until the condition holds, counting only time in which a driver is active.
+        """Waits until the condition is true, or until a driver has been active for too long.
 
-        Its start-up time does not count.
+        The time that drivers take to start does not count.
         """
         held = False
 
@@ -360,7 +360,7 @@ class Conductor:
 
 
 def of_next_driver(steps: Sequence[Step]) -> frozenset[Fault]:
-    """Returns the faults that are meant for the driver being started: all up to the one that ends it."""
+    """Returns the faults for the driver that is being started: all up to the one that ends it."""
     found = []
     for step in steps:
         found.append(step.fault)

@@ -35,12 +35,12 @@ class Fault(str, Enum):
 
     @property
     def of_a_system(self) -> bool:
-        """True if it strikes a server or the connections to it, which a schedule must then name."""
+        """True if the fault strikes a server or connections to it. A schedule must then name the server."""
         return self not in OF_THE_QUERY
 
 
 STORE = "checkpoint"
-"""The name of the checkpoint's store in schedules, where systems are named."""
+"""The name of the checkpoint's store in schedules, in the place of a system's name."""
 
 OF_THE_QUERY = frozenset(
     {
@@ -58,7 +58,7 @@ OF_THE_QUERY = frozenset(
 """Faults of the query's own processes and folder."""
 
 OF_REQUESTS = frozenset({Fault.REPLY_LOST, Fault.REQUEST_LATE})
-"""Faults of a single request, which a schedule must name."""
+"""Faults of a single request. A schedule must name the request."""
 
 ENDS_THE_DRIVER = frozenset(
     {Fault.DRIVER_KILLED, Fault.DRIVER_PAUSED, Fault.TWO_DRIVERS, Fault.OTHER_PARALLELISM, Fault.EXPIRED}

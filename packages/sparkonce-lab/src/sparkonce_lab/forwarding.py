@@ -1,4 +1,4 @@
-"""A sink that wraps another one: everything is forwarded, and a subclass overrides what it wants to watch or break."""
+"""A sink that forwards every call to another sink. A subclass overrides the methods that it wants to watch or break."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _forward(cls: Any) -> None:
 
 
 class ForwardingSink(TwoPhaseCommitSink):
-    """Forwards every call to another sink, whose name and guarantee it has."""
+    """Forwards every call to another sink, and has its name and guarantee."""
 
     def __init__(self, real: TwoPhaseCommitSink) -> None:
         super().__init__(real.name, real.guarantee)

@@ -32,17 +32,17 @@ ROWS = pa.schema(
         ("rows", pa.int64()),
     ]
 )
-"""Expected rows.
+"""The schema of expected rows.
 
-``kind`` is ``row``, with the key's sequence number and the row's amount; or ``sum``, with the start of a window of
-event time in milliseconds, the sum of the key's amounts in it, and the number of rows that it sums up (1 for a
-``row``).
+``kind`` is ``row`` or ``sum``. A ``row`` has the key's sequence number and the row's amount; its ``rows`` is 1. A
+``sum`` has, as ``number``, the start of a window of event time in milliseconds; as ``amount``, the sum of the key's
+amounts in the window; and as ``rows``, the number of rows that it sums up.
 """
 
 OBSERVED = pa.schema([*ROWS, ("batch", pa.int64()), ("partition", pa.int32()), ("offset", pa.int64())])
-"""Rows as a reader of a system found them, with the batch that wrote them.
+"""The schema of rows that a reader found in a system, with the batch that wrote them.
 
-They also have the partition and offset if the system preserves an order (Kafka); otherwise these are -1. Anything that
+They also have a partition and an offset if the system preserves an order (Kafka); otherwise, both are -1. Anything that
 cannot be read as a row has the kind ``strange``, and is an `sparkonce_lab.verdicts.Anomaly.UNEXPECTED`.
 """
 
@@ -55,27 +55,27 @@ class EventKind(str, Enum):
 
     BEGAN = "began"
     """[seed, workload, systems, guarantee, versions, schedule, limits, rows, every_s, brokers, refuse_every,
-    places, kafka_config]: what was asked for. ``places`` says where the user's own systems are, without credentials;
-    ``kafka_config`` names the settings with which their Kafka is reached."""
+    places, kafka_config]: the run as requested. ``places`` are the addresses of the user's own systems, without
+    credentials. ``kafka_config`` names the settings with which the user's Kafka is reached."""
     START = "start"
     """[driver, pid, slots, master]: a driver was started."""
     PHASE = "phase"
-    """[driver, phase, batch]: a driver entered a phase (by name) of a batch, and has not done anything in it yet."""
+    """[driver, phase, batch]: a driver entered a phase (by name) of a batch, and has not begun to carry it out."""
     BATCH = "batch"
-    """[driver, batch, rows, transactions, recovered, healed, seconds]: a driver says that a batch is committed.
-    ``rows`` is by system, ``seconds`` by phase."""
+    """[driver, batch, rows, transactions, recovered, healed, seconds]: a driver reported that a batch is committed.
+    ``rows`` is by system, and ``seconds`` by phase."""
     LOG = "log"
     """[driver, level, message]: a warning or error logged by the product."""
     STOPPED = "stopped"
     """[driver, error, message]: a query stopped on its own; ``error`` is the name of the error's class."""
     ENDED = "ended"
-    """[driver, code, asked]: its process has ended; a negative code is a signal.
+    """[driver, code, asked]: the driver's process has ended. A negative code is a signal.
 
-    ``asked``: True if it was supposed to end.
+    ``asked`` is True if the verifier wanted it to end.
     """
     FAULT = "fault"
-    """[step, fault, system, request, driver, phase, batch, aimed, held]: a fault happened, and where the driver was.
-    ``aimed`` is the phase that the schedule names, ``held`` whether the driver was held there."""
+    """[step, fault, system, request, driver, phase, batch, aimed, held]: a fault was injected, and the driver's
+    position at that time. ``aimed`` is the phase in the schedule. ``held`` is True if the driver was held there."""
     OVER = "over"
     """[step]: the outage, pause or slowness is over."""
     RECOVERED = "recovered"
@@ -83,8 +83,8 @@ class EventKind(str, Enum):
     SKIPPED = "skipped"
     """[step, fault, why]: the fault could not be injected."""
     SEEN = "seen"
-    """[system, batch, decided]: a reader saw rows of a batch for the first time, and then read the log: the newest
-    batch that was decided."""
+    """[system, batch, decided]: a reader saw rows of a batch for the first time. ``decided`` is the newest batch
+    that was decided according to the log, which was read after that."""
     FED = "fed"
     """[rows]: the number of rows in the source."""
     RESOURCES = "resources"
@@ -95,16 +95,16 @@ class EventKind(str, Enum):
     FOLDER = "folder"
     """[name, files, bytes]: the size of the decision log or the checkpoint."""
     OPEN = "open"
-    """[system, names]: what a system holds, after the last recovery, that is neither committed nor aborted."""
+    """[system, names]: transactions that are neither committed nor aborted in a system after the last recovery."""
     STATE = "state"
-    """[disturbed, undisturbed]: the rows of state that the query has kept in the end, and those of an undisturbed
-    query."""
+    """[disturbed, undisturbed]: the number of state rows that the query had at the end, and the number for an
+    undisturbed query."""
     STUCK = "stuck"
-    """[step, what]: something did not happen before its deadline. The run was ended."""
+    """[step, what]: something did not happen before its deadline, so the run was ended."""
     UNREAD = "unread"
     """[what, why]: something could not be read at the end, or was not available for comparison."""
     FINISHED = "finished"
-    """[]: everything was carried out, and read except for what is `UNREAD`."""
+    """[]: every step was carried out, and everything was read except for what is `UNREAD`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class Event:
 
     Attributes:
         at_ms: Milliseconds since the run began.
-        kind: What was observed.
+        kind: The kind of event.
         fields: See `EventKind`.
     """
 
@@ -129,7 +129,7 @@ class Event:
 
     @classmethod
     def of_json(cls, line: str) -> Event:
-        """Reads the output of `to_json`, with lists for tuples. Raises `ValueError` or `KeyError` for anything else."""
+        """Reads the output of `to_json`, with tuples as lists. Raises `ValueError` or `KeyError` for other input."""
         fields = json.loads(line)
         if not isinstance(fields, dict) or not isinstance(fields.get("at_ms"), int):
             raise ValueError(f"no event with a time: {line}")
@@ -142,10 +142,10 @@ class History:
 
     Attributes:
         events: The events, in the order in which they were observed.
-        expected: What every system must contain; see `ROWS`.
-        observed: What each system contains; see `OBSERVED`.
-        undisturbed: The rows that an undisturbed query produced from the same source (see `ROWS`); None if none was
-            run.
+        expected: The rows that every system must contain; see `ROWS`.
+        observed: The rows that each system contains; see `OBSERVED`.
+        undisturbed: The rows that an undisturbed query produced from the same source (see `ROWS`); None if there was no
+            such query.
     """
 
     events: Sequence[Event]
@@ -162,9 +162,9 @@ class History:
 
     @property
     def came_to_its_end(self) -> bool:
-        """True if the query had all the time that it needed: nothing got stuck, and nothing was cut short.
+        """True if the query had all the time that it needed: nothing got stuck, and the run was not cut short.
 
-        In any other run, a missing row may just not have been written yet.
+        In any other run, a missing row may simply not have been written yet.
         """
         return self.first(EventKind.FINISHED) is not None and self.first(EventKind.STUCK) is None
 
@@ -177,7 +177,7 @@ class Recorder:
         watch: Called with each event after it is recorded, in the thread that recorded it.
 
     Raises:
-        ConfigurationError: If it contains a history.
+        ConfigurationError: If the folder contains a history.
     """
 
     def __init__(self, folder: Path, watch: Callable[[Event], None] = lambda _: None) -> None:
@@ -210,7 +210,7 @@ class Recorder:
 
 
 def load(folder: Path) -> History:
-    """Loads a history. A torn last line, left by a killed recorder, is ignored.
+    """Loads a history. Ignores an incomplete last line, which a killed recorder may have left behind.
 
     Raises:
         ConfigurationError: If the folder contains no history, or some of it cannot be read.
@@ -235,7 +235,7 @@ def load(folder: Path) -> History:
 def _events(text: str) -> list[Event]:
     *whole, rest = text.split("\n")
     events = [Event.of_json(line) for line in whole]
-    # no newline at the end: its writer was killed, and the line is torn unless it can be read
+    # Without a newline at the end, the writer was killed, and the last line is incomplete unless it can be read.
     with suppress(ValueError):
         events += [Event.of_json(rest)] if rest else []
     return events

@@ -1,7 +1,7 @@
-"""Queries a Kafka server for the records of a topic and for open transactions, independently of the code under test.
+"""Queries a Kafka server for a topic's records and for open transactions, independently of the code under test.
 
-Every function opens its own clients, has a deadline, and raises ``TimeoutError`` when it has passed. `KafkaReader`
-continues from where it was.
+Every function opens its own clients, and raises ``TimeoutError`` at its deadline. A `KafkaReader` continues where its
+last read ended.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _POLL_S = 0.05
 _CHUNK = 50_000
 
 _LOG_LEVEL = 5
-"""Warnings and errors only: at 6, librdkafka logs events that were left when a client was closed."""
+"""Warnings and errors only. At level 6, librdkafka also logs events that were left when a client was closed."""
 
 
 class Record(NamedTuple):
@@ -44,9 +44,9 @@ class Transaction(NamedTuple):
     Attributes:
         transactional_id: The id.
         state: Kafka's state: Empty, Ongoing, PrepareCommit, PrepareAbort, CompleteCommit, CompleteAbort, Dead.
-        producer_id: Assigned to the id by the broker.
+        producer_id: The producer id that the broker has assigned to the id.
         producer_epoch: The epoch of the latest initialization or ended transaction.
-        timeout_ms: After how many milliseconds the broker aborts a transaction.
+        timeout_ms: The time after which the broker aborts a transaction, in milliseconds.
         start_ms: When the open or the last transaction began, in milliseconds since the epoch by the broker's clock; -1
             if there was none.
         partitions: The topics and partitions that the open transaction has written to, sorted.
@@ -70,7 +70,7 @@ def create_topic(
     replicas: int | None = None,
     timeout_s: float = TIMEOUT_S,
 ) -> None:
-    """Creates a topic, unless it exists, and waits until each partition has a leader.
+    """Creates a topic unless it already exists, and waits until each partition has a leader.
 
     Args:
         bootstrap: ``bootstrap.servers``, or all of librdkafka's connection settings.
@@ -82,7 +82,7 @@ def create_topic(
 
     Raises:
         KafkaException: If the broker refuses.
-        TimeoutError: If a partition has no leader in time.
+        TimeoutError: If a partition does not have a leader in time.
     """
     from confluent_kafka import KafkaError, KafkaException
     from confluent_kafka.admin import AdminClient, NewTopic
@@ -107,9 +107,9 @@ def create_topic(
 
 
 def produce(bootstrap: str, topic: str, messages: Iterable[Mapping[str, Any]], *, timeout_s: float = TIMEOUT_S) -> None:
-    """Writes records outside any transaction, and waits until all are acknowledged.
+    """Writes records outside of transactions, and waits until all of them are acknowledged.
 
-    Nothing is sent twice: if a broker becomes unreachable meanwhile, this raises an error instead of retrying.
+    Never sends a record twice: if a broker becomes unreachable, it raises an error instead of retrying.
 
     Args:
         bootstrap: ``bootstrap.servers``.
@@ -150,9 +150,9 @@ def produce(bootstrap: str, topic: str, messages: Iterable[Mapping[str, Any]], *
 
 
 def read_committed(bootstrap: str, topic: str, *, timeout_s: float = TIMEOUT_S) -> list[Record]:
-    """Reads what a read_committed reader sees, from the beginning to the current last stable offset.
+    """Reads the records that a read_committed reader sees, from the beginning to the current last stable offset.
 
-    Open transactions limit what is read, but are not waited for.
+    Does not wait for open transactions, although they determine the last stable offset.
 
     Returns:
         The records, by partition and offset.
@@ -165,7 +165,7 @@ def read_committed(bootstrap: str, topic: str, *, timeout_s: float = TIMEOUT_S) 
 
 
 def read_uncommitted(bootstrap: str, topic: str, *, timeout_s: float = TIMEOUT_S) -> list[Record]:
-    """Reads what a reader with Kafka's default isolation sees, including rows of open and aborted transactions.
+    """Reads the records that a reader with Kafka's default isolation sees, including those of aborted transactions.
 
     It returns and raises the same as `read_committed`.
     """
@@ -177,8 +177,8 @@ def end_offsets(
 ) -> dict[int, int]:
     """Returns the end of each partition: the last stable offset for READ_COMMITTED, otherwise the high watermark.
 
-    A broker that does not know yet that it leads a new partition is queried again. So is one that currently leads none
-    because it was down.
+    Repeats the request if a broker does not know yet that it leads a new partition, or if it leads no partition because
+    it was down.
 
     Args:
         bootstrap: ``bootstrap.servers``, or all of librdkafka's connection settings.
@@ -243,7 +243,7 @@ def scan(
         "isolation.level": isolation.lower(),
         "enable.partition.eof": True,
         "fetch.wait.max.ms": 10,
-        # Offset 0 with this reset means the beginning, too, and saves the query for it, which takes half a second.
+        # Offset 0 with this reset also means the beginning, and avoids a query for it, which takes half a second.
         "auto.offset.reset": "earliest",
     }
     count = 0
@@ -255,7 +255,7 @@ def scan(
             chunk = []
             for message in consumer.consume(_CHUNK, timeout=_POLL_S):
                 partition, offset, error = message.partition(), message.offset(), message.error()
-                # Consumers never receive control records and aborted rows, so this event may be the only sign of the
+                # Consumers never receive control records or aborted rows. If those are last, only this event shows the
                 # end.
                 if error is not None and error.code() != KafkaError._PARTITION_EOF:
                     raise KafkaException(error)
@@ -277,7 +277,7 @@ def _record(message: Any) -> Record:
 def describe_transactions(
     bootstrap: str | Mapping[str, Any], transactional_ids: Sequence[str], *, timeout_s: float = TIMEOUT_S
 ) -> dict[str, Transaction]:
-    """Queries the coordinators for these ids. Ids that they do not know are left out.
+    """Queries the coordinators about these ids. Leaves out ids that are unknown to them.
 
     Raises:
         TimeoutError: If a coordinator does not respond in time.
@@ -346,7 +346,7 @@ def _connecting(bootstrap: str | Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _ask(bootstrap: str | Mapping[str, Any], question: Callable[[KafkaAdminClient], Any], timeout_s: float) -> Any:
-    """Retries the request while the error is temporary, as while a coordinator is loading."""
+    """Sends a request, and retries it while the error is temporary, for example while a coordinator is loading."""
     from kafka.admin import KafkaAdminClient
     from kafka.errors import KafkaError
 
@@ -380,7 +380,7 @@ class KafkaReader:
         settings: librdkafka's connection settings, or just ``bootstrap.servers``.
         topic: The topic.
         partitions: The number of its partitions.
-        wait_ms: How long the broker waits for rows before it responds that there are none.
+        wait_ms: How long the broker waits for new rows before it responds that there are none, in milliseconds.
     """
 
     def __init__(self, settings: str | Mapping[str, Any], topic: str, partitions: int, *, wait_ms: int = 100) -> None:
@@ -401,7 +401,7 @@ class KafkaReader:
         self._consumer.assign([TopicPartition(topic, each, 0) for each in range(partitions)])
 
     def read(self, timeout_s: float) -> list[Message]:
-        """Returns the new records. An unreachable broker returns none."""
+        """Returns the new records; none if the broker is unreachable."""
         return [one for one in self._consumer.consume(_AT_ONCE, timeout=timeout_s) if one.error() is None]
 
     def close(self) -> None:

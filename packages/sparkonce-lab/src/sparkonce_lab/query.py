@@ -1,10 +1,10 @@
-"""The query under verification: it reads rows from Kafka, and writes them, with sums by key and window, to all systems.
+"""The query under verification. It reads rows from Kafka, and writes them and sums by key and window to all systems.
 
-It runs in a separate process (``python -m sparkonce_lab.query``). It reports what it does as lines of JSON on standard
-output, and reads its `QueryConfig` and then commands as lines of JSON from standard input. When that is closed it
-stops, so it cannot outlive the process that started it. (Arguments would be visible to everybody, and the settings may
-include passwords.) The commands are: ``{"hold": "DECIDING"}`` holds it the next time that phase begins, and ``{"go":
-true}`` releases it.
+It runs in a separate process (``python -m sparkonce_lab.query``). The process reports events as lines of JSON on
+standard output. From standard input, it reads its `QueryConfig` and then commands, also as lines of JSON. (Arguments
+would be visible to everybody, and the settings may include passwords.) When standard input is closed, the process
+stops, so it cannot outlive the process that started it. There are two commands: ``{"hold": "DECIDING"}`` holds the
+query the next time that this phase begins, and ``{"go": true}`` releases it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _PROGRESS_S = 10.0
 _STOP_WITHIN_S = 120.0
 WATERMARK_DELAY = "2 seconds"
 LOCAL = "local[2,4]"
-"""A failed task is retried up to four times, as on a cluster. With ``local[2]`` it would not be."""
+"""The master with which a failed task is retried up to four times, as on a cluster. ``local[2]`` has no retries."""
 FAST_START = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:-UsePerfData"
 
 
@@ -54,18 +54,18 @@ class QueryConfig:
         topic: The source topic.
         sinks: For each system by name, the arguments of `System.build`.
         checkpoint: The query's folder, a path or a URL.
-        temporary: The folder for what Spark leaves behind when it is killed.
+        temporary: The folder for files that Spark leaves behind if it is killed.
         jars: The value of ``spark.jars``.
         window_ms: The width of the windows.
-        refuse_every: Kafka refuses one of every this many rows per key; 0 for none.
-        dead_letters: The folder for refused rows; empty for none.
+        refuse_every: Of this many rows per key, Kafka refuses one; 0 if it refuses none.
+        dead_letters: The folder for refused rows; empty if there are none.
         conf: Spark's settings for the checkpoint's store, and for systems.
         trigger: ``processingTime``, or empty for ``availableNow``.
         master: Spark's master.
         slots: The number of slots of each system's sink; 0 for as many as the plan has.
-        hold: The name of the phase to be held at from the beginning, if any.
+        hold: The name of the phase at which the query is held from the beginning, if any.
         java_flags: Flags for the driver's JVM.
-        plain_to: A folder for Parquet to which Spark itself writes, instead of all sinks.
+        plain_to: A folder to which Spark itself writes Parquet files, instead of writing to all sinks.
     """
 
     source: Mapping[str, Any]
@@ -110,7 +110,7 @@ def source_rows(spark: SparkSession, config: QueryConfig) -> DataFrame:
 
 
 def sums(rows: DataFrame, config: QueryConfig) -> DataFrame:
-    """Sums each key's amounts in each window. A sum is emitted once, when the watermark has passed its window."""
+    """Sums each key's amounts in each window. Emits a sum once, after the watermark has passed its window."""
     from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
     return (
@@ -133,7 +133,7 @@ def plan(spark: SparkSession, config: QueryConfig) -> DataFrame:
 
 
 def for_kafka(batch: DataFrame, refuse_every: int = 0) -> DataFrame:
-    """Builds the key and value of each row's record, and a timestamp that Kafka refuses for some."""
+    """Builds each row's key and value. Some rows also get a timestamp that Kafka refuses."""
     from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
     value = F.concat_ws(",", *[F.col(name).cast("string") for name in batch.columns])
@@ -145,16 +145,16 @@ def for_kafka(batch: DataFrame, refuse_every: int = 0) -> DataFrame:
 
 
 def sinks_of(config: QueryConfig) -> dict[TwoPhaseCommitSink, View]:
-    """Creates every system's sink, with the view that gives it its slots.
+    """Creates every system's sink, with the view that assigns its slots.
 
-    All but Kafka's share one, and a Spark job.
+    All sinks but Kafka's share a view, and therefore a Spark job.
     """
 
     def view(kafka: bool) -> View:
         def of(batch: DataFrame) -> DataFrame:
             shown = for_kafka(batch, config.refuse_every) if kafka else batch
-            # Do not use coalesce: it groups partitions by the executors that currently hold them, but healing a partly
-            # lost batch requires each row to be in the same slot as before.
+            # Do not use coalesce. It groups partitions by the executors that currently hold them, but each row must be
+            # in the same slot as before if a partly lost batch is healed.
             return shown.repartition(config.slots, "key") if config.slots else shown
 
         return of
@@ -170,7 +170,7 @@ def sinks_of(config: QueryConfig) -> dict[TwoPhaseCommitSink, View]:
 
 
 class Gate:
-    """Holds the query where a phase begins, until it is released."""
+    """Holds the query at the beginning of a phase until it is released."""
 
     def __init__(self, phase: str) -> None:
         self._phase = phase
@@ -182,16 +182,16 @@ class Gate:
         self._phase = phase
 
     def go(self) -> None:
-        """Releases it, and does not hold it at any later phase."""
+        """Releases the query, and does not hold it at any later phase."""
         self._phase = ""
         self._go.set()
 
     def holds(self, phase: str) -> bool:
-        """Returns True if it should be held where this phase begins."""
+        """Returns True if the query should be held at the beginning of this phase."""
         return phase == self._phase
 
     def pass_by(self, phase: str, batch: int) -> None:
-        """Waits here if the query should be held where this phase begins."""
+        """Waits if the query should be held at the beginning of this phase."""
         if self.holds(phase):
             tell("held", phase=phase, batch=batch)
             self._go.wait(_HOLD_S)
@@ -225,7 +225,7 @@ def main(start: Start) -> int:
 
 
 def _tell_state(spark: SparkSession, query: StreamingQuery, checkpoint: str) -> None:
-    """Reports the number of state rows after the newest batch. Spark reports a batch a moment after it is done."""
+    """Reports the number of state rows after the newest batch, which Spark reports a moment after the batch is done."""
     from sparkonce.spark.checkpoints.opening import open_checkpoint
 
     newest = SparkCheckpoint(open_checkpoint(spark, checkpoint)).finished()
@@ -239,7 +239,7 @@ def _tell_state(spark: SparkSession, query: StreamingQuery, checkpoint: str) -> 
 
 
 def start(spark: SparkSession, config: QueryConfig, gate: Gate, stopping: threading.Event) -> StreamingQuery:
-    """Starts the query. Errors are reported unless it is ``stopping``, which interrupts its batch on purpose."""
+    """Starts the query. Reports errors unless ``stopping`` is set, since a stop interrupts the query's batch."""
     rows = plan(spark, config)
     if config.plain_to:
         return writing(rows, config).format("parquet").option("path", config.plain_to).start()
@@ -247,7 +247,7 @@ def start(spark: SparkSession, config: QueryConfig, gate: Gate, stopping: thread
 
 
 def writing(rows: DataFrame, config: QueryConfig) -> DataStreamWriter:
-    """Returns Spark's writer for a query, with checkpoint and trigger."""
+    """Returns Spark's writer for the query, with its checkpoint and its trigger."""
     trigger: dict[str, Any] = {"processingTime": config.trigger} if config.trigger else {"availableNow": True}
     return rows.writeStream.outputMode("append").option("checkpointLocation", config.checkpoint).trigger(**trigger)
 
@@ -293,7 +293,7 @@ def run_batches(
         try:
             exactly_once(rows.withColumn("batch", F.lit(batch).cast("bigint")), batch)
         except Exception as error:
-            # Report the original error: Spark wraps it in its own.
+            # Report the original error here, because Spark wraps it in another one.
             if not stopping.is_set():
                 tell("stop", error=type(error).__name__, message=str(error)[:2000])
             raise
@@ -302,12 +302,11 @@ def run_batches(
 
 
 def session(config: QueryConfig) -> SparkSession:
-    """Starts Spark on loopback, with its temporary files in one of our folders."""
+    """Starts Spark on the loopback interface, with its temporary files in the configured folder."""
     from pyspark.sql import SparkSession
 
     if config.master.startswith("local-cluster"):
-        # Executors are started as in a Spark installation. Otherwise, Spark would look for the folders of a source
-        # build.
+        # Start executors as in a Spark installation. By default, Spark would look for the folders of a source build.
         os.environ.update(SPARK_HOME=str(spark_jars_folder().parent), SPARK_SCALA_VERSION=SCALA)
     let_java_start()
     java = f"-Djava.io.tmpdir={config.temporary} {config.java_flags}"
@@ -325,8 +324,8 @@ def session(config: QueryConfig) -> SparkSession:
         .config("spark.sql.shuffle.partitions", "3")
         .config(map=dict(only_the_drivers()))
         .config("spark.ui.enabled", "false")
-        # Collect garbage often, and limit what Spark retains for its UI (by default 100,000 tasks, which accumulate for
-        # hours), so that the JVM's memory after an hour is what the query really needs.
+        # Collect garbage often, and limit the tasks that Spark retains for its UI (100,000 by default, which accumulate
+        # for hours). Then the JVM's memory after an hour shows what the query really needs.
         .config("spark.cleaner.periodicGC.interval", "2min")
         .config("spark.ui.retainedJobs", "100")
         .config("spark.ui.retainedStages", "100")
@@ -340,8 +339,8 @@ def session(config: QueryConfig) -> SparkSession:
 
 
 def tell(event: str, **fields: Any) -> None:
-    """Writes one line for the process that is listening."""
-    # One write per line, since the JVM shares standard output.
+    """Writes one line to the process that started this one."""
+    # Write the whole line at once, because the JVM uses the same standard output.
     os.write(1, (json.dumps({"event": event, **fields}) + "\n").encode())
 
 
@@ -361,7 +360,7 @@ def _listen(lines: Iterator[str], gate: Gate, stopping: threading.Event) -> None
             gate.hold(command["hold"])
         if "go" in command:
             gate.go()
-    # If a server is gone as well, a normal stop may take forever, and nobody is waiting for it anymore.
+    # If a server is gone as well, a normal stop may take forever, although nobody is waiting for it.
     end = threading.Timer(_STOP_WITHIN_S, os._exit, (1,))
     end.daemon = True
     end.start()

@@ -1,7 +1,8 @@
-"""A small Schema Registry for tests, in this process, on a loopback port, that can be made to fail in various ways.
+"""A small Schema Registry for tests, in this process and on a loopback port, which can fail in various ways.
 
-It supports what confluent-kafka's client requests, with Confluent's error codes: registering (references, BACKWARD and
-NONE compatibility, schemas of any type), lookups, versions, ids, soft deletes, and the compatibility setting.
+It supports the requests of confluent-kafka's client, with Confluent's error codes: registering (with references,
+BACKWARD or NONE compatibility, and schemas of any type), lookups, versions, ids, soft deletes, and the compatibility
+setting.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class _Version:
 
 @dataclass(slots=True)
 class _Store:
-    """The content of a registry. A schema that is registered twice, under any subjects, has one id."""
+    """The content of a registry. A schema has one id, even if it is registered under several subjects."""
 
     ids: dict[str, int] = field(default_factory=dict)
     schemas: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -53,7 +54,7 @@ class _Store:
 
 
 class RegistryServer:
-    """A Schema Registry as a context manager, which runs until the block is left."""
+    """A Schema Registry that runs in a ``with`` block."""
 
     def __init__(
         self,
@@ -87,7 +88,7 @@ class RegistryServer:
         return f"{'https' if self._certificate else 'http'}://127.0.0.1:{self._port}"
 
     def start(self) -> None:
-        """Listens, with everything that was registered before."""
+        """Listens for requests, with everything that was registered before a stop."""
         server = _Server(("127.0.0.1", self._port), _handler(self))
         if self._certificate is not None:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -109,7 +110,7 @@ class RegistryServer:
 
     @contextmanager
     def down(self) -> Iterator[None]:
-        """Makes it unreachable inside the block."""
+        """Makes the registry unreachable inside the block."""
         self.stop()
         try:
             yield
@@ -135,7 +136,7 @@ class RegistryServer:
             self._delay_s = 0.0
 
     def count(self, request: str) -> int:
-        """Counts requests that equal or begin with this, such as ``GET /schemas/ids/1``."""
+        """Counts the requests that equal or begin with a string, such as ``GET /schemas/ids/1``."""
         with self._lock:
             return sum(one.startswith(request) for one in self.requests)
 
@@ -153,10 +154,10 @@ class RegistryServer:
             subject: The subject.
             schema: JSON, or a value to be serialized as JSON.
             kind: AVRO, JSON or PROTOBUF. Schemas of the last two are stored unchanged.
-            references: For each type that is defined elsewhere, its name, and the subject and version that define it.
+            references: For each type that is defined elsewhere: its name, and the subject and version that define it.
 
         Raises:
-            ValueError: If the server would refuse it.
+            ValueError: If the server would refuse the schema.
         """
         text = schema if isinstance(schema, str) else json.dumps(schema)
         listed = [{"name": name, "subject": where, "version": version} for name, where, version in references]
@@ -166,7 +167,7 @@ class RegistryServer:
             raise ValueError(f"{refused.code}: {refused.message}") from None
 
     def set_compatibility(self, level: str, subject: str = "") -> None:
-        """Sets BACKWARD, the default, or NONE, for one subject or for all that have no rule of their own."""
+        """Sets BACKWARD, the default, or NONE, for one subject or for all subjects without a rule."""
         self._set_level({"compatibility": level}, subject)
 
     def delete_version(self, subject: str, number: int) -> None:
@@ -174,7 +175,7 @@ class RegistryServer:
         self._delete(subject, str(number))
 
     def answer(self, method: str, target: str, body: Mapping[str, Any], user: str | None) -> tuple[int, Any]:
-        """Returns an HTTP status and the response's JSON. For the server's own handler."""
+        """Returns the HTTP status and the JSON for a request. Called by the server's handler."""
         parts = urlsplit(target)
         with self._lock:
             self.requests.append(f"{method} {parts.path}")
@@ -324,7 +325,7 @@ class _Server(ThreadingHTTPServer):
     tls: ssl.SSLContext | None = None
 
     def finish_request(self, request: Any, client_address: Any) -> None:
-        """Performs the handshake in the connection's own thread, so that one that stalls does not block others."""
+        """Performs the TLS handshake in the connection's thread, so that a stalled one does not block the others."""
         if self.tls is not None:
             try:
                 request = self.tls.wrap_socket(request, server_side=True)
@@ -340,7 +341,7 @@ class _Server(ThreadingHTTPServer):
 
 def _handler(registry: RegistryServer) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
-        """Uses HTTP/1.0, so each connection ends with its response and none outlives `RegistryServer.stop`."""
+        """Uses HTTP/1.0, so each connection ends with its response, and none outlives `RegistryServer.stop`."""
 
         def _serve(self) -> None:
             length = int(self.headers.get("Content-Length") or 0)
@@ -358,7 +359,7 @@ def _handler(registry: RegistryServer) -> type[BaseHTTPRequestHandler]:
         do_GET = do_POST = do_PUT = do_DELETE = _serve  # noqa: N815 - http.server looks for these names
 
         def log_message(self, *_: object) -> None:
-            """Keeps a test's output quiet."""
+            """Writes nothing, to keep the output of tests quiet."""
 
     return Handler
 
@@ -368,7 +369,7 @@ def _error(code: int, message: str) -> dict[str, Any]:
 
 
 def _shown(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the fields that a real registry shows: no type if it is AVRO, and no references if there are none."""
+    """Returns the fields that a real registry shows. It omits the type AVRO, and references if there are none."""
     shown = {"schema": schema["schema"]}
     if schema["schemaType"] != "AVRO":
         shown["schemaType"] = schema["schemaType"]
@@ -384,11 +385,14 @@ _WIDER = {
     "string": {"bytes"},
     "bytes": {"string"},
 }
-"""See https://avro.apache.org/docs/1.12.0/specification/#schema-resolution"""
+"""For each plain type, the wider types that can read it.
+
+See https://avro.apache.org/docs/1.12.0/specification/#schema-resolution
+"""
 
 
 def _can_read(reader: Schema, writer: Schema) -> bool:
-    """Returns True if new fields of a record have defaults, and plain types become wider. Checks nothing deeper."""
+    """Returns True if new fields have defaults, and plain types only become wider. Does not check nested types."""
     if not isinstance(reader, dict) or not isinstance(writer, dict) or "fields" not in reader or "fields" not in writer:
         return reader == writer
     written = {field["name"]: field["type"] for field in writer["fields"]}

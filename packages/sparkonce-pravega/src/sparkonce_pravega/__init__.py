@@ -5,18 +5,18 @@ are those of `sparkonce.write_ahead`.
 
 - ``cluster``: the cluster's address and login
 - ``sink``: settings, columns, preflight
-- ``application``: the driver side: writes once, and queries a transaction's status if it is unknown
-- ``notes``: the transactions that were begun for a batch, recorded in the checkpoint
+- ``application``: the driver side: writes each batch once, and queries the status of a transaction if it is unknown
+- ``notes``: records the transactions that were begun for a batch, in the checkpoint
 - ``segments``: the creation times of a stream's segments, which distinguish it from a later stream with its name
 - ``client``: Pravega's Java client, in the JVM of the driver's session
 
 The source is written in Java, in the folder ``java``:
 
-- ``PravegaSource``: the format, as Spark finds it; ``CutStream``: what Spark calls on the driver
-- ``Cut``: a stream cut, which is Spark's offset; ``Planner``: what lies between two cuts, and where a batch ends
+- ``PravegaSource``: the format that Spark looks up; ``CutStream``: the part that Spark calls on the driver
+- ``Cut``: a stream cut, which is Spark's offset; ``Planner``: finds the events between two cuts, and a batch's end
 - ``StreamClient``: queries Pravega; ``AwayException``: Pravega does not respond
-- ``Part``: the events of a task; ``ReaderFactory`` and ``EventReader``: read them
-- ``compiled``: compiles it, and adds it to a session
+- ``Part``: the events of a task; ``ReaderFactory`` and ``EventReader``: read these events
+- ``compiled``: compiles the source, and adds it to a session
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ ABORTED = "ABORTED"
 
 
 class PravegaApplication(Application):
-    """Writes files to a stream in a transaction, whose id it records first.
+    """Writes files to a stream in a transaction, after recording the transaction's id.
 
     Args:
         folder: The sink's folder.
@@ -46,11 +46,11 @@ class PravegaApplication(Application):
         self._notes = TransactionNotes(folder.ledger.files)
 
     def is_applied(self, unit: Unit, token: ApplyToken) -> bool:
-        """Returns True if the last transaction that was begun for the rows is committed. Aborts it if it is open.
+        """Returns True if the last transaction begun for the rows is committed. Aborts the transaction if it is open.
 
         Raises:
-            RefusedError: If Pravega has forgotten it, or it is now a different stream.
-            StatusUnknownError: If Pravega does not report its status.
+            RefusedError: If Pravega has forgotten the transaction, or if the stream is now a different one.
+            StatusUnknownError: If Pravega does not report the transaction's status.
         """
         _, begun = self._notes.last(unit.name)
         return begun is not None and self._is_committed(begun, token)
@@ -75,7 +75,7 @@ class PravegaApplication(Application):
         return status == COMMITTED
 
     def _see_same_stream(self, begun: Begun, token: ApplyToken) -> None:
-        """Checks that the stream is the same: a recreated stream may use the id for another transaction."""
+        """Checks that the stream was not recreated, because a new stream may use the id for another transaction."""
         try:
             with self._stream.segments() as segments:
                 found = segments.has(begun.birth)
@@ -96,7 +96,7 @@ class PravegaApplication(Application):
             RefusedError: See `is_applied`.
         """
         count, last = self._notes.last(unit.name)
-        # Another driver may have begun one since this driver checked.
+        # Another driver may have begun a transaction since this driver checked.
         if last is not None and self._is_committed(last, token):
             return
         urls = [self._folder.url(entry.name) for entry in unit.entries]
@@ -124,7 +124,7 @@ class PravegaCommitter(WriteAheadCommitter):
     """Finishes transactions whose rows go to a stream; see `WriteAheadCommitter`."""
 
     def conclude(self, batch: int, handles: Sequence[Handle]) -> None:
-        """Deletes old markers, and the notes of their transactions."""
+        """Deletes old markers, and the notes about their transactions."""
         super().conclude(batch, handles)
         ledger = self._folder.ledger
         queries = {one.query for handle in handles if not isinstance(one := self.transaction_of(handle), Finished)}

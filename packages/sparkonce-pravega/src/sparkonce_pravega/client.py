@@ -1,7 +1,7 @@
 """Pravega's Java client in the JVM of the driver's session.
 
-The loop over the rows is also in Java, since a call through py4j costs more than an event. It is compiled with Janino,
-the compiler that Spark ships for its own generated code.
+The loop over the rows is written in Java, too, because a call through py4j costs more than an event. Janino compiles
+it, which Spark ships for compiling generated code.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 CLIENT_CLASS = "io.pravega.client.EventStreamClientFactory"
-"""A class of Pravega's client, by which a session is known to have it."""
+"""A class of Pravega's client. A session that has this class has the client."""
 
 LEASE_MS = 90_000
-"""The time after which Pravega aborts a transaction whose driver is gone. The client renews it automatically."""
+"""The time after which Pravega aborts a transaction whose driver is gone. The client extends it automatically."""
 
 _SETTLES_WITHIN_S = 60.0
 _ASK_EVERY_S = 0.02
 _TRANSIENT = ("COMMITTING", "ABORTING")
 
 _COLUMNS = "value binary, key string"
-"""The columns of every file as the loop reads them: text as bytes, and null for a missing column."""
+"""The columns that the loop reads from every file: text as bytes, and null for a missing column."""
 
 _SOURCE = """
 import io.pravega.client.stream.Transaction;
@@ -65,7 +65,7 @@ public class SparkonceEvents {
 
 
 def reason(error: BaseException) -> str:
-    """Returns an error's message, and that of its first cause, which Pravega's client wraps several times."""
+    """Returns an error's message and that of its innermost cause, because Pravega's client wraps errors repeatedly."""
     told, cause = error_message(error), getattr(error, "java_exception", None)
     while cause is not None and cause.getCause() is not None:
         cause = cause.getCause()
@@ -101,7 +101,7 @@ class PravegaStream:
 
     @contextmanager
     def writer(self) -> Iterator[Any]:
-        """Opens a writer of transactions. Transactions that it begins live at least as long as it is open."""
+        """Opens a writer of transactions. Transactions that it begins do not expire while it is open."""
         stream = self._pravega.stream
         factory = self._pravega.EventStreamClientFactory.withScope(self._scope, self._config)
         try:
@@ -115,7 +115,7 @@ class PravegaStream:
             factory.close()
 
     def write(self, transaction: Any, urls: Sequence[str]) -> int:
-        """Writes the rows of these files, one after the other, and flushes. Returns the number of rows."""
+        """Writes the rows of these files one after another, and flushes. Returns the number of rows."""
         if self._events is None:
             compiler = self._jvm.org.codehaus.janino.SimpleCompiler()
             compiler.setParentClassLoader(self._pravega.ClientConfig.builder().getClass().getClassLoader())
@@ -132,10 +132,10 @@ class PravegaStream:
         return StreamSegments(self._jvm, self._config, self._scope, self._stream)
 
     def settled(self, writer: Any, transaction: str) -> str | None:
-        """Returns the status of a transaction, once it no longer changes on its own; None if Pravega does not know it.
+        """Returns the status of a transaction once it is stable; None if Pravega does not know the transaction.
 
         Raises:
-            StatusUnknownError: If Pravega does not report it in time.
+            StatusUnknownError: If Pravega does not report the status in time.
         """
         uuid = self._jvm.java.util.UUID.fromString(transaction)
         give_up_at = time.monotonic() + _SETTLES_WITHIN_S
@@ -153,5 +153,5 @@ class PravegaStream:
             time.sleep(_ASK_EVERY_S)
 
     def abort(self, writer: Any, transaction: str) -> None:
-        """Aborts an open transaction. Query the status afterwards, since a commit may have been faster."""
+        """Aborts an open transaction. Query the status after that, because a commit may have been faster."""
         writer.getTxn(self._jvm.java.util.UUID.fromString(transaction)).abort()

@@ -24,8 +24,8 @@ class Pravega:
         controller: The controller's URI, such as ``tcp://host:9090``, or ``tls://host:9090`` for encrypted connections.
         user: The user, if the cluster requires one.
         password: The user's password.
-        trust_store: A PEM file with the authorities that the servers' certificates are checked against. Defaults to
-            those of the driver's JVM.
+        trust_store: A PEM file with the authorities against which the servers' certificates are checked. Defaults to
+            the authorities of the driver's JVM.
         check_host_name: True if the servers' certificates must match their host names.
 
     Raises:

@@ -1,7 +1,7 @@
-"""Adds the source's Java classes to a session: compiled by Janino, which Spark ships, into a jar that its tasks get.
+"""Adds the source's Java classes to a session. Janino, which Spark ships, compiles them into a jar for the tasks.
 
-The source is written in Java, like Spark's own sources: the workers of a Python source have no JVM, and Pravega's
-Python client does not support stream cuts. Its rows do not pass through Python.
+The source is written in Java, like Spark's own sources, because the workers of a Python source have no JVM, and
+Pravega's Python client does not support stream cuts. Rows do not pass through Python.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 FORMAT = "pravega_stream"
-"""The short name of the format and of the entry point. Pravega's own connector for Spark has the name ``pravega``."""
+"""The short name of the format and of the entry point. Pravega's own connector for Spark is named ``pravega``."""
 
 _SOURCE_CLASS = "sparkonce.pravega.PravegaSource"
 _SERVICE = "META-INF/services/org.apache.spark.sql.sources.DataSourceRegister"
 """The file in a jar through which Spark finds a format's class."""
 
 _JAVA = 8
-"""The version of the language and of the classes, the first in which Janino supports static interface methods."""
+"""The Java version of the sources and classes, the first for which Janino supports static interface methods."""
 
 _adding = threading.Lock()
 _added: WeakSet[SparkContext] = WeakSet()
-"""The contexts that have the classes. A jar that exists may be one that could not be added."""
+"""The contexts that have the classes. That a jar exists does not prove that it was added."""
 
 
 def add_source(spark: SparkSession) -> None:
-    """Adds the classes, unless the session's Spark has them, and lets this thread find them by name."""
+    """Adds the classes, unless the session's Spark already has them, and lets this thread find them by name."""
     # Spark deletes this folder when it stops. Executors that join later download the jar from the driver.
     jar = Path(str(spark.sparkContext._temp_dir), "sparkonce-pravega.jar")
     with _adding:

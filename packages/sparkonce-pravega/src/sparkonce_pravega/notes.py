@@ -1,8 +1,8 @@
-"""The transactions that were begun for the rows of a batch, recorded durably before any event is written.
+"""Records of the transactions begun for the rows of a batch, made durable before any event is written.
 
-They are in the sink's ledger, as ``transactions/NAME.NUMBER``: NAME is that of the first file, and NUMBER counts from
-0. A number is used only once the previous number's transaction is known to be aborted, so the last one is the only one
-that matters.
+They are in the sink's ledger, as ``transactions/NAME.NUMBER``. NAME is that of the first file, and NUMBER counts from
+0. A number is used only once the transaction of the previous number is known to be aborted, so only the last one
+matters.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class TransactionNotes:
         self._files = files
 
     def make(self) -> None:
-        """Creates their folder."""
+        """Creates the folder of the notes."""
         self._files.make(_FOLDER)
 
     def last(self, name: TransactionName) -> tuple[int, Begun | None]:
-        """Returns the number of notes for these rows, and the last note; None if there are none."""
+        """Returns the number of notes for these rows, and the last note (None if there is none)."""
         count = len([one for one in self._names() if one.rpartition(".")[0] == str(name)])
         if count == 0:
             return 0, None

@@ -1,4 +1,4 @@
-"""Pravega streams as a replayable source: the stream cuts of its batches are in the query's checkpoint."""
+"""Pravega streams as a replayable source. The query's checkpoint contains the stream cuts of its batches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sparkonce_pravega.cluster import CLIENT_JAR, Pravega
 from sparkonce_pravega.compiled import FORMAT, add_source, source_options
 
 MAX_BYTES_PER_BATCH = 128 * 2**20
-"""The default limit of a batch, which is a million events of 128 bytes, as in `read_kafka`."""
+"""The default limit of a batch in bytes: a million events of 128 bytes each, as many as for `read_kafka`."""
 
 _SCOPE, _STREAM = "the stream's scope", "the stream's name"
 _STARTS = "'earliest', 'latest', or the text of a stream cut (StreamCut.asText())"
@@ -43,11 +43,11 @@ def read_pravega(
             (``StreamCut.asText()``). Later runs resume from the checkpoint.
         max_bytes_per_batch: The approximate size of a batch, in bytes of the stream; None for no limit.
         outage_patience_s: How long Pravega may be unreachable while batches are planned, in seconds.
-        accept_lost: The head of the stream up to which events may be missing, as a stream cut in text form, copied from
-            an error.
+        accept_lost: The head of the stream, up to which events may be missing: a stream cut as text, copied from an
+            error.
 
     Returns:
-        Columns ``value`` (binary), ``segment`` (its id) and ``offset`` (of the event in its segment).
+        Columns ``value`` (binary), ``segment`` (its id) and ``offset`` (the event's offset in the segment).
 
     Raises:
         ConfigurationError: If a setting or argument is wrong, or the session does not have Pravega's client.
@@ -71,7 +71,7 @@ def read_pravega(
 
 
 def _check_cut(spark: SparkSession, setting: str, given: Any, stream: str, example: str) -> None:
-    """Checks that a string is a cut of this stream."""
+    """Checks that a string is the text of a cut of this stream."""
     cuts = spark._jvm.io.pravega.client.stream.StreamCut
     try:
         cut = getattr(cuts, "from")(given)

@@ -1,8 +1,8 @@
-"""The segments of a stream and their creation times, which distinguish it from a later stream with its name.
+"""The segments of a stream and their creation times, which distinguish a stream from a later one with the same name.
 
-Transaction ids do not: they are counted, and a new cluster starts counting again. Pravega's public client does not
-return creation times. The request for them is that of `SegmentMetadataClientImpl.fetchProperty`, for another attribute:
-``Attributes.CREATION_TIME`` of Pravega's segment store.
+Transaction ids do not distinguish them: they are counters, and a new cluster starts counting again. Pravega's public
+client does not return creation times. The request for them is that of `SegmentMetadataClientImpl.fetchProperty`, with
+another attribute: ``Attributes.CREATION_TIME`` of Pravega's segment store.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class StatusUnknownError(Exception):
 class StreamSegments:
     """Queries a stream's segments. Use it as a context manager.
 
-    Each method raises Py4JJavaError if there is no response, and StatusUnknownError if it is inconclusive.
+    Each method raises Py4JJavaError if there is no response, and StatusUnknownError if the response is inconclusive.
 
     Args:
         jvm: A JVM with Pravega's client.
@@ -51,7 +51,7 @@ class StreamSegments:
         self._pool.close()
 
     def birth(self) -> str:
-        """Returns a segment that is currently written to, and its creation time.
+        """Returns a segment that currently accepts events, with its creation time.
 
         For example: ``scope/stream/0.#epoch.0@1795647840578``.
         """
@@ -62,9 +62,9 @@ class StreamSegments:
         return f"{name}@{created}"
 
     def has(self, birth: str) -> bool:
-        """Returns True if the stream has the segment of `birth`, with the same creation time.
+        """Returns True if the stream has the segment in ``birth``, with the same creation time.
 
-        Truncated segments are gone.
+        A segment that was truncated no longer exists.
         """
         name, _, created = birth.rpartition("@")
         return bool(created) and self._created(name) == created

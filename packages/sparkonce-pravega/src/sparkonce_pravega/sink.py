@@ -24,18 +24,18 @@ if TYPE_CHECKING:
 
 WAIT_S = 120.0
 EVENT_LIMIT_BYTES = 8 * 2**20 - 1024
-"""The largest value that is accepted, leaving room for the key: Pravega's client accepts events of up to 8 MiB."""
+"""The largest value that is accepted. Pravega's client accepts events of up to 8 MiB, including the key."""
 
 
 def never(*_: object) -> None:
-    """Stands in for the user's function, which a stream does not have."""
+    """Takes the place of the user's function, which a stream does not have."""
     raise NotImplementedError
 
 
 class PravegaSink(WriteAheadSink):
     """Writes each batch to a Pravega stream, in one transaction.
 
-    Rows have the column ``value``, text or bytes, and optionally the column ``key``, text: the routing key.
+    The column ``value`` is text or bytes. The optional column ``key``, which is text, contains the routing key.
 
     Example:
         ```python
@@ -51,7 +51,7 @@ class PravegaSink(WriteAheadSink):
         scope: The stream's scope.
         stream: The stream, which must exist.
         folder: The folder in which rows wait; see `WriteAheadSink`.
-        name: Unique within the query, and the same after a restart.
+        name: A name that is unique within the query and stays the same after a restart.
 
     Raises:
         ConfigurationError: If a setting is wrong.
@@ -87,7 +87,7 @@ class PravegaSink(WriteAheadSink):
         """Returns the columns.
 
         Raises:
-            SchemaError: If one is missing, unknown, or of the wrong type. The message names it.
+            SchemaError: If a column is missing, unknown, or of the wrong type. The message names the column.
         """
         text = (pa.string(), pa.large_string())
         kinds = {"value": (*text, pa.binary(), pa.large_binary()), "key": text}
@@ -112,16 +112,16 @@ class PravegaSink(WriteAheadSink):
 
     @property
     def writes_with_session(self) -> bool:
-        """True: through Spark Connect there is no session that it could use."""
+        """True, because Spark Connect has no session that the sink could use."""
         return True
 
     @property
     def takes_dead_letters(self) -> bool:
-        """False: Pravega may reject an event after the decision."""
+        """False, because Pravega may reject an event after the decision."""
         return False
 
     def checked(self, rows: DataFrame, mark: str = "") -> DataFrame:  # noqa: ARG002 - it does not report refused rows
-        """Returns the same rows, with a computation that fails for values that Pravega would reject after deciding."""
+        """Returns the same rows, with a computation that fails for values that Pravega would reject later."""
         length = "octet_length(value)"
         return rows.where(
             f"CASE WHEN value IS NOT NULL AND {length} <= {EVENT_LIMIT_BYTES} THEN true "
@@ -131,7 +131,7 @@ class PravegaSink(WriteAheadSink):
         )
 
     def preflight(self, query: str, recorded: Facts | None) -> Facts:
-        """Checks that the stream exists, and that it is the one in the log."""
+        """Checks that the stream exists, and that it is the stream recorded in the log."""
         facts = {**super().preflight(query, recorded), "stream": f"{self.scope}/{self.stream}"}
         if recorded is not None and recorded.get("stream") != facts["stream"]:
             raise PreflightError(

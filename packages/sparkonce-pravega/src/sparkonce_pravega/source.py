@@ -1,4 +1,4 @@
-"""Pravega streams as sources of a query, with the information that sparkonce needs; see `sparkonce.source`."""
+"""Pravega streams as sources of a query, with the facts about them that sparkonce needs; see `sparkonce.source`."""
 
 from __future__ import annotations
 

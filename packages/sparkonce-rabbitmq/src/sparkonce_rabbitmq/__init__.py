@@ -4,7 +4,7 @@
 - ``sinks``: publish decided rows to a stream or a queue
 - ``stream``: reads streams; ``read_stream`` creates the source
 - ``queue``: reads queues, whose messages are stored in the checkpoint; ``read_queue`` creates the source
-- ``sources``: the information about the sources that sparkonce needs
+- ``sources``: the facts about the sources that sparkonce needs
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from sparkonce_rabbitmq.queue.receiver import Acknowledge
 from sparkonce_rabbitmq.server import RabbitMQ, checked_server
 
 MOST_PREFETCH = 65_535
-"""The protocol has two bytes for it."""
+"""The largest prefetch: the protocol has two bytes for it."""
 
 _LEAST_REMEMBERED = 2 * MOST_PREFETCH
 
@@ -47,14 +47,14 @@ def read_rabbitmq_queue(
         queue: The queue's name. It must exist.
         checkpoint: The query's checkpoint, as passed to `ExactlyOnce`.
         identify: How to recognize a message that is delivered again: by its property ``message_id``; by a ``digest`` of
-            everything that its publisher has set; or with a function of a `QueueMessage` that returns a string or
+            everything that its publisher has set; or by a function that takes a `QueueMessage` and returns a string or
             bytes. Two messages with the same result count as one message. Cannot be changed later.
-        acknowledge: ``finished``: a message is acknowledged once its batch is decided and finished. ``stored``: once it
-            is stored in the checkpoint, so a deleted checkpoint loses messages, but prefetch does not need to cover a
-            batch.
+        acknowledge: When to acknowledge a message. ``finished``: once its batch is decided and finished. ``stored``:
+            once it is in the checkpoint. The prefetch then need not cover a batch, but a deleted checkpoint loses
+            messages.
         prefetch: The maximum number of delivered but unacknowledged messages. With ``finished``, this includes stored
             messages of unfinished batches.
-        exclusive: True if the server must not let anybody else consume meanwhile.
+        exclusive: True if the server must not let anybody else consume from the queue while the query runs.
         remember: The number of message ids that are remembered after their batches are finished.
         most_ahead: With ``stored``, acknowledgments pause while this many rows are waiting for a batch.
         max_rows_per_batch: The maximum number of rows in a batch, in whole segments; None for no limit.

@@ -1,4 +1,4 @@
-"""RabbitMQ streams as a replayable source: its positions are in the query's checkpoint."""
+"""RabbitMQ streams as a replayable source. The query's checkpoint contains the positions of its batches."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_ROWS_PER_BATCH = 1_000_000
 """The default limit of a batch, as in `read_kafka`."""
 
 AMQP, RAW = "amqp", "raw"
-"""The forms of a message."""
+"""The formats of a message."""
 
 _STARTS = "'earliest', 'latest', an aware datetime, or {'orders': 17}"
 
@@ -47,18 +47,18 @@ def read_rabbitmq_stream(
         streams: One or more streams.
         super_stream: A super stream, all of whose streams are read, instead of `streams`.
         starting: Where the first run starts: ``earliest``, ``latest``, or a timezone-aware datetime (the first chunk
-            that is not older). Or, for each stream, one of these or an offset. Later runs resume from the checkpoint. A
-            stream that is added later is read from its beginning, unless it is named here.
+            that is not older). A mapping has one of these, or an offset, for each stream. Later runs resume from the
+            checkpoint. A stream that is added later is read from its beginning, unless the mapping contains it.
         max_rows_per_batch: The maximum number of messages in a batch, over all streams; None for no limit.
-        body: ``amqp`` if messages are in AMQP 1.0 format, as written by RabbitMQ's clients and `RabbitMQStreamSink`,
-            and as RabbitMQ stores what is published to a stream with AMQP 0-9-1. ``value`` is then the body. ``raw`` if
-            they are bare bytes.
+        body: The format of messages. ``amqp``: AMQP 1.0, as written by RabbitMQ's clients and `RabbitMQStreamSink`, and
+            as RabbitMQ stores messages published to a stream with AMQP 0-9-1. ``value`` is then the body. ``raw``: bare
+            bytes.
         offset_name: The name under which the server stores the offsets of finished batches, for tools that show lag.
         outage_patience_s: How long the server may be unreachable, in seconds.
         accept_lost: For each stream, the offset below which messages may be missing, copied from an error.
 
     Returns:
-        Columns ``stream``, ``offset``, ``timestamp`` (of the message's chunk), ``value`` (binary), and for AMQP
+        Columns ``stream``, ``offset``, ``timestamp`` (of the message's chunk) and ``value`` (binary). For AMQP, also
         ``properties`` and ``application_properties`` (strings by name).
 
     Raises:
@@ -86,7 +86,7 @@ def read_rabbitmq_stream(
         },
     )
     spark.dataSource.register(RabbitMQStreamSource)
-    reader = spark.readStream.format(NAME).option("streams", ", ".join(names))  # for people who read the plan
+    reader = spark.readStream.format(NAME).option("streams", ", ".join(names))  # shown in the plan
     return reader.option(OPTION, options.text()).load()
 
 
@@ -113,7 +113,7 @@ def _check_names(setting: str, given: Mapping[str, Any], names: Collection[str])
 
 
 def _starting(given: Any) -> dict[str, str | int]:
-    """Returns where a query starts, for each stream, or for all under an empty name."""
+    """Returns where a query starts in each stream. An empty name stands for all streams."""
     if isinstance(given, Mapping):
         return {
             nonempty("starting", stream, example=_STARTS): _start(f"starting[{stream!r}]", one)

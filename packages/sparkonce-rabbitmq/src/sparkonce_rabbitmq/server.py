@@ -13,7 +13,7 @@ _PORTS = {False: (5672, 5552), True: (5671, 5551)}
 """The ports of AMQP and of streams, without and with TLS."""
 
 PACKAGES = ("sparkonce_rabbitmq",)
-"""What workers need to write to it and to read from it."""
+"""The packages that workers need to read from the server and to write to it."""
 
 TLS_FILES = ("ca_file", "certificate_file", "key_file")
 
@@ -23,18 +23,19 @@ class RabbitMQ:
     """A server, or a node of a cluster, and a user.
 
     Attributes:
-        host: Its name or address.
+        host: The server's name or address.
         port: The AMQP 0-9-1 port, for queues. Defaults to 5672, or 5671 with TLS.
         stream_port: The port of the stream protocol. Defaults to 5552, or 5551 with TLS.
         virtual_host: The virtual host.
         user: The user.
         password: The user's password.
         tls: True to encrypt connections. The server's certificate is then always checked.
-        ca_file: The authorities that the server's certificate is checked against. Defaults to the system's.
+        ca_file: The authorities against which the server's certificate is checked. Defaults to the system's.
         certificate_file: The client's own certificate, if the server requires one.
         key_file: The key of that certificate.
-        load_balancer: True if the address is a load balancer's. A specific node is then reached by reconnecting.
-        timeout_s: How long to wait for a connection or a response.
+        load_balancer: True if the address is that of a load balancer. To reach a specific node, clients then reconnect
+            until they are connected to it.
+        timeout_s: How long to wait for a connection or a response, in seconds.
 
     Raises:
         ConfigurationError: If a setting is wrong. The message names it.
@@ -92,7 +93,7 @@ class RabbitMQ:
 
     @property
     def files(self) -> tuple[tuple[str, str], ...]:
-        """The settings and paths of files that each connecting process must be able to read."""
+        """The files that each connecting process must be able to read, as pairs of setting and path."""
         return tuple((setting, path) for setting in TLS_FILES if (path := getattr(self, setting)) is not None)
 
     def ssl_context(self) -> ssl.SSLContext | None:
@@ -111,10 +112,10 @@ class RabbitMQ:
 
 
 def checked_server(server: object) -> RabbitMQ:
-    """Returns the argument if it is a server.
+    """Returns the argument if it is a `RabbitMQ` object.
 
     Raises:
-        ConfigurationError: If it is not.
+        ConfigurationError: If it is any other object.
     """
     if not isinstance(server, RabbitMQ):
         raise ConfigurationError(

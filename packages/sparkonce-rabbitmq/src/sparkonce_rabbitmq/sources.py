@@ -1,4 +1,4 @@
-"""RabbitMQ streams and queues as sources of a query, with what sparkonce needs to know; see `sparkonce.source`."""
+"""RabbitMQ streams and queues as sources of a query, with the facts that sparkonce needs; see `sparkonce.source`."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class RabbitMQStreams(Source):
             )
 
     def worker_needs(self, source: SourceFacts) -> WorkerNeeds:
-        """Returns the client, its files, and the server's address."""
+        """Returns the client's module, the files that it reads, and the server's address."""
         from sparkonce_rabbitmq.server import RabbitMQ
 
         server = RabbitMQ(**_options(source).server)
@@ -92,7 +92,7 @@ class RabbitMQStreams(Source):
 
 
 class RabbitMQQueues(Source):
-    """Queues as read by `read_rabbitmq_queue`, which checks its queue itself. Tasks do not connect to a server."""
+    """Queues as read by `read_rabbitmq_queue`, which itself checks the queue. Tasks do not connect to a server."""
 
     def worker_needs(self, source: SourceFacts) -> WorkerNeeds:  # noqa: ARG002 - tasks read files
         """See `Source.worker_needs`."""

@@ -1,4 +1,4 @@
-"""The driver side of the sinks for tables: one write in the session for all rows of a batch."""
+"""The driver side of the sinks for tables: a single write in the driver's session for all rows of a batch."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ _UNFINISHED = "unfinished"
 
 
 def never(*_: object) -> None:
-    """Stands in for the user's function, which a table does not have."""
+    """Takes the place of the user's function, which a table does not have."""
     raise NotImplementedError
 
 
 class TableApplication(Application):
-    """Writes files to a table, and then checks which version has them.
+    """Writes files to a table, and then checks which version contains them.
 
     Args:
         folder: The sink's folder.
         sink: The sink's name.
         table: The table.
-        identity: The `Table.identity` that it must have; None if it has not been checked yet.
+        identity: The value that `Table.identity` must return; None if it has not been checked yet.
         merge: The settings of a merge; None to append.
     """
 
@@ -59,8 +59,8 @@ class TableApplication(Application):
     def noted(self, entries: Sequence[Entry]) -> Finished | None:
         """See `Application.noted`. The note is trusted unless the table lacks the rows.
 
-        A table lacks them if its disk lost its newest version in a power failure. Rows that are still waiting are then
-        rewritten; others are lost.
+        A table lacks them if a power failure has removed its newest version from the disk. Rows that still wait are
+        then written again; other rows are lost.
         """
         found = super().noted(entries)
         if found is None:
@@ -78,10 +78,10 @@ class TableApplication(Application):
         return Finished(outcome=Outcome.LOST, reason=reason)
 
     def lacks(self, entries: Sequence[Entry]) -> bool:
-        """Returns True if no version carries the rows' label, although the table remembers all since their begin.
+        """Returns True if no version has the rows' label, although the table remembers all versions since their begin.
 
         Raises:
-            RefusedError: If it is another table now.
+            RefusedError: If the table is now a different one.
             _FailedError: If the table cannot be queried.
         """
         with _refusals(), _active(self._table.spark):
@@ -95,7 +95,7 @@ class TableApplication(Application):
         """Returns True if a version of the table carries the rows' label.
 
         Raises:
-            RefusedError: If the table no longer remembers enough, or is gone.
+            RefusedError: If the table's memory does not reach back far enough, or if the table is gone.
         """
         with _refusals(), _active(self._table.spark):
             self._check_identity(f"whether {token.id} was written to it cannot be seen")
@@ -112,11 +112,10 @@ class TableApplication(Application):
         return False
 
     def deliver(self, unit: Unit, token: ApplyToken, opened: Sequence[BinaryIO]) -> None:
-        """Writes once, and checks that a version has the rows, since a table may skip a write silently.
+        """Writes the rows once, and checks that a version contains them, since a table may skip a write silently.
 
         Raises:
-            RefusedError: If the table rejects the rows, or skips them without having them, or if it is now another
-                table.
+            RefusedError: If the table rejects the rows, skips them although it lacks them, or is now a different table.
         """
         label = Label.of(unit.entries)
         urls = [self._folder.url(entry.name) for entry in unit.entries]
@@ -150,17 +149,17 @@ class TableApplication(Application):
 
 
 def _read(table: Table, urls: Sequence[str], file: BinaryIO) -> DataFrame:
-    """Returns the rows in these files, one of which is open."""
+    """Returns the rows in these files. ``file`` is one of them, already open."""
     columns = schema_in(file)
-    # Only look up the table's schema if there is a struct: the lookup takes time, and only structs can have types that
-    # files do not record.
+    # Look up the table's schema only if there is a struct, because the lookup takes time. Only structs can have types
+    # that files do not record.
     columns = with_own_types(columns, table.schema().fields) if is_nested(columns) else columns
     return read_rows(table.spark, urls, columns)
 
 
 @contextmanager
 def _active(spark: SparkSession) -> Iterator[None]:
-    """Makes a session this thread's active one, whose settings Spark uses to load catalogs such as Iceberg's."""
+    """Makes a session this thread's active one. Spark uses its settings to load catalogs such as Iceberg's."""
     sessions = spark._jvm.org.apache.spark.sql.classic.SparkSession
     before = sessions.getActiveSession()
     sessions.setActiveSession(spark._jsparkSession)
@@ -175,7 +174,7 @@ def _active(spark: SparkSession) -> Iterator[None]:
 
 @contextmanager
 def _refusals() -> Iterator[None]:
-    """Converts errors that a retry cannot fix to refusals. Others, such as an unreachable catalog, may be temporary."""
+    """Converts errors that a retry cannot fix to refusals. Other errors, such as an unreachable catalog, may pass."""
     try:
         yield
     except RefusedError:
@@ -196,7 +195,7 @@ class TableCommitter(WriteAheadCommitter):
     Args:
         folder: The sink's folder.
         sink: The sink's name.
-        prefix: The sink's name, as it appears in the names of its files.
+        prefix: The prefix of the sink's file names.
         table: The table.
         identity: See `TableApplication`.
         merge: See `TableApplication`.
@@ -217,9 +216,9 @@ class TableCommitter(WriteAheadCommitter):
         self._merge = merge
 
     def check_prepared(self, handles: Sequence[Handle]) -> str:
-        """See `SinkCommitter.check_prepared`. Refuses what the table would refuse at the commit, when it is too late.
+        """See `SinkCommitter.check_prepared`. Refuses rows that the table would only refuse at the commit.
 
-        These are several rows with the same key, and rows that break a rule of the table when expressions insert them.
+        These are several rows with the same key, and rows that expressions insert and that break a rule of the table.
 
         Raises:
             UnknownOutcomeError: If the rows or the table currently cannot be read.
@@ -246,7 +245,7 @@ class TableCommitter(WriteAheadCommitter):
             raise self._unreadable_table(error) from error
 
     def list_lingering(self, owners: Sequence[Owner]) -> Sequence[Handle]:
-        """Lists files, and what attempts to write them have left behind in the table."""
+        """Lists unfinished files, and the remains of write attempts in the table."""
         wanted = {(self._prefix, owner.query, owner.token) for owner in owners}
         try:
             unfinished = self._table.unfinished()
@@ -262,7 +261,7 @@ class TableCommitter(WriteAheadCommitter):
         ]
 
     def abort(self, handles: Sequence[Handle]) -> Sequence[Finished]:
-        """Deletes files, and what attempts have left behind in the table; see `SinkCommitter.abort`."""
+        """Deletes files, and the remains of write attempts in the table; see `SinkCommitter.abort`."""
         files = iter(super().abort([handle for handle in handles if _unfinished(handle) is None]))
         left = (_unfinished(handle) for handle in handles)
         return [next(files) if one is None else self._discard(one) for one in left]
@@ -277,7 +276,7 @@ class TableCommitter(WriteAheadCommitter):
         return Finished(outcome=Outcome.ABORTED)
 
     def list_traces(self, query: str, facts: Facts) -> Sequence[Trace]:  # noqa: ARG002 - names say whose they are
-        """See `SinkCommitter.list_traces`. Reads them from the table's versions."""
+        """See `SinkCommitter.list_traces`. Reads the traces from the table's versions."""
         return [
             Trace(token=entry.name.token, committed=label.first, batch=entry.name.batch)
             for label, entry in self._entries().items()
@@ -285,7 +284,7 @@ class TableCommitter(WriteAheadCommitter):
         ]
 
     def missing(self, handles: Sequence[Handle]) -> Sequence[Handle]:
-        """See `SinkCommitter.missing`. Looks in the table for the label of each call that is recorded as done."""
+        """See `SinkCommitter.missing`. Searches the table for the label of each call that is recorded as done."""
         found = [(handle, entry.name) for handle in handles if (entry := Entry.of_handle(handle)) is not None]
         try:
             calls = dict.fromkeys(tuple(call) for _, name in found if (call := self._call_with(name)))
@@ -312,7 +311,7 @@ class TableCommitter(WriteAheadCommitter):
 
 
 def _settings() -> CallSettings:
-    """Returns the settings of one write for all rows of a batch, which `TableApplication` carries out itself."""
+    """Returns the settings of a single write for all rows of a batch, which `TableApplication` itself carries out."""
     return CallSettings(
         apply=never, is_applied=None, applies=Applies.TRANSACTIONAL, per="batch", parallel=1, wait_s=WAIT_S
     )
@@ -327,7 +326,7 @@ _OF_PATTERNS, _ESCAPED = r"([\\*?\[\]{}])", r"\\\1"
 
 
 def schema_in(file: BinaryIO) -> StructType:
-    """Returns the columns of a file of rows, without the job that Spark would run to infer them."""
+    """Returns the columns of a file of rows. To infer them, Spark would run a job."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
     return from_arrow_schema(pq.read_schema(file), prefer_timestamp_ntz=True)
@@ -335,9 +334,9 @@ def schema_in(file: BinaryIO) -> StructType:
 
 def read_rows(spark: SparkSession, urls: Sequence[str], schema: StructType | str) -> DataFrame:
     """Returns the rows in these files."""
-    # Never skip files, whatever the session's settings for missing or damaged files.
+    # Never skip files, regardless of the session's settings for missing or damaged files.
     reader = spark.read.option("ignoreMissingFiles", False).option("ignoreCorruptFiles", False)
-    # Never shift dates, whatever the session's settings for files of Spark 2: these rows never used its calendar.
+    # Never shift dates, regardless of the session's settings for files of Spark 2: these files never used its calendar.
     reader = reader.option("datetimeRebaseMode", "CORRECTED").option("int96RebaseMode", "CORRECTED")
     # Spark interprets paths as patterns.
     return reader.schema(schema).parquet(*(re.sub(_OF_PATTERNS, _ESCAPED, url) for url in urls))

@@ -1,4 +1,4 @@
-"""Delta Lake: a batch is a version of the table, whose entry in the table's log has the label of its rows."""
+"""Delta Lake: a batch is a version of the table. The version's entry in the table's log has the label of the rows."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ class DeltaSink(TableSink):
         ```
 
     Args:
-        path: The table's location. Give either this or `table`.
+        path: The table's location. Use either this or `table`.
         table: The table's name in a catalog.
-        merge_on: The key columns. If given, rows are merged into the table instead of appended: a row matches the rows
+        merge_on: The key columns. With them, rows are merged into the table instead of appended: a row matches the rows
             of the table that have the same values in the key columns. Null matches nothing. In all expressions below,
             ``source`` is a row of the batch, and ``target`` a row of the table.
         merge_where: A condition, in addition to the key, under which two rows match.
@@ -59,11 +59,11 @@ class DeltaSink(TableSink):
         update_when: An additional condition for `when_matched`.
         insert_when: An additional condition for `when_not_matched`.
         order_by: If several rows have the same key, the one with the greatest values in these columns is used. A row
-            that is less than the table's changes nothing. Without this setting, several rows with the same key are
-            refused.
-        evolve_schema: True to add columns that the table lacks to the table at the start.
+            with lower values than the table's row changes nothing. Without this setting, several rows with the same key
+            are refused.
+        evolve_schema: True to add the columns that the table lacks, at the start.
         folder: The folder in which rows wait; see `WriteAheadSink`.
-        name: Unique within the query, and the same after a restart.
+        name: A name that is unique within the query and stays the same after a restart.
 
     Raises:
         ConfigurationError: If a setting is wrong.
@@ -143,7 +143,7 @@ class _DeltaTable(Table):
         return str(self._metadata().id())
 
     def schema(self) -> StructType:
-        """See `Table.schema`. Reads the table's log, since a reader does not learn which columns Delta fills in."""
+        """See `Table.schema`. Reads the table's log, because a reader cannot see which columns Delta fills in."""
         from pyspark.sql.types import StructType
 
         return StructType.fromJson(json.loads(self._metadata().schema().json()))
@@ -177,8 +177,8 @@ class _DeltaTable(Table):
     def append(self, rows: DataFrame, unit: Unit, label: Label) -> None:
         """See `Table.append`. If two drivers write at the same time, Delta refuses one of them.
 
-        Delta silently skips a version of an application id that it has already seen (delta-io/delta#1141), so the
-        caller looks for the label afterwards.
+        Delta silently skips a version of an application id that it has already recorded (delta-io/delta#1141), so the
+        caller must look for the label afterward.
         """
         writer = self._widened(rows).write.format("delta").mode("append")
         writer = writer.option("txnAppId", _application(unit)).option("txnVersion", unit.name.batch)
@@ -191,18 +191,18 @@ class _DeltaTable(Table):
     def merge(self, rows: DataFrame, plan: MergePlan, unit: Unit, label: Label) -> None:
         """See `Table.merge`.
 
-        Delta skips and refuses as for an append, and also refuses what others have changed meanwhile.
+        Delta skips and refuses merges like appends, and also refuses a merge if others have changed its rows meanwhile.
 
-        A MERGE reads from the session what an append reads from its options.
+        An append gets the label through its options; a MERGE gets it through the session's settings.
         """
         conf = self.spark.conf
         conf.set(f"{_DELTA}.write.txnAppId", _application(unit))
         conf.set(f"{_DELTA}.write.txnVersion", str(unit.name.batch))
         conf.set(f"{_DELTA}.commitInfo.userMetadata", label.to_text())
-        # Delta materializes a source whose rows might differ when they are read again. These rows are in files that
-        # never change.
+        # By default, Delta materializes a source whose rows might differ when they are read again. These files never
+        # change.
         conf.set(f"{_DELTA}.merge.materializeSource", "none")
-        # Delta casts values as needed, but it has no cast from a nullable field to one that must not be null.
+        # Delta casts values if needed, but it cannot cast a nullable field to one that must not be null.
         rows = never_null_inside(rows, self.schema().fields)
         made = self._handle().alias(TARGET).merge(rows.alias(SOURCE)._jdf, plan.on)
         for one in plan.clauses:
@@ -219,7 +219,7 @@ class _DeltaTable(Table):
         made.execute()
 
     def refusal(self, rows: DataFrame, plan: MergePlan | None) -> str:
-        """See `Table.refusal`. Delta checks most of this only when it commits."""
+        """See `Table.refusal`. Delta itself checks most of this only when it commits."""
         snapshot = self._snapshot()
         self._handle().deltaLog().protocolWrite(snapshot.protocol())
         if plan is None:
@@ -244,7 +244,7 @@ class _DeltaTable(Table):
         return self._name or f"delta.{quoted(self._path or '')}"
 
     def _widened(self, rows: DataFrame) -> DataFrame:
-        """Casts the rows to the table's types: for columns in constraints or expressions, Delta accepts no others."""
+        """Casts the rows to the table's types, the only ones that Delta accepts in constraints and expressions."""
         types = {one.name.lower(): one.dataType for one in self.schema()}
         columns = (
             as_stored(rows[quoted(one.name)], types.get(one.name.lower(), one.dataType)).alias(one.name)
@@ -258,9 +258,9 @@ class _DeltaTable(Table):
         return [label for row in told if (label := Label.of_text(row[0])) is not None]
 
     def has(self, label: Label) -> bool:
-        """See `Table.has`. Reads the newest entry of the table's log, since the table's history would need a Spark job.
+        """See `Table.has`. Reads the newest entry of the table's log, since reading the history would need a Spark job.
 
-        If others have written since, or a catalog stores the entry elsewhere, the history is read.
+        Reads the history if others have written since, or if a catalog stores the entry elsewhere.
         """
         return label == self._newest_label() or super().has(label)
 
@@ -285,7 +285,7 @@ class _DeltaTable(Table):
         return str(self._handle().deltaLog().dataPath().toUri())
 
     def _metadata(self) -> Any:
-        """Returns the metadata of the newest version. Fails if there is none."""
+        """Returns the metadata of the newest version. Raises an error if there is no version."""
         return self._snapshot().metadata()
 
     def _snapshot(self) -> Any:
@@ -304,7 +304,7 @@ class _DeltaTable(Table):
 
 
 def _application(unit: Unit) -> str:
-    # The id contains the run, so that a restored log never meets the versions of another run. It also contains the
-    # unit, since a slot of a batch may be written again with other rows, as another unit.
+    # The id contains the run, so that a restored log never conflicts with versions of another run. It also contains the
+    # unit, because a slot of a batch may be written again with other rows, as another unit.
     name = unit.name
     return f"{name.prefix}.{name.query}.{name.token.position}-{name.token.nonce}.{name.slot}.{unit.number}"

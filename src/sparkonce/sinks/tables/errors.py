@@ -1,4 +1,4 @@
-"""Classifies errors from Spark and from tables when rows were not accepted."""
+"""Classifies errors that Spark and tables raise if they do not accept rows."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any
 from sparkonce.errors import one_line
 
 _FINAL_STATES = ("21", "22", "23", "42", "KD000")
-"""The SQLSTATE classes about the rows and the table.
+"""The SQLSTATE classes of errors about the rows and the table.
 
-They are cardinality, data, constraints, names and permissions, and Spark's own for data that does not fit the table;
+They cover cardinality, data, constraints, names, permissions, and (KD000) data that does not fit the table;
 see https://spark.apache.org/docs/latest/sql-error-conditions-sqlstates.html
 """
 
 _FINAL_CONDITIONS = frozenset({"_LEGACY_ERROR_TEMP_DELTA_0007"})
-"""Conditions without a SQLSTATE: Delta's for columns that the table does not have."""
+"""Error conditions without a SQLSTATE: Delta's condition for columns that the table does not have."""
 
 
 def is_final(error: BaseException) -> bool:
-    """Returns True if writing the same rows to the same table again can only fail again."""
-    # The error's class does not help: Spark also raises AnalysisException if a metastore does not respond.
+    """Returns True if another attempt to write the same rows to the same table is certain to fail."""
+    # The class of the error does not help: Spark also raises AnalysisException if a metastore does not respond.
     return any(
         str(state or "").startswith(_FINAL_STATES) or condition in _FINAL_CONDITIONS
         for state, condition in _states(error)
@@ -35,7 +35,7 @@ def error_message(error: BaseException, lines: int = 1) -> str:
 
 
 def _states(error: BaseException) -> Iterator[tuple[Any, Any]]:
-    """Yields the SQLSTATE and condition of the error, and of its causes in the JVM."""
+    """Yields the SQLSTATE and the condition of the error and of each of its causes in the JVM."""
     from py4j.java_gateway import is_instance_of
     from pyspark import SparkContext
 

@@ -1,7 +1,7 @@
-"""Adapts rows to a table: to its types, and to its rules for every row that is added.
+"""Adapts rows to a table's types, and checks them against the table's rules.
 
 Types are compared by field names at every level, and by nullability. Rows are checked against the rules before their
-batch is decided, since afterwards the query could only stop.
+batch is decided, because after the decision, a refused row would stop the query.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _TEXTS = ("StringType", "CharType", "VarcharType")
 
 
 def difference(actual: DataType, wanted: DataType, what: str) -> str:
-    """Returns why a table's type cannot hold all values of another type, apart from nulls; empty if it can.
+    """Returns why a table's type cannot represent all values of another type, apart from nulls; empty if it can.
 
     Args:
         actual: The type in the rows.
@@ -67,7 +67,7 @@ def _takes(wanted: DataType, actual: DataType) -> bool:
 
 
 def in_tables_order(rows: DataFrame, fields: Sequence[StructField]) -> DataFrame:
-    """Returns rows whose structs have their fields in the table's order, since casts and some writers go by position.
+    """Returns rows whose structs have their fields in the table's order, because casts and some writers use positions.
 
     Args:
         rows: The rows. No column may differ from the table's; see `difference`.
@@ -90,7 +90,7 @@ def _is_in_order(actual: DataType, wanted: DataType) -> bool:
 
 
 def ordered(value: Column, actual: DataType, wanted: DataType) -> Column:
-    """Returns a value whose structs have the fields of a table's type, in its order."""
+    """Returns a value whose structs have the fields of a table's type, in the same order."""
     if _is_in_order(actual, wanted):
         return value
     from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
@@ -112,9 +112,9 @@ def ordered(value: Column, actual: DataType, wanted: DataType) -> Column:
 
 
 def never_null_inside(rows: DataFrame, fields: Sequence[StructField]) -> DataFrame:
-    """Returns rows whose types declare nested values as non-null where the table does not allow nulls.
+    """Returns rows whose types declare nested values as non-null if the table does not allow nulls there.
 
-    This was checked when the rows were computed (see `not_null_inside`), but files do not record it.
+    Nulls were ruled out when the rows were computed (see `not_null_inside`), but files do not record that.
 
     Args:
         rows: The rows. Columns that are not in the table's order, or differ from it, are returned unchanged.
@@ -161,7 +161,7 @@ def _known_not_null(value: Column) -> Column:
 
 
 def nullable(kind: DataType) -> DataType:
-    """Returns a type whose elements, values and fields are all nullable: a cast to it accepts any nullable value."""
+    """Returns a type in which all elements, values and fields are nullable, so a cast to it accepts any nulls."""
     from pyspark.sql.types import ArrayType, MapType, StructField, StructType
 
     if isinstance(kind, ArrayType):
@@ -176,7 +176,7 @@ def nullable(kind: DataType) -> DataType:
 def as_stored(value: Column, wanted: DataType) -> Column:
     """Returns a value cast to a table's type.
 
-    A user-defined type is already read as such, and is never a cast's target.
+    A value of a user-defined type is returned unchanged: it already has that type, and cannot be cast to it.
     """
     from pyspark.sql.types import UserDefinedType
 
@@ -184,7 +184,7 @@ def as_stored(value: Column, wanted: DataType) -> Column:
 
 
 def with_own_types(schema: StructType, fields: Sequence[StructField]) -> StructType:
-    """Returns the columns of waiting rows with the table's user-defined types, which files do not record."""
+    """Returns the columns of waiting rows with the table's user-defined types. Files do not record these types."""
     from pyspark.sql.types import StructField, StructType, UserDefinedType
 
     own = {name: one.dataType for name, one in _by_name(fields).items() if isinstance(one.dataType, UserDefinedType)}
@@ -243,11 +243,11 @@ def _by_name(fields: Sequence[StructField] | StructType) -> dict[str, StructFiel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """The rules of a table for every row that is added, beyond its types.
+    """The rules of a table, beyond its types, for every row that is added.
 
     Attributes:
-        fills: The values of columns that are not given, by name, computed from those that are. All others are null.
-        conditions: The conditions that a row must meet, keyed by the table's name for each.
+        fills: For columns that are missing in a row, the values that the table computes. Other columns become null.
+        conditions: The conditions that a row must meet, by the table's name of each condition.
     """
 
     fills: Mapping[str, Column]
@@ -255,7 +255,7 @@ class Rules:
 
 
 def not_null(column: str) -> tuple[str, Column]:
-    """Returns the condition that a column, or a field within one, is not null. Its name must be quoted."""
+    """Returns the condition that a column, or a field inside one, is not null. Its name must already be quoted."""
     from pyspark.sql import functions
 
     return f"{column} must not be null", functions.col(column).isNotNull()
@@ -268,7 +268,7 @@ _GIVEN = "__sparkonce_given"
 def with_reason(
     rows: DataFrame, values: Mapping[str, Column], fields: Sequence[StructField], rules: Rules, where: str
 ) -> DataFrame:
-    """Adds a column `REASON` to rows: why the table would not accept what is inserted for a row, or null.
+    """Adds the column `REASON` to rows: why the table would refuse what is inserted for a row; null if it would not.
 
     Args:
         rows: The rows, with the alias ``source``.
@@ -302,9 +302,9 @@ def with_reason(
 def refused_insert(
     merge: Merge, rows: DataFrame, table: DataFrame, fields: Sequence[StructField], rules: Rules, where: str
 ) -> str:
-    """Returns why the table would not accept a row that the expressions of `when_not_matched` insert.
+    """Returns why the table would refuse a row inserted by the expressions of `when_not_matched`; empty if it would not.
 
-    Only rows without a match in the table are inserted, so matches are looked up once a row breaks a rule.
+    Only rows without a match in the table are inserted. Matches are therefore looked up if a row breaks a rule.
 
     Args:
         merge: The settings of the merge.

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("sparkonce")
 
 NOTE = "sparkonce."
-"""The prefix of the table properties that are notes. It is followed by the name of a commit's first transaction."""
+"""The prefix of the table properties that are notes. The name of the commit's first transaction follows it."""
 
 KEEP_NOTES = 20
 """The number of notes that each query and sink retains."""
@@ -38,7 +38,7 @@ _MAIN = "main"
 _ROWS = "sparkonce_rows"
 _DUPLICATE = "DuplicateWAPCommitException"
 _STAGED, _PUBLISHED = "wap.id", "published-wap-id"
-"""Iceberg's own keys in a snapshot's summary, which it compares when a staged snapshot is published."""
+"""Iceberg's own keys in a snapshot's summary. Iceberg compares their values when it publishes a staged snapshot."""
 
 
 class IcebergSink(TableSink):
@@ -54,7 +54,7 @@ class IcebergSink(TableSink):
 
     Args:
         table: The table's name in Spark SQL: ``catalog.namespace.table``, or relative to the session's catalog.
-        merge_on: The key columns. If given, rows are merged into the table instead of appended: a row matches the rows
+        merge_on: The key columns. With them, rows are merged into the table instead of appended: a row matches the rows
             of the table that have the same values in the key columns. Null matches nothing. In all expressions below,
             ``source`` is a row of the batch, and ``target`` a row of the table.
         merge_where: A condition, in addition to the key, under which two rows match.
@@ -67,11 +67,11 @@ class IcebergSink(TableSink):
         update_when: An additional condition for `when_matched`.
         insert_when: An additional condition for `when_not_matched`.
         order_by: If several rows have the same key, the one with the greatest values in these columns is used. A row
-            that is less than the table's changes nothing. Without this setting, several rows with the same key are
-            refused.
-        evolve_schema: True to add columns that the table lacks to the table at the start.
+            with lower values than the table's row changes nothing. Without this setting, several rows with the same key
+            are refused.
+        evolve_schema: True to add the columns that the table lacks, at the start.
         folder: The folder in which rows wait; see `WriteAheadSink`.
-        name: Unique within the query, and the same after a restart.
+        name: A name that is unique within the query and stays the same after a restart.
 
     Raises:
         ConfigurationError: If a setting is wrong.
@@ -123,10 +123,10 @@ class IcebergSink(TableSink):
         )
 
     def preflight(self, query: str, recorded: Facts | None) -> Facts:
-        """See `TableSink.preflight`. Also checks that the session is not set to stage writes elsewhere.
+        """See `TableSink.preflight`. Also checks that the session does not redirect writes to a branch.
 
         Raises:
-            PreflightError: If it is. The message names the setting.
+            PreflightError: If it does. The message names the setting.
         """
         facts = super().preflight(query, recorded)
         spark = driver_session(self.name)
@@ -156,7 +156,7 @@ class _IcebergTable(Table):
         return self.spark.table(self._name).schema
 
     def rules(self, columns: Collection[str]) -> Rules:
-        """See `Table.rules`. `TableSink.columns` has already refused rows without a required column."""
+        """See `Table.rules`. Required columns are present, because `TableSink.columns` refuses rows without them."""
         conditions: dict[str, Column] = {}
         for one in self.schema():
             if one.name.lower() in columns:
@@ -178,7 +178,7 @@ class _IcebergTable(Table):
         self._stage(write, unit, label, False)
 
     def merge(self, rows: DataFrame, plan: MergePlan, unit: Unit, label: Label) -> None:
-        """See `Table.merge`. It is published only if nobody has committed since its branch was created."""
+        """See `Table.merge`. Publishes the branch only if nobody has committed since it was created."""
 
         def write(branch: str) -> None:
             rows.createOrReplaceTempView(_ROWS)
@@ -215,30 +215,30 @@ class _IcebergTable(Table):
         return f"{self._name}.`branch_{branch}`"
 
     def _stage(self, write: Callable[[str], None], unit: Unit, label: Label, alone: bool) -> None:
-        # Each attempt has its own branch, which ends with what this attempt wrote.
+        # Each attempt has its own branch, so the branch ends with what this attempt has written.
         branch = f"{unit.name}.{secrets.token_hex(4)}"
         self._load().manageSnapshots().createBranch(branch).commit()
         try:
-            self._load()  # the session's cached table does not have the branch
+            self._load()  # the table that the session has cached lacks the branch
             write(branch)
             self._publish(branch, unit, label, alone)
         except Exception as error:
-            if _DUPLICATE not in str(error):  # otherwise it is already there, and the caller checks
+            if _DUPLICATE not in str(error):  # a duplicate is already published, which the caller checks
                 self._drop_quietly(branch)
                 raise
         self._drop_quietly(branch)
-        # A copied session has its own caches, and others in this session read the table.
+        # Sessions cache tables separately, and this table may be read in the original session.
         self._forgotten(self._readers)
 
     def labels(self, newest: int | None = None) -> list[Label]:
         """See `Table.labels`.
 
-        Reads the notes, which outlive snapshots, and, for all labels, the table's snapshots as well.
+        Reads the notes, which outlive snapshots. For all labels, also reads the table's snapshots.
         """
         table = self._load()
         found = dict.fromkeys(_notes(table).values())
         if newest is None:
-            # Ignore snapshots that were rolled back. If the notes do not name them either, their rows may be rewritten.
+            # Ignore snapshots that were rolled back. If no note mentions them, their rows may be written again.
             for snapshot_id in self.spark._jvm.org.apache.iceberg.util.SnapshotUtil.currentAncestorIds(table):
                 summary = table.snapshot(snapshot_id).summary()
                 label = Label.of_text(summary.get(_STAGED) or summary.get(_PUBLISHED))
@@ -247,7 +247,7 @@ class _IcebergTable(Table):
         return list(found)
 
     def remembers_since_ms(self, unit: Unit) -> int:
-        """See `Table.remembers_since_ms`. Each query retains the notes that were begun last."""
+        """See `Table.remembers_since_ms`. The table keeps the notes of a query whose rows were begun last."""
         begun_ms = [_begun_ms(label) for name, label in _notes(self._load()).items() if _kin(name, unit.name)]
         return min(begun_ms) + 1 if len(begun_ms) >= KEEP_NOTES else 0
 
@@ -255,7 +255,7 @@ class _IcebergTable(Table):
         return str(self._load().location())
 
     def unfinished(self) -> Mapping[str, TransactionName]:
-        """See `Table.unfinished`. Lists the branches that attempts have left behind."""
+        """See `Table.unfinished`. Lists the branches that failed attempts have left behind."""
         names = {str(branch): str(branch).rpartition(".")[0] for branch in self._load().refs()}
         return {branch: name for branch, text in names.items() if (name := TransactionName.parse(text)) is not None}
 
@@ -265,7 +265,7 @@ class _IcebergTable(Table):
             table.manageSnapshots().removeBranch(unfinished).commit()
 
     def _filled(self, rows: DataFrame) -> DataFrame:
-        """Returns the rows with nulls in the columns that they lack, since Iceberg requires all columns."""
+        """Returns the rows with null columns for those that they lack, because Iceberg requires all columns."""
         from pyspark.sql import functions
 
         names = {name.lower() for name in rows.columns}
@@ -273,12 +273,12 @@ class _IcebergTable(Table):
         return rows.select("*", *(functions.lit(None).cast(one.dataType).alias(one.name) for one in missing))
 
     def _publish(self, branch: str, unit: Unit, label: Label, alone: bool) -> None:
-        """Adds the rows to the table, with a note, in one commit.
+        """Adds the rows and a note to the table in one commit.
 
-        If others commit first, Iceberg retries or, for a commit that must be alone, fails.
+        If others commit first, Iceberg tries again. With ``alone``, it fails instead.
         """
-        # Iceberg only refuses a label that a snapshot in the table's current history has. Check the notes first: they
-        # also cover snapshots that have expired or were rolled back.
+        # Iceberg refuses a label only if it belongs to a snapshot in the table's current history. Check the notes
+        # first, which also cover snapshots that have expired or were rolled back.
         table = self._load()
         staged = table.snapshot(branch)
         if Label.of_text(staged.summary().get(_STAGED)) != label:
@@ -313,8 +313,8 @@ class _IcebergTable(Table):
 
     def _load(self) -> Any:
         """Reloads the table."""
-        # Refreshing the table in Spark's catalog is not enough. If another session dropped and recreated a table of a
-        # Hadoop catalog, and the new table has the same number of versions, Spark would keep the old one.
+        # Refreshing the table in Spark's catalog is not enough. If another session has recreated a table of a Hadoop
+        # catalog, and both tables have the same number of versions, Spark would keep using the old table.
         return self._forgotten(self.spark).loadIcebergTable(self.spark._jsparkSession, self._name)
 
     def _forgotten(self, spark: SparkSession) -> Any:
@@ -326,10 +326,10 @@ class _IcebergTable(Table):
 
 
 def _run_labelled(spark: SparkSession, statement: str, summary: Mapping[str, str]) -> None:
-    """Runs a statement whose snapshot gets these entries in its summary. SQL has no other way before Iceberg 1.11.
+    """Runs a statement whose snapshot gets these entries in its summary. Before Iceberg 1.11, SQL has no other way.
 
-    It takes a Java function. This one is the session's own method: a Python function would have to be called back by
-    the thread that waits for it.
+    The entries apply while a Java function runs. That function is the session's own method for running SQL. It cannot
+    be a Python function, which would have to be called by the thread that waits for it.
     """
     java = spark._jvm.java
     handles, text = java.lang.invoke.MethodHandles, java.lang.Class.forName("java.lang.String")

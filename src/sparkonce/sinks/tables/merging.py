@@ -1,8 +1,8 @@
-"""MERGE: what a batch does to rows of a table that have the same keys, and what happens to its other rows.
+"""MERGE: the effect of a batch on a table's rows with the same keys, and on the batch's other rows.
 
 In all expressions, ``source`` is a row of the batch, and ``target`` a row of the table. The settings of a merge are
 checked against the columns of the table and of the rows without running anything. Before a batch is decided, its rows
-are checked for duplicate keys, since a merge accepts one row per key.
+are checked for duplicate keys, because a merge accepts only one row per key.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Clause:
     """A WHEN clause of a MERGE.
 
     Attributes:
-        kind: What happens to the row.
+        kind: The effect on the row.
         condition: The condition on the row; None for all rows.
         changes: The columns that are set, with their expressions.
     """
@@ -97,13 +97,13 @@ class Merge:
 
     Attributes:
         on: The key columns.
-        where: Which rows of the table are considered, in addition to the key.
-        matched: What happens to a row that matches.
-        not_matched: What happens to a row that matches none.
-        delete_when: Which matching rows are deleted.
-        update_when: Which matching rows are updated.
-        insert_when: Which rows without a match are inserted.
-        order_by: The columns that determine the last row of a key, which is used; empty to refuse several rows.
+        where: The condition, in addition to the key, on rows of the table that can match.
+        matched: The effect on a row that matches.
+        not_matched: The effect on a row that matches none.
+        delete_when: The condition under which a matching row is deleted.
+        update_when: The condition under which a matching row is updated.
+        insert_when: The condition under which a row without a match is inserted.
+        order_by: The columns by which the last row of a key is chosen; empty to refuse several rows with the same key.
     """
 
     on: tuple[str, ...]
@@ -128,10 +128,10 @@ class Merge:
         insert_when: str | None,
         order_by: Sequence[str],
     ) -> Merge | None:
-        """Returns the given settings; None for a sink that appends.
+        """Returns the settings; None for a sink that appends.
 
         Raises:
-            ConfigurationError: If one is wrong, or is given without `merge_on`.
+            ConfigurationError: If a setting is wrong, or is used without `merge_on`.
         """
         conditions = {
             "merge_where": merge_where,
@@ -191,12 +191,12 @@ class Merge:
 
     @property
     def takes_all(self) -> bool:
-        """True if the rows' columns go to the table's columns of the same name."""
+        """True if all columns of the rows are written to the table's columns with the same names."""
         return self.matched == UPDATE_ALL or self.not_matched == INSERT_ALL
 
     @property
     def conditions(self) -> Mapping[str, str]:
-        """All conditions that were given, by setting."""
+        """All conditions that are set, by setting."""
         texts = {
             "merge_where": self.where,
             "delete_when": self.delete_when,
@@ -212,13 +212,13 @@ class Merge:
         return {setting: changes for setting, changes in clauses.items() if isinstance(changes, Mapping)}
 
     def read_by(self, spark: SparkSession) -> frozenset[str]:
-        """Returns the rows' columns that an expression uses, in lower case. The table does not need to have them."""
+        """Returns the rows' columns that expressions use, in lower case. The table need not have these columns."""
         expressions = [*self.conditions.values(), *(text for some in self.changes.values() for text in some.values())]
         names = (name for text in expressions for name in names_in(spark, text))
         return frozenset(name[1] for name in names if len(name) > 1 and name[0] == SOURCE)
 
     def plan(self, spark: SparkSession, columns: Sequence[str], fields: Sequence[StructField]) -> MergePlan:
-        """Returns the merge for rows with these columns, into a table with those.
+        """Returns the merge of rows with ``columns`` into a table with ``fields``.
 
         Raises:
             RefusedError: If the rows have a column that the table lacks.
@@ -232,7 +232,7 @@ class Merge:
         }
         newer = None
         if self.order_by:
-            # Structs are compared column by column, and null is less than any value.
+            # Spark compares structs column by column, and null is less than any other value.
             sides = (", ".join(f"{side}.{quoted(name)}" for name in self.order_by) for side in (SOURCE, TARGET))
             newer = " >= ".join(f"struct({columns})" for columns in sides)
         clauses = []
@@ -250,7 +250,7 @@ class Merge:
     def inserts(self, spark: SparkSession) -> str | None:
         """Returns the condition under which a row without a match is inserted; None for every row.
 
-        A row that is a deletion according to its own columns is not inserted.
+        A row is not inserted if it is a deletion according to its own columns.
         """
         deletes = None
         if self.delete_when is not None and all(name[0] == SOURCE for name in names_in(spark, self.delete_when)):
@@ -258,9 +258,9 @@ class Merge:
         return _both(deletes, self.insert_when)
 
     def last(self, rows: DataFrame) -> DataFrame:
-        """Returns the rows that are used: the last one for each key, if they are ordered.
+        """Returns the rows to merge: with ``order_by``, only the last one for each key.
 
-        Ties are broken by all other columns, so the result is deterministic.
+        All other columns break ties, so the result is deterministic.
         """
         if not self.order_by:
             return rows
@@ -276,7 +276,7 @@ class Merge:
 
 
 def has_key(on: Sequence[str]) -> Column:
-    """Returns the condition under which a row can match: a null in its key matches nothing."""
+    """Returns the condition that no column of the key is null. A row with a null in its key matches nothing."""
     from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
     return reduce(lambda one, other: one & other, (F.col(quoted(name)).isNotNull() for name in on))
@@ -322,7 +322,7 @@ def check_merge(merge: Merge, table: DataFrame, fields: list[StructField], rows:
         merge: The settings.
         table: The table.
         fields: Its columns.
-        rows: The rows, of which only the columns matter.
+        rows: The rows. Only their columns matter.
         where: The table's setting and its value, for messages.
 
     Raises:
@@ -413,18 +413,18 @@ def _analysed(setting: str, text: str, make: Callable[[], _T]) -> _T:
 
 
 _MOST_IN_DRIVER = 1_000_000
-"""Up to this many rows, the driver compares the keys itself, which is faster than starting Spark jobs."""
+"""Up to this number of rows, the driver compares the keys itself, which is faster than Spark jobs."""
 
 _COUNT = "__sparkonce_count"
 
 
 def repeated(on: Sequence[str], files: Sequence[BinaryIO], rows: Callable[[], DataFrame]) -> str:
-    """Returns why rows must be refused because several have the same key; empty if none have.
+    """Returns why rows must be refused because several have the same key; empty if all keys are different.
 
     Args:
         on: The key columns.
         files: The files of the rows, in Parquet.
-        rows: Reads these files with Spark, which counts if there are many rows, or keys of unusual types.
+        rows: Reads these files with Spark, which is used for many rows and for keys of unusual types.
     """
     read = [pq.ParquetFile(file) for file in files]
     few = sum(one.metadata.num_rows for one in read) <= _MOST_IN_DRIVER
@@ -444,18 +444,18 @@ def repeated(on: Sequence[str], files: Sequence[BinaryIO], rows: Callable[[], Da
 
 
 def _columns(on: Sequence[str], schema: pa.Schema) -> list[str]:
-    """Returns the key columns as they are spelled in the rows: Spark ignores case."""
+    """Returns the key columns as spelled in the rows, because Spark ignores case."""
     names = {name.lower(): name for name in schema.names}
     return [names[name.lower()] for name in on]
 
 
 def _is_plain(kind: pa.DataType) -> bool:
-    """Returns True if Arrow and Spark agree on equality for a type. They do not for zeros of different signs."""
+    """Returns True if Arrow and Spark agree about equality in a type. For floats, they do not agree about -0.0."""
     return not pa.types.is_nested(kind) and not pa.types.is_floating(kind)
 
 
 def _in_driver(keys: pa.Table) -> list[str] | None:
-    """Returns the values of a key that several rows have, and the number of rows, all as strings."""
+    """Returns the values of a key that several rows have, followed by the number of these rows, all as strings."""
     names = [str(number) for number in range(keys.num_columns)]
     counted = keys.rename_columns(names).drop_null().group_by(names).aggregate([([], "count_all")])
     found = counted.filter(pc.greater(counted["count_all"], 1)).slice(0, 1)
@@ -466,7 +466,7 @@ def _by_spark(on: Sequence[str], rows: DataFrame) -> list[str] | None:
     from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
     counted = rows.where(has_key(on)).groupBy(*map(quoted, on)).agg(F.count("*").alias(_COUNT))
-    # As strings, since Python has no dates after the year 9999.
+    # Collect strings, because Python has no dates after the year 9999.
     texts = [F.col(one).cast("string") for one in (*map(quoted, on), _COUNT)]
     found = counted.where(F.col(_COUNT) > 1).limit(1).select(*texts).collect()
     return [str(value) for value in found[0]] if found else None

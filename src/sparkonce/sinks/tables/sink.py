@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _Answer = TypeVar("_Answer")
 
 FILLED_BY_TABLE = frozenset({"delta.generationExpression", "CURRENT_DEFAULT", "delta.identity.start"})
-"""The metadata of a column that the table itself fills in."""
+"""The metadata keys of columns that the table itself fills in."""
 
 _MARK = "__sparkonce_mark"
 
@@ -41,9 +41,9 @@ class TableSink(WriteAheadSink, abc.ABC):
     Args:
         where: The table's setting and its value, for messages.
         merge: The settings of a merge; None to append.
-        evolve_schema: True to add columns that the table lacks to the table at the start.
+        evolve_schema: True to add the columns that the table lacks, at the start.
         folder: The folder in which rows wait until the decision; see `WriteAheadSink`. All executors read it.
-        name: Unique within the query, and the same after a restart.
+        name: A name that is unique within the query and stays the same after a restart.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class TableSink(WriteAheadSink, abc.ABC):
 
     @abc.abstractmethod
     def table_conditions(self) -> Sequence[str]:
-        """Returns the conditions on how long the table remembers, and on what readers do."""
+        """Returns the conditions on how long the table remembers versions, and on how readers read it."""
 
     def conditions(self) -> Sequence[str]:
         """See `TwoPhaseCommitSink.conditions`."""
@@ -89,7 +89,7 @@ class TableSink(WriteAheadSink, abc.ABC):
         return True
 
     def columns(self, schema: pa.Schema) -> Sequence[str]:
-        """Returns all columns, provided that they fit the table's, and that the table's other columns are nullable.
+        """Returns all columns, after checking that they fit the table, and that the table's other columns are nullable.
 
         Raises:
             SchemaError: If a column does not fit. The message names it.
@@ -103,19 +103,19 @@ class TableSink(WriteAheadSink, abc.ABC):
                     "wait for their commit.",
                     next_step="Write it as a string, to_json(…), into a string column.",
                 )
-        if _active_session() is None:  # a worker, for which the driver has checked them
+        if _active_session() is None:  # this is a worker, and the driver has already checked the columns
             return names
         self._ask(lambda table: self._fit(table, schema))
         return names
 
     @property
     def writes_with_session(self) -> bool:
-        """True: through Spark Connect there is no session that it could use."""
+        """True, because Spark Connect has no session that the sink could use."""
         return True
 
     @property
     def takes_dead_letters(self) -> bool:
-        """False: a table may reject a row after the decision."""
+        """False, because a table may reject a row after the decision."""
         return False
 
     def _fit(self, table: Table, schema: pa.Schema) -> None:
@@ -139,7 +139,7 @@ class TableSink(WriteAheadSink, abc.ABC):
             self._new = self._missing(table, columns, there)
         compared = by_name.keys() & there.keys()
         if merge is not None and not takes_all:
-            # Rows with the same key are compared by the rows' types, and matched with the table by the table's.
+            # Compare keys, too: duplicates are found with the rows' types, but matches with the table's types.
             compared &= {one.lower() for one in (*merge.on, *merge.order_by)}
         for name in compared:
             column = by_name[name]
@@ -172,7 +172,7 @@ class TableSink(WriteAheadSink, abc.ABC):
             self._checked = checked
 
     def _check_commit(self, table: Table, rows: DataFrame, fields: list[StructField]) -> None:
-        """Analyzes the actual write of the commit, with no rows: what fails now would fail for a decided batch."""
+        """Analyzes the commit's actual write, without rows. What fails now would otherwise fail for a decided batch."""
         from pyspark.errors import AnalysisException
 
         plan, merge = None, self.merge
@@ -193,7 +193,7 @@ class TableSink(WriteAheadSink, abc.ABC):
         """Returns the columns of the rows that must be added to the table.
 
         Raises:
-            SchemaError: If they must not be added.
+            SchemaError: If they may not be added.
         """
         read = self.merge.read_by(table.spark) if self.merge is not None else frozenset[str]()
         new = [one for one in columns if one.name.lower() not in {*there, *read}]
@@ -209,10 +209,10 @@ class TableSink(WriteAheadSink, abc.ABC):
 
         Args:
             rows: The rows.
-            mark: The name of a column that gets the reason instead, or null for rows that are not refused.
+            mark: The name of a column that gets the reason instead of a failure; null for rows that are not refused.
 
         Raises:
-            PreflightError: If the table cannot be read, or is now another table.
+            PreflightError: If the table cannot be read, or is now a different table.
         """
         from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
@@ -240,7 +240,7 @@ class TableSink(WriteAheadSink, abc.ABC):
         return judged.where(passed).drop(_MARK)
 
     def preflight(self, query: str, recorded: Facts | None) -> Facts:
-        """Checks that the table exists, and that it is the one in the log."""
+        """Checks that the table exists, and that it is the table recorded in the log."""
         found = self._ask(lambda table: table.identity())
         self._check_identity(found, (recorded or {}).get("table"))
         if self._new:
@@ -272,7 +272,7 @@ class TableSink(WriteAheadSink, abc.ABC):
     def committer(self) -> SinkCommitter:
         """See `TwoPhaseCommitSink.committer`."""
         table = self.table(driver_session(self.name))
-        if self.merge is not None:  # it reads some of its settings from the session
+        if self.merge is not None:  # a merge passes some of its settings through the session
             table = table.in_copy()
         return TableCommitter(self.folder(), self.name, self._prefix, table, self._identity, self.merge)
 
@@ -303,9 +303,9 @@ def _active_session() -> SparkSession | None:
 
 
 def _has_variant(field: pa.Field) -> bool:
-    """Returns True for a variant, at any level: its Arrow fields may be null, and Spark's Parquet reader refuses that.
+    """Returns True if a type contains a variant. Its Arrow fields may be null, which Spark's Parquet reader refuses.
 
-    PySpark marks the metadata field (``to_arrow_type`` in ``pyspark.sql.pandas.types``).
+    PySpark marks the variant's metadata field (``to_arrow_type`` in ``pyspark.sql.pandas.types``).
     """
     inside = [field.type.field(at) for at in range(field.type.num_fields)]
     return b"variant" in (field.metadata or {}) or any(map(_has_variant, inside))

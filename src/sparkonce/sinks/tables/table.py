@@ -1,4 +1,4 @@
-"""What differs between Delta and Iceberg tables, and the label of table versions."""
+"""The interface of tables, which Delta and Iceberg implement, and the label of table versions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _LOOK_BACK = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Label:
-    """A version's note about the files whose rows it contains.
+    """A label that records in a version which files' rows it contains.
 
     Attributes:
         first: The fields of the first file's handle.
@@ -56,7 +56,7 @@ class Label:
 
     @property
     def entry(self) -> Entry | None:
-        """The first of the files."""
+        """The first file."""
         return Entry.of_fields(dict(self.first))
 
     def to_text(self) -> str:
@@ -66,7 +66,7 @@ class Label:
 
     @classmethod
     def of_text(cls, text: str | None) -> Label | None:
-        """Parses a label. Returns None if the text is not a label of ours."""
+        """Parses a label. Returns None for any other text."""
         try:
             told = json.loads(text or "")[_NAME]
             return cls(first=transaction_fields(told["first"]), members=told["members"], digest=told["digest"])
@@ -75,17 +75,17 @@ class Label:
 
 
 class Table(abc.ABC):
-    """A table, with what differs between Delta and Iceberg. Every method runs on the driver.
+    """A table. Delta and Iceberg implement the differences. Every method runs on the driver.
 
     Args:
-        spark: The session that reads and writes it.
+        spark: The session that reads and writes the table.
     """
 
     def __init__(self, spark: SparkSession) -> None:
         self.spark = spark
 
     def in_copy(self) -> Self:
-        """Returns the table with a copy of its session, whose settings are not shared."""
+        """Returns the table with a copy of its session, which has separate settings."""
         made = copy(self)
         made.spark = type(self.spark)(self.spark.sparkContext, self.spark._jsparkSession.cloneSession())
         return made
@@ -96,11 +96,11 @@ class Table(abc.ABC):
 
     @abc.abstractmethod
     def schema(self) -> StructType:
-        """Returns its columns, with their metadata."""
+        """Returns the table's columns, with their metadata."""
 
     @abc.abstractmethod
     def rules(self, columns: Collection[str]) -> Rules:
-        """Returns its rules for every row, given that these columns (in lower case) are present."""
+        """Returns the table's rules for every row that has these columns, given in lower case."""
 
     @abc.abstractmethod
     def append(self, rows: DataFrame, unit: Unit, label: Label) -> None:
@@ -110,7 +110,7 @@ class Table(abc.ABC):
     def merge(self, rows: DataFrame, plan: MergePlan, unit: Unit, label: Label) -> None:
         """Merges rows in one version that carries the label, unless a version already does.
 
-        Fails if others have changed what it read. It is then computed again from the beginning.
+        Fails if others have changed the rows that it read. The merge is then computed again.
         """
 
     @abc.abstractmethod
@@ -118,7 +118,7 @@ class Table(abc.ABC):
         """Analyzes `append`, or `merge` if there is a plan, without running it. The rows may be empty.
 
         Returns:
-            Why the table would refuse any rows; empty if it would not.
+            Why the table would refuse any rows; empty if it would accept them.
 
         Raises:
             AnalysisException: If Spark refuses the plan.
@@ -134,7 +134,7 @@ class Table(abc.ABC):
         """The table's name in Spark SQL."""
 
     def add_columns(self, fields: Sequence[StructField]) -> None:
-        """Adds columns, which are null in existing rows, so anything nested in them must also be nullable."""
+        """Adds columns. They are null in existing rows, so everything nested in them must be nullable as well."""
         types = self.spark._jvm.org.apache.spark.sql.types.DataType
         columns = (f"{quoted(one.name)} {types.fromJson(nullable(one.dataType).json()).sql()}" for one in fields)
         self.spark.sql(f"ALTER TABLE {self.sql_name} ADD COLUMNS ({', '.join(columns)})")
@@ -149,13 +149,13 @@ class Table(abc.ABC):
 
     @abc.abstractmethod
     def remembers_since_ms(self, unit: Unit) -> int:
-        """Returns since when all written rows of the unit's query have a label; 0 if all rows ever written have one.
+        """Returns the time since which all written rows of the unit's query have a label; 0 if all such rows have one.
 
-        The time is when the rows were begun, in milliseconds since the epoch.
+        The time refers to the begin of the rows, in milliseconds since the epoch.
         """
 
     def location(self) -> str:
-        """Returns the URL of the folder with its files; empty for a table without files."""
+        """Returns the URL of the folder with the table's files; empty for a table without files."""
         return ""
 
     def sync(self) -> None:
@@ -169,8 +169,8 @@ class Table(abc.ABC):
             sync_file_system(folder)
 
     def unfinished(self) -> Mapping[str, TransactionName]:
-        """Returns what attempts that produced no version have left in the table, with the transaction of each."""
+        """Returns the remains of attempts that produced no version, each with its transaction."""
         return {}
 
     def discard(self, unfinished: str) -> None:  # noqa: B027 - for tables in which nothing is left
-        """Removes one of these, if it still exists. An attempt in progress then fails, and is retried."""
+        """Removes one of `unfinished`, if it still exists. An attempt in progress then fails, and is retried."""

@@ -25,8 +25,8 @@ _OF_ROWS = frozenset({Anomaly.MISSING, Anomaly.DOUBLED, Anomaly.UNEXPECTED, Anom
 def judge(history: History) -> tuple[Verdict, ...]:
     """Collects the verdicts of all checkers, first for each system and then for the whole run.
 
-    A verdict is blank if nothing could be examined: rows of a system that could not be read, or missing items (see
-    `sparkonce_lab.verdicts.NEEDS_THE_END`) in a run that did not finish.
+    A verdict is blank if there was nothing to examine: rows of a system that could not be read, or missing items in a
+    run that did not finish (see `sparkonce_lab.verdicts.NEEDS_THE_END`).
     """
     verdicts: list[Verdict] = []
     expected = plain(history.expected)
@@ -41,7 +41,7 @@ def judge(history: History) -> tuple[Verdict, ...]:
         verdicts += events.check_early(history, system, found)
         verdicts += events.check_lingering(history, system)
         if undisturbed is not None and calm is not None:
-            # If one system has exactly the expected rows, comparing with it is the same as comparing with those.
+            # If a system has exactly the expected rows, a comparison with it gives the same result.
             other = rows.difference(undisturbed, found) if calm.count else difference
             verdicts += rows.check_undisturbed(system, undisturbed, found, other)
         if system in history.observed:

@@ -1,7 +1,7 @@
-"""Judges what happened: what readers saw, what was left open, why queries stopped, and what kept growing.
+"""Judges events: what readers saw, which transactions stayed open, why queries stopped, and what kept growing.
 
-A query may stop while something is broken, if its error says what: a new driver continues. It must never knowingly lose
-rows, mistake its own log or checkpoint for another's, or stop when nothing is wrong.
+While something is broken, a query may stop with an error that names the cause, because a new driver continues. It must
+never knowingly lose rows, mistake its own log or checkpoint for another's, or stop when nothing is wrong.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sparkonce_lab.verdicts import MOST_EXAMPLES, Anomaly, Verdict
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Struck:
-    """A fault that happened.
+    """A fault that was injected.
 
     Attributes:
         number: The step's number.
@@ -65,9 +65,9 @@ def steps_of(history: History) -> list[Struck]:
 
 
 def check_early(history: History, system: str, found: pa.Table) -> Iterator[Verdict]:
-    """Finds EARLY: a reader saw a batch before it was decided, or in the end found one that was never decided.
+    """Finds EARLY: a reader saw a batch before it was decided, or found a batch at the end that was never decided.
 
-    The newest decision is the newest one that a reader found in the log, or that a driver has reported as committed.
+    The newest decision is the newest one that a reader found in the log or that a driver reported as committed.
     """
     seen = [event for event in history.of(EventKind.SEEN) if event["system"] == system]
     examples = [
@@ -83,7 +83,7 @@ def check_early(history: History, system: str, found: pa.Table) -> Iterator[Verd
             f"batch {batch} is there, and the newest batch ever decided is {max(decided)}" for batch in sorted(beyond)
         ]
     newest = pc.max(found["batch"]).as_py() if len(found) else None
-    # A reader that never saw the newest rows must have been offline for a while, and may have missed earlier ones, too.
+    # If the readers never saw the newest rows, they were offline for a while, and may have missed earlier ones, too.
     saw_all = newest is None or max((event["batch"] for event in seen), default=-1) >= newest
     yield Verdict(
         anomaly=Anomaly.EARLY,
@@ -108,7 +108,7 @@ def check_lingering(history: History, system: str) -> Iterator[Verdict]:
 
 
 def check_state(history: History, calm: Difference | None) -> Iterator[Verdict]:
-    """Finds STATE_DIFFERS for the whole run: the undisturbed query produced other rows, or ended with other state."""
+    """Finds STATE_DIFFERS for the whole run: the undisturbed query had other rows, or another state at the end."""
     states = list(history.of(EventKind.STATE))
     examples = [
         f"the query kept {event['disturbed']} rows of state, and the undisturbed one {event['undisturbed']}"
@@ -119,7 +119,7 @@ def check_state(history: History, calm: Difference | None) -> Iterator[Verdict]:
     if calm is not None and history.undisturbed is not None:
         count += calm.count
         examples += [f"the undisturbed query's rows: {line}" for line in told(calm, history.undisturbed)]
-    # Rows alone, or state alone, would be half of the answer.
+    # Judge only if both the rows and the state are known.
     looked_at = 0 if calm is None or not states else len(states) + len(history.expected)
     yield Verdict(
         anomaly=Anomaly.STATE_DIFFERS,
@@ -131,7 +131,7 @@ def check_state(history: History, calm: Difference | None) -> Iterator[Verdict]:
 
 
 def check_stuck(history: History) -> Iterator[Verdict]:
-    """Finds STUCK: a deadline passed, the run never finished, or a fault was never recovered from."""
+    """Finds STUCK: a deadline has passed, the run never finished, or the query never recovered from a fault."""
     examples = [f"step {event['step']}: {event['what']}" for event in history.of(EventKind.STUCK)]
     if history.first(EventKind.FINISHED) is not None:
         examples += [
@@ -151,7 +151,7 @@ def check_stuck(history: History) -> Iterator[Verdict]:
 
 
 _RIVALS = frozenset({Fault.DRIVER_PAUSED, Fault.TWO_DRIVERS})
-"""Two drivers run at the same time. One of them must stop, with whichever error it meets first."""
+"""Faults that make two drivers run at the same time. One of them must stop, with the first error that it meets."""
 _SERVERS = frozenset({Fault.SERVER_KILLED, Fault.SERVER_PAUSED, Fault.COORDINATOR_MOVED, Fault.TARGET_DISK_FULL})
 _CONNECTIONS = frozenset(
     {
@@ -168,15 +168,15 @@ _OUTAGES = _SERVERS | _CONNECTIONS
 _WORKERS = frozenset({Fault.EXECUTOR_KILLED, Fault.WORKER_KILLED})
 _LOG_DISK = frozenset({Fault.LOG_DISK_FULL})
 _CLOCK = frozenset({Fault.CLOCK_JUMPED})
-"""Servers reject wrong timestamps: S3 in a signature, Kafka by log.message.timestamp.after.max.ms."""
+"""The fault that sets the clock. Servers reject wrong times: S3 in a signature, Kafka in a row's timestamp."""
 _OF_SPARK = _RIVALS | _OUTAGES | _WORKERS | _LOG_DISK
-"""Spark's own error.
+"""Faults that may lead to Spark's own errors.
 
-Its source queries the broker, its log and state are on the checkpoint's disk, where it also sees another driver's
-files, and its jobs fail with their workers.
+Spark's source queries the broker. Spark's log and state are on the checkpoint's disk, where Spark also notices another
+driver's files. Its jobs fail if their workers do.
 """
 EXPLAINED_BY = {
-    # Another run has claimed the query, or is ahead.
+    # Another run has claimed the query, or has progressed further.
     "SupersededError": _RIVALS,
     "StaleBatchError": _RIVALS,
     # The next run writes the batch again. A rival's sweep aborts what this run has prepared.
@@ -187,16 +187,16 @@ EXPLAINED_BY = {
     "UnknownOutcomeError": _RIVALS | _OUTAGES | _LOG_DISK | _CLOCK,
     # A driver that starts during an outage cannot query the server.
     "PreflightError": _OUTAGES | _CLOCK,
-    # The log could not be written. This excludes the subclasses of LogError: a log that was written must be readable.
+    # The log could not be written. Subclasses of LogError are not explained: a log that was written must be readable.
     "LogError": _LOG_DISK,
     "StreamingQueryException": _OF_SPARK,
     "Py4JJavaError": _OF_SPARK,
     "SparkException": _OF_SPARK,
 }
-"""Names of errors, and the faults that may lead to them. Nothing explains an error that is not listed: not
-``TransactionLostError``, for the workload is deterministic and healing must work; not ``CheckpointMismatchError``,
-``StaleLogError`` and ``CorruptRecordError``, for nobody touches log or checkpoint; not ``ConfigurationError``; and no
-error that is neither ours nor Spark's, such as a client library's."""
+"""The faults that may lead to each error. Errors that are not listed are never explained. These include
+``TransactionLostError``, because the workload is deterministic and healing must work; ``CheckpointMismatchError``,
+``StaleLogError`` and ``CorruptRecordError``, because nobody touches the log or the checkpoint; ``ConfigurationError``;
+and errors that are neither ours nor Spark's, such as those of a client library."""
 _OF_THE_STORE = {
     "ConfigurationError": re.compile(
         r"cannot be written to: |could not be asked to show|did not say which of two puts|cannot reach that store: "
@@ -205,25 +205,25 @@ _OF_THE_STORE = {
 }
 """The messages of a start or a run whose checkpoint store did not respond.
 
-An outage of that store explains them. A single failed request does not, since it is retried. Nothing explains a wrong
-store, query or log.
+An outage of the store explains them. A single failed request does not, because it is retried. Nothing explains a store,
+query or log that is the wrong one.
 """
 _PLANNED = re.compile(r"has planned batch \d+ with the offsets .+: another driver runs on this checkpoint")
-"""Two drivers at once explain this in S3, which renames by copying: Spark itself does not keep them apart there."""
+"""An error that two concurrent drivers explain in S3. Spark renames by copying there, and does not separate drivers."""
 _COPIES = ("s3", "s3a")
-"""The checkpoints in S3: the verifier's own, and the user's."""
+"""The schemes of checkpoints in S3: the verifier's own, and the user's."""
 _SPARKS_OWN = frozenset({"StreamingQueryException", "Py4JJavaError", "SparkException"})
 _NOTHING_SAID = "SparkException"
 _CRASHED = "signal"
-"""The driver was ended by a signal that we did not send, or ended as if it were done. Nothing explains either."""
+"""The name for a driver that was ended by a signal we did not send, or that exited as if done. Nothing explains it."""
 _OURS = re.compile(r"\bsparkonce\.errors\.(\w+)")
 
 
 def check_stops(history: History) -> Iterator[Verdict]:
-    """Finds STOPPED: a query stopped on its own, or a driver exited without being asked to and without an error.
+    """Finds STOPPED: a query stopped on its own, or a driver exited without a request and without an error.
 
     A fault explains its errors from `EventKind.FAULT` to `EventKind.RECOVERED`. Two concurrent drivers explain the
-    errors of both for as long as there is another driver, or there has been a newer one.
+    errors of both drivers while there are two of them, and those of the older one after that.
     """
     steps = steps_of(history)
     stops = list(_stops(history))
@@ -250,7 +250,7 @@ def _stops(history: History) -> Iterator[tuple[int, Event, str, str]]:
     told: set[int] = set()
     for place, event in enumerate(history.events):
         if event.kind is EventKind.STOPPED and event["driver"] not in told:
-            told.add(event["driver"])  # Spark reports the same error again, wrapped
+            told.add(event["driver"])  # skip the wrapped copy of the same error, which Spark reports, too
             yield place, event, _error(event), f"{event['error']}: {event['message']}"
         elif (
             event.kind is EventKind.ENDED
@@ -262,7 +262,7 @@ def _stops(history: History) -> Iterator[tuple[int, Event, str, str]]:
 
 
 def _error(event: Event) -> str:
-    """Returns the error's name. If Spark has wrapped one of ours, it is the last of ours in the stack traces."""
+    """Returns the error's name. If Spark has wrapped an error of sparkonce, it is the last such name in the traces."""
     inside = _OURS.findall(str(event["message"])) if event["error"] in _SPARKS_OWN else []
     return str((inside or [event["error"]])[-1])
 
@@ -285,10 +285,10 @@ def _is_explained(events: Sequence[Event], steps: Sequence[Struck], place: int, 
 
 
 def _is_rival(events: Sequence[Event], step: Struck, place: int, driver: int) -> bool:
-    """Returns True if the driver was one of two rivals, and not the only one left at that point of the history.
+    """Returns True if the driver was one of two rivals, and was not the only one left at that point of the history.
 
-    The second driver takes long to start, and a zombie takes long to notice, so either may happen after a batch was
-    finished.
+    The second driver takes a while to start, and a superseded one takes a while to notice. Either may happen after a
+    batch was finished.
     """
     next_fault = next(
         (at for at, event in enumerate(events) if at > step.since and event.kind is EventKind.FAULT), len(events)
@@ -303,22 +303,22 @@ def _is_rival(events: Sequence[Event], step: Struck, place: int, driver: int) ->
 LOG_FOLDER = "log"
 """The name of the decision log in `EventKind.FOLDER`."""
 WARM_UP_MS = 120_000
-"""The warm-up time of a process, which is not judged: caches fill, code is compiled, pools open."""
+"""The time after a process starts that is not judged, because caches fill, code is compiled, and pools open."""
 FEWEST_SAMPLES = 20
 SHORTEST_MS = 600_000
 """The shortest observation of a process that allows a conclusion about growth."""
 _HANDLES = (1.20, 20.0)
 _OF_A_JVM = {"rss_mib": (1.25, 100.0), "handles": _HANDLES}
 _OF_PYTHON = {"rss_mib": (1.10, 20.0), "handles": _HANDLES}
-"""Memory counts as growing if it exceeds both this factor and this difference. A JVM retains garbage."""
+"""The factor and the difference that growth must both exceed. Only for Python, because a JVM retains garbage."""
 _FLOORS = 2
-"""The floor files: the highest one, and one that is about to be deleted."""
+"""The number of floor files: the newest one, and one that is about to be deleted."""
 _FILES_PER_DRIVER = 2
-"""A claim, and a temporary file left by a killed driver, which is deleted after an hour."""
+"""The number of files per driver: a claim, and a temporary file of a killed driver, which is deleted after an hour."""
 
 
 def check_growth(history: History) -> Iterator[Verdict]:
-    """Finds GROWING. Processes that were observed only briefly, and a log that is not yet tidied, are not judged."""
+    """Finds GROWING. Does not judge processes that were observed only briefly, or a log that is not yet tidied."""
     looked_at, examples = 0, []
     series: dict[tuple[int, str, int], list[Event]] = {}
     for event in history.of(EventKind.RESOURCES):
@@ -350,7 +350,7 @@ def check_growth(history: History) -> Iterator[Verdict]:
 
 
 def most_log_files(history: History) -> int:
-    """Returns the most files that the decision log may have: those that the coordinator retains, and this run's."""
+    """Returns the maximum number of files in the decision log: those that the coordinator keeps, and the run's own."""
     drivers = sum(1 for _ in history.of(EventKind.START))
     healed = sum(1 for event in history.of(EventKind.BATCH) if event["healed"])
     decisions = KEEP_BATCHES + TIDY_EVERY_BATCHES + 1

@@ -1,7 +1,7 @@
-"""Compares rows: each must occur exactly as often as expected, with nothing else, and in the right location.
+"""Compares rows: each must occur exactly as often as expected, in the right location, and nothing else may occur.
 
-Tables are compared in a form that is fast to compare; see `plain`. A row's location is its batch and, in Kafka, its
-partition and offset.
+Tables are converted to a form that is fast to compare; see `plain`. The location of a row is its batch and, in Kafka,
+its partition and offset.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 
 ROW, SUM, UNEXPECTED = 0, 1, 2
-"""Codes for the kinds in a plain table."""
+"""The codes of the kinds of rows in a plain table."""
 KEYS = ["kind", "key", "number", "amount", "rows"]
 """The columns that identify a row."""
 
 
 def plain(table: pa.Table) -> pa.Table:
-    """Returns the table without nulls, with codes instead of the names of kinds.
+    """Returns the table without nulls, and with codes instead of the names of kinds.
 
     A row that contains a null, or has a kind other than ``row`` and ``sum``, is unexpected.
     """
@@ -76,9 +76,9 @@ class Difference:
     """The difference of two multisets, as tables of `KEYS` and ``times``.
 
     Attributes:
-        missing: Rows that occur too rarely, and by how much.
-        doubled: Expected rows that occur too often, and by how much.
-        unexpected: Rows that must not occur at all, and how often they do.
+        missing: The rows that occur too rarely, with the number of missing occurrences.
+        doubled: The expected rows that occur too often, with the number of surplus occurrences.
+        unexpected: The rows that must not occur at all, with the number of occurrences.
     """
 
     missing: pa.Table
@@ -108,15 +108,15 @@ def difference(wanted: pa.Table, found: pa.Table) -> Difference:
 
 
 def total(times: pa.Table) -> int:
-    """Counts the rows that a table of a `Difference` represents."""
+    """Returns the total number of rows in a table of a `Difference`."""
     return int(pc.sum(times["times"]).as_py() or 0)
 
 
 def check_rows(system: str, expected: pa.Table, found: pa.Table, unlike: Difference) -> Iterator[Verdict]:
     """Judges MISSING, DOUBLED and UNEXPECTED.
 
-    Each occurrence of a row beyond the first counts as doubled; each occurrence of an unexpected row counts. A sum with
-    a wrong amount is unexpected, and the correct one is missing.
+    Each occurrence of a row beyond the first one counts as doubled. Each occurrence of an unexpected row counts. If a
+    sum has a wrong amount, that sum is unexpected, and the correct one is missing.
     """
     for anomaly, times, looked_at in (
         (Anomaly.MISSING, unlike.missing, len(expected)),
@@ -133,7 +133,7 @@ def check_rows(system: str, expected: pa.Table, found: pa.Table, unlike: Differe
 
 
 def check_undisturbed(system: str, undisturbed: pa.Table, found: pa.Table, unlike: Difference) -> Iterator[Verdict]:
-    """Finds STATE_DIFFERS: the system has other rows than an undisturbed query produced."""
+    """Finds STATE_DIFFERS: the system's rows differ from those that an undisturbed query produced."""
     yield Verdict(
         anomaly=Anomaly.STATE_DIFFERS,
         system=system,
@@ -144,7 +144,7 @@ def check_undisturbed(system: str, undisturbed: pa.Table, found: pa.Table, unlik
 
 
 def told(unlike: Difference, found: pa.Table) -> tuple[str, ...]:
-    """Returns examples of everything that differs."""
+    """Returns examples of each kind of difference."""
     lines = [
         f"{name}: {line}"
         for name, times in (("missing", unlike.missing), ("doubled", unlike.doubled), ("unexpected", unlike.unexpected))
@@ -175,8 +175,8 @@ def _marked(table: pa.Table, **marks: int) -> pa.Table:
 def check_order(system: str, found: pa.Table) -> Iterator[Verdict]:
     """Finds OUT_OF_ORDER: the offsets of a key do not increase with its numbers, or it is in several partitions.
 
-    Among rows with the same key and number in one partition, only the first is considered: a repetition is DOUBLED, or
-    UNEXPECTED if its amount differs, and is not counted again here.
+    Only the first row with a key and number in each partition is considered. Repetitions are DOUBLED, or UNEXPECTED if
+    their amounts differ, and are not counted again here.
     """
     placed = found.filter(pc.and_(pc.equal(found["kind"], ROW), pc.greater_equal(found["offset"], 0)))
     if not len(placed):
@@ -229,7 +229,7 @@ def batches_of(found: pa.Table) -> Batches:
 def check_torn(batches: Mapping[str, Batches]) -> Iterator[Verdict]:
     """Finds TORN: a batch does not have the same rows in every system. With one system, nothing is judged.
 
-    A row that is missing, doubled or unexpected in one system only also tears its batch.
+    A row that is missing, doubled or unexpected in only one system also makes its batch torn.
     """
     if len(batches) < 2:
         return
@@ -252,7 +252,7 @@ def _has(batch: tuple[int, int] | None) -> str:
 
 
 def _hashes(columns: list[Ints]) -> npt.NDArray[np.uint64]:
-    """Returns 64 bits for each row, mixed as in splitmix64. Sums of them wrap around on purpose."""
+    """Returns a 64-bit hash of each row, mixed as in splitmix64. Sums of hashes wrap around on purpose."""
     mixed = np.zeros(len(columns[0]), dtype=np.uint64)
     for values in columns:
         mixed += values.astype(np.int64).view(np.uint64) + np.uint64(0x9E3779B97F4A7C15)

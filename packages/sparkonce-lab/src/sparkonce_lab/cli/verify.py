@@ -170,7 +170,7 @@ def verify(
 
 @contextmanager
 def _could_not_tell(console: Any) -> Iterator[None]:
-    """Makes sure that failures do not exit with 1, which stands for a violation."""
+    """Prevents failures from exiting with 1, which stands for a violation."""
     try:
         yield
     except SparkonceError as error:

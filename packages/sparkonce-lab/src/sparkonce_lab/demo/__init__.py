@@ -1,7 +1,7 @@
-"""``sparkonce demo``: a preset of the verifier that kills a query three times in its commits, shown while it happens.
+"""``sparkonce demo``: a preset of the verifier that kills a query three times during its commits, and shows it live.
 
-- ``query``: the verifier's query, which ``halfway`` can also hold in the middle of a batch's commits, or the same query
-  with Spark's own sink
+- ``query``: the verifier's query with sparkonce or with Spark's own sink; ``halfway`` can hold the former in the middle
+  of a batch's commits
 - ``scenario``: kills the query with sparkonce, then with Spark's own sink
-- ``result``: the counts, and a check with broker and log that a kill hit its point; ``console`` shows them
+- ``result``: counts rows, and proves from broker and log that a kill hit its point; ``console`` shows the results
 """

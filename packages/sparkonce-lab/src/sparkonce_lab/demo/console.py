@@ -16,7 +16,7 @@ Shown = Callable[[Variant], str]
 
 
 class Console:
-    """Prints timestamped lines, above a status line if this is a terminal."""
+    """Prints lines with timestamps, above a status line if the output is a terminal."""
 
     def __init__(self, console: RichConsole) -> None:
         self._console = console
@@ -36,7 +36,7 @@ class Console:
         self._console.rule(f"[bold]{escape(text)}", align="left", style="dim")
 
     def say(self, what: str, text: str, style: str = "") -> None:
-        """Prints one line: the time, its subject in a word, and the text."""
+        """Prints a line with the time, a word for the subject, and the text."""
         head = f"[dim]{self.seconds:6.1f} s[/]  [{style or 'bold'}]{escape(what):<9}[/]"
         body = f"[{style}]{escape(text)}[/]" if style else escape(text)
         self._print(f"{head} {body}")
@@ -56,7 +56,7 @@ class Console:
             self._status = None
 
     def _print(self, markup: str) -> None:
-        # Files and pipes get whole lines. A terminal gets what fits into one row, so that it remains readable.
+        # Print whole lines to files and pipes. In a terminal, cut each line to one row, so that it remains readable.
         one_row = self._console.is_terminal
         self._console.print(
             markup, highlight=False, soft_wrap=not one_row, no_wrap=one_row, overflow="ellipsis" if one_row else None

@@ -1,6 +1,6 @@
 """A sink whose driver can be held halfway through a batch's commits.
 
-It has its own module because Spark pickles sinks to its workers by reference, and this module imports little.
+It is a separate module because Spark pickles sinks to its workers by reference, and this module imports little.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from sparkonce_lab.forwarding import ForwardingCommitter, ForwardingSink
 
 
 class HalfwaySink(ForwardingSink):
-    """Wraps a sink. Its committer stops halfway if it should be held there.
+    """Wraps a sink. Its committer pauses halfway through a batch if requested.
 
     Attributes:
-        is_held: Returns True if it should be held. A class attribute, since only the driver has it, not the workers.
-        wait: Waits there.
+        is_held: Returns True if it should pause. A class attribute, because only the driver has it, not the workers.
+        wait: Waits until it may continue.
     """
 
     is_held: ClassVar[Callable[[], bool]]

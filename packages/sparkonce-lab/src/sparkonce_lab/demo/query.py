@@ -1,4 +1,4 @@
-"""The verifier's query as used in the demo: to Kafka alone, with sparkonce or with Spark's own sink.
+"""The verifier's query for the demo, which writes only to Kafka, with sparkonce or with Spark's own sink.
 
 It runs in a separate process (``python -m sparkonce_lab.demo.query``); see `sparkonce_lab.query`.
 """

@@ -1,4 +1,4 @@
-"""The demo's findings: how far a killed query got, according to everything but the query itself, and the row counts."""
+"""The demo's findings: the evidence of how far a killed query had progressed, and the row counts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sparkonce_lab.schedule import HALFWAY
 
 
 class CrashPoint(Enum):
-    """Where a driver is killed. The value is the name of the phase or point where it is held."""
+    """The points at which a driver is killed. The value is the name of the phase or point where it is held."""
 
     PREPARED = Phase.DECIDING.name
     DECIDED = Phase.FINISHING.name
@@ -38,12 +38,12 @@ _WORDS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """How far a batch had progressed when its driver was killed.
+    """A batch's progress at the time when its driver was killed.
 
     Attributes:
-        decided: True if the log has its decision.
-        ended: How many of its transactions the broker has ended.
-        open: How many of them the broker has open; for an undecided batch, how many are open at all.
+        decided: True if the log contains its decision.
+        ended: The number of its transactions that the broker has ended.
+        open: The number of its transactions that the broker has open; for an undecided batch, of all transactions.
     """
 
     decided: bool
@@ -63,7 +63,7 @@ class Standing:
 
 
 def standing(bootstrap: str, checkpoint: CheckpointFiles, batch: int) -> Standing:
-    """Finds out from the decision log and the broker how far a batch has progressed."""
+    """Reads the progress of a batch from the decision log and the broker."""
     decision = DecisionLog(checkpoint).read(LogView()).decision(batch)
     if decision is None:
         return Standing(decided=False, ended=0, open=len(list_transactions(bootstrap, states=["Ongoing"])))
@@ -104,7 +104,7 @@ class Count:
 
 
 def compare(expected: pa.Table, seen: pa.Table) -> Count:
-    """Compares the output with what is expected."""
+    """Compares the output with the expected rows."""
     unlike = difference(plain(expected), plain(seen))
 
     def amount(rows: pa.Table) -> int:
@@ -128,9 +128,9 @@ class Kill:
 
     Attributes:
         driver: The number of the killed start.
-        point: Where the kill was meant to hit.
+        point: The point at which the kill was aimed.
         batch: Spark's batch id.
-        proved: True if broker, log and checkpoint confirm that it was there.
+        proved: True if broker, log and checkpoint confirm that the kill hit this point.
         standing: The evidence in words.
     """
 
@@ -149,10 +149,10 @@ class Variant:
         title: The name of its sink.
         kills: The kills, in order.
         count: The rows that a read_committed reader saw at the end, starting at offset 0.
-        seen_uncommitted: How many batches a concurrent reader saw before they were decided.
+        seen_uncommitted: The number of batches that a concurrent reader saw before they were decided.
         left_open: The transactions that the broker still had open at the end.
-        aborted_rows: The additional rows that a read_uncommitted reader sees.
-        seconds: The duration.
+        aborted_rows: The number of additional rows that a read_uncommitted reader sees.
+        seconds: The duration, in seconds.
         checked: True if the query was finished and everything was examined.
     """
 

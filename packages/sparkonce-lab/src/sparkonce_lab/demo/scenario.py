@@ -1,4 +1,4 @@
-"""The whole demo: the verifier with a kill at each point of a commit, then kills of a query with Spark's own sink."""
+"""The whole demo: the verifier with a kill at each point of a commit, then the same query with Spark's own sink."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ from sparkonce_lab.verdicts import Anomaly
 from sparkonce_lab.workload import Feeder, Workload
 
 WHOLE_BATCHES = 2
-"""How many batches are finished before each kill: the one that a start recovers, and one more."""
+"""The number of batches finished before each kill: the one that a start recovers, and one more."""
 STEP_S = 120.0
-"""The longest time for any one step. Starting Spark and running a few batches take a tenth of it."""
+"""The time limit of any one step, in seconds. Starting Spark and running a few batches take a tenth of it."""
 _QUERY = "sparkonce_lab.demo.query"
 _QUIET_S = 0.5
 _ANSWERS_WITHIN_S = 10.0
@@ -56,15 +56,15 @@ def new_workload(rows_per_second: int, seed: int) -> Workload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """What both halves of the demo need.
+    """The parts that both halves of the demo share.
 
     Attributes:
         bootstrap: The ``bootstrap.servers`` of a broker that nothing else uses.
         folder: The folder for checkpoints, logs and temporary files.
         workload: The orders.
         console: Shows what happens.
-        checkpoints: The user's folder for checkpoints; None for inside the folder.
-        conf: Spark's settings for its store.
+        checkpoints: The user's folder for checkpoints; None to use ``folder``.
+        conf: Spark's settings for the checkpoints' store.
     """
 
     bootstrap: str
@@ -79,7 +79,7 @@ class Output(KafkaSystem):
     """The topics of one query, which remain on the broker.
 
     Attributes:
-        aborted_rows: The number of rows that only a read_uncommitted reader sees, once it was read.
+        aborted_rows: The number of rows that only a read_uncommitted reader sees, known once the topic was read.
     """
 
     keep_place = True
@@ -92,7 +92,7 @@ class Output(KafkaSystem):
 
 
 class Narrator:
-    """Shows a run while it happens, and finds out at each kill how far the batch had progressed.
+    """Shows a run while it happens, and determines at each kill how far the batch had progressed.
 
     Attributes:
         kills: The kills so far.
@@ -199,7 +199,7 @@ def with_sparkonce(context: Context) -> Variant:
 def with_sparks_own(context: Context) -> Variant:
     """Kills the query with Spark's own sink between a batch's first row in the topic and Spark's record of the batch.
 
-    It has no prepare and no decision, so there is only one gap to hit instead of three. Every kill hits it.
+    Spark's sink neither prepares nor decides, so there is only one gap to hit instead of three. Every kill hits it.
 
     Raises:
         RunFailedError: If it cannot be completed.
@@ -269,7 +269,7 @@ def _start(conductor: Conductor, spark: SparkCheckpoint) -> None:
 
 
 def _end_of(output: KafkaSystem) -> Callable[[], int]:
-    """Returns a function that adds up the end offsets of all partitions of the target, on one connection."""
+    """Returns a function that adds up the end offsets of all partitions of the output topic, on one connection."""
     from confluent_kafka import TopicPartition
     from confluent_kafka.admin import AdminClient, OffsetSpec
 
@@ -281,7 +281,7 @@ def _end_of(output: KafkaSystem) -> Callable[[], int]:
 def _kill_before_the_record(
     conductor: Conductor, spark: SparkCheckpoint, end: Callable[[], int], console: Console
 ) -> Kill:
-    """Starts the query, and kills it once the topic has rows of a batch that Spark has not recorded as done."""
+    """Starts the query, and kills it once the topic has rows of a batch that Spark has not recorded as committed."""
     watched, before, now = -1, -1, -1
 
     def has_unrecorded_rows() -> bool:
@@ -330,10 +330,11 @@ def run(
         console: Shows what happens.
         rows_per_second: The rate of the orders.
         seed: The same seed generates the same orders.
-        keep: A new or empty folder in which broker, checkpoints, logs and history are kept; None for a temporary one.
+        keep: A new or empty folder in which broker, checkpoints, logs and history remain; None for a temporary folder.
         compare: True to kill a query with Spark's own Kafka sink as well.
-        checkpoint: A folder of the user's in which new ones are created for checkpoints; None for temporary local ones.
-        conf: Spark's settings for its store.
+        checkpoint: A folder of the user's in which folders for the checkpoints are created; None for temporary local
+            folders.
+        conf: Spark's settings for the checkpoints' store.
 
     Raises:
         ConfigurationError: If Java or PySpark is missing, the folder to keep is not empty, or no checkpoint can be

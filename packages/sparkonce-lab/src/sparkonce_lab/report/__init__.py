@@ -1,1 +1,1 @@
-"""Reports a run: as numbers (``figures``, for ``report.json``), and as one page (``page``, with ``report.html``)."""
+"""Reports a run: ``figures`` writes numbers (``report.json``), and ``page`` writes a page (``report.html``)."""

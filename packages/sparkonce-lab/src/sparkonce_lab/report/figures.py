@@ -1,4 +1,4 @@
-"""Counts and judges a recorded run, as written to ``report.json``. The page shows the same numbers."""
+"""Computes the numbers and the verdict of a recorded run, for ``report.json``. The page shows the same numbers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _PROMISED = {
     Guarantee.AT_LEAST_ONCE: (Anomaly.MISSING, Anomaly.UNEXPECTED),
     Guarantee.EXACTLY_ONCE: (Anomaly.MISSING, Anomaly.DOUBLED, Anomaly.UNEXPECTED),
 }
-"""The anomalies that must be checked for in every system, or nothing is proved."""
+"""The anomalies that must be checked in every system. Otherwise, nothing is proved."""
 _OF_A_DRIVER = ("driver", "began_ms", "ended_ms", "slots", "batches", "end", "error", "message")
 _OF_A_STEP = (
     *("step", "fault", "system", "request", "aimed", "hit", "batch", "driver", "held"),
@@ -44,11 +44,11 @@ _OF_A_STEP = (
 
 @dataclass(slots=True, kw_only=True)
 class ReportedDriver:
-    """One process of the query. A time or number is None if the history does not have it.
+    """One process of the query. A time or number is None if the history does not contain it.
 
     Attributes:
-        code: The exit code of the process, or minus the signal.
-        error: The class of the error that stopped its query; empty if none did.
+        code: The exit code of the process. If a signal ended it, this is the negative number of the signal.
+        error: The class of the error that stopped its query; empty if there was none.
         stopped_ms: The time of the error.
         phases: The times at which it entered a phase of a batch, in order.
     """
@@ -66,7 +66,7 @@ class ReportedDriver:
 
     @property
     def end(self) -> str:
-        """Says how it ended, always in the same words."""
+        """Describes how the driver ended, always in the same words."""
         if self.error:
             return f"stopped on its own: {self.error}"
         if self.ended_ms is None:
@@ -95,7 +95,7 @@ class ReportedStep:
     """One fault of the schedule and its effects; see `summary`. A time or number is None if there is none.
 
     Attributes:
-        planned: The step in the schedule; empty if it is not in it.
+        planned: The step in the schedule; empty if the schedule does not contain it.
     """
 
     step: int
@@ -121,7 +121,7 @@ class ReportedStep:
 
     @property
     def recovery_ms(self) -> int | None:
-        """The time from the end of the outage, or else from the fault, to the first batch finished after that."""
+        """The time from the end of the outage (or from the fault, if there was none) to the next finished batch."""
         began = self.over_ms if self.over_ms is not None else self.fault_ms
         return None if began is None or self.recovered_ms is None else self.recovered_ms - began
 
@@ -131,7 +131,7 @@ class Story:
 
     Attributes:
         history: The recording.
-        asked: The fields of the run's first event, which are its request.
+        asked: The fields of the run's first event, which describe the requested run.
         drivers: The drivers, by number.
         batches: The batches, in the order in which they were finished.
         messages: The drivers' warnings and errors, each with its time.
@@ -162,7 +162,7 @@ class Story:
         self.systems = list(dict.fromkeys([*map(str, self.asked.get("systems") or ()), *history.observed, *told]))
 
     def after(self, step: ReportedStep) -> int:
-        """Returns when a step's effects end: at its recovery, or else the next step's fault or the end of the run."""
+        """Returns the end of a step's effects: its recovery or, without one, the next fault or the end of the run."""
         if step.recovered_ms is not None:
             return step.recovered_ms
         later = (one.fault_ms for one in self.steps if one.step > step.step and one.fault_ms is not None)
@@ -238,28 +238,28 @@ def summary(story: Story, verdicts: Sequence[Verdict]) -> dict[str, Any]:
     Returns:
         A dictionary with
 
-        - ``verdict``: ``outcome`` (``failed``: an anomaly was found; ``unfinished``: none was, but the run broke off
-          or got stuck; ``nothing proved``: a check had nothing to look at, or no fault struck; ``passed``), its
+        - ``verdict``: ``outcome`` (``failed``: an anomaly was found; ``unfinished``: none was found, but the run broke
+          off or got stuck; ``nothing proved``: a check had nothing to examine, or no fault struck; ``passed``), its
           ``words`` and ``sentence``, and the numbers of ``anomalies``, ``checks``, ``checks_on_nothing``;
         - ``run``: ``seed``, ``workload``, ``systems``, ``versions``, ``guarantee``, ``limits`` as requested,
           ``length_ms``, ``finished``, and the lists ``stuck`` of ``{step, what}`` and ``unread`` of ``{what, why}``;
-        - ``rows``: their number in the ``source``; ``expected`` by kind; ``found`` by system and kind; ``written`` by
+        - ``rows``: the numbers of rows: ``source``; ``expected`` by kind; ``found`` by system and kind; ``written`` by
           system, as the drivers reported it;
-        - ``batches``: ``finished``, repeats included; ``distinct``; ``recovered``, those that an earlier driver
-          decided; ``healed``, those of which a lost transaction was written again; ``transactions``; ``longest_gap``,
-          the longest time without a finished batch, as ``{length_ms, from_ms, to_ms, steps}``, of an unfinished run up
-          to its end; ``seconds``, the spread over the batches by phase and as ``whole``;
-        - ``drivers``: ``started``; ``ends``, the number of each way to end; ``each``, a list of ``{driver, began_ms,
-          ended_ms, slots, batches, end, error, message}``;
-        - ``faults``: ``asked``, ``struck``, ``as_aimed`` (in the phase that they were aimed at), ``held``,
+        - ``batches``: ``finished``, which includes repeats; ``distinct``; ``recovered``, which an earlier driver had
+          decided; ``healed``, in which a lost transaction was written again; ``transactions``; ``longest_gap``, the
+          longest time without a finished batch, as ``{length_ms, from_ms, to_ms, steps}``, which for an unfinished run
+          extends to its end; ``seconds``, the spread over the batches by phase and as ``whole``;
+        - ``drivers``: ``started``; ``ends``, the number of drivers for each way to end; ``each``, a list of ``{driver,
+          began_ms, ended_ms, slots, batches, end, error, message}``;
+        - ``faults``: ``asked``, ``struck``, ``as_aimed`` (in the phase at which they were aimed), ``held``,
           ``recovered``; ``by_phase``, the number of strikes by fault and phase; ``skipped``, a list of ``{step, fault,
           system, why}``; ``recovery_ms``, the spread of ``all`` and of each ``by_fault``; ``steps``, a list of ``{step,
           fault, system, request, aimed, hit, batch, driver, held, fault_ms, over_ms, recovered_ms, outage_ms,
-          recovery_ms, skipped, stuck}``. ``recovery_ms`` of a step is the time from the end of the outage, or else from
-          the fault, to the first batch that was finished after that;
+          recovery_ms, skipped, stuck}``. ``recovery_ms`` of a step is the time from the end of the outage (or from the
+          fault, if there was none) to the next finished batch;
         - ``anomalies``: a list of ``{anomaly, words, system, looked_at, count, examples}``, one for each verdict;
-        - ``resources``: ``rss_mib``, the largest memory by role, ``handles`` likewise, ``folders``, the last and the
-          largest ``{files, bytes, largest_bytes}`` by name.
+        - ``resources``: by role, the largest ``rss_mib`` and the largest number of ``handles``; by name, ``folders``
+          with the last and the largest ``{files, bytes, largest_bytes}``.
     """
     history, batches = story.history, story.batches
     fed = [event.fields.get("rows") for event in history.of(EventKind.FED)]
@@ -416,7 +416,7 @@ def _judge(made: Mapping[str, Any], verdicts: Sequence[Verdict]) -> dict[str, An
     finished = f"{drivers} finished {times(batches, 'batch', 'batches')} in {duration(run['length_ms'])}"
     through = f"{did}; {finished}."
 
-    # A run that got stuck or was cut short is not a violation: its machine may be slow.
+    # A run that got stuck or was cut short is not a violation, because the machine may just be slow.
     broke_off = ""
     if run["stuck"]:
         first = run["stuck"][0]
@@ -467,7 +467,7 @@ def _what_was_found(found: Sequence[Verdict]) -> str:
 
 
 def _not_looked_at(promised: Sequence[Anomaly], systems: Sequence[str], verdicts: Sequence[Verdict]) -> list[str]:
-    """Returns the promised anomalies that a system was not checked for, and the checks that had nothing to examine."""
+    """Returns the promised anomalies that were not checked in a system, and the checks that had nothing to examine."""
     looked = {(one.anomaly, one.system) for one in verdicts if one.looked_at}
     unsearched = [
         (anomaly, system)

@@ -1,4 +1,4 @@
-"""What the page shows in addition to the figures: the geometry of its drawings, and what drivers did at each step."""
+"""Adds to the figures what only the page shows: the drawings, and what the drivers did at each step."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _MOST_STRIPS = 12
 _STRIPS_MS = tuple(1_000 * s for s in (10, 15, 30, 60, 120, 300, 600, 900, 1_800, 3_600, 7_200, 14_400))
 _TICKS_MS = (10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 15_000, 30_000, 60_000, 120_000, 300_000, 600_000)
 
-# In the units of the drawing: the widths of the lane names and of the axis, and the heights of the lanes.
+# Dimensions in the units of the drawing: widths of the lane names and the time axis, and heights of the axis and lanes.
 GUTTER, WIDTH = 86, 1_000
 _AXIS, _FAULT, _DRIVER, _BATCHES, _READER = 16, 21, 25, 22, 16
 
 
 def write(folder: Path, history: History, verdicts: Sequence[Verdict]) -> tuple[Path, dict[str, Any]]:
-    """Writes ``report.html`` and ``report.json`` into a folder, creating it if necessary and overwriting earlier ones.
+    """Writes ``report.html`` and ``report.json`` into a folder. Creates the folder if needed, and overwrites old files.
 
     Returns:
         The path of the page, and the numbers; see `summary`.
@@ -44,13 +44,13 @@ def write(folder: Path, history: History, verdicts: Sequence[Verdict]) -> tuple[
 
 
 def render(history: History, verdicts: Sequence[Verdict]) -> str:
-    """Returns the page for a recording, which may be cut off anywhere, as one file that loads nothing else."""
+    """Returns the page for a recording, which may be incomplete. The page is a single file that loads nothing else."""
     story = Story(history)
     return _render(story, summary(story, verdicts))
 
 
 def _render(story: Story, figures: Mapping[str, Any]) -> str:
-    # Names and messages come from servers and errors: only the template is markup.
+    # Escape everything but the template, because names and messages come from servers and errors.
     environment = Environment(
         loader=PackageLoader("sparkonce_lab.report", ""),
         autoescape=True,
@@ -94,7 +94,7 @@ def _render(story: Story, figures: Mapping[str, Any]) -> str:
 
 
 def _step(story: Story, timeline: Timeline, step: ReportedStep) -> dict[str, Any]:
-    """Returns a step with its enlarged strip, and the messages, starts and ends of drivers up to its recovery."""
+    """Returns a step with its enlarged strip, and with messages, starts and ends of drivers until its recovery."""
     if step.fault_ms is None:
         return {"told": step, "did": [], "messages": [], "strip": None}
     began, until = step.fault_ms, story.after(step)
@@ -118,7 +118,7 @@ def _step(story: Story, timeline: Timeline, step: ReportedStep) -> dict[str, Any
 
 
 class Mark(NamedTuple):
-    """Shapes in a drawing that share a tooltip, and the step to which a click on them leads.
+    """Shapes in a drawing with a common tooltip, and the step that a click on them opens.
 
     Attributes:
         paths: The class and data of each path. They are drawn below the texts.
@@ -146,7 +146,7 @@ class Strip:
         return f"Timeline from {clock(self.from_ms)} to {clock(self.to_ms)}"
 
     def x(self, at_ms: float) -> int:
-        """Returns the x coordinate of a time. Times outside are on the edge."""
+        """Returns the x coordinate of a time. A time outside of the range is at the edge."""
         inside = (at_ms - self.from_ms) / (self.to_ms - self.from_ms)
         return GUTTER + round(WIDTH * min(1.0, max(0.0, inside)))
 
@@ -155,7 +155,7 @@ class Strip:
         return from_ms < self.to_ms and to_ms >= self.from_ms
 
     def ticks(self, name: str, moments: Sequence[int], y: int, height: int) -> list[tuple[str, str]]:
-        """Returns a path with a line for each visible one of the sorted times; empty if there is none."""
+        """Returns a path with a line for each of the sorted times that is visible; empty if there is none."""
         visible = moments[bisect_left(moments, self.from_ms) : bisect_left(moments, self.to_ms)]
         places = sorted({self.x(at_ms) for at_ms in visible})
         return [(f"tick {name}", "".join(f"M{x} {y}v{height}" for x in places))] if places else []
@@ -183,7 +183,7 @@ class Timeline:
         return [self.strip(from_ms, from_ms + long) for from_ms in range(0, end, long)]
 
     def strip(self, from_ms: int, to_ms: int) -> Strip:
-        """Returns a time range of the run."""
+        """Returns the strip for a time range of the run."""
         strip = Strip(from_ms, to_ms)
         lanes, y = [("faults", _AXIS + 15)], _AXIS
         struck = [one for one in self._struck if strip.shows(*one[1:])]
@@ -229,7 +229,7 @@ class Timeline:
 
 
 def _fault(strip: Strip, step: ReportedStep, began: int, until: int, y: int) -> Mark:
-    """Returns a step's mark and number, above bars for its outage and for its recovery."""
+    """Returns the mark and number of a step, above bars for its outage and its recovery."""
     over = began if step.over_ms is None else step.over_ms
     paths, texts = [], []
     for name, from_ms, to_ms in (("outage", began, over), ("recovery", over, until)):
@@ -248,7 +248,7 @@ def _fault(strip: Strip, step: ReportedStep, began: int, until: int, y: int) -> 
 
 
 def _driver(strip: Strip, driver: ReportedDriver, began: int, ended: int, y: int) -> Iterator[Mark]:
-    """Yields a driver's lifetime, with its visible phases, and its end. Phases that round to no width are left out."""
+    """Yields the lifetime of a driver, its visible phases, and its end. Omits phases too short to be visible."""
     left, right = strip.x(began), strip.x(ended)
     life = [("life", f"M{left} {y + 11}h{max(1, right - left)}v11H{left}z")]
     fits = right - left > 7 * len(str(driver.driver))

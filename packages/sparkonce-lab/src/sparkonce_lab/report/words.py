@@ -43,12 +43,12 @@ PHASES = {
     "ABORTING": "The batch could not be prepared; its prepared transactions are aborted.",
     "STOPPED": "The query has stopped.",
 }
-"""A sentence for each phase, in the order of a driver's life."""
+"""A sentence for each phase, in the order in which a driver passes through them."""
 _NAMES = {"": NO_DRIVER, **{phase.value: phase.name for phase in Phase}}
 
 
 class Stage(NamedTuple):
-    """Phases that share a color, which the style sheet refers to by name."""
+    """Phases that have the same color. The style sheet refers to them by name."""
 
     name: str
     title: str
@@ -70,7 +70,7 @@ STAGE_OF = {phase: stage.name for stage in STAGES for phase in stage.phases}
 
 
 class Family(NamedTuple):
-    """Faults that share a mark: an SVG path around the point where a fault begins, 10 wide."""
+    """Faults that have the same mark: an SVG path around the point at which a fault begins, 10 units wide."""
 
     title: str
     mark: str
@@ -95,23 +95,23 @@ def family(fault: str) -> Family:
 
 
 def fault_words(fault: str) -> str:
-    """Returns the effect of a fault; the name if the fault is unknown."""
+    """Returns the effect of a fault in words; the fault's name if it is unknown."""
     return Fault(fault).words if fault in list(Fault) else fault
 
 
 def phase_name(told: object) -> str:
-    """Returns the name of a phase that a history gives by name or by value; `NO_DRIVER` for nothing."""
+    """Returns the name of a phase that a history contains by name or by value; `NO_DRIVER` if there is none."""
     text = "" if told is None else str(told)
     return _NAMES.get(text, text)
 
 
 def phase_title(name: str) -> str:
-    """Returns a phase's name as the page shows it."""
+    """Returns the page's name for a phase."""
     return {NO_DRIVER: "no driver", STARTING: "starting"}.get(name, name.lower().replace("_", " "))
 
 
 def in_order(phases: Iterable[str]) -> list[str]:
-    """Returns phases in the order of a driver's life, unknown ones last."""
+    """Returns phases in the order in which a driver passes through them, unknown phases last."""
     order = list(PHASES)
     return sorted(phases, key=lambda name: (order.index(name) if name in PHASES else len(order), name))
 

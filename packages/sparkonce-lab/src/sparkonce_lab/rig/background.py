@@ -1,4 +1,4 @@
-"""A thread that works until it is stopped, and stores its error for whoever waits for it."""
+"""A thread that works until it is stopped. It stores its error, which `Background.check` raises."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Background(abc.ABC):
             raise self.failed(self._error) from self._error
 
     def failed(self, error: BaseException) -> BaseException:
-        """Returns what `check` raises for an error of the work."""
+        """Returns the error that `check` raises for an error of the work."""
         return error
 
     def stop(self) -> None:
-        """Stops it and waits for its end. May be called repeatedly."""
+        """Stops the thread, and waits for its end. May be called repeatedly."""
         self.stopping.set()
         if self._thread.is_alive():
             self._thread.join(self._stops_within_s)
@@ -41,5 +41,5 @@ class Background(abc.ABC):
     def _run(self) -> None:
         try:
             self.work()
-        except BaseException as error:  # noqa: BLE001 - `check` raises it where it is noticed
+        except BaseException as error:  # noqa: BLE001 - `check` raises it in the thread that waits
             self._error = error

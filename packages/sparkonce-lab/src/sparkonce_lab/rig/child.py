@@ -1,4 +1,4 @@
-"""A Python program in its own process: started, listened to, and ended with everything that belongs to it."""
+"""A Python program in a separate process. Starts it, reads its events, and ends it with all of its processes."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from sparkonce.errors import SparkonceError
 from sparkonce_lab.rig.process import POLL_S, freeze
 
 Event = Mapping[str, Any]
-"""One line of the program's standard output, which is JSON. ``event`` is its kind."""
+"""One line of the program's standard output, which is JSON. The field ``event`` is its kind."""
 
 _GONE_S = 20.0
 _UNWANTED = ("SPARK_HOME", "SPARK_REMOTE", "PYSPARK_SUBMIT_ARGS", "PYSPARK_DRIVER_PYTHON")
-"""Variables that would select a different Spark than the one that the jars are for, or start it differently."""
+"""Variables that would select a Spark other than the one with which the jars work, or change how it starts."""
 
 
 class ChildError(SparkonceError):
@@ -31,9 +31,9 @@ class ChildError(SparkonceError):
 
 
 class Child:
-    """One start of a program, in its own session: the Python process, its JVM, and the Python workers.
+    """One start of a program. The Python process, its JVM, and the Python workers form a session.
 
-    The program stops when its standard input is closed, so it cannot outlive us.
+    The program stops when its standard input is closed, so it cannot outlive this process.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Child:
         return self._process.pid
 
     def events(self) -> list[Event]:
-        """Returns the events that it has reported since the last call."""
+        """Returns the events that the program has reported since the last call."""
         found = []
         with suppress(queue.Empty):
             while True:
@@ -76,27 +76,27 @@ class Child:
         return found
 
     def send(self, line: str) -> None:
-        """Writes a line to its standard input. Does nothing if it is gone."""
+        """Writes a line to the program's standard input. Does nothing if the program is gone."""
         with suppress(OSError, ValueError):
             if self._process.stdin is not None:
                 self._process.stdin.write(line.encode() + b"\n")
                 self._process.stdin.flush()
 
     def ask_to_stop(self) -> None:
-        """Closes its standard input, upon which it stops normally if it can."""
+        """Closes the program's standard input, upon which it stops normally if it can."""
         with suppress(OSError):
             if self._process.stdin is not None:
                 self._process.stdin.close()
 
     def exit_code(self) -> int | None:
-        """Returns the exit code: None while it is running, and a negative number if a signal ended it."""
+        """Returns the exit code: None while the program is running, and a negative number if a signal ended it."""
         return self._process.poll()
 
     def wait(self, limit_s: float) -> None:
-        """Waits until it has exited on its own.
+        """Waits until the program has exited on its own.
 
         Raises:
-            ChildError: If it has not after this many seconds.
+            ChildError: If it has not exited after this many seconds.
         """
         try:
             self._process.wait(limit_s)
@@ -106,23 +106,23 @@ class Child:
             ) from None
 
     def pause(self) -> None:
-        """Pauses it (SIGSTOP). On return, no thread of the program, its JVM or its workers is running."""
+        """Pauses the program (SIGSTOP). On return, no thread of the program, its JVM or its workers is running."""
         freeze(lambda: session_of(self.pid))
 
     def resume(self) -> None:
-        """Continues it after `pause` (SIGCONT)."""
+        """Continues the program after `pause` (SIGCONT)."""
         for pid in [] if self._is_gone else session_of(self.pid):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
 
     def kill(self) -> None:
-        """Ends the program (SIGKILL) unless it is already dead, then its JVM and workers, and waits until all are gone.
+        """Kills the program (SIGKILL) unless it is already dead, then its JVM and workers. Waits until all are gone.
 
         Raises:
-            ChildError: If a process is left.
+            ChildError: If a process remains.
         """
         if self._is_gone:
-            return  # the system may have assigned its id to another process
+            return  # by now, the system may have assigned the program's id to another process
         give_up_at = time.monotonic() + _GONE_S
         if self.exit_code() is None:
             self._process.kill()
@@ -140,7 +140,7 @@ class Child:
         self._listening.join(_GONE_S)
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
-                with suppress(BrokenPipeError):  # it never read the last line that was sent
+                with suppress(BrokenPipeError):  # the program never read the last line that was sent
                     pipe.close()
         self._is_gone = True
 
@@ -148,7 +148,7 @@ class Child:
         if self._process.stdout is None:
             return
         for line in self._process.stdout:
-            # The JVM shares the stream and may also print to it.
+            # Skip other lines, because the JVM may print to the same stream.
             with suppress(ValueError):
                 event = json.loads(line)
                 if isinstance(event, dict) and "event" in event:
@@ -162,8 +162,7 @@ def session_of(leader: int) -> list[int]:
         if not entry.name.isdigit():
             continue
         with suppress(OSError, ValueError, IndexError):
-            # The name is in brackets and may contain any character. After it come the state, parent, group, and
-            # session.
+            # The name is in brackets and may contain any character. State, parent, group, and session follow it.
             state, _, _, session = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
             if int(session) == leader and state not in "ZX":
                 found.append(int(entry.name))

@@ -1,4 +1,4 @@
-"""A separate disk for a folder, small enough to be filled, where mounting is allowed."""
+"""A separate disk for a folder, small enough to be filled, on machines that allow mounting."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FULL_WITHIN_S = 10.0
 
 @functools.cache
 def cannot_mount() -> str:
-    """Returns why no small disk can be mounted here, or an empty string."""
+    """Returns why a small disk cannot be mounted on this machine; empty if it can."""
     if not sys.platform.startswith("linux") or not shutil.which("mount"):
         return "no mount program"
     with tempfile.TemporaryDirectory() as folder:
@@ -29,7 +29,7 @@ def cannot_mount() -> str:
 
 
 def affordable(megabytes: int) -> int:
-    """Returns this size, or half of the available memory if that is less."""
+    """Returns this size in megabytes, or half of the available memory if that is less."""
     found = re.search(r"^MemAvailable: *([0-9]+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE)
     return megabytes if found is None else min(megabytes, int(found[1]) // 2048)
 
@@ -39,10 +39,10 @@ class SmallDisk:
 
     Args:
         folder: The folder. It is created.
-        megabytes: The disk's size. It is in memory, and uses as much of it as is written.
+        megabytes: The disk's size. The disk is in memory, and uses only as much memory as is written.
 
     Attributes:
-        is_small: True if it is on its own disk, which can be filled.
+        is_small: True if the folder is on a separate disk, which can be filled.
     """
 
     def __init__(self, folder: Path, megabytes: int = 8) -> None:
@@ -54,10 +54,10 @@ class SmallDisk:
             _mount(folder, megabytes).check_returncode()
 
     def fill(self) -> None:
-        """Fills the disk by shrinking it to what is on it, or to one page if that is nothing.
+        """Fills the disk by shrinking it to the size of its contents, or to one page if it is empty.
 
         Raises:
-            TimeoutError: If somebody else keeps writing.
+            TimeoutError: If other processes keep writing to it.
         """
         give_up_at = time.monotonic() + _FULL_WITHIN_S
         while True:
@@ -72,7 +72,7 @@ class SmallDisk:
         _resize(self.folder, f"{self._megabytes}m").check_returncode()
 
     def close(self) -> None:
-        """Removes it with everything on it."""
+        """Removes the disk with everything on it."""
         if self.is_small:
             _unmount(self.folder)
 

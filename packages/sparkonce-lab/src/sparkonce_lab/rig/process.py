@@ -1,6 +1,6 @@
-"""A server's process, with ports that it keeps across restarts, and the base class of all servers.
+"""A server's process, with ports that stay the same across restarts, and the base class of all servers.
 
-A server starts, dies, returns with its data, and ends with this process at the latest.
+A server can be stopped or killed, and be started again with its data. It ends with this process at the latest.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 HOST = "127.0.0.1"
 
-# Below the ports that systems assign to outgoing connections: a client that tries to reach a stopped server could be
-# assigned the server's own port, connect to itself, and keep the server from returning.
+# These ports are below those that systems assign to outgoing connections. Otherwise, a client that tries to reach a
+# stopped server could be assigned the server's own port, connect to itself, and keep the server from starting again.
 _PORTS = range(20_000, 32_000)
 _FOUND_WITHIN_S = 10.0
 
@@ -55,7 +55,7 @@ def free_ports(count: int) -> list[int]:
     """Finds this many different ports on which nothing is currently listening.
 
     Raises:
-        PreflightError: If there are not that many.
+        PreflightError: If there are not enough such ports.
     """
     found: set[int] = set()
     give_up_at = time.monotonic() + _FOUND_WITHIN_S
@@ -75,8 +75,8 @@ POLL_S = 0.05
 DOWN_WITHIN_S = 30.0
 _FREEZE_POLL_S = 0.005
 
-# Waits until its standard input closes, which happens no matter how the parent dies. Then it kills the process, unless
-# the process id has been reused.
+# Waits until its standard input closes, which happens no matter how the parent dies. Then kills the process, unless the
+# process id has been reused.
 _WATCHDOG = """
 read -r _
 found=$(tr '\\0' ' ' 2>/dev/null <"/proc/$1/cmdline" || ps -o command= -p "$1")
@@ -85,15 +85,15 @@ case "$found" in *"$2"*) kill -9 "$1" ;; esac
 
 
 class ServerProcess:
-    """A process in its own session, identified by its id and by a mark in its command line.
+    """A process in a separate session, identified by its id and by a mark in its command line.
 
     Args:
         command: The program and its arguments, including ``mark``.
         mark: A path that no other process has in its command line.
         log: The file to which its output is appended.
-        dies_with_parent: True if it ends when this process does, even by SIGKILL.
-        user: The user that runs it, for servers that refuse to run as root. Defaults to ours.
-        env: Its environment. Defaults to ours.
+        dies_with_parent: True if the process ends when this one does, even by SIGKILL.
+        user: The user that runs it, for servers that refuse to run as root. Defaults to the current user.
+        env: Its environment. Defaults to that of this process.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class ServerProcess:
             self._process.send_signal(number)
 
     def wait(self, timeout_s: float) -> bool:
-        """Waits this many seconds at most for the end. Returns False if it is still running."""
+        """Waits at most this many seconds for the process to end. Returns False if it is still running."""
         try:
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -153,7 +153,7 @@ class ServerProcess:
         return True
 
     def kill(self) -> None:
-        """Ends it immediately, and waits until it is gone."""
+        """Kills the process, and waits until it is gone."""
         self.signal(signal.SIGKILL)
         self._process.wait()
         self._dismiss_watchdog()
@@ -166,10 +166,10 @@ class ServerProcess:
 
 
 class Restartable:
-    """A server that has one process at a time. A subclass starts it, with its previous data and ports.
+    """A server with at most one process at a time. A subclass starts the process, with the previous data and ports.
 
     Attributes:
-        stop_signal: The signal that asks it to shut down normally.
+        stop_signal: The signal that requests a normal shutdown.
     """
 
     stop_signal = signal.SIGTERM
@@ -177,15 +177,15 @@ class Restartable:
 
     @property
     def pid(self) -> int | None:
-        """The process id; None if it is not running."""
+        """The process id; None if the server is not running."""
         return self._process.pid if self._process is not None and self._process.exit_code is None else None
 
     def ask_to_stop(self) -> None:
-        """Begins a normal shutdown, even of a paused process, without waiting for it."""
+        """Begins a normal shutdown without waiting for it, even of a paused process."""
         self._signal(self.stop_signal, signal.SIGCONT)
 
     def stop(self, timeout_s: float = DOWN_WITHIN_S) -> bool:
-        """Shuts it down normally, or by force after this many seconds. Returns True if it ended normally."""
+        """Shuts the server down normally, or by force after this many seconds. Returns True if it ended normally."""
         self.ask_to_stop()
         if self._process is None or self._process.wait(timeout_s):
             return True
@@ -193,12 +193,12 @@ class Restartable:
         return False
 
     def kill(self) -> None:
-        """Ends it with SIGKILL, as in a crash. Its data remains."""
+        """Ends the server with SIGKILL, as in a crash. Its data remains."""
         if self._process is not None:
             self._process.kill()
 
     def pause(self) -> None:
-        """Pauses it (SIGSTOP): connections stay open, and on return none of its threads responds anymore."""
+        """Pauses the server (SIGSTOP). Connections stay open, and on return none of its threads responds anymore."""
         freeze(lambda: [] if self.pid is None else [self.pid])
 
     def resume(self) -> None:
@@ -223,7 +223,7 @@ def is_running(pid: int, mark: str) -> bool:
 
 
 def end_process(pid: int, mark: str, timeout_s: float) -> None:
-    """Ends a process that another process started, normally and then by force. Does nothing if it is not running."""
+    """Ends a process that another process started: normally or, if it keeps running, by force."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         if not is_running(pid, mark):
             return
@@ -237,7 +237,7 @@ def end_process(pid: int, mark: str, timeout_s: float) -> None:
 
 @contextmanager
 def end_on_signals() -> Iterator[None]:
-    """Makes SIGTERM and SIGHUP end us like Ctrl-C: started processes are ended, temporary folders deleted.
+    """Makes SIGTERM and SIGHUP end this process like Ctrl-C, which ends its processes and deletes temporary folders.
 
     A SIGHUP that is ignored, as under nohup, stays ignored.
     """
@@ -261,11 +261,11 @@ def freeze(list_pids: Callable[[], Iterable[int]], limit_s: float = 60.0) -> Non
     """Sends SIGSTOP, and waits until every thread of these processes has stopped.
 
     Args:
-        list_pids: Called repeatedly, since a process that has not stopped yet may start another one.
+        list_pids: Lists the processes. Called repeatedly, since a process that is still running may start another one.
         limit_s: The longest wait, in seconds.
 
     Raises:
-        TimeoutError: If one is still running then.
+        TimeoutError: If a process is still running at that time.
     """
     give_up_at = time.monotonic() + limit_s
     while True:
@@ -282,18 +282,18 @@ def freeze(list_pids: Callable[[], Iterable[int]], limit_s: float = 60.0) -> Non
 
 
 def _stands_still(pid: int) -> bool:
-    """Returns True if every thread of a process is stopped or has ended. Without /proc, assumes so."""
+    """Returns True if every thread of a process is stopped or has ended. Without /proc, this is assumed."""
     with suppress(OSError):
         for thread in Path(f"/proc/{pid}/task").iterdir():
             with suppress(FileNotFoundError, ProcessLookupError):
-                # The state follows the name, which is in brackets and may contain anything.
+                # The state follows the name, which is in brackets and may contain any character.
                 if (thread / "stat").read_text().rpartition(")")[2].split()[0] not in "TtZX":
                     return False
     return True
 
 
 def last_lines(log: Path, count: int) -> str:
-    """Returns the end of a log; empty if there is none."""
+    """Returns the last lines of a log; empty if there is no log."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - 64 * 1024))
@@ -309,12 +309,13 @@ class Server(Restartable, abc.ABC):
     """A server that keeps its port and its data across restarts. Use it as a context manager.
 
     Args:
-        folder: The folder for its data and its log. Its path must be in `command`, which identifies the process.
-        port: Defaults to a free port.
+        folder: The folder for its data and its log. The folder's path must be part of `command`, because it identifies
+            the process.
+        port: The port. Defaults to a free port.
 
     Attributes:
-        user: The user that runs it. Defaults to ours.
-        up_within_s: The longest time that its start may take.
+        user: The user that runs the server. Defaults to the current user.
+        up_within_s: The time limit for its start, in seconds.
     """
 
     user: str | None = None
@@ -326,7 +327,7 @@ class Server(Restartable, abc.ABC):
 
     @abc.abstractmethod
     def initialise(self) -> None:
-        """Creates its data. Called before each start, so it must preserve what already exists."""
+        """Creates the server's data. Called before each start, so it must preserve existing data."""
 
     @abc.abstractmethod
     def command(self) -> Sequence[str]:
@@ -334,10 +335,10 @@ class Server(Restartable, abc.ABC):
 
     @abc.abstractmethod
     def is_up(self) -> bool:
-        """Returns True if it responds."""
+        """Returns True if the server responds."""
 
     def env(self) -> Mapping[str, str] | None:
-        """Returns the server's environment; None for ours."""
+        """Returns the server's environment; None for that of this process."""
         return None
 
     @property
@@ -349,10 +350,10 @@ class Server(Restartable, abc.ABC):
         return self.folder.with_name(f"{self.folder.name}.log")
 
     def start(self) -> None:
-        """Starts it, and waits until it responds.
+        """Starts the server, and waits until it responds.
 
         Raises:
-            PreflightError: If it does not. The message has the end of its log.
+            PreflightError: If it does not respond. The message contains the end of its log.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         self.initialise()
@@ -389,7 +390,7 @@ class Server(Restartable, abc.ABC):
 
 
 def find_program(name: str, *more: Path) -> Path | None:
-    """Finds a server's program: on PATH, in the folders of root's PATH, or in one of these folders."""
+    """Finds a server's program on PATH, in the folders of root's PATH, or in ``more``."""
     folders = [*os.environ.get("PATH", "").split(os.pathsep), "/usr/sbin", "/usr/local/sbin", *map(str, more)]
     found = shutil.which(name, path=os.pathsep.join(folders))
     return Path(found) if found else None

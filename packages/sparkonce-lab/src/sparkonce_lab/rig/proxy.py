@@ -1,4 +1,4 @@
-"""A TCP proxy for tests that cuts and slows connections, swallows bytes, and loses, delays or halves chosen requests.
+"""A TCP proxy for tests. It can cut and slow connections, discard bytes, and lose, delay or halve certain requests.
 
 ::
 
@@ -7,8 +7,8 @@
         ...                             # a client of proxy.address commits, and never hears of it
         assert trap.sprung.is_set()
 
-Runs in a thread of its own. The client's clocks and deadlines are not touched: what it sees is what a network does.
-Requests are recognized by their bytes, by what came before (`after`), or by Kafka's numbers (`kafka_request`).
+It runs in a separate thread. Clients keep their own clocks and deadlines, so they see only what a network can do to
+them. Requests are recognized by their bytes, by preceding data (`after`), or by Kafka's API keys (`kafka_request`).
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Address = tuple[str, int]
 Matcher = Callable[[bytes], "int | None"]
-"""Takes one connection's bytes to the server piece by piece. Returns where in the piece a request begins, if any."""
+"""Takes a connection's bytes to the server, piece by piece. Returns the index at which a request begins, if any."""
 Request = bytes | re.Pattern[bytes] | Callable[[], Matcher]
-"""How to recognize a request: bytes, a regular expression, or a function that creates a matcher per connection."""
+"""A way to recognize a request: bytes, a regular expression, or a function that creates a matcher per connection."""
 _PIECE_BYTES = 65_536
 _TAIL_BYTES = 256
 _QUIET_S = 0.05
-"""A request is complete when its client has sent nothing for this long: clients send header and body separately."""
+"""A request is complete if its client has sent nothing for this long, since clients send header and body separately."""
 _REPLY_WITHIN_S = 5.0
 _LIMIT_S = 30.0
 HOST = "127.0.0.1"
 
 
 class RequestFault(str, Enum):
-    """What happens to a request."""
+    """The effect of a trap on its request."""
 
     REPLY_LOST = "reply lost"
     """Delivers the request, drops the response and cuts the connection."""
     HELD = "held"
     """Holds the request and disconnects its client. `Trap.deliver` delivers it later, on the same connection."""
     STALLED = "stalled"
-    """Holds the request, and leaves its client waiting for a response."""
+    """Holds the request, and lets its client wait for a response."""
     HALVED = "halved"
     """Delivers the request's first half, then cuts the connection on both sides."""
 
@@ -76,10 +76,10 @@ class Trap:
         """Delivers a held request, and waits for its response, which no client receives.
 
         Returns:
-            The response; empty if the server has closed the connection meanwhile, or nothing is held.
+            The response; empty if the server has closed the connection in the meantime, or if no request is held.
 
         Raises:
-            TimeoutError: If the server keeps the connection open and does not respond.
+            TimeoutError: If the server keeps the connection open but does not respond.
         """
         held, self._held = self._held, None
         return b"" if held is None else self._proxy.run(held[0].deliver(held[1]))
@@ -91,7 +91,7 @@ class Trap:
             self._proxy.run(held[0].drop())
 
     def counts(self, kind: str) -> bool:
-        """Returns True if this request is the one that it is waiting for."""
+        """Counts a request. Returns True if it is the one for which the trap is waiting."""
         if kind != self.kind or self._left == 0:
             return False
         self._left -= 1
@@ -131,14 +131,14 @@ class Link:
                 await self._pump_up(self._to_server)
                 if not self._holding:
                     await self._down
-            while self._proxy.swallowing:  # one side does not learn that the other has given up
+            while self._proxy.swallowing:  # in a black hole, neither side learns that the other one has given up
                 await asyncio.sleep(_QUIET_S)
         finally:
             self._down.cancel()
             self.cut()
 
     def cut(self) -> None:
-        """Cuts both sides. A held request's own connection to the server stays open. An RST is swallowed, too."""
+        """Cuts both sides, except for the server connection of a held request. A black hole also discards the RST."""
         if not self._proxy.swallows_replies:
             _reset(self._to_client)
         if self._to_server is not None and not self._holding and not self._proxy.swallows_requests:
@@ -150,7 +150,7 @@ class Link:
         if reader is None or writer is None:
             return b""
         try:
-            await _until_quiet(reader)  # earlier output, including responses to earlier requests
+            await _until_quiet(reader)  # discard earlier output, including responses to earlier requests
             if reader.at_eof():
                 return b""
             writer.write(data)
@@ -183,7 +183,7 @@ class Link:
             server.write_eof()
 
     async def _spring(self, trap: Trap, piece: bytes, place: int, server: asyncio.StreamWriter) -> bool:
-        """Does what the trap is for. Returns True if the connection is over for the client."""
+        """Carries out the fault of a trap. Returns True if the connection is over for the client."""
         if trap.fault is RequestFault.REPLY_LOST:
             self._reply_is_lost = True
             trap.sprung.set()
@@ -194,7 +194,7 @@ class Link:
         else:
             self._holding = True
             if self._down is not None:
-                # Whatever the server sends from now on is only read once the held request is delivered.
+                # Stop reading from the server. Its output from now on is read when the held request is delivered.
                 self._down.cancel()
             trap.hold(self, piece + await _until_quiet(self._from_client))
         if trap.fault is not RequestFault.STALLED:
@@ -266,10 +266,10 @@ class FaultProxy:
     """Sits between clients and a server. Use it as a context manager, or call `start` and `close`.
 
     Attributes:
-        seen: How many requests of each name have passed.
-        swallows_requests: True if what clients send is discarded.
-        swallows_replies: True if what servers send is discarded.
-        delay_s: How long each piece is delayed, in both directions.
+        seen: The number of requests of each name that have passed.
+        swallows_requests: True if data from clients is discarded.
+        swallows_replies: True if data from servers is discarded.
+        delay_s: The delay of each piece of data in both directions, in seconds.
     """
 
     def __init__(self, upstream: Address, requests: Mapping[str, Request] | None = None) -> None:
@@ -306,7 +306,7 @@ class FaultProxy:
         self.run(self._serve())
 
     def close(self) -> None:
-        """Cuts every connection and ends."""
+        """Cuts every connection, and ends the proxy."""
         self.run(self._end())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(_LIMIT_S)
@@ -322,26 +322,26 @@ class FaultProxy:
     # --- faults -----------------------------------------------------------------------------------------------------
 
     def cut(self) -> None:
-        """Resets (RST) every connection on both sides. New ones are accepted."""
+        """Resets (RST) every connection on both sides. New connections are accepted."""
         self.run(self._cut())
 
     def swallow(self, *, requests: bool = True, replies: bool = True) -> None:
-        """Forwards nothing, but keeps every connection open (a black hole), until `heal`."""
+        """Discards all data but keeps every connection open (a black hole), until `heal`."""
         self.swallows_requests, self.swallows_replies = requests, replies
 
     def slow(self, delay_ms: int) -> None:
-        """Delays every piece on every connection by this much, in both directions, until `heal`."""
+        """Delays every piece of data on every connection, in both directions, until `heal`."""
         self.delay_s = delay_ms / 1000
 
     def heal(self) -> None:
-        """Ends delays and black holes. What was sent into a black hole is lost, so its connections are cut."""
+        """Ends delays and black holes. Cuts the connections of black holes, because data sent into them is lost."""
         self.delay_s = 0.0
         if self.swallowing:
             self.swallows_requests = self.swallows_replies = False
             self.cut()
 
     def trap(self, kind: str, fault: RequestFault, nth: int = 1) -> Trap:
-        """Sets a trap for the nth request with a name from now on. It springs once.
+        """Sets a trap for the nth request with a name from now on. The trap springs once.
 
         Raises:
             KeyError: If there is no request with this name.
@@ -371,7 +371,7 @@ class FaultProxy:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(_LIMIT_S)
 
     def judge(self, piece: bytes, matchers: Mapping[str, Matcher]) -> tuple[Trap | None, int]:
-        """Returns the trap that a piece of a connection springs, and where the request begins in the piece."""
+        """Returns the trap that a piece of data springs, and the index in the piece at which the request begins."""
         found: tuple[Trap | None, int] = (None, 0)
         for kind, matcher in matchers.items():
             place = matcher(piece)
@@ -396,7 +396,7 @@ class FaultProxy:
         link = Link(self, upstream, (reader, writer))
         self._links.add(link)
         try:
-            with suppress(asyncio.CancelledError):  # asyncio would report the end of the proxy as an error
+            with suppress(asyncio.CancelledError):  # asyncio would otherwise report the end of the proxy as an error
                 await link.run()
         finally:
             self._links.discard(link)
@@ -421,7 +421,7 @@ PRODUCE, INIT_PRODUCER_ID, ADD_PARTITIONS, END_TXN = 0, 22, 24, 26
 
 
 def after(first: bytes | re.Pattern[bytes], then: bytes, *, always: bool = False) -> Callable[[], Matcher]:
-    """Recognizes the next request with ``then`` after a piece with ``first``; with ``always``, every such request."""
+    """Recognizes the first request with ``then`` after data with ``first``; with ``always``, every such request."""
     before = first if isinstance(first, re.Pattern) else re.compile(re.escape(first))
 
     def new() -> Matcher:

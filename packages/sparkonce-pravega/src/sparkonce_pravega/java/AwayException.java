@@ -1,6 +1,6 @@
 package sparkonce.pravega;
 
-/** Thrown if Pravega does not answer. */
+/** Thrown if Pravega does not respond. */
 public class AwayException extends RuntimeException {
     AwayException(String message, Throwable cause) {
         super(message, cause);

@@ -9,10 +9,10 @@ import java.util.TreeMap;
 import org.apache.spark.sql.connector.read.streaming.Offset;
 
 /**
- * A stream cut, as Spark keeps it: the offset in each of its segments.
+ * A stream cut in the form in which Spark stores it: the offset in each segment.
  *
- * It knows when one of its segments was made, which tells the stream from a later one of its name. The end of batch 0
- * knows its start, too.
+ * It includes the creation time of one of its segments, which distinguishes the stream from a later one with the same
+ * name. The end of batch 0 also includes the start of that batch.
  */
 public class Cut extends Offset {
     private static final ObjectMapper JSON = new ObjectMapper();

@@ -50,7 +50,7 @@ public class CutStream implements MicroBatchStream, SupportsTriggerAvailableNow 
         return cut;
     }
 
-    /** Returns where the query begins: the same within a process. */
+    /** Returns the position at which the query begins, which is always the same within a process. */
     public Offset initialOffset() {
         if (begun == null) {
             begun = (Cut) patiently(null, new Question() {
@@ -90,13 +90,14 @@ public class CutStream implements MicroBatchStream, SupportsTriggerAvailableNow 
         throw new UnsupportedOperationException("Spark asks with a limit.");
     }
 
-    /** Returns the position up to which the next batch reads; its start if nothing is new. */
+    /** Returns the position up to which the next batch reads; the batch's start if nothing is new. */
     public Offset latestOffset(Offset start, ReadLimit limit) {
         final Cut from = (Cut) start;
         final long most = limit instanceof ReadMaxBytes ? ((ReadMaxBytes) limit).maxBytes() : Long.MAX_VALUE;
         final boolean isFirst = from == begun;
         final Map<Long, Long> until = target;
-        // The start of the first batch would be taken for its end, and that of a query with a target for its own end.
+        // Do not return the start of the first batch, which Spark would record as its end, nor the start of a batch
+        // with a target, after which Spark would end the query.
         Offset meanwhile = isFirst || until != null ? null : start;
         return (Offset) patiently(meanwhile, new Question() {
             public Object ask() {
@@ -109,7 +110,7 @@ public class CutStream implements MicroBatchStream, SupportsTriggerAvailableNow 
         });
     }
 
-    /** Returns the parts of a batch. Of batch 0, the end knows where it began: "latest" is another place by now. */
+    /** Returns the parts of a batch. Uses the start that the end of batch 0 records: by now, "latest" is elsewhere. */
     public InputPartition[] planInputPartitions(Offset start, Offset end) {
         final Cut to = (Cut) end;
         final Map<Long, Long> from = to.first == null ? ((Cut) start).positions : to.first;
@@ -132,7 +133,7 @@ public class CutStream implements MicroBatchStream, SupportsTriggerAvailableNow 
         return new ReaderFactory(config(), name);
     }
 
-    /** Returns what Spark's progress says of the source. */
+    /** Returns the name of the source for Spark's progress. */
     public String toString() {
         return "pravega: " + name;
     }
@@ -147,12 +148,12 @@ public class CutStream implements MicroBatchStream, SupportsTriggerAvailableNow 
         }
     }
 
-    /** A question to Pravega. */
+    /** A request to Pravega. */
     interface Question {
         Object ask();
     }
 
-    /** Asks, and asks again while Pravega is away, until the patience is over; or returns what to say meanwhile. */
+    /** Repeats a request until Pravega responds or the patience is over. Returns ``meanwhile``, if any, instead. */
     private Object patiently(Offset meanwhile, Question question) {
         while (true) {
             try {

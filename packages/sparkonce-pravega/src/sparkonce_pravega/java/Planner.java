@@ -12,7 +12,7 @@ import java.util.concurrent.ExecutionException;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
-/** Finds what is between two positions in a stream, and where a batch ends. Positions are by the segment's id. */
+/** Finds the events between two positions in a stream, and the end of a batch. Positions map segment ids to offsets. */
 public class Planner {
     private static final Logger LOG = LoggerFactory.getLogger("sparkonce");
     private final StreamClient client;
@@ -24,7 +24,7 @@ public class Planner {
         this.accepted = accepted;
     }
 
-    /** Returns the position behind the last event, also of a sealed stream. */
+    /** Returns the position after the last event, even for a sealed stream. */
     Map<Long, Long> tail() {
         return tail(client.ends());
     }
@@ -42,7 +42,7 @@ public class Planner {
         return found;
     }
 
-    /** Returns when one of a position's segments was made, by its id; nothing if it is gone. */
+    /** Returns the creation time of one of a position's segments, by the segment's id; empty if it is gone. */
     Map<Long, Long> made(Map<Long, Long> positions) {
         Map<Long, Long> found = new TreeMap<Long, Long>();
         Long id = (Long) new TreeSet<Long>(positions.keySet()).first();
@@ -56,7 +56,7 @@ public class Planner {
         return found;
     }
 
-    /** Checks that the stream is the one of a cut. A segment that is gone tells nothing; that it is gone is noticed. */
+    /** Checks that the stream is the one of a cut. A segment that is gone proves nothing, and is detected elsewhere. */
     void check(Cut cut) {
         for (Map.Entry one : cut.made.entrySet()) {
             long now = client.madeAt((Long) one.getKey());
@@ -67,7 +67,7 @@ public class Planner {
         }
     }
 
-    /** Returns the position up to which the batch after a cut reads, to the tail or for about so many bytes. */
+    /** Returns the position up to which the batch after a cut reads: the tail, or about ``most`` bytes further. */
     Map<Long, Long> next(Cut cut, Map<Long, Long> target, long most) {
         StreamInfo ends = client.ends();
         Map<Long, Long> from = cut.positions;
@@ -94,15 +94,16 @@ public class Planner {
         return found;
     }
 
-    /** Returns the parts between two positions, empty ones too. See `parts`. */
+    /** Returns the parts between two positions, including empty ones. */
     Collection<Part> parts(Map<Long, Long> from, Map<Long, Long> to) {
         return parts(from, to, client.ends());
     }
 
-    /** No event is left out silently: if some are gone, the query stops, unless that is accepted. */
+    /** Returns the parts between two positions. If events are missing, the query stops, unless that is accepted. */
     private Collection<Part> parts(Map<Long, Long> from, Map<Long, Long> to, StreamInfo ends) {
         Map<Long, Long> head = StreamClient.positions(ends.getHeadStreamCut());
-        // A transaction that ends after a scaling makes segments of an old epoch, too. What is there has told its age.
+        // A transaction that ends after a scaling also creates segments with an old epoch. If one of the old segments
+        // still exists, its creation time has already been checked.
         if (isAnother(from.keySet(), head.keySet()) && !isThere(from.keySet())) {
             throw another(from, "its segments are " + head.keySet() + " now");
         }
@@ -139,7 +140,7 @@ public class Planner {
         return found;
     }
 
-    /** Returns what there is of each segment. Of those that all have not ended, no more needs to be asked. */
+    /** Returns the existing part of each segment. If no segment has ended, no request is needed. */
     private Map<Long, Part> there(
         Map<Long, Long> from, Map<Long, Long> head, Map<Long, Long> tail, StreamInfo ends
     ) {
@@ -159,7 +160,7 @@ public class Planner {
         }
         try {
             return client.between(from, to);
-        } catch (ExecutionException error) { // it told head and tail a moment ago
+        } catch (ExecutionException error) { // it reported head and tail a moment ago
             throw another(from, "Pravega refuses to tell what is between this and " + to + " (" + error.getCause() + ")");
         }
     }
@@ -173,7 +174,7 @@ public class Planner {
         LOG.warn("Of the Pravega stream '{}' {} is gone, which is accepted.", client.name(), lost);
     }
 
-    /** Tells whether there still is one of these segments. */
+    /** Returns true if at least one of these segments still exists. */
     private boolean isThere(Set<Long> ids) {
         for (Long id : ids) {
             if (client.madeAt(id) >= 0) {
@@ -183,7 +184,7 @@ public class Planner {
         return false;
     }
 
-    /** Tells whether a stream was made again: its segments are numbered on, and the first ones are of epoch 0 again. */
+    /** Returns true if a stream was recreated: segment numbers continue, but epochs start at 0 again. */
     private static boolean isAnother(Set<Long> from, Set<Long> head) {
         long newest = -1;
         long epoch = Long.MAX_VALUE;
@@ -206,7 +207,7 @@ public class Planner {
             + "the stream.");
     }
 
-    /** Goes through parts for about so many bytes. */
+    /** Moves a position forward through parts by about ``most`` bytes. */
     private Map<Long, Long> advance(Map<Long, Long> from, Map<Long, Part> parts, long most) {
         Map<Long, Long> at = new TreeMap<Long, Long>(from);
         for (Long id : from.keySet()) {
@@ -238,7 +239,7 @@ public class Planner {
         return at;
     }
 
-    /** Puts successors in the place of segments that are read; tells whether there were any. */
+    /** Replaces segments that are read by their successors. Returns true if there were any. */
     private boolean succeed(Map<Long, Long> at, Map<Long, Part> parts) {
         for (Long id : at.keySet()) {
             Set<Long> read = new TreeSet<Long>();
@@ -255,10 +256,11 @@ public class Planner {
     }
 
     /**
-     * Tells whether a segment's successors are due, and finds the segments that they take the place of.
+     * Returns true if the successors of a segment are due, and collects the segments that they replace.
      *
-     * A successor may succeed several segments, which may have several successors. A cut has either all of the ones or
-     * all of the others: what is between is read twice or never. So all are found, and replaced together.
+     * A successor may succeed several segments, each of which may have several successors. A cut must contain either
+     * all of the former or all of the latter. Otherwise, events would be read twice or never. So they are collected and
+     * replaced together.
      */
     private boolean isDue(Long id, Map<Long, Long> at, Map<Long, Part> parts, Set<Long> read, Set<Long> due) {
         if (!read.add(id)) {

@@ -15,7 +15,7 @@ import org.apache.spark.sql.sources.DataSourceRegister;
 import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 
-/** The format, and what Spark asks of it before it reads. */
+/** The format, and the methods that Spark calls before it reads. */
 public class PravegaSource implements TableProvider, DataSourceRegister {
     static final StructType SCHEMA = StructType.fromDDL("value binary, segment bigint, offset bigint");
 

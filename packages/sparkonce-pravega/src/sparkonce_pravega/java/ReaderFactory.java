@@ -12,7 +12,7 @@ import org.apache.spark.sql.connector.read.InputPartition;
 import org.apache.spark.sql.connector.read.PartitionReader;
 import org.apache.spark.sql.connector.read.PartitionReaderFactory;
 
-/** Opens parts, in the executors. */
+/** Opens parts in the executors. */
 public class ReaderFactory implements PartitionReaderFactory {
     private static final Map<List<Object>, BatchClientFactory> CLIENTS = new HashMap<List<Object>, BatchClientFactory>();
     private final ClientConfig config;
@@ -31,7 +31,7 @@ public class ReaderFactory implements PartitionReaderFactory {
             name, part, client.readSegment(StreamClient.range(stream, part), new ByteBufferSerializer()));
     }
 
-    /** Returns this process's client: to open one takes longer than to read a small batch. */
+    /** Returns this process's client, because opening one takes longer than reading a small batch. */
     private static BatchClientFactory client(ClientConfig config, String scope) {
         synchronized (CLIENTS) {
             Object[] parts = new Object[] {config, scope};

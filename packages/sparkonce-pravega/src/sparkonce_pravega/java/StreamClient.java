@@ -48,14 +48,14 @@ import java.util.concurrent.ScheduledExecutorService;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
 
-/** Asks Pravega about one stream. Positions and segments are by the segment's id. */
+/** Sends requests about one stream to Pravega. Positions map segment ids to offsets. */
 public class StreamClient {
     private static final int ATTEMPTS = 3;
     private static final int LONGEST_PAUSE_MS = 1000;
     private static final long ANSWERS_WITHIN_MS = 60000;
     private static final long ANSWERS_IN_PATIENCE = 5;
     private static final long LEAST_MS = 1000;
-    // Attributes.CREATION_TIME of Pravega's segment store, which its public client does not tell.
+    // Attributes.CREATION_TIME of Pravega's segment store, which the public client does not return.
     private static final UUID MADE_AT = new UUID(Long.MIN_VALUE, 0);
     private final ClientConfig config;
     private final Stream stream;
@@ -70,7 +70,7 @@ public class StreamClient {
         this.config = config;
         withinMs = Math.max(LEAST_MS, Math.min(ANSWERS_WITHIN_MS, patienceMs / ANSWERS_IN_PATIENCE));
         stream = Stream.of(name);
-        // To a question about a wrong position, Pravega answers UNKNOWN. The client then asks again, by default for
+        // Pravega answers a request about a wrong position with UNKNOWN, after which the client retries, by default for
         // minutes.
         ControllerImplConfig settings = ControllerImplConfig.builder()
             .clientConfig(config).retryAttempts(ATTEMPTS).maxBackoffMillis(LONGEST_PAUSE_MS).build();
@@ -93,7 +93,7 @@ public class StreamClient {
         threads.shutdownNow();
     }
 
-    /** Returns the head and the tail of the stream, at about one time. The tail of a sealed stream is empty. */
+    /** Returns the head and the tail of the stream at about the same time. The tail of a sealed stream is empty. */
     StreamInfo ends() {
         try {
             return (StreamInfo) answer(manager.fetchStreamInfo(stream.getScope(), stream.getStreamName()));
@@ -122,7 +122,7 @@ public class StreamClient {
         return new StreamCutImpl(stream, found);
     }
 
-    /** Returns the positions of a cut that a user has given as text. */
+    /** Returns the positions of a cut that a user has specified as text. */
     Map<Long, Long> given(String text) {
         StreamCut cut = StreamCut.from(text);
         if (!cut.asImpl().getStream().equals(stream)) {
@@ -133,7 +133,7 @@ public class StreamClient {
         return positions(cut);
     }
 
-    /** Returns what there is of each segment between head and tail. */
+    /** Returns the existing part of each segment between head and tail. */
     Map<Long, Part> there(StreamInfo ends) {
         Map<Long, Part> found = new TreeMap<Long, Part>();
         try {
@@ -152,7 +152,7 @@ public class StreamClient {
     /**
      * Returns the ids of the segments between two positions.
      *
-     * @throws ExecutionException if Pravega refuses to tell: it has no such positions
+     * @throws ExecutionException if Pravega refuses the request, because it does not have these positions
      */
     Set<Long> between(Map<Long, Long> from, Map<Long, Long> to) throws ExecutionException {
         Set<Long> found = new TreeSet<Long>();
@@ -170,7 +170,7 @@ public class StreamClient {
         return found;
     }
 
-    /** Returns the successors of a segment, each with all that it succeeds; none of a segment that has not ended. */
+    /** Returns a segment's successors, each with all segments that it succeeds; empty if the segment has not ended. */
     Map<Long, List<Long>> successors(long id) {
         Map<Long, List<Long>> found = new TreeMap<Long, List<Long>>();
         try {
@@ -184,7 +184,7 @@ public class StreamClient {
         return found;
     }
 
-    /** Returns when Pravega made a segment, in milliseconds since 1970; -1 if there is no such segment. */
+    /** Returns the time at which a segment was created, in milliseconds since 1970; -1 if there is no such segment. */
     long madeAt(long id) {
         RawClient raw = new RawClient(controller, connections, segment(id));
         try {
@@ -208,7 +208,7 @@ public class StreamClient {
         }
     }
 
-    /** Returns the first end of an event that is so many bytes behind the start of a part. Pravega 0.13 cannot tell. */
+    /** Returns the first end of an event at least ``distance`` bytes into a part. Pravega 0.13 has no request for it. */
     long boundary(Part part, long distance) {
         if (part.end - part.start <= distance) {
             return part.end;
@@ -245,7 +245,7 @@ public class StreamClient {
         }
     }
 
-    /** Returns an error of Pravega's client, which has the outage in its causes, as an outage if it is one. */
+    /** Returns an error of Pravega's client, converted to an outage if one of its causes shows an outage. */
     private RuntimeException told(RuntimeException error) {
         for (Throwable cause = error; cause != null; cause = cause.getCause()) {
             if (cause instanceof RetriesExhaustedException || cause instanceof ConnectionFailedException
@@ -256,7 +256,7 @@ public class StreamClient {
         return error;
     }
 
-    /** Tells whether Pravega has refused a question about positions: it answers UNKNOWN, also when asked again. */
+    /** Returns true if Pravega has refused a request about positions. It answers UNKNOWN, even after retries. */
     private static boolean isRefusal(Throwable error) {
         for (Throwable cause = error; cause != null; cause = cause.getCause()) {
             if (cause instanceof StatusRuntimeException) {

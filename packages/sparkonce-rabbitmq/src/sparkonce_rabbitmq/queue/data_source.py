@@ -1,8 +1,8 @@
 """Spark's side of RabbitMQ queues: a streaming source that uses Spark's Python data source API, with Arrow batches.
 
 Spark plans batches in a separate Python process on the driver, which lives as long as the query. The receiver's thread
-is in this process, so the connection ends with the query, and heartbeats do not wait for the driver. Tasks read what is
-stored, and do not connect to a server.
+runs in this process, so the connection ends with the query, and heartbeats do not wait for the driver. Tasks read
+stored messages, and do not connect to the server.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ NAME = "rabbitmq_queue"
 FOLDER = "sparkonce-queue"
 
 _FIRST_WAIT_S = 10.0
-"""The longest wait for the messages that are in the queue when the query starts."""
+"""The longest wait for messages that are already in the queue when the query starts, in seconds."""
 
 Position = dict[str, Any]
 
@@ -67,8 +67,8 @@ class QueuePartition(InputPartition):  # type: ignore[misc]
 def source_of(options: QueueOptions) -> type[DataSource]:
     """Returns a data source with these settings, under the name `NAME`.
 
-    Spark pickles it, so no option contains a secret. The password goes to the planning process, but is left out of what
-    that process pickles for tasks: the reader, and the source once the reader is created.
+    Spark pickles the data source, so its options contain no secret. The planning process needs the password, but does
+    not pickle it for tasks: neither in the reader, nor in the source once the reader is created.
     """
 
     class RabbitMQQueueSource(DataSource):  # type: ignore[misc]
@@ -88,7 +88,7 @@ def source_of(options: QueueOptions) -> type[DataSource]:
 
 
 class QueueReader(Limited, DataSourceStreamReader):  # type: ignore[misc]
-    """Plans batches on the driver, where it also receives, and reads their partitions in tasks.
+    """Plans batches and receives messages on the driver, and reads the batches' partitions in tasks.
 
     Args:
         options: The settings.
@@ -104,7 +104,7 @@ class QueueReader(Limited, DataSourceStreamReader):  # type: ignore[misc]
         self._consumer: QueueConsumer | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leaves out the thread and the password, because tasks only read what is stored."""
+        """Leaves out the thread and the password, because tasks only read stored messages."""
         return {**self.__dict__, "_options": self._options.for_tasks(), "_receiver": None, "_consumer": None}
 
     def initialOffset(self) -> Position:  # noqa: N802 - Spark's
@@ -126,13 +126,13 @@ class QueueReader(Limited, DataSourceStreamReader):  # type: ignore[misc]
         return self._at(self._position)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's
-        """Records what the queue has delivered by now, for Spark 4.2 and newer: the query reads up to there."""
+        """Records the newest message so far, up to which the query reads. Spark calls this from version 4.2 on."""
         receiver, consumer = self._receiving()
         consumer.check()
         self._target = receiver.newest()
 
     def partitions(self, start: Position, end: Position) -> list[QueuePartition]:
-        """Returns the parts of a batch, which are always the same for the same positions."""
+        """Returns the partitions of a batch, which are always the same for the same positions."""
         if {start[QUEUE], end[QUEUE]} != {self._known()}:
             raise CheckpointMismatchError(
                 f"The messages in {self._options.segments().files.location} belong to another query.",

@@ -1,4 +1,4 @@
-"""A message of a queue, how it is identified, and messages as Arrow rows."""
+"""A message of a queue, its identity, and the conversion of messages to Arrow rows."""
 
 from __future__ import annotations
 
@@ -39,13 +39,14 @@ class QueueMessage(NamedTuple):
 
     Attributes:
         value: The body.
-        message_id: The property with this name, as set by the publisher.
-        exchange: The exchange that it was published to.
+        message_id: The property ``message_id``, as set by the publisher.
+        exchange: The exchange that the message was published to.
         routing_key: Its routing key.
-        timestamp: The property with this name, in seconds since the epoch. Null in rows if Spark cannot represent it.
+        timestamp: The property ``timestamp``, in seconds since the epoch. In rows, it is null if Spark cannot represent
+            it.
         properties: The other properties that are set, by name.
         headers: The headers, by name.
-        redelivered: True if the server says that it may have been delivered before.
+        redelivered: True if the server reports that the message may have been delivered before.
     """
 
     value: bytes
@@ -59,14 +60,14 @@ class QueueMessage(NamedTuple):
 
 
 Identify = Literal["message_id", "digest"] | Callable[[QueueMessage], str | bytes]
-"""How messages are identified: by their property, by a digest of the whole message, or by a function."""
+"""How messages are identified: by their ``message_id``, by a digest of the whole message, or by a function."""
 
 
 def id_of(message: QueueMessage, identify: Identify) -> bytes:
     """Returns a message's identity, in `ID_BYTES` bytes.
 
     Raises:
-        ConfigurationError: If the message has none.
+        ConfigurationError: If the message has no identity.
     """
     if identify == "digest":
         return _digest(message)
@@ -90,7 +91,7 @@ def id_of(message: QueueMessage, identify: Identify) -> bytes:
 def rows_of(messages: Sequence[QueueMessage]) -> pa.RecordBatch:
     """Converts messages to rows."""
     columns = dict(zip(QueueMessage._fields, zip(*messages, strict=True), strict=True))
-    # Publishers may set any 64 bits as the seconds, also ones that Spark cannot represent.
+    # Publishers may set any 64-bit number as the timestamp, including those that Spark cannot represent.
     columns["timestamp"] = [
         one * 1_000_000 if one is not None and abs(one) <= _MOST_SECONDS else None for one in columns["timestamp"]
     ]
@@ -102,7 +103,7 @@ def rows_of(messages: Sequence[QueueMessage]) -> pa.RecordBatch:
 
 
 def _maps(each: Sequence[Any]) -> pa.MapArray:
-    """Returns mappings as a column, much faster than row by row."""
+    """Returns mappings as an Arrow column. This is much faster than a conversion row by row."""
     ends = [0, *itertools.accumulate(map(len, each))]
     names = [name for one in each for name in one]
     values = [value if isinstance(value, str) else _text(value) for one in each for value in one.values()]
@@ -112,11 +113,11 @@ def _maps(each: Sequence[Any]) -> pa.MapArray:
 
 
 _OF_SERVER = frozenset({"x-delivery-count", "x-acquired-count"})
-"""Headers with which a quorum queue counts deliveries. They differ when a message is delivered again."""
+"""Headers with which a quorum queue counts deliveries. They change when a message is delivered again."""
 
 
 def _digest(message: QueueMessage) -> bytes:
-    """Returns a digest of everything that the publisher has set. Its parts are delimited by their lengths."""
+    """Returns a digest of everything that the publisher has set. The length of each part delimits it."""
     sent = {name: value for name, value in message.headers.items() if name not in _OF_SERVER}
     headers = json.dumps(sent, sort_keys=True, default=repr)
     properties = json.dumps({**message.properties, "message_id": message.message_id, "timestamp": message.timestamp})
@@ -137,5 +138,5 @@ def _text(value: Any) -> str | None:
 
 
 def identified_by(identify: Identify) -> str:
-    """Returns a word for how messages are identified."""
+    """Returns a word for the way in which messages are identified."""
     return identify if isinstance(identify, str) else getattr(identify, "__qualname__", type(identify).__name__)

@@ -1,4 +1,4 @@
-"""Reads from Spark's checkpoint how far it has finished. Spark records a batch once its sinks have finished it."""
+"""Reads from Spark's checkpoint which batches are finished. Spark records a batch once its sinks have finished it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ QUEUE, NEXT = "queue", "next"
 
 @dataclass(frozen=True, slots=True)
 class FinishedSegments:
-    """The segment numbers that delimit what is finished.
+    """The segment numbers that delimit finished batches.
 
     Attributes:
-        below: Segments below it belong to finished batches.
-        spare: Segments below it belong to batches before the newest finished one, so nothing reads them again.
+        below: Segments with lower numbers belong to finished batches.
+        spare: Segments with lower numbers belong to batches before the newest finished one, so nothing reads them
+            again.
     """
 
     below: int = 0
@@ -38,7 +39,7 @@ class Progress:
         self._found = FinishedSegments()
 
     def poll(self) -> FinishedSegments:
-        """Returns what is finished by now. Raises OSError if the store is unavailable."""
+        """Returns which segments are finished by now. Raises OSError if the store is unavailable."""
         newest = self._batch
         if newest < 0:
             newest = self._spark.finished()

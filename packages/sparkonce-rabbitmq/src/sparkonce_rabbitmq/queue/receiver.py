@@ -1,10 +1,10 @@
 """Decides what is stored from a queue, and what is acknowledged, independently of the connection.
 
-**Stored before it is reported**: a message is in a durable segment before Spark learns of it. A batch is a range of
-segments, so a replay reads the same rows.
+**Messages are stored before they are reported**: a message is in a durable segment before Spark learns of it. A batch
+is a range of segments, so a replay reads the same rows.
 
-**Acknowledged last**: a message is acknowledged when its batch is finished or, optionally, when its segment is durable.
-If anything dies before that, the server delivers the message again, and its id is still remembered.
+**Messages are acknowledged last**: when their batch is finished or, optionally, when their segment is durable. If
+anything dies before that, the server delivers the messages again, and their ids are still remembered.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Memory:
     """Remembers the newest ids, and all ids in unfinished batches.
 
     Args:
-        most: The number of ids that are remembered if their batches are finished.
+        most: The number of ids to remember after their batches are finished.
     """
 
     def __init__(self, most: int) -> None:
@@ -49,7 +49,7 @@ class Memory:
         """Forgets the oldest ids in excess of the limit.
 
         Args:
-            finished: The number of the first unfinished segment. From there on, nothing is forgotten.
+            finished: The number of the first unfinished segment. Ids from there on are not forgotten.
         """
         for identity in list(self._numbers)[: max(0, len(self._numbers) - self._most)]:
             if self._numbers[identity] >= finished:
@@ -61,7 +61,7 @@ Acknowledge = Literal["finished", "stored"]
 
 _CLAIMS = 100
 _SPARE_SEGMENTS = 16
-"""Finished segments are deleted in groups of at least this many."""
+"""The minimum number of finished segments that are deleted together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,7 @@ class ReceiverSettings:
     """The settings of a receiver; see `read_rabbitmq_queue`.
 
     Attributes:
-        segment_bytes: The total size of bodies at which a segment is full.
+        segment_bytes: The total size of message bodies at which a segment is full.
     """
 
     identify: Identify = "message_id"
@@ -83,7 +83,7 @@ class ReceiverSettings:
 
 @dataclass(slots=True)
 class _Waiting:
-    """Messages that are not stored yet, by id, and the segment that is being put for them, if one is."""
+    """Messages that are not stored yet, by id, and the segment being put for them, if there is one."""
 
     messages: dict[bytes, QueueMessage] = field(default_factory=dict)
     size: int = 0
@@ -92,13 +92,13 @@ class _Waiting:
 
 
 class Receiver:
-    """Stores messages, and determines which may be acknowledged. The consumer's calls come from one thread.
+    """Stores messages, and determines which ones may be acknowledged. The consumer calls it from a single thread.
 
     Args:
-        segments: Where messages are stored.
-        progress: How far Spark has finished.
+        segments: The store of messages.
+        progress: Shows which batches Spark has finished.
         settings: The settings.
-        clock: The time in seconds.
+        clock: Returns the time in seconds.
     """
 
     def __init__(
@@ -121,12 +121,12 @@ class Receiver:
         self._lock = threading.Lock()
 
     def claim(self) -> None:
-        """Loads what is stored, and takes the queue over from an older receiver.
+        """Loads the stored messages, and takes the queue over from an older receiver.
 
         Raises:
             CorruptRecordError: If messages that a batch has to read are missing.
-            SupersededError: If others keep taking the queue over.
-            OSError: If the store cannot be read, or it is unknown whether the claim landed. Claim again.
+            SupersededError: If other receivers keep taking the queue over.
+            OSError: If the store cannot be read, or if it is unknown whether the claim was stored. Claim again.
         """
         for tries_left in reversed(range(_CLAIMS)):
             self._load()
@@ -135,7 +135,7 @@ class Receiver:
                 return
             except PutUnknownError as error:
                 raise OSError(str(error)) from error
-            except SupersededError:  # the older receiver has put a segment meanwhile
+            except SupersededError:  # the older receiver has put a segment in the meantime
                 if not tries_left:
                     raise
 
@@ -143,7 +143,7 @@ class Receiver:
         """Accepts a delivery.
 
         Args:
-            tag: Its delivery tag, which increases within a connection.
+            tag: The delivery tag, which increases within a connection.
             message: The message.
 
         Raises:
@@ -165,14 +165,14 @@ class Receiver:
         return has_many or waiting.tried is not None
 
     def keep_due(self) -> bool:
-        """Stores messages, if there are enough or they have waited long enough.
+        """Stores the waiting messages if there are enough of them, or if they have waited long enough.
 
         Returns:
-            True if none are waiting.
+            True if no messages are waiting.
 
         Raises:
             SupersededError: If another receiver has taken the queue over.
-            OSError: If they are not stored, or that is unknown. Call it again.
+            OSError: If the messages are not stored, or if that is unknown. Call it again.
         """
         waiting = self._waiting
         if not waiting.messages:
@@ -183,7 +183,7 @@ class Receiver:
         return True
 
     def keep(self) -> None:
-        """Stores the waiting messages; see `keep_due`. After an error, no message may be accepted until it succeeds."""
+        """Stores the waiting messages; see `keep_due`. After an error, accept no messages until a call succeeds."""
         waiting = self._waiting
         if waiting.tried is None and waiting.messages:
             rows = arrow_stream(rows_of(list(waiting.messages.values())))
@@ -198,7 +198,7 @@ class Receiver:
     def disconnected(self) -> None:
         """Handles the loss of the connection, after which the server redelivers unacknowledged messages.
 
-        A segment whose put has an unknown outcome remains, for `settle`, since it may have landed.
+        A segment remains if the outcome of its put is unknown, because it may be stored. See `settle`.
         """
         self._held.clear()
         if self._waiting.tried is None:
@@ -210,7 +210,7 @@ class Receiver:
             self.keep()
 
     def acknowledge(self) -> int | None:
-        """Returns the tag up to which all deliveries may be acknowledged; None if there is no new one."""
+        """Returns the tag up to which all deliveries may be acknowledged; None if there is nothing new."""
         finished, ahead = self._finished.below, self.ahead()
         all_stored = self._settings.acknowledge == "stored" and ahead <= self._settings.most_ahead
         bound = self._next if all_stored else min(finished, self._next)
@@ -220,7 +220,7 @@ class Receiver:
         return tag
 
     def poll(self) -> None:
-        """Learns what Spark has finished by now, and deletes what nobody reads again.
+        """Learns which batches Spark has finished by now, and deletes segments that nobody reads again.
 
         Raises:
             SupersededError: If another receiver has taken the queue over.
@@ -242,14 +242,14 @@ class Receiver:
             return self._finished.below
 
     def end(self, begin: int, most_rows: int | None) -> int:
-        """Returns the number after the last segment of the next batch; `begin` if there are no rows.
+        """Returns the number after the last segment of the next batch; ``begin`` if there are no rows.
 
         Args:
-            begin: The number of its first segment.
+            begin: The number of the first segment of the batch.
             most_rows: The maximum number of rows. A batch has at least one segment with rows.
 
         Raises:
-            SupersededError: If another query has finished that batch meanwhile, and its segments are deleted.
+            SupersededError: If another query has finished that batch in the meantime and deleted its segments.
         """
         with self._lock:
             if begin < self._next and begin not in self._rows:
@@ -268,7 +268,7 @@ class Receiver:
             return self._next
 
     def ahead(self) -> int:
-        """Returns the number of stored rows that are not finished."""
+        """Returns the number of stored rows in unfinished batches."""
         with self._lock:
             return self._ahead
 
@@ -280,10 +280,10 @@ class Receiver:
             self._ahead = self._next = 0
         self._finished = self._progress.poll()
         numbers = self._segments.numbers()
-        below, behind = self._finished.below, numbers[-1] + 1 if numbers else 0  # the newest one is never deleted
+        below, behind = self._finished.below, numbers[-1] + 1 if numbers else 0  # the newest segment is never deleted
         if (below and not numbers) or (numbers and numbers[0] > below):
             raise self._broken(f"has no segment {below}: messages that were received and not yet read are missing")
-        if behind < below:  # A segment put there would count as finished, and be acknowledged without being read.
+        if behind < below:  # a segment put there would count as finished, and be acknowledged without being read
             raise self._broken(f"ends before segment {behind}, and batches have read up to {below}: it is an old copy")
         for name, ids in self._segments.kept_ids():
             self._files_of_ids.append((name, len(ids)))
@@ -313,8 +313,8 @@ class Receiver:
 
     def _clean(self) -> None:
         spare = [number for number in sorted(self._ids) if number < min(self._finished.spare, self._next - 1)]
-        # Do not end with a claim: an older receiver may still put its segment at the claim's position. If the claim
-        # were the last segment deleted, that late segment would directly precede the remaining ones.
+        # Do not delete up to a claim: an older receiver may still put its segment at the claim's position. That late
+        # segment would then directly precede the remaining ones.
         while spare and not self._ids[spare[-1]]:
             spare.pop()
         if len(spare) < _SPARE_SEGMENTS:

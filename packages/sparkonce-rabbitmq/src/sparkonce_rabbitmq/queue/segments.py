@@ -1,8 +1,8 @@
-"""Received messages in the checkpoint's store: segments, put one after the other, each only if its number is free.
+"""Received messages in the checkpoint's store. They form numbered segments, each put only if its number is free.
 
 A receiver takes the queue over by putting an empty segment, its claim. An older receiver then fails at its next put,
-and stops; what it has received since then returns to the queue. A segment never changes. After their batches are
-finished, segments are deleted. The ids of their messages are retained longer, in separate files.
+and stops. The messages that it has received since then return to the queue. A segment never changes. Segments are
+deleted after their batches are finished. The ids of their messages are kept for longer, in separate files.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ class Segment:
 
     @classmethod
     def decode(cls, data: bytes, where: str) -> Segment:
-        """Deserializes a segment from a file.
+        """Deserializes a segment from the contents of a file.
 
         Raises:
-            CorruptRecordError: If the bytes were changed.
-            NewerFormatError: If a newer version wrote them.
+            CorruptRecordError: If the contents have changed.
+            NewerFormatError: If a newer version has written the file.
         """
         body = _opened(data, where)
         count = int.from_bytes(body[_TOKEN_BYTES : _TOKEN_BYTES + 4], "big")
@@ -84,13 +84,13 @@ class Segments:
         self.files = files
 
     def identity(self, identified: str) -> str:
-        """Returns the id that distinguishes this folder from one that replaced it. It is created if missing.
+        """Returns the id that distinguishes this folder from one that replaced it. Creates the id if it is missing.
 
         Args:
-            identified: How messages are identified. This cannot be changed, since ids would no longer be recognized.
+            identified: How messages are identified. It cannot be changed, since stored ids would not be recognized.
 
         Raises:
-            ConfigurationError: If it was different before.
+            ConfigurationError: If messages were identified differently before.
             OSError: If the store cannot be read.
         """
         found = self.files.read(IDENTITY)
@@ -112,9 +112,9 @@ class Segments:
         return str(said["identity"])
 
     def numbers(self) -> list[int]:
-        """Lists the numbers of existing segments, ascending: those up to the newest without a gap.
+        """Lists the numbers of existing segments in ascending order: the newest one, and those before it without a gap.
 
-        A file below a gap was put late, by a receiver that had been superseded, and is not a segment.
+        A file below a gap is not a segment: a receiver that had been superseded has put it late.
         """
         there = sorted((int(name) for name in self.files.names(SEGMENTS) if name.isdigit()), reverse=True)
         run = [number for at, number in enumerate(there) if number == there[0] - at]
@@ -124,7 +124,7 @@ class Segments:
         """Returns a segment.
 
         Raises:
-            CorruptRecordError: If it is missing, or was changed.
+            CorruptRecordError: If it is missing, or has changed.
         """
         path = _segment(number)
         data = self.files.read(path)
@@ -136,39 +136,39 @@ class Segments:
         return Segment.decode(data, f"{self.files.location}/{path}")
 
     def put(self, number: int, segment: Segment) -> None:
-        """Puts a segment, which is durable when this returns.
+        """Puts a segment, which is durable when the call returns.
 
         Raises:
-            SupersededError: If another receiver has taken its number, or has long since moved on from it.
-            PutUnknownError: If it is unknown whether it landed. Retry with the same segment.
-            OSError: If it has not landed.
+            SupersededError: If another receiver has put a segment with this number, or has already deleted it.
+            PutUnknownError: If it is unknown whether the segment was stored. Retry with the same segment.
+            OSError: If the segment was not stored.
         """
         data = segment.encode()
         found = self.files.put(_segment(number), data)
         if not isinstance(found, Landed) and found.standing != data:
             raise superseded(self.files.location)
-        # The number may have been free only because newer receivers have already deleted their segment.
+        # The number may only be free because newer receivers have already deleted their segment.
         if self.numbers()[-1] != number:
             raise superseded(self.files.location)
 
     def check_newest(self, number: int) -> None:
-        """Checks that no other receiver has put the segment after this one.
+        """Checks that no other receiver has put a segment after this one.
 
         Raises:
-            SupersededError: If one has.
+            SupersededError: If another receiver has done so.
             OSError: If the store cannot be read.
         """
         if self.files.exists(_segment(number + 1)):
             raise superseded(self.files.location)
 
     def forget(self, segments: Sequence[tuple[int, Sequence[bytes]]]) -> None:
-        """Deletes consecutive segments, one after the other, and retains the ids of their messages."""
+        """Deletes consecutive segments, one after another, and keeps the ids of their messages."""
         ids = [one for _, some in segments for one in some]
         first, last = segments[0][0], segments[-1][0]
         if ids:
             try:
                 self.files.put(f"{IDS}/{first:0{_DIGITS}}-{last:0{_DIGITS}}", _sealed(b"".join(ids)))
-            except PutUnknownError as error:  # it is put again, with the same content
+            except PutUnknownError as error:  # the caller puts it again, with the same content
                 raise OSError(str(error)) from error
         for number, _ in segments:  # in order: see `put`
             self.files.delete([_segment(number)])
@@ -216,7 +216,7 @@ def _opened(data: bytes, where: str) -> bytes:
 
 
 def superseded(where: str) -> SupersededError:
-    """Returns the error for a receiver that another one has superseded."""
+    """Returns the error for a receiver that was superseded by another one."""
     return SupersededError(
         f"Another run is receiving from the queue and keeps its messages in {where}. Messages that this run has not "
         "kept return to the queue.",

@@ -1,4 +1,4 @@
-"""Sinks for RabbitMQ. The driver publishes decided rows; a stream accepts each row's publishing id only once.
+"""Sinks for RabbitMQ. The driver publishes decided rows. A stream accepts the publishing id of each row only once.
 
 Shared by both sides:
 
@@ -7,13 +7,13 @@ Shared by both sides:
 
 On the executors:
 
-- ``messages``: rows as messages, which wait until they are decided, and messages as frames
-- ``routing``: the partition of a super stream to which a row goes
+- ``messages``: encodes rows as messages, which wait until they are decided, and packs messages into frames
+- ``routing``: chooses the partition of a super stream for each row
 
 On the driver:
 
 - ``preflight``: checks the stream
-- ``committer``: commits and aborts, and compares the stream with what it should have
+- ``committer``: commits and aborts, and compares the stream's contents with the recorded ones
 - ``publishing``: publishes the rows of a batch in order, under ids that every process computes
 
 For queues:

@@ -22,7 +22,7 @@ _CLOSED_BY_BROKER = re.compile(r"ConnectionClosedByBroker: \((403|530)\)")
 """pika's errors for a server that closes the connection because it refuses the user or the virtual host."""
 
 ACCESS_REFUSED, NOT_FOUND, LOCKED, FAILED = 403, 404, 405, 406
-"""The codes with which a server closes a channel for good, unless the queue is temporarily down; see `is_final`."""
+"""The codes with which a server closes a channel permanently, unless the queue is temporarily down; see `is_final`."""
 _NO_QUEUE = "no queue"
 
 
@@ -44,20 +44,20 @@ def amqp_parameters(server: RabbitMQ) -> pika.ConnectionParameters:
 
 
 def is_refused_login(error: BaseException) -> bool:
-    """Returns True if the server refuses the login. pika raises the same errors if the connection is lost meanwhile."""
+    """Returns True if the server refuses the login. pika raises the same errors if the connection is lost."""
     refused = isinstance(error, ProbableAuthenticationError | ProbableAccessDeniedError)
     return refused and _CLOSED_BY_BROKER.search(str(error)) is not None
 
 
 def is_final(error: ChannelClosedByBroker) -> bool:
-    """Returns True if a retry cannot help when a server refuses a queue. One whose node is down may return."""
+    """Returns True if a retry cannot help after the server refused a queue. A queue whose node is down may return."""
     if error.reply_code == NOT_FOUND:
         return _NO_QUEUE in error.reply_text
     return error.reply_code in (ACCESS_REFUSED, LOCKED)
 
 
 def said(error: BaseException) -> str:
-    """Describes an error: several of pika's have no message."""
+    """Describes an error, since several of pika's errors have no message."""
     if isinstance(error, ChannelClosedByBroker | ConnectionClosedByBroker):
         return str(error.reply_text)
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

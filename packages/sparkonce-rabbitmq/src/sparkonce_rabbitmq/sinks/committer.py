@@ -1,4 +1,4 @@
-"""The driver side of the stream sink: publishes decided rows, and compares the stream with what it should have."""
+"""The driver side of the stream sink: publishes decided rows, and compares the stream with the recorded ids."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class StreamCommitter(WriteAheadCommitter):
     Args:
         folder: The sink's folder.
         sink: The sink's name.
-        prefix: The sink's name, as it appears in the names of its files.
+        prefix: The prefix of the sink's file names.
         settings: The settings of the calls.
-        stream: The stream, for rows that name none.
+        stream: The stream for rows without a partition of their own.
         publisher_of: Creates a query's publisher for a stream.
     """
 
@@ -43,7 +43,7 @@ class StreamCommitter(WriteAheadCommitter):
         super().__init__(folder, sink, prefix, settings, application)
 
     def commit_all(self, wanted: Mapping[TransactionName, Handle]) -> Answers:
-        """Also records what an earlier run has published: another sink may be healed before the batch is concluded."""
+        """Also records rows that an earlier run has published, in case another sink is healed before `conclude`."""
         answers = super().commit_all(wanted)
         found = [name for name, one in answers.items() if one.outcome is Outcome.ALREADY_COMMITTED]
         try:
@@ -53,7 +53,7 @@ class StreamCommitter(WriteAheadCommitter):
         return answers
 
     def before_decision(self, facts: Facts) -> str:
-        """Checks that each stream has exactly what was published; see `SinkCommitter.before_decision`.
+        """Checks that each stream contains exactly the published rows; see `SinkCommitter.before_decision`.
 
         Raises:
             OutageError: If the server is currently unreachable.
@@ -75,12 +75,12 @@ class StreamCommitter(WriteAheadCommitter):
         return ""
 
     def conclude(self, batch: int, handles: Sequence[Handle]) -> None:
-        """Records which rows are in the stream, including those that an earlier run has published."""
+        """Records which rows are in the stream, including those published by an earlier run."""
         self._learn(handles)
         super().conclude(batch, handles)
 
     def missing(self, handles: Sequence[Handle]) -> Sequence[Handle]:
-        """Lists handles whose rows have ids above the highest in the stream, or were never published.
+        """Lists handles whose rows were never published, or have higher ids than the highest in the stream.
 
         See `SinkCommitter.missing`.
         """
@@ -118,10 +118,10 @@ class StreamCommitter(WriteAheadCommitter):
         return self._publishers[query, stream]
 
     def _learn(self, handles: Sequence[Handle]) -> tuple[Mapping[TransactionName, _IdsByStream], Set[TransactionName]]:
-        """Records the highest id of the groups in which these handles were published.
+        """Records the highest id in the groups with which these handles were published.
 
         Returns:
-            The ids of the groups that are known completely, by stream, and the names that a commit has begun with.
+            The ids of completely known groups, by stream, and the names of transactions that a commit has begun with.
         """
         rows = {name: handle.rows for handle in handles if (name := self._name(handle)) is not None}
         found: dict[TransactionName, _IdsByStream] = {}

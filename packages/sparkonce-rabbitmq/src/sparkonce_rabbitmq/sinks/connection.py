@@ -1,7 +1,8 @@
-"""A connection of the stream protocol: rstream's frames over a blocking socket, with one deadline for each wait.
+"""A connection of the stream protocol: rstream's frames over a blocking socket, with a deadline for each wait.
 
-rstream's own client is not used. It swallows socket errors, reads in pieces of 256 bytes, and waits without a deadline.
-After reconnecting, its producer republishes automatically, and its consumer continues at a wrong offset.
+It replaces rstream's own client, which swallows socket errors, reads in pieces of 256 bytes, and waits without a
+deadline. After that client reconnects, its producer republishes automatically, and its consumer continues at a wrong
+offset.
 """
 
 from __future__ import annotations
@@ -52,13 +53,13 @@ OUTAGES = (OSError, OutageError)
 """The errors after which a new connection may succeed. `OSError` includes those of sockets and TLS."""
 
 _FRAME_MAX = 1 << 20
-"""The maximum frame size for a server that announces none."""
+"""The maximum frame size if the server announces none."""
 _BUFFERED = 1 << 18
 _PARTITIONS = Key.Partitions.value.to_bytes(2, "big")
 _CONFIRMED, _CONFIRM_HEAD = 3, 9
 _PUBLISHER = 0
 _TRIES = 30
-"""How often to connect to a load balancer per suitable node, until one of these responds."""
+"""How often to connect to a load balancer, per suitable node, until it leads to a suitable one."""
 
 Answer = TypeVar("Answer", bound=schema.Frame)
 Kind = TypeVar("Kind", bound="StreamConnection")
@@ -81,17 +82,17 @@ class StreamRefusedError(Exception):
 class StreamConnection:
     """An open connection to a node.
 
-    Every method raises OSError if the connection breaks, or if the server does not respond in time, whatever else it
-    sends meanwhile. The connection is unusable after that. If the server refuses, the method raises the error returned
-    by `refusal`.
+    Every method raises OSError if the connection breaks, or if the server does not send the response in time, even if
+    it sends other frames. The connection is then unusable. If the server refuses a request, the method raises the error
+    that `refusal` returns.
 
     Args:
         server: The server and the user.
-        address: Another node's host and port, as returned by `nodes_of`; None for the server's own.
+        address: The host and port of another node, as returned by `nodes_of`; None for those in ``server``.
 
     Attributes:
-        address: The host and port that it is connected to.
-        advertised: This node's host and port, as `nodes_of` names it.
+        address: The host and port that the connection leads to.
+        advertised: This node's host and port, as returned by `nodes_of`.
         frame_max: The maximum frame size that the server accepts.
     """
 
@@ -118,7 +119,7 @@ class StreamConnection:
         return "RabbitMQ at {}:{}".format(*self.address)
 
     def close(self) -> None:
-        """Closes it. A frame in flight may still arrive."""
+        """Closes the connection. A frame in flight may still arrive."""
         with suppress(OSError):
             self._socket.close()
 
@@ -158,7 +159,7 @@ class StreamConnection:
         while not isinstance(tune := self._take(), schema.Tune):
             pass
         self.frame_max = tune.frame_max or _FRAME_MAX
-        # Turn heartbeats off: nobody would answer them while Spark is busy with rows or plans no batch.
+        # Turn heartbeats off, since nobody would answer them while Spark processes rows or plans no batch.
         self._send(schema.Tune(frame_max=self.frame_max, heartbeat=0))
         opening = schema.Open(next(self._numbers), virtual_host=server.virtual_host)
         opened = self._ask(opening, schema.OpenResponse, f"virtual_host={server.virtual_host!r}")
@@ -180,11 +181,11 @@ class StreamConnection:
         self._send_bytes(encode_frame(frame))
 
     def _send_bytes(self, data: bytes) -> None:
-        self._socket.settimeout(self._server.timeout_s)  # for all of it
+        self._socket.settimeout(self._server.timeout_s)  # this is the limit for sending all of it
         self._socket.sendall(data)
 
     def _wait_for(self, awaited: str) -> None:
-        """Begins a wait, which frames of other kinds do not extend."""
+        """Begins a wait for one kind of frame. Frames of other kinds do not extend the wait."""
         self._incoming.give_up_at = time.monotonic() + self._server.timeout_s
         self._awaited = awaited
 
@@ -196,8 +197,8 @@ class StreamConnection:
         return self._exactly(int.from_bytes(self._exactly(4), "big"))
 
     def _handled(self, data: bytes) -> schema.Frame:
-        """Returns a frame that may be a response, after handling frames of other kinds."""
-        if data[:2] == _PARTITIONS:  # RabbitMQ 3.10 responds with the request's own key
+        """Decodes a frame that may be a response, and handles frames of other kinds."""
+        if data[:2] == _PARTITIONS:  # RabbitMQ 3.10 answers with the key of the request
             data = b"\x80" + data[1:]
         try:
             frame: Any = decode_frame(data)
@@ -228,8 +229,8 @@ class StreamConnection:
 class PublisherConnection(StreamConnection):
     """A connection that publishes to one stream, one frame at a time.
 
-    **One frame at a time**: a frame is sent when all messages of the previous one are confirmed. A frame that the
-    server refuses is therefore never followed by one that it accepts, whose higher ids would hide the refused messages.
+    A frame is sent only after all messages of the previous one are confirmed. If the server refuses a frame, it
+    therefore never accepts a later one, whose higher ids would hide the refused messages.
     """
 
     def sequence(self, stream: str, publisher: str) -> int:
@@ -239,14 +240,14 @@ class PublisherConnection(StreamConnection):
         return self._ask(asked, schema.QueryPublisherSequenceResponse, what).sequence
 
     def declare(self, stream: str, publisher: str) -> None:
-        """Declares where and under which name this connection publishes. An empty name means none."""
+        """Declares the stream to publish to, and the publisher's name. An empty name means that there is none."""
         asked = schema.DeclarePublisher(
             next(self._numbers), publisher_id=_PUBLISHER, reference=publisher, stream=stream
         )
         self._ask(asked, schema.DeclarePublisherResponse, f"stream {stream!r} cannot be published to")
 
     def publish(self, frame: Frame) -> None:
-        """Publishes messages, and waits until the server has confirmed each."""
+        """Publishes messages, and waits until the server has confirmed each of them."""
         wire = bytearray(encode_frame(schema.Publish(publisher_id=_PUBLISHER, messages=[])))
         wire[-4:] = frame.count.to_bytes(4, "big")
         wire[:4] = (len(wire) - 4 + len(frame.payload)).to_bytes(4, "big")
@@ -301,7 +302,7 @@ def connect_to(kind: type[Kind], server: RabbitMQ, stream: str, *, leader: bool 
         connection.close()
         raise
     wanted = _in_order(nodes, connection.advertised, leader=leader)
-    # A node's own address may be unreachable from here. It is not needed if we are already connected to that node.
+    # A node's own address may be unreachable from here, and is not needed if the connection already leads to that node.
     if wanted[0] == connection.advertised:
         return connection
     problem: Exception | None = None
@@ -309,7 +310,7 @@ def connect_to(kind: type[Kind], server: RabbitMQ, stream: str, *, leader: bool 
         connection.close()
         try:
             connection = kind(server, None if server.load_balancer else address)
-            # Ask the node itself whether it leads: the node that named it may not know yet that the leader has changed.
+            # Query this node for the leader: the previous node may not know yet that the leader has changed.
             here = connection.advertised
             if here in wanted and (not leader or connection.nodes_of(stream)[0] == here):
                 return connection
@@ -323,9 +324,9 @@ def connect_to(kind: type[Kind], server: RabbitMQ, stream: str, *, leader: bool 
 
 
 def _in_order(nodes: Iterable[Node], here: Node, *, leader: bool) -> list[Node]:
-    """Returns the suitable nodes, best first."""
+    """Returns the suitable nodes, the best one first."""
     first, *others = nodes
     if leader:
         return [first]
     random.shuffle(others)
-    return sorted([*others, first], key=lambda node: node != here)  # any will do, and this one is connected
+    return sorted([*others, first], key=lambda node: node != here)  # prefer the node that is already connected

@@ -1,6 +1,6 @@
-"""Rows as stream messages, and messages as frames that publish them, processing whole columns at a time.
+"""Encodes rows as stream messages, and packs messages into frames, processing whole columns at a time.
 
-Executors encode rows where they are computed, and stage them as messages.
+Executors encode rows right after computing them, and stage the messages.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ Body = Literal["amqp", "raw"]
 
 VALUE = "value"
 PROPERTIES = ("message_id", None, "to", "subject", "reply_to", "correlation_id", "content_type")
-"""The columns that become AMQP 1.0's properties, in its order. The second property, user-id, is left out."""
+"""The columns that become AMQP 1.0's properties, in the order of the protocol. The second one, user-id, is omitted."""
 
 SHORT_PROPERTIES = ("message_id", "reply_to", "correlation_id", "content_type")
-"""The properties that also exist in AMQP 0-9-1, with a limit of `SHORT_BYTES`.
+"""The properties that AMQP 0-9-1 also has, with a limit of `SHORT_BYTES`.
 
-RabbitMQ closes its readers' connections for longer ones, and for an application property without a key, or with a
-longer one. A longer `to` or `subject` can be read.
+For longer values, RabbitMQ closes the connections of AMQP 0-9-1 readers. It does the same for an application property
+whose key is missing or longer. A longer `to` or `subject` can be read.
 """
 
 SHORT_BYTES = 255
@@ -41,7 +41,7 @@ MESSAGE = "message"
 """The column in which encoded messages are staged."""
 
 FRAME_OVERHEAD_BYTES = 64
-"""The bytes of a frame in addition to its message: header, publishing id and length take 25."""
+"""An upper bound for the bytes of a frame besides a message. Header, publishing id and length take 25."""
 
 _CLOSES = "RabbitMQ would close the connections of AMQP 0-9-1 readers at this message, and at each attempt to read on"
 _NULL = b"\x40"
@@ -53,7 +53,7 @@ _COUNT_BYTES = 4
 
 
 def columns_of(schema: pa.Schema, body: Body, route_by: str = "") -> list[str]:
-    """Returns the columns that make up a message, in order, plus the one with its key if that is another one.
+    """Returns the columns that make up a message, in order, followed by the column with the key if it is another one.
 
     Args:
         schema: All columns.
@@ -134,7 +134,7 @@ def encode(rows: pa.RecordBatch, body: Body, most_bytes: int) -> pa.RecordBatch:
 
 
 def _check_short(rows: pa.RecordBatch) -> None:
-    """Refuses what RabbitMQ would accept into the stream, but could not deliver to AMQP 0-9-1 readers."""
+    """Refuses rows that RabbitMQ would accept into the stream, but could not deliver to AMQP 0-9-1 readers."""
     for name in SHORT_PROPERTIES:
         if name in rows.schema.names:
             sizes = pc.binary_length(_binary(rows.column(name)))
@@ -206,7 +206,7 @@ def _properties(rows: pa.RecordBatch) -> pa.Array:
 
 
 def _application_properties(column: pa.Array) -> pa.Array:
-    """Returns the section for each row; empty for null."""
+    """Returns the encoded section for each row; empty for null."""
     column = pc.fill_null(column, pa.scalar([], column.type)) if column.null_count else column
     offsets = column.offsets.to_numpy()
     pairs = column.values.slice(offsets[0], offsets[-1] - offsets[0])
@@ -225,9 +225,9 @@ class Frame:
     """Messages that are published in one frame.
 
     Attributes:
-        first_id: The publishing id of the first message. The others follow without a gap.
+        first_id: The publishing id of the first message. The ids of the others follow without a gap.
         count: The number of messages.
-        payload: The messages as they are sent, each with its id and its length.
+        payload: The messages in the form in which they are sent, each with its id and its length.
     """
 
     first_id: int
@@ -241,7 +241,7 @@ def frames(messages: pa.Array, first_id: int, most_bytes: int) -> Iterator[Frame
     Args:
         messages: The messages.
         first_id: The publishing id of the first of them.
-        most_bytes: The maximum size of a frame's payload. Each message fits.
+        most_bytes: The maximum size of a frame's payload. No message may be larger.
     """
     count = len(messages)
     if not count:

@@ -31,13 +31,13 @@ _NEXT_STEPS = {
 
 
 def check_stream(settings: RabbitMQ, stream: str, publisher: str) -> int:
-    """Checks that the user can publish to the stream under this name, and query what is there.
+    """Checks that the user can publish to the stream under this name, and query the stream's contents.
 
     Returns:
         The maximum frame size that the server accepts.
 
     Raises:
-        PreflightError: If not. The message names the setting and its value.
+        PreflightError: If the user cannot. The message names the setting and its value.
     """
     with _refusals(settings), closing(_connect(settings, stream)) as connection:
         connection.declare(stream, publisher)
@@ -50,7 +50,7 @@ def partitions_of(settings: RabbitMQ, super_stream: str) -> Sequence[str]:
     """Returns the streams of a super stream, in the order of its partitions.
 
     Raises:
-        PreflightError: If that is not possible. The message names the setting and its value.
+        PreflightError: If the server does not return them. The message names the setting and its value.
     """
     with _refusals(settings), closing(StreamConnection(settings)) as connection:
         return connection.partitions_of(super_stream)
@@ -75,7 +75,7 @@ def _refusals(settings: RabbitMQ) -> Iterator[None]:
 
 
 def _connect(settings: RabbitMQ, stream: str) -> PublisherConnection:
-    """Connects, and waits for the stream's leader, which a server that has just started is still looking for."""
+    """Connects, and waits for the stream's leader. A server that has just started may not have found it yet."""
     give_up_at = time.monotonic() + _LEADER_WITHIN_S
     while True:
         try:

@@ -1,16 +1,16 @@
 """Publishes the rows of a decided batch to the stream, in order, each once.
 
-The stream's leader remembers the highest publishing id of each publisher's name, and drops a message whose id is not
-above it. A row is therefore there once, however often it is published, as long as **no id is accepted before the one
-below it**. This holds because each process that publishes a group of rows queries the highest id first, continues
-directly after it, and sends one frame at a time. It holds for several concurrent processes: each of them sends a row
-only after all rows before it were confirmed to it, and so were accepted from some process.
+The stream's leader remembers the highest publishing id of each publisher, and drops a message whose id is not higher. A
+row is therefore in the stream once, no matter how often it is published, provided that **ids are accepted without
+gaps**. This holds because each process that publishes a group of rows first queries the highest id, continues directly
+after it, and sends one frame at a time. It also holds for concurrent processes: each of them sends a row only after all
+previous rows were confirmed to it, which means that they were accepted from some process.
 
 All processes compute the same ids. An id consists of the batch's number plus one, the number of the group of slots that
 were committed together, and the row's position in that group, so ids increase in the order of publishing.
 
-The reported id may be ahead of what is replicated, so its row is published again: the server confirms a message that it
-drops only when the message that it has is safe.
+The leader may report an id whose row is not replicated yet. That row is therefore published again: the server confirms
+a duplicate, which it drops, only once the original message is safe.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 _GROUP_BITS, _PLACE_BITS = 5, 28
 MOST_ROWS = 1 << _PLACE_BITS
-"""The number of rows that one batch can have."""
+"""The maximum number of rows in a batch."""
 
 _MOST_GROUPS = 1 << _GROUP_BITS
 _MOST_BATCHES = (1 << (63 - _GROUP_BITS - _PLACE_BITS)) - 1
@@ -86,18 +86,18 @@ def batch_of(sequence: int) -> int:
 _Answer = TypeVar("_Answer")
 
 OTHERS_WITHIN_S = 10.0
-"""The time that another driver gets to note that it has published the same rows."""
+"""How long another driver has to record that it has published the same rows, in seconds."""
 
 _CHECK_AGAIN_S = 0.2
 
 
 class Publisher:
-    """A publisher of one stream, by name. Connects when it is used, and reconnects after an error.
+    """A publisher of one stream, with a name. Connects at first use, and reconnects after an error.
 
     Args:
         settings: The server and the user.
         stream: The stream's name.
-        name: The publisher's name; empty for one whose messages the server never treats as duplicates.
+        name: The publisher's name. If it is empty, the server never treats messages as duplicates.
 
     Attributes:
         newest: The highest id that this publisher is known to have published; None if unknown.
@@ -116,7 +116,7 @@ class Publisher:
 
         Raises:
             OSError: If the server cannot be queried.
-            StreamRefusedError: If it refuses.
+            StreamRefusedError: If the server refuses.
         """
         with self._lock:
             if self._connection is not None:
@@ -127,11 +127,11 @@ class Publisher:
             return self._with(lambda connection: connection.sequence(self._stream, self._name))
 
     def publish(self, rows: Iterable[pa.RecordBatch], first_id: int, skip: int = 0) -> None:
-        """Publishes rows, except for the first few, and returns when each is confirmed.
+        """Publishes rows, except for the first ``skip`` rows. Returns once all of them are confirmed.
 
         Raises:
             OSError: If the connection breaks, or the server does not confirm in time.
-            StreamRefusedError: If it refuses.
+            StreamRefusedError: If the server refuses.
         """
         with self._lock:
             at = 0
@@ -185,7 +185,7 @@ class StreamApplication(Application):
         folder: The sink's folder.
         sink: The sink's name.
         settings: The settings of the calls.
-        stream: The stream, for rows that name none.
+        stream: The stream for rows without a partition of their own.
         publisher_of: Returns a query's publisher for a stream.
     """
 
@@ -203,10 +203,11 @@ class StreamApplication(Application):
         self._ahead_since: dict[str, float] = {}
 
     def deliver(self, unit: Unit, token: ApplyToken, opened: Sequence[BinaryIO]) -> None:
-        """Publishes what the streams do not have yet.
+        """Publishes the rows that the streams do not have yet.
 
         Raises:
-            RefusedError: If one has lost rows of this query, or has rows that another copy of the query has published.
+            RefusedError: If a stream has lost rows of this query, or has rows that another copy of the query has
+                published.
         """
         begun = unit.repeated or token.id in self._begun
         counts = total(entry.parts for entry in unit.entries) or {self._stream: token.rows}
@@ -236,7 +237,7 @@ class StreamApplication(Application):
         self._begun.discard(token.id)
 
     def _wait_for_others(self, token: ApplyToken, there: int) -> None:
-        """Raises an error, since somebody has published under these ids. Another driver should record that soon."""
+        """Raises an error, because somebody has published under these ids. If it is a driver, it soon records that."""
         since = self._ahead_since.setdefault(token.id, time.monotonic())
         if time.monotonic() - since >= OTHERS_WITHIN_S:
             raise RefusedError(ahead(there))
@@ -247,8 +248,8 @@ def why_behind(known: int | None, there: int) -> str:
     """Returns why nothing may be published to a stream that has lost rows; empty if it has not.
 
     Args:
-        known: The highest id that the publisher is known to have published; None if unknown.
-        there: The highest id of the publisher in the stream.
+        known: The highest id that the publisher is known to have published; None if it is unknown.
+        there: The publisher's highest id in the stream.
     """
     if known is None or there >= known:
         return ""
@@ -260,7 +261,7 @@ def why_behind(known: int | None, there: int) -> str:
 
 
 def ahead(there: int) -> str:
-    """Returns a message that a stream has rows that are unknown here."""
+    """Returns the message that a stream has rows of which this checkpoint has no record."""
     return (
         f"The stream has rows of batch {batch_of(there)} of this query that this checkpoint does not know: it is an "
         "old copy, or another driver of the query is ahead."

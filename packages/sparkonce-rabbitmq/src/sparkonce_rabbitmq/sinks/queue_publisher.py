@@ -1,6 +1,6 @@
-"""Publishes rows to an exchange with publisher confirms, many at a time.
+"""Publishes rows to an exchange with publisher confirms, many messages at a time.
 
-pika's blocking connection waits for each confirm before the next message, so its callback-based connection is used.
+It uses pika's callback-based connection, because the blocking one waits for each confirm before the next message.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from sparkonce_rabbitmq.server import RabbitMQ
 
 DEDUPLICATION_HEADER = "x-deduplication-header"
-"""The header with which RabbitMQ's community plugin for deduplication identifies a message."""
+"""The header by which RabbitMQ's community plugin for deduplication identifies a message."""
 
 _PERSISTENT = 2
 _WINDOW = 1000
@@ -46,7 +46,7 @@ class QueuePublish:
         _Publishing(self.server, self.exchange, self.messages(rows, token)).run()
 
     def messages(self, rows: pa.RecordBatchReader, token: ApplyToken) -> Iterator[Message]:
-        """Yields messages. Each has an id that is the same in every retry."""
+        """Yields messages, each with an id that is the same in every retry."""
         number = 0
         for batch in rows:
             values = batch.column(VALUE).cast(pa.large_binary()).to_pylist()  # a string may contain any bytes
@@ -80,11 +80,11 @@ class _Publishing:
         self._error: BaseException | None = None
 
     def run(self) -> None:
-        """Publishes them.
+        """Publishes the messages.
 
         Raises:
-            RefusedError: If the server will never accept a message as things are.
-            OSError: If it is unknown whether all of them arrived.
+            RefusedError: If the server will keep refusing a message.
+            OSError: If it is unknown whether all messages arrived.
         """
         self._connection = pika.SelectConnection(
             amqp_parameters(self._server),
@@ -115,7 +115,7 @@ class _Publishing:
         channel.confirm_delivery(self._answered, callback=lambda _: self._send())
 
     def _connected(self, connection: Any) -> None:
-        if self._error is not None:  # it came too late
+        if self._error is not None:  # the connection was established too late
             connection.close()
         else:
             connection.channel(on_open_callback=self._opened)
@@ -142,7 +142,7 @@ class _Publishing:
 
     def _answered(self, frame: Any) -> None:
         method = frame.method
-        if isinstance(method, pika.spec.Basic.Nack):  # its messages stay unconfirmed, so the call cannot complete
+        if isinstance(method, pika.spec.Basic.Nack):  # these messages stay unconfirmed, so the call cannot complete
             self._stop(ConnectionError("the server did not accept a message"))
             return
         tags = range(self._confirmed + 1, method.delivery_tag + 1) if method.multiple else (method.delivery_tag,)
@@ -157,7 +157,7 @@ class _Publishing:
         self._stop(RefusedError(f"a message goes to no queue ({to}): {method.reply_text}"))
 
     def _watch(self, before: int) -> None:
-        """Gives up if nothing was confirmed since the last call."""
+        """Stops with an error if nothing was confirmed since the previous call."""
         now = self._sent - len(self._tags)
         if now == before:
             self._stop(TimeoutError(f"the server confirmed nothing for {self._server.timeout_s:g} s"))
@@ -165,7 +165,7 @@ class _Publishing:
             self._connection.ioloop.call_later(self._server.timeout_s, lambda: self._watch(now))
 
     def _stop(self, error: BaseException | None) -> None:
-        """Records the first error, and closes the connection. The loop ends when it is closed."""
+        """Records the first error, and closes the connection, which ends the loop."""
         if not self._is_done():
             self._error = self._error or error
         if self._connection.is_open:
@@ -180,10 +180,10 @@ class _Publishing:
 
 
 def check_exchange(server: RabbitMQ, exchange: str, routing_key: str) -> None:
-    """Checks that the exchange exists or, for the default exchange, the queue.
+    """Checks that the exchange exists or, for the default exchange, that the queue exists.
 
     Raises:
-        PreflightError: If it does not, this user may not log in, or the server is unreachable.
+        PreflightError: If it does not exist, if this user may not log in, or if the server is unreachable.
     """
     try:
         connection = pika.BlockingConnection(amqp_parameters(server))

@@ -1,6 +1,6 @@
 """The sink for RabbitMQ queues: its settings, and the checks of its rows on the executors.
 
-It is at-least-once, with ids by which readers can drop duplicates.
+The sink is at-least-once. Messages have ids by which readers can drop duplicates.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ VALUE, ROUTING_KEY, MESSAGE_ID, CONTENT_TYPE = "value", "routing_key", "message_
 _SHORT = (ROUTING_KEY, MESSAGE_ID, CONTENT_TYPE)
 
 _SHORT_BYTES = 255
-"""The maximum length of these strings in the protocol."""
+"""The maximum length of short strings in the protocol, such as routing keys."""
 
 MOST_BYTES = 128 * 2**20
 """The default maximum message size of RabbitMQ 3.8 to 3.13."""
@@ -57,7 +57,7 @@ def check_rows(rows: pa.RecordBatch) -> None:
     """Checks that each row can be published.
 
     Raises:
-        PrepareError: If one cannot. The message names the column.
+        PrepareError: If a row cannot. The message names the column.
     """
     for name in rows.schema.names:
         column = rows.column(name)
@@ -75,7 +75,7 @@ def check_rows(rows: pa.RecordBatch) -> None:
 
 
 class QueueRowsWriter(WriteAheadWriter):
-    """Writes one task attempt's rows, after checking that each can be published: later, nothing may refuse them."""
+    """Writes one task attempt's rows, after checking that each can be published: nothing may refuse them later."""
 
     def write(self, rows: pa.RecordBatch) -> None:
         """See `SinkWriter.write`."""
@@ -87,7 +87,7 @@ class RabbitMQQueueSink(WriteAheadSink):
     """Publishes rows to an exchange or a queue of RabbitMQ, one persistent message per row, with publisher confirms.
 
     The rows wait in the checkpoint until the batch is decided. Then the driver publishes them. A queue does not know
-    which messages it has already received, so if a driver dies meanwhile, a slot's rows are published again, and
+    which messages it has already received. If a driver dies while it publishes, a slot's rows are published again, and
     readers get them **at least once**. Each message has an id that is the same in every retry, as ``message_id`` and in
     the header ``x-deduplication-header``. A reader that drops ids it has already seen gets each row once.
 
@@ -104,15 +104,15 @@ class RabbitMQQueueSink(WriteAheadSink):
         ```
 
     Args:
-        server: The server, the user and TLS.
-        queue: The queue, through the default exchange.
-        exchange: The exchange, instead of a queue. It must exist.
-        routing_key: The routing key of rows, unless there is a column with that name.
+        server: The server, the user and the TLS settings.
+        queue: The queue, to which rows are published through the default exchange.
+        exchange: An exchange, instead of a queue. It must exist.
+        routing_key: The routing key of rows that do not have the column ``routing_key``.
         parallel: The number of slots that are published in parallel, each over its own connection.
         wait_s: How long a commit waits for its rows to be published before the driver retries, in seconds.
         folder: The folder in which rows wait. Defaults to the query's checkpoint. See `WriteAheadSink`.
         guarantee: AT_MOST_ONCE and AT_LEAST_ONCE publish from the executors, before the batch is decided.
-        name: Unique within the query, and the same after a restart.
+        name: A name that is unique within the query and stays the same after a restart.
 
     Raises:
         ConfigurationError: If a setting is wrong. The message names it.
@@ -159,12 +159,12 @@ class RabbitMQQueueSink(WriteAheadSink):
         )
 
     def __repr__(self) -> str:
-        """Returns it without credentials."""
+        """Returns the sink's representation, without credentials."""
         to = f"exchange={self.exchange!r}" if self.exchange else f"queue={self.routing_key!r}"
         return f"RabbitMQQueueSink({self.server.host!r}, {to}, name={self.name!r})"
 
     def conditions(self) -> Sequence[str]:
-        """Returns what a reader has to do, and what the queue has to retain."""
+        """Returns the conditions that a reader and the queue must meet."""
         if self.guarantee is not Guarantee.EXACTLY_ONCE:
             return ()
         return (

@@ -1,4 +1,4 @@
-"""Chooses the partition of a super stream for a row, by its key."""
+"""Chooses the partition of a super stream for each row, by the row's key."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ ROUTE = "route"
 """The staged column with the number of a message's partition."""
 
 _SEED = 104729
-"""The seed of RabbitMQ's stream clients for Java, Go and .NET, which use 32-bit murmur3 of the key's UTF-8."""
+"""The seed of RabbitMQ's stream clients for Java, Go and .NET, which hash the key's UTF-8 with 32-bit murmur3."""
 
 
 def check_key(schema: pa.Schema, route_by: str) -> None:
     """Checks that the column with the keys exists.
 
     Raises:
-        SchemaError: If it is missing, or not a string.
+        SchemaError: If the column is missing, or is not of type string.
     """
     kind = schema.field(route_by).type if route_by in schema.names else None
     if kind is None or not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):

@@ -28,9 +28,9 @@ _BEGINS = "sparkonce"
 class RabbitMQStreamSink(WriteAheadSink):
     """Publishes rows to a stream of RabbitMQ, one message per row.
 
-    EXACTLY_ONCE stores the rows in the checkpoint until the batch is decided. Then the driver publishes them under the
-    query's own publisher name, each with an id that every process computes in the same way: the stream accepts an id
-    once. AT_LEAST_ONCE publishes from the executors, without a name.
+    EXACTLY_ONCE stores the rows in the checkpoint until the batch is decided. Then the driver publishes them under a
+    publisher name that belongs to the query. Each row has an id that every process computes in the same way, and the
+    stream accepts an id only once. AT_LEAST_ONCE publishes from the executors, without a name.
 
     Columns: ``value`` is the body, a string or binary. With ``body="amqp"``, optional columns are ``message_id``,
     ``to``, ``subject``, ``reply_to``, ``correlation_id`` and ``content_type``, all strings, and
@@ -46,17 +46,18 @@ class RabbitMQStreamSink(WriteAheadSink):
         ```
 
     Args:
-        server: The server, the user and TLS.
+        server: The server, the user and the TLS settings.
         stream: The stream's name. It must exist.
         super_stream: A super stream, whose partitions must exist, instead of `stream`.
-        route_by: With `super_stream`, the string column with a row's key. RabbitMQ's clients for Java, Go and .NET
-            choose the same partition for it. It is not part of the message, unless it has the name of one of the
-            columns above.
-        body: ``amqp``: AMQP 1.0 messages, as RabbitMQ's own clients write and read them. ``raw``: bare bytes.
+        route_by: With `super_stream`, the string column with a row's key. Equal keys go to the same partition as with
+            RabbitMQ's clients for Java, Go and .NET. The key is not part of the message, unless its column is one of
+            those above.
+        body: ``amqp``: AMQP 1.0 messages, as written and read by RabbitMQ's own clients. ``raw``: bare bytes.
         wait_s: How long a commit waits for its rows to be published before the driver retries, in seconds.
         folder: The folder in which rows wait. Defaults to the query's checkpoint. See `WriteAheadSink`.
-        guarantee: See above.
-        name: Unique within the query, and the same after a restart. Part of the publisher's name.
+        guarantee: See the first paragraphs.
+        name: A name that is unique within the query and stays the same after a restart. It is part of the publisher's
+            name.
 
     Raises:
         ConfigurationError: If a setting is wrong. The message names it.
@@ -104,7 +105,7 @@ class RabbitMQStreamSink(WriteAheadSink):
         )
 
     def __repr__(self) -> str:
-        """Returns it without credentials."""
+        """Returns the sink's representation, without credentials."""
         return f"RabbitMQStreamSink({self.server.host!r}, stream={self.stream!r}, name={self.name!r})"
 
     def conditions(self) -> Sequence[str]:
@@ -172,8 +173,8 @@ class RabbitMQStreamSink(WriteAheadSink):
         """See `TwoPhaseCommitSink.writer`."""
         from sparkonce_rabbitmq.sinks.messages import MessageWriter
 
-        # A row's partition number refers to the recorded partitions. Partitions that the server has added since are not
-        # used yet.
+        # Use the recorded partitions, to which the rows' partition numbers refer. Partitions that were added on the
+        # server since are not used yet.
         partitions = json.loads(context.owner.facts.get("partitions", "[]"))
         publish = PlainPublish(self.server, tuple(partitions) or (self.stream,))
         return MessageWriter(
@@ -209,7 +210,7 @@ class RabbitMQStreamSink(WriteAheadSink):
 
 @dataclass(frozen=True)
 class PlainPublish:
-    """Publishes the rows of one slot without a name. A retry cannot be distinguished from the first attempt."""
+    """Publishes the rows of one slot without a publisher name. The server cannot recognize a retry."""
 
     server: RabbitMQ
     streams: tuple[str, ...]

@@ -2,7 +2,7 @@
 
 - ``connection``: a connection that reads a stream
 - ``positions``: computes with positions, as Spark stores them
-- ``asking``: the driver's side: where streams begin and end
-- ``reading``: a task's side: a part of a stream
-- ``chunks``: what the server sends, as Arrow columns
+- ``asking``: queries where streams begin and end, on the driver
+- ``reading``: reads a part of a stream, in a task
+- ``chunks``: converts the chunks that the server sends to Arrow columns
 """

@@ -1,4 +1,4 @@
-"""Finds out where a server's streams begin and end: the driver's side of the source."""
+"""The driver's side of the source: queries where the streams of a server begin and end."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class StreamAsker:
 
     Args:
         server: The server.
-        patience_s: How long the server may be unreachable.
+        patience_s: How long the server may be unreachable, in seconds.
     """
 
     def __init__(self, server: RabbitMQ, *, patience_s: float) -> None:
@@ -45,7 +45,7 @@ class StreamAsker:
         self._open.clear()
 
     def partitions(self, super_stream: str) -> tuple[str, ...]:
-        """Returns a super stream's streams."""
+        """Returns the streams of a super stream."""
 
         def ask() -> tuple[str, ...]:
             with closing(ConsumerConnection(self._server)) as connection:
@@ -57,7 +57,7 @@ class StreamAsker:
         """Checks once that a stream exists and may be read.
 
         Raises:
-            PreflightError: If not.
+            PreflightError: If the stream does not exist or may not be read.
             OSError, OutageError: If the server does not respond.
         """
         self._connection(stream).first_chunk(stream, OffsetType.FIRST)
@@ -84,7 +84,7 @@ class StreamAsker:
         return beginning(starting)
 
     def _begin_at(self, stream: str, milliseconds: int) -> Position:
-        """Returns the position of the first chunk that is not older."""
+        """Returns the position of the first chunk that is not older than a time."""
         chunk = self._chunk(stream, OffsetType.TIMESTAMP, milliseconds)
         if chunk is None or chunk.timestamp < milliseconds:  # the server starts with the previous chunk
             last = self._chunk(stream, OffsetType.LAST)
@@ -94,7 +94,7 @@ class StreamAsker:
         return beginning(chunk.chunk_first_offset)
 
     def ends(self, streams: tuple[str, ...]) -> Positions:
-        """Returns the end of each stream; an empty position for one without messages."""
+        """Returns the end of each stream; an empty position for a stream without messages."""
         found: Positions = {}
         for stream in streams:
             last = self._chunk(stream, OffsetType.LAST)
@@ -131,13 +131,13 @@ class StreamAsker:
         """Checks that each stream still reaches a position.
 
         Raises:
-            StaleServerError: If one does not.
+            StaleServerError: If a stream does not.
         """
         for stream, position in positions.items():
             self._confirm(stream, position["offset"])
 
     def _confirm(self, stream: str, known: int) -> None:
-        """Queries again, since a new leader may not know yet that all of its messages are committed.
+        """Checks several times, because a new leader may not know yet that all of its messages are committed.
 
         Raises:
             StaleServerError: If the stream remains shorter than what was read from it.
@@ -145,7 +145,7 @@ class StreamAsker:
         give_up_at = time.monotonic() + min(_SURE_AFTER_S, self.patience_s)
         while True:
             last = self._chunk(stream, OffsetType.LAST)
-            if last is None or next_offset(last) >= known:  # an empty one may have lost everything to retention
+            if last is None or next_offset(last) >= known:  # retention may have deleted everything in an empty stream
                 return
             self._drop(stream)
             if time.monotonic() >= give_up_at:
@@ -153,7 +153,7 @@ class StreamAsker:
             time.sleep(AGAIN_S)
 
     def _within(self, stream: str, start: Position, count: int) -> Position:
-        """Returns a position this many offsets after another one, or after the next message if there is none there."""
+        """Returns the position ``count`` offsets after another one; after the next message if that offset has none."""
         offset = start["offset"] + count
         chunk = self._chunk(stream, OffsetType.OFFSET, offset - 1)
         if chunk is None:

@@ -1,7 +1,7 @@
 """Converts a stream's chunks to Arrow columns, and splits AMQP 1.0 messages into their sections.
 
-A chunk contains entries: a message preceded by its length in 4 bytes, or a sub-entry batch, which is a compressed
-sequence of messages that takes up as many offsets (https://github.com/rabbitmq/osiris, ``osiris_log.erl``).
+A chunk contains entries. An entry is a message preceded by its length in 4 bytes, or a sub-entry batch, which is a
+compressed sequence of messages with an offset each (https://github.com/rabbitmq/osiris, ``osiris_log.erl``).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def messages_of(chunk: StreamChunk) -> pa.Array:
     """Returns the chunk's messages as a binary array.
 
     Raises:
-        PrepareError: If they cannot be read.
+        PrepareError: If the messages cannot be read.
     """
     found = _of_one_size(chunk.data, chunk.num_entries)
     if found is None:
@@ -66,7 +66,7 @@ def columns_of(chunk: StreamChunk, stream: str) -> dict[str, pa.Array]:
     """Returns the columns ``stream``, ``offset``, ``timestamp`` and ``value`` of a chunk.
 
     Raises:
-        PrepareError: If its messages cannot be read. The error names their offset.
+        PrepareError: If the chunk's messages cannot be read. The error names their offset.
     """
     count = chunk.num_records
     try:
@@ -85,7 +85,7 @@ def columns_of(chunk: StreamChunk, stream: str) -> dict[str, pa.Array]:
 
 
 def _of_one_size(data: bytes, count: int) -> pa.Array | None:
-    """Returns the messages of a chunk whose entries are all messages of the same size; None for any other chunk."""
+    """Returns the messages of a chunk that contains only messages of the same size; None for any other chunk."""
     if not count or len(data) % count:
         return None
     width = len(data) // count
@@ -100,7 +100,7 @@ def _of_one_size(data: bytes, count: int) -> pa.Array | None:
 
 
 def _cut(data: bytes, entries: int) -> list[bytes]:
-    """Returns the messages of this many entries, one by one: each entry's position depends on the previous one."""
+    """Returns the messages of this many entries. The position of each entry depends on the previous one."""
     found: list[bytes] = []
     add, length_at = found.append, _LENGTH.unpack_from
     at = 0
@@ -132,7 +132,7 @@ def _unpacked(codec: int, data: bytes, size: int) -> bytes:
 
 
 def _unpacked_frames(data: bytes) -> bytes:
-    """Decompresses Snappy's framing format, which the Java client writes."""
+    """Decompresses Snappy's framing format, in which the Java client writes."""
     found, at = [], 0
     while at < len(data):
         kind, length = data[at], int.from_bytes(data[at + 1 : at + 4], "little")
@@ -163,12 +163,12 @@ def _unreadable(why: str) -> PrepareError:
 _TEXTS = pa.map_(pa.string(), pa.string())
 
 _DATA = b"\x00\x53\x75"
-"""The beginning of a section of bytes. Its length follows, in one byte after 0xa0, or in four after 0xb0."""
+"""The beginning of a section of bytes. The length follows: one byte after 0xa0, or four bytes after 0xb0."""
 
 _SHORT, _LONG = 0xA0, 0xB0
 _PROPERTIES, _APPLICATION, _BODY, _VALUE = 0x73, 0x74, 0x75, 0x77
 _SKIPPED = {0x70, 0x71, 0x72, 0x78}
-"""The sections of a message that are for brokers: header, two kinds of annotations, and footer."""
+"""The sections of a message that only concern brokers: header, two kinds of annotations, and footer."""
 
 _WIDTHS = {4: 0, 5: 1, 6: 2, 7: 4, 8: 8, 9: 16}
 
@@ -197,7 +197,7 @@ def _with(rows: pa.RecordBatch, body: pa.Array, properties: pa.Array, applicatio
 
 
 def _only_data(values: pa.Array) -> pa.Array | None:
-    """Returns the bodies if each message is a single section of bytes; None if any is not."""
+    """Returns the bodies if each message is a single section of bytes; otherwise None."""
     if values.null_count or not len(values):
         return None
     ends = np.frombuffer(values.buffers()[1], np.int32)[values.offset : values.offset + len(values) + 1]
@@ -224,7 +224,7 @@ def _only_data(values: pa.Array) -> pa.Array | None:
 
 
 def _said(data: Any, starts: Any, is_long: Any) -> Any:
-    """Returns the lengths in the headers of the sections."""
+    """Returns the lengths that the headers of the sections contain."""
     said = data[starts + 4].astype(np.int64)
     long = starts[is_long]
     said[is_long] = sum(data[long + 4 + at].astype(np.int64) << (24 - 8 * at) for at in range(4))
@@ -266,9 +266,9 @@ def _taken_apart(value: bytes) -> tuple[bytes, Any, Any]:
 
 
 def _sections(value: bytes) -> Iterator[tuple[int, bytes, bytes]]:
-    """Yields each section's code, the whole section, and its content.
+    """Yields the code, the whole bytes and the content of each section.
 
-    A value's constructor determines the length of the value: AMQP 1.0, part 1, figure 1.2.
+    The constructor of a value determines the value's length (AMQP 1.0, part 1, figure 1.2).
     """
     at = 0
     while at < len(value):

@@ -15,7 +15,7 @@ from sparkonce_rabbitmq.sinks.connection import NO_STREAM, Node, StreamConnectio
 
 _NO_LOGIN, _NO_VIRTUAL_HOST, _NO_RIGHT = 8, 12, 16
 _SUBSCRIPTION = 0
-"""The number of a connection's only subscription."""
+"""The number of the only subscription of a connection."""
 
 
 class ConsumerConnection(StreamConnection):
@@ -27,7 +27,7 @@ class ConsumerConnection(StreamConnection):
 
     Raises:
         PreflightError: If the server refuses the login or the virtual host, or is not trusted.
-        OSError, OutageError: If it does not respond.
+        OSError, OutageError: If the server does not respond.
     """
 
     def __init__(self, server: RabbitMQ, address: Node | None = None) -> None:
@@ -46,7 +46,7 @@ class ConsumerConnection(StreamConnection):
 
         Raises:
             PreflightError: If there is no such stream, or this user may not read it.
-            OutageError: If this node does not have it at the moment.
+            OutageError: If this node does not have the stream at the moment.
         """
         position = schema.OffsetSpec.from_params(kind, offset)
         frame = schema.Subscribe(
@@ -61,7 +61,7 @@ class ConsumerConnection(StreamConnection):
         self._ask(frame, schema.SubscribeResponse, f"stream {stream!r}")
 
     def unsubscribe(self, stream: str) -> None:
-        """Ends the subscription. Its chunks that are in flight are dropped."""
+        """Ends the subscription, and drops its chunks that are in flight."""
         frame = schema.Unsubscribe(next(self._numbers), subscription_id=_SUBSCRIPTION)
         self._ask(frame, schema.UnsubscribeResponse, f"stream {stream!r}")
         self._delivered.clear()
@@ -74,7 +74,7 @@ class ConsumerConnection(StreamConnection):
         """Returns the subscription's next chunk.
 
         Raises:
-            OSError: If none has arrived in time.
+            OSError: If no chunk arrives in time.
         """
         self._wait_for("a chunk")
         while not self._delivered:
@@ -82,10 +82,10 @@ class ConsumerConnection(StreamConnection):
         return self._delivered.popleft()
 
     def first_chunk(self, stream: str, kind: OffsetType, offset: int | None = None) -> schema.Deliver | None:
-        """Returns the chunk at a position, or the first one after it; None if the server currently has none there.
+        """Returns the chunk at a position, or the first one after it; None if the server currently has no such chunk.
 
         The server handles a connection's requests in order, and sends a subscription's first chunk before it reads the
-        next request. Once a second request is answered, no chunk can be in flight anymore.
+        next request. So once a second request is answered, no chunk can be in flight.
         """
         self.subscribe(stream, kind, offset, credit=1)
         self.nodes_of(stream)

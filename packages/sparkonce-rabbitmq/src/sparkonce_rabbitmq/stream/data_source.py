@@ -1,7 +1,7 @@
 """Spark's side of RabbitMQ streams: a streaming source that uses Spark's Python data source API, with Arrow batches.
 
-Spark requests positions from a Python process on the driver, and writes them into the query's checkpoint before a batch
-runs. The partitions of a batch, one per stream, are read by tasks.
+Spark requests positions from a Python process on the driver, and writes them to the query's checkpoint before a batch
+runs. Tasks read the partitions of a batch, one for each stream.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ OPTION = "source"
 """The option that contains a whole `StreamOptions`."""
 
 _BRIEF_S = 2.0
-"""How long the driver waits for a server that has responded before.
+"""How long the driver waits for a server that has responded before, in seconds.
 
-After that it tries again with Spark's next call, so that a query can be stopped meanwhile.
+After that, it tries again at Spark's next call, so that the query can be stopped in the meantime.
 """
 
 _TASK_PATIENCE_S = 30.0
-"""How long a task waits for the server. After that, the driver waits, and writes the batch again."""
+"""How long a task waits for the server, in seconds. After that, the driver waits, and writes the batch again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,8 +50,8 @@ class StreamOptions:
 
     Attributes:
         streams: The streams, or one super stream.
-        starting: Where the query starts, for each stream, or for all under ``""``: a word, an offset, or a time in ISO
-            format.
+        starting: Where the query starts in each stream: a word, an offset, or a time in ISO format. The key ``""``
+            stands for all streams.
     """
 
     server: dict[str, Any]
@@ -77,7 +77,7 @@ class StreamOptions:
     def begin(self, stream: str, *, is_added: bool = False) -> str | int | datetime:
         """Returns where the query starts in a stream.
 
-        In a stream that was added later, that is the stream's beginning.
+        A stream that was added later is read from its beginning.
         """
         given = self.starting.get(stream, "earliest" if is_added else self.starting.get("", "earliest"))
         if isinstance(given, int) or given in ("earliest", "latest"):
@@ -110,7 +110,7 @@ class RabbitMQStreamSource(DataSource):  # type: ignore[misc]
 
 
 class StreamReader(Limited, DataSourceStreamReader):  # type: ignore[misc]
-    """Plans batches on the driver, and reads their partitions in tasks. It is pickled before it has queried anything.
+    """Plans batches on the driver, and reads their partitions in tasks. It is pickled before it queries anything.
 
     Args:
         options: The settings.
@@ -129,7 +129,7 @@ class StreamReader(Limited, DataSourceStreamReader):  # type: ignore[misc]
         self._is_compared = False
 
     def initialOffset(self) -> Positions:  # noqa: N802 - Spark's
-        """Returns where the query starts, which is always the same within a process."""
+        """Returns the position at which the query starts, which is always the same within a process."""
         if self._begin is None:
             self._begin = self._since_begin({})
         return self._begin
@@ -138,8 +138,8 @@ class StreamReader(Limited, DataSourceStreamReader):  # type: ignore[misc]
         """Returns the position up to which the next batch reads; the batch's start if nothing is new.
 
         Args:
-            start: The start of the batch. Spark before 4.2 does not pass it: it is the end of the previous batch, which
-                was planned by `partitions`.
+            start: The start of the batch. Spark before 4.2 does not pass it. It is then the end of the previous batch,
+                for which Spark has called `partitions`.
             limit: Spark's limit.
         """
         known = start if start is not None else self._position if self._position is not None else self.initialOffset()
@@ -159,15 +159,15 @@ class StreamReader(Limited, DataSourceStreamReader):  # type: ignore[misc]
         return found
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's
-        """Records the ends of the streams, for Spark 4.2 and newer: the query reads up to there."""
+        """Records the ends of the streams, up to which the query reads. Spark calls this from version 4.2 on."""
         self._target = self._asker().ends(self._all_streams())
 
     def reportLatestOffset(self) -> Positions | None:  # noqa: N802 - Spark's
-        """Returns the ends of the streams as last queried, for the query's progress."""
+        """Returns the ends of the streams at the last query, for the query's progress."""
         return self._newest
 
     def partitions(self, start: Positions, end: Positions) -> list[StreamPartition]:
-        """Returns the parts of a batch. After a restart, Spark requests those of the positions in the checkpoint."""
+        """Returns the partitions of a batch. After a restart, Spark passes positions from the checkpoint."""
         from sparkonce_rabbitmq.stream.positions import ranges_of
 
         found = ranges_of(start, end)
@@ -219,11 +219,11 @@ class StreamReader(Limited, DataSourceStreamReader):  # type: ignore[misc]
         return self._streams
 
     def _since_begin(self, known: Positions) -> Positions:
-        """Returns a position that also includes streams that it does not have yet."""
+        """Returns a position extended by the streams that it does not include yet."""
         new = [stream for stream in self._all_streams() if stream not in known]
         begins = {stream: self._options.begin(stream, is_added=bool(known)) for stream in new}
         return known | {stream: self._asker().begin(stream, begin) for stream, begin in begins.items()}
 
     def _is_patient(self) -> bool:
-        """Returns True if the server may still be unreachable: it responded to this process not too long ago."""
+        """Returns True if the server responded to this process recently, so that an outage is still tolerated."""
         return self._answered_at is not None and time.monotonic() - self._answered_at < self._options.patience_s

@@ -1,9 +1,9 @@
 """Computes with positions in streams, which are plain values that Spark stores as JSON in the offset log.
 
-For each stream, a position has ``offset``, that of the next message, and ``first``, where the query started: if Spark
-repeats batch 0, it requests the start again, and then gets a different result. Once messages were read, it also has
-``chunk`` and ``at``: the first offset and the time of the chunk with the last message. They distinguish the stream from
-another one with its name.
+For each stream, a position has ``offset``, the offset of the next message, and ``first``, the offset at which the query
+started. ``first`` is needed if Spark repeats batch 0: it then queries the start again, and may get a different result.
+Once messages were read, a position also has ``chunk`` and ``at``: the first offset and the time of the chunk with the
+last message, which distinguish the stream from another one with the same name.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ class StreamRange:
     """A part of a stream that a batch reads.
 
     Attributes:
-        stream: Its name.
+        stream: The stream's name.
         start: The offset of the first message.
-        end: The offset after the last one.
+        end: The offset after the last message.
         before: The first offset and the time of the chunk with the message before `start`; None if the query starts
             there.
-        last: The same for the chunk with the message before `end`.
+        last: The first offset and the time of the chunk with the message before `end`.
     """
 
     stream: str
@@ -44,7 +44,7 @@ def beginning(offset: int) -> Position:
 
 
 def behind(offset: int, chunk: tuple[int, int], begun: Position) -> Position:
-    """Returns the position before `offset`, in a stream that has been read since `begun`.
+    """Returns the position before ``offset``, in a stream that has been read since ``begun``.
 
     Args:
         offset: The offset of the next message.
@@ -55,9 +55,9 @@ def behind(offset: int, chunk: tuple[int, int], begun: Position) -> Position:
 
 
 def shares(available: Mapping[str, int], most: int | None) -> Mapping[str, int]:
-    """Returns how many messages of each stream a batch takes: all, or `most`, in proportion to what is available.
+    """Returns the number of messages of each stream in a batch: all, or ``most`` in proportion to the available ones.
 
-    Each stream that has messages gets at least one, so that none waits forever.
+    Each stream that has messages gets at least one, so that no stream waits forever.
     """
     total = sum(available.values())
     if most is None or total <= most:
@@ -66,7 +66,7 @@ def shares(available: Mapping[str, int], most: int | None) -> Mapping[str, int]:
 
 
 def ranges_of(start: Positions, end: Positions) -> list[StreamRange]:
-    """Returns the parts of the streams between two positions; none for a stream that has nothing between them.
+    """Returns the parts of the streams between two positions, without empty parts.
 
     Raises:
         CheckpointMismatchError: If the end is before the start.
@@ -74,7 +74,7 @@ def ranges_of(start: Positions, end: Positions) -> list[StreamRange]:
     found = []
     for stream, to in end.items():
         known = start.get(stream)
-        # A start without a chunk is the query's own beginning, which the end records as `first`.
+        # A start without a chunk is the beginning of the query, which the end records as `first`.
         position = known if known is not None and "chunk" in known else beginning(to["first"])
         if to["offset"] < position["offset"]:
             raise CheckpointMismatchError(
@@ -101,7 +101,7 @@ def chunk_of(position: Position) -> tuple[int, int] | None:
 
 
 def another(stream: str, offset: int, why: str) -> StaleServerError:
-    """Returns the error for a stream that is not the one that was read."""
+    """Returns the error for a stream that is not the one that was read before."""
     return StaleServerError(
         f"The stream {stream!r} is not the one that this query has read up to offset {offset}: {why}. It was deleted "
         "and recreated, or its server returned to an older state.",

@@ -1,4 +1,4 @@
-"""Reads a part of a stream, either completely or with an error: nothing is skipped silently."""
+"""Reads a part of a stream, either completely or with an error. It never skips messages silently."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from sparkonce_rabbitmq.stream.positions import StreamRange, another
 logger = logging.getLogger("sparkonce")
 
 AHEAD_CHUNKS = 8
-"""How many chunks the server may send before they are requested."""
+"""The number of chunks that the server may send before they are requested."""
 
 ROWS_AT_ONCE = 20_000
 BYTES_AT_ONCE = 8 << 20
-"""The size at which rows are passed to Spark."""
+"""The number of bytes at which rows are passed to Spark."""
 
 AGAIN_S = 0.2
 
 
 class RangeReader:
-    """Reads one part of a stream, over as many connections as it takes.
+    """Reads one part of a stream, reconnecting as often as needed.
 
     Args:
         server: The server.
         part: The part.
-        patience_s: How long the server may be silent.
-        accepted: Messages below this offset may be missing.
+        patience_s: How long the server may be silent, in seconds.
+        accepted: The offset below which messages may be missing.
     """
 
     def __init__(self, server: RabbitMQ, part: StreamRange, *, patience_s: float, accepted: int = 0) -> None:
@@ -51,7 +51,7 @@ class RangeReader:
 
         Raises:
             PrepareError: If messages are gone.
-            StaleServerError: If it is not the stream that the positions refer to.
+            StaleServerError: If the stream is not the one that the positions refer to.
             OutageError: If the server is unreachable for too long.
         """
         kept: list[pa.RecordBatch] = []
@@ -89,7 +89,7 @@ class RangeReader:
             _close(connection)
 
     def _subscribed(self) -> ConsumerConnection:
-        """Returns a connection that sends chunks starting at the previous message, to check that it exists."""
+        """Returns a connection that sends chunks from the previous message on, to check that this message exists."""
         connection = connect_to(ConsumerConnection, self._server, self._part.stream)
         is_begun = self._next > self._part.start or self._part.before is not None
         connection.subscribe(
@@ -98,7 +98,7 @@ class RangeReader:
         return connection
 
     def _piece(self, chunk: StreamChunk) -> pa.RecordBatch | None:
-        """Returns the chunk's rows that belong to the part and have not been read; None if there are none."""
+        """Returns the rows of a chunk that belong to the part and have not been read; None if there are none."""
         part, first, end = self._part, chunk.chunk_first_offset, next_offset(chunk)
         found = (first, chunk.timestamp)
         if part.before is not None and first < part.start <= end and found != part.before:
@@ -116,7 +116,7 @@ class RangeReader:
         return rows if len(rows) else None
 
     def _note_hole(self, first: int) -> None:
-        """Records the first gap between chunks. The server stores notes there, or has deleted messages."""
+        """Records the first gap between chunks: it contains the server's own entries, or messages were deleted."""
         if first <= self._accepted:
             logger.warning(
                 "Messages %d to %d of the stream %r are gone, which accept_lost allows.",
@@ -128,9 +128,9 @@ class RangeReader:
                 self._check_hole()
 
     def _check_hole(self) -> None:
-        """Finds out where the stream now begins: a gap after its beginning never contained a message.
+        """Checks that no messages were deleted: a gap after the current beginning of the stream never had any.
 
-        Stored offsets and publishers' sequences take up an offset each, and no reader sees them.
+        Stored offsets and publishers' sequences take up an offset each, and readers do not see them.
         """
         if self._hole is None:
             return
@@ -164,7 +164,7 @@ class RangeReader:
         """Waits before the next attempt.
 
         Raises:
-            OutageError: If nothing arrived for too long.
+            OutageError: If nothing has arrived for too long.
         """
         if time.monotonic() - self._heard_at >= self._patience_s:
             raise away(self._part.stream, error, self._patience_s) from None

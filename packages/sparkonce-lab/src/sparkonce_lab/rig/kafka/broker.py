@@ -21,14 +21,14 @@ CONTROLLER = "CONTROLLER"
 PLAINTEXT = "PLAINTEXT"
 DEFAULTS: Mapping[str, str] = {
     "auto.create.topics.enable": "false",
-    # A consumer group's first member does not need to wait for others.
+    # The first member of a consumer group need not wait for others.
     "group.initial.rebalance.delay.ms": "0",
     # Creating the broker's default of 50 partitions takes noticeable time, and tests do not need them.
     "offsets.topic.num.partitions": "4",
     "transaction.state.log.num.partitions": "4",
     # How often the coordinator checks for transactions that exceed their timeout. The default of 10 s slows tests down.
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": "500",
-    # A broker that returns after a crash is refused until its old session has expired (default: 9 s).
+    # After a crash, a broker is refused until its old session has expired (default: 9 s).
     "broker.session.timeout.ms": "3000",
     "broker.heartbeat.interval.ms": "500",
     # Rows with old timestamps must not disappear from a trial.
@@ -121,7 +121,7 @@ class Broker(Restartable):
 
     @property
     def properties_file(self) -> Path:
-        """The settings file. Its path is in the process's command line and identifies the process."""
+        """The settings file. Its path in the command line identifies the broker's process."""
         return self.folder / "server.properties"
 
     @property
@@ -136,21 +136,21 @@ class Broker(Restartable):
 
     @property
     def log(self) -> Path:
-        """The file with everything that the broker prints."""
+        """The log file with everything that the broker prints."""
         return self.folder / "server.log"
 
     def start(self, timeout_s: float = 60.0) -> None:
-        """Starts it, and waits until it serves clients.
+        """Starts the broker, and waits until it serves clients.
 
         Raises:
             ConfigurationError: If one of its ports is taken.
-            PreflightError: If it exits or is not ready in time. The message has the end of its log.
+            PreflightError: If it exits or is not ready in time. The message contains the end of its log.
         """
         self.launch()
         self.wait_ready({self.node_id}, time.monotonic() + timeout_s)
 
     def launch(self) -> None:
-        """Starts it without waiting. Does nothing if it is already running."""
+        """Starts the broker without waiting. Does nothing if it is already running."""
         if self.pid is not None:
             return
         for listener, port in self.ports.items():
@@ -182,10 +182,10 @@ class Broker(Restartable):
         self.properties_file.write_text(render(settings))
 
     def wait_ready(self, nodes: set[int], give_up_at: float) -> None:
-        """Waits until this broker responds to a client and knows these nodes as alive.
+        """Waits until this broker responds to a client, and knows that these nodes are alive.
 
         Raises:
-            PreflightError: If it exits or is not ready by then. The message has the end of its log.
+            PreflightError: If it exits or is not ready by then. The message contains the end of its log.
         """
         while not nodes <= self._known_nodes():
             ended = self._process is None or self._process.exit_code is not None
@@ -203,14 +203,14 @@ class Broker(Restartable):
 
         try:
             socket.create_connection((HOST, self.ports[PLAINTEXT]), timeout=1).close()
-            # A new client each time, so that no other broker that it knows can respond instead.
+            # Use a new client each time. A client that knows other brokers could get the response from one of them.
             client = AdminClient({"bootstrap.servers": self.address, "log_level": 0})
             return set(client.list_topics(timeout=2).brokers)
         except (OSError, KafkaException):
             return set()
 
     def restart(self, timeout_s: float = 60.0) -> None:
-        """Stops it normally and starts it again. Raises the errors of `start`."""
+        """Stops the broker normally, and starts it again. Raises the errors of `start`."""
         self.stop()
         self.start(timeout_s)
 

@@ -1,4 +1,4 @@
-"""Kafka brokers as child processes on loopback ports: one for trying out, several for tests of what breaks.
+"""Kafka brokers as child processes on loopback ports: one for trying things out, several for tests of failures.
 
 ::
 
@@ -46,15 +46,15 @@ _LOGGING = (
 
 
 class Cluster:
-    """A Kafka cluster of our own. Also a context manager, which starts and closes it.
+    """A Kafka cluster. As a context manager, it starts and closes the cluster.
 
     Args:
-        nodes: The number of nodes. Internal topics and new ones have min(3, nodes) replicas, and need all but one of
-            them.
+        nodes: The number of nodes. Internal and new topics have min(3, nodes) replicas, of which all but one must be in
+            sync.
         version: Kafka's version.
         folder: The folder for settings, logs and data, which is not deleted. Defaults to a temporary one that `close`
             deletes.
-        port: The first node's port; the next node has the next one. 0 for any free ports.
+        port: The first node's port; each further node has the next port. 0 for any free ports.
         listeners: Additional listeners by name, with their security protocol, for example ``{"SASL":
             "SASL_PLAINTEXT"}``. Their JAAS settings are overrides. With an authorizer, make ``User:ANONYMOUS`` a super
             user, since nodes connect to each other as that user.
@@ -62,7 +62,7 @@ class Cluster:
         heap: The JVM's maximum heap, as in ``-Xmx``.
         jvm_flags: Additional JVM flags. Leave out `FAST_START` if speed under load matters.
         features: Levels of Kafka's features, set when the data is formatted, as in ``{"transaction.version": 1}``.
-            Defaults to those of the version. Requires Kafka 3.9 or newer.
+            Defaults to the levels of the version. Requires Kafka 3.9 or newer.
         dies_with_parent: True if the brokers end when this process does, even by SIGKILL.
 
     Attributes:
@@ -92,7 +92,7 @@ class Cluster:
         self._jvm = (f"-Xmx{heap}", *jvm_flags, *_LOGGING)
         self._features = dict(features or {})
         self._classes: tuple[str, ...] = ()
-        # In Kafka's format: 16 bytes in URL-safe base64, without a leading dash.
+        # Kafka's format is 16 bytes in URL-safe base64. The id must not begin with a dash.
         self._new_cluster_id = base64.urlsafe_b64encode(b"s" + secrets.token_bytes(15)).rstrip(b"=").decode()
         names = [PLAINTEXT, CONTROLLER, *self.listeners]
         free = iter(free_ports(nodes * len(names)))
@@ -116,13 +116,13 @@ class Cluster:
         return ",".join(f"{HOST}:{broker.ports[listener]}" for broker in self.brokers)
 
     def start(self, timeout_s: float = 60.0) -> Self:
-        """Starts every node, and waits until each serves clients and knows the others.
+        """Starts every node, and waits until each node serves clients and knows the others.
 
-        The first time, downloading Kafka and archiving its classes does not count towards the timeout.
+        The first start downloads Kafka and archives its classes, which does not count toward the timeout.
 
         Raises:
             ConfigurationError: If Java is missing, a port is taken, or a property is malformed.
-            PreflightError: If Kafka cannot be downloaded or does not start. The message has the end of the log.
+            PreflightError: If Kafka cannot be downloaded or does not start. The message contains the end of the log.
         """
         try:
             self.launch()
@@ -133,7 +133,7 @@ class Cluster:
         return self
 
     def launch(self) -> None:
-        """Formats what is new and starts every node, without waiting. Downloads Kafka the first time."""
+        """Formats new data folders and starts every node, without waiting. Downloads Kafka the first time."""
         if self.dies_with_parent:
             atexit.register(self.close)
         self._check_data()
@@ -149,14 +149,14 @@ class Cluster:
             broker.wait_ready({each.node_id for each in self.brokers}, give_up_at)
 
     def close(self) -> None:
-        """Ends every node, normally if the data is kept, and deletes a temporary folder. May be called repeatedly."""
+        """Ends every node (normally, if the data is kept), and deletes a temporary folder. May be called repeatedly."""
         atexit.unregister(self.close)
         if self._temporary:
             for broker in self.brokers:
                 broker.kill()
             shutil.rmtree(self.folder, ignore_errors=True)
             return
-        for broker in self.brokers:  # all in parallel: the last ones could not shut down normally without a quorum
+        for broker in self.brokers:  # in parallel, because without a quorum, the last ones could not shut down normally
             broker.ask_to_stop()
         for broker in self.brokers:
             broker.stop()
@@ -173,7 +173,7 @@ class Cluster:
         return [find_java(), *self._jvm, *self._classes, "-cp", classpath, main, *arguments]
 
     def _record_classes(self, flag: str) -> None:
-        """Runs a node that archives the classes that it has loaded; see `archive_flags`."""
+        """Runs a node that archives the classes that it loads; see `archive_flags`."""
         with tempfile.TemporaryDirectory(prefix="sparkonce-kafka-") as folder:
             cluster = Cluster(version=self.version, folder=Path(folder))
             cluster._format()
@@ -190,7 +190,7 @@ class Cluster:
 
     @property
     def cluster_id(self) -> str:
-        """The cluster's id: the one in the data, or the one that the data will get."""
+        """The cluster's id: the one in the data or, before the data exists, the one that it will get."""
         for broker in self.brokers:
             if broker.is_formatted:
                 found = re.search(r"^cluster\.id=(.+)$", broker.meta_file.read_text(), re.MULTILINE)
@@ -207,7 +207,7 @@ class Cluster:
             )
 
     def _format(self) -> None:
-        """Creates the data folders of nodes that have none."""
+        """Creates the data folders of nodes without one."""
         new = [broker for broker in self.brokers if not broker.is_formatted]
         with ThreadPoolExecutor(max_workers=len(self.brokers)) as pool:
             for _ in pool.map(self._format_node, new):

@@ -1,4 +1,4 @@
-"""A cluster that outlives the command that started it, and is found again through a file in its folder."""
+"""A cluster that outlives the command that started it. A file in its folder records the cluster."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _STOP_TIMEOUT_S = 30.0
 class Node:
     """One recorded node.
 
-    ``mark`` is the path in its command line that distinguishes it from another process with its id.
+    ``mark`` is the path in the process's command line that distinguishes it from a later process with the same id.
     """
 
     node_id: int
@@ -39,7 +39,7 @@ class Node:
 
     @property
     def running(self) -> bool:
-        """True if this very process is alive."""
+        """True if the recorded process is alive."""
         return is_running(self.pid, self.mark)
 
 
@@ -99,7 +99,7 @@ def up(
     heap: str = "1g",
     timeout_s: float = 60.0,
 ) -> tuple[Recorded, bool]:
-    """Starts a cluster in the folder. If it is already running, nothing is changed.
+    """Starts a cluster in the folder. Changes nothing if the cluster is already running.
 
     Returns:
         The cluster, and True if this call started it.
@@ -130,7 +130,7 @@ def up(
         )
         try:
             cluster.launch()
-            # Record the broker before it is ready, so that `down` finds it even if this process is killed in between.
+            # Record the cluster before it is ready, so that `down` finds it even if this process is killed meanwhile.
             started = _record(cluster)
             cluster.wait_ready(timeout_s)
         except BaseException:
@@ -145,10 +145,10 @@ def down(folder: Path, *, delete: bool = False) -> Recorded | None:
 
     Args:
         folder: The cluster's folder.
-        delete: True to also delete its data, logs and settings, and the folder if nothing else is in it.
+        delete: True to also delete data, logs and settings, and the folder if it is then empty.
 
     Returns:
-        The previous record; None if there was none.
+        The previous record; None if there was no record.
 
     Raises:
         ConfigurationError: If the record cannot be read.

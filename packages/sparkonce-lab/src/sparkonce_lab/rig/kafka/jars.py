@@ -1,8 +1,9 @@
 """Downloads Java libraries from Maven repositories with the Ivy that PySpark ships, and archives their classes.
 
-Each set of coordinates is one folder in our own cache, created under a lock and renamed into place when it is complete,
-so what is there is whole and a second call costs nothing. With an archive of its classes, loaded and verified once (JEP
-350), a broker is up in little more than half the time. If none can be created or read, the program starts without it.
+Each set of coordinates has a folder in sparkonce's cache. The folder is created under a lock, and gets its name only
+when it is complete, so an existing folder is complete, and a second call costs nothing. With an archive of classes that
+were loaded and verified once (JEP 350), a broker starts in little more than half the time. If an archive cannot be
+created or read, the program starts without it.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def spark_jars_folder() -> Path:
     """Finds the jars folder of the installed PySpark, without importing it.
 
     Raises:
-        ConfigurationError: If PySpark is not installed, or is the client, which ships no jars.
+        ConfigurationError: If PySpark is not installed, or only its client, which ships no jars.
     """
     spec = importlib.util.find_spec("pyspark")
     folder = Path(spec.origin).parent / "jars" if spec and spec.origin else None
@@ -59,7 +60,7 @@ def spark_jars_folder() -> Path:
 
 
 def artifact_name(jar: str) -> str:
-    """Returns the artifact in a jar's file name: ``commons-pool2`` for ``commons-pool2-2.12.0.jar``."""
+    """Returns the artifact's name from the file name of a jar: ``commons-pool2`` for ``commons-pool2-2.12.0.jar``."""
     return re.sub(r"-\d.*$", "", jar.removesuffix(".jar"))
 
 
@@ -68,8 +69,8 @@ def resolve(
 ) -> list[Path]:
     """Downloads artifacts with all their runtime dependencies.
 
-    A set that was downloaded before is returned from the cache immediately. To use other repositories than Ivy's
-    defaults, name an Ivy settings file in the environment variable SPARKONCE_IVY_SETTINGS.
+    A set that was downloaded before comes from the cache. To use repositories other than Ivy's defaults, name an Ivy
+    settings file in the environment variable SPARKONCE_IVY_SETTINGS.
 
     Args:
         coordinates: The artifacts, each as ``group:artifact:version``.
@@ -81,7 +82,7 @@ def resolve(
 
     Raises:
         ConfigurationError: If a coordinate is malformed, or if Java or PySpark is missing.
-        PreflightError: If an artifact is unavailable. The message has Ivy's own lines.
+        PreflightError: If an artifact is unavailable. The message contains Ivy's own lines.
     """
     parts = [coordinate.split(":") for coordinate in coordinates]
     for coordinate, part in zip(coordinates, parts, strict=True):
@@ -140,9 +141,9 @@ def spark_delta_jars() -> list[Path]:
 
 
 def spark_s3a_class_path() -> str:
-    """Downloads S3A for Spark's own Hadoop, half a gigabyte the first time, and returns its class path.
+    """Downloads S3A for Spark's own Hadoop, which is half a gigabyte the first time, and returns its class path.
 
-    Spark's own jars come first: Amazon's client brings another SLF4J.
+    Spark's own jars come first in the class path, because Amazon's client contains another SLF4J.
     """
     hadoop = next(jar.stem.rpartition("-")[2] for jar in spark_jars_folder().glob("hadoop-client-api-*.jar"))
     jars = _beside_sparks_own(f"org.apache.hadoop:hadoop-aws:{hadoop}")
@@ -156,10 +157,10 @@ def _beside_sparks_own(coordinate: str) -> list[Path]:
 
 @contextmanager
 def file_lock(path: Path, give_up_at: float) -> Iterator[None]:
-    """Holds a lock between processes, which is also released if this process dies.
+    """Holds a lock between processes. The lock is also released if this process dies.
 
     Raises:
-        PreflightError: If another process still holds it then.
+        PreflightError: If another process still holds the lock at the deadline.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as lock:
@@ -221,7 +222,7 @@ def _fetch(java: str, ivy_file: str, coordinates: Sequence[str], complete: Path,
 
 
 def _problems(ivy_output: str) -> str:
-    """Returns Ivy's lines about what it did not find or could not download."""
+    """Returns the lines in which Ivy reports what it did not find or could not download."""
     lines = [line.strip(" :\t") for line in ivy_output.splitlines()]
     told = [line for line in lines if re.search(r"not found|UNRESOLVED|FAILED|Exception|error", line, re.IGNORECASE)]
     return "; ".join(dict.fromkeys(told or lines[-3:]))
@@ -230,11 +231,11 @@ def _problems(ivy_output: str) -> str:
 _log = logging.getLogger("sparkonce")
 _ARCHIVED_WITHIN_S = 240.0
 _QUIET = ("-Xlog:cds=off", "-Xlog:cds+dynamic=off")
-"""A JVM that the archive does not fit starts without it, and without a message."""
+"""Flags with which a JVM that cannot use the archive starts without it, and prints no message."""
 
 
 def kafka_archive(version: str) -> Path:
-    """Returns the path of the archive for this Kafka and this Java."""
+    """Returns the path of the class archive for this version of Kafka and this Java."""
     java = Path(find_java()).resolve()
     found = java.stat()
     made_for = f"{java} {found.st_size} {found.st_mtime_ns} {kafka_jars(version)}"
@@ -242,11 +243,11 @@ def kafka_archive(version: str) -> Path:
 
 
 def archive_flags(kept: Path, run: Callable[[str], None]) -> tuple[str, ...]:
-    """Returns the flags of a JVM that uses the archive, which is created first if it does not exist.
+    """Returns the JVM flags that use the archive. Creates the archive first if it does not exist.
 
     Args:
         kept: The archive.
-        run: Starts the program with the given JVM flag, and ends it normally. Raises an error if it cannot.
+        run: Starts the program with an additional JVM flag, and ends it normally. Raises an error if it cannot.
     """
     try:
         if not kept.exists():
@@ -261,7 +262,7 @@ def archive_flags(kept: Path, run: Callable[[str], None]) -> tuple[str, ...]:
 
 
 def _make(kept: Path, run: Callable[[str], None]) -> None:
-    """Creates it. If the JVM exits normally without creating one, an empty file records that it never will."""
+    """Creates the archive. If the JVM exits normally without creating one, an empty file prevents further attempts."""
     with tempfile.TemporaryDirectory(dir=kept.parent, prefix=".making-") as folder:
         new = Path(folder, kept.name)
         run(f"-XX:ArchiveClassesAtExit={new}")

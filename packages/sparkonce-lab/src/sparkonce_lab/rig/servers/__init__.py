@@ -1,1 +1,1 @@
-"""Real servers, each a plain process on a free loopback port, with its data in a folder of the caller's."""
+"""Real servers, each a plain process on a free loopback port. The caller provides the folder for its data."""

@@ -1,4 +1,4 @@
-"""HDFS for tests: a name node and a data node in one Java process, from the jars that Hadoop's clients test with."""
+"""HDFS for tests: a name node and a data node in one Java process, from the jars of Hadoop's own tests."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ class Hdfs(Server):
 
     Raises:
         PreflightError: If the jars cannot be downloaded.
-        ConfigurationError: If there is no Java.
+        ConfigurationError: If Java is not installed.
     """
 
-    up_within_s = 240.0  # Java compiles it first, on a machine that may be busy
+    up_within_s = 240.0  # at each start, Java first compiles the program, perhaps on a busy machine
 
     def __init__(
         self, folder: Path, port: int | None = None, *, permissions: bool = False, blocks: Path | None = None
@@ -76,7 +76,7 @@ class Hdfs(Server):
         return f"hdfs://{HOST}:{self.port}"
 
     def initialise(self) -> None:
-        """Writes its program, which Java compiles at each start (taking a second)."""
+        """Writes the server's program, which Java compiles at each start in about a second."""
         (self.folder / "TestHdfs.java").write_text(_MAIN)
         (self.folder / "log4j.properties").write_text(_LOGGING)
 
