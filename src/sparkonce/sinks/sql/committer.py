@@ -358,8 +358,8 @@ class SqlCommitter(HandleCommitter[SqlTransaction]):
             with suppress(*dialect.errors):
                 dialect.roll_back(session)
             if dialect.refers_to_unit(session, error, names, location):
-                # Before the decision, another sink's rows are invisible. After it, the commits are retried until that
-                # sink has finished.
+                # Rows of the batch's other sinks are invisible before the decision. After it, the commits are retried
+                # until those sinks have finished.
                 log.debug("Another sink of the batch may have staged the rows that a foreign key misses: %s", error)
                 return ""
         else:
@@ -367,7 +367,7 @@ class SqlCommitter(HandleCommitter[SqlTransaction]):
         if failed is None and wrong is None:
             return ""
         if dialect.stages(session, location, list(stages), True)[0].keys() != stages.keys():
-            # A newer run has aborted the batch meanwhile. The decision then fails for this run.
+            # A newer run has aborted the batch in the meantime. The decision then fails for this run.
             return ""
         if failed is not None:
             raise failed

@@ -302,7 +302,7 @@ def with_reason(
 def refused_insert(
     merge: Merge, rows: DataFrame, table: DataFrame, fields: Sequence[StructField], rules: Rules, where: str
 ) -> str:
-    """Returns why the table would refuse a row inserted by the expressions of `when_not_matched`; empty if it would not.
+    """Returns why the table would refuse a row that `when_not_matched` inserts; empty if it would not.
 
     Only rows without a match in the table are inserted. Matches are therefore looked up if a row breaks a rule.
 

@@ -159,7 +159,7 @@ class MySQLSink(SqlSink):
     def worker_needs(self) -> WorkerNeeds:
         """See `TwoPhaseCommitSink.worker_needs`."""
         host, port = str(self.conninfo.get("host") or ""), self.conninfo.get("port") or _PORT
-        # A defaults file may name another server.
+        # The defaults file may name the server, so its address is unknown here.
         known = not self.conninfo.keys() & {"unix_socket", "read_default_file"}
         return WorkerNeeds(
             modules=("pymysql",),

@@ -33,7 +33,7 @@ _ASKED = frozenset({"host", "hostaddr", "sslmode", "gssencmode"})
 
 
 def connect(conninfo: Conninfo) -> Connection:
-    """Opens a connection in autocommit mode: our own statements begin and end transactions."""
+    """Opens a connection in autocommit mode, because explicit statements begin and end the transactions."""
     return psycopg.connect(**dict(conninfo.settings), autocommit=True, prepare_threshold=None)  # type: ignore[arg-type]
 
 
