@@ -1,11 +1,11 @@
-"""Measures what a Schema Registry's header costs beside a bare ``from_avro`` of the same records without one.
+"""Measures the cost of a Schema Registry's header, compared with a plain ``from_avro`` of the same records without it.
 
     python3 dev.py run python benchmarks/avro.py [--rows 1000000] [--rounds 7]
 
-Both columns, with the header and without, lie side by side in memory, with the columns of Spark's Kafka source; each
-variant reads topic, partition and offset too and writes to nowhere. They run in turn within every round, and what
-counts is the median over the rounds of the ratio within a round: of the time on the wall, and of the processor time
-of Spark's JVM, which other load on the machine disturbs less. The first two rounds do not count.
+The records with and without the header are two columns of one table in memory, which also has the other columns of
+Spark's Kafka source. Each variant also reads topic, partition and offset, and discards the result. The variants take
+turns in every round. The result is the median of the ratios within a round: one of the elapsed times, and one of the
+CPU times of Spark's JVM, which depend less on other load on the machine. The first two rounds do not count.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def main() -> int:
 def run(spark: SparkSession, server: RegistryServer, folder: Path, rows: int, rounds: int) -> None:
     registry = SchemaRegistry({"url": server.url})
     for older in range(VERSIONS - 1):
-        # Versions that no record has: the plan knows them all the same.
+        # Register versions that no record uses, because a plan must handle all versions of a subject.
         extra = {"name": f"extra_{older}", "type": ["null", "string"], "default": None}
         server.register("many-value", {**ORDER, "fields": [*ORDER["fields"], extra]})
     for subject in ("orders-value", "many-value"):
@@ -101,7 +101,7 @@ def run(spark: SparkSession, server: RegistryServer, folder: Path, rows: int, ro
 
 
 def source(spark: SparkSession, registry: SchemaRegistry, folder: Path, rows: int) -> DataFrame:
-    """Kafka's columns, each record with its header, without, and as a struct; in memory."""
+    """Returns Kafka's columns, held in memory. Each record is there with its header, without it, and as a struct."""
     number = F.col("id")
     line = F.struct(F.concat(F.lit("sku-"), number).alias("sku"), (number % 9).cast("int").alias("n"))
     order = F.struct(

@@ -1,4 +1,4 @@
-"""The machine under test: one broker, one Spark, and the queries that are compared."""
+"""The machine under test: a broker, a Spark session, and the queries to be compared."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ POLL_S = 0.25
 
 
 class Variant(str, Enum):
-    """Where the rows go."""
+    """The ways to write the rows."""
 
     NOOP = "spark to nowhere"
     SPARK = "spark's kafka sink"
@@ -35,20 +35,20 @@ class Variant(str, Enum):
 
     @property
     def letter(self) -> str:
-        """Short name in tables."""
+        """The variant's short name in tables."""
         return "abcde"[list(Variant).index(self)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
-    """What every measurement needs.
+    """The processes and folders that every measurement uses.
 
     Attributes:
         spark: The session.
         bootstrap: The broker's address.
-        folder: For checkpoints; deleted at the end.
-        broker_pid: The broker's process.
-        jvm_pid: Spark's process: driver and executor in one.
+        folder: The folder for checkpoints, which is deleted at the end.
+        broker_pid: The process id of the broker.
+        jvm_pid: The process id of Spark's JVM, which is driver and executor in one.
     """
 
     spark: SparkSession
@@ -60,12 +60,12 @@ class Bench:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running:
-    """A query that runs.
+    """A running query.
 
     Attributes:
         query: Spark's handle.
-        exactly_once: Ours, if the variant is one of ours.
-        topic: Where the rows go; exists while the query runs.
+        exactly_once: The `ExactlyOnce` object, if the variant uses sparkonce.
+        topic: The topic that the query writes to, which exists while the query is running.
     """
 
     query: StreamingQuery
@@ -76,11 +76,11 @@ class Running:
         """Waits until Spark has reported a batch.
 
         Raises:
-            RuntimeError: if the query ended.
-            TimeoutError: if it has not got so far in time.
+            RuntimeError: If the query has ended.
+            TimeoutError: If Spark has not reported the batch in time.
         """
         give_up_at = time.monotonic() + limit_s
-        # Not PySpark's ``lastProgress``: its hundreds of calls to the JVM took a tenth of this machine.
+        # Do not use PySpark's ``lastProgress``: its hundreds of calls to the JVM took a tenth of this machine's CPU.
         while (last := self.query._jsq.lastProgress()) is None or last.batchId() < batch:
             if not self.query.isActive:
                 raise RuntimeError(f"the query ended: {self.query.exception()}")
@@ -91,9 +91,9 @@ class Running:
 
 @contextmanager
 def machine() -> Iterator[Bench]:
-    """Starts broker and Spark, and ends and deletes everything however the block is left."""
+    """Starts a broker and Spark. When the block ends, stops both and deletes everything."""
     folder = Path(tempfile.mkdtemp(prefix="sparkonce-bench-"))
-    # The broker runs as in production: all compilers, its own garbage collector, no flags for a fast start.
+    # Run the broker as in production: all compilers, its own garbage collector, and no flags for a fast start.
     broker = Cluster(heap="1g", jvm_flags=(), overrides={"log.segment.delete.delay.ms": 1000})
     spark = None
     try:
@@ -126,14 +126,14 @@ def running(
     max_row_bytes: int | None = None,
     compression: str = "",
 ) -> Iterator[Running]:
-    """Runs a query into a topic of its own; both are gone when the block is left.
+    """Runs a query that writes to a new topic. When the block ends, stops the query and deletes the topic.
 
     Args:
         bench: The machine.
-        variant: Where the rows go.
+        variant: The way to write the rows.
         rows: A streaming DataFrame with ``key`` and ``value``.
         trigger: Spark's processing time.
-        max_row_bytes: If rows are larger than the defaults of brokers and producers allow.
+        max_row_bytes: The size of the largest row, if it exceeds the defaults of brokers and producers.
         compression: Kafka's ``compression.type``; empty for none.
     """
     name = f"bench-{variant.letter}-{time.time_ns()}"
@@ -156,8 +156,8 @@ def running(
             writer = rows.writeStream.queryName(name).option("checkpointLocation", str(bench.folder / name))
             if variant is Variant.SPARK:
                 writer = writer.format("kafka").option("kafka.bootstrap.servers", bench.bootstrap).option("topic", name)
-                # Spark keeps a query's producer for later ones with the same settings, and a flush waits for all that
-                # it holds: rows left from a query stopped before, whose topic is gone, hold it up for two minutes.
+                # Use a new producer. Spark reuses a query's producer for later queries with the same settings, and a
+                # flush waits for all of its rows. Rows of an earlier query whose topic is gone take two minutes.
                 writer = writer.option("kafka.client.id", name)
                 if compression:
                     writer = writer.option("kafka.compression.type", compression)
@@ -173,14 +173,16 @@ def running(
 
 
 def touch_memory(folder: Path, size_bytes: int) -> None:
-    """Writes as many bytes as the next run does, and deletes them: in a virtual machine, memory that the page cache
-    takes for the first time costs more than memory which it takes again."""
+    """Writes as many bytes as the next run writes, and deletes them.
+
+    In a virtual machine, memory that the page cache uses for the first time costs more than memory that it reuses.
+    """
     with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
         for _ in range(size_bytes >> 20):
             file.write(bytes(1 << 20))
 
 
 def delete_topic(bootstrap: str, name: str) -> None:
-    """Frees the disk before the next query."""
+    """Deletes a topic, to free disk space before the next query."""
     admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
     admin.delete_topics([name])[name].result(30)

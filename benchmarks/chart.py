@@ -2,7 +2,7 @@
 
     python3 dev.py run python benchmarks/chart.py benchmarks/results/<commit>.json … [--output docs/images/rows.svg]
 
-A bar is the median over the rounds; the thin line spans them all.
+A bar is the median over the rounds, and the thin line is their range.
 """
 
 from __future__ import annotations

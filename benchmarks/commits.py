@@ -2,8 +2,8 @@
 
     python3 dev.py run python benchmarks/commits.py [--transactions 100] [--rounds 20]
 
-Writes one row in each transaction, so that each has one partition of four, and commits them as a driver does. One
-transaction and many take turns; the ratio is taken within a round, and its median counts.
+Writes one row in each transaction, so that each has one partition of four, and commits them as a driver does. Commits
+of one and of many transactions take turns. The result is the median of the ratios within a round.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def main() -> int:
             for number in range(-3, given.rounds):  # the first rounds warm the broker
                 for count in sorted(took, reverse=bool(number % 2)):
                     handles = [written(sink, owner, (number + 3) * 1000 + count, slot) for slot in range(count)]
-                    this_worker().stop()  # ends what it does in the background
+                    this_worker().stop()  # ends the pool's background work
                     start = time.perf_counter()
                     ended = committer.commit(handles)
                     seconds = time.perf_counter() - start

@@ -1,9 +1,9 @@
-"""Measures a compaction beside the obvious rewrite of the same small Parquet files by pyarrow's dataset.
+"""Measures a compaction, compared with a simple rewrite of the same small Parquet files by pyarrow's dataset.
 
     python3 dev.py run python benchmarks/compact.py [--files 200] [--rows 10000] [--rounds 5]
 
-The rewrite reads all files and writes one, without fsync, checksums, counts or manifests. Both work on the same local
-files, in turn, whose pages the machine has in memory.
+The rewrite reads all files and writes a single one, without fsync, checksums, counts or manifests. Both take turns on
+the same local files, whose pages are in memory.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ KEPT = 2
 
 
 def fill(folder: Path, files: int, rows: int) -> None:
-    """Writes a batch of one file each."""
+    """Writes batches of one file each."""
     sink = FilesSink(folder)
     owner = Owner(query=QUERY, token=Token(1, "00000000"), facts=sink.preflight(QUERY, None))
     committer = sink.committer()

@@ -1,10 +1,10 @@
-"""Measures two commits against each other, in turn on the same machine.
+"""Compares two commits, which take turns on the same machine.
 
     python3 dev.py run python benchmarks/compare.py HEAD~1 [HEAD] [--load "made, 100 B"] [--rounds 5]
 
-Each commit runs in a separate process, with a separate broker and Spark, and with the benchmarks of that commit. In
-each round both run once, one after the other. Prints the ratios of the paired rounds, and their CPU. Without a second
-commit, the first is compared with this folder as it is.
+Each commit runs in a separate process, with a separate broker and Spark, and with its own benchmarks. In each round,
+both run once, one after the other. Prints the ratios within the rounds, also of the CPU. Without a second commit, the
+first one is compared with the files in this folder.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _END_WITHIN_S = 60.0
 
 def main() -> int:
     given = _parse()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exit unwinds, and so cleans up
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exit unwinds the stack, and thereby cleans up
     console = Console(width=None if sys.stdout.isatty() else 120)
     with ExitStack() as stack:
         clones = [stack.enter_context(_clone(commit)) for commit in given.commits]
@@ -49,7 +49,7 @@ def main() -> int:
 
 @contextmanager
 def _clone(commit: str) -> Iterator[Path]:
-    """Gives the folder of the project as it was at a commit; empty for as it is."""
+    """Yields a folder with the project as of a commit; this folder for an empty commit."""
     if not commit:
         yield HERE.parent
         return
@@ -89,7 +89,7 @@ def _ask(child: subprocess.Popen[str], what: dict[str, str]) -> dict[str, Any]:
 
 
 def _answer() -> int:
-    """Measures what is asked for, line by line, in a process of one commit."""
+    """Measures each request line in a process that runs one commit."""
     import sparkonce
     import throughput
     from bench import Variant, machine

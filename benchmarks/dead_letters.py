@@ -1,9 +1,9 @@
-"""Measures what a sink of dead letters costs while no row is refused, for Kafka and PostgreSQL.
+"""Measures the cost of a dead-letter sink if no row is refused, for Kafka and PostgreSQL.
 
     python3 dev.py run python benchmarks/dead_letters.py [--quick] [--only Kafka]
 
-Each sink runs with and without one, in turn (A B, B A, A B, …). The ratio by CPU counts Spark, its workers, and the
-PostgreSQL server; Kafka's broker is not counted.
+Each sink runs with and without a dead-letter sink, in alternating order (A B, B A, A B, …). The CPU ratio includes
+Spark, its workers, and the PostgreSQL server, but not Kafka's broker.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _start(sink: TwoPhaseCommitSink, dead_letters: bool, rows: DataFrame, folder
 
 
 def _in_topic(broker: Cluster, folder: Path) -> int:
-    """Counts the rows by a read_committed reader."""
+    """Counts the rows that a read_committed reader sees."""
     settings = {"bootstrap.servers": broker.bootstrap, "group.id": "count", "enable.partition.eof": True}
     reader = Consumer({**settings, "isolation.level": "read_committed"})
     reader.assign([TopicPartition(folder.name, number, 0) for number in range(PARTITIONS)])

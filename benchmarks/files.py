@@ -1,10 +1,10 @@
-"""Measures the files sink beside Spark's own file sink: Parquet on a local disk.
+"""Measures the files sink, compared with Spark's own file sink: Parquet on a local disk.
 
     python3 dev.py run python benchmarks/files.py [--quick] [--rounds 3] [--rows 200000] [--partitions]
                                                    [--at-least-once]
 
-Spark's sink calls no fsync and commits by a list of files in ``_spark_metadata``, which only Spark reads; ours makes
-every file durable before the decision, and any reader sees committed rows only.
+Spark's sink calls no fsync, and commits through a list of files in ``_spark_metadata``, which only Spark reads. The
+files sink makes every file durable before the decision, and every reader sees only committed rows.
 """
 
 from __future__ import annotations

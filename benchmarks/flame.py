@@ -1,10 +1,10 @@
-"""Draws where the CPU goes: processes, threads and functions of a query into Kafka, as one flame graph.
+"""Draws a flame graph of the CPU that a query into Kafka uses, by process, thread and function.
 
     python3 dev.py run python benchmarks/flame.py [--bytes 100] [--variant d] [--output docs/images/flame-100.svg]
 
-Runs the query of ``benchmarks/run.py`` until its compilers are done, and records all processors with ``perf`` (Debian's
-``linux-perf``, as root). Java's functions have names because both JVMs keep frame pointers and write a map of their
-compiled code. Prints a table of the shares beside the drawing.
+Runs the query of ``benchmarks/run.py`` until its compilers are idle, then records all processors with ``perf``
+(Debian's ``linux-perf``, as root). Java's functions have names because both JVMs keep frame pointers and write a map of
+their compiled code. Also prints a table of the shares.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ _FRAME = re.compile(r"^\s+[0-9a-f]+ (?P<name>.*?)(\+0x[0-9a-f]+)?$")
 _COLOURS = ("#e8b45a", "#7fb3d5", "#8fc99a", "#d99ab5", "#c5c5c5")
 
 Stack = tuple[str, ...]
-"""Process, thread, then functions, the innermost last."""
+"""The names of the process, the thread, and the functions, the innermost function last."""
 
 
 def main() -> int:
     given = _parse()
-    os.environ["JDK_JAVA_OPTIONS"] = "-XX:+PreserveFramePointer"  # of the broker, and of Spark
+    os.environ["JDK_JAVA_OPTIONS"] = "-XX:+PreserveFramePointer"  # for both the broker and Spark
     with machine() as bench:
         stacks = Counter(_recorded(bench, given))
     given.output.write_text(_svg(stacks, f"{given.variant.value}, rows of {given.bytes} bytes"))
@@ -87,7 +87,7 @@ def _stacks(lines: Iterable[str], kinds: dict[int, str]) -> Iterator[Stack]:
 
 
 def _short(name: str) -> str:
-    """Returns a Java method with its class alone, without its result and arguments."""
+    """Returns the class and name of a Java method, without its package, result and arguments."""
     if "(" not in name or "." not in name or "::" in name:
         return name
     return ".".join(name.partition("(")[0].rpartition(" ")[2].split(".")[-2:])

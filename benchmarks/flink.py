@@ -1,4 +1,4 @@
-"""Flink's part of the benchmark: the same pipeline, exactly-once, in a JVM of its own with as many cores as Spark."""
+"""Flink's part of the benchmark: the same exactly-once pipeline, in a separate JVM with as many cores as Spark."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ _WANTED = (
 
 @contextmanager
 def pipeline(bench: Bench, load: Load, source: str) -> Iterator[Callable[[], dict[str, Any]]]:
-    """Starts Flink's JVM for a topic, and gives a function that runs the job once, through the whole topic.
+    """Starts Flink's JVM for a topic. Yields a function that runs the job once, through the whole topic.
 
-    One JVM serves all runs, as one serves all queries of Spark: its compilers make it faster for several runs. Between
-    its runs it is stopped, so that it takes nothing from other variants.
+    One JVM serves all runs, like Spark's JVM, because its compilers improve it over several runs. Between runs it is
+    paused, so that it takes no CPU from other variants.
     """
     given = {
         "bootstrap": bench.bootstrap,
@@ -71,7 +71,7 @@ def _run(bench: Bench, load: Load, jvm: subprocess.Popen[str], said: Path) -> di
     """Runs the job once.
 
     Raises:
-        RuntimeError: if it failed or took too long, with the end of what it said.
+        RuntimeError: If the job fails or takes too long. The message contains the end of its output.
     """
     if jvm.stdin is None or jvm.stdout is None:
         raise RuntimeError("Flink's JVM has no pipes.")

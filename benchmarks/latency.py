@@ -1,4 +1,4 @@
-"""How long a row takes through a Kafka-to-Kafka query, from produced to visible to a read_committed reader."""
+"""Measures the latency of rows in a Kafka-to-Kafka query: from production until a read_committed reader sees them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FIRST_BATCH_LIMIT_S = 60.0
 
 
 def measure(bench: Bench, variant: Variant, trigger_ms: int, *, warm_s: int, measured_s: int) -> dict[str, Any]:
-    """Runs one variant under a steady trickle of rows."""
+    """Measures one variant with a steady low rate of rows."""
     source = f"bench-in-{time.time_ns()}"
     create_topic(bench.bootstrap, source, PARTITIONS)
     rows = (
@@ -53,7 +53,7 @@ def measure(bench: Bench, variant: Variant, trigger_ms: int, *, warm_s: int, mea
 
 
 def _last_batches(ours: Any) -> list[Any]:
-    """Those with the most transactions, without the first ones, which warm up."""
+    """Returns the batches with the most transactions, without the first ones, which warm up the query."""
     batches = ours.progress()[3:] if ours is not None else []
     most = max((one.transactions for one in batches), default=0)
     return [one for one in batches if one.transactions == most]

@@ -1,4 +1,4 @@
-"""What the variants are given: rows that Spark makes, or a topic of rows to read."""
+"""The loads for all variants: rows that Spark generates, or a topic with rows."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ _KEYS = 1000
 _CHUNK = 8000
 _FILL_LIMIT_S = 900.0
 _filled: dict[tuple[str, int], tuple[str, int]] = {}
-"""The topics of this process by broker and size of rows, with their rows."""
+"""The topic that this process has filled for each broker and row size, with the number of its rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """Rows that every variant gets.
+    """The rows that every variant gets.
 
     Attributes:
-        name: In tables.
-        row_bytes: Size of a value.
-        batch_rows: Rows of a batch.
-        warm: Batches that do not count, at the start of every query.
-        measured: Batches that count.
-        shape: ``generated`` makes rows; the others read a topic: ``values`` without keys, ``keys`` with them,
-            ``windows`` sums them up by key in windows of 20 seconds.
-        compression: Of what is written.
+        name: The name in tables.
+        row_bytes: The size of a value.
+        batch_rows: The number of rows in a batch.
+        warm: The number of batches at the start of every query that do not count.
+        measured: The number of batches that count.
+        shape: ``generated`` generates rows. The other shapes read a topic: ``values`` without keys, ``keys`` with keys,
+            and ``windows`` with sums by key in windows of 20 seconds.
+        compression: The compression of the output.
     """
 
     name: str
@@ -49,11 +49,11 @@ class Load:
 
     @property
     def topic_rows(self) -> int:
-        """The rows that one query reads: one batch more than is counted, and one that may run meanwhile."""
+        """The rows that one query reads, including one batch to end the measurement and one that may start after it."""
         return self.batch_rows * (self.warm + self.measured + 2)
 
     def rows(self, bench: Bench) -> DataFrame:
-        """A streaming DataFrame with ``value``, and ``key`` if the rows have keys."""
+        """Returns a streaming DataFrame with ``value``, and with ``key`` if the rows have keys."""
         if self.shape == "generated":
             return generated(bench, self.row_bytes, self.batch_rows)
         topic = filled(bench, self)
@@ -76,7 +76,7 @@ class Load:
 
 
 def generated(bench: Bench, row_bytes: int, batch_rows: int) -> DataFrame:
-    """A stream that costs little to make: a number, filled up with zeros in front and a constant behind."""
+    """Returns a stream that takes little CPU. Each value is a number with leading zeros, followed by a constant."""
     source = (
         bench.spark.readStream.format("rate-micro-batch")
         .option("rowsPerBatch", batch_rows)
@@ -89,7 +89,7 @@ def generated(bench: Bench, row_bytes: int, batch_rows: int) -> DataFrame:
 
 
 def filled(bench: Bench, load: Load) -> str:
-    """Returns a topic with at least the load's rows: numbers in their order, in each partition and by key."""
+    """Returns a topic with at least the load's rows. The numbers ascend in each partition and for each key."""
     place = (bench.bootstrap, load.row_bytes)
     topic, count = _filled.get(place, (f"bench-in-{load.row_bytes}-{time.time_ns()}", 0))
     if not count:
@@ -101,7 +101,7 @@ def filled(bench: Bench, load: Load) -> str:
 
 
 class _Counted:
-    """Counts what has arrived."""
+    """Counts acknowledged rows."""
 
     def __init__(self) -> None:
         self.rows = 0

@@ -1,4 +1,4 @@
-"""How much memory a Python worker needs beyond an idle one, for batches and rows of growing size."""
+"""Measures the memory that a Python worker needs beyond an idle one, for growing sizes of batches and rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MEASURED_BATCHES = 3
 
 
 def idle_mib(bench: Bench) -> float:
-    """The memory of a worker that has run a function over Arrow batches and nothing of ours."""
+    """Returns the memory of a worker that has run a function over Arrow batches, but no code of sparkonce."""
     end_workers(bench.jvm_pid)
 
     def nothing(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -33,7 +33,7 @@ def idle_mib(bench: Bench) -> float:
 
 
 def measure(bench: Bench, row_bytes: int, batch_rows: int, idle: float) -> dict[str, Any]:
-    """The most memory that a worker held while the batches were written exactly-once."""
+    """Measures the peak memory of a worker while batches were written exactly-once."""
     rows = generated(bench, row_bytes, batch_rows)
     room = row_bytes + 100_000 if row_bytes > 900_000 else None
     try:

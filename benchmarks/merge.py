@@ -2,11 +2,12 @@
 
     python3 dev.py run python benchmarks/merge.py [--table delta] [--rows 200000] [--rounds 5] [--partitions 4]
 
-Both read the same Parquet files, one a batch, and update half of their rows and insert the others. They run in turn
-(A B, B A, A B, …) in one session, into tables that are equal at the start of each round. A round's ratio of seconds is
-that of the medians of its batches. Its ratio of CPU seconds is that of the whole queries, with all processes of Spark:
-it depends less on who shares the machine. The medians of the ratios are what counts. Prints a line of JSON for each
-query, and at the end the medians with lowest and highest, and the number of Spark's jobs in a batch.
+Both read the same Parquet files, one per batch. Half of the rows update the table, and the others are inserted. The
+queries run in alternating order (A B, B A, A B, …) in one session, into tables that are equal at the start of each
+round. A round's ratio of seconds is that of the median batches. Its ratio of CPU seconds is that of the whole queries,
+including all processes of Spark, and depends less on other load on the machine. The results are the medians of the
+ratios. Prints a line of JSON for each query and, at the end, the medians with the lowest and highest ratio, and the
+number of Spark's jobs per batch.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         spark = _session(Path(folder), given.partitions)
         rows, places = given.rows, f"{folder}/source"
-        for batch in range(given.batches + 1):  # the first one warms up
+        for batch in range(given.batches + 1):  # the first batch warms up the query
             first = (batch + _PER_TABLE) * rows // 2 - rows // 2
             new = spark.range(first, first + rows).selectExpr("id", "rand(7) n", "md5(cast(id as string)) word")
             new.coalesce(2).write.mode("append").parquet(places)
@@ -46,7 +47,7 @@ def main() -> int:
                 taken[kind], used[kind], jobs = _measured(spark, given, Path(folder), kind, number)
                 seconds = [round(one, 2) for one in taken[kind]]
                 _say(round=number, kind=kind, batch_s=seconds, cpu_s=round(used[kind], 1), jobs_a_batch=jobs)
-            if number:  # the first round warms up
+            if number:  # the first round warms up the session
                 ratios["seconds"].append(median(taken["foreachBatch"]) / median(taken["sparkonce"]))
                 ratios["cpu_seconds"].append(used["foreachBatch"] / used["sparkonce"])
         for unit, found in ratios.items():
@@ -65,20 +66,20 @@ def main() -> int:
 
 
 def _cpu_s() -> float:
-    """Returns the CPU seconds of all processes, with those that have ended."""
+    """Returns the CPU seconds of all processes, including those that have ended."""
     own = psutil.Process()
     return float(sum(sum(each.cpu_times()[:4]) for each in (own, *own.children(recursive=True))))
 
 
 def _jobs(spark: SparkSession) -> int:
-    """Returns how many jobs there have been."""
+    """Returns the number of jobs so far."""
     return int(spark._jsc.sc().dagScheduler().nextJobId())
 
 
 def _measured(
     spark: SparkSession, given: argparse.Namespace, folder: Path, kind: str, number: int
 ) -> tuple[list[float], float, float]:
-    """Returns the seconds of each batch but the first, the query's CPU seconds, and its jobs a batch."""
+    """Returns the seconds of each batch but the first, the query's CPU seconds, and its jobs per batch."""
     name = f"{kind.lower()}_{number}"
     target = f"ice.db.{name}" if given.table == "iceberg" else str(folder / name)
     start = spark.range(_PER_TABLE * given.rows // 2).selectExpr("id", "0D n", "'' word").repartition(4)

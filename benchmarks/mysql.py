@@ -1,14 +1,14 @@
-"""The MariaDB sink beside Spark's JDBC writer, on a server that the benchmark starts.
+"""Measures the MariaDB sink, compared with Spark's JDBC writer, on a server that the benchmark starts.
 
     python benchmarks/mysql.py
     python benchmarks/mysql.py --connector-j --file-rows 25000 --measured 3
     python benchmarks/mysql.py --slot
 
-Spark's writer is run as it comes, and at its best: larger batches of rows, and the driver's bulk protocol, which
-MariaDB's driver uses for inserts unless told otherwise. It is at-least-once: a batch that is written again is there
-twice. What Spark needs for the rows alone is shown by writing them to nowhere. With MySQL's own driver, which asks the
-server row by row unless told otherwise, a run takes minutes: it has a flag. ``--slot`` writes slots of a million rows
-of 1 KB, to see what memory a worker takes.
+Spark's writer runs with its defaults, and with its best settings: larger batches of rows, and the bulk protocol, which
+MariaDB's driver uses for inserts by default. It is at-least-once: a batch that is written again is there twice. Another
+variant writes the rows to nowhere, which shows what Spark alone takes. ``--connector-j`` adds MySQL's own driver. By
+default, that driver sends one request per row, so a run takes minutes. ``--slot`` writes slots of a million rows of 1
+KB, to measure the memory of a worker.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from sparkonce import ExactlyOnce, MySQLSink
 from sparkonce_lab.rig.kafka.jars import resolve
 from sparkonce_lab.rig.servers.mariadb import MariaDBServer
 
-# Spark knows the dialect by jdbc:mysql, which the driver takes with permitMysqlScheme.
+# Spark recognizes the dialect by jdbc:mysql, which MariaDB's driver accepts with permitMysqlScheme.
 DRIVER = "org.mariadb.jdbc:mariadb-java-client:3.5.1"
 CONNECTOR_J_CLASS = "com.mysql.cj.jdbc.Driver"
 CONNECTOR_J = "com.mysql:mysql-connector-j:8.4.0"

@@ -1,11 +1,10 @@
-"""Rows into PostgreSQL: sparkonce, exactly-once in both of its ways, against Spark's own JDBC writer, at-least-once.
+"""Measures the PostgreSQL sink, exactly-once in both of its modes, compared with Spark's JDBC writer, at-least-once.
 
     python benchmarks/postgres.py [--quick] [--slot]
 
-The server is started by the benchmark, on this machine, with its defaults but for room for prepared transactions and
-a larger WAL between checkpoints. JDBC runs with its defaults, and with ``reWriteBatchedInserts=true``, the driver's own
-advice for speed, with which it is at its best. ``--slot`` writes slots of a million rows of 1 KB, to see what memory a
-worker takes.
+The benchmark starts the server on this machine, with its defaults except for room for prepared transactions and a
+larger WAL between checkpoints. JDBC runs with its defaults, and with ``reWriteBatchedInserts=true``, which the driver's
+manual recommends for speed. ``--slot`` writes slots of a million rows of 1 KB, to measure the memory of a worker.
 """
 
 from __future__ import annotations

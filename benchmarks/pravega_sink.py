@@ -1,11 +1,11 @@
-"""Measures the sink for Pravega beside what is usual: foreachBatch, and Pravega's Python client in each partition.
+"""Measures the sink for Pravega, compared with foreachBatch and Pravega's Python client in each partition.
 
     python3 dev.py run uv pip install pravega==0.3.8
     python3 dev.py run python benchmarks/pravega_sink.py [--rows 100000] [--rounds 3]
 
-Starts a Pravega and a Spark of its own. Every contender writes the same rows, about 100 bytes each, from one streaming
-query to an empty stream; see ``sinks.py`` for how they take turns. The loop writes without transactions, and flushes at
-the end of a partition: at least once.
+Starts a Pravega and a Spark. Every contender writes the same rows, about 100 bytes each, from one streaming query to an
+empty stream; see ``sinks.py`` for how they take turns. The client writes without transactions, and flushes at the end
+of a partition, which is at-least-once.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SCOPE, STREAM, SEGMENTS = "bench", "rows", 4
 
 def main() -> int:
     given = _parse()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exit unwinds, and so cleans up
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exit unwinds the stack, and thereby cleans up
     load = Load(file_rows=given.rows // 4, columns=("id", "note"))
     in_spark = sorted({artifact_name(jar.name) for jar in spark_jars_folder().glob("*.jar")})
     with (

@@ -1,12 +1,12 @@
-"""Measures reading a Pravega stream beside the obvious loop: a reader of a reader group, in Java.
+"""Measures reading a Pravega stream, compared with a simple loop: a reader of a reader group, in Java.
 
-The loop runs in the session's JVM, and does nothing with an event. Our source runs in a query of Spark that does
-nothing with a row, either.
+The loop runs in the session's JVM, and discards the events. The source runs in a Spark query, which also discards the
+rows.
 
     python3 dev.py run python benchmarks/pravega_source.py [--rows 500000] [--size 100] [--rounds 5]
 
-Both read the same events, of two segments. They run in turn within every round; the median over the rounds counts, and
-the first round does not. The query's time is that of its one batch, from the question for the tail to its end.
+Both read the same events, from two segments. They take turns in every round. The result is the median over the rounds,
+without the first one. The query's time is that of its single batch, including the query for the tail.
 """
 
 from __future__ import annotations

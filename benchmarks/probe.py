@@ -1,9 +1,9 @@
-"""A process of its own that writes rows at a steady rate and watches when a read_committed reader sees them.
+"""Writes rows at a steady rate in a separate process, and measures when a read_committed reader sees them.
 
-Started by ``latency.py``. Prints one line of JSON. Producer and reader share one clock, that of this host.
+``latency.py`` starts this program, which prints one line of JSON. Producer and reader use the clock of the same host.
 
-Rows of the first seconds, and those of the last, are checked but not timed: a query has to warm up, and when no more
-rows come, Spark's source holds the very last of them for up to half a second a task, in a fetch that waits for more.
+Rows of the first and last seconds are checked but not timed. A query has to warm up. When no more rows arrive, Spark's
+source delays the last ones by up to half a second per task, in a fetch that waits for more.
 """
 
 from __future__ import annotations

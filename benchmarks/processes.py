@@ -1,4 +1,4 @@
-"""What the processes under test cost: CPU seconds of each kind, and the memory of Python workers."""
+"""Measures the processes under test: CPU seconds of each kind of process, and the memory of Python workers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KINDS = ("jvm", "python workers", "broker", "driver python")
 
 
 class CpuClock:
-    """Samples how much CPU time each kind of process has used so far."""
+    """Samples the CPU time that each kind of process has used so far."""
 
     def __init__(self, jvm_pid: int, broker_pid: int) -> None:
         self._jvm = psutil.Process(jvm_pid)
@@ -28,7 +28,7 @@ class CpuClock:
         self._stop = threading.Event()
 
     def used(self, start_s: float, end_s: float) -> dict[str, float]:
-        """CPU seconds between two instants of ``time.time()``, by kind of process."""
+        """Returns the CPU seconds between two times of ``time.time()``, by kind of process."""
         before, after = self._at(start_s), self._at(end_s)
         return {kind: after[number] - before[number] for number, kind in enumerate(KINDS)}
 
@@ -59,17 +59,17 @@ class CpuClock:
 
 
 def daemons(jvm_pid: int) -> list[psutil.Process]:
-    """The processes that fork Spark's Python workers."""
+    """Returns the processes that fork Spark's Python workers."""
     return [child for child in psutil.Process(jvm_pid).children() if "pyspark.daemon" in _command(child)]
 
 
 def workers(jvm_pid: int) -> list[psutil.Process]:
-    """Spark's Python workers."""
+    """Returns Spark's Python workers."""
     return [worker for daemon in daemons(jvm_pid) for worker in daemon.children()]
 
 
 def end_workers(jvm_pid: int) -> None:
-    """Ends Spark's Python workers, so that the next query begins with new ones; Spark forks them when it needs them."""
+    """Ends Spark's Python workers. The next query then begins with new ones, which Spark forks when it needs them."""
     ending = workers(jvm_pid)
     for worker in ending:
         with suppress(psutil.NoSuchProcess):
@@ -81,7 +81,7 @@ def end_workers(jvm_pid: int) -> None:
 
 
 def memory_mib(pid: int, field: str) -> float:
-    """A field of ``/proc/<pid>/status``: ``VmRSS`` is the memory now, ``VmHWM`` the most it has ever been."""
+    """Returns a field of ``/proc/<pid>/status`` in MiB: ``VmRSS`` is the current memory, ``VmHWM`` the peak."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith(field + ":"):
             return int(line.split()[1]) / 1024
@@ -96,7 +96,7 @@ def _command(process: psutil.Process) -> str:
 
 
 def _own(process: psutil.Process) -> float:
-    """What it has used; nothing if it has ended, for then its parent has inherited that."""
+    """Returns the CPU time of a process; 0 if it has ended, because its parent then includes its time."""
     try:
         times = process.cpu_times()
     except psutil.Error:
@@ -105,7 +105,7 @@ def _own(process: psutil.Process) -> float:
 
 
 def _with_children(daemon: psutil.Process) -> float:
-    """Of the daemon, its workers, and those that have ended."""
+    """Returns the CPU time of the daemon, its workers, and workers that have ended."""
     try:
         times, children = daemon.cpu_times(), daemon.children()
     except psutil.Error:

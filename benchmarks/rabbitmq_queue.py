@@ -1,11 +1,11 @@
-"""Measures a RabbitMQ queue's source and sink beside the obvious loops that are at-least-once: pika's blocking ones.
+"""Measures a RabbitMQ queue's source and sink, compared with simple at-least-once loops over pika's blocking client.
 
     python3 dev.py run python benchmarks/rabbitmq_queue.py [--rows 50000] [--size 100] [--rounds 4]
 
-The reading loop consumes with the same prefetch, appends bodies to an fsynced file, and acknowledges 1,000 at a time.
-The receiver is measured without Spark: until all messages are kept, durably. The publishing loop waits for the confirm
-of each message before the next. All run in turn in every round; the median counts, and the
-first round does not.
+The reading loop consumes with the same prefetch, appends bodies to an fsynced file, and acknowledges 1,000 messages at
+a time. The receiver is measured without Spark, until all messages are stored durably. The publishing loop waits for the
+confirm of each message before it sends the next one. All variants take turns in every round. The result is the median
+over the rounds, without the first one.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ AT_ONCE = 1000
 
 
 class Measured:
-    """A server with one queue, and the ways to read it and to write to it.
+    """A server with one queue, and the ways to read from and write to it.
 
     Args:
         server: The server.
-        folder: A new one.
+        folder: A new folder.
         rows: The number of messages.
-        size: The size of a body.
+        size: The size of a body, in bytes.
     """
 
     def __init__(self, server: RabbitServer, folder: Path, rows: int, size: int) -> None:
@@ -110,7 +110,7 @@ class Measured:
         return time.perf_counter() - began
 
     def loop_writes(self) -> float:
-        """Publishes a tenth of the messages, each confirmed before the next, and counts ten times the time."""
+        """Publishes a tenth of the messages, each confirmed before the next, and returns ten times the time taken."""
         connection = pika.BlockingConnection(self.url)
         channel = connection.channel()
         channel.confirm_delivery()

@@ -1,10 +1,10 @@
-"""Measures the sink for RabbitMQ's streams beside what is usually done: foreachBatch, and rstream in each partition.
+"""Measures the sink for RabbitMQ's streams, compared with foreachBatch and rstream in each partition.
 
     python3 dev.py run python benchmarks/rabbitmq_sink.py [--rows 200000] [--rounds 3]
 
-Starts a RabbitMQ and a Spark of its own. Every contender publishes the same rows, about 100 bytes each, from one
-streaming query to an empty stream; see ``sinks.py`` for how they take turns. The loop publishes batches of 1,000
-messages without a name, and waits for all confirms: at least once.
+Starts a RabbitMQ and a Spark. Every contender publishes the same rows, about 100 bytes each, from one streaming query
+to an empty stream; see ``sinks.py`` for how they take turns. The rstream variant publishes batches of 1,000 messages
+without a name, and waits for all confirms, which is at-least-once.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ STREAM = "rows"
 
 def main() -> int:
     given = _parse()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exit unwinds, and so cleans up
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exit unwinds the stack, and thereby cleans up
     load = Load(file_rows=given.rows // 4, columns=("id", "note"))
     with (
         tempfile.TemporaryDirectory(prefix="sparkonce-rabbitmq-") as folder,

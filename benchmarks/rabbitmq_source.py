@@ -1,11 +1,11 @@
-"""Measures reading a RabbitMQ stream beside the obvious loop: rstream's consumer with a callback.
+"""Measures reading a RabbitMQ stream, compared with a simple loop: rstream's consumer with a callback.
 
-The loop runs in plain Python, and in a Python data source of Spark that yields tuples, as its guide has it.
+The loop runs in plain Python, and in a Python data source of Spark that yields tuples, as in Spark's guide.
 
     python3 dev.py run python benchmarks/rabbitmq_source.py [--rows 500000] [--size 100] [--rounds 5]
 
-All variants read the same messages. They run in turn within every round; the median over the rounds counts, and the
-first round does not. The query's time is that of its one batch, from the question for offsets to its end.
+All variants read the same messages. They take turns in every round. The result is the median over the rounds, without
+the first one. The query's time is that of its single batch, including the query for offsets.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Measures the Redis sink beside what is usually done: foreachBatch, and a pipelined client in each partition.
+"""Measures the Redis sink, compared with foreachBatch and a pipelined client in each partition.
 
     python3 dev.py run python benchmarks/redis_sink.py [--rows 200000] [--rounds 3] [--increments]
 
-Starts a redis-server and a Spark of its own. Every contender writes the same rows, 18 bytes of key and 84 of value,
-from one streaming query to an empty server; see ``sinks.py`` for how they take turns. With ``--increments`` it adds
-numbers to the same keys instead.
+Starts a redis-server and a Spark. Every contender writes the same rows, with 18 bytes of key and 84 of value, from one
+streaming query to an empty server; see ``sinks.py`` for how they take turns. With ``--increments``, they instead add
+numbers to the same keys.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ PIPELINE_ROWS = 1_000
 
 def main() -> int:
     given = _parse()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exit unwinds, and so cleans up
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exit unwinds the stack, and thereby cleans up
     load = Load(file_rows=given.rows // 4, columns=("id", "note"))
     with tempfile.TemporaryDirectory(prefix="sparkonce-redis-") as folder:
-        # A rewrite of the append-only file would come at another time for each contender.
+        # Turn off rewrites of the append-only file, which would hit contenders at different times.
         settings = {"appendfsync": given.appendfsync, "auto-aof-rewrite-percentage": "0"}
         with (
             RedisServer(Path(folder) / "data", settings=settings) as server,
@@ -48,7 +48,7 @@ def contenders(server: RedisServer, load: Load, *, increments: bool) -> list[Con
     client = redis.Redis(port=server.port)
 
     def count(_: Path) -> int:
-        """Every batch has the same rows: the keys as often as they were written, and their sum if they are numbers."""
+        """Counts the rows. Every batch has the same ones: multiplies the keys by batches, or adds up the numbers."""
         keys = [key for key in client.scan_iter(count=10_000) if key.startswith(b"user:")]
         if not increments:
             return len(keys) * load.batches

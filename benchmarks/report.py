@@ -1,4 +1,4 @@
-"""What was measured, against what is to be reached."""
+"""Compares the measured values with the targets."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from processes import KINDS
 
 Runs = list[dict[str, Any]]
 FEW_ROWS = 10_000
-"""Batches of fewer rows are measured by their time, not by rows."""
+"""Batches with fewer rows are measured by their time instead of their rate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """One claim.
+    """A claim about a measured value.
 
     Attributes:
-        claim: In words, with the bound.
+        claim: The claim in words, with its bound.
         value: The median over the rounds.
-        spread: Every round's value, for the noise.
-        reached: Whether the value keeps the bound.
-        unit: Of the value; empty for a ratio.
+        spread: The value of every round, which shows the noise.
+        reached: True if the value is within the bound.
+        unit: The unit of the value; empty for a ratio.
     """
 
     claim: str
@@ -38,7 +38,7 @@ class Target:
 
 
 def targets(results: dict[str, Any]) -> list[Target]:
-    """Every claim for which there are results."""
+    """Returns every claim for which there are results."""
     found: list[Target] = []
     throughput, latency, memory = (results.get(name, []) for name in ("throughput", "latency", "memory"))
     for load in dict.fromkeys(run["load"] for run in throughput):
@@ -67,7 +67,7 @@ def targets(results: dict[str, Any]) -> list[Target]:
 def paired(
     runs: Runs, measure: str, left: str, right: str, compare: Callable[[float, float], float]
 ) -> tuple[float, ...]:
-    """One value a round: only what ran one after the other is compared, because the machine's speed changes."""
+    """Returns one value per round. Compares only variants of the same round, because the machine's speed changes."""
     by = {(run["round"], run["variant"]): run[measure] for run in runs}
     rounds = sorted({number for number, _ in by})
     return tuple(compare(by[n, left], by[n, right]) for n in rounds if (n, left) in by and (n, right) in by)

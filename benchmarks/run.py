@@ -1,11 +1,11 @@
-"""Measures what exactly-once costs, beside Spark's own Kafka sink, on this machine.
+"""Measures the cost of exactly-once, compared with Spark's own Kafka sink, on this machine.
 
     python3 dev.py run python benchmarks/run.py [--quick] [--only throughput|latency|memory] [--rounds 3]
         [--load "topic, 100 B"] [--variant bde]
 
-Starts a broker and a Spark of its own. The variants run in turn within every round, so that a machine whose speed
-changes does not favour one; ratios are taken within a round, and their median over the rounds is what counts. Prints
-tables, and writes everything to ``benchmarks/results/<commit>.json`` (or ``--output``).
+Starts a broker and a Spark. The variants take turns in every round, so that changes in the machine's speed favor none
+of them. Ratios are computed within a round, and the result is their median over the rounds. Prints tables, and writes
+everything to ``benchmarks/results/<commit>.json`` (or ``--output``).
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ LOADS = (
     Load(name="lz4, 100 B", row_bytes=100, batch_rows=2_000_000, warm=2, measured=5, shape="values", compression="lz4"),
     Load(name="windows, 100 B", row_bytes=100, batch_rows=2_000_000, warm=2, measured=5, shape="windows"),
 )
-"""Rows that Spark makes; batches so small that only fixed costs count; and topics, as they are with and without keys
-and compression, and as sums of windows."""
+"""The loads: rows that Spark generates; batches so small that only fixed costs matter; topics with and without keys and
+compression; and sums of windows."""
 
 MOST_WARM_RUNS, COMPILERS_REST = 4, 0.03
-"""A variant is warm once compilers take less than this share of a run's time."""
+"""A variant is warm once compilers take less than this share of a run's time. The first value limits the runs."""
 MOST_ROUNDS, STABLE = 3, 0.01
-"""Rounds go on, up to so many times as many as asked for, until the median ratios stay within this share."""
+"""Rounds are added, up to this factor, until the median ratios change by less than this share."""
 TRIGGERS_MS = (1000, 200)
-# Bytes of a row, rows of a batch.
+# The bytes of a row, and the rows of a batch.
 SIZES = ((100, 250_000), (100, 1_000_000), (100, 4_000_000), (100_000, 16_000), (1_000_000, 800))
 QUICK_SIZES = ((100, 1_000_000), (100_000, 4_000))
 
@@ -68,7 +68,7 @@ _progress = Console(stderr=True)
 
 def main() -> int:
     given = _parse()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exit unwinds, and so cleans up
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exit unwinds the stack, and thereby cleans up
     results: dict[str, Any] = {"machine": _machine(), "quick": given.quick, "rounds": given.rounds}
     try:
         with machine() as bench:
@@ -103,8 +103,10 @@ def _measure_throughput(bench: Bench, given: argparse.Namespace, results: dict[s
 
 
 def _warm(variant: Variant, load: Load, measure: Callable[[], dict[str, Any]]) -> None:
-    """Runs a variant until the compilers of Spark's JVM rest. Flink's JVM does not tell of its own, and runs as often
-    as it may take."""
+    """Runs a variant until the compilers of Spark's JVM are idle.
+
+    Flink's JVM does not report its compilers, so it runs the maximum number of times.
+    """
     for _ in range(MOST_WARM_RUNS):
         found = measure()
         compiling = found.get("compiling", 1.0)
@@ -117,7 +119,7 @@ def _warm(variant: Variant, load: Load, measure: Callable[[], dict[str, Any]]) -
 
 
 def _is_stable(runs: list[dict[str, Any]], load: Load, rounds: int, given: argparse.Namespace) -> bool:
-    """Returns True once the last two rounds have moved no median ratio by more than a hundredth, or it is enough."""
+    """Returns True if the last two rounds have changed no median ratio by more than `STABLE`, or at the last round."""
     measure = "add_batch_ms" if load.batch_rows < FEW_ROWS else "rows_per_s"
     own = [run for run in runs if run["load"] == load.name and measure in run]
     for one, other in combinations([variant.letter for variant in given.variant], 2):
@@ -131,7 +133,7 @@ def _is_stable(runs: list[dict[str, Any]], load: Load, rounds: int, given: argpa
 def _measures(
     bench: Bench, given: argparse.Namespace, load: Load
 ) -> Iterator[dict[Variant, Callable[[], dict[str, Any]]]]:
-    """Gives a function for each variant. Flink reads topics only, and has a JVM of its own."""
+    """Yields a function that measures each variant. Flink only reads topics, and has a separate JVM."""
     found = {
         variant: partial(throughput.measure, bench, variant, load)
         for variant in given.variant
@@ -168,7 +170,7 @@ _MEASURE = {"throughput": _measure_throughput, "latency": _measure_latency, "mem
 
 
 def _in_turn(number: int, variants: tuple[Variant, ...]) -> tuple[Variant, ...]:
-    """Every round begins with another one, so that none always follows the same."""
+    """Returns the variants in an order that rotates with every round, so that none always follows the same one."""
     first = number % len(variants)
     return variants[first:] + variants[:first]
 
@@ -192,7 +194,7 @@ def _machine() -> dict[str, Any]:
 
 
 def _commit() -> str:
-    """The commit, with a word if there are changes to it."""
+    """Returns the commit, with a suffix if there are uncommitted changes."""
     asked = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=10", "--exclude=*"]
     done = subprocess.run(asked, capture_output=True, text=True, check=False)
     return done.stdout.strip() or "unknown"

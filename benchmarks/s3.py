@@ -1,9 +1,9 @@
-"""Measures the files sink over S3 (versitygw on this machine) beside Spark's own file sink through hadoop-aws.
+"""Measures the files sink over S3 (versitygw on this machine), compared with Spark's file sink through hadoop-aws.
 
     python3 dev.py run python benchmarks/s3.py [--rounds 3] [--rows 1000000] [--without-spark]
 
-Spark's sink needs hadoop-aws and AWS's SDK, half a gigabyte, which are fetched once into sparkonce's cache. Both
-write Parquet with snappy; the target is counted by pyarrow after each run.
+Spark's sink needs hadoop-aws and AWS's SDK, half a gigabyte, which are downloaded once into sparkonce's cache. Both
+sinks write Parquet with snappy. After each run, pyarrow counts the rows of the target.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _progress = Console(stderr=True)
 
 def main() -> int:
     given = _parse()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exit unwinds, and so cleans up
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exit unwinds the stack, and thereby cleans up
     jars = [] if given.without_spark else hadoop_aws_jars()
     load = Load(file_rows=given.rows // FILES, files=FILES, warm=given.warm, measured=given.measured)
     with tempfile.TemporaryDirectory(prefix="sparkonce-bench-s3-") as folder, S3Server(Path(folder) / "s3") as server:
@@ -58,13 +58,13 @@ def main() -> int:
 
 
 def hadoop_aws_jars() -> list[Path]:
-    """What Spark needs for s3a, without what it has."""
+    """Downloads the jars that Spark needs for s3a, without those that it already has."""
     present = sorted({artifact_name(jar.name) for jar in spark_jars_folder().glob("*.jar")})
     return resolve([f"org.apache.hadoop:hadoop-aws:{HADOOP}"], exclude=present, timeout_s=FETCH_TIMEOUT_S)
 
 
 class Target:
-    """A bucket, which every run has to itself."""
+    """A bucket, which only one run uses at a time."""
 
     def __init__(self, server: S3Server) -> None:
         self._server = server
@@ -78,7 +78,7 @@ class Target:
         self._client.create_bucket(Bucket=BUCKET)
 
     def spark_conf(self) -> dict[str, str]:
-        """What s3a needs, beside Hadoop's defaults."""
+        """Returns the settings for s3a that differ from Hadoop's defaults."""
         conf = {
             "endpoint": self._server.url,
             "endpoint.region": "us-east-1",
@@ -100,12 +100,12 @@ class Target:
         return start
 
     def sparks(self, rows: DataFrame, folder: Path) -> StreamingQuery:
-        """Starts Spark's own."""
+        """Starts Spark's own file sink."""
         written = rows.writeStream.format("parquet").option("checkpointLocation", str(folder / "checkpoint"))
         return written.start(f"s3a://{BUCKET}/{folder.name}")
 
     def count(self, folder: Path) -> int:
-        """Asks a reader that has nothing of ours or Spark's; it skips hidden files."""
+        """Counts rows with a reader that is independent of sparkonce and Spark. It skips hidden files."""
         files = pyarrow.fs.S3FileSystem(
             endpoint_override=urllib.parse.urlsplit(self._server.url).netloc,
             scheme="http",

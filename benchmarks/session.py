@@ -1,4 +1,4 @@
-"""The Spark session of the benchmarks, and where the noise of stopped queries goes."""
+"""The Spark session of the benchmarks, and a log file for the output of stopped queries."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PARTITIONS = 2 * CORES
 
 @contextmanager
 def stderr_into(log: Path) -> Iterator[None]:
-    """What is started here, and its children, write their standard error into a file: stopped queries are noisy."""
+    """Redirects the standard error of processes started in the block to a file, because stopped queries write a lot."""
     sys.stderr.flush()
     kept = os.dup(2)
     try:
@@ -29,12 +29,12 @@ def stderr_into(log: Path) -> Iterator[None]:
 
 
 def session(folder: Path, jars: Sequence[Path] = (), conf: Mapping[str, str] | None = None) -> SparkSession:
-    """A session on `CORES` cores.
+    """Returns a session on `CORES` cores.
 
     Args:
-        folder: For what Spark writes.
-        jars: On its class path.
-        conf: More of Spark's settings.
+        folder: The folder for files that Spark writes.
+        jars: Jars for Spark's class path.
+        conf: Additional settings of Spark.
     """
     os.environ["PYSPARK_PYTHON"] = sys.executable
     builder = (

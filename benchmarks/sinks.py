@@ -1,17 +1,18 @@
-"""What the benchmarks of sinks share: one Spark, one source, contenders that take turns, and the table of their ratios.
+"""The common parts of the benchmarks of sinks: a Spark session, a source, contenders that take turns, and a table.
 
-A contender says how to start its query, and how many rows its target holds afterwards. All get the same stream: a
-folder of Parquet files, so many of them in a batch. They run in turn within every round, so that a machine whose speed
-changes does not favour one; ratios are taken within a round, and their median over the rounds is what counts.
+A contender starts its query, and counts the rows that its target contains after that. All contenders get the same
+stream: a folder of Parquet files, with a fixed number of files per batch. They take turns in every round, so that
+changes in the machine's speed favor none of them. Ratios are computed within a round, and the result is their median
+over the rounds.
 
     from sinks import Contender, Load, compare, machine
 
     with machine(Load()) as on:
         compare(on, [Contender(name="ours", start=…, count=…), Contender(name="spark's", start=…, count=…)])
 
-``start(rows, folder)`` begins the query on a streaming DataFrame with its checkpoint in ``folder / "checkpoint"`` and
-returns Spark's `StreamingQuery`; ``count(folder)`` asks the target how many rows a reader sees. The folder is new for
-every run and deleted after it.
+``start(rows, folder)`` starts the query on a streaming DataFrame, with its checkpoint in ``folder / "checkpoint"``, and
+returns Spark's `StreamingQuery`. ``count(folder)`` returns the number of rows that a reader of the target sees. Each
+run has a new folder, which is deleted after the run.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from processes import daemons, end_workers, memory_mib, workers
 from session import CORES, session, stderr_into
 
 POLL_S = 0.25
-"""Each look costs CPU that the contenders need, and rates come from the times that Spark notes."""
+"""How often progress is polled, in seconds. Polls cost CPU that the contenders need, and do not affect the rates."""
 LIMIT_S = 600.0
 NOTE_BYTES = 84
 
@@ -48,16 +49,16 @@ _progress = Console(stderr=True, highlight=False, soft_wrap=True)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """How much each contender gets.
+    """The amount of data for each contender.
 
     Attributes:
-        file_rows: Rows of a source file.
-        files: Source files of a batch; Spark may read several of them in one slot.
-        warm: Batches that do not count, at the start of every run.
-        measured: Batches that count.
-        columns: Which columns of `make_source` the rows have; all if empty.
-        note_bytes: How long a row's text is, about; 0 for what makes rows of about 120 bytes.
-        slots: How many slots write a batch; 0 for what Spark makes of it.
+        file_rows: The number of rows in a source file.
+        files: The number of source files in a batch. Spark may read several of them in one slot.
+        warm: The number of batches at the start of every run that do not count.
+        measured: The number of batches that count.
+        columns: The columns of `make_source` that the rows have; empty for all of them.
+        note_bytes: The approximate length of a row's text; 0 for a length that makes rows of about 120 bytes.
+        slots: The number of slots that write a batch; 0 for Spark's default.
     """
 
     file_rows: int = 100_000
@@ -70,17 +71,17 @@ class Load:
 
     @property
     def batch_rows(self) -> int:
-        """Rows of a batch."""
+        """The number of rows in a batch."""
         return self.file_rows * self.files
 
     @property
     def batches(self) -> int:
-        """One more than counts: its start is the end of the last measured one, all pauses between batches included."""
+        """The number of batches: one more than counts, because its start ends the pause after the last one."""
         return self.warm + self.measured + 1
 
 
 ONE_SLOT = Load(file_rows=1_000_000, files=1, warm=0, measured=1, note_bytes=1024, slots=1)
-"""A million rows of 1 KB in one slot: what memory does its worker take?"""
+"""A million rows of 1 KB in one slot, to measure the memory of its worker."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,10 +89,10 @@ class Contender:
     """One way to write the rows.
 
     Attributes:
-        name: For the table.
-        start: Starts the query on the rows, with everything it leaves in the folder.
-        count: How many rows a reader of the target sees, once the query has ended.
-        clean: Empties the target where it is not in the folder.
+        name: The name in the table.
+        start: Starts the query on the rows. All of its files go to the folder.
+        count: Returns the number of rows that a reader of the target sees after the query has ended.
+        clean: Empties a target that is not in the folder.
     """
 
     name: str
@@ -102,7 +103,7 @@ class Contender:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What every run needs."""
+    """The objects that every run uses."""
 
     spark: SparkSession
     folder: Path
@@ -113,14 +114,14 @@ class Machine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """What one run of a contender came to.
+    """The results of one run of a contender.
 
     Attributes:
-        rows_per_s: In steady state, over the measured batches with all pauses between them.
-        cpu_us_per_row: Of Spark's process and its Python workers, over the whole run.
-        server_us_per_row: CPU of the server that is written to, over the whole run; 0 where it is none of ours.
-        worker_mib: The most memory that a Python worker ever had; 0 if there was none.
-        batch_ms: Median of the measured batches, by Spark's own phases.
+        rows_per_s: The rate in steady state, over the measured batches including all pauses between them.
+        cpu_us_per_row: The CPU time per row of Spark's process and its Python workers, over the whole run.
+        server_us_per_row: The CPU time per row of the target's server, over the whole run; 0 if it is not measured.
+        worker_mib: The peak memory of any Python worker; 0 if there was none.
+        batch_ms: The median duration of the measured batches, according to Spark's phases.
     """
 
     rows_per_s: float
@@ -131,7 +132,7 @@ class Run:
 
     @property
     def all_us_per_row(self) -> float:
-        """CPU of all processes. On a machine that does something else, its ratio is steadier than that of the rates."""
+        """The CPU time per row of all processes. On a busy machine, its ratio varies less than that of the rates."""
         return self.cpu_us_per_row + self.server_us_per_row
 
 
@@ -139,9 +140,9 @@ class Run:
 def machine(
     load: Load, *, jars: Sequence[Path] = (), conf: dict[str, str] | None = None, server_pid: int | None = None
 ) -> Iterator[Machine]:
-    """Starts Spark and makes the source; ends and deletes everything however the block is left.
+    """Starts Spark and creates the source. When the block ends, stops Spark and deletes everything.
 
-    The CPU of the server process, if there is one, is shown beside Spark's: on one machine both share its cores.
+    The CPU of a server process is shown separately from Spark's, because both share the cores of this machine.
     """
     folder = Path(tempfile.mkdtemp(prefix="sparkonce-bench-"))
     spark = None
@@ -160,7 +161,7 @@ def machine(
 
 
 def make_source(spark: SparkSession, folder: Path, load: Load) -> None:
-    """As many files as the batches need, of about 120 bytes a row: the first batch's, linked under other names."""
+    """Creates the files of all batches, with about 120 bytes per row. Files after the first batch are hard links."""
     note = F.concat(F.sha2(F.col("id").cast("string"), 256), F.lit(" paid at the counter"))
     rows = spark.range(load.batch_rows, numPartitions=load.files).select(
         "id",
@@ -179,10 +180,10 @@ def make_source(spark: SparkSession, folder: Path, load: Load) -> None:
 
 
 def measure(on: Machine, contender: Contender) -> Run:
-    """Runs one contender through warm and measured batches, and counts what came out.
+    """Runs one contender through its warm-up and measured batches, and counts the rows in its target.
 
     Raises:
-        RuntimeError: if the query failed, or if the target does not hold every row exactly once.
+        RuntimeError: If the query fails, or if the target does not contain every row exactly once.
     """
     folder = on.folder / f"run-{time.time_ns()}"
     folder.mkdir()
@@ -210,10 +211,10 @@ def measure(on: Machine, contender: Contender) -> Run:
 def compare(
     on: Machine, contenders: Sequence[Contender], *, rounds: int = 3, warming: bool = True
 ) -> dict[str, list[Run]]:
-    """Runs all contenders in turn, round by round, and prints the table. The last one is what the others are held to.
+    """Runs all contenders in turn, round by round, and prints the table. The others are compared with the last one.
 
-    A round before the first one does not count: the JVM gets faster with every query, to the good of whoever is later.
-    Without it only memory is to be compared.
+    An additional first round does not count, because the JVM gets faster with every query, which favors later ones.
+    Without that round, compare only memory.
     """
     found: dict[str, list[Run]] = {contender.name: [] for contender in contenders}
     for number in range(-1 if warming else 0, rounds):
@@ -304,7 +305,7 @@ def _began_s(progress: Any) -> float:
 
 
 def _server_cpu_s(on: Machine) -> float:
-    """With its children, as PostgreSQL has one for each connection."""
+    """Returns the server's CPU seconds, including its child processes, such as PostgreSQL's for each connection."""
     if on.server_pid is None:
         return 0.0
     server = psutil.Process(on.server_pid)
@@ -318,10 +319,10 @@ def _cpu_s(jvm_pid: int) -> float:
 
 
 def _used_s(process: psutil.Process, *, ended: bool = True) -> float:
-    """CPU seconds of a process, and of its children that have ended."""
+    """Returns the CPU seconds of a process, including its children that have ended."""
     try:
         times = process.cpu_times()
-    except psutil.Error:  # it has ended, and its parent has inherited what it used
+    except psutil.Error:  # the process has ended, and its parent includes its CPU time
         return 0.0
     used = times.user + times.system
     return float(used + times.children_user + times.children_system if ended else used)

@@ -1,10 +1,10 @@
-"""Measures what a slot costs, and what grouping partitions to fewer slots saves, on this machine.
+"""Measures the cost of a slot, and the savings from grouping partitions into fewer slots, on this machine.
 
     python3 dev.py run python benchmarks/slots.py [--partitions 1000] [--slots 16] [--rows 4000] [--rounds 3]
 
-Writes the same small batch in turn: through Spark's own Python task to nowhere, to Kafka with a slot for each
-partition, and to Kafka with the partitions grouped. Then it commits each batch, and at last aborts one that is left
-undecided. The ratios are taken within a round; their median is what counts. Prints a line of JSON for each write.
+Writes the same small batch in three ways, in turn: to nowhere with Spark's own Python task, to Kafka with a slot for
+each partition, and to Kafka with grouped partitions. Also commits each batch, and finally aborts one that was left
+undecided. Ratios are computed within a round, and the result is their median. Prints a line of JSON for each write.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def main() -> int:
 
 
 class _Measure:
-    """Writes batches, and tells what they cost. CPU seconds depend least on who shares the machine."""
+    """Writes batches, and measures their cost. CPU seconds are the measure that other load affects least."""
 
     def __init__(self, bench: Bench, clock: CpuClock, sink: KafkaSink, owner: Owner, committer: SinkCommitter) -> None:
         self._bench, self._clock, self._sink, self._owner = bench, clock, sink, owner
@@ -105,14 +105,14 @@ class _Measure:
         began = time.time()
         result = work()
         took_s = time.time() - began
-        time.sleep(0.5)  # for the clock's next sample
+        time.sleep(0.5)  # wait for the clock's next sample
         cpu = {name: round(used, 2) for name, used in self._clock.used(began, began + took_s).items()}
         _say(what=kind, slots=slots, seconds=round(took_s, 2), cpu_seconds=cpu, load=round(os.getloadavg()[0], 1))
         return {"seconds": took_s, "cpu_seconds": sum(cpu.values())}, result
 
 
 def _round(number: int, given: argparse.Namespace, measure: _Measure, rows: DataFrame) -> dict[str, Cost]:
-    """The first round warms the compilers and does not count."""
+    """Runs one round. The first round only warms the compilers."""
     return {
         "nowhere": measure.nowhere(rows, given.partitions),
         "each": measure.kafka("each", rows, 3 * number, None),
@@ -121,7 +121,7 @@ def _round(number: int, given: argparse.Namespace, measure: _Measure, rows: Data
 
 
 def _sweep(sink: KafkaSink, owner: Owner, committer: SinkCommitter, rows: DataFrame, batch: int) -> None:
-    """Leaves a batch undecided, as a killed driver does, and ends it as the next run does."""
+    """Leaves a batch undecided, as a killed driver does, and aborts it as the next run does."""
     SparkWork(rows, batch, shares(views_of(sink))).write({sink.name: owner}, None)
     began = time.monotonic()
     lingering = committer.list_lingering([owner])
@@ -131,7 +131,7 @@ def _sweep(sink: KafkaSink, owner: Owner, committer: SinkCommitter, rows: DataFr
 
 
 def _settle(end: Callable[[Sequence[Handle]], Sequence[Finished]], handles: Sequence[Handle]) -> None:
-    """Ends the transactions, and asks again while a broker has no answer yet."""
+    """Ends the transactions, retrying while a broker has no final answer."""
     give_up_at = time.monotonic() + _SETTLED_WITHIN_S
     while (
         open_still := [done for done in end(handles) if done.outcome not in _ENDED]

@@ -1,4 +1,4 @@
-"""Rows per second in steady state, with CPU seconds and the time of each phase."""
+"""Measures rows per second in steady state, CPU seconds, and the time of each phase."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BATCH_LIMIT_S = 120.0
 
 
 def measure(bench: Bench, variant: Variant, load: Load) -> dict[str, Any]:
-    """Runs one variant of Spark through warm and measured batches."""
+    """Runs one variant of Spark through its warm-up and measured batches."""
     rows = load.rows(bench)
     touch_memory(bench.folder, load.topic_rows * load.row_bytes)
     compilers = bench.spark.sparkContext._jvm.java.lang.management.ManagementFactory.getCompilationMXBean()
@@ -23,7 +23,7 @@ def measure(bench: Bench, variant: Variant, load: Load) -> dict[str, Any]:
     clock = CpuClock(bench.jvm_pid, bench.broker_pid)
     try:
         with clock.ticking(), running(bench, variant, rows, compression=load.compression) as run:
-            # One more: its start is the end of the last measured one, all pauses between batches included.
+            # Wait for one more batch, because its start ends the pause after the last measured one.
             last = load.warm + load.measured
             run.wait_for_batch(last, BATCH_LIMIT_S * (last + 1))
             compiled_ms = compilers.getTotalCompilationTime() - before_ms

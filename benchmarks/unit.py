@@ -1,10 +1,10 @@
-"""Measures several sinks that commit as one unit, beside each of them alone, on this machine.
+"""Measures several sinks that commit as one unit, compared with each of them alone, on this machine.
 
     python3 dev.py run python benchmarks/unit.py [--rows 200000] [--rounds 3]
 
-Writes the same rows to Kafka, to PostgreSQL and to Parquet files: by one query each, and by one query to all three. The
-time of the one query is compared with the sum of the three in the same round; the median of the ratios counts. Kafka
-gets two of the six columns. The server's CPU is PostgreSQL's only.
+Writes the same rows to Kafka, to PostgreSQL and to Parquet files: with a separate query for each, and with a single
+query for all three. The time of the single query is compared with the sum of the three in the same round. The result is
+the median of these ratios. Kafka gets two of the six columns. The server's CPU is that of PostgreSQL alone.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ KINDS = ("kafka", "postgres", "files")
 
 
 class Targets:
-    """A topic, a table and a folder, new for each run."""
+    """A topic, a table and a folder, created anew for each run."""
 
     def __init__(self, broker: Cluster, server: PostgresServer) -> None:
         self._kafka = {"bootstrap.servers": broker.bootstrap}
@@ -60,7 +60,7 @@ class Targets:
         return Contender(name=name, start=start, count=lambda folder: self._count(folder, kinds), clean=self._clean)
 
     def _count(self, folder: Path, kinds: Sequence[str]) -> int:
-        """Returns the rows that a reader of each target sees. Raises RuntimeError if they are not as many in all."""
+        """Returns the number of rows that readers of each target see. Raises RuntimeError if the targets differ."""
         counts = {
             "kafka": lambda: sum(map(len, scan(self._kafka, self._topic))),
             "postgres": lambda: self._ask("SELECT count(*) FROM rows"),
@@ -87,7 +87,7 @@ def main() -> int:
     parser.add_argument("--rows", type=int, default=200_000, help="of a batch; three batches are measured")
     parser.add_argument("--rounds", type=int, default=3)
     given = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exit unwinds, and so cleans up
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exit unwinds the stack, and thereby cleans up
     load = Load(file_rows=given.rows // 4, measured=3)
     with (
         Cluster(heap="1g", jvm_flags=(), overrides={"log.segment.delete.delay.ms": 1000}) as broker,

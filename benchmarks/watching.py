@@ -1,9 +1,9 @@
-"""Measures what it costs a batch to be watched: its phases, figures, timeline and display, on a driver without Spark.
+"""Measures the cost of observing a batch: its phases, figures, timeline and display, on a driver without Spark.
 
     python3 dev.py run python benchmarks/watching.py [--batches 2000]
 
-Runs each batch twice, without a listener and with the one that `ExactlyOnce` has, into a sink in memory, with a log on
-disk. Counts the CPU of the thread that runs the batches; the difference is the cost of watching.
+Runs each batch twice, without a listener and with the one that `ExactlyOnce` uses. The sink is in memory, and the log
+is on disk. Measures the CPU time of the thread that runs the batches. The difference is the cost of observing.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class _Query:
             listener.begin_run(QUERY, "r1", self._driver, LocalFiles(folder))
 
     def cpu_ms(self, batch: int) -> float:
-        """Runs a batch, and returns the CPU of this thread."""
+        """Runs a batch, and returns the CPU time of this thread, in milliseconds."""
         asked = BatchAsked(batch=batch, offsets=_offsets(batch), previous_offsets=_offsets(batch - 1) or None)
         began_s = time.thread_time()
         done = self._driver.run_batch(asked, _Work(self._sink))

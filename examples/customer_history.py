@@ -1,10 +1,10 @@
-"""Each customer's addresses with their times in a Delta table, exactly once: a slowly changing dimension of type 2.
+"""Keeps a history of customers' addresses in a Delta table, exactly once: a slowly changing dimension of type 2.
 
-A change does two things to the table: it ends the customer's current version, and begins a new one. A MERGE does one
-thing to each row of a batch, so the first change of each customer in a batch becomes two rows. The one with a key finds
-the current version and ends it. The others have none, so they match nothing and are inserted.
+A change has two effects on the table: it ends the customer's current version, and begins a new one. A MERGE has one
+effect for each row of a batch, so a customer's first change in a batch becomes two rows. The row with a key matches the
+current version, and ends it. The row without a key matches nothing, and is inserted.
 
-Without ``--changes`` it tries itself out: it makes changes, and compares the table with what must come out.
+Without ``--changes``, the example tests itself: it generates changes, and compares the table with the expected result.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SNAPSHOT = "spark.databricks.delta.snapshotPartitions"
 
 
 def versions(changes: DataFrame) -> DataFrame:
-    """Makes the rows that are merged of a batch's changes: those that begin versions, and those that end one."""
+    """Returns the rows to merge for a batch's changes: those that begin a version, and those that end one."""
     by_customer = Window.partitionBy("customer").orderBy("since", "address")
     ordered = changes.withColumn("until", F.lead("since").over(by_customer))
     ordered = ordered.withColumn("is_first", F.row_number().over(by_customer) == 1)
@@ -37,7 +37,7 @@ def versions(changes: DataFrame) -> DataFrame:
 
 
 def sink_of(table: str) -> DeltaSink:
-    """Ends the current version of a row's customer; inserts rows without one."""
+    """Returns the sink, which ends the current version for a row with a customer, and inserts a row without one."""
     return DeltaSink(
         table,
         merge_on=["customer"],

@@ -1,11 +1,11 @@
-"""Enrichment with state: orders and payments, each freed of events that were sent again, joined, to Kafka exactly once.
+"""Stateful enrichment: deduplicates orders and payments, joins them, and writes to Kafka exactly once.
 
-Without ``--bootstrap`` it tries itself out: on a broker of its own, with rows that it counts. On your servers::
+Without ``--bootstrap``, the example tests itself with a separate broker, and counts the rows. On your servers::
 
     spark-submit --packages "$(python -c 'import sparkonce; print(sparkonce.spark_packages())')" \\
         examples/enrichment.py --bootstrap broker:9092 --checkpoint /data/checkpoints/paid-orders
 
-docs/examples.md explains it line by line against the same job in Flink.
+docs/examples.md compares it line by line with the same job in Flink.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ ORDER = "order_id string, customer string, amount bigint, ordered_at timestamp"
 PAYMENT = "payment_id string, order_id string, method string, paid_at timestamp"
 PAID_WITHIN = "10 minutes"
 BAD_JSON = {"mode": "FAILFAST"}
-"""Ends the query. Spark's default makes nulls of it, and a row without an id joins nothing: it would be gone."""
+"""Makes invalid JSON stop the query. Spark's default is nulls, and a row without an id would vanish in the join."""
 
 
 def events(records: DataFrame, fields: str) -> DataFrame:
-    """The fields of a topic's JSON values."""
+    """Returns the fields in the JSON values of a topic."""
     event = F.from_json(F.col("value").cast("string"), fields, BAD_JSON)
     return records.select(event.alias("event")).select("event.*")
 
 
 def plan(orders: DataFrame, payments: DataFrame, *, lateness: str) -> DataFrame:
-    """The job: from two topics' records to Kafka's records.
+    """Transforms the records of two topics into output records for Kafka.
 
     Args:
         orders: The Kafka source's columns. Values are JSON with the fields of `ORDER`.
-        payments: The same with `PAYMENT`.
-        lateness: How much later than the newest event of its kind another, or the same again, may come.
+        payments: The same for payments, with the fields of `PAYMENT`.
+        lateness: The maximum delay of an event, or of its duplicate, behind the newest event of the same kind.
 
     Returns:
-        ``key``, the order's id, and ``value``, JSON with the order and how it was paid: one row for each payment that
-        came within `PAID_WITHIN` of its order.
+        ``key``, the order's id, and ``value``, JSON with the order and its payment: one row for each payment that
+        arrived within `PAID_WITHIN` of its order.
     """
     ordered = (
         events(orders, ORDER).withWatermark("ordered_at", lateness).dropDuplicatesWithinWatermark(["order_id"])
@@ -70,10 +70,10 @@ def plan(orders: DataFrame, payments: DataFrame, *, lateness: str) -> DataFrame:
 
 
 def session() -> SparkSession:
-    """Where it runs (``--master``) and with which packages is spark-submit's to say.
+    """Returns the session. The arguments of spark-submit determine its master and packages.
 
-    The state of a join is as large as what is waiting for its other half: RocksDB keeps it out of the JVM's heap, and
-    a batch writes only what has changed.
+    The state of a join contains all rows that wait for their counterpart. RocksDB keeps it out of the JVM's heap, and
+    writes only changes in each batch.
     """
     return (
         SparkSession.builder.appName("paid-orders")

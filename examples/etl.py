@@ -1,12 +1,12 @@
-"""ETL: Avro messages from Kafka, checked, each identity number once in each window of 20 s, to Kafka exactly once.
+"""ETL: validates Avro messages from Kafka, and writes each identity number once per window of 20 s, exactly once.
 
-Without ``--bootstrap`` it tries itself out: on a broker and a schema registry of its own, with rows that it counts.
-On your servers::
+Without ``--bootstrap``, the example tests itself with a separate broker and Schema Registry, and counts the rows. On
+your servers::
 
     spark-submit --packages "$(python -c 'import sparkonce; print(sparkonce.spark_packages())')" examples/etl.py \\
         --bootstrap broker:9092 --registry http://registry:8081 --checkpoint /data/checkpoints/etl
 
-docs/examples.md explains it line by line against the Flink job that it replaces.
+docs/examples.md compares it line by line with the Flink job that it replaces.
 """
 
 from __future__ import annotations
@@ -37,26 +37,26 @@ MESSAGE = {
         {"name": "identifyNumber", "type": ["null", "string"], "default": None},
     ],
 }
-"""What the job reads, whatever newer versions of the subject add to it."""
+"""The fields that the job reads, even if newer versions of the subject add fields."""
 
 TRANSACTION_TIMEOUT_MS = 10 * 60 * 1000
 
 
 class Clock(str, Enum):
-    """Which time puts a row into a window."""
+    """The time that determines a row's window."""
 
     RECORD = "record"
-    """When Kafka was given the record: its own timestamp, or when the batch began if that is in the future."""
+    """The record's own timestamp in Kafka, or the beginning of the batch if the timestamp is in the future."""
     PROCESSING = "processing"
-    """When the batch began that reads it."""
+    """The beginning of the batch that reads the record."""
 
 
 def people(records: DataFrame, registry: SchemaRegistry) -> DataFrame:
-    """Maps each Message to a person, and keeps when Kafka was given it.
+    """Maps each message to a person, and keeps the record's timestamp.
 
     Args:
         records: The Kafka source's columns.
-        registry: Has the schema of the subject ``flink-identify-value``.
+        registry: The registry with the schema of the subject ``flink-identify-value``.
     """
     message = from_registry_avro("value", subject=f"{SOURCE}-value", registry=registry, reader=MESSAGE)
     return records.select(message.alias("message"), "timestamp").select(
@@ -65,22 +65,22 @@ def people(records: DataFrame, registry: SchemaRegistry) -> DataFrame:
 
 
 def plan(records: DataFrame, registry: SchemaRegistry, *, clock: Clock, window: str, lateness: str) -> DataFrame:
-    """The job: from Kafka's records to Kafka's records.
+    """Transforms Kafka's records into output records for Kafka.
 
     Args:
         records: The Kafka source's columns.
         registry: See `people`.
-        clock: Which time puts a row into a window.
-        window: How long a window is, such as ``20 seconds``.
-        lateness: How much later than the newest row another may come, such as ``1 minute``.
+        clock: The time that determines a row's window.
+        window: The length of a window, such as ``20 seconds``.
+        lateness: The maximum delay of a row behind the newest row, such as ``1 minute``.
 
     Returns:
-        ``key``, the start of a window in UTC, and ``value``, an identity number: each number once in each window, when
-        the watermark has passed the window's end.
+        ``key``, the start of a window in UTC, and ``value``, an identity number: each number once per window, emitted
+        after the watermark has passed the window's end.
     """
-    at = F.current_timestamp()  # one value for a batch, in the checkpoint: a replay has the same again
+    at = F.current_timestamp()  # one value per batch, which the checkpoint records, so a replay gets the same value
     if clock is Clock.RECORD:
-        # One record from the future would move the watermark there, and all that comes until then would be late.
+        # Limit the time, because a single record from the future would advance the watermark and make later rows late.
         at = F.least("timestamp", at)
     return (
         people(records, registry)
@@ -97,7 +97,7 @@ def plan(records: DataFrame, registry: SchemaRegistry, *, clock: Clock, window: 
 
 
 def session() -> SparkSession:
-    """Where it runs (``--master``) and with which packages is spark-submit's to say."""
+    """Returns the session. The arguments of spark-submit determine its master and packages."""
     return (
         SparkSession.builder.appName("identify-etl")
         .config("spark.sql.shuffle.partitions", SLOTS)

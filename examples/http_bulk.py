@@ -1,7 +1,7 @@
-"""Orders to an HTTP API that takes them in bulk and knows an idempotency key, through the write-ahead sink.
+"""Sends orders to an HTTP API that accepts bulk requests and idempotency keys, with the write-ahead sink.
 
-Without ``--url`` it tries itself out: on an API of its own that takes what it is sent and cuts every third reply off.
-docs/write-ahead.md explains it.
+Without ``--url``, the example tests itself with its own API, which accepts all requests and cuts off every third reply.
+docs/write-ahead.md explains the example.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from sparkonce.write_ahead import Applies, ApplyToken, RefusedError, RetryLaterE
 ORDER = "id bigint, customer string, amount bigint"
 TIMEOUT_S = 10.0
 TRY_AGAIN = {408, 409, 425, 429}
-"""409: the API is still at work on an earlier request with this key, whose reply did not come in time."""
+"""Statuses after which a request is retried. 409: the API is still working on an earlier request with this key."""
 
 
 @dataclass(frozen=True)
 class BulkApi:
-    """Sends a slot's rows as one request. The API answers a key that it has seen as it did the first time."""
+    """Sends a slot's rows as one request. If the API has already seen the key, it repeats its first answer."""
 
     url: str
 
@@ -47,11 +47,11 @@ class BulkApi:
                     after_s = float(wait) if wait.isdigit() else 0.0
                     raise RetryLaterError(f"{error.code} {error.reason}", after_s=after_s) from error
                 raise RefusedError(f"{error.code} {error.reason}") from error
-        # Any other error, such as a cut connection, says nothing: the sink sends the rows again, with the same key.
+        # After any other error, such as a cut connection, the sink sends the rows again with the same key.
 
 
 def run(orders: Path, url: str, checkpoint: str) -> None:
-    """Sends all orders that are there now."""
+    """Sends all orders that are currently available."""
     spark = SparkSession.builder.appName("http-bulk").config("spark.sql.shuffle.partitions", 3).getOrCreate()
     rows = spark.readStream.schema(ORDER).option("maxFilesPerTrigger", 2).json(str(orders))
     sink = WriteAheadSink(BulkApi(url), applies=Applies.IDEMPOTENT, name="bulk-api")

@@ -1,4 +1,4 @@
-"""Says when rows came too late: Spark drops them without a word, and counts them in its progress only."""
+"""Logs rows that arrive too late. Spark drops them without a message, and only counts them in its progress."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ logger = logging.getLogger("late_rows")
 
 
 class LateRows(StreamingQueryListener):
-    """Logs ``numRowsDroppedByWatermark`` of each batch that has any.
+    """Logs ``numRowsDroppedByWatermark`` of each batch in which it is not zero.
 
-    For an aggregation, Spark counts after it has added up the rows of a task: rows of one key and window that are
-    dropped together count once.
+    For an aggregation, Spark counts after each task has combined its rows: dropped rows with the same key and window
+    count once.
     """
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:

@@ -1,8 +1,8 @@
-"""What each customer has ordered in all, added up in SQLite, exactly once, through the write-ahead sink.
+"""Adds up each customer's orders in SQLite, exactly once, with the write-ahead sink.
 
-``total = total + amount`` is nothing that may be repeated. So the token goes into the same transaction: a table of all
-that was applied, which refuses a token that it has. Without ``--orders`` it tries itself out: each third transaction is
-committed, and then the function fails as if it had never heard of that.
+``total = total + amount`` must not be repeated for the same rows. The function therefore writes its token in the same
+transaction, to a table of applied tokens that refuses a token it already contains. Without ``--orders``, the example
+tests itself: after every third commit, the function fails as if it had lost the reply.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ADD = """
 
 @dataclass(frozen=True)
 class Totals:
-    """Adds a batch's rows in one transaction, with the token that names them."""
+    """Adds up a batch's rows in one transaction, which also contains the token of these rows."""
 
     database: str
 
@@ -52,7 +52,7 @@ class Totals:
             return connection.execute("SELECT 1 FROM applied WHERE token = ?", [token.id]).fetchone() is not None
 
     def read(self) -> dict[str, tuple[int, int]]:
-        """Orders and total of each customer."""
+        """Returns the number of orders and the total of each customer."""
         with closing(self._connect()) as connection:
             return {customer: (orders, total) for customer, orders, total in connection.execute("SELECT * FROM totals")}
 
@@ -69,7 +69,7 @@ def sink_of(target: Totals) -> WriteAheadSink:
 
 
 def run(orders: Path, sink: WriteAheadSink, checkpoint: str) -> None:
-    """Adds up all orders that are there now."""
+    """Adds up all orders that are currently available."""
     spark = SparkSession.builder.appName("sqlite-upsert").getOrCreate()
     rows = spark.readStream.schema(ORDER).option("maxFilesPerTrigger", 2).json(str(orders))
     ExactlyOnce(sink, checkpoint=checkpoint).start(rows, trigger={"availableNow": True}).awaitTermination()

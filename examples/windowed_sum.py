@@ -1,12 +1,12 @@
-"""The windowed sum, Kafka to Kafka exactly once: what each customer paid in each window of 10 s.
+"""The windowed sum, Kafka to Kafka exactly once: the payments of each customer in each window of 10 s.
 
-By event time, with a watermark and rows that come late, or by processing time (``--clock processing``).
-Without ``--bootstrap`` it tries itself out: on a broker of its own, with rows that it counts. On your servers::
+It uses event time, with a watermark and late rows, or processing time (``--clock processing``). Without
+``--bootstrap``, the example tests itself with a separate broker, and counts the rows. On your servers::
 
     spark-submit --packages "$(python -c 'import sparkonce; print(sparkonce.spark_packages())')" \\
         examples/windowed_sum.py --bootstrap broker:9092 --checkpoint /data/checkpoints/sums
 
-docs/examples.md explains it line by line against the same job in Flink.
+docs/examples.md compares it line by line with the same job in Flink.
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ TARGET = "sums"
 SLOTS = 4
 PAYMENT = "customer string, amount bigint, at timestamp"
 BAD_JSON = {"mode": "FAILFAST"}
-"""Ends the query. Spark's default makes nulls of it, and a row without a time is in no window: it would be gone."""
+"""Makes invalid JSON stop the query. Spark's default is nulls, and a row without a time would be in no window."""
 
 
 class Clock(str, Enum):
-    """Which time puts a payment into a window."""
+    """The time that determines a payment's window."""
 
     EVENT = "event"
-    """When it was made: the field ``at`` of the payment."""
+    """The time of the payment: its field ``at``."""
     PROCESSING = "processing"
-    """When the batch began that reads it."""
+    """The beginning of the batch that reads the payment."""
 
 
 def plan(records: DataFrame, *, clock: Clock, window: str, lateness: str) -> DataFrame:
-    """The job: from Kafka's records to Kafka's records.
+    """Transforms Kafka's records into output records for Kafka.
 
     Args:
         records: The Kafka source's columns. Values are JSON with the fields of `PAYMENT`.
-        clock: Which time puts a payment into a window.
-        window: How long a window is, such as ``10 seconds``.
-        lateness: How much later than the newest payment another may come, such as ``30 seconds``.
+        clock: The time that determines a payment's window.
+        window: The length of a window, such as ``10 seconds``.
+        lateness: The maximum delay of a payment behind the newest one, such as ``30 seconds``.
 
     Returns:
-        ``key``, the customer, and ``value``, JSON with the window's start, the sum and how many payments it is of: one
-        row for each customer and window, when the watermark has passed the window's end.
+        ``key``, the customer, and ``value``, JSON with the window's start, the sum and the number of payments: one row
+        for each customer and window, emitted after the watermark has passed the window's end.
     """
     payment = F.from_json(F.col("value").cast("string"), PAYMENT, BAD_JSON)
     payments = records.select(payment.alias("payment")).select("payment.*")
@@ -67,7 +67,7 @@ def plan(records: DataFrame, *, clock: Clock, window: str, lateness: str) -> Dat
 
 
 def session() -> SparkSession:
-    """Where it runs (``--master``) and with which packages is spark-submit's to say."""
+    """Returns the session. The arguments of spark-submit determine its master and packages."""
     return (
         SparkSession.builder.appName("windowed-sum")
         .config("spark.sql.shuffle.partitions", SLOTS)

@@ -41,10 +41,10 @@ class TestSqliteSink(SinkConformance):
     def other_facts(self, facts):
         return {"prefix": f"{facts['prefix']}-eu"}
 
-    def expire(self, handle):  # SQLite gives nothing up; somebody may drop the table
+    def expire(self, handle):  # SQLite has no timeouts, but somebody may drop the table
         with closing(sqlite3.connect(self.path)) as database:
             database.execute(f'DROP TABLE "{handle["name"]}"')
         return True
 
     def restart_server(self):
-        return True  # the database is a file: there is nobody to restart
+        return True  # the database is a file, so there is no server to restart

@@ -1,8 +1,8 @@
-"""Tries an example out: a broker for it alone, a sample of rows, and a count of what came out. No part of any job.
+"""Tests an example: starts a separate broker, sends sample rows, and counts the output. It is not part of any job.
 
-``run`` starts everything, ``trial`` sends and judges, ``checkpoint`` reads what Spark has written down about its
-batches, ``windows`` works out from that which rows belong together, and ``etl``, ``windowed_sum`` and ``enrichment``
-are the samples.
+``run`` starts everything, ``trial`` sends rows and judges the output, ``checkpoint`` reads Spark's records of its
+batches, and ``windows`` uses them to determine which rows belong together. ``etl``, ``windowed_sum`` and ``enrichment``
+provide the samples.
 """
 
 from tryout.enrichment import EnrichmentSample

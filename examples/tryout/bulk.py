@@ -1,4 +1,4 @@
-"""What the examples of the write-ahead sink are tried out with: orders, targets that go wrong, a count."""
+"""Tests the examples of the write-ahead sink: generates orders, provides targets that fail, and counts the output."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def order(number: int) -> dict[str, Any]:
 
 
 def totals_of(ids: Iterable[int]) -> dict[str, tuple[int, int]]:
-    """Orders and total of each customer, as they must come out."""
+    """Returns the expected number of orders and total of each customer."""
     orders, total = Counter[str](), Counter[str]()
     for one in map(order, ids):
         orders[one["customer"]] += 1
@@ -39,7 +39,7 @@ def totals_of(ids: Iterable[int]) -> dict[str, tuple[int, int]]:
 
 
 def show(sent: Sequence[Any], found: Sequence[Any]) -> int:
-    """Counts, and returns the exit code: 0 if everything came out once, and nothing else."""
+    """Prints the counts, and returns the exit code: 0 if every expected row occurs once, and no other row does."""
     wanted, seen = Counter(sent), Counter(found)
     missing, surplus = (wanted - seen).total(), (seen - wanted).total()
     print(f"expected {len(sent)}, found {len(found)}: {missing} missing, {surplus} too many")
@@ -49,7 +49,7 @@ def show(sent: Sequence[Any], found: Sequence[Any]) -> int:
 
 @dataclass
 class Forgetful:
-    """Does the work, and fails at every so-manieth call all the same."""
+    """Calls a function, but raises an error after every nth call although it has succeeded."""
 
     work: Callable[..., object]
     every: int
@@ -66,7 +66,7 @@ class Forgetful:
 
 @dataclass
 class BulkServer:
-    """An HTTP API that keeps rows by idempotency key, and cuts off every third reply. Use as a context manager."""
+    """An HTTP API that stores rows by idempotency key, and cuts off every third reply. Use it as a context manager."""
 
     every: int = 3
     requests: int = 0
@@ -81,7 +81,7 @@ class BulkServer:
                 body = self.rfile.read(int(self.headers["Content-Length"])).decode()
                 with lock:
                     api.requests += 1
-                    # A key that was seen keeps its rows: that is what makes a repeat harmless.
+                    # Keep the rows of a key that was seen before, so that a repeated request is harmless.
                     api.taken.setdefault(
                         self.headers["Idempotency-Key"], [json.loads(line) for line in body.splitlines()]
                     )

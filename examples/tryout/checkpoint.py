@@ -1,4 +1,4 @@
-"""What Spark has written into a query's checkpoint about the batches that it has done."""
+"""Reads what Spark has recorded about finished batches in a query's checkpoint."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 RETAIN = "spark.sql.streaming.minBatchesToRetain"
-"""How many batches Spark keeps, 100 by default. Those that a try does must all be there when it is judged."""
+"""The setting for how many batches Spark keeps, 100 by default. A test must keep all of its batches until its end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """One batch that Spark has recorded as done.
+    """One batch that Spark has recorded as finished.
 
     Attributes:
         number: Spark's batch id.
-        watermark_ms: The watermark at which it closed windows, milliseconds since the epoch.
-        timestamp_ms: What ``current_timestamp()`` was in it, whenever and however often it ran.
-        ends: For each topic and partition the offset before which all had been read when it was done.
+        watermark_ms: The watermark with which it closed windows, in milliseconds since the epoch.
+        timestamp_ms: The value of ``current_timestamp()`` in the batch, which is the same in every replay.
+        ends: For each topic and partition, the offset up to which the batch and those before it have read.
     """
 
     number: int
@@ -29,14 +29,14 @@ class Batch:
 
 
 def read_batches(checkpoint: Path, decided: int = -1) -> list[Batch]:
-    """The batches that are done, oldest first.
+    """Returns the finished batches, oldest first.
 
     Args:
-        checkpoint: Spark's.
-        decided: The last batch that sparkonce's log has decided, if it counts as done as well; -1 for none.
+        checkpoint: Spark's checkpoint.
+        decided: The last batch that sparkonce's log has decided, if it counts as finished as well; -1 for none.
 
     Raises:
-        ValueError: Spark has deleted the first ones, and nobody can say any more what they have read.
+        ValueError: If Spark has deleted the records of the first batches, so that it is unknown what they have read.
     """
     done = {int(file.name) for file in (checkpoint / "commits").glob("*") if file.name.isdigit()}
     if decided >= 0:
@@ -48,7 +48,7 @@ def read_batches(checkpoint: Path, decided: int = -1) -> list[Batch]:
 
 
 def _batch(number: int, text: str) -> Batch:
-    """Line 1 is a version, line 2 is about the batch, and each line below it about one source."""
+    """Parses a record. Line 1 is a version, line 2 describes the batch, and each further line describes a source."""
     _, about, *sources = text.splitlines()
     told = json.loads(about)
     ends = {

@@ -1,4 +1,4 @@
-"""Orders and their payments: some are sent again, some orders are never paid, and some too late."""
+"""Orders and their payments. Some are sent twice, and some orders are paid too late or never."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ PAID_WITHIN = timedelta(minutes=10)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnrichmentSample:
-    """Orders of ten minutes, one a second, and what is paid for them.
+    """Orders over ten minutes, one per second, and their payments.
 
     Attributes:
-        count: How many orders.
+        count: The number of orders.
     """
 
     count: int = 600
@@ -39,17 +39,17 @@ class EnrichmentSample:
     began_ms: int = field(default_factory=lambda: started_ms(STEP_MS))
 
     def messages(self, registry: str | None) -> Iterator[Message]:
-        """In the order of their times."""
+        """Yields the messages in the order of their times."""
         timed = [each for number in range(self.count) for each in self._events(number)]
         for _, message in sorted(timed, key=lambda each: each[0]):
             yield message
 
     def closing(self, registry: str | None) -> Iterator[Message]:
-        """Nothing: a join's row comes out as soon as both of its halves are there."""
+        """Yields nothing, because a join emits a row as soon as it has both sides."""
         return iter(())
 
     def outcome(self, sources: Mapping[str, Sequence[Record]], batches: Sequence[Batch]) -> Outcome:
-        """Each payment that is within ten minutes of its order, with it."""
+        """Expects each payment that was made within ten minutes of its order, joined with that order."""
         orders, payments = (_first_of_each(sources[topic], topic, key, batches) for topic, key in KEYS.items())
         rows: dict[Row, int] = {}
         for payment, paid_in in payments.values():
@@ -63,7 +63,10 @@ class EnrichmentSample:
         return Outcome(rows=rows, unread=unread, waiting=0)
 
     def _events(self, number: int) -> Iterator[tuple[int, Message]]:
-        """Of 5 orders 1 is sent again and 1 is not paid; of 6 payments 1 is sent again; of 13 orders 1 is paid late."""
+        """Yields one order with its payment. Of 5 orders, one is sent twice and one is never paid.
+
+        Of 6 payments, one is sent twice. Of 13 orders, one is paid late.
+        """
         at_ms = self.began_ms + number * STEP_MS
         order_id = f"order-{number:05d}"
         order = {"customer": f"customer-{number % 50}", "amount": number % 97 + 1, "ordered_at": iso_of(at_ms)}
@@ -88,7 +91,7 @@ def _json(event: Mapping[str, Any]) -> bytes:
 def _first_of_each(
     records: Sequence[Record], topic: str, key: str, batches: Sequence[Batch]
 ) -> dict[str, tuple[dict[str, Any], int]]:
-    """Each event that has been read, with the batch that read it first."""
+    """Returns each event that was read, with the batch that read it first."""
     found: dict[str, tuple[dict[str, Any], int]] = {}
     for record in records:
         event, number = json.loads(record.value or b""), reader(topic, record, batches)

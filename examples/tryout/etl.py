@@ -1,4 +1,4 @@
-"""Messages with identity numbers, some of which are no such numbers and some of which come again."""
+"""Messages with identity numbers, some of which are invalid, and some of which are repeated."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SOURCE, TARGET = "flink-identify", "suibianfade"
 PARTITIONS = 5
 STEP_MS = 100
 CLOSING_MS = 40 * 60 * 1000
-"""Far enough for the closing records to be of the future, as by a wrong clock, and near enough for a broker."""
+"""The time of the closing records: far enough in the future to test a wrong clock, but accepted by a broker."""
 SCHEMA = {
     "type": "record",
     "name": "Message",
@@ -33,17 +33,17 @@ SCHEMA = {
 }
 MESSAGE = json.dumps(SCHEMA)
 _HEADER = struct.Struct(">bI")
-"""Confluent's wire format: a zero, and the schema's id in four bytes."""
+"""Confluent's wire format: a zero byte, and the schema's id in four bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EtlSample:
-    """Two minutes of messages, ten a second.
+    """Two minutes of messages, ten per second.
 
     Attributes:
-        clock: As the example's ``--clock``.
-        count: How many messages.
-        window: As the example's ``--window``.
+        clock: The example's ``--clock``.
+        count: The number of messages.
+        window: The example's ``--window``.
     """
 
     clock: str = "record"
@@ -56,20 +56,20 @@ class EtlSample:
     began_ms: int = field(default_factory=lambda: started_ms(20_000))
 
     def messages(self, registry: str | None) -> Iterator[Message]:
-        """Of 15 messages 2 have a number of 15 digits and 1 has none; each ninth brings again what came 6 before it."""
+        """Yields the messages. Of 15, two have a number of 15 digits and one has none. Every ninth repeats a number."""
         for number in range(self.count):
             person: dict[str, Any] = {"id": number, "name": None if number % 7 == 0 else f"name {number}"}
             person["identifyNumber"] = _identity(number - 6 if number % 9 == 8 else number)
             yield self._message(registry, number, person, self.began_ms + number * STEP_MS)
 
     def closing(self, registry: str | None) -> Iterator[Message]:
-        """A person of their own, later than all others, and than now."""
+        """Yields a closing message, with a time that is later than all others and than the current time."""
         person = {"id": -1, "name": "closing", "identifyNumber": "c" * 18}
         at_ms = self.began_ms + self.count * STEP_MS + CLOSING_MS
         yield self._message(registry, 0, person, at_ms)._replace(key=CLOSING)
 
     def outcome(self, sources: Mapping[str, Sequence[Record]], batches: Sequence[Batch]) -> Outcome:
-        """Each number of length 18 once in each window that has closed."""
+        """Expects each number of length 18 once in each window that has closed."""
         kept = [record for record in sources[SOURCE] if len(identity_number(record) or "") == 18]
         windows = into_windows(SOURCE, kept, batches, time_ms=self._time_ms, size_ms=milliseconds(self.window))
         rows = {
@@ -95,7 +95,7 @@ class EtlSample:
 
 
 def identity_number(record: Record) -> str | None:
-    """Of the message in a record of the source."""
+    """Returns the identity number of the message in a source record."""
     value = io.BytesIO((record.value or b"")[_HEADER.size :])
     message: dict[str, Any] = fastavro.schemaless_reader(value, SCHEMA, None)
     return message["identifyNumber"]
@@ -109,7 +109,7 @@ def _identity(number: int) -> str | None:
 
 @cache
 def _register(registry: str) -> int:
-    """The id of the message's schema, given by the registry at the first call."""
+    """Returns the id of the message's schema. The first call registers the schema."""
     from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 
     client = SchemaRegistryClient({"url": registry})

@@ -1,4 +1,4 @@
-"""What the history of customers is tried out with: changes, and the versions that must come of them."""
+"""Tests the history of customers: generates changes, and computes the expected versions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Version = tuple[str, str, int, int | None]
 
 
 def make_changes(folder: Path, files: int = 4, changes_per_file: int = 30) -> list[Change]:
-    """Writes files of changes, in order of time, and returns them. Some customers change several times in a file."""
+    """Writes files of changes in order of time, and returns the changes. Customers may change repeatedly in a file."""
     folder.mkdir(parents=True)
     made = [(f"customer-{at * at % 11}", f"street {at}", at) for at in range(files * changes_per_file)]
     for number in range(files):
@@ -26,7 +26,7 @@ def make_changes(folder: Path, files: int = 4, changes_per_file: int = 30) -> li
 
 
 def history_of(changes: Iterable[Change]) -> list[Version]:
-    """Each version with its end, as they must come out."""
+    """Returns the expected versions, each with its end."""
     of_customer: defaultdict[str, list[Change]] = defaultdict(list)
     for change in changes:
         of_customer[change[0]].append(change)

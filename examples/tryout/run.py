@@ -1,4 +1,4 @@
-"""Starts a broker, and the example as its user would; feeds it, and counts what comes out."""
+"""Starts a broker and an example, sends rows to the example, and counts its output."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ CHUNKS = 40
 LIMIT_S = 600.0
 POLL_S = 1.0
 
-# They would make another Spark, or another way of starting it, than the one that the jars are for.
+# Remove these variables, which would select a Spark other than the one with which the jars work, or change its start.
 _UNWANTED = ("SPARK_HOME", "SPARK_REMOTE", "PYSPARK_DRIVER_PYTHON")
 
 
 def try_out(script: str, sample: Sample, options: Sequence[str]) -> int:
-    """Runs an example on a sample, with a broker for this run alone, and shows what came of it.
+    """Runs an example on a sample, with a separate broker, and shows the result.
 
     Args:
         script: The example.
-        sample: What to feed it.
-        options: More of the example's options.
+        sample: The sample to send.
+        options: Additional options of the example.
 
     Returns:
-        The exit code: 0 if every row came out, once, and nothing else did.
+        The exit code: 0 if every expected row was written once, and no other row was written.
     """
     console = Console()
     with ExitStack() as stack:
@@ -64,12 +64,12 @@ def try_out(script: str, sample: Sample, options: Sequence[str]) -> int:
 
 
 def spark_environment(folder: Path, *, cores: int = 5, java: str = "") -> dict[str, str]:
-    """The environment in which Python starts PySpark with what spark-submit would be told on the command line.
+    """Returns an environment in which PySpark starts with settings that spark-submit would get as arguments.
 
     Args:
-        folder: For everything that Spark leaves behind when it is killed.
-        cores: How many tasks run at once.
-        java: Flags of the JVM.
+        folder: The folder for everything that Spark leaves behind if it is killed.
+        cores: The number of tasks that run in parallel.
+        java: Flags for the JVM.
     """
     packages = ",".join(str(jar) for jar in [*spark_kafka_jars(), *spark_avro_jars()])
     settings = {
@@ -94,7 +94,7 @@ def spark_environment(folder: Path, *, cores: int = 5, java: str = "") -> dict[s
 
 @contextmanager
 def _running(command: Sequence[str], folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """The example in a process group of its own, which is killed in the end, as anything may be at any time."""
+    """Runs the example in a separate process group, which is killed at the end, as any process may be at any time."""
     job = subprocess.Popen(command, env=spark_environment(folder), start_new_session=True)
     try:
         yield job
@@ -105,7 +105,7 @@ def _running(command: Sequence[str], folder: Path) -> Iterator[subprocess.Popen[
 
 
 def _feed(trial: Trial, job: subprocess.Popen[bytes], console: Console) -> None:
-    """Sends the sample bit by bit, as a stream comes."""
+    """Sends the sample in small parts, like a stream."""
     messages = trial.messages()
     size = -(-len(messages) // CHUNKS)
     for start in range(0, len(messages), size):
@@ -121,7 +121,7 @@ def _feed(trial: Trial, job: subprocess.Popen[bytes], console: Console) -> None:
 
 
 def _wait(trial: Trial, job: subprocess.Popen[bytes]) -> Count:
-    """Moves the time on until all has come out, or the deadline has passed, or the example has ended."""
+    """Advances the time until all rows were written, the deadline has passed, or the example has ended."""
     give_up_at = time.monotonic() + LIMIT_S
     while True:
         count = trial.count()

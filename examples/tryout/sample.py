@@ -1,4 +1,4 @@
-"""What a sample is, and what must come of it."""
+"""The interface of a sample, and its expected outcome."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from sparkonce_lab.kafka import Record
 from tryout.checkpoint import Batch
 
 CLOSING = b"closing"
-"""The key of records that only move the time on, so that the windows of all others close."""
+"""The key of records that only advance the time, so that the windows of all other records close."""
 
 
 class Message(NamedTuple):
-    """One record to send. ``timestamp_ms`` is in milliseconds since the epoch, 0 for the time of sending."""
+    """One record to send. ``timestamp_ms`` is in milliseconds since the epoch; 0 stands for the time of sending."""
 
     topic: str
     partition: int
@@ -25,7 +25,7 @@ class Message(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One record of the target, as text."""
+    """One record of the output topic, as text."""
 
     key: str
     value: str
@@ -33,13 +33,13 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What must have come out, once the batches that are done are done.
+    """The expected output, given the batches that are finished.
 
     Attributes:
-        rows: The target's records, each with the batch that must have written it.
-        unread: Source records, without the closing ones, that no batch has read yet.
-        waiting: Those that have been read and have not come out yet.
-        late: Source records that came too late, and never will.
+        rows: The output records, each with the batch that must have written it.
+        unread: The number of source records, without closing ones, that no batch has read yet.
+        waiting: The number of source records that were read but not written yet.
+        late: The number of source records that arrived too late, and will never be written.
     """
 
     rows: Mapping[Row, int]
@@ -52,10 +52,10 @@ class Sample(Protocol):
     """Rows for one example.
 
     Attributes:
-        sources: Its topics, and how many partitions each has.
-        target: The topic that it writes.
-        options: Of the example's, for a try that is to take less than a minute.
-        registry: Whether it needs a schema registry.
+        sources: The source topics, with the number of partitions of each.
+        target: The output topic.
+        options: Options of the example with which the test takes less than a minute.
+        registry: True if the example needs a Schema Registry.
     """
 
     sources: Mapping[str, int]
@@ -64,38 +64,38 @@ class Sample(Protocol):
     registry: bool
 
     def messages(self, registry: str | None) -> Iterator[Message]:
-        """All of the sample. ``registry`` is the registry's URL."""
+        """Yields the whole sample. ``registry`` is the registry's URL."""
 
     def closing(self, registry: str | None) -> Iterator[Message]:
-        """What is sent, again and again, when all of the sample has been read."""
+        """Yields closing messages, which are sent repeatedly after the whole sample was read."""
 
     def outcome(self, sources: Mapping[str, Sequence[Record]], batches: Sequence[Batch]) -> Outcome:
-        """What must have come out.
+        """Returns the expected output.
 
         Args:
             sources: The records of each source topic.
-            batches: Those that are done.
+            batches: The finished batches.
         """
 
 
 def of_sample(records: Iterable[Record]) -> int:
-    """How many of them are not closing ones."""
+    """Counts the records that are not closing ones."""
     return sum(record.key != CLOSING for record in records)
 
 
 def started_ms(size_ms: int) -> int:
-    """Where the sample's time begins: a quarter of an hour ago, at the start of a window.
+    """Returns the time at which the sample begins: a quarter of an hour ago, at the start of a window.
 
-    Not much earlier, or the broker deletes the records, nor later, or it does not take the closing ones.
+    A much earlier time would make the broker delete the records. A later one would make it refuse the closing records.
     """
     return (time.time_ns() // 1_000_000 - 15 * 60 * 1000) // size_ms * size_ms
 
 
 def text_of(time_ms: int) -> str:
-    """A window's start as the examples write it."""
+    """Formats a window's start in the same way as the examples."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(time_ms / 1000))
 
 
 def iso_of(time_ms: int) -> str:
-    """An instant in JSON."""
+    """Formats a time for JSON."""
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(time_ms // 1000)) + f".{time_ms % 1000:03d}Z"

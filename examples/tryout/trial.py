@@ -1,4 +1,4 @@
-"""One sample on one broker: sent, read back, and judged."""
+"""Sends one sample to one broker, reads the output, and judges it."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from tryout.checkpoint import read_batches
 from tryout.sample import Message, Outcome, Row, Sample
 
 LIMIT_S = 120.0
-"""For each look at the broker. Long, for machines that have much else to do."""
+"""The time limit of each request to the broker, in seconds. It is long enough for busy machines."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Count:
-    """What a read_committed reader sees, against what must have come out.
+    """The rows that a read_committed reader sees, compared with the expected ones.
 
     Attributes:
         unread: See `Outcome`.
         waiting: See `Outcome`.
         late: See `Outcome`.
-        expected: Rows that must have come out.
-        seen: Rows that have.
-        missing: Rows that must have and have not.
-        doubled: Rows that came again, counted each time.
-        strange: Rows that must not have come out at all.
+        expected: The number of expected rows.
+        seen: The number of rows in the output.
+        missing: The number of expected rows that are missing.
+        doubled: The number of repeated rows, counting every repetition.
+        strange: The number of rows that are not expected.
     """
 
     unread: int
@@ -42,12 +42,12 @@ class Count:
 
     @property
     def is_done(self) -> bool:
-        """Whether all of the sample has come out, exactly once."""
+        """True if the whole sample was written exactly once."""
         return self.unread == self.waiting == self.missing == self.doubled == self.strange == 0 < self.expected
 
 
 class Trial:
-    """Sends a sample and counts what became of it.
+    """Sends a sample, and counts the resulting rows.
 
     Args:
         sample: The sample.
@@ -63,17 +63,17 @@ class Trial:
         self._registry = registry
 
     def make_topics(self) -> None:
-        """The sources', and the target with as many partitions."""
+        """Creates the source topics, and the output topic with as many partitions."""
         for topic, partitions in self.sample.sources.items():
             create_topic(self._bootstrap, topic, partitions)
         create_topic(self._bootstrap, self.sample.target, max(self.sample.sources.values()))
 
     def messages(self) -> list[Message]:
-        """All of the sample."""
+        """Returns all messages of the sample."""
         return list(self.sample.messages(self._registry))
 
     def send(self, messages: Iterable[Message]) -> None:
-        """Writes them to their topics, in order."""
+        """Sends messages to their topics, in order."""
         for topic, some in groupby(sorted(messages, key=lambda one: one.topic), key=lambda one: one.topic):
             produce(
                 self._bootstrap,
@@ -86,15 +86,15 @@ class Trial:
             )
 
     def close(self) -> None:
-        """Moves the time on, so that what is read can come out."""
+        """Advances the time, so that rows that were read can be emitted."""
         self.send(self.sample.closing(self._registry))
 
     def has_begun(self) -> bool:
-        """Whether the job has done a batch."""
+        """Returns True if the job has finished a batch."""
         return bool(read_batches(self._checkpoint))
 
     def outcome(self, decided: int = -1) -> Outcome:
-        """What must have come out, by the sources and the checkpoint as they are now.
+        """Returns the expected output, given the current source topics and checkpoint.
 
         Args:
             decided: See `read_batches`.
@@ -104,7 +104,7 @@ class Trial:
         return self.sample.outcome(sources, batches)
 
     def count(self) -> Count:
-        """Reads sources, checkpoint and target, and compares. While the job is at work the target may be ahead."""
+        """Compares the output with the expected one. While the job is running, the output may be ahead."""
         outcome = self.outcome()
         records = read_committed(self._bootstrap, self.sample.target, timeout_s=LIMIT_S)
         seen = Counter(Row((one.key or b"").decode(), (one.value or b"").decode()) for one in records)

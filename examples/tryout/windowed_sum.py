@@ -1,4 +1,4 @@
-"""Payments of a few customers, some of which come late, and some too late."""
+"""Payments of a few customers. Some of them are late, and some are too late."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ CLOSING_MS = 10 * 60 * 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SumSample:
-    """Three minutes of payments, ten a second.
+    """Three minutes of payments, ten per second.
 
     Attributes:
-        clock: As the example's ``--clock``.
-        count: How many payments.
-        window: As the example's ``--window``.
+        clock: The example's ``--clock``.
+        count: The number of payments.
+        window: The example's ``--window``.
     """
 
     clock: str = "event"
@@ -42,11 +42,11 @@ class SumSample:
 
     @property
     def options(self) -> Sequence[str]:
-        """By event time as it is: the sample's time runs faster. By processing time a minute would be a minute."""
+        """Options that keep the test short. Event time runs faster in the sample, but processing time does not."""
         return ("--checkpoint-every", "2", *(("--lateness", "1 second") if self.clock == "processing" else ()))
 
     def messages(self, registry: str | None) -> Iterator[Message]:
-        """Each 19th is 15 s late; in the second half, each 97th is of the first window."""
+        """Yields the payments. Every 19th is 15 s late. In the second half, every 97th belongs to the first window."""
         for number in range(self.count):
             at_ms = self.began_ms + number * STEP_MS
             if number % 19 == 18:
@@ -56,11 +56,11 @@ class SumSample:
             yield _message(number, at_ms)
 
     def closing(self, registry: str | None) -> Iterator[Message]:
-        """A payment later than all others."""
+        """Yields a payment that is later than all others."""
         yield _message(0, self.began_ms + self.count * STEP_MS + CLOSING_MS)._replace(key=CLOSING)
 
     def outcome(self, sources: Mapping[str, Sequence[Record]], batches: Sequence[Batch]) -> Outcome:
-        """The sum of each customer in each window that has closed."""
+        """Expects the sum of each customer in each window that has closed."""
         windows = into_windows(
             SOURCE, sources[SOURCE], batches, time_ms=self._time_ms, size_ms=milliseconds(self.window)
         )

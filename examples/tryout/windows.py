@@ -1,4 +1,4 @@
-"""Which rows belong into which window, worked out without Spark's engine."""
+"""Determines which rows belong to which window, without Spark's engine."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Windows:
     """Rows by the start of their window, in milliseconds since the epoch.
 
     Attributes:
-        closed: Windows that the watermark has passed, and which have come out.
-        closed_by: The batch in which they have.
-        open: Windows that wait for it.
-        late: Rows that came when their window had come out already.
-        unread: Rows that no batch has read yet.
+        closed: The windows that the watermark has passed, and which were therefore emitted.
+        closed_by: The batch that emitted each of these windows.
+        open: The windows that the watermark has not passed.
+        late: The rows that arrived after their window was emitted.
+        unread: The rows that no batch has read yet.
     """
 
     closed: dict[int, list[Record]] = field(default_factory=dict)
@@ -41,17 +41,17 @@ def into_windows(
     time_ms: Callable[[Record, Batch], int],
     size_ms: int,
 ) -> Windows:
-    """Puts each row into its window, as the batches read and the watermark moved.
+    """Assigns each row to its window, given the offsets and watermarks of the batches.
 
-    A batch drops rows whose window was closed by the batch before it, and closes those that its own watermark has
+    A batch drops rows whose window was closed by the previous batch, and closes the windows that its own watermark has
     passed (Spark's Structured Streaming guide, "Handling Late Data and Watermarking").
 
     Args:
-        topic: The source.
-        records: All that stand in it.
-        batches: Those that are done, from the first on.
-        time_ms: The time of a row, which may depend on the batch that reads it.
-        size_ms: How long a window is.
+        topic: The source topic.
+        records: All records of the topic.
+        batches: All finished batches, from the first one on.
+        time_ms: Returns the time of a row, which may depend on the batch that reads it.
+        size_ms: The length of a window, in milliseconds.
     """
     found = Windows()
     for record in records:
@@ -73,12 +73,12 @@ def into_windows(
 
 
 def milliseconds(interval: str) -> int:
-    """Of an interval that Spark and pandas both understand, such as ``20 seconds``."""
+    """Converts an interval that Spark and pandas both accept, such as ``20 seconds``, to milliseconds."""
     return pd.Timedelta(interval) // pd.Timedelta(milliseconds=1)
 
 
 def reader(topic: str, record: Record, batches: Sequence[Batch]) -> int:
-    """The position in `batches` of the first one that ends behind the record."""
+    """Returns the index in ``batches`` of the first batch that has read the record."""
     return next(
         (
             number

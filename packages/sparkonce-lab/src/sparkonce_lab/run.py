@@ -1,4 +1,4 @@
-"""A whole verification: starts systems, feeds rows, carries out the schedule, then reads, judges and reports."""
+"""A whole verification: starts systems, writes rows, carries out the schedule, then reads, judges and reports."""
 
 from __future__ import annotations
 
@@ -55,16 +55,16 @@ class Options:
         source: The Kafka with the source, which is also the system ``kafka`` if that is in ``systems``.
         systems: The systems that the query writes to.
         folder: A new folder for history, logs, and report.
-        seed: The seed of workload and schedule.
+        seed: The seed of the workload and the schedule.
         rows: The minimum number of rows.
         workload: The rows to write.
         faults: The number of faults.
         every_s: The minimum time from one fault to the next, in seconds.
-        wanted: The faults to inject. Defaults to all that are possible.
+        wanted: The faults to inject. Defaults to all faults that are possible.
         schedule: A schedule to use instead of drawing one.
-        fresh_end: True if a new driver, instead of the running one, finishes what was written last.
+        fresh_end: True if a new driver finishes the last rows; False for the running driver.
         undisturbed: True to compare the rows with those of an undisturbed query.
-        limits: How long to wait.
+        limits: The limits of all waits.
         store: The checkpoint's store; None for a local disk.
         module: The query's module.
         java_flags: Flags for the drivers' JVMs.
@@ -156,7 +156,7 @@ def _try(end: Callable[[], None], say: Say) -> None:
 
 
 def _keep_what_was_found(history: History, options: Options, say: Say) -> None:
-    """Leaves the rows on the user's own servers for inspection if they are not what they must be."""
+    """Keeps the rows on the user's own servers for inspection if they are not the expected ones."""
     if not options.places or not any(verdict.count for verdict in judge(history) if verdict.system):
         return
     for system in _all(options):
@@ -175,7 +175,7 @@ def _versions() -> dict[str, str]:
 
 
 def _all(options: Options) -> list[VerifiedSystem]:
-    """Lists the systems, starting with the source's."""
+    """Lists the systems, with the source's system first."""
     others = [system for system in options.systems if system is not options.source]
     return [options.source, *others]
 
@@ -201,8 +201,8 @@ class _Run:
         self._steps = list(drawn)
         check_steps(self._steps, found, why)
         if not any(step.fault is Fault.EXPIRED for step in self._steps):
-            # The check must find the transactions that the product leaves open, so the broker must not abort them
-            # first.
+            # The check for open transactions must find those that the product leaves behind, so the broker must not
+            # abort them first.
             source.transaction_timeout_s = None
         self._feeder = Feeder(source.settings, source.source, options.workload)
         self._readers = Readers(options.systems, self._checkpoint, recorder)
@@ -235,7 +235,7 @@ class _Run:
         )
 
     def carry_out(self) -> None:
-        """Carries out the whole run. If something goes wrong, what was found until then is still recorded."""
+        """Carries out the whole run. After an error, everything found so far is still recorded."""
         conductor = self._conductor
         self._note_began()
         striker = Striker(
@@ -277,7 +277,7 @@ class _Run:
             self._end()
             self._read()
         except Exception:
-            # The error itself says nothing about the query, but the rows in the systems may.
+            # The error itself proves nothing about the query, but the rows in the systems may.
             self._end()
             self._read()
             raise
@@ -287,7 +287,7 @@ class _Run:
     def _end(self) -> None:
         """Ends everything that is running, drivers first.
 
-        Errors here are reported, and hide nothing that happened before.
+        Reports errors instead of raising them, so that they do not hide an earlier error.
         """
         for end in (self._conductor.end, self._readers.stop, self._feeder.stop):
             _try(end, self._say)
@@ -299,7 +299,7 @@ class _Run:
         self._recorder.note(EventKind.FED, rows=self._feeder.written)
         if self._options.fresh_end:
             conductor.stop()
-        else:  # Spark fetches the end offsets of the partitions one by one, so no row may arrive after a closing one.
+        else:  # Spark queries the ends of the partitions one by one, so no row may arrive after one that closes windows
             conductor.pause(_QUIET_S)
         self._feeder.close_windows()
         self._say(f"{self._feeder.written:,} rows written; the last windows are closed")
@@ -313,14 +313,14 @@ class _Run:
         return conductor.stop()
 
     def _has_come_to(self, watermark_ms: int) -> Callable[[], bool]:
-        """Returns a function that checks, but not at every call, whether a batch with such a watermark is done."""
+        """Returns a function that checks, at intervals, if a batch with at least this watermark is finished."""
         checkpoint, asked_at = SparkCheckpoint(self._checkpoint), 0.0
 
         def has_come() -> bool:
             nonlocal asked_at
             if time.monotonic() - asked_at < _ASK_EVERY_S:
                 return False
-            with suppress(OSError):  # the store is queried again
+            with suppress(OSError):  # a later call queries the store again
                 if checkpoint.finished_watermark_ms() >= watermark_ms:
                     return True
             asked_at = time.monotonic()
@@ -338,7 +338,7 @@ class _Run:
         read_systems(self._options.systems, self._recorder, self._say)
 
     def _run_undisturbed(self, disturbed: Driver | None) -> None:
-        """Runs the same query undisturbed on the same rows, with its own checkpoint, for comparison."""
+        """Runs the same query without faults on the same rows, with a separate checkpoint, for comparison."""
         folder = self._options.folder / "undisturbed"
         config = replace(self._config, checkpoint=str(folder / "checkpoint"), plain_to=str(folder / "rows"), trigger="")
         log, temporary = self._options.folder / "logs" / "undisturbed.log", Path(self._config.temporary)
@@ -396,7 +396,7 @@ def _parquet(folder: Path) -> pa.Table:
 def read_systems(
     systems: Sequence[VerifiedSystem], recorder: Recorder, say: Say, *, insist_s: float = INSIST_S
 ) -> None:
-    """Reads every system, and records what could not be read."""
+    """Reads every system, and records which ones could not be read."""
     for system in systems:
         with noting(f"the rows in {system.name}", recorder, say):
             recorder.keep(f"observed-{system.name}", _insist(system.read, insist_s))
@@ -408,7 +408,7 @@ def read_systems(
 def noting(what: str, recorder: Recorder, say: Say) -> Iterator[None]:
     """Records what cannot be read, so that everything else is still read.
 
-    Its verdict then shows that nothing was checked.
+    The verdict then shows that nothing was checked.
     """
     try:
         yield
@@ -419,7 +419,7 @@ def noting(what: str, recorder: Recorder, say: Say) -> Iterator[None]:
 
 
 def _insist(question: Callable[[], Answer], insist_s: float) -> Answer:
-    """Retries a request while a system does not respond, since it may just have been struck."""
+    """Retries a request while a system does not respond, because a fault may just have struck it."""
     give_up_at = time.monotonic() + insist_s
     while True:
         try:

@@ -1,4 +1,4 @@
-"""The schedule of faults, with their order and timing, drawn from a seed or read from a file."""
+"""The schedule of faults. Their order and timing are drawn from a seed or read from a file."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from sparkonce.protocol.state import Phase
 from sparkonce_lab.faults import ENDS_THE_DRIVER, OF_REQUESTS, Fault
 
 EVERY_BATCH = (Phase.WRITING, Phase.DECIDING, Phase.FINISHING, Phase.SWEEPING_OWN, Phase.IDLE)
-"""The phases that most batches go through, at which a schedule aims."""
+"""The phases at which a schedule aims. Most batches go through all of them."""
 FIRST_BATCH = (Phase.READING, Phase.CLAIMING, Phase.SWEEPING, Phase.REPLAYING)
-"""The phases of a driver's first batch. They are struck while a driver recovers from the previous step."""
+"""The phases of a driver's first batch. They can be struck while a driver recovers from the previous step."""
 HALFWAY = "HALFWAY"
-"""A point in `Phase.FINISHING` that only the demo's query stops at: half of a batch's transactions are committed."""
+"""A point in `Phase.FINISHING` where half of a batch's transactions are committed. Only the demo uses it."""
 
 _DRIFTS_MS = (0, 0, 0, 0, 20, 200)
-"""The delays after a phase begins. At 0, the query is held there until the fault has happened."""
+"""The delays after the beginning of a phase, in milliseconds. At 0, the query is held until the fault is injected."""
 _LASTS_MS = (*(500, 1_000, 2_000, 4_000) * 4, 20_000, 75_000)
-"""Most are shorter than any timeout. 20 s is longer than a start waits, 75 s longer than a commit is retried."""
+"""Durations of faults. Most are shorter than any timeout. 20 s exceeds the waits of a start, 75 s those of a commit."""
 _BATCHES = (1, 1, 2, 3)
 _SLOTS = (1, 2, 3, 4, 5, 6)
 
@@ -33,14 +33,14 @@ class Step:
     Attributes:
         number: The step's number, from 1.
         fault: The fault.
-        phase: The name of the driver's `Phase` in which it happens, or `HALFWAY`.
-        system: The name of the system that it strikes; empty for a fault of the query's own processes.
-        request: The system's request that it strikes, for a fault of one request.
+        phase: The name of the driver's `Phase` in which the fault is injected, or `HALFWAY`.
+        system: The name of the system that the fault strikes; empty for a fault of the query's own processes.
+        request: The system's request that the fault strikes, for a fault of one request.
         batches: The number of batches to finish after recovering from the previous step.
-        delay_ms: The time after the phase has begun. At 0, the query is held at the beginning of the phase until the
-            fault has happened.
-        lasts_ms: How long an outage, a pause, or slowness lasts.
-        amount: A parameter of the fault: by how many seconds the clock jumps, or how many slots the new driver has.
+        delay_ms: The time after the beginning of the phase, in milliseconds. At 0, the query is held at the beginning
+            of the phase until the fault is injected.
+        lasts_ms: The duration of an outage, a pause, or slowness, in milliseconds.
+        amount: A parameter of the fault: the seconds by which the clock jumps, or the number of the new driver's slots.
     """
 
     number: int
@@ -89,7 +89,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """A fault that can be injected here.
+    """A fault that can be injected in this run.
 
     Attributes:
         fault: The fault.
@@ -105,11 +105,11 @@ class Choice:
 def draw(seed: int, count: int, choices: Sequence[Choice]) -> list[Step]:
     """Draws a schedule. The same arguments return the same schedule.
 
-    All choices occur equally often, in random order. Phases also take turns, but those of a driver's first batch wait
-    for a step that is followed by one, and `Fault.EXPIRED` has its own.
+    All choices occur equally often, in random order. Phases also take turns. However, phases of a driver's first batch
+    are only used after a step that starts a driver, and `Fault.EXPIRED` has its own phases.
 
     Raises:
-        ConfigurationError: If nothing can be injected.
+        ConfigurationError: If no fault can be injected.
     """
     if not choices:
         raise ConfigurationError("No fault can be injected here.", next_step="Name other systems or other faults.")

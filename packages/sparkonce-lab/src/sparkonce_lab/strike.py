@@ -1,4 +1,4 @@
-"""Injects the faults of a schedule, one by one, into a query and its systems, and reports which ones are impossible."""
+"""Injects the faults of a schedule, one by one, into a query and its systems. Reports which faults are impossible."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WITH_EXECUTORS = "local-cluster[1,2,1024]"
 
 
 class Striker:
-    """Carries out steps."""
+    """Carries out the steps of a schedule."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Striker:
         }
 
     def carry_out(self, steps: Sequence[Step]) -> None:
-        """Carries out all steps, and waits for the recovery from each.
+        """Carries out all steps, and waits for the recovery from each of them.
 
         Raises:
             StuckError: If the query does not recover.
@@ -83,9 +83,9 @@ class Striker:
 
         Args:
             steps: The following steps.
-            slots: The number of its slots.
-            beside: True if another driver is active. In that case, it is not held for the next step.
-            clock_s: The offset of its clock from the start on, in seconds.
+            slots: The number of the driver's slots.
+            beside: True if another driver is active. The new driver is then not held for the next step.
+            clock_s: The offset of the driver's clock from the start on, in seconds.
         """
         conductor = self._conductor
         conductor.expect(steps[0] if steps and not beside and not self._every_s else None)
@@ -106,7 +106,7 @@ class Striker:
         conductor.note_over(step)
 
     def _let_expire(self, step: Step, driver: Driver, following: Sequence[Step]) -> None:
-        """Kills the driver, and starts a new one after the broker has aborted what it left open."""
+        """Kills the driver, and starts a new one after the broker has aborted the driver's open transactions."""
         conductor, kafka = self._conductor, self._systems["kafka"]
         conductor.driver = None
         conductor.kill(driver)
@@ -126,15 +126,16 @@ class Striker:
         conductor.note_over(step)
 
     def _pause_driver(self, step: Step, driver: Driver, following: Sequence[Step]) -> None:
-        """Pauses the driver until its successor has finished a batch. One of the two must end on its own.
+        """Pauses the driver until its successor has finished a batch. One of the two must then end on its own.
 
-        That is the zombie, unless it was paused before it had claimed the query: then it is the newer one.
+        Normally, that is the paused driver. If it was paused before it had claimed the query, its claim is the newer
+        one, and the successor must end.
         """
         conductor = self._conductor
         conductor.note_fault(step, driver)
         driver.pause()
         successor = self.start(following, conductor.config.slots, beside=True)
-        driver.go()  # it reads that when it resumes
+        driver.go()  # it receives this command once it resumes
         conductor.need(
             lambda: conductor.driver is not None and conductor.driver.finished >= 0,
             conductor.limits.start_s,
@@ -145,7 +146,7 @@ class Striker:
         self._see_one_end(driver, conductor.driver or successor, step)
 
     def _two_drivers(self, step: Step, driver: Driver, following: Sequence[Step]) -> None:
-        """Starts a rival. Both run until one has superseded the other."""
+        """Starts a second driver. Both run until one has superseded the other."""
         conductor = self._conductor
         conductor.note_fault(step, driver)
         rival = self.start(following, conductor.config.slots, beside=True)
@@ -153,7 +154,7 @@ class Striker:
         self._see_one_end(driver, rival, step)
 
     def _see_one_end(self, driver: Driver, rival: Driver, step: Step) -> None:
-        """Waits until one of the two has ended on its own. The other one continues."""
+        """Waits until one of two drivers has ended on its own. The other one continues."""
         conductor = self._conductor
         conductor.need(
             lambda: any(one.exit_code() is not None for one in (driver, rival)),
@@ -166,7 +167,8 @@ class Striker:
         conductor.note_over(step)
 
     def _jump_clock(self, step: Step, driver: Driver, following: Sequence[Step]) -> None:
-        # The monotonic clock of a running JVM would jump back, too, and its scheduled events would never run.
+        # Do not set a running driver's clock back: in its JVM, the monotonic clock would also go back, and scheduled
+        # events would never run.
         if step.amount < 0:
             self._kill_driver(step, driver, following)
             return
@@ -253,7 +255,7 @@ class Striker:
 
 
 def _ask(system: VerifiedSystem, give_up_at: float) -> Sequence[str]:
-    """Returns what a system has open, retrying while it does not respond."""
+    """Returns the open transactions of a system, retrying while it does not respond."""
     while True:
         try:
             return system.left_open()
@@ -286,7 +288,7 @@ def choices(
     ]
     for system in dict.fromkeys([*systems, source, *([store] if store else [])]):
         for fault, requests in system.faults().items():
-            # Only sweeps send aborts, so a trap for an abort would hardly ever spring.
+            # Do not offer aborts. Only sweeps send them, so a trap for an abort would hardly ever spring.
             regular = tuple(request for request in requests if request != "abort")
             if system is not source or source in systems or fault not in OF_REQUESTS:
                 found.append(Choice(fault=fault, system=system.name, requests=regular))
@@ -294,14 +296,14 @@ def choices(
 
 
 Hindrances = Mapping[tuple[Fault, str], str]
-"""Why faults are impossible, by fault and system name, which is empty for faults of the query."""
+"""The reasons why faults are impossible, by fault and system name. The name is empty for faults of the query."""
 _OF_SERVERS = (Fault.SERVER_KILLED, Fault.SERVER_PAUSED)
 
 
 def hindrances(
     systems: Sequence[VerifiedSystem], source: VerifiedSystem, *, disk: bool, store: Injectable | None = None
 ) -> Hindrances:
-    """Returns the faults that cannot be injected here but could be elsewhere, with the reasons."""
+    """Returns the faults that are impossible in this run, although they are possible elsewhere, with the reasons."""
     ours = source in systems and Fault.SERVER_KILLED in source.faults()
     of_query = {
         Fault.LOG_DISK_FULL: "" if disk else cannot_mount() if store is None else "the checkpoint is in a store",
@@ -317,7 +319,7 @@ def hindrances(
 
 
 def _why_not(fault: Fault, system: Injectable) -> str:
-    """Returns why a system lacks a fault; empty if it never has it."""
+    """Returns why a fault is impossible in a system; empty if it never applies to such a system."""
     is_kafka, is_files = isinstance(system, KafkaSystem), system.name in ("files", "delta")
     is_ours = Fault.SERVER_KILLED in system.faults()
     if fault is Fault.COORDINATOR_MOVED:
@@ -334,7 +336,7 @@ def _why_not(fault: Fault, system: Injectable) -> str:
 
 
 def words_of(why: Hindrances) -> str:
-    """Describes them, grouping those with the same reason. Empty if there are none."""
+    """Describes impossible faults, grouped by reason; empty if there are none."""
     alike: dict[tuple[str, str], list[str]] = {}
     for (fault, system), reason in why.items():
         alike.setdefault((system, reason), []).append(fault.value)
@@ -345,10 +347,10 @@ def words_of(why: Hindrances) -> str:
 
 
 def check_steps(steps: Sequence[Step], choices: Sequence[Choice], why: Hindrances) -> None:
-    """Refuses a schedule with steps that cannot be injected, before anything is struck.
+    """Refuses a schedule with impossible steps, before anything is struck.
 
     Raises:
-        ConfigurationError: If there are any. The message names each such step, and the reason.
+        ConfigurationError: If there are such steps. The message names each of them, and the reason.
     """
     requests = {(choice.fault, choice.system): choice.requests for choice in choices}
     impossible = []

@@ -42,9 +42,9 @@ _WORDS = {
 }
 
 NEEDS_THE_END = frozenset({Anomaly.MISSING, Anomaly.TORN, Anomaly.STATE_DIFFERS, Anomaly.LINGERING})
-"""The anomalies that an unfinished run cannot show: it may just not have written, or cleaned up, yet."""
+"""The anomalies that an unfinished run cannot show, because the query may not have written or cleaned up yet."""
 OPTIONAL = frozenset({Anomaly.GROWING})
-"""The anomalies that only a long run can show. A shorter run passes without the check."""
+"""The anomalies that only a long run can show. A shorter run can pass without this check."""
 MOST_EXAMPLES = 5
 """The maximum number of examples in one verdict."""
 
@@ -54,11 +54,11 @@ class Verdict:
     """One checker's result for one system, or for the whole run.
 
     Attributes:
-        anomaly: What was checked for.
+        anomaly: The anomaly that was checked.
         system: The system; empty for the whole run.
-        looked_at: The number of items examined. A verdict on nothing proves nothing.
-        count: How often the anomaly was found.
-        examples: Some of what was found, one per line.
+        looked_at: The number of items examined. If it is 0, the verdict proves nothing.
+        count: The number of times that the anomaly was found.
+        examples: Examples of what was found, one per line.
     """
 
     anomaly: Anomaly
@@ -73,10 +73,10 @@ class Verdict:
 
     @property
     def blank(self) -> bool:
-        """True if nothing was examined although something should have been, so the result is unknown."""
+        """True if nothing was examined although something should have been. The result is then unknown."""
         return self.looked_at == 0 and self.anomaly not in OPTIONAL
 
 
 def passed(verdicts: Sequence[Verdict]) -> bool:
-    """Returns True if everything was checked for, and nothing was found."""
+    """Returns True if everything was checked, and no anomaly was found."""
     return bool(verdicts) and all(verdict.ok and not verdict.blank for verdict in verdicts)

@@ -1,4 +1,4 @@
-"""Observes the query while it runs: the batches that readers see, and the size of log and checkpoint."""
+"""Observes the query while it runs: the batches that readers see, and the sizes of the log and the checkpoint."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Readers:
             reader.start()
 
     def stop(self) -> None:
-        """Stops all of them in parallel. May be called repeatedly."""
+        """Stops all readers in parallel. May be called repeatedly."""
         for reader in self._readers:
             reader.stopping.set()
         for reader in self._readers:
@@ -39,7 +39,7 @@ class Readers:
 
 
 class _Reader(Background):
-    """Records when a system first shows rows of a batch, and what the decision log then says about the batch."""
+    """Records when a system first shows rows of a batch, together with the newest decision in the log at that time."""
 
     def __init__(self, system: VerifiedSystem, checkpoint: CheckpointFiles, recorder: Recorder) -> None:
         super().__init__(f"reader of {system.name}", _STOPS_WITHIN_S)
@@ -52,17 +52,17 @@ class _Reader(Background):
         newest = -1
         stopping = False
         while not stopping:
-            stopping = self.stopping.wait(_EVERY_S)  # after the stop, check once more for what has arrived by then
+            stopping = self.stopping.wait(_EVERY_S)  # after the stop, check once more for rows that arrived by then
             try:
                 found = self._system.newest()
             except Exception:  # noqa: BLE001, S112 - the system does not respond now, and is queried again
                 continue
             if found <= newest:
                 continue
-            # Read the rows first, then the log: a batch that is still undecided now was undecided when its rows were
-            # seen. The opposite order would miss a decision in between. This misses rows that are visible too early for
-            # less time than the two reads take, so drivers are held longer in the phases in which rows must not be
-            # visible yet.
+            # Read the rows first, then the log. If a batch is undecided now, it was also undecided when its rows were
+            # seen. The opposite order would miss a decision in between. This order misses rows that are visible too
+            # early for less time than the two reads take. Drivers are therefore held longer in the phases in which rows
+            # must not be visible yet.
             decided = self._decided()
             if decided is not None:
                 newest = found
@@ -86,7 +86,7 @@ def has_log(checkpoint: CheckpointFiles) -> bool:
 
 
 def note_violation(recorder: Recorder, checkpoint: CheckpointFiles, driver: int) -> None:
-    """Records if the decision log contains what no correct run can have written, at which a new driver would stop."""
+    """Records a violation if the decision log contains anything that a correct run cannot have written."""
     try:
         DecisionLog(checkpoint).read(LogView())
     except (LogError, LogViolation) as error:
@@ -95,7 +95,7 @@ def note_violation(recorder: Recorder, checkpoint: CheckpointFiles, driver: int)
 
 
 def note_sizes(recorder: Recorder, checkpoint: CheckpointFiles) -> None:
-    """Records the sizes of checkpoint and log. If they are not on a disk, only the number of the log's files."""
+    """Records the sizes of checkpoint and log. If they are not on a disk, records only the number of log files."""
     if isinstance(checkpoint, LocalFiles):
         for name, folder in (("log", checkpoint.folder / FOLDER), ("checkpoint", checkpoint.folder)):
             if folder.is_dir():

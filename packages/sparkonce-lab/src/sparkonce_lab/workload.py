@@ -1,7 +1,7 @@
-"""Rows whose correct result is known, and the feeder that writes them to the source topic.
+"""Rows with a known correct result, and the feeder that writes them to the source topic.
 
-They are numbered within each key, and summed by key and window of event time. Everything is determined by a `Workload`
-and the number of rows, from which the expected output can be computed.
+Rows are numbered within each key, and summed by key and window of event time. A `Workload` and the number of rows
+determine everything, including the expected output.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 CHUNK_ROWS = 2_000
-"""Rows are generated and written in chunks of this size. The last one may be cut off anywhere."""
+"""Rows are generated and written in chunks of this size. The last chunk may be incomplete."""
 CLOSING_KEY = -1
 """The key of rows that only advance the watermark."""
 
@@ -40,9 +40,9 @@ class Workload:
         seed: The same seed generates the same rows.
         partitions: The number of the source's partitions. Key k is in partition k modulo this number.
         keys: The number of keys.
-        skew: The exponent of the keys' frequencies: at 0 all are equally frequent, at 1 they follow Zipf's law.
-        rows_per_second: How fast rows are written, and event time passes.
-        window_ms: The width of the windows of event time.
+        skew: The exponent of the keys' frequencies. At 0, all keys are equally frequent; at 1, they follow Zipf's law.
+        rows_per_second: The rate at which rows are written. Event time passes at the same rate.
+        window_ms: The width of the windows of event time, in milliseconds.
         started_ms: The event time of the first row, in milliseconds since the epoch; a multiple of ``window_ms``.
     """
 
@@ -71,7 +71,7 @@ class Workload:
             Batches of at most `CHUNK_ROWS` rows, with the columns key, number, amount, event_ms.
         """
         weights = 1.0 / np.arange(1, self.keys + 1) ** self.skew
-        # Assign ranks to keys at random, so that the frequent keys are not all in the first partitions.
+        # Assign ranks to keys at random, so that frequent keys are not all in the first partitions.
         ranks = np.random.default_rng([self.seed, 0]).permutation(self.keys)
         next_number = np.zeros(self.keys, dtype=np.int64)
         begun = 0
@@ -121,7 +121,7 @@ class Workload:
 
 
 def _times_before(keys: Numbers) -> Numbers:
-    """Counts for each position how often its key occurs before it."""
+    """Returns, for each position, how often its key occurs at earlier positions."""
     order = np.argsort(keys, kind="stable")
     ordered = keys[order]
     starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])
@@ -133,9 +133,9 @@ def _times_before(keys: Numbers) -> Numbers:
 
 _ROUND_S = 0.05
 _ROUND_MS_AT_MOST = 200
-"""The maximum event time of one round. It is less than the watermark's delay, since no row may be late."""
+"""The longest event time of one round, in milliseconds. It is below the watermark's delay, so that no row is late."""
 _FLUSH_S = 180.0
-"""An outage of the source's broker is waited out, since no row of the workload may be lost or duplicated."""
+"""The longest wait for an outage of the source's broker, in seconds. Rows must be neither lost nor duplicated."""
 _PAUSE_EVERY_S = (8.0, 20.0)
 _PAUSE_S = (1.5, 4.0)
 _CLOSING_AHEAD_MS = 3_600_000
@@ -145,8 +145,8 @@ Row = tuple[int, int, int, int]
 class Feeder(Background):
     """Writes rows until it is stopped.
 
-    Rows are written in rounds of a fraction of a second of event time, and a round is acknowledged in all partitions
-    before the next begins, so partitions cannot drift apart by more than the query's watermark delay. Occasionally it
+    Rows are written in rounds of a fraction of a second of event time. A round is acknowledged in all partitions before
+    the next one begins, so partitions cannot drift apart by more than the query's watermark delay. The feeder sometimes
     pauses for seconds, so that the query has nothing to read.
 
     Attributes:
@@ -166,7 +166,7 @@ class Feeder(Background):
                 "enable.idempotence": True,
                 "message.timeout.ms": int(_FLUSH_S * 1000),
                 "linger.ms": 1,
-                "log_level": 0,  # brokers going down is part of the test
+                "log_level": 0,  # brokers are taken down on purpose
             }
         )
         self._delivery_error: Any = None

@@ -171,7 +171,7 @@ class BatchProducer:
     def _produce(self, topic: str, partition: int, messages: _Messages, rows: pa.RecordBatch) -> int:
         handle, flags = self._topic(topic), rd.COPY_PAYLOAD
         if partition == rd.CHOSEN_PARTITION:
-            self._borrowed.keep()  # the partition is unknown here, so reports cannot show which memory is free
+            self._borrowed.keep()  # these rows may go to any partition, so reports do not show which memory is free
         elif self._borrowed.in_order:
             with self._polling:
                 memory = self._borrowed.room_for(rows.column("value"))

@@ -246,7 +246,7 @@ class KafkaWriter(SinkWriter):
         """
         pooled = self._open_producer()
         self._flush(pooled)
-        # Nothing is in flight after a flush, since rows count as outstanding until their delivery report is processed.
+        # After flush, nothing is in flight, since rows count as outstanding until their delivery report is processed.
         # Do not check ``len(producer)``, which also counts pending statistics, errors and log lines.
         acknowledged = pooled.acknowledged(self._accepted)
         if acknowledged != self._written:

@@ -103,7 +103,7 @@ class Application:
         """Applies the rows unless they are already applied, and records that they are."""
         try:
             return self._apply(unit)
-        except OSError as error:  # from the folder, because errors of the function are returned as answers
+        except OSError as error:  # the folder's error, because errors of the function are returned as answers
             return Finished(outcome=Outcome.RETRY, reason=f"The folder {self._folder.location} cannot be used: {error}")
 
     def _apply(self, unit: Unit) -> Finished:

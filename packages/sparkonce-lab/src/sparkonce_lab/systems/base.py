@@ -1,4 +1,4 @@
-"""The operations of a system that a sink writes to. Also removes credentials from addresses."""
+"""The operations of a system that a sink writes to, and the removal of credentials from addresses."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 class System(Injectable, ABC):
-    """A system that a sink writes to: a server that we start, one that somebody else has started, or the user's.
+    """A system that a sink writes to: a server that is started here, one that a caller has started, or the user's.
 
-    This is the only description of the server, for conformance suites, the crash matrix, killed queries and the
-    verifier. It queries the server directly, never through the product's code, over connections that no fault strikes.
+    Conformance suites, the crash matrix, killed queries and the verifier all use this class. It queries the server
+    directly, without the product's code, over connections that no fault strikes.
 
     ::
 
@@ -36,29 +36,29 @@ class System(Injectable, ABC):
             assert not system.left_open()
 
     Attributes:
-        REQUESTS: How a fault proxy recognizes a request, by the way of committing and by name (``prepare``, ``commit``,
-            ``abort``).
+        REQUESTS: The patterns by which a fault proxy recognizes requests, by kind of commit and by name (``prepare``,
+            ``commit``, ``abort``).
     """
 
     REQUESTS: ClassVar[Mapping[str, Mapping[str, Request]]] = {}
 
     @classmethod
     def missing(cls) -> str:
-        """Returns why no server can be started on this machine; empty if one can."""
+        """Returns why a server cannot be started on this machine; empty if it can."""
         return ""
 
     @abstractmethod
     def start(self, folder: Path) -> None:
-        """Starts the server, or connects to the given one.
+        """Starts the server, or connects to an existing one.
 
         Raises:
-            PreflightError: If it is unavailable.
-            ConfigurationError: If what the user specified cannot be used.
+            PreflightError: If the server is unavailable.
+            ConfigurationError: If the user's settings cannot be used.
         """
 
     @abstractmethod
     def stop(self) -> None:
-        """Ends what was started here. On the user's own server, removes the table or topic, unless `keep_place` is set.
+        """Ends everything that was started here. Unless `keep_place` is set, removes the table or topic elsewhere.
 
         May be called repeatedly, and after a failed `start`.
         """
@@ -73,23 +73,23 @@ class System(Injectable, ABC):
         finally:
             self.stop()
 
-    # The arguments of `place` and `visible` depend on the server: columns, partitions, or key patterns.
+    # The arguments of `place` and `visible` depend on the server. They are columns, partitions, or key patterns.
 
     @abstractmethod
     def place(self, *columns: str) -> None:
-        """Creates an empty table, topic, folder or bucket with a new name, which `sink` and `visible` use from now on.
+        """Creates an empty table, topic, folder or bucket with a new name, which `sink` and `visible` then use.
 
         Args:
             columns: Definitions of columns and keys, if the server needs them. Defaults to those of the rows that a
                 verified query writes.
 
         Raises:
-            PreflightError: If it cannot be created.
+            PreflightError: If the server cannot create it.
         """
 
     @abstractmethod
     def arguments(self, **options: Any) -> dict[str, Any]:
-        """Returns the sink's arguments as plain values, with the address at which connections can be struck."""
+        """Returns the sink's arguments as plain values. Faults can strike connections to the address in them."""
 
     @staticmethod
     @abstractmethod
@@ -109,10 +109,10 @@ class System(Injectable, ABC):
 
     @abstractmethod
     def left_open(self) -> Sequence[str]:
-        """Lists what is neither committed nor aborted. Raises any `Exception` while the server does not respond."""
+        """Lists open transactions and their remains. Raises any `Exception` while the server does not respond."""
 
     def expire(self, handle: Handle) -> bool:  # noqa: ARG002 - for those that override it
-        """Makes the server lose a prepared transaction, as its timeout or an operator would.
+        """Makes the server lose a prepared transaction, as a timeout or an operator would.
 
         Returns:
             False if that is not possible.
@@ -120,10 +120,10 @@ class System(Injectable, ABC):
         return False
 
     def restart(self) -> bool:
-        """Kills the server and starts it again with its data.
+        """Kills the server, and starts it again with its data.
 
         Returns:
-            False if there is no server that can be restarted.
+            False if the server cannot be restarted.
         """
         return False
 
@@ -132,17 +132,17 @@ class System(Injectable, ABC):
         return sorted(self.visible()), sorted(self.left_open())
 
     keep_place = False
-    """Set to keep the rows for inspection."""
+    """True to keep the rows for inspection."""
 
 
 class VerifiedSystem(System):
-    """A system that the verifier can write to. Its name is also the sink's."""
+    """A system that the verifier can write to. The sink has the same name."""
 
     session: Mapping[str, str] = {}
-    """The Spark settings that the query's session needs for it."""
+    """The Spark settings that the query's session needs for this system."""
 
     def jars(self) -> Sequence[Path]:
-        """Downloads the jars that the query's session needs for it; see `sparkonce_lab.rig.kafka.jars.resolve`."""
+        """Downloads the jars that the query's session needs for this system; see `resolve` in ``jars``."""
         return ()
 
     def sink_settings(self) -> Mapping[str, Any]:
@@ -155,9 +155,9 @@ class VerifiedSystem(System):
 
     @abstractmethod
     def newest(self) -> int:
-        """Returns the newest batch of which such a reader currently sees a row; -1 if there is none.
+        """Returns the newest batch of which a reader of committed rows currently sees a row; -1 if there is none.
 
-        Called several times a second by one thread. Raises any `Exception` while the system does not respond, in which
+        One thread calls this several times a second. Raises any `Exception` while the system does not respond, in which
         case it must give up within seconds.
         """
 
@@ -165,15 +165,15 @@ class VerifiedSystem(System):
 class ServerSystem(Served, System):
     """A system that consists of one server.
 
-    Many take the arguments ``megabytes`` (the size of our disk, which is in memory, and uses as much of it as is
-    written), ``server`` (a running server, which is not stopped here), ``alone`` (True if nobody else uses the server;
-    then `left_open` covers all of it), and ``answers_within_s`` (the longest wait for a response).
+    Many subclasses have these arguments: ``megabytes``, the size of the server's disk, which is in memory and uses only
+    as much of it as is written; ``server``, a running server, which is not stopped here; ``alone``, True if nobody else
+    uses the server, so that `left_open` covers all of it; and ``answers_within_s``, the longest wait for a response.
     """
 
     _made = False
 
     def borrow(self, server: Server) -> None:
-        """Uses a server that somebody else has started and will stop. Its connections cannot be struck."""
+        """Uses a server that the caller has started and will stop. Its connections cannot be struck."""
         self.server = server
         self.injections = of_server(server)
 
@@ -182,12 +182,12 @@ class ServerSystem(Served, System):
         """Removes the table, bucket or keys from the user's server.
 
         Raises:
-            PreflightError: If it cannot.
+            PreflightError: If they cannot be removed.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Closes the connections to the server. May be called repeatedly; the next request opens them again."""
+        """Closes the connections to the server. May be called repeatedly. The next request opens them again."""
 
     def stop(self) -> None:
         self.close_proxy()
@@ -210,14 +210,14 @@ class ServerSystem(Served, System):
 _HIDDEN = "***"
 _NAME = r"(?i)\b(\w*(?:password|passwd|secret|token)\w*\s*=\s*)"
 _IN_SETTINGS = re.compile(_NAME + r"""((?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|\\.|[^\s'"\\])*)""")
-"""A value in the syntax of libpq, or a shell: quoted, or with backslashes before characters that would end it."""
+"""Matches a value in the syntax of libpq or a shell: quoted, or with backslashes before special characters."""
 _IN_URL = re.compile(_NAME + r"[^\s&]*")
 _LOGIN = re.compile(r"://.*@")
-"""Up to the last one, since a password that is not encoded may contain any character."""
+"""Matches a login up to the last @, since a password that is not encoded may contain any character."""
 
 
 def without_credentials(place: str) -> str:
-    """Returns the address without passwords, and a URL without the login before its host.
+    """Returns an address without passwords. A URL is returned without the login before its host.
 
     Args:
         place: A URL, or ``name=value …`` as for libpq and PyMySQL.
@@ -227,5 +227,5 @@ def without_credentials(place: str) -> str:
 
 
 def holds_credentials(place: str) -> bool:
-    """Returns True if it has credentials, or had them before they were removed."""
+    """Returns True if an address contains credentials, or contained them before they were removed."""
     return _HIDDEN in without_credentials(place)

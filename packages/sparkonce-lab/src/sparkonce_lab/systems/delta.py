@@ -22,9 +22,9 @@ _WAITING = ("open", "prepared", "started")
 
 
 class DeltaSystem(FilesSystem):
-    """A local table, on a disk that can be filled if mounting is allowed; or a new one in the user's folder.
+    """A local table, on a disk that can be filled if mounting is allowed, or a new table in the user's folder.
 
-    Rows are appended, so a batch that is written twice is there twice. See `FilesSystem` for the arguments.
+    Rows are appended, so a batch that is written twice occurs twice. See `FilesSystem` for the arguments.
     """
 
     name = "delta"
@@ -46,7 +46,7 @@ class DeltaSystem(FilesSystem):
         return spark_delta_jars()
 
     def make(self, columns: Sequence[str]) -> None:
-        """Creates the table, with columns such as ``number long``, using the protocol's type names."""
+        """Creates a table with columns such as ``number long``, whose types have the names of the Delta protocol."""
         fields = [dict(zip(("name", "type"), column.split(), strict=True)) for column in columns or _COLUMNS]
         described = [{**field, "nullable": True, "metadata": {}} for field in fields]
         schema = json.dumps({"type": "struct", "fields": described})
@@ -75,7 +75,7 @@ class DeltaSystem(FilesSystem):
         return bool(found)
 
     def published(self) -> Sequence[Path]:
-        """Lists the files of the newest version. After thousands of versions, a table has lost the first."""
+        """Lists the files of the newest version. Does not work once the first versions were deleted."""
         found: dict[str, None] = {}
         for version in sorted((self.root / _LOG).glob("*.json")):
             for action in map(json.loads, version.read_text().splitlines()):

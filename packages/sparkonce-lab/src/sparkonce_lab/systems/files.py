@@ -1,7 +1,7 @@
-"""A local folder that the files sink writes to, and other rows in folders: dead letters, and waiting rows.
+"""A local folder that the files sink writes to, and rows in other folders: dead letters, and waiting rows.
 
-Dead letters are rows that Kafka is made to refuse: it stores no timestamps before 1970, and a refused row has such a
-timestamp, but is otherwise normal. The rows of the write-ahead, RabbitMQ and Pravega sinks wait in a folder.
+Dead letters are rows that Kafka is made to refuse. Such a row has a timestamp before 1970, which Kafka does not store,
+but is otherwise normal. The rows of the write-ahead, RabbitMQ and Pravega sinks wait in a folder.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
 
 MEGABYTES = 1024
 HELD = ".sparkonce/held"
-"""Where the sink holds the files of prepared transactions."""
+"""The folder in which the sink keeps the files of prepared transactions."""
 
 
 class FilesSystem(VerifiedSystem):
-    """A local folder, on a disk that can be filled if mounting is allowed; or a new one in the user's folder.
+    """A local folder, on a disk that can be filled if mounting is allowed, or a new folder inside the user's.
 
     Args:
         path: The user's folder; None for a local one.
-        megabytes: The size of the local disk, which is in memory and uses as much of it as is written.
+        megabytes: The size of the local disk, which is in memory and uses only as much of it as is written.
 
     Attributes:
-        folder: Created by `place`.
+        folder: The folder that `place` has created.
     """
 
     name = "files"
@@ -95,7 +95,7 @@ class FilesSystem(VerifiedSystem):
         return FilesSink(**arguments)
 
     def expire(self, handle: Handle) -> bool:
-        """Deletes the files that a transaction holds, as somebody might while cleaning up."""
+        """Deletes the held files of a transaction, as somebody might do while cleaning up."""
         from sparkonce.sinks.files.store import read_handle
 
         for one in read_handle(handle).files or ():
@@ -131,7 +131,7 @@ class FilesSystem(VerifiedSystem):
 
 
 def is_published(path: Path, root: Path) -> bool:
-    """Returns True if readers of a folder read this file: no part of its path there begins with ``.`` or ``_``."""
+    """Returns True if readers of a folder read this file: no part of its relative path begins with ``.`` or ``_``."""
     return not any(part[0] in "._" for part in path.relative_to(root).parts)
 
 
@@ -171,7 +171,7 @@ def read_dead_letters(folder: Path) -> pa.Table:
 
 
 def open_dead_letters(folder: Path) -> Sequence[str]:
-    """Lists what is neither published nor discarded."""
+    """Lists files that are neither published nor discarded."""
     return _system(folder).left_open() if folder.exists() else []
 
 
@@ -189,7 +189,7 @@ def waiting_rows(folder: Path) -> list[str]:
 
 
 def expire_rows(folder: Path, handle: Handle) -> bool:
-    """Deletes the rows of a prepared transaction. Nothing times out, but somebody may delete files."""
+    """Deletes the rows of a prepared transaction. They have no timeout, but somebody may delete files."""
     found = [path for path in folder.rglob(str(handle["name"])) if path.parent.name in ("prepared", "rows")]
     for path in found:
         path.unlink()

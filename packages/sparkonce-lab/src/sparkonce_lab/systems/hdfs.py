@@ -38,18 +38,18 @@ def _missing() -> str:
 
 
 class HdfsSystem(ServerSystem):
-    """A name node and a data node that we start.
+    """A name node and a data node that are started here.
 
-    The proxy is in front of the name node, which knows what files exist; blocks go straight to the data node. The disk
-    that is filled is the data node's: the name node's holds its journal, without which it exits.
+    The proxy is in front of the name node, which knows the files. Clients transfer blocks directly to and from the data
+    node. The disk that is filled is the data node's. The name node's disk contains its journal, without which it exits.
 
     Attributes:
-        folder: Created by `place`.
+        folder: The folder that `place` has chosen.
     """
 
     name = "hdfs"
     REQUESTS: ClassVar[Mapping[str, Mapping[str, Request]]] = {
-        # Match the method and the name of a held file, since other clients send probes and puts.
+        # Match the method and the name of a held file, because other clients send probes and puts.
         "held": {
             "prepare": re.compile(rb"\x08complete\x12.{1,200}\.held", re.DOTALL),
             "commit": re.compile(rb"\x07rename2\x12.{1,200}\.held", re.DOTALL),
@@ -80,14 +80,14 @@ class HdfsSystem(ServerSystem):
         self._address = self.start_proxy((HOST, server.port), self.REQUESTS["held"]).address
 
     def place(self, *columns: str) -> None:  # noqa: ARG002 - files need none
-        """See `System.place`. The sink creates the folder."""
+        """See `System.place`. The sink itself creates the folder."""
         self.folder = f"/sparkonce-verify-{secrets.token_hex(5)}"
 
     def drop_place(self) -> None:
-        """See `ServerSystem.drop_place`. We started the server."""
+        """See `ServerSystem.drop_place`. Does nothing, because the server was started here."""
 
     def close(self) -> None:
-        """See `ServerSystem.close`. Every request opens a client."""
+        """See `ServerSystem.close`. Does nothing, because every request uses a new client."""
 
     def arguments(self, **options: Any) -> dict[str, Any]:
         return {"path": f"hdfs://{self._address}{self.folder}", **options}
@@ -97,7 +97,7 @@ class HdfsSystem(ServerSystem):
         return FilesSystem.build(arguments)
 
     def expire(self, handle: Handle) -> bool:
-        """Deletes the files that a transaction holds, as somebody might while cleaning up."""
+        """Deletes the held files of a transaction, as somebody might do while cleaning up."""
         from sparkonce.sinks.files.store import read_handle
 
         for one in read_handle(handle).files or ():
@@ -105,7 +105,7 @@ class HdfsSystem(ServerSystem):
         return True
 
     def visible(self, *columns: str) -> list[Any]:
-        """See `System.visible`. Fetches each file once: published files do not change."""
+        """See `System.visible`. Fetches each file once, because published files do not change."""
         listed = [path for path in self._list() if is_published(Path(path), Path(self.folder))]
         for path in set(listed) - self._rows.keys():
             self._rows[path] = bytes(self._ask("read", path).read())
@@ -123,7 +123,7 @@ class HdfsSystem(ServerSystem):
         return [one.path for one in found if not one.isdir]
 
     def _ask(self, method: str, path: str, **options: Any) -> Any:
-        """Sends a request with a deadline and a new client: a client retries an unreachable name node for minutes."""
+        """Sends a request with a deadline. Uses a new client, since a client retries for minutes during an outage."""
         from hdfs_native import Client
 
         url = f"hdfs://{HOST}:{self.server.port}" if self.server is not None else ""

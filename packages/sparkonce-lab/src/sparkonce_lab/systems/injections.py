@@ -1,4 +1,4 @@
-"""Injects and ends faults of a proxy's connections, of a server, and of a disk."""
+"""Injects and ends faults of connections through a proxy, of servers, and of disks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from sparkonce_lab.rig.process import Server
 
 SLOW_MS = 50
-"""How long each piece on each connection is delayed."""
+"""The delay of each piece of data on each connection, in milliseconds."""
 
 _TRAPS = {Fault.REPLY_LOST: RequestFault.REPLY_LOST, Fault.REQUEST_LATE: RequestFault.HELD}
 
@@ -28,7 +28,7 @@ class Injection:
 
     Attributes:
         begin: Injects the fault, within the given number of seconds.
-        end: Ends it; None if it does not last.
+        end: Ends the fault; None if it does not last.
     """
 
     begin: Callable[[float], None]
@@ -39,23 +39,23 @@ Injections = Mapping[Fault, Injection]
 
 
 class Stoppable(Protocol):
-    """A server."""
+    """A server that can be stopped."""
 
     def kill(self) -> None:
-        """Ends it with SIGKILL."""
+        """Ends the server with SIGKILL."""
 
     def start(self) -> object:
-        """Starts it with its data, and waits until it responds."""
+        """Starts the server with its data, and waits until it responds."""
 
     def pause(self) -> None:
-        """Pauses it with SIGSTOP."""
+        """Pauses the server with SIGSTOP."""
 
     def resume(self) -> None:
-        """Continues it with SIGCONT."""
+        """Continues the server with SIGCONT."""
 
 
 class Together:
-    """The servers of a cluster as one."""
+    """The servers of a cluster as a single one."""
 
     def __init__(self, servers: Sequence[Stoppable], start: Callable[[], object]) -> None:
         self._servers = servers
@@ -86,7 +86,7 @@ def of_connections(proxy: FaultProxy) -> Injections:
 
 
 def of_server(server: Stoppable) -> Injections:
-    """Returns the faults of a server that we started."""
+    """Returns the faults of a server that was started here."""
     return {
         Fault.SERVER_KILLED: Injection(lambda _: server.kill(), server.start),
         Fault.SERVER_PAUSED: Injection(lambda _: server.pause(), server.resume),
@@ -94,7 +94,7 @@ def of_server(server: Stoppable) -> Injections:
 
 
 def of_disk(disk: SmallDisk, server: Server | None = None) -> Injections:
-    """Returns the faults of a disk that can be filled; none for any other disk.
+    """Returns the faults of a disk that can be filled. Any other disk has none.
 
     Args:
         disk: The disk.
@@ -112,13 +112,13 @@ def of_disk(disk: SmallDisk, server: Server | None = None) -> Injections:
 
 
 class Injectable:
-    """A server or a folder in which faults can be injected. Its `start` sets the last three attributes.
+    """A server or a folder with faults that can be injected. Its `start` sets the last three attributes.
 
     Attributes:
         name: The name on the command line: ``kafka``, ``postgres``, ``checkpoint``, …
         injections: The faults that can be injected.
-        proxy: Where requests can be struck; None if they cannot.
-        requests: The requests that can be struck, by name, and how the proxy recognizes them.
+        proxy: The proxy at which requests can be struck; None if they cannot.
+        requests: The requests that can be struck, by name, with the patterns by which the proxy recognizes them.
     """
 
     name: str
@@ -128,27 +128,27 @@ class Injectable:
     _trap: Trap | None = None
 
     def faults(self) -> Mapping[Fault, Sequence[str]]:
-        """Returns the faults that can be injected here, with the names of requests for faults of one request."""
+        """Returns the faults that can be injected. Faults of one request come with the names of possible requests."""
         of_requests = {fault: tuple(self.requests) for fault in _TRAPS} if self.requests and self.proxy else {}
         return {**dict.fromkeys(self.injections, ()), **of_requests}
 
     def inject(self, fault: Fault, *, request: str = "", within_s: float = 30.0) -> bool:
-        """Injects a fault. One that lasts is ended by `lift`.
+        """Injects a fault. If the fault lasts, `lift` ends it.
 
-        For a fault of one request, this sets a trap, and `sprung` returns True once the request has arrived. Such a
-        fault must always be lifted: a trap that has not sprung is removed, and a held request is delivered.
+        A fault of one request sets a trap. `sprung` returns True once the request has arrived. Such a fault must always
+        be lifted: that removes a trap that has not sprung, and delivers a held request.
 
         Args:
             fault: One of `faults`.
             request: The name of the request.
-            within_s: The time limit for anything that must be waited for.
+            within_s: The time limit for anything that must be waited for, in seconds.
 
         Returns:
             True if there is something to lift.
 
         Raises:
             ConfigurationError: If the fault, or the request, is not one of `faults`.
-            TimeoutError: If it could not be injected within the limit. Then there is nothing to lift.
+            TimeoutError: If the fault could not be injected in time. Then there is nothing to lift.
         """
         self._check(fault, request)
         self._trap = None
@@ -160,10 +160,10 @@ class Injectable:
         return injection.end is not None
 
     def lift(self, fault: Fault) -> None:
-        """Ends a lasting fault: the server is restarted, connections heal, a held request is delivered.
+        """Ends a lasting fault: restarts the server, heals connections, or delivers a held request.
 
         Raises:
-            PreflightError: If a server does not return.
+            PreflightError: If a server does not start again.
         """
         if fault in OF_REQUESTS:
             self._deliver()
@@ -177,7 +177,7 @@ class Injectable:
     def _deliver(self) -> None:
         trap, self._trap = self._trap, None
         if trap is not None:
-            with suppress(TimeoutError):  # it was delivered, and nobody waits for its response
+            with suppress(TimeoutError):  # the request was delivered, and nobody waits for its response
                 trap.deliver()
         if self.proxy is not None:
             self.proxy.clear()
@@ -195,10 +195,10 @@ class Injectable:
 
 
 class Served(Injectable):
-    """One server behind a proxy: one that we start, on a disk that can be filled if possible, or the user's.
+    """One server behind a proxy: one that is started here, on a disk that can be filled if possible, or the user's.
 
     Attributes:
-        server: Ours, or one that somebody else has started; None for the user's.
+        server: The server, if it was started here or by a caller; None for the user's server.
     """
 
     server: Server | None = None
@@ -206,7 +206,7 @@ class Served(Injectable):
     _disk: SmallDisk | None = None
 
     def start_own(self, server: Server, megabytes: int | None) -> None:
-        """Starts a server on a disk of this many megabytes (or as many as are affordable), or on no separate disk."""
+        """Starts a server on a disk of this size, in megabytes, or less if memory is short. None means no such disk."""
         if megabytes is not None:
             self._disk = SmallDisk(server.folder, affordable(megabytes))
         self.server = self._own = server
@@ -214,7 +214,7 @@ class Served(Injectable):
         self.injections = {**of_server(server), **(of_disk(self._disk, server) if self._disk is not None else {})}
 
     def start_proxy(self, upstream: Address, requests: Mapping[str, Request]) -> FaultProxy:
-        """Starts the proxy, at which connections and these requests can be struck."""
+        """Starts the proxy, which can strike connections and these requests."""
         self.proxy = proxy = FaultProxy(upstream, requests)
         proxy.start()
         self.requests = requests
@@ -228,7 +228,7 @@ class Served(Injectable):
             proxy.close()
 
     def stop_own(self) -> None:
-        """Ends a server that we started, with its disk. May be called repeatedly."""
+        """Ends a server that was started here, with its disk. May be called repeatedly."""
         server, self._own = self._own, None
         if server is not None:
             server.stop()

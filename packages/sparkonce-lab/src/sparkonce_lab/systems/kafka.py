@@ -1,4 +1,4 @@
-"""Kafka: the source of a query's rows, and a system that they are written to."""
+"""Kafka: the source of a query's rows, and a system to which they are written."""
 
 from __future__ import annotations
 
@@ -49,25 +49,26 @@ _POLL_S = 0.05
 
 
 class KafkaSystem(VerifiedSystem):
-    """A cluster that we start, or the user's.
+    """A cluster that is started here, or the user's.
 
-    On the user's cluster, no fault of the server or of connections can be injected: a Kafka client connects to the
-    addresses that the brokers advertise, bypassing any proxy. Topics there get unique names, and are deleted at the
-    end.
+    On the user's cluster, no fault of the servers or of connections can be injected: a Kafka client connects to the
+    addresses that the brokers advertise, bypassing any proxy. Topics on that cluster get unique names, and are deleted
+    at the end.
 
-    A target record's value is ``kind,key,number,amount,rows,batch``, and its key is the key as text.
+    The value of a target record is ``kind,key,number,amount,rows,batch``. Its key is the row's key as text.
 
     Args:
-        bootstrap: The user's ``bootstrap.servers``; None for a cluster that we start.
-        nodes: The number of nodes that we start, 1 or 3. With 3, a coordinator can be moved.
+        bootstrap: The user's ``bootstrap.servers``; None to start a cluster.
+        nodes: The number of nodes to start, 1 or 3. With 3, a coordinator can be moved.
         partitions: The number of partitions of the source and of the target.
         settings: librdkafka's connection settings for the user's cluster, for example ``{"security.protocol":
             "SASL_SSL"}``.
-        megabytes: The size of our disk, for all nodes together. It is in memory, and uses as much of it as is written.
-        refuse_every: Kafka is made to refuse one of every this many rows per key, which goes to a sink of dead letters;
-            0 for none.
+        megabytes: The size of the disk for all nodes together. It is in memory, and uses only as much of it as is
+            written.
+        refuse_every: Of this many rows per key, Kafka is made to refuse one, which goes to a sink of dead letters; 0
+            for none.
         cluster: A running cluster, which is not stopped here.
-        requests: What the proxy of our own cluster recognizes. Defaults to what the verifier strikes.
+        requests: The requests that the proxy recognizes. Defaults to those that the verifier strikes.
         alone: True if nobody else uses the cluster. Then `left_open` covers all of it.
 
     Attributes:
@@ -76,8 +77,8 @@ class KafkaSystem(VerifiedSystem):
         client_bootstrap: The brokers' address for the query.
         settings: librdkafka's connection settings for the verifier's own clients, including `bootstrap`.
         nodes: The number of nodes.
-        transaction_timeout_s: After how long the broker aborts uncommitted transactions; None for the longest time that
-            it allows.
+        transaction_timeout_s: The time after which the broker aborts uncommitted transactions, in seconds; None for the
+            longest time that the broker allows.
         source: The topic that the query reads, created by `place`.
         target: The topic that it writes to, created by `place`.
 
@@ -144,7 +145,7 @@ class KafkaSystem(VerifiedSystem):
             self._reach()
 
     def place(self, *columns: str) -> None:  # noqa: ARG002 - a topic has none
-        """See `System.place`. Also creates the source topic, unless the cluster was given."""
+        """See `System.place`. Also creates the source topic, unless the cluster was started elsewhere."""
         from confluent_kafka import KafkaException
 
         self._prefix = prefix = f"sparkonce-verify-{secrets.token_hex(5)}"
@@ -161,7 +162,7 @@ class KafkaSystem(VerifiedSystem):
             ) from error
 
     def _reach(self) -> None:
-        """Checks that a broker responds. Queries once: a client that retries would log each attempt."""
+        """Checks that a broker responds. Sends one request, because a client that retries would log each attempt."""
         from confluent_kafka import KafkaException
         from confluent_kafka.admin import AdminClient
 
@@ -171,7 +172,7 @@ class KafkaSystem(VerifiedSystem):
         try:
             admin.list_topics(timeout=_ANSWERS_WITHIN_S)
         except KafkaException as error:
-            admin.poll(0)  # for errors reported meanwhile, which are more informative
+            admin.poll(0)  # collects errors that were reported in the meantime, which are more informative
             why = next(iter(told), None) or error.args[0].str()
             raise PreflightError(
                 f"--bootstrap {self.bootstrap}: no broker answers within {_ANSWERS_WITHIN_S:g} s: {why}",
@@ -262,7 +263,7 @@ class KafkaSystem(VerifiedSystem):
         return KafkaSink(**arguments)
 
     def expire(self, handle: Handle) -> bool:
-        """Initializes the transactional id again, which aborts what is open, like the broker's timeout."""
+        """Initializes the transactional id again, which aborts the open transaction as the broker's timeout would."""
         from confluent_kafka import Producer
 
         Producer({**self.settings, "transactional.id": str(handle["transactional_id"])}).init_transactions(60.0)
@@ -300,7 +301,7 @@ class KafkaSystem(VerifiedSystem):
         return pa.concat_tables([*chunks, *refused] or [of_texts([])])
 
     def newest(self) -> int:
-        """See `VerifiedSystem.newest`. Continues from where it was: a reader cannot unsee a record."""
+        """See `VerifiedSystem.newest`. Reads from where the last call ended, because committed records remain."""
         if self._reader is None:
             self._reader = KafkaReader(self.settings, self.target, self.partitions)
         give_up_at = time.monotonic() + _NEWEST_S
@@ -314,18 +315,18 @@ class KafkaSystem(VerifiedSystem):
         return [*(f"{one.transactional_id} {one.state}" for one in self.transactions(*OPEN)), *dead_letters]
 
     def transactions(self, *states: str) -> list[Transaction]:
-        """Lists the transactions in one of these states, or all."""
+        """Lists the transactions in these states; all transactions if there are no arguments."""
         prefix = "" if self._alone else f"{self._prefix}."
         return [*list_transactions(self.settings, states=states, prefix=prefix, timeout_s=_ANSWERS_WITHIN_S).values()]
 
     def state(self) -> object:
-        """See `System.state`. Includes the producers that the broker knows: initializing an id creates a newer one."""
+        """See `System.state`. Includes the known producers, because initializing an id creates a newer producer."""
         known = self.transactions()
         producers = sorted((one.transactional_id, one.producer_id, one.producer_epoch) for one in known)
         return super().state(), producers
 
     def _kill_coordinator(self, within_s: float) -> None:
-        """Kills the broker that coordinates a transaction of the query, preferably an open one."""
+        """Kills the broker that coordinates a transaction of the query, if possible an open one."""
         cluster, give_up_at = self.cluster, time.monotonic() + within_s
         while cluster is not None:
             with suppress(TimeoutError):
@@ -341,7 +342,7 @@ class KafkaSystem(VerifiedSystem):
             time.sleep(_POLL_S)
 
     def _after_full_disk(self) -> None:
-        """Restarts all brokers: one that could not write takes its folder offline and exits, sooner or later."""
+        """Restarts all brokers. A broker that could not write takes its folder offline, and exits sooner or later."""
         if self._disk is not None and self.cluster is not None:
             self._disk.free()
             self.restart()

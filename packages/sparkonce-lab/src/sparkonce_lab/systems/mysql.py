@@ -49,7 +49,7 @@ JOIN information_schema.processlist p ON p.id = t.trx_mysql_thread_id WHERE p.db
 
 
 class PreparedBranch(NamedTuple):
-    """A prepared XA transaction. ``data`` is its id: the first ``gtrid`` bytes, followed by the branch."""
+    """A prepared XA transaction. ``data`` is its id, whose first ``gtrid`` bytes are followed by the branch."""
 
     format_id: int
     gtrid: int
@@ -63,21 +63,22 @@ class PreparedBranch(NamedTuple):
 
 
 class MySQLSystem(ServerSystem, VerifiedSystem):
-    """A MariaDB server that we start, on a disk that can be filled if mounting is allowed, or the user's via a proxy.
+    """A MariaDB server that is started here, on a disk that can be filled if mounting is allowed, or the user's server.
 
-    The user must be allowed to create a database: the table and the sink's own tables are in a new database, which is
-    dropped at the end. Faults of one request require unencrypted connections (``ssl_disabled=true``).
+    The user's server is reached through a proxy, and must allow the user to create a database: the table and the sink's
+    own tables are in a new database, which is dropped at the end. Faults of one request require unencrypted connections
+    (``ssl_disabled=true``).
 
     Args:
-        settings: The user's server, as ``name=value …`` in PyMySQL's names; None for a server that we start.
+        settings: The user's server, as ``name=value …`` in PyMySQL's names; None to start a server.
         commit: ``staged`` or ``two_phase``; see `sparkonce.MySQLSink`.
 
     Attributes:
-        database: Created by `place`; also the prefix of the sink's transactions.
-        table: The table in it.
+        database: The database that `place` has created. Its name is also the prefix of the sink's transactions.
+        table: The table in the database.
 
     Raises:
-        ConfigurationError: If ``commit`` is anything else, or the settings are invalid.
+        ConfigurationError: If ``commit`` has another value, or if the settings are invalid.
     """
 
     name = "mysql"
@@ -160,7 +161,7 @@ class MySQLSystem(ServerSystem, VerifiedSystem):
     # --- the table ----------------------------------------------------------------------------------------------------
 
     def place(self, *columns: str) -> None:
-        """See `System.place`. There is no unique key, so a row that is written twice is there twice."""
+        """See `System.place`. The table has no unique key, so a row that is written twice occurs twice."""
         import pymysql
 
         self.table = "verified"
@@ -171,11 +172,11 @@ class MySQLSystem(ServerSystem, VerifiedSystem):
             raise self._refused(error) from None
 
     def new_database(self, name: str = "") -> None:
-        """Creates an empty database, by default with a unique name. Statements use it from now on."""
+        """Creates an empty database, by default with a unique name. Later statements use it."""
         name = name or f"sparkonce_verify_{secrets.token_hex(5)}"
         self.ask(f"CREATE DATABASE {quote(name)} CHARACTER SET utf8mb4")
         self.database, self._made = name, True
-        self.close()  # the next connection uses the database
+        self.close()  # so that the next connection uses the database
 
     def drop_place(self) -> None:
         """Rolls back prepared transactions, and drops the database."""
@@ -208,7 +209,7 @@ class MySQLSystem(ServerSystem, VerifiedSystem):
         return MySQLSink(**arguments)
 
     def expire(self, handle: Handle) -> bool:
-        """Removes a transaction, as an operator might: nothing expires here."""
+        """Removes a transaction as an operator might, because MySQL has no timeout for it."""
         from sparkonce.protocol.ownership import TransactionName
 
         name = TransactionName.parse(str(handle["transaction"]))
@@ -233,8 +234,8 @@ class MySQLSystem(ServerSystem, VerifiedSystem):
         from sparkonce_lab.systems.observed import COLUMNS, of_texts
 
         columns = ", ".join(f"`{name}`" for name in COLUMNS)
-        # Reading one string is several times as fast as reading six columns. A null in any column makes the string
-        # invalid.
+        # Reading a single string is several times as fast as reading six columns. A null in any column makes the string
+        # unreadable.
         ask = f"SELECT CAST(CONCAT_WS(',', {columns}) AS BINARY) FROM {self.database}.{self.table}"  # noqa: S608 - ours
         found = [of_texts([])]
         with self.connected(read_timeout=_READ_WITHIN_S) as connection, connection.cursor(SSCursor) as cursor:
@@ -255,11 +256,11 @@ class MySQLSystem(ServerSystem, VerifiedSystem):
         return [*self.kept(), *(f"session {number}" for (number,) in found)]
 
     def kept(self) -> list[str]:
-        """Lists what is open and outlives its session: prepared transactions and staging tables."""
+        """Lists what outlives its session: prepared transactions and staging tables."""
         return [*(f"prepared {found.data!r}" for found in self.prepared()), *(f"table {one}" for one in self.stages())]
 
     def prepared(self) -> list[PreparedBranch]:
-        """Lists the prepared transactions. The branch of a transaction's id begins with its prefix."""
+        """Lists the prepared transactions. The branch in a transaction's id begins with the prefix."""
         rows = [(*numbers, data if isinstance(data, bytes) else data.encode()) for *numbers, data in self.ask(_RECOVER)]
         start = b"" if self._alone else f"{self.database}.".encode()
         return sorted(found for row in rows if (found := PreparedBranch(*row)).data[found.gtrid :].startswith(start))
@@ -275,7 +276,7 @@ class MySQLSystem(ServerSystem, VerifiedSystem):
     # --- connections --------------------------------------------------------------------------------------------------
 
     def ask(self, statement: str, *values: Any) -> list[Any]:
-        """Runs a statement, on a connection that is reused while it works."""
+        """Runs a statement on a connection, which is reused as long as it works."""
         with self._one_asks:
             try:
                 if self._connection is None:
@@ -288,7 +289,7 @@ class MySQLSystem(ServerSystem, VerifiedSystem):
                 raise
 
     def end_branch(self, how: str, xid: object) -> None:
-        """Commits or rolls back a branch. The server knows it once the connection that prepared it has ended."""
+        """Commits or rolls back a branch. The server accepts that after the connection that prepared it has ended."""
         import pymysql
 
         give_up_at = time.monotonic() + _ANSWERS_WITHIN_S
@@ -310,7 +311,7 @@ class MySQLSystem(ServerSystem, VerifiedSystem):
 
     @contextmanager
     def connected(self, **more: Any) -> Iterator[Any]:
-        """Opens another connection and closes it at the end, whatever its state."""
+        """Opens another connection, and closes it at the end, regardless of its state."""
         connection = self.connect(**more)
         try:
             yield connection
@@ -324,5 +325,5 @@ class MySQLSystem(ServerSystem, VerifiedSystem):
 
 def _close(connection: Any) -> None:
     if connection is not None:
-        with suppress(Exception):  # it is abandoned, whatever its state
+        with suppress(Exception):  # the connection is abandoned, regardless of its state
             connection.close()

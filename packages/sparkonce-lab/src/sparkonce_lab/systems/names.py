@@ -1,4 +1,4 @@
-"""Systems by name, as given on the command line."""
+"""Creates systems from their names on the command line."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ SYSTEMS: Mapping[str, type[VerifiedSystem]] = {name: made for name, (made, _, _)
 """The classes whose `VerifiedSystem.build` creates the sink in the query's process."""
 
 _BEFORE_A_PLACE = re.compile(r"[^\w-]")
-"""The first character after a system's name, which shows that the rest is an address."""
+"""Matches the first character after a system's name, which shows that the rest is an address."""
 
 
 def parse(text: str) -> VerifiedSystem:
-    """Creates a system from its name: ``kafka`` for one that we start, ``kafka=broker:9092`` for the user's.
+    """Creates a system from its name: ``kafka`` to start one, ``kafka=broker:9092`` for the user's.
 
     Args:
-        text: A name, optionally followed by ``=`` and the address of the user's own.
+        text: A name, optionally followed by ``=`` and the address of the user's own system.
 
     Raises:
-        ConfigurationError: For anything else. The part after ``=`` is not repeated, since it may contain a password.
+        ConfigurationError: For any other text. The message omits the part after ``=``, which may contain a password.
     """
     name, given, place = text.partition("=")
     if name not in _MADE or (given and not place.strip()):

@@ -15,7 +15,7 @@ COLUMNS = tuple(OBSERVED.names[:6])
 """The columns that a query writes."""
 
 _WRITTEN = pa.schema([OBSERVED.field(name) for name in COLUMNS])
-# Recorded histories use this kind, so its name cannot change.
+# The name of this kind cannot change, because recorded histories contain it.
 _UNREADABLE = ("strange", -1, -1, -1, -1, -1)
 
 
@@ -33,9 +33,9 @@ def of_texts(
     """Returns rows that are written as ``kind,key,number,amount,rows,batch``.
 
     Args:
-        texts: One per row. Anything that cannot be parsed becomes an unreadable row.
-        partitions: The partition of each; None if the system preserves no order.
-        offsets: The offset of each.
+        texts: The text of each row. Anything that cannot be parsed becomes an unreadable row.
+        partitions: The partition of each row; None if the system preserves no order.
+        offsets: The offset of each row.
     """
     count = len(texts)
     written = _parse(texts)
@@ -87,7 +87,7 @@ def unreadable(count: int = 1) -> pa.Table:
 
 
 def _parse(texts: Sequence[bytes | None]) -> pa.Table | None:
-    """Parses all of them together. Returns None if any is not a row."""
+    """Parses all texts together. Returns None if any of them is not a row."""
     if not texts or any(text is None or b"\n" in text or b"\r" in text for text in texts):
         return None if texts else _WRITTEN.empty_table()
     try:

@@ -52,23 +52,23 @@ WHERE a.backend_type = 'client backend' AND a.application_name <> %s AND n.nspna
 
 
 class PostgresSystem(ServerSystem, VerifiedSystem):
-    """A server that we start, on a disk that can be filled if mounting is allowed; or the user's, through a proxy.
+    """A server that is started here, on a disk that can be filled if mounting is allowed, or the user's server.
 
-    The user's server must be reachable by TCP, and the role must be allowed to create a schema: the table and the
-    sink's own tables are in a new schema, which is dropped at the end. Faults of one request require unencrypted
+    The user's server is reached through a proxy by TCP, and the role must be allowed to create a schema: the table and
+    the sink's own tables are in a new schema, which is dropped at the end. Faults of one request require unencrypted
     connections (``sslmode=disable``).
 
     Args:
-        conninfo: The user's libpq connection string; None for a server that we start.
+        conninfo: The user's libpq connection string; None to start a server.
         commit: ``staged`` or ``two_phase``; see `sparkonce.PostgresSink`.
-        settings: Settings of the server that we start.
+        settings: Settings for a server that is started here.
 
     Attributes:
-        schema: Created by `place`; also the prefix of the sink's transactions.
-        table: The table in it.
+        schema: The schema that `place` has created. Its name is also the prefix of the sink's transactions.
+        table: The table in the schema.
 
     Raises:
-        ConfigurationError: If ``commit`` is anything else.
+        ConfigurationError: If ``commit`` has another value.
     """
 
     name = "postgres"
@@ -127,7 +127,7 @@ class PostgresSystem(ServerSystem, VerifiedSystem):
             self._direct = self._users
             try:
                 psycopg.conninfo.conninfo_to_dict(self._users)
-            except psycopg.ProgrammingError:  # its message repeats what it cannot parse, which may be a password
+            except psycopg.ProgrammingError:  # the message contains the text, part of which may be a password
                 raise ConfigurationError(
                     "--system postgres=…: libpq cannot parse the server's address.",
                     next_step="Name it as 'host=… dbname=… user=…', with quotes around values that have spaces.",
@@ -142,7 +142,7 @@ class PostgresSystem(ServerSystem, VerifiedSystem):
         )
 
     def _locate(self) -> tuple[tuple[str, int], bool]:
-        """Returns the server's address, and whether connections to it are encrypted."""
+        """Returns the server's address, and True if connections to it are encrypted."""
         with self.connect() as connection:
             info = connection.info
             host = info.hostaddr or info.host
@@ -169,7 +169,7 @@ class PostgresSystem(ServerSystem, VerifiedSystem):
     # --- the table ----------------------------------------------------------------------------------------------------
 
     def place(self, *columns: str) -> None:
-        """See `System.place`. There is no unique key, so a row that is written twice is there twice."""
+        """See `System.place`. The table has no unique key, so a row that is written twice occurs twice."""
         import psycopg
 
         self.schema, self.table = f"sparkonce_verify_{secrets.token_hex(5)}", "rows"
@@ -250,7 +250,7 @@ class PostgresSystem(ServerSystem, VerifiedSystem):
         return [*self.kept(), *(f"session {session}" for session in open_)]
 
     def kept(self) -> list[str]:
-        """Lists what is open and outlives its session: prepared transactions, staging tables, and their markers."""
+        """Lists what outlives its session: prepared transactions, staging tables, and their markers."""
         return [
             *(f"prepared {gid}" for gid in self.prepared()),
             *(f"table {table}" for table in self.stages()),
@@ -279,9 +279,9 @@ class PostgresSystem(ServerSystem, VerifiedSystem):
         return [row[0] for row in self.ask(question, *values)]
 
     def ask(self, statement: str | sql.Composable, *values: Any) -> list[Any]:
-        """Runs a statement, on a connection that is reused while it works.
+        """Runs a statement on a connection, which is reused as long as it works.
 
-        It is cut if a paused server never responds.
+        If a paused server never responds, the connection is cut.
         """
         from sparkonce.sinks.sql.postgres.connection import within
 
@@ -300,11 +300,11 @@ class PostgresSystem(ServerSystem, VerifiedSystem):
         import psycopg
 
         limits = {"connect_timeout": _CONNECTS_WITHIN_S, "application_name": _NAME}
-        # Plans are not cached, because tables change under this connection.
+        # Do not cache plans, because tables change while this connection is open.
         return psycopg.connect(self._direct, autocommit=True, prepare_threshold=None, **limits)  # type: ignore[arg-type]
 
     def close(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
-            with suppress(Exception):  # it is abandoned, whatever its state
+            with suppress(Exception):  # the connection is abandoned, regardless of its state
                 connection.close()

@@ -38,10 +38,10 @@ _POLL_S = 0.2
 
 
 class RabbitSystem(ServerSystem):
-    """A server that we start, or one that somebody else has started.
+    """A server that is started here, or one that the caller has started.
 
     Attributes:
-        folder: The folder in which the sink's rows wait, a new one for each `place`.
+        folder: The folder in which the sink's rows wait. Each `place` creates a new one.
     """
 
     rabbit: RabbitServer
@@ -74,10 +74,10 @@ class RabbitSystem(ServerSystem):
         self.folder = self._parent / f"rows-{secrets.token_hex(5)}"
 
     def drop_place(self) -> None:
-        """See `ServerSystem.drop_place`. We started the server."""
+        """See `ServerSystem.drop_place`. Does nothing, because the server is not the user's."""
 
     def close(self) -> None:
-        """See `ServerSystem.close`. Every request opens a connection."""
+        """See `ServerSystem.close`. Does nothing, because every request opens a connection."""
 
     def restart(self) -> bool:
         """See `System.restart`. First waits until declarations are on disk."""
@@ -94,7 +94,7 @@ class RabbitSystem(ServerSystem):
         return {"host": HOST, "port": self.rabbit.port, "stream_port": self.rabbit.stream_port}
 
     def settings(self, **changed: Any) -> RabbitMQ:
-        """Returns how to connect to the server, bypassing the proxy."""
+        """Returns the settings for connecting to the server, bypassing the proxy."""
         from sparkonce_rabbitmq.server import RabbitMQ
 
         return RabbitMQ(**{**self.address, **changed})
@@ -110,7 +110,7 @@ class RabbitSystem(ServerSystem):
 
 
 class RabbitStreamSystem(RabbitSystem):
-    """A stream, in which a message that was published twice is there twice, or a super stream with N partitions."""
+    """A stream, in which a message that is published twice occurs twice, or a super stream with N partitions."""
 
     name = "rabbitmq"
     REQUESTS: ClassVar[Mapping[str, Mapping[str, Request]]] = {
@@ -158,7 +158,7 @@ class RabbitStreamSystem(RabbitSystem):
 
 
 class RabbitQueueSystem(RabbitSystem):
-    """A queue, with a reader that can drop messages whose deduplication id it has already seen."""
+    """A queue. If requested, its reader drops messages whose deduplication id it has already seen."""
 
     name = "rabbitmq-queue"
     REQUESTS: ClassVar[Mapping[str, Mapping[str, Request]]] = {"": {"commit": DEDUPLICATION_HEADER.encode()}}
@@ -189,7 +189,7 @@ class RabbitQueueSystem(RabbitSystem):
         return name
 
     def publish(self, queue: str, names: Iterable[str], **properties: Any) -> None:
-        """Publishes messages whose bodies and ids are their names, and returns when all are confirmed."""
+        """Publishes messages whose bodies and ids are these names. Returns once all of them are confirmed."""
         import pika
 
         with self.channel() as channel:
@@ -204,7 +204,7 @@ class RabbitQueueSystem(RabbitSystem):
             return int(channel.queue_declare(queue, passive=True).method.message_count)
 
     def peek(self, queue: str) -> list[tuple[Any, bytes]]:
-        """Returns the properties and bodies of the messages that no consumer has, without removing them."""
+        """Returns the properties and bodies of messages that no consumer has received, without removing them."""
         found = []
         with self.channel() as channel:
             while (one := channel.basic_get(queue))[0] is not None:
@@ -230,7 +230,7 @@ class RabbitQueueSystem(RabbitSystem):
 
 
 def new_super_stream(server: RabbitServer, partitions: int) -> tuple[str, Sequence[str]]:
-    """Creates a super stream as RabbitMQ 3.10 knows it: an exchange. Returns its name and its streams in order."""
+    """Creates a super stream in the form that RabbitMQ 3.10 uses, an exchange. Returns its name and its streams."""
     import pika
 
     name = f"super-{secrets.token_hex(4)}"
@@ -247,7 +247,7 @@ def new_super_stream(server: RabbitServer, partitions: int) -> tuple[str, Sequen
 
 @dataclass(frozen=True, slots=True)
 class StreamClient:
-    """Queries a server about streams, on a new connection each time.
+    """Queries a server about streams. Each request uses a new connection.
 
     Attributes:
         host: The server's address.
@@ -277,14 +277,14 @@ class StreamClient:
         self.ask(lambda client: client.delete_stream(stream))
 
     def sequence(self, stream: str, publisher: str) -> int:
-        """Returns a publisher's highest id."""
+        """Returns the highest id of a publisher."""
         found: int = self.ask(lambda client: client.query_publisher_sequence(stream, publisher))
         return found
 
     def publish(
         self, stream: str, bodies: Sequence[bytes], publisher: str = "", first_id: int = 1, at_once: int = _AT_ONCE
     ) -> None:
-        """Publishes messages, this many per frame, and returns when all are confirmed."""
+        """Publishes messages, with this many per frame. Returns once all of them are confirmed."""
         self.ask(lambda client: _publish(client, stream, bodies, publisher, first_id, at_once))
 
     def publish_as(self, stream: str, publishers: Sequence[str], body: bytes) -> None:
@@ -298,14 +298,14 @@ class StreamClient:
         self.ask(each)
 
     def messages(self, stream: str) -> list[bytes]:
-        """Returns the messages that are currently there, in order, as they were published."""
+        """Returns the current messages of a stream, in the order in which they were published."""
         end = f"sparkonce-end-{secrets.token_hex(8)}".encode()
         self.publish(stream, [end])  # nothing else shows where a stream ends
         found: list[bytes] = self.ask(lambda client: _read(client, stream, end))
         return [one for one in found if not one.startswith(b"sparkonce-end-")]
 
     def ask(self, question: Callable[[Any], Awaitable[_Answer]]) -> _Answer:
-        """Sends a request, retrying while a server that has just started has no leader for the stream."""
+        """Sends a request. Retries it if a server that has just started has no leader for the stream."""
         from rstream.client import Client
         from rstream.exceptions import StreamNotAvailable
 

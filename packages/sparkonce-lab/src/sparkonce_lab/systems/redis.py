@@ -42,18 +42,18 @@ def _any_of(*several: scripts.Script) -> Request:
 
 
 class RedisSystem(ServerSystem, VerifiedSystem):
-    """A server that we start, on a disk that can be filled if mounting is allowed; or the user's, through a proxy.
+    """A server that is started here, on a disk that can be filled if mounting is allowed, or the user's server.
 
     Each row of a verified query is a key, ``<prefix>:<kind>,<key>,<number>,<amount>,<rows>,<batch>``, which is
-    incremented by the row's ``rows``: a row that is written twice has twice that number. On the user's server, the keys
-    are deleted at the end. The proxy works only for ``redis://``.
+    incremented by the row's ``rows``. A row that is written twice therefore has twice that number. The user's server is
+    reached through a proxy, which works only for ``redis://``, and its keys are deleted at the end.
 
     Args:
-        url: The user's, ``redis://[user:password@]host[:port][/database]``; None for a server that we start.
+        url: The user's server, ``redis://[user:password@]host[:port][/database]``; None to start a server.
         server: A running server or cluster, which is not stopped here.
 
     Attributes:
-        prefix: The prefix of every key and of the sink's transactions, created by `place`.
+        prefix: The prefix of every key and of the sink's transactions. `place` creates it.
         clients: A client for each server.
 
     Raises:
@@ -118,7 +118,7 @@ class RedisSystem(ServerSystem, VerifiedSystem):
         self._through = urlunsplit(address._replace(netloc=f"{login}{HOST}:{proxy.port}"))
 
     def watch(self, *servers: RedisServer) -> None:
-        """Connects to these servers of ours."""
+        """Connects to servers that were started here."""
         self._connect(*(server.url for server in servers))
 
     def _connect(self, *urls: str) -> None:
@@ -154,7 +154,7 @@ class RedisSystem(ServerSystem, VerifiedSystem):
         self._made = True
 
     def drop_place(self) -> None:
-        """Deletes the keys, and the sink's own."""
+        """Deletes the keys of the rows, and the sink's own keys."""
         import redis
 
         patterns = (f"{self.prefix}:*", f"{_OWN}{{{self.prefix}.*")
@@ -170,7 +170,7 @@ class RedisSystem(ServerSystem, VerifiedSystem):
             for pattern in patterns:
                 for keys in self._scan(client, pattern):
                     with client.pipeline(transaction=False) as several:
-                        # one by one, since a cluster node accepts no keys of several slots in one command
+                        # Delete them one by one, since a cluster node accepts no command with keys of several slots.
                         for key in keys:
                             several.unlink(key)
                         several.execute()
@@ -191,7 +191,7 @@ class RedisSystem(ServerSystem, VerifiedSystem):
         return RedisSink(**arguments)
 
     def expire(self, handle: Handle) -> bool:
-        """Deletes a transaction's rows, as their expiry does at least a week after they were prepared."""
+        """Deletes a transaction's rows, which expire at the earliest a week after they were prepared."""
         from sparkonce.protocol.ownership import TransactionName
 
         name = TransactionName.parse(str(handle[names.TRANSACTION]))
@@ -213,7 +213,7 @@ class RedisSystem(ServerSystem, VerifiedSystem):
     # --- what a reader sees -------------------------------------------------------------------------------------------
 
     def values(self, pattern: str = "*") -> Iterator[tuple[bytes, bytes | None]]:
-        """Yields every matching key that is not the sink's own, with its value."""
+        """Yields every matching key with its value, except the sink's own keys."""
         for client in self.clients:
             for keys in self._scan(client, pattern):
                 wanted = [key for key in keys if not key.startswith(_OWN.encode())]
@@ -226,7 +226,7 @@ class RedisSystem(ServerSystem, VerifiedSystem):
                 yield from zip(wanted, several.execute(), strict=True)
 
     def visible(self, *columns: str) -> list[Any]:
-        """See `System.visible`. Returns each key's number, or its parts, as often as it was incremented."""
+        """See `System.visible`. Returns the number in each key, or its parts, as often as it was incremented."""
         found = []
         for key, text in self.values(f"{self.prefix}:*"):
             parts = key.decode().split(":")[1:]
@@ -248,7 +248,7 @@ class RedisSystem(ServerSystem, VerifiedSystem):
         return pa.concat_tables(found)
 
     def newest(self) -> int:
-        """See `VerifiedSystem.newest`. Each call scans the next chunk of the keys, so it may be late."""
+        """See `VerifiedSystem.newest`. Each call scans only some of the keys, so the result may lag behind."""
         for _ in range(_POLLS):
             self._cursor, keys = self.clients[0].scan(self._cursor, match=f"{self.prefix}:*", count=_PORTION)
             batches = (key.rpartition(b",")[2] for key in keys)
@@ -260,16 +260,16 @@ class RedisSystem(ServerSystem, VerifiedSystem):
     # --- what is open -------------------------------------------------------------------------------------------------
 
     def left_open(self) -> Sequence[str]:
-        """See `System.left_open`. Returns staged rows. The ledger is a hash, and remains."""
+        """See `System.left_open`. Returns staged rows. The ledger, which is a hash, remains and is not included."""
         return sorted(key.decode() for key in self.own_keys("list"))
 
     def own_keys(self, kind: str | None = None) -> set[bytes]:
-        """Lists the sink's own keys, all or those of one type: ``list`` for staged rows, ``hash`` for ledgers."""
+        """Lists the sink's own keys: all of them, or those of type ``list`` (staged rows) or ``hash`` (ledgers)."""
         pattern = f"{_OWN}*" if self._alone else f"{_OWN}*{self.prefix}*"
         return {key for client in self.clients for keys in self._scan(client, pattern, kind) for key in keys}
 
     def state(self) -> object:
-        """See `System.state`. The ledgers have the state of each transaction."""
+        """See `System.state`. Includes the ledgers, which contain the state of each transaction."""
         ledgers: list[Any] = [
             (key, sorted(client.hgetall(key).items()))
             for client in self.clients
@@ -280,7 +280,7 @@ class RedisSystem(ServerSystem, VerifiedSystem):
 
     @staticmethod
     def _scan(client: Any, pattern: str, kind: str | None = None) -> Iterator[list[bytes]]:
-        """Yields the matching keys, each once, in chunks."""
+        """Yields the matching keys in chunks, each key once."""
         cursor, seen = None, set[bytes]()
         while cursor != 0:
             cursor, found = client.scan(cursor or 0, match=pattern, count=_SCAN, _type=kind)
@@ -291,7 +291,7 @@ class RedisSystem(ServerSystem, VerifiedSystem):
 
 
 class RedisClusterSystem(RedisSystem):
-    """Three masters that we start, each of which announces the proxy's port as its own."""
+    """Three masters that are started here. Each announces the proxy's port as its own."""
 
     name = "redis-cluster"
 
@@ -325,7 +325,7 @@ def _is_readable(url: str) -> bool:
 
 
 def times_applied(text: bytes, count: bytes | None) -> list[bytes | None]:
-    """Returns a row as often as it was applied; an unreadable one if the number is not a multiple of it."""
+    """Returns a row as often as it was applied, or an unreadable row if the count is not a multiple of its rows."""
     rows = text.split(b",")[4:5]
     if count is None or not rows or not rows[0].isdigit() or not count.isdigit():
         return [None]

@@ -33,20 +33,20 @@ _THREADS = 8
 
 
 class S3System(ServerSystem, VerifiedSystem):
-    """A versitygw that we start, on a disk that can be filled if mounting is allowed, or a prefix in the user's bucket.
+    """A versitygw that is started here, on a disk that can be filled if mounting is allowed, or a prefix of the user's.
 
-    Connections to the user's server can be struck if they are not encrypted (an ``endpoint_url`` with ``http:``). Its
-    objects and uploads are deleted at the end.
+    Connections to the user's server can be struck if they are not encrypted (an ``endpoint_url`` with ``http:``). The
+    objects and uploads below the prefix are deleted at the end.
 
     Args:
-        location: The user's, ``s3://bucket/prefix``; None for a server that we start.
-        store_options: How to connect to the user's server; see `sparkonce.FilesSink`. Boto3's defaults apply to what is
-            left out.
+        location: The user's location, ``s3://bucket/prefix``; None to start a server.
+        store_options: The options for connecting to the user's server; see `sparkonce.FilesSink`. Boto3's defaults
+            apply to all others.
 
     Attributes:
         client: The boto3 client.
-        bucket: The bucket that the sink writes to, a new one except on the user's server.
-        prefix: The prefix that the sink writes to, created by `place`.
+        bucket: The bucket that the sink writes to. It is a new one, except on the user's server.
+        prefix: The prefix that the sink writes to. `place` creates it.
 
     Raises:
         ConfigurationError: If the location or an option is invalid.
@@ -101,7 +101,7 @@ class S3System(ServerSystem, VerifiedSystem):
         if endpoint.scheme == "http" and self._borrowed is None:
             upstream = (endpoint.hostname or "localhost", endpoint.port or 80)
             proxy = self.start_proxy(upstream, self.REQUESTS["held"])
-            # A host name that begins with the bucket's name could not be resolved.
+            # Use path-style addresses, since a host name that begins with the bucket's name could not be resolved.
             to = {"endpoint_url": f"http://{HOST}:{proxy.port}", "addressing_style": "path"}
             self._through = {**self._direct, **to}
 
@@ -137,7 +137,7 @@ class S3System(ServerSystem, VerifiedSystem):
             self.client.delete_object(Bucket=self.bucket, Key=key)
 
     def arguments(self, **options: Any) -> dict[str, Any]:
-        """See `System.arguments`. Includes the credentials, if they are in the options."""
+        """See `System.arguments`. Includes the credentials if the options contain them."""
         return {"path": f"s3://{self.bucket}/{self.prefix.rstrip('/')}", "store_options": self._through, **options}
 
     @staticmethod
@@ -157,13 +157,13 @@ class S3System(ServerSystem, VerifiedSystem):
     # --- what a reader sees -------------------------------------------------------------------------------------------
 
     def keys(self, prefix: str = "") -> list[str]:
-        """Lists the objects whose keys begin with this, after `prefix`."""
+        """Lists the objects whose keys begin with `self.prefix` followed by this prefix."""
         pages = self.client.get_paginator("list_objects_v2")
         found = pages.paginate(Bucket=self.bucket, Prefix=self.prefix + prefix)
         return [one["Key"] for page in found for one in page.get("Contents", ())]
 
     def published(self) -> list[str]:
-        """Lists the objects that a reader of such folders reads: no part of their path begins with ``.`` or ``_``."""
+        """Lists the objects that readers read: no part of their relative path begins with ``.`` or ``_``."""
         skip = len(self.prefix)
         return [key for key in self.keys() if not any(part[:1] in "._" for part in key[skip:].split("/"))]
 
@@ -172,7 +172,7 @@ class S3System(ServerSystem, VerifiedSystem):
         return content
 
     def visible(self, *columns: str) -> list[Any]:
-        """See `System.visible`. Fetches each object once: published objects do not change."""
+        """See `System.visible`. Fetches each object once, because published objects do not change."""
         listed = self.published()
         self._rows |= {key: self.content(key) for key in listed if key not in self._rows}
         return [row for key in listed for row in rows_in(key, self._rows[key], columns)]
@@ -203,7 +203,7 @@ class S3System(ServerSystem, VerifiedSystem):
 
     def uploads(self) -> list[dict[str, Any]]:
         """Lists the uploads that are neither completed nor aborted."""
-        # Not by prefix, for which MinIO supports only whole keys.
+        # Do not pass the prefix, because MinIO supports only whole keys.
         pages = self.client.get_paginator("list_multipart_uploads").paginate(Bucket=self.bucket)
         found = [one for page in pages for one in page.get("Uploads", ())]
         return [one for one in found if one["Key"].startswith(self.prefix)]

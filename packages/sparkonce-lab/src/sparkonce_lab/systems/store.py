@@ -1,4 +1,4 @@
-"""The store of the query's checkpoint if it is not on a local disk: S3 that we start, or whatever the user names."""
+"""The store of the query's checkpoint, if it is not on a local disk: S3 that is started here, or the user's store."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sparkonce_lab.rig.servers.s3 import S3Server
 from sparkonce_lab.systems.injections import Served
 
 OWN = "s3"
-"""The location that means a server that we start."""
+"""The location that stands for a server that is started here."""
 _MEGABYTES = 512
 _S3A = "fs.s3a."
 _BUCKET = "checkpoints"
@@ -31,17 +31,17 @@ class CheckpointStore(Served):
     Connections to S3 can be struck if they are not encrypted: a setting ``fs.s3a.endpoint`` with ``http:``.
 
     Args:
-        location: A folder of the user's, as a path or a URL; `OWN` for a versitygw that we start.
+        location: A folder of the user's, as a path or a URL; `OWN` to start a versitygw.
         conf: Spark's settings for the store.
 
     Attributes:
         location: The checkpoint's location.
-        given: The names of the given settings.
-        files: The checkpoint's files, once it is started. No fault strikes this client's connections.
-        conf: Spark's settings for the query, once it is started.
+        given: The names of the user's settings.
+        files: The checkpoint's files, available after the start. No fault strikes this client's connections.
+        conf: Spark's settings for the query, available after the start.
 
     Raises:
-        ConfigurationError: If a checkpoint cannot be there, or a setting has no counterpart.
+        ConfigurationError: If a checkpoint cannot be in this location, or a setting has no counterpart.
     """
 
     name = STORE
@@ -63,7 +63,7 @@ class CheckpointStore(Served):
         """Starts a server, or checks the user's store.
 
         Raises:
-            ConfigurationError: If there is no versitygw, or no file can be put there.
+            ConfigurationError: If versitygw is not installed, or if files cannot be put into the store.
         """
         if self.location == OWN:
             self.conf = self._start_s3(folder)
@@ -72,7 +72,7 @@ class CheckpointStore(Served):
         self.conf = {**self.conf, **self._proxied()}
 
     def stop(self) -> None:
-        """Ends what was started here. The user's folder remains. May be called repeatedly."""
+        """Ends everything that was started here. The user's folder remains. May be called repeatedly."""
         self.close_proxy()
         self.stop_own()
 
@@ -95,7 +95,7 @@ class CheckpointStore(Served):
         return {f"spark.hadoop.{_S3A}{name}": value for name, value in settings.items()}
 
     def _proxied(self) -> dict[str, str]:
-        """Starts a proxy in front of S3, if its connections are not encrypted. Returns the settings that lead to it."""
+        """Starts a proxy in front of S3 if its connections are not encrypted. Returns the settings for using it."""
         scheme, _, rest = self.files.location.partition("://")
         particular = f"spark.hadoop.{_S3A}bucket.{rest.partition('/')[0]}."
         names = (f"{particular}endpoint", f"spark.hadoop.{_S3A}endpoint")
@@ -103,5 +103,5 @@ class CheckpointStore(Served):
         if scheme != "s3a" or endpoint.scheme != "http":
             return {}
         proxy = self.start_proxy((endpoint.hostname or HOST, endpoint.port or 80), _REQUESTS)
-        # A host name that begins with the bucket's name could not be resolved.
+        # Use path-style addresses, since a host name that begins with the bucket's name could not be resolved.
         return {f"{particular}endpoint": f"http://{HOST}:{proxy.port}", f"{particular}path.style.access": "true"}

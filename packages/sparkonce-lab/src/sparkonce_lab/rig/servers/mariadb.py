@@ -47,9 +47,9 @@ class MariaDBServer(Server):
 
     @property
     def _temporary(self) -> Path:
-        """The folder of its temporary tables.
+        """The folder of the server's temporary tables.
 
-        It is not shared: a starting server deletes everything that it finds there.
+        It is not shared with other servers, because a starting server deletes everything in it.
         """
         return self.folder.with_name(f"{self.folder.name}-tmp")
 
@@ -69,14 +69,14 @@ class MariaDBServer(Server):
             _LOG_SIZE,
             "--innodb-buffer-pool-size=64M",
             "--skip-name-resolve",
-            # A certificate turns TLS on again. Without one, MariaDB 11.4 would spend seconds generating a key at each
-            # start.
+            # A certificate turns TLS on again. Without one, MariaDB 11.4 would generate a key at each start, which
+            # takes seconds.
             "--skip-ssl",
             *more,
         ]
 
     def is_up(self) -> bool:
-        """Returns True if it sends a greeting.
+        """Returns True if the server sends a greeting.
 
         A server that does not accept connections yet sends an error, 0xFF, instead.
         """
@@ -92,7 +92,7 @@ def _user() -> str:
 
 
 def _base(program: Path) -> Path:
-    """Returns the folder of an installation, whose other files may not be where it was compiled to look for them."""
+    """Returns the folder of an installation. Its files need not be where the program was compiled to look for them."""
     return program.resolve().parents[1]
 
 

@@ -27,7 +27,7 @@ _PASSED_ON = ("PATH", "LANG", "LC_ALL", "TZ")
 
 
 def find_postgres() -> Path | None:
-    """Finds the folder of PostgreSQL's programs, the newest if there are several.
+    """Finds the folder of PostgreSQL's programs. If there are several versions, returns the newest.
 
     Returns None if it is not installed.
     """
@@ -39,17 +39,17 @@ def find_postgres() -> Path | None:
 
 
 class PostgresServer(Server):
-    """A PostgreSQL in its own folder, with the superuser ``postgres``, who needs no password.
+    """A PostgreSQL server with the superuser ``postgres``, who needs no password.
 
-    PostgreSQL does not run as root. In that case it runs as the user ``postgres``, who must be able to access the
-    folder, which therefore is not one of pytest's.
+    PostgreSQL does not run as root. If this process does, the server runs as the user ``postgres``, who must be able to
+    access the folder. Pytest's own folders are therefore not suitable.
 
     Args:
         settings: Server settings, such as ``{"max_prepared_transactions": "0"}``.
-        port: Defaults to a free port.
-        files: Files that are copied into its data folder under these names, readable only by the server: keys,
+        port: The port. Defaults to a free port.
+        files: Files that are copied into the data folder under these names, readable only by the server: keys,
             certificates, and ``pg_hba.conf``, which controls who may log in and how.
-        programs: The folder with its programs. Defaults to the installed ones.
+        programs: The folder with the server's programs. Defaults to the installed ones.
 
     Raises:
         PreflightError: If PostgreSQL is not installed.
@@ -75,10 +75,10 @@ class PostgresServer(Server):
         self.files = dict(files or {})
 
     stop_signal = signal.SIGINT
-    """A fast shutdown. SIGTERM would wait for clients to disconnect."""
+    """The signal for a fast shutdown. SIGTERM would wait for clients to disconnect."""
 
     def initialise(self) -> None:
-        """Creates its data by copying what ``initdb`` created once in this process."""
+        """Creates the server's data by copying what ``initdb`` has created once in this process."""
         if (self.folder / "PG_VERSION").exists():
             return
         template = _template_folder(self._programs)
@@ -86,7 +86,7 @@ class PostgresServer(Server):
             if self.user is not None:
                 shutil.chown(template, self.user, self.user)
             self._run("initdb", "-D", str(template), "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-sync")
-        # Preserves owners and modes, which shutil.copytree does not.
+        # cp preserves owners and modes, which shutil.copytree does not.
         subprocess.run(["cp", "-a", f"{template}/.", str(self.folder)], check=True)
         for name, content in self.files.items():
             path = self.folder / name
@@ -104,11 +104,11 @@ class PostgresServer(Server):
         ]
 
     def env(self) -> Mapping[str, str]:
-        """Returns the environment without variables that a shell may have set for clients."""
+        """Returns the environment, without variables that a shell may have set for PostgreSQL's clients."""
         return {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
 
     def is_up(self) -> bool:
-        """Returns True if it accepts connections, according to its own file, which ``pg_ctl`` also reads."""
+        """Returns True if the server accepts connections, according to its own file, which ``pg_ctl`` also reads."""
         try:
             said = (self.folder / "postmaster.pid").read_text().split()
         except OSError:
@@ -116,7 +116,7 @@ class PostgresServer(Server):
         return said[:1] == [str(self.pid)] and said[-1] == "ready"
 
     def kill(self) -> None:
-        """Ends all of its processes with SIGKILL. It cannot start again before the last of them is gone."""
+        """Kills all processes of the server. It cannot start again before the last of them is gone."""
         mains = [] if self.pid is None else [str(self.pid)]
         children = [pid for main in mains for pid in _children(main)]
         super().kill()
@@ -180,7 +180,7 @@ class PostgresServer(Server):
 
 @cache
 def _template_folder(programs: Path) -> Path:  # noqa: ARG001 - each version has data of its own
-    """Returns the data that ``initdb`` creates once for all servers of this process. They share a system_identifier."""
+    """Returns the data that ``initdb`` creates once for all servers of this process. It has one system_identifier."""
     parent = Path(tempfile.mkdtemp(prefix="sparkonce-postgres-template-"))
     parent.chmod(0o755)
     atexit.register(shutil.rmtree, parent, ignore_errors=True)

@@ -1,6 +1,6 @@
-"""Pravega for tests: controller, segment store and ZooKeeper in one Java process, with its data in memory.
+"""Pravega for tests: controller, segment store and ZooKeeper in one Java process, with the data in memory.
 
-A restarted server is empty. Parts that would listen on a fixed port (its REST servers and the gateway) are off.
+A restarted server is empty. Parts that would listen on a fixed port (the REST servers and the gateway) are turned off.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class PravegaServer(Server):
 
     Raises:
         PreflightError: If the jars cannot be downloaded.
-        ConfigurationError: If there is no Java.
+        ConfigurationError: If Java is not installed.
     """
 
     up_within_s = 120.0
@@ -44,7 +44,7 @@ class PravegaServer(Server):
         return f"tcp://{HOST}:{self.port}"
 
     def initialise(self) -> None:
-        """Writes its settings, with new ports for its other parts."""
+        """Writes the server's settings, with new ports for its other parts."""
         settings = {
             "singlenode.zk.port": free_port(),
             "singlenode.segmentStore.port": free_port(),
@@ -70,7 +70,7 @@ class PravegaServer(Server):
         return [self._java, *memory, *given, "-cp", jars, "io.pravega.local.LocalPravegaEmulator"]
 
     def is_up(self) -> bool:
-        """Returns True if its last part, the controller, has reported that it is running."""
+        """Returns True if the controller, which starts last, has reported that it is running."""
         return self.pid is not None and "Pravega Sandbox is running locally now" in self.log.read_text()
 
 

@@ -27,7 +27,7 @@ from sparkonce_lab.rig.process import (
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-# Debian's command in /usr/sbin changes the user; these programs do not.
+# Use these programs, because Debian's command in /usr/sbin changes the user.
 _PROGRAMS = Path("/usr/lib/rabbitmq/bin")
 _AMQP_GREETING = b"AMQP\x00\x00\x09\x01"
 _ANSWERS_WITHIN_S = 2.0
@@ -37,20 +37,20 @@ _NODE_ENV = ("RABBITMQ_", "ERL_")
 
 
 class RabbitServer(Server):
-    """One node, which shares nothing with other nodes on this machine: it has its own epmd and Erlang cookie.
+    """One node. It shares nothing with other nodes on this machine, since it has a separate epmd and Erlang cookie.
 
-    Its user ``guest`` has the password ``guest`` and all permissions in the virtual host ``/``.
+    The user ``guest`` has the password ``guest`` and all permissions in the virtual host ``/``.
 
     Args:
-        folder: The folder for its data. Its path must not contain spaces.
-        port: The AMQP port. Defaults to a free port, like all its other ports.
-        settings: Additional lines of ``rabbitmq.conf``, by name. They take precedence over ours.
+        folder: The folder for the node's data. Its path must not contain spaces.
+        port: The AMQP port. Defaults to a free port, like all other ports.
+        settings: Additional lines of ``rabbitmq.conf``, by name. They take precedence over the defaults of this class.
         users: Additional users, by name, with their passwords. They have no permissions.
-        permissions: For each user, its virtual host, and name patterns for configure, write and read.
+        permissions: For each user, a virtual host, and name patterns for configure, write and read.
         virtual_hosts: Additional virtual hosts.
         plugins: Additional plugins, for example ``rabbitmq_management``.
-        tls: The paths of its authority's certificate, its own certificate and its key. It then also listens with TLS,
-            at `tls_port` and `stream_tls_port`.
+        tls: The paths of the authority's certificate, the server's certificate and its key. The node then also listens
+            with TLS, at `tls_port` and `stream_tls_port`.
 
     Attributes:
         stream_port: The port of the stream protocol.
@@ -115,10 +115,10 @@ class RabbitServer(Server):
         return f"amqp://guest:guest@{self.address}/%2F"
 
     def initialise(self) -> None:
-        """Writes its settings, and starts its epmd.
+        """Writes the node's settings, and starts its epmd.
 
         Raises:
-            ConfigurationError: If it is not installed.
+            ConfigurationError: If RabbitMQ is not installed.
         """
         self._dist_port = free_port()  # a new port at each start, since another process may have taken the previous one
         epmd = find_program("epmd")
@@ -133,11 +133,11 @@ class RabbitServer(Server):
         self._start_epmd(epmd)
 
     def command(self) -> Sequence[str]:
-        """Returns the program; Erlang ignores the option that marks it."""
+        """Returns the program. Erlang ignores the option that identifies the process."""
         return [str(_program("rabbitmq-server")), "-sparkonce", str(self.folder)]
 
     def env(self) -> Mapping[str, str]:
-        """Returns what isolates the node from others, and from the machine's settings."""
+        """Returns variables that isolate the node from other nodes and from the machine's settings."""
         ours = {name: value for name, value in os.environ.items() if not name.startswith(_NODE_ENV)}
         return {
             **ours,
@@ -158,7 +158,7 @@ class RabbitServer(Server):
         }
 
     def is_up(self) -> bool:
-        """Returns True if it sends a greeting at the AMQP port, and listens at its other ports."""
+        """Returns True if the node sends a greeting at the AMQP port, and listens at its other ports."""
         try:
             with socket.create_connection((HOST, self.port), timeout=_ANSWERS_WITHIN_S) as client:
                 client.sendall(_AMQP_GREETING)
@@ -171,7 +171,7 @@ class RabbitServer(Server):
         return True
 
     def control(self, *words: str) -> str:
-        """Runs a ``rabbitmqctl`` command on it, which takes a second or two, and returns its output.
+        """Runs a ``rabbitmqctl`` command on the node, which takes a second or two, and returns its output.
 
         Raises:
             PreflightError: If the command fails.
@@ -193,25 +193,25 @@ class RabbitServer(Server):
         return done.stdout
 
     def settle(self) -> None:
-        """Persists which streams and quorum queues exist.
+        """Persists the list of streams and quorum queues.
 
-        The server itself does so half a second later. A stream or quorum queue that was declared just before a kill is
-        never served again.
+        The server itself does so half a second after a declaration. A stream or quorum queue that is declared just
+        before a kill would never be served again.
         """
         self.control("eval", "[ok = dets:sync(Table) || Table <- dets:all()].")
 
     def stop(self, timeout_s: float = DOWN_WITHIN_S) -> bool:
-        """See `Restartable.stop`. Its epmd ends with it."""
+        """See `Restartable.stop`. Also ends the node's epmd."""
         in_order = super().stop(timeout_s)
         if self._epmd is not None:
             self._epmd.kill()
         return in_order
 
     def _start_epmd(self, program: Path) -> None:
-        """Starts an epmd that ends with us. A server that finds none would start one that stays forever."""
+        """Starts an epmd that ends with this process. If a node finds none, it starts one that stays forever."""
         if self._epmd is not None and self._epmd.exit_code is None:
             return
-        marked = self.folder / "epmd"  # identifies whose it is, in its command line
+        marked = self.folder / "epmd"  # the path in the command line identifies this epmd
         with suppress(FileExistsError):
             marked.symlink_to(program)
         self._epmd = ServerProcess(

@@ -16,11 +16,11 @@ _FORMS_WITHIN_S = 60.0
 
 
 class RedisServer(Server):
-    """``redis-server`` with its append-only file."""
+    """``redis-server`` with an append-only file."""
 
     def __init__(self, folder: Path, port: int | None = None, settings: Mapping[str, str] | None = None) -> None:
         super().__init__(folder, port)
-        # We recognize our processes by their title, so Redis must not change it.
+        # Redis must not change its title, because the command line identifies the process.
         plain = {"set-proc-title": "no", "appendonly": "yes", "appendfsync": "always", "save": ""}
         self.settings = {**plain, **(settings or {})}
 
@@ -43,14 +43,14 @@ class RedisServer(Server):
         return [str(program), "--port", str(self.port), "--bind", HOST, "--dir", str(self.folder), *more]
 
     def is_up(self) -> bool:
-        """Returns True if it has loaded its data."""
+        """Returns True if the server has loaded its data."""
         try:
             return self.ask("PING") == "+PONG"
         except OSError:
             return False
 
     def ask(self, *words: str) -> str:
-        """Sends a command and returns the first line of the response, for when a client library cannot be used yet."""
+        """Sends a command and returns the first line of the response, even while clients cannot connect yet."""
         with socket.create_connection((HOST, self.port), timeout=UP_WITHIN_S) as line, line.makefile("rb") as answers:
             parts = [f"*{len(words)}\r\n", *(f"${len(word)}\r\n{word}\r\n" for word in words)]
             line.sendall("".join(parts).encode())
@@ -67,7 +67,7 @@ class RedisCluster:
             "cluster-require-full-coverage": "no",
             **(settings or {}),
         }
-        # Without cluster-port, Redis uses its own port plus 10,000, which a client's connection may have taken by then.
+        # Set cluster-port. By default, it is the port plus 10,000, which a client's connection may have taken by then.
         ports = free_ports(6)
         self.nodes = [
             RedisServer(folder / f"node{number}", ports[number], {**more, "cluster-port": str(ports[number + 3])})
@@ -80,7 +80,7 @@ class RedisCluster:
         return self.nodes[0].url
 
     def start(self) -> None:
-        """Starts the nodes, gives each a third of the hash slots, and waits until they know each other."""
+        """Starts the nodes, assigns each a third of the hash slots, and waits until they know each other."""
         for node in self.nodes:
             node.folder.mkdir(parents=True, exist_ok=True)
             node.start()
@@ -101,10 +101,10 @@ class RedisCluster:
         self.await_formed()
 
     def await_formed(self) -> None:
-        """Waits until every node sees all hash slots served.
+        """Waits until every node sees that all hash slots are served.
 
         Raises:
-            PreflightError: If they do not find each other.
+            PreflightError: If the nodes do not find each other.
         """
         give_up_at = time.monotonic() + _FORMS_WITHIN_S
         while not all(self._sees_all(node) for node in self.nodes):

@@ -1,4 +1,4 @@
-"""versitygw, which serves a folder via the S3 protocol."""
+"""versitygw, a server that provides a folder through the S3 protocol."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def find_versitygw() -> Path | None:
 class S3Server(Server):
     """versitygw with one administrator, `ACCESS_KEY`. Buckets are folders, and objects are files in them.
 
-    It does not support lifecycle rules. Old versions are retained if a bucket is configured to.
+    It does not support lifecycle rules. It keeps old versions if a bucket is configured to do so.
 
     Raises:
-        ConfigurationError: If there is no versitygw.
+        ConfigurationError: If versitygw is not installed.
     """
 
     def initialise(self) -> None:
@@ -56,7 +56,7 @@ class S3Server(Server):
     def is_up(self) -> bool:
         try:
             urllib.request.urlopen(self.url, timeout=1).close()  # noqa: S310 - http to loopback
-        except urllib.error.HTTPError as refused:  # it requires a signature, so it is up
+        except urllib.error.HTTPError as refused:  # the server requires a signature, so it is up
             refused.close()
             return True
         except OSError:
@@ -68,7 +68,7 @@ class S3Server(Server):
         return f"http://{self.address}"
 
     def settings(self, access_key: str = ACCESS_KEY, secret_key: str = SECRET_KEY) -> dict[str, str]:
-        """Returns the options with which a store connects to it."""
+        """Returns the options with which a store connects to this server."""
         return {
             "endpoint_url": self.url,
             "region_name": "us-east-1",
@@ -81,7 +81,7 @@ class S3Server(Server):
         """Creates a user who has no permissions until a bucket's policy grants them.
 
         Raises:
-            ConfigurationError: If versitygw refuses.
+            ConfigurationError: If versitygw refuses the request.
         """
         command = [
             *(str(_program()), "admin", "--access", ACCESS_KEY, "--secret", SECRET_KEY, "--endpoint-url", self.url),
