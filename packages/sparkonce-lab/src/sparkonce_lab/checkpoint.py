@@ -50,7 +50,7 @@ def open_place(location: str, conf: Mapping[str, str]) -> CheckpointFiles:
 
 
 def with_connector(location: str, conf: Mapping[str, str]) -> dict[str, str]:
-    """Returns Spark's settings, extended by the classes of a store's connector. S3A is downloaded.
+    """Returns Spark's settings, extended by the classes of a store's connector. For S3, downloads S3A.
 
     Raises:
         ConfigurationError: If the store needs another connector, and no setting names it.

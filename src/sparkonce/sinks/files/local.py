@@ -64,7 +64,7 @@ class LocalStore(RenamingStore):
                 setting="path",
             )
         try:
-            # A prepared slot is only durable if the names of all parent folders are.
+            # A prepared slot is only durable if the names of all parent folders are durable, too.
             for folder in (self._root, self._held):
                 make_folder(folder)
             self._tidy()
@@ -239,8 +239,8 @@ class LocalStore(RenamingStore):
         try:
             there = final.lstat()
         except (FileNotFoundError, NotADirectoryError):
-            # More than one link means that the file was published, but this mount's cache does not show it, or that a
-            # backup has linked it.
+            # If the file has more than one link, a backup has created a link, or the file was published and this
+            # mount's cache does not show it yet.
             unsure = "path" in fields if mine is None else mine.st_nlink > 1
             if unsure and self._is_listed(path):
                 return Finished(outcome=Outcome.RETRY, reason=f"{final}: {CACHED}")

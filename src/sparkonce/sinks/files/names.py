@@ -116,7 +116,7 @@ def split(rows: pa.Table, names: Sequence[str]) -> Iterator[tuple[str, pa.Table]
     Raises:
         PrepareError: If a string is not UTF-8. The message names the column.
     """
-    # The rows are copied, so that one partition does not keep the memory of the others.
+    # Copy the rows, so that one partition does not keep the memory of the others.
     codes = np.zeros(rows.num_rows, np.int64)
     for name in names:
         column = rows.column(name).combine_chunks()

@@ -263,7 +263,7 @@ def _check_timeout(chosen_ms: int | None, limit_ms: int | None) -> int:
 
 
 def _check_permission(cluster: _Cluster, prefix: str, query: str) -> None:
-    """Checks the permission by aborting a transaction of an unknown id, since a broker checks permissions first.
+    """Checks this user's permission by aborting a transaction with an unknown id. A broker checks permissions first.
 
     Before Kafka 3.0, writers also needed IDEMPOTENT_WRITE on the cluster (KIP-679).
     """

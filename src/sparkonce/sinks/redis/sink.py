@@ -37,15 +37,15 @@ class RedisSink(TwoPhaseCommitSink):
     The columns that are written depend on ``structure``. A setting names its column, and defaults to its own name:
 
     ============== ===================================================== ===============================================
-    structure      columns                                               a null
+    structure      columns                                               effect of a null
     ============== ===================================================== ===============================================
-    ``string``     ``key``, ``value``                                    value: deletes the key
-    ``hash``       ``key``, and ``fields`` or else all others            field: deletes that field
-    ``hash``       ``key``, ``field`` (must be given), ``value``         value: deletes the field
-    ``list``       ``key``, ``value`` (an array); the list is replaced   array, or an empty one: deletes the key
-    ``set``        ``key``, ``member``                                   refused
-    ``sorted_set`` ``key``, ``member``, ``score``                        score: removes the member
-    ``increment``  ``key``, ``amount``; ``field`` or ``member`` if given amount: adds nothing
+    ``string``     ``key``, ``value``                                    in ``value``: deletes the key
+    ``hash``       ``key``, and ``fields`` or all other columns          in a field: deletes that field
+    ``hash``       ``key``, ``field`` (required), ``value``              in ``value``: deletes the field
+    ``list``       ``key``, ``value`` (an array, replaces the list)      in ``value``, or an empty one: deletes the key
+    ``set``        ``key``, ``member``                                   is refused
+    ``sorted_set`` ``key``, ``member``, ``score``                        in ``score``: removes the member
+    ``increment``  ``key``, ``amount``, optionally ``field``/``member``  in ``amount``: adds nothing
     ============== ===================================================== ===============================================
 
     Example:

@@ -358,7 +358,7 @@ class Calls:
         self._running: dict[str, Future[Finished]] = {}
 
     def run(self, jobs: Mapping[str, Job], wait_s: float) -> dict[str, Finished]:
-        """Runs each job whose name is not running yet, and waits for all of them.
+        """Starts the jobs, except those that are already running under the same name, and waits for all of them.
 
         A job that is not finished in time continues, and the next call with its name waits for it again.
 

@@ -40,7 +40,7 @@ class WriteAheadCommitter(HandleCommitter[TransactionName]):
         sink: The sink's name.
         prefix: The prefix of the sink's file names, which is derived from the sink's name.
         settings: The settings of the calls.
-        application: Makes the calls; by default those of the user's function.
+        application: The object that makes the calls. By default, it calls the user's function.
     """
 
     handle_fields = FIELDS
@@ -176,8 +176,8 @@ class WriteAheadCommitter(HandleCommitter[TransactionName]):
                         self._folder.delete_rows(call)
                     continue
                 for entry in call if number not in own else ():
-                    # Such a file is only left to take if the folder was restored from an earlier state. Treat this like
-                    # any other repeat.
+                    # If the folder was restored from an earlier state, its files may not be marked as started. Treat
+                    # this like any other repeat.
                     self._folder.take(entry.name)
                 units.append(Unit(tuple(call), repeated=number not in own, number=number))
         return units

@@ -238,28 +238,30 @@ def summary(story: Story, verdicts: Sequence[Verdict]) -> dict[str, Any]:
     Returns:
         A dictionary with
 
-        - ``verdict``: ``outcome`` (``failed``: an anomaly was found; ``unfinished``: none was found, but the run broke
-          off or got stuck; ``nothing proved``: a check had nothing to examine, or no fault struck; ``passed``), its
-          ``words`` and ``sentence``, and the numbers of ``anomalies``, ``checks``, ``checks_on_nothing``;
-        - ``run``: ``seed``, ``workload``, ``systems``, ``versions``, ``guarantee``, ``limits`` as requested,
+        - ``verdict``: ``outcome``, its ``words`` and ``sentence``, and the numbers of ``anomalies``, ``checks`` and
+          ``checks_on_nothing``. The outcome is ``failed`` if an anomaly was found; otherwise ``unfinished`` if the run
+          broke off or got stuck; otherwise ``nothing proved`` if a check had nothing to examine, or no fault struck;
+          otherwise ``passed``;
+        - ``run``: ``seed``, ``workload``, ``systems``, ``versions``, ``guarantee`` and ``limits`` as requested,
           ``length_ms``, ``finished``, and the lists ``stuck`` of ``{step, what}`` and ``unread`` of ``{what, why}``;
-        - ``rows``: the numbers of rows: ``source``; ``expected`` by kind; ``found`` by system and kind; ``written`` by
-          system, as the drivers reported it;
-        - ``batches``: ``finished``, which includes repeats; ``distinct``; ``recovered``, which an earlier driver had
-          decided; ``healed``, in which a lost transaction was written again; ``transactions``; ``longest_gap``, the
-          longest time without a finished batch, as ``{length_ms, from_ms, to_ms, steps}``, which for an unfinished run
-          extends to its end; ``seconds``, the spread over the batches by phase and as ``whole``;
-        - ``drivers``: ``started``; ``ends``, the number of drivers for each way to end; ``each``, a list of ``{driver,
-          began_ms, ended_ms, slots, batches, end, error, message}``;
-        - ``faults``: ``asked``, ``struck``, ``as_aimed`` (in the phase at which they were aimed), ``held``,
-          ``recovered``; ``by_phase``, the number of strikes by fault and phase; ``skipped``, a list of ``{step, fault,
-          system, why}``; ``recovery_ms``, the spread of ``all`` and of each ``by_fault``; ``steps``, a list of ``{step,
-          fault, system, request, aimed, hit, batch, driver, held, fault_ms, over_ms, recovered_ms, outage_ms,
-          recovery_ms, skipped, stuck}``. ``recovery_ms`` of a step is the time from the end of the outage (or from the
-          fault, if there was none) to the next finished batch;
+        - ``rows``: the numbers of rows in the ``source``, ``expected`` (by kind), ``found`` (by system and kind), and
+          ``written`` (by system, as reported by the drivers);
+        - ``batches``: the numbers of batches that were ``finished`` (including repeats), ``distinct``, ``recovered``
+          (decided by an earlier driver) and ``healed`` (a lost transaction was written again); the number of
+          ``transactions``; ``longest_gap``, the longest time without a finished batch, as ``{length_ms, from_ms, to_ms,
+          steps}``, which extends to the end of an unfinished run; and ``seconds``, the spread over the batches by phase
+          and as ``whole``;
+        - ``drivers``: the number ``started``; ``ends``, the number of drivers for each way to end; and ``each``, a list
+          of ``{driver, began_ms, ended_ms, slots, batches, end, error, message}``;
+        - ``faults``: the numbers of faults that were ``asked``, ``struck``, ``as_aimed`` (in the intended phase),
+          ``held`` and ``recovered``; ``by_phase``, the number of strikes by fault and phase; ``skipped``, a list of
+          ``{step, fault, system, why}``; ``recovery_ms``, the spread of ``all`` and of each ``by_fault``; and
+          ``steps``, a list of ``{step, fault, system, request, aimed, hit, batch, driver, held, fault_ms, over_ms,
+          recovered_ms, outage_ms, recovery_ms, skipped, stuck}``. ``recovery_ms`` of a step is the time from the end of
+          the outage (or from the fault, if there was none) to the next finished batch;
         - ``anomalies``: a list of ``{anomaly, words, system, looked_at, count, examples}``, one for each verdict;
-        - ``resources``: by role, the largest ``rss_mib`` and the largest number of ``handles``; by name, ``folders``
-          with the last and the largest ``{files, bytes, largest_bytes}``.
+        - ``resources``: the largest ``rss_mib`` and the largest number of ``handles`` for each role; and ``folders``,
+          the last and the largest ``{files, bytes, largest_bytes}`` for each name.
     """
     history, batches = story.history, story.batches
     fed = [event.fields.get("rows") for event in history.of(EventKind.FED)]

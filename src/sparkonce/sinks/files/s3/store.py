@@ -163,7 +163,7 @@ class S3Store(FileStore):
     def list_staged(self) -> Iterable[Staged]:
         """See `FileStore.list_staged`."""
         seen: set[str] = set()
-        # MinIO only lists an upload by its full key, or with the whole bucket.
+        # MinIO lists uploads only for a full key or for the whole bucket.
         for prefix in [self.prefix] if self._is_aws() else [self.prefix, ""]:
             for found in list_uploads(client(self.settings), self.bucket, prefix, self.page):
                 if isinstance(found, Answer):

@@ -403,7 +403,7 @@ _REFUSERS_WORDS = (
     "generated columns",
     "rules ON INSERT",
 )
-# Does not count the index used for upserts. Nor does it count indexes on a column filled by a sequence or random UUIDs,
+# The query counts neither the index used for upserts, nor indexes on a column filled by a sequence or random UUIDs,
 # about which a trial would prove nothing.
 _REFUSERS = """
 WITH t AS (

@@ -164,7 +164,7 @@ def _check_server(connection: Connection, sink: PostgresSink, recorded: Facts) -
     facts = {"system": read_system(connection, sink.commits_schema), "database": database}
     before = {name: recorded.get(name, facts[name]) for name in facts}
     if not before["system"]:
-        # Handles include the system id, too. If the privilege is granted later, the server must not seem to be another.
+        # Handles contain the system id, too. If the privilege is granted later, the id must not appear to have changed.
         facts["system"] = ""
     if before != facts:
         raise PreflightError(

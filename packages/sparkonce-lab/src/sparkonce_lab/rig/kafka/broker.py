@@ -91,7 +91,7 @@ def _escape(value: str) -> str:
     escaped = value.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")
     if escaped.startswith(" "):
         escaped = "\\" + escaped
-    # Java reads the file as Latin-1, with UTF-16 escapes for the rest.
+    # Java reads the file as Latin-1. Other characters need UTF-16 escapes.
     utf16 = escaped.encode("utf-16-be")
     units = (int.from_bytes(utf16[at : at + 2], "big") for at in range(0, len(utf16), 2))
     return "".join(chr(unit) if unit < 128 else f"\\u{unit:04x}" for unit in units)
