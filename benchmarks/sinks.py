@@ -40,7 +40,7 @@ from processes import daemons, end_workers, memory_mib, workers
 from session import CORES, session, stderr_into
 
 POLL_S = 0.25
-"""How often progress is polled, in seconds. Polls cost CPU that the contenders need, and do not affect the rates."""
+"""The interval between polls of the progress, in seconds. Polls cost CPU that the contenders need."""
 LIMIT_S = 600.0
 NOTE_BYTES = 84
 

@@ -37,7 +37,7 @@ KINDS = ("kafka", "postgres", "files")
 
 
 class Targets:
-    """A topic, a table and a folder, created anew for each run."""
+    """A topic, a table and a folder, recreated for each run."""
 
     def __init__(self, broker: Cluster, server: PostgresServer) -> None:
         self._kafka = {"bootstrap.servers": broker.bootstrap}

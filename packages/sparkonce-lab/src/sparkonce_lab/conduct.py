@@ -22,11 +22,11 @@ from sparkonce_lab.watch import note_sizes
 _POLL_S = 0.01
 _STOP_S = 150.0
 _CHECK_EVERY_S = 0.5
-"""How long a driver is held before a fault is injected, in seconds. Readers poll several times a second."""
+"""The time that a driver is held before a fault is injected, in seconds. Readers poll several times a second."""
 _SAMPLE_S = 5.0
 _BACK_OFF_S = (0.5, 1.0, 2.0, 5.0)
 _ARMED_S = 20.0
-"""How long to wait for a phase, in seconds. After that, the fault is injected wherever the driver is."""
+"""The longest wait for a phase, in seconds. After that, the fault is injected wherever the driver is."""
 _OF_THE_FIRST_BATCH = frozenset(phase.name for phase in FIRST_BATCH)
 
 

@@ -126,7 +126,7 @@ def overlaps(path: str, other: str) -> bool:
 
     Args:
         path: See `open_store`.
-        other: A path or URL, as Spark accepts it.
+        other: A path or URL in the form that Spark accepts.
     """
     one, two = _parts(path), _parts(other)
     return one[: len(two)] == two[: len(one)]

@@ -89,7 +89,7 @@ class StagedFile(abc.ABC):
 
 
 class FileStore(abc.ABC):
-    """A folder of a file system, or a prefix of a bucket. Pickled to the workers. Paths are relative, with ``/``.
+    """A folder of a file system, or a prefix of a bucket, pickled for the workers. Paths are relative, with ``/``.
 
     Attributes:
         location: The store's full path or URL, for readers and messages.

@@ -36,7 +36,7 @@ _Messages = np.ndarray[Any, np.dtype[np.void]]
 
 _EVENTS = rd.DELIVERIES | rd.LOG | rd.ERROR | rd.STATISTICS
 _SLICE_S = 0.05
-"""How long an abort waits for the last delivery report before it processes the pending reports, in seconds."""
+"""The time that an abort waits for the last delivery report before it processes pending reports, in seconds."""
 
 _LAST_BYTES = 1 << 20
 _QUIET_S = 0.02

@@ -37,7 +37,7 @@ LIMIT_S = 10.0
 """The time limit of one poll."""
 
 PATIENCE_S = 30.0
-"""How long a transaction may be open before it is reported, in seconds; more if a batch takes longer."""
+"""The time after which an open transaction is reported, in seconds; longer if a batch takes longer."""
 
 SAY_EVERY_S = 300.0
 _NAMED_AT_ONCE = 3

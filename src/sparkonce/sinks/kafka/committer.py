@@ -70,7 +70,7 @@ from sparkonce.sinks.kafka.transaction_client import (
 log = logging.getLogger(__name__)
 
 ATTEMPT_TIMEOUT_S = 10.0
-"""How long one call waits for brokers before it returns RETRY, in seconds."""
+"""The time that one call waits for brokers before it returns RETRY, in seconds."""
 
 TRACES_ATTEMPTS = 12
 """The factor by which `list_traces` may take longer than other calls, since there may be many traces."""
@@ -78,7 +78,7 @@ TRACES_ATTEMPTS = 12
 _ASK_AGAIN_S = 0.25
 
 _METADATA_VALID_S = 0.25
-"""How long the leaders found before a decision can be used for its commit, in seconds.
+"""The time for which the leaders found before a decision can be used for its commit, in seconds.
 
 The commit normally follows within milliseconds. A shorter time would repeat the request if the decision log is slow. A
 longer one would miss a leader that fails.
@@ -146,7 +146,7 @@ class KafkaCommitter(HandleCommitter[KafkaTransaction]):
         """Commits these transactions. A repeated commit is COMMITTED, too, because Kafka answers it like the first one.
 
         COMMITTED means that the coordinator has the decision in its log. The markers that release readers are written
-        afterwards, and Kafka 4.3 and 4.4 lose the marker of a partition without a leader (KAFKA-20734), so the commit
+        afterward, and Kafka 4.3 and 4.4 lose the marker of a partition without a leader (KAFKA-20734), so the commit
         waits for the leader. With a single replica, a crash of its broker right after a commit can still leave rows
         hidden.
         """

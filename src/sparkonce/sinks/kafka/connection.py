@@ -39,7 +39,7 @@ Response = Any
 """A response class of ``kafka.protocol``, or a `BrokerAnswer` without a code if there is no response."""
 
 _GRACE_S = 1.0
-"""How long past the deadline a caller waits for the network thread, which enforces the deadline itself."""
+"""The time past the deadline that a caller waits for the network thread, which enforces the deadline itself."""
 
 _STOP_WITHIN_S = 10.0
 """The time limit for a network thread to end, in seconds."""

@@ -20,7 +20,7 @@ from sparkonce.sinks.kafka.batch_producer import BatchProducer, client_log, take
 log = logging.getLogger(__name__)
 
 INITIALISE_LIMIT_S = 60.0
-"""How long `PooledProducer.open` waits for an initialization."""
+"""The time limit for an initialization in `PooledProducer.open`, in seconds."""
 
 STATISTICS_MS, SLOW_STATISTICS_MS = 100, 1000
 """The intervals of statistics of confluent-kafka's producer and of a `BatchProducer`, in milliseconds.
@@ -28,7 +28,6 @@ STATISTICS_MS, SLOW_STATISTICS_MS = 100, 1000
 confluent-kafka's producer learns its producer id from its first statistics. A `BatchProducer` learns it earlier, from
 the log. Statistics are expensive: every 100 ms, they took 17% of a worker's CPU in batches of 200 rows, and they cost
 more with more partitions.
-more partitions. A `BatchProducer` reports the id earlier.
 """
 
 _FIRST_ATTEMPT_S = 0.03

@@ -53,7 +53,7 @@ TOPIC_RESOURCE, BROKER_RESOURCE = 2, 4
 _LITTLE_BYTES = 1 << 30
 
 SURE_AFTER_S = 3.0
-"""How long a topic must be missing, in seconds. New topics and brokers that have just started take a moment."""
+"""The time for which a topic must be missing, in seconds. New topics and starting brokers take a moment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -411,7 +411,7 @@ def _check_readable(topic: str, error_code: int) -> None:
     if error_code == _INVALID:
         raise _refused(topic, "is no valid name", "Use letters, digits, '.', '_' and '-', at most 249.")
 
-    # Other errors, such as a missing leader, are accepted: writers wait for it.
+    # Accept other errors, such as a missing leader, because writers wait for a leader.
 
 
 def _check_durable(topic: str, replicas: int, brokers: int, min_in_sync: int | None) -> None:

@@ -57,7 +57,7 @@ _GRACE_S = 5.0
 _NO_LIMIT = 2**31 - 1
 
 _ASK_AFTER_S = 5.0
-"""How long no row may arrive before the topics are looked up again, in seconds. A leader moves in less time."""
+"""The time without any delivered row after which the topics are looked up, in seconds. A leader moves in less time."""
 _SURELY_GONE_AFTER_S = 10.0
 _PROPAGATION = "topic.metadata.propagation.max.ms"
 _PROPAGATION_MS = 30_000
@@ -71,7 +71,7 @@ _AHEAD = ("message.timestamp.after.max.ms", "message.timestamp.difference.max.ms
 """The name of a topic setting: since Kafka 3.6, and before."""
 _CENTURY_MS = 100 * 365 * 86_400_000
 _KNOWN_S = 60.0
-"""How long a topic's rules are cached, in seconds, since its settings may change."""
+"""The time for which a topic's rules are cached, in seconds, since its settings may change."""
 _RULES_WITHIN_S, _RULES_LATE_S = 30.0, 10.0
 """librdkafka's time limit for a request, and how much later its answer may arrive, in seconds."""
 _NOT_TOLD = frozenset(

@@ -42,7 +42,7 @@ from sparkonce.sinks.redis.writer import await_replicas
 KEPT_BATCHES = SINKS_KEEP_BATCHES
 TIDY_EVERY_BATCHES = 50
 ATTEMPT_LIMIT_S = 30.0
-"""How long one call applies chunks before it returns RETRY, in seconds. The next call continues."""
+"""The time that one call applies chunks before it returns RETRY, in seconds. The next call continues."""
 
 _UNDECIDED = Finished(outcome=Outcome.UNKNOWN, reason="No reply from the server shows the transaction's state.")
 _DELETE_AT_ONCE = 500
@@ -391,7 +391,7 @@ _VALUES_UNDER_WAY = 2 * CHUNK_VALUES
 """The maximum number of values in flight. A server finishes one client's commands before it serves the next client."""
 _MOST_UNDER_WAY = 128
 _MOVED_WITHIN_S = 1.0
-"""How long a moved hash slot is looked up, in seconds. A slot that is still moving is left for the next attempt."""
+"""The time limit for looking up a moved hash slot, in seconds. The next attempt handles a slot that is still moving."""
 
 ABSENT = Finished(outcome=Outcome.LOST, reason="The list is absent.")
 

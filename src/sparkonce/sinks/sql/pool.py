@@ -77,7 +77,7 @@ class IdlePool(Generic[C]):
             connection.close()
 
     def close(self) -> None:
-        """Closes the idle connections, and from now on any that is given back by another thread."""
+        """Closes the idle connections. From now on, also closes those that other threads give back."""
         with self._lock:
             self._closed = True
         self.drop()

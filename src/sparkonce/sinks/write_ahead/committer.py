@@ -24,7 +24,7 @@ KEEP_BATCHES = SINKS_KEEP_BATCHES
 
 TIDY_EVERY_BATCHES = 20
 TRACED_BATCHES = 5
-"""How many of each run's latest batches serve as traces. The newest trace reveals an old copy of the log."""
+"""The number of each run's latest batches that serve as traces. The newest trace reveals an old copy of the log."""
 
 Answers = dict[TransactionName, Finished]
 

@@ -239,7 +239,7 @@ public class Planner {
         return at;
     }
 
-    /** Replaces segments that are read by their successors. Returns true if there were any. */
+    /** Replaces each segment that was read completely with its successors. Returns true if there were any. */
     private boolean succeed(Map<Long, Long> at, Map<Long, Part> parts) {
         for (Long id : at.keySet()) {
             Set<Long> read = new TreeSet<Long>();

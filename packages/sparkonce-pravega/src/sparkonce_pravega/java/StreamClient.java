@@ -208,7 +208,7 @@ public class StreamClient {
         }
     }
 
-    /** Returns the first end of an event at least ``distance`` bytes into a part. Pravega 0.13 has no request for it. */
+    /** Returns the first end of an event at least ``distance`` bytes into a part. Pravega 0.13 cannot report it. */
     long boundary(Part part, long distance) {
         if (part.end - part.start <= distance) {
             return part.end;

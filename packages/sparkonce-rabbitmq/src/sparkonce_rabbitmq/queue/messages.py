@@ -60,7 +60,7 @@ class QueueMessage(NamedTuple):
 
 
 Identify = Literal["message_id", "digest"] | Callable[[QueueMessage], str | bytes]
-"""How messages are identified: by their ``message_id``, by a digest of the whole message, or by a function."""
+"""The ways to identify messages: by their ``message_id``, by a digest of the whole message, or by a function."""
 
 
 def id_of(message: QueueMessage, identify: Identify) -> bytes:

@@ -59,7 +59,7 @@ _PARTITIONS = Key.Partitions.value.to_bytes(2, "big")
 _CONFIRMED, _CONFIRM_HEAD = 3, 9
 _PUBLISHER = 0
 _TRIES = 30
-"""How often to connect to a load balancer, per suitable node, until it leads to a suitable one."""
+"""The maximum number of attempts, per suitable node, to reach such a node through a load balancer."""
 
 Answer = TypeVar("Answer", bound=schema.Frame)
 Kind = TypeVar("Kind", bound="StreamConnection")

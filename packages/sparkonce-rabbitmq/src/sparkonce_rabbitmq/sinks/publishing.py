@@ -86,7 +86,7 @@ def batch_of(sequence: int) -> int:
 _Answer = TypeVar("_Answer")
 
 OTHERS_WITHIN_S = 10.0
-"""How long another driver has to record that it has published the same rows, in seconds."""
+"""The time in which another driver must record that it has published the same rows, in seconds."""
 
 _CHECK_AGAIN_S = 0.2
 

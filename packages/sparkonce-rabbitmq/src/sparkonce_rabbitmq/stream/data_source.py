@@ -35,13 +35,13 @@ OPTION = "source"
 """The option that contains a whole `StreamOptions`."""
 
 _BRIEF_S = 2.0
-"""How long the driver waits for a server that has responded before, in seconds.
+"""The driver's longest wait for a server that has responded before, in seconds.
 
 After that, it tries again at Spark's next call, so that the query can be stopped in the meantime.
 """
 
 _TASK_PATIENCE_S = 30.0
-"""How long a task waits for the server, in seconds. After that, the driver waits, and writes the batch again."""
+"""A task's longest wait for the server, in seconds. After that, the driver waits, and writes the batch again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -235,10 +235,10 @@ def _text(value: object) -> str:
 
 _ASK_AGAIN_S = 0.005
 SETTLE_S = 0.1
-"""How long to wait for InnoDB to notice that a connection has ended, in seconds. It normally takes microseconds."""
+"""The time that InnoDB gets to notice that a connection has ended, in seconds. It normally takes microseconds."""
 
 _RELEASE_S = 0.5
-"""How long the server may take to release a branch whose writer closes its connection after PREPARE, in seconds."""
+"""The time that the server gets to release a branch whose writer closes its connection after PREPARE, in seconds."""
 
 _LOST = "The branch is no longer prepared on this server, and has no marker: it was rolled back."
 _FORGOTTEN = Finished(
@@ -503,7 +503,7 @@ def move(
         for table, rows in group:
             came = merged.rows
             if stage.target.mode == UPSERT:  # the affected-row count of an upsert is not its number of rows
-                # Counting afterwards also detects a row that was deleted in between.
+                # Counting after the merge also detects a row that was deleted in between.
                 (came,) = connection.row(f"SELECT COUNT(*) FROM {quote(table)}")  # noqa: S608 - quoted
             if came != rows:
                 return (

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _PORT = 3306
 REPLY_S = 300.0
-"""How long a slot waits for one reply, for example to 4 MiB of rows, in seconds."""
+"""The longest wait of a slot for one reply, for example to 4 MiB of rows, in seconds."""
 
 ANSWER_S = 10.0
 """The time limit of one call of the committer, except for a merge, in seconds."""

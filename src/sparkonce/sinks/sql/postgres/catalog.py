@@ -180,7 +180,6 @@ def list_changes(target: Target, schema: str, staged: Sequence[str]) -> sql.Comp
 
     It runs after the rows were merged, in the same transaction, whose lock keeps the columns unchanged. A partition
     that is added later contains none of these rows.
-    that is added later has any of the rows.
     """
     return _CHANGES.format(
         schema=target.schema, table=target.table, commits=schema, staged=list(staged), fragile=_FRAGILE

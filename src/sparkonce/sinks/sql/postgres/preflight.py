@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TIMEOUT_S = 15.0
-"""How long to wait for a server that is starting, and for all queries once it answers, in seconds."""
+"""The longest wait for a server that is starting, and for all queries once it answers, in seconds."""
 
 OLDEST = 120_000
 _PAUSE_S = 0.25

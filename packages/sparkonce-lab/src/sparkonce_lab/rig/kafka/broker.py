@@ -26,7 +26,7 @@ DEFAULTS: Mapping[str, str] = {
     # Creating the broker's default of 50 partitions takes noticeable time, and tests do not need them.
     "offsets.topic.num.partitions": "4",
     "transaction.state.log.num.partitions": "4",
-    # How often the coordinator checks for transactions that exceed their timeout. The default of 10 s slows tests down.
+    # Check often for transactions that exceed their timeout. The default of 10 s slows tests down.
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": "500",
     # After a crash, a broker is refused until its old session has expired (default: 9 s).
     "broker.session.timeout.ms": "3000",
