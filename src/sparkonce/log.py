@@ -20,7 +20,7 @@ from sparkonce.storage.files import CheckpointFiles, Landed, Taken
 FOLDER = "sparkonce"
 """The log's subfolder of the checkpoint."""
 MOST_READS = 100
-"""How often a read of the log is attempted. It restarts whenever another driver raises the floor during the read."""
+"""The number of attempts to read the log. A read restarts whenever another driver raises the floor meanwhile."""
 _RECORDS = "records"
 _FLOORS = "floors"
 _READ_AT_ONCE = 8

@@ -12,7 +12,7 @@ AVRO_MODULE = "spark-avro"
 DELTA_MODULE = "delta-spark"
 ICEBERG_MODULE = "iceberg-spark-runtime"
 GROUP = "sparkonce.packages"
-"""The entry points of packages that need a jar: their name in `spark_packages`, and where to find its coordinate."""
+"""The entry point group of packages that need a jar. An entry maps a name for `spark_packages` to a coordinate."""
 
 SCALA = "2.13"  # the only one of Spark 4
 _RELEASED = re.compile(r"(\d+\.\d+\.\d+)(?:$|[-+])")

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 Facts = Mapping[str, str]
-"""What the log records about a sink from run to run, for example the cluster's id and the prefix of its ids."""
+"""The facts that the log records about a sink for each run, such as the cluster's id and the prefix of its ids."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

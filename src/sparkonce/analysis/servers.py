@@ -27,7 +27,7 @@ from sparkonce.sources.kafka import connection_settings
 from sparkonce.sources.topics import java_pattern
 
 TIMEOUT_S = 10.0
-"""The time limit of the brokers of one source or sink."""
+"""The time limit for the brokers of one source or sink."""
 
 _MAX_TIMEOUT = "transaction.max.timeout.ms"
 _RETENTION = ("retention.ms", "retention.bytes", "cleanup.policy")

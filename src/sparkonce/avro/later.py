@@ -23,15 +23,15 @@ from sparkonce.errors import ConfigurationError
 T = TypeVar("T")
 
 DECODABLE = b"\0"
-"""The first byte of an answer that holds a record. A registry header begins with it."""
+"""The first byte of an answer with a record, which is also the first byte of a registry header."""
 REASON = b"\1"
-"""The first byte of an answer that gives, in UTF-8, the reason why there is no record."""
+"""The first byte of an answer with the reason, in UTF-8, why there is no record."""
 
 ASK_AGAIN_AFTER_S = 1.0
 """The pause before an unknown id is looked up again: a new schema takes a moment to reach every node of a registry."""
 
 KEEP_S = 10.0
-"""How long a worker caches an answer about an id, which may appear, or change its subject."""
+"""How long a worker caches an answer about an id. Later, the id may be registered, or have other subjects."""
 MOST_KEPT = 100_000
 _MOST_NAMED = 5
 

@@ -16,7 +16,7 @@ from sparkonce.jvm import require_class
 from sparkonce.packages import AVRO_MODULE
 
 _OURS = ("mode", "avroSchema", "avroSchemaUrl")
-"""Options of ``from_avro`` that are set here."""
+"""The options of ``from_avro`` that sparkonce itself sets."""
 
 _DEPTH = "recursiveFieldMaxDepth"
 

@@ -42,7 +42,7 @@ _STYLES = {
     **dict.fromkeys(("decided, and may not be finished", "planned, and not decided"), _IN_DOUBT),
     "decided, and not in Spark's part of the checkpoint": _IN_DOUBT,
 }
-"""The colors of the words that say how something is."""
+"""The colors of words for a state or a result."""
 
 _WRONG_VALUE = {
     "int_parsing": "is not a whole number",
@@ -50,7 +50,7 @@ _WRONG_VALUE = {
     "greater_than_equal": "is too small: the smallest value is {ge:g}",
     "less_than_equal": "is too large: the largest value is {le:g}",
 }
-"""What is wrong with a value, by the type of pydantic's error, which Typer would show in pydantic's words."""
+"""The messages for wrong values, by the type of pydantic's error. Typer would show pydantic's own message."""
 
 
 class Command(TyperCommand):

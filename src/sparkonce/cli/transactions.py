@@ -52,11 +52,11 @@ _NOT_ALL = 1
 
 
 _RESOLVE = {"commit": "commit", "abort": "abort", "under way": "abort", "not known": "nothing"}
-"""What `resolve` does for each verdict of the log."""
+"""The action of `resolve` for each verdict of the log."""
 
 
 _SWEEP = {**_RESOLVE, "commit": "resolve"}
-"""What `sweep` does, which refuses if something must be resolved."""
+"""The action of `sweep` for each verdict of the log. It refuses to run if something must be resolved."""
 
 
 _PARTITION = ("partition", "begins at", "readable to", "end", "behind", "blocks")
@@ -64,7 +64,7 @@ _PARTITION = ("partition", "begins at", "readable to", "end", "behind", "blocks"
 
 
 _ALL = dict.fromkeys(_RESOLVE, "abort")
-"""What a sweep without a log does."""
+"""The action of a sweep without a log."""
 
 
 ConfigFile = Annotated[

@@ -52,7 +52,7 @@ class BatchProgress:
         return sum(self.seconds.values())
 
     def line(self) -> str:
-        """Formats it as a line for the log."""
+        """Formats the progress as a line for the log."""
         rows = [f"{sink}:{rows}" for sink, rows in self.rows.items()]
         marks = f"{' recovered' if self.recovered else ''}{f' healed={self.healed}' if self.healed else ''}"
         return (

@@ -308,7 +308,7 @@ def _words(batches: Sequence[int]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumePoint:
-    """Where a query resumes, according to its checkpoint and its log.
+    """The point at which a query resumes, according to its checkpoint and its log.
 
     Attributes:
         checkpoint: Spark's checkpoint, as it was when the query was started.
@@ -338,7 +338,7 @@ class ResumePoint:
         return not self.is_done and self.view.decision(self.batch) is not None
 
     def description(self) -> str:
-        """Describes it for the user; empty for a new query."""
+        """Describes the point for the user; empty for a new query."""
         if self.batch < 0:
             return ""
         if self.is_done:

@@ -19,7 +19,7 @@ from sparkonce.sink import Owner, SinkCommitter
 logger = logging.getLogger("sparkonce")
 _SWEEP_TAKES_S = 1.0
 _SILENT_S = 2.0
-"""How long to wait before logging. Servers often need only a moment."""
+"""The time after which a wait is logged. Servers often need only a moment."""
 
 
 class Sweeper:

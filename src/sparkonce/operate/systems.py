@@ -40,7 +40,7 @@ class SystemKind(str, Enum):
 
     @property
     def package(self) -> str:
-        """The package of its sink."""
+        """The package of the system's sink."""
         return f"sparkonce.sinks.{'sql.' * (self in (SystemKind.MYSQL, SystemKind.POSTGRES))}{self.value}"
 
     @property

@@ -78,16 +78,16 @@ class OpenTransaction:
 
     @property
     def next_step(self) -> str:
-        """The operator's next step if it stays open."""
+        """The operator's next step if the transaction stays open."""
         return next_step_of(self.found.kind, self.verdict, self.found.name)
 
     @property
     def blocks(self) -> bool:
-        """True if it blocks read_committed readers."""
+        """True if the transaction blocks read_committed readers."""
         return any(one.blocks for one in self.partitions)
 
     def plain(self) -> dict[str, Any]:
-        """Returns it as plain values, for programs."""
+        """Returns the transaction as plain values, for programs."""
         return {"system": self.system, **asdict(self.found), "verdict": self.verdict.value, "why": self.why}
 
 

@@ -386,7 +386,7 @@ def _renewal(state: State) -> Claim:
     return replace(state.claim, renews=token_of(state))
 
 
-# Committing a decided batch, and judging what is lost of it.
+# Committing a decided batch, and judging its losses.
 
 
 def finish(state: State, decision: Decision, handles: tuple[Handle, ...]) -> Step:
@@ -521,7 +521,7 @@ def _sweep_own(state: State) -> Step:
 
 
 def own_swept(state: State, _event: on.Swept) -> Step:
-    """Tidies the log at intervals of batches."""
+    """Tidies the log if it has many decisions, and concludes the batch."""
     if len(state.view.decisions) < horizon.KEEP_BATCHES + horizon.TIDY_EVERY_BATCHES:
         return conclude(state)
     return raise_floor(state, state.view.raised(horizon.KEEP_BATCHES))

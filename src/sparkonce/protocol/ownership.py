@@ -133,7 +133,7 @@ class TransactionName:
 
 
 HELD = -1
-"""A lane that is being initialized, is kept ready, or carries the running task's transaction."""
+"""A lane that is being initialized, is ready for use, or carries the running task's transaction."""
 
 
 @dataclass(frozen=True, slots=True)

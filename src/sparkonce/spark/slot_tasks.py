@@ -32,7 +32,7 @@ _OUTPUT = pa.schema(
         ("size", pa.int64()),
     ]
 )
-"""What a task returns: one row per handle. The first row has the number of input rows and their bytes."""
+"""The rows that a task returns, one per handle. The first row has the number of input rows and their bytes."""
 _ANSWER = from_arrow_schema(_OUTPUT)
 
 

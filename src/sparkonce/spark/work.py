@@ -48,7 +48,7 @@ _QUIET_CHECKS = 2
 _NEWEST_JOBS = 200
 """The number of recent jobs that are checked.
 
-Spark keeps a thousand, each costs a few calls, and older ones have ended.
+Spark retains a thousand. Each one costs a few calls, and older ones have ended.
 """
 _ENDED = frozenset({"SUCCEEDED", "FAILED"})
 _Written: TypeAlias = tuple[Sequence[Handle], bool]
@@ -212,7 +212,7 @@ class SparkWork:
         marks: list[str] = []
         for number, name in enumerate(name for name in sinks if name in share.sinks):
             sink, dead_letters, mark = share.sinks[name], share.dead_letters.get(name, ""), ""
-            dead_letters = dead_letters if dead_letters in sinks else ""  # a replay has the sinks of its decision
+            dead_letters = dead_letters if dead_letters in sinks else ""  # a replay has only the sinks of its decision
             columns = share.columns(sink, schema)
             if share.is_for_dead_letters(name):
                 tasks.append(SinkTask(sink=sink, owner=sinks[name], columns=columns))

@@ -22,7 +22,7 @@ from sparkonce.watch.figures import InDoubt, WatchedBatch
 from sparkonce.watch.timeline import TimelineSegment
 
 NOT_HEARD_MS = 180_000
-"""After this long a silence, the driver counts as silent: it writes its timeline once a minute even without news."""
+"""The driver counts as silent after this time without a report. It reports once a minute, even without news."""
 
 TOLD_WITHIN_MS = 45_000
 """A live driver reports that it finishes a batch within this time, since it writes its timeline at least every 15 s."""
@@ -269,7 +269,7 @@ class PageState:
     moved: bool = False
 
     def plain(self) -> dict[str, Any]:
-        """Returns it as plain values, for the page's JSON."""
+        """Returns the state as plain values, for the page's JSON."""
         return asdict(self)
 
 

@@ -11,9 +11,9 @@ from sparkonce.watch.figures import WatchedBatch, WatchedEvent
 from sparkonce.watch.timeline import TimelineSegment
 
 MOST_KEPT = 12_000
-"""The number of batches that are kept. A checkpoint's timeline has 10,000."""
+"""The number of batches that are retained. A checkpoint's timeline has 10,000."""
 MOST_TOLD = 500
-"""How many items taken from a log before its timeline are remembered. A log has about 100 batches."""
+"""The number of items from the log that are remembered until the timeline reports them. A log has about 100 batches."""
 BY_THE_LOG = "from the first transaction to the decision, according to the log"
 """The only phase of a batch that is known from the log alone."""
 _OF_THE_LOG = {

@@ -26,7 +26,7 @@ _STDERR = 2
 _TERMINAL_MAY_BE_GONE = suppress(OSError, ValueError)
 """The terminal is closed, or a pipe has no reader. The query continues."""
 _EACH_SHOWN_S = 3.0
-"""How many seconds each query has the line when there are several."""
+"""The time for which each query is shown if there are several."""
 
 
 class ProgressDisplay:

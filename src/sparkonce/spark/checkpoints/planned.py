@@ -21,7 +21,7 @@ from sparkonce.storage.spark import SparkCheckpoint, canonical
 logger = logging.getLogger("sparkonce")
 
 _NONE_YET = "-"
-"""What Spark writes for a source that has no offset yet."""
+"""Spark's text for a source that has no offset yet."""
 
 
 def check_planned(

@@ -14,7 +14,7 @@ from sparkonce.errors import OutageError, PrepareError, SparkonceError, UnknownO
 logger = logging.getLogger("sparkonce")
 
 MOST_CHARACTERS = 2000
-"""The maximum length of an error's text: Spark searches it, and must find it short. See `short_error`."""
+"""The maximum length of an error's text. Spark's search would fail in a longer one; see `short_error`."""
 _MOST_ADVICE = 1000
 _ADVICE = " Next: "
 _OURS = "sparkonce.errors."
@@ -23,7 +23,7 @@ _OUTAGES = frozenset({kind.__name__ for kind in (OutageError, UnknownOutcomeErro
 
 _RAISED = re.compile(r"^(?P<kind>[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)): (?P<said>.+)$", re.MULTILINE)
 _USER_RAISED = re.compile(r"\[USER_RAISED_EXCEPTION\] (?P<said>.+?) SQLSTATE: P0001", re.DOTALL)
-"""How Spark formats an error from a plan's ``raise_error``."""
+"""The form of an error from a plan's ``raise_error``."""
 
 _SPARK = ("org.apache.spark.", "java.", "py4j.", "pyspark.")
 _INTERRUPTED = re.compile(
@@ -81,7 +81,7 @@ _SQLSTATES = re.compile(r"(?: SQLSTATE: \w{5})+$")
 _STOPPED = "py4j.protocol.Py4JJavaError: An error occurred while calling collect: java.lang.InterruptedException"
 """The text by which Spark distinguishes a stopped query from a failed one.
 
-It is looked for in the error of a ``foreachBatch`` function (``StreamExecution.PROXY_ERROR``).
+Spark looks for it in the error of a ``foreachBatch`` function (``StreamExecution.PROXY_ERROR``).
 """
 
 _TRACEBACK = re.compile(
@@ -263,7 +263,7 @@ def _job(text: str) -> str:
 
 
 def _bounded(message: str, next_step: str) -> tuple[str, str]:
-    """Returns both, truncated to `MOST_CHARACTERS` in total."""
+    """Truncates a message and a next step to `MOST_CHARACTERS` in total."""
     next_step = next_step[:_MOST_ADVICE]
     room = MOST_CHARACTERS - (len(f"{_ADVICE}{next_step}") if next_step else 0)
     return message if len(message) <= room else f"{message[: room - 1]}…", next_step

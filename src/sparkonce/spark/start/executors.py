@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("sparkonce")
 
 ANSWER_WITHIN_S = 120.0
-"""The time limit of the job. The first task of a late executor checks it."""
+"""The time limit of the job. An executor that joins later is checked by its first task."""
 _MOST_HOSTS = 3
 _PY_FILES = "spark.submit.pyFiles"
 _WHEEL = ".whl"

@@ -26,7 +26,7 @@ SLOW_ROWS_PER_S = 5_000
 _COLUMN = "partition"
 
 _TARGET = ("cluster_id", "topic", "system", "server", "database", "schema", "table")
-"""The facts that say where a sink's rows go."""
+"""The facts that determine where a sink's rows go."""
 
 
 def check_partition_column(
