@@ -57,7 +57,7 @@ class DecisionLog:
             self._files.require(_RECORDS)
             self._files.require(_FLOORS)
         except OSError:
-            for folder in ("", _RECORDS, _FLOORS):  # parents first: a kill in between leaves no unsynced name
+            for folder in ("", _RECORDS, _FLOORS):  # Create parents first, so that a kill leaves no unsynced name.
                 self._files.make(folder)
 
     @property
@@ -85,7 +85,7 @@ class DecisionLog:
                 for data in self.read_bytes(view.end):
                     view = view.apply(view.end, self._record(view.end, data))
             except LogViolation:
-                # If the floor has risen in the meantime, this may be a void record that was written late, below it.
+                # If the floor has risen in the meantime, this may be a void record that was written late below it.
                 if self.floor().position <= floor.position:
                     raise
                 view = LogView.at(self.floor())

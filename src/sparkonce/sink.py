@@ -404,7 +404,7 @@ class TwoPhaseCommitSink(abc.ABC):
         Args:
             rows: The sink's rows.
             mark: The name of a column to add if refused rows go to a dead-letter sink; otherwise empty. The column
-                contains the reason why the system would refuse the row, or null. The check must then not fail.
+                contains the reason why the system would refuse the row, or null, and the check does not fail.
 
         Returns:
             The same rows, with the check.

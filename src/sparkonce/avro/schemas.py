@@ -19,7 +19,7 @@ Schema: TypeAlias = "str | dict[str, Any] | list[Any]"
 
 HEADER_BYTES = 5
 PRIMITIVES = frozenset({"null", "boolean", "int", "long", "float", "double", "bytes", "string"})
-_NAMED = ("record", "error", "enum", "fixed")  # not a set, since a type may itself be a schema, which is not hashable
+_NAMED = ("record", "error", "enum", "fixed")  # Not a set: a type may be a nested schema, which is not hashable.
 _ENVELOPE = "__sparkonce_envelope"
 _HEADER = "__sparkonce_header"
 
@@ -169,7 +169,7 @@ def _named(schema: Schema, namespace: str) -> tuple[str | None, str]:
 
 
 def _definitions(schema: Schema, namespace: str) -> Iterator[tuple[str, Schema]]:
-    """Yields all named types that a schema defines, each with the namespace that it needs to be read on its own."""
+    """Yields all named types that a schema defines, each with its namespace, so that it can be read independently."""
     full, inside = _named(schema, namespace)
     if full is not None and isinstance(schema, dict):
         yield full, {**schema, "name": full.rpartition(".")[2], "namespace": inside}

@@ -110,7 +110,7 @@ def _make_bytes(schema: Any, types: Mapping[str, Any]) -> None:
 
 
 def _default(schema: Any, value: Any, types: Mapping[str, Any]) -> Any:
-    if isinstance(schema, list):  # null and at most one other type: more are refused
+    if isinstance(schema, list):  # null and at most one other type; larger unions are refused
         return value if value is None else _default(next(one for one in schema if one != "null"), value, types)
     schema = types.get(schema, schema) if isinstance(schema, str) else schema
     kind = schema if isinstance(schema, str) else schema["type"]

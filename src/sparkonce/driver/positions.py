@@ -55,7 +55,7 @@ class Positions:
         try:
             answers = (reporter.before_decision(handles, sources) for reporter in self._reporters)
             return next(filter(None, answers), "")
-        except Exception as error:  # whatever it is, the reporter may have changed a transaction
+        except Exception as error:  # After any error, the reporter may have changed a transaction.
             logger.warning("A position could not be added to a batch.", exc_info=error)
             return f"{type(error).__name__}: {error}"
 

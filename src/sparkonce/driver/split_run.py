@@ -58,7 +58,7 @@ class SplitRun(RunDriver):
         """Advances a batch to the point where its tasks write. A batch that is already decided is completed instead.
 
         Returns:
-            The batch for its tasks, or None if it is completed.
+            The batch for its tasks, or None if the batch was completed instead.
 
         Raises:
             SparkonceError: If the run must stop.

@@ -179,7 +179,7 @@ class BatchWriter:
             return None  # the coordinator has undone it
         self._sweeper.expect_losers()
         if work.is_stopped():
-            return None  # the write reports it, in Spark's words
+            return None  # The write itself reports the stop, in Spark's words.
         cause = self._failure.cause
         is_away = not isinstance(cause, LargerRowsError)
         if is_away and not self._outage.pause(str(cause) if isinstance(cause, errors.SparkonceError) else self._reason):
@@ -191,7 +191,7 @@ class BatchWriter:
             self._sweeper.sweep_older([name for name in effect.sinks if name in state.transactional], own, 0.0)
         except errors.UnknownOutcomeError as error:
             logger.debug("What the failed write left open is not undone yet: %s", error.message)
-            self._failure.cause = error  # so that the next attempt waits, whatever made this write fail
+            self._failure.cause = error  # The next attempt then waits, whatever made this write fail.
             return on.Unready()
         return None
 

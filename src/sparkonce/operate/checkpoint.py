@@ -141,17 +141,17 @@ class LogEntry:
 
     Attributes:
         position: The record's position in the log.
-        at_ms: When it was written, in milliseconds since the epoch by its driver's clock.
+        at_ms: When the record was written, in milliseconds since the epoch by its driver's clock.
         kind: ``claim``: a run began. ``commit``: a batch was decided. ``amend``: a batch's lost transactions were
             replaced. ``void``: some of a batch's transactions must be aborted because rows are gone.
-        run: The run that wrote it, as ``position-nonce``.
+        run: The run that wrote the record, as ``position-nonce``.
         batch: Spark's batch id; None for a claim.
         rows: The number of the batch's rows, by sink.
         transactions: The number of the batch's transactions, by sink.
         void: The number of void transactions.
         offsets: The batch's end offsets for each source, as JSON.
         opened_ms: When the batch's oldest transaction was begun, in milliseconds since the epoch by its executor's
-            clock; None without one.
+            clock; None if there is none.
         spark_run: Spark's run id. For a claim only.
         host: The driver's host. For a claim only.
         process: The driver's process id. For a claim only.

@@ -198,7 +198,7 @@ def judge(system: str, found: Orphan, view: LogView | None) -> OpenTransaction:
         view: The log of any query; None if there is none.
     """
     verdict, why = _verdict(found, view)
-    if found.batch < 0 and (decided := _decided(found, view)) is not None:  # for Kafka, whose ids do not contain them
+    if found.batch < 0 and (decided := _decided(found, view)) is not None:  # Kafka's ids contain no batch or slot.
         found = replace(found, batch=decided[0].batch, slot=decided[1].slot)
     return OpenTransaction(system=system, found=found, verdict=verdict, why=why)
 

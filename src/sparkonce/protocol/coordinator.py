@@ -240,7 +240,7 @@ def unready(state: State, event: on.Unready) -> Step:
     again = replace(writing, attempt=Attempt.AGAIN, handles=())
     state = replace(state, writing=again)
     if event.undo and not writing.handles:
-        return sweep_own(state, _effect(state, again))  # a slot failed, and which slots had prepared is unknown
+        return sweep_own(state, _effect(state, again))  # A slot failed. It is unknown which slots had prepared.
     if event.undo:
         return abort(state, writing.handles, _effect(state, again))
     return replace(state, phase=Phase.WRITING), _effect(state, again)

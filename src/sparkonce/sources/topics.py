@@ -289,7 +289,7 @@ class _SourceProbe:
     def _unreachable(self, told: str) -> Exception:
         """Returns the error for brokers that gave no answer, or refused the login."""
         where = f"The Kafka source's bootstrap.servers={_servers(self._options)!r}"
-        # Without a trust store, Java trusts the certificates it ships with, and Python those of the operating system.
+        # Without a trust store, Java uses its bundled certificates, but Python uses the operating system's.
         is_trust = _NOT_TRUSTED in told and not any("truststore" in name for name in self._options)
         if self._delegated or is_trust:
             return _UnaskedError(told)

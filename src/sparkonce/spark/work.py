@@ -152,8 +152,8 @@ class SparkWork:
         """Runs the jobs in parallel. Raises the first error once all have ended, so that no task is writing anymore."""
         if len(jobs) == 1:
             return [jobs[0]()]
-        # Spark cancels a stopped query's jobs by local properties of the query's thread. So each job's thread gets a
-        # copy of them; it cannot share them, because a running job changes some.
+        # Spark finds a stopped query's jobs by local properties of the query's thread. So each job's thread gets its
+        # own copy of these properties; a shared one would not work, because running jobs change some of them.
         session = self._df.sparkSession
         with ThreadPoolExecutor(max_workers=len(jobs)) as pool:
             futures = [pool.submit(inheritable_thread_target(session)(job)) for job in jobs]

@@ -325,7 +325,7 @@ def _prove(files: CheckpointFiles) -> None:
             for _ in range(RACES):
                 _race(files, pool, [next(tried) for _ in range(_TRIES)])
     finally:
-        with suppress(OSError):  # leftovers are harmless, and the first error shows what is wrong
+        with suppress(OSError):  # Leftover files are harmless, and the first error shows what is wrong.
             files.delete(names)
     proof = {
         **_proved_for(files),

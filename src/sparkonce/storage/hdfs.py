@@ -129,7 +129,7 @@ class RenamingFiles(CheckpointFiles):
             self._write(temporary, pieces)
             yield temporary
         except OSError as error:
-            if error.errno != errno.ETIMEDOUT:  # otherwise this would wait in vain once more
+            if error.errno != errno.ETIMEDOUT:  # Another request would only time out again.
                 self._discard(temporary)
             raise
 
@@ -151,7 +151,7 @@ class RenamingFiles(CheckpointFiles):
         return self._standing(path, "its temporary file is gone")
 
     def _standing(self, path: str, why: str) -> Taken:
-        """Returns the file that has the name once it is durable. This put itself may have written it.
+        """Makes the file that has the name durable, and returns it. This put itself may have written it.
 
         Raises:
             PutUnknownError: If the file cannot be read.
@@ -344,7 +344,7 @@ class HdfsFiles(RenamingFiles):
         # The name node shows a rename before it is in the journal. But it answers a change only once that change and
         # all earlier ones are in the journal.
         now_ms = time.time_ns() // 1_000_000
-        with suppress(PermissionError):  # a user without write permission decides nothing
+        with suppress(PermissionError):  # A user without write permission cannot write decisions.
             self._unless_missing(folder, lambda client, full: client.set_times(full, now_ms, now_ms))
 
     def _listed(self, folder: str) -> list[tuple[str, int]]:

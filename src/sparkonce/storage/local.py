@@ -131,7 +131,7 @@ class LocalFiles(CheckpointFiles):
         ahead, self._ahead = self._ahead, []
         for one in ahead:
             one.result()
-        if not ahead or (self.folder / "state").exists():  # tasks write the state until they end
+        if not ahead or (self.folder / "state").exists():  # Tasks write state files until they end.
             sync_file_system(self.folder)
 
     def emptied(self) -> Sequence[str]:
@@ -215,7 +215,7 @@ def temporary_file(folder: Path, data: bytes, mode: int = 0o640) -> Iterator[Pat
             os.fsync(file.fileno())
         yield path
     finally:
-        # By now, the file has its final name or never will. An error raised here would suggest that it has none.
+        # An error raised here would wrongly suggest that the file was not moved to its final name.
         with suppress(OSError):
             path.unlink(missing_ok=True)
 

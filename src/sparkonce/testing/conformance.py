@@ -192,7 +192,7 @@ class CommitChecks(SinkHooks):
         """
         with scene(self) as on:
             handles = []
-            for batch in range(3):  # one after the other, as the driver does, since a later batch may reuse an id
+            for batch in range(3):  # Like the driver, finish each batch first, because a later one may reuse its ids.
                 handles.append(on.prepare(10 * batch, batch=batch))
                 on.expect_outcomes(on.commit(handles[batch]), COMMITTED, what=f"commit of batch {batch}")
                 on.committer.conclude(batch, [handles[batch]])
@@ -289,7 +289,7 @@ class AbortChecks(SinkHooks):
     # --- the writer gives up ----------------------------------------------------------------------------------------
 
     def test_a_writer_gives_up_before_it_begins(self) -> None:
-        """Aborts before begin, as when another sink's writer failed before this one got rows."""
+        """Aborts without a begin, as happens when another sink's writer fails before this one receives rows."""
         with scene(self) as on:
             on.new_writer().abort()
             on.expect_nothing_lingers("after abort without begin")

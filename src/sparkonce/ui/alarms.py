@@ -163,7 +163,7 @@ def _old(state: PageState) -> Iterator[Alarm]:
             next_step=next_step_of(one.kind, LogVerdict(one.verdict), one.name),
             command=_transactions("describe", state, _query_of(state, one), one.name),
         )
-    for query in () if all_answer else state.queries:  # the systems' answers take precedence over what a driver wrote
+    for query in () if all_answer else state.queries:  # A system's answer takes precedence over a driver's report.
         opened_ms, timeout_ms = query.in_doubt.opened_ms, query.timeout_ms
         if opened_ms is None or timeout_ms is None or query.short in told or query.state in _NOT_OPEN:
             continue

@@ -50,7 +50,7 @@ class PageTimeline:
         # Items that were taken from the log, as pairs of a run and either a batch or a kind of event. The run's
         # timeline may report them again later.
         self._told: dict[tuple[str, int | str], None] = {}
-        self._batches: dict[tuple[Any, ...], list[Any]] = {}  # by what distinguishes them
+        self._batches: dict[tuple[Any, ...], list[Any]] = {}  # by the values that identify a batch
         self._events: dict[tuple[Any, ...], list[Any]] = {}
 
     def add(self, segments: Sequence[TimelineSegment], entries: Sequence[LogEntry], now_ms: int = 0) -> None:

@@ -305,7 +305,7 @@ class WatchedSystem(Poller):
         theirs: dict[str, list[Orphan]] = {}
         for one in found:
             theirs.setdefault(one.query, []).append(one)
-        self._unjudged = {  # keep listings that already wait, since a slow log would never catch up with new ones
+        self._unjudged = {  # Keep older listings that still wait: a slow log would never catch up with new ones.
             query: self._unjudged.get(query) or Unjudged(found=of_query, answered_ms=answered_ms, polls=polls)
             for query, of_query in theirs.items()
         }
@@ -349,7 +349,7 @@ class WatchedSystem(Poller):
         blockers = list_blocking(self._system.settings, targets).found
         now_ms = self.now_ms()
         self._seen_ms = {one.orphan.name: self._seen_ms.get(one.orphan.name, now_ms) for one in blockers}
-        return [  # an unknown age counts from the time when the page first saw the transaction
+        return [  # An unknown age counts from the time when the page first saw the transaction.
             (
                 replace(one.orphan, age_s=max(one.orphan.age_s, (now_ms - self._seen_ms[one.orphan.name]) / 1000)),
                 one.partitions,

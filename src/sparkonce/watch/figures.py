@@ -196,7 +196,7 @@ class Figures:
         self._changed = threading.Lock()
         self.query = self.spark_run = self.name = ""
         self._run: WatchedRun | None = None
-        self._seen: State | None = None  # the last state of an active run, since a stopped run forgets its state
+        self._seen: State | None = None  # The run's last state, which the run forgets when it stops.
         self._lifetimes_s: Mapping[str, float] = {}
         self._end_noted = False
         self._batch: int | None = None
@@ -258,7 +258,7 @@ class Figures:
             self._update()
             self._run = None
             if self._seen is not None:
-                self._seen = replace(self._seen, view=LogView())  # which may contain the handles of a hundred batches
+                self._seen = replace(self._seen, view=LogView())  # A view may hold the handles of a hundred batches.
             if self._end_noted:
                 return
             self._end_noted = True
@@ -355,7 +355,7 @@ class Figures:
                 ),
                 events=tuple(self._events),
             )
-        # without the lock, since there may be thousands of handles
+        # Do this without the lock: there may be thousands of handles.
         return replace(now, in_doubt=in_doubt(seen, writing_since_ms))
 
     def _writing_since_ms(self) -> int | None:

@@ -210,7 +210,7 @@ class TimelineWriter:
         """Writes the newest segment and any full ones before it. Returns False if there is nothing to write yet."""
         now = self._figures.watched()
         if now.spark_run != self._spark_run or now.state is None or (token := now.state.token) is None:
-            return False  # it has not claimed the log yet, or was superseded
+            return False  # The run has not claimed the log yet, or was superseded.
         if not self._has_begun:
             _forget_old(files)
             self._has_begun = True

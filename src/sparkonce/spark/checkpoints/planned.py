@@ -63,7 +63,7 @@ def is_as_planned(batch: DataFrame, query: str, cache: JvmCache) -> bool:
     try:
         execution = cache.get("execution", partial(_execution, batch.sparkSession, query))
         return bool(batch._jdf.queryExecution().logical().rdd().id() == execution.lastExecution().toRdd().id())
-    except Exception as error:  # noqa: BLE001 - other plans have no rdd(), and Spark's own classes may change
+    except Exception as error:  # noqa: BLE001 - most plans have no rdd(), and Spark's own classes may change
         logger.debug("A batch of query %s is not as Spark gave it: %s", query, error)
         return False
 

@@ -246,7 +246,7 @@ def _following(block: ast.AST, line: int) -> Iterator[ast.AST]:
         indexes = [index for index, each in enumerate(value) if _holds(each, line)]
         for index in indexes:
             inner = value[index]
-            if not _defines(inner):  # statements after a definition do not follow its call
+            if not _defines(inner):  # Statements after a definition do not run after its call.
                 yield from (each for each in value[index + 1 :] if isinstance(each, ast.stmt) and not _defines(each))
             if isinstance(inner, ast.For | ast.While | ast.AsyncFor):
                 yield inner

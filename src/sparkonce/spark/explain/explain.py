@@ -55,7 +55,7 @@ def explain(
         trigger: For a DataFrame: the trigger, as for `ExactlyOnce.start`.
         ask: True queries the brokers for the topics' retention, their writers and the longest transaction timeout. A
             mapping does the same with these settings, under librdkafka's names. A question that is not answered within
-            ten seconds becomes a condition.
+            ten seconds becomes a condition of the guarantee.
         table: For a stream writer: the table of its ``toTable``.
 
     Raises:

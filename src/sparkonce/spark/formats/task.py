@@ -74,7 +74,7 @@ class BatchTask:
         acknowledge_at_once()
         if self.handover is None:
             for _ in rows:
-                pass  # the plan must run, because a stateful query's state store needs this version
+                pass  # The plan must run, because a stateful query's state store needs this version.
             return SlotWritten(handle=None)
         part = SinkTask(
             sink=self.sink,

@@ -187,7 +187,7 @@ class Stopping:
             os.kill(os.getpid(), number)
             return
         if self.signal is not None and time.monotonic() - self._signalled_s < _SENT_TWICE_S:
-            return  # sent by the terminal, and again by the parent process
+            return  # The terminal sent the signal, and the parent process passed it on.
         if self.signal is not None and is_interactive():
             raise KeyboardInterrupt
         if self.signal is not None:

@@ -75,7 +75,7 @@ def _ask(spark: SparkSession, needs: Needs, tasks: int | None) -> list[tuple[str
     tag, is_late = f"sparkonce-executors-{uuid.uuid4()}", threading.Event()
     if is_connect(spark):
         add, remove, cancel = spark.addTag, spark.removeTag, spark.interruptTag
-    else:  # in a classic session, a tag belongs to the thread that added it, and the timer is another thread
+    else:  # A classic session's own tags apply only to the current thread, but a timer's thread cancels the job.
         context = spark.sparkContext
         add, remove, cancel = context.addJobTag, context.removeJobTag, context.cancelJobsWithTag
 
