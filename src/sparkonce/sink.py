@@ -392,7 +392,7 @@ class TwoPhaseCommitSink(abc.ABC):
         A start refuses a query whose ``partition`` column comes from a source with more partitions.
 
         Returns:
-            The number; 0 if unknown; None if the sink does not route rows by that column.
+            The number of partitions; 0 if unknown; None if the sink does not route rows by that column.
         """
         return None
 
@@ -414,7 +414,8 @@ class TwoPhaseCommitSink(abc.ABC):
     def conditions(self) -> Sequence[str]:
         """Returns the conditions under which the promise holds, for `sparkonce.explain`.
 
-        Each is a clause about the system or its readers, such as "readers use isolation.level=read_committed".
+        Each condition is a clause about the system or its readers, such as "readers use
+        isolation.level=read_committed".
         """
         return ()
 

@@ -53,7 +53,7 @@ class PythonFunction:
     """A Python function in a plan, or one passed to ``foreachBatch``.
 
     Attributes:
-        name: Its name, as Spark shows it.
+        name: The function's name, as Spark shows it.
         deterministic: True or False if declared (False with ``asNondeterministic()``); None if not declared.
     """
 

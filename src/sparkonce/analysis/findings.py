@@ -25,9 +25,9 @@ class Part:
     """A source, the engine, a sink, or a sink's readers.
 
     Attributes:
-        role: Its role.
-        name: Its name, for example ``kafka: orders``.
-        findings: The findings about it, in the order of the rules.
+        role: The part's role.
+        name: The part's name, for example ``kafka: orders``.
+        findings: The findings about the part, in the order of the rules.
     """
 
     role: Role

@@ -127,7 +127,8 @@ class SchemaRegistry:
         """Returns the schema with this id, whatever its subject; None if the registry has none.
 
         Raises:
-            RegistryError: If the registry refuses for any other reason, or does not respond.
+            RegistryError: If the registry refuses the request for a reason other than an unknown id, or does not
+                respond.
             ConfigurationError: If the schema is not Avro.
         """
         what = f"schema id {schema_id}"

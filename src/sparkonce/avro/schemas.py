@@ -101,7 +101,7 @@ def is_recursive(schema: Schema) -> bool:
 
 
 def inline(schema: Schema, references: Mapping[str, Schema]) -> Schema:
-    """Returns the schema with every referenced type inlined where it is first named.
+    """Returns the schema with every referenced type inlined at its first use.
 
     Args:
         schema: A schema that may name types that it does not define.

@@ -154,7 +154,7 @@ def show_checks(checks: "Sequence[Check]", form: OutputFormat) -> bool:
 
 
 def console(*, stderr: bool = False) -> "Console":
-    """Returns a console that is as wide as the terminal, or that leaves lines whole if there is none."""
+    """Returns a console that is as wide as the terminal. Without a terminal, it does not wrap lines."""
     from rich.console import Console
 
     is_terminal = (sys.stderr if stderr else sys.stdout).isatty()

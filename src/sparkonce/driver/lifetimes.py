@@ -36,9 +36,9 @@ def too_old(
 ) -> str:
     """Returns a message if a transaction has timed out, or may do so before its commit; empty otherwise.
 
-    The server is queried only after half of the transactions' lifetime. A transaction's age is computed from the start
-    times that the server and the executor report, and the greater age counts, since their clocks may differ. The age
-    cannot exceed that of the write, less the time by which the transaction started after the first one.
+    The server is queried only after half of the transactions' lifetime. The server and the executor each report a
+    transaction's start time. Since their clocks may differ, the greater age counts, but at most the time since the
+    write began, minus the delay between the sink's first transaction and this one.
 
     Args:
         handles: The sink's handles that have a transaction.

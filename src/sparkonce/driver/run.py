@@ -234,7 +234,7 @@ class RunDriver:
         """Carries out one effect, and returns the event that answers it.
 
         Raises:
-            SparkonceError: If it fails and the run cannot continue without it.
+            SparkonceError: If the effect fails, and the run cannot continue without it.
         """
         match effect:
             case do.ReadLog(view=view):

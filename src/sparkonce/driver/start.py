@@ -61,7 +61,7 @@ def check_before_claim(
         all_given: False if the query may have more sinks.
 
     Raises:
-        LogError: If the log contains what no run of sparkonce can have written.
+        LogError: If the log contains a record that no run of sparkonce can have written.
         PreflightError: If a system does not allow the guarantee.
         StaleLogError: If a server remembers commits that the log does not contain.
     """
@@ -155,7 +155,7 @@ def read_log(log: DecisionLog, view: LogView | None = None, outage: Outage | Non
     """Reads the log from the end of a view. Waits for an unreachable store as long as ``outage`` permits.
 
     Raises:
-        LogError: If it cannot be read, or contains what no run of sparkonce can have written.
+        LogError: If the log cannot be read, or contains a record that no run of sparkonce can have written.
     """
     return _asked(log.location, partial(log.read, view or LogView()), outage)
 

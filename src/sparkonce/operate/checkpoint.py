@@ -322,7 +322,7 @@ def read_history(log: DecisionLog) -> tuple[LogView, Sequence[LogEntry]]:
         The log's view, and the records that it still has, oldest first. Records below its floor have been deleted.
 
     Raises:
-        LogError: If the log cannot be read, or contains what no run of sparkonce can have written.
+        LogError: If the log cannot be read, or contains a record that no run of sparkonce can have written.
     """
     for _ in range(MOST_READS):
         view = read_log(log)
@@ -336,7 +336,7 @@ def read_history(log: DecisionLog) -> tuple[LogView, Sequence[LogEntry]]:
 
 
 def query_name(files: CheckpointFiles) -> str:
-    """Returns the newest name that the checkpoint's query had in Spark, according to its timeline; empty without one.
+    """Returns the newest name of the checkpoint's query in Spark, according to its timeline; empty if it has none.
 
     Raises:
         OSError: If the store cannot be read.
@@ -457,7 +457,7 @@ def transactions_by_sink(handles: Sequence[Handle]) -> dict[str, int]:
 
 
 def oldest_ms(handles: Sequence[Handle]) -> int | None:
-    """Returns when the oldest transaction was begun, in milliseconds since the epoch; None without one."""
+    """Returns when the oldest transaction was begun, in milliseconds since the epoch; None if there is none."""
     return min((handle.opened_ms for handle in handles if handle.transaction and handle.opened_ms), default=None)
 
 

@@ -22,11 +22,11 @@ def check_servers(
     """Checks each system in a file, and runs the checks of a start for each sink.
 
     The checks of a sink use the facts about it in the query's log. A sink without such facts is checked only with
-    ``is_new``, since a first start creates marker tables, which would hide that existing ones were lost.
+    ``is_new``, since the checks of a first start create marker tables, which would hide the loss of existing ones.
 
     Args:
         file: The operator's file.
-        files: The query's checkpoint, which is also checked; None without one.
+        files: The query's checkpoint, which is also checked; None if there is none.
         moved: True to check a start with ``checkpoint_moved=True``.
         is_new: True to check sinks as a first start does, if there is no log.
 

@@ -160,7 +160,7 @@ def newest_run(files: CheckpointFiles) -> Run:
 
     Raises:
         ConfigurationError: If there is no log, or it is not next to a checkpoint.
-        LogError: If it cannot be read.
+        LogError: If the log cannot be read.
     """
     return _newest(_point(files)[1].view)
 

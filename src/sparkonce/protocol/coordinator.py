@@ -539,7 +539,7 @@ def floor_raised(state: State, event: on.FloorRaised) -> Step:
 
 
 def tidied(state: State, _event: on.Deleted) -> Step:
-    """Continues from where the floor was raised: after a batch, or before the run's first one."""
+    """Continues after the floor was raised: concludes a batch, or judges the run's first one."""
     return judge_batch(state) if state.finishing is None else conclude(state)
 
 

@@ -52,7 +52,7 @@ class Commit:
     """Batch ``batch`` is decided: the commit point.
 
     Attributes:
-        token: The token of the run that decided it.
+        token: The token of the run that decided the batch.
         query: Spark's query id.
         batch: Spark's batch id.
         offsets: The end offsets of each source, as the JSON lines of Spark's offset log.

@@ -409,7 +409,7 @@ class SourceTopics:
     def kept(self, recorded: Mapping[str, str], read: Sequence[str]) -> Mapping[str, str]:
         """Returns the ids to record in the log. For a topic that is still read, this is the first id ever recorded.
 
-        An id is recorded even if a cluster does not answer now, so that the next start can compare it.
+        An id stays recorded even if its cluster does not answer now, so that the next start can compare it.
 
         Args:
             recorded: The ids in the log.

@@ -57,7 +57,7 @@ def lacking(needs: Needs) -> list[tuple[str, str]]:
 def reporter(needs: Needs) -> Callable[[Any], Iterator[Any]]:
     """Returns a function for ``mapInArrow`` that reports in `REPORT`.
 
-    It returns a row for each problem, or a single row with an empty kind and text.
+    The function returns a row for each problem, or a single row with an empty kind and text.
     """
 
     def report(rows: Iterator[Any]) -> Iterator[Any]:

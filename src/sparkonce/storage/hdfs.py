@@ -365,7 +365,7 @@ class HdfsFiles(RenamingFiles):
         """Sends a request, and waits for its answer until the deadline.
 
         Raises:
-            OSError: If there was no answer, or it was a refusal.
+            OSError: If the server does not answer in time, or refuses the request.
         """
         client = self._client()
         deadline_s = self._more["deadline_s"] or DEADLINE_S

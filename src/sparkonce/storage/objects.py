@@ -322,7 +322,7 @@ def _given(keys: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _check_not_forked() -> None:
-    """Refuses a process that was forked from one that uses the client, since the client's threads are missing in it.
+    """Refuses a process that was forked from one that uses the client, since a fork lacks the client's threads.
 
     Raises:
         OSError: If this process was forked from such a process.

@@ -301,7 +301,8 @@ def _credentials_of_s3(
         default: The providers if the setting is not set.
 
     Raises:
-        ConfigurationError: If a provider before it has no counterpart, or no provider has credentials.
+        ConfigurationError: If no provider has credentials, or one that comes before the first with credentials has no
+            counterpart.
     """
     for provider in re.split(r"[\s,]+", settings.get(name) or default):
         short = provider.rpartition(".")[2]

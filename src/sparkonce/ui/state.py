@@ -177,18 +177,18 @@ class ShownTransaction:
     """An open transaction, as the page shows it; see `sparkonce.sinks._shared.orphans.Orphan`.
 
     Attributes:
-        name: Its name on the server.
-        kind: Its kind, in the sink's terms.
+        name: The transaction's name on the server.
+        kind: The kind of transaction, in the sink's terms.
         query: The short form of the query's id.
         run: The run's token.
         batch: Spark's batch id; -1 if the server does not show it.
         slot: The slot; -1 if the server does not show it.
-        age_s: Its current age, in seconds; -1 if the server does not report it.
-        timeout_s: The age at which its server ends it; None if unknown.
+        age_s: The transaction's current age, in seconds; -1 if the server does not report it.
+        timeout_s: The age at which the server ends the transaction; None if unknown.
         verdict: The verdict according to the log.
         why: The reason for the verdict.
-        holds: What it blocks while it is open.
-        partitions: For Kafka, the partitions that it has written to.
+        holds: What the transaction blocks while it is open.
+        partitions: For Kafka, the partitions that the transaction has written to.
     """
 
     name: str

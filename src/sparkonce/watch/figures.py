@@ -75,7 +75,7 @@ class WatchedEvent:
     """An event of interest to operators.
 
     Attributes:
-        at_ms: When it happened, in milliseconds since the epoch.
+        at_ms: When the event happened, in milliseconds since the epoch.
         kind: ``started``, ``recovered``, ``healed``, ``swept``, ``stopped`` (by an error) or ``ended`` (normally).
         batch: Spark's batch id; None for an event that concerns no batch.
         text: A sentence.

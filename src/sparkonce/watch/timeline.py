@@ -71,7 +71,7 @@ class TimelineSegment:
 
     Attributes:
         run: The run's token, as ``position-nonce``.
-        number: The part's number, from 0.
+        number: The segment's number within the run, from 0.
         query: Spark's query id.
         spark_run: Spark's run id.
         name: The query's name; empty if it has none.
