@@ -39,10 +39,11 @@ import org.apache.kafka.common.IsolationLevel;
 import org.apache.kafka.common.TopicPartition;
 
 /**
- * Does what the benchmark's Spark queries do, with Flink: a topic into another, as it is or as sums of windows.
+ * The Flink counterpart of the benchmark's Spark queries: copies a topic to another one, or sums it by window.
  *
- * <p>Reads the names of topics, one in a line, and runs once into each. Prints one line of JSON for each: rows, when the
- * first one was read, and the seconds from then until all are visible to a read_committed reader.
+ * <p>Reads the names of target topics from standard input, one per line, and runs once for each. After each run, prints
+ * one line of JSON: the number of rows, the time at which the first row was read, and the seconds from then until a
+ * read_committed reader sees all of them.
  */
 public class Pipeline {
     static final AtomicLong FIRST = new AtomicLong();
@@ -77,7 +78,7 @@ public class Pipeline {
         int cores = Integer.parseInt(given.get("cores"));
         StreamExecutionEnvironment job = StreamExecutionEnvironment.createLocalEnvironment(cores, conf);
         job.setParallelism(cores);
-        job.getConfig().enableObjectReuse(); // else every operator copies every row
+        job.getConfig().enableObjectReuse(); // otherwise, every operator copies every row
         job.enableCheckpointing(Long.parseLong(given.get("checkpoint-ms")));
         boolean windows = given.get("shape").equals("windows");
         DataStream<Tuple2<byte[], byte[]>> rows = job.fromSource(source(given), watermarks(windows), "source");
@@ -101,7 +102,7 @@ public class Pipeline {
             job.execute("pipeline");
             long ended = System.nanoTime();
             if (windows) {
-                visible.set(ended); // how many sums there are is not known
+                visible.set(ended); // the expected number of sums is unknown
             }
             observer.join(VISIBLE_WITHIN_MS);
             if (visible.get() == 0) {
@@ -168,7 +169,7 @@ public class Pipeline {
                         .build())
                 .setDeliveryGuarantee(DeliveryGuarantee.EXACTLY_ONCE)
                 .setTransactionalIdPrefix(target)
-                .setProperty("transaction.timeout.ms", "600000"); // Flink's own hour is beyond the broker's limit
+                .setProperty("transaction.timeout.ms", "600000"); // the broker allows less than Flink's default of an hour
         if (!given.get("compression").isEmpty()) {
             builder.setProperty("compression.type", given.get("compression"));
         }

@@ -360,7 +360,7 @@ def _listen(lines: Iterator[str], gate: Gate, stopping: threading.Event) -> None
             gate.hold(command["hold"])
         if "go" in command:
             gate.go()
-    # If a server is gone as well, a normal stop may take forever, although nobody is waiting for it.
+    # If a server is gone as well, a normal stop may take forever, and nobody is waiting for it.
     end = threading.Timer(_STOP_WITHIN_S, os._exit, (1,))
     end.daemon = True
     end.start()

@@ -60,9 +60,9 @@ class _Reader(Background):
             if found <= newest:
                 continue
             # Read the rows first, then the log. If a batch is undecided now, it was also undecided when its rows were
-            # seen. The opposite order would miss a decision in between. This order misses rows that are visible too
-            # early for less time than the two reads take. Drivers are therefore held longer in the phases in which rows
-            # must not be visible yet.
+            # seen. The opposite order would miss a decision in between. This order misses a violation that is over
+            # before the second read. Drivers are therefore held for longer than the two reads take in the phases in
+            # which rows must not be visible yet.
             decided = self._decided()
             if decided is not None:
                 newest = found

@@ -102,7 +102,7 @@ def _list(column: pa.Array, name: str) -> pa.Array:
 
 
 def _escaped(text: pa.Array) -> pa.Array:
-    """Escapes special characters for JSON. A single scan finds the columns, usually most, that contain none."""
+    """Escapes special characters for JSON. Most columns contain none, which a single scan shows."""
     if not pc.any(pc.match_substring_regex(text, _TO_ESCAPE)).as_py():
         return text
     text = pc.replace_substring(text, "\\", "\\\\")
@@ -217,7 +217,7 @@ def _decimal(column: pa.Array) -> pa.Array:
     scale = column.type.scale
     if scale <= 0 or not pc.any(pc.match_substring(text, "E")).as_py():
         return text
-    # Read without the scale, each value's 16 bytes are its digits. (abs would overflow on the lowest value.)
+    # Without the scale, the 16 bytes of a value are the integer of its digits. abs would overflow on the lowest value.
     whole = pa.Array.from_buffers(pa.decimal128(38, 0), len(column), column.buffers(), offset=column.offset)
     digits = whole.cast(STRING)
     sign = pc.if_else(pc.starts_with(digits, "-"), "-", "").cast(STRING)

@@ -89,7 +89,7 @@ class LocalStore(RenamingStore):
         for second in seconds:
             try:
                 os.link(probe, second)
-            except OSError as error:  # noqa: PERF203 - two rounds, at a start
+            except OSError as error:  # noqa: PERF203 - only two rounds, at a start
                 raise PreflightError(
                     f"path={self.location!r} is on a file system without hard links: link() from {probe} to {second} "
                     f"fails with {error.strerror!r}.",
@@ -142,7 +142,7 @@ class LocalStore(RenamingStore):
         for item in items:
             try:
                 found.append(call(item))
-            except OSError as error:  # noqa: PERF203 - each has an answer of its own
+            except OSError as error:  # noqa: PERF203 - each call may fail
                 found.append(error)
         return found
 

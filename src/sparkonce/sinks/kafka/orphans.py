@@ -41,7 +41,7 @@ OPEN, BEING_ENDED, MARKER_MISSING, NOT_VISIBLE = "open", "being ended", "marker 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KafkaOrphan(Orphan):
-    """An open transaction. Its id contains neither batch nor slot. Other applications' ones have no query and no run.
+    """An open transaction. Its id contains neither batch nor slot. Those of other applications have no query or run.
 
     Attributes:
         timeout_s: The age at which the broker aborts it; -1 if it is unknown.

@@ -182,7 +182,7 @@ def undescribed_outcome(answer: BrokerAnswer) -> Finished:
 
 
 def is_undescribed(view: Description | BrokerAnswer) -> TypeGuard[BrokerAnswer]:
-    """Returns True if the coordinator's answer is neither a description nor that it does not know the id."""
+    """Returns True if the coordinator returned an error, other than that the id is unknown."""
     return isinstance(view, BrokerAnswer) and view.code != TRANSACTIONAL_ID_NOT_FOUND
 
 
@@ -204,7 +204,7 @@ def _read(table: ErrorTable[int], answer: BrokerAnswer) -> Finished:
 
 
 def confirm_forgotten(verdict: Finished, transaction: KafkaTransaction, now: Description | BrokerAnswer) -> Finished:
-    """Tells whether an unknown producer id was forgotten by the broker, or aborted at the producer id's last epoch.
+    """Finds out why a producer id is unknown: the broker forgot it, or aborted the transaction at the id's last epoch.
 
     From transaction version 2 on, aborting an open transaction leaves its id in the state CompleteAbort at the next
     epoch. The next epoch after the last one is epoch 0 of a new producer id. A commit does not change the id, and an

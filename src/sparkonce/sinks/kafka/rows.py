@@ -250,7 +250,7 @@ _BAD_KEY = "a header whose key is null, has the character NUL or is not UTF-8, w
 
 
 def _headers(column: pa.Array) -> tuple[np.ndarray[Any, np.dtype[np.int64]], np.ndarray[Any, np.dtype[np.bool_]]]:
-    """Returns for each row the size of its headers, and True if one of them has a key that cannot be sent."""
+    """Returns two values for each row: the size of its headers, and True if a header's key cannot be sent."""
     counts = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False).astype(np.int64)
     ends, entries = np.cumsum(counts), column.flatten()
     keys, values = pc.struct_field(entries, "key"), pc.struct_field(entries, "value")

@@ -437,7 +437,7 @@ def _too_large(chunk: Chunk, limit: int) -> PrepareError:
 
 
 class TopicLookup:
-    """Queries the brokers whether topics exist.
+    """Asks the brokers if topics exist.
 
     Args:
         settings: The settings of a producer, with librdkafka's names.
@@ -454,7 +454,7 @@ class TopicLookup:
         self.gone_after_s = max(_SURELY_GONE_AFTER_S, int(settings.get(_PROPAGATION, _PROPAGATION_MS)) / 1000)
 
     def is_there(self, topics: Collection[str]) -> dict[str, bool]:
-        """Returns for each topic True if it exists. Leaves out topics for which there is no answer.
+        """Returns True for each topic that exists, and False for others. Leaves out topics without an answer.
 
         Ignores a broker that does not know Kafka's own transaction topic, because the broker has just started.
         """

@@ -78,7 +78,7 @@ class TableApplication(Application):
         return Finished(outcome=Outcome.LOST, reason=reason)
 
     def lacks(self, entries: Sequence[Entry]) -> bool:
-        """Returns True if no version has the rows' label, although the table remembers all versions since their begin.
+        """Returns True if no version has the rows' label, and the table remembers all versions since they were begun.
 
         Raises:
             RefusedError: If the table is now a different one.

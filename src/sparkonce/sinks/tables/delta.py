@@ -191,7 +191,7 @@ class _DeltaTable(Table):
     def merge(self, rows: DataFrame, plan: MergePlan, unit: Unit, label: Label) -> None:
         """See `Table.merge`.
 
-        Delta skips and refuses merges like appends, and also refuses a merge if others have changed its rows meanwhile.
+        Delta skips and refuses merges like appends. It also refuses a merge if others have changed its rows since.
 
         An append gets the label through its options; a MERGE gets it through the session's settings.
         """

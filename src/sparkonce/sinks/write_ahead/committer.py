@@ -140,7 +140,7 @@ class WriteAheadCommitter(HandleCommitter[TransactionName]):
             told: Answers = {}
             new = [one for one in wanted if self._take(one, told)]
             if told and len(ledger.groups(query, batch)) > len(found):
-                continue  # another driver has begun meanwhile, and may have applied and deleted these files
+                continue  # another driver has started a call since, and may have applied and deleted these files
             if new and self._settings.per == "batch" and Outcome.LOST in {one.outcome for one in told.values()}:
                 # The function must get a batch in a single call. Treat the remaining files as lost, too, so that all
                 # rows of the batch are written again together.

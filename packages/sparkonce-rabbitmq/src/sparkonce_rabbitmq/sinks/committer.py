@@ -24,7 +24,7 @@ class StreamCommitter(WriteAheadCommitter):
         sink: The sink's name.
         prefix: The prefix of the sink's file names.
         settings: The settings of the calls.
-        stream: The stream for rows without a partition of their own.
+        stream: The stream for rows that name no partition.
         publisher_of: Creates a query's publisher for a stream.
     """
 

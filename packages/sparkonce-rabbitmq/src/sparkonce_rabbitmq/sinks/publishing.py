@@ -185,7 +185,7 @@ class StreamApplication(Application):
         folder: The sink's folder.
         sink: The sink's name.
         settings: The settings of the calls.
-        stream: The stream for rows without a partition of their own.
+        stream: The stream for rows that name no partition.
         publisher_of: Returns a query's publisher for a stream.
     """
 

@@ -184,7 +184,7 @@ class StreamAsker:
         while True:
             try:
                 return ask()
-            except OUTAGES as error:  # noqa: PERF203 - each try is a question
+            except OUTAGES as error:  # noqa: PERF203 - each attempt may fail
                 self._drop(stream)
                 if time.monotonic() >= give_up_at:
                     raise away(stream, error, self.patience_s) from None

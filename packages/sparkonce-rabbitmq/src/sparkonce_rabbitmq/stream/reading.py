@@ -157,7 +157,7 @@ class RangeReader:
                 with closing(connect_to(ConsumerConnection, self._server, self._part.stream)) as connection:
                     first = connection.first_chunk(self._part.stream, OffsetType.FIRST)
                 return None if first is None else first.chunk_first_offset
-            except OUTAGES as error:  # noqa: PERF203 - each try is a question
+            except OUTAGES as error:  # noqa: PERF203 - each attempt may fail
                 self._wait(error)
 
     def _wait(self, error: Exception) -> None:

@@ -444,7 +444,7 @@ class S3StagedFile(StagedFile):
         self._buffer = bytearray()
         for part in self._parts:
             part.cancel()
-        wait_for(self._parts)  # a part that arrives after the abort would stay there and cost money
+        wait_for(self._parts)  # a part that arrives after the abort would be kept, and cost money
         try:
             upload = self._upload.result()
         except PrepareError:

@@ -97,7 +97,7 @@ def insert(connection: Connection, one: SqlTransaction) -> None:
 
 
 def marked(connection: Connection, names: Iterable[TransactionName]) -> set[TransactionName]:
-    """Returns the names that are committed. Looks names of batch 0 up in all batches, see `Xid.named`."""
+    """Returns the names that are committed. Looks up names with batch 0 in all batches; see `Xid.named`."""
     groups: dict[tuple[str, str, int], list[TransactionName]] = {}
     for name in names:
         groups.setdefault((name.prefix, name.query, name.batch), []).append(name)
@@ -132,7 +132,7 @@ def queries(connection: Connection) -> list[tuple[str, str]]:
 
 
 def unsettled(connection: Connection, prefix: str, query: str, server: str) -> list[SqlTransaction]:
-    """Returns a query's open and prepared transactions: a dirty read, without those that are committed soon after."""
+    """Returns a query's open and prepared transactions, from a dirty read. Leaves out those that are just committed."""
     connection.run(_DIRTY)
     with_open = markers_of(connection, prefix, query, server)
     settled = {one.name for one in markers_of(connection, prefix, query, server)} if with_open else set()

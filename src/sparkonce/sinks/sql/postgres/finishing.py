@@ -1,8 +1,8 @@
 """Finishes prepared or staged transactions in PostgreSQL, based on the table of markers.
 
 A prepared transaction includes its own marker, which becomes visible with its rows. The marker of staged rows exists
-from their prepare on, and names their target. Whoever finishes the rows locks it. Merging the rows, updating the marker
-and dropping the staging table happen in one transaction.
+from their prepare on, and names their target. Whoever finishes the rows locks the marker. Merging the rows, updating
+the marker and dropping the staging table happen in one transaction.
 """
 
 from __future__ import annotations

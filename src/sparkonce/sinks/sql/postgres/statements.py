@@ -89,7 +89,7 @@ def merge_steps(target: Target, columns: Sequence[str], staged: Sequence[sql.Com
     ]
     rows = sql.SQL(" UNION ALL ").join(numbered)
     if target.on_conflict == "nothing":
-        # If there are no keys, omit them: this covers every unique index or exclusion constraint.
+        # Without key columns, ON CONFLICT DO NOTHING applies to every unique index and exclusion constraint.
         arbiter = sql.SQL("({})").format(_names(target.keys)) if target.keys else sql.SQL("")
         return [
             sql.SQL("{} SELECT {} FROM ({}) AS r ORDER BY {}, {} ON CONFLICT {} DO NOTHING").format(

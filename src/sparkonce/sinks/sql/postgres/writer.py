@@ -159,7 +159,8 @@ def prepare(connection: Connection, copy: Copy) -> None:
     if copy.commit == TWO_PHASE:
         connection.execute(sql.SQL("PREPARE TRANSACTION {}").format(str(copy.name)))
         return
-    # For a failed transaction, the server answers ROLLBACK with a warning. But every failure should have raised by now.
+    # The server turns the COMMIT of a failed transaction into a ROLLBACK with a warning. This should never happen,
+    # because every failure has raised an error before.
     done = connection.execute("COMMIT").statusmessage
     if done != "COMMIT":
         raise PrepareError(f"Slot {copy.name.slot}: the server answered {done} to COMMIT.")

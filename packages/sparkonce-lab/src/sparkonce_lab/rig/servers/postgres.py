@@ -179,7 +179,7 @@ class PostgresServer(Server):
 
 
 @cache
-def _template_folder(programs: Path) -> Path:  # noqa: ARG001 - each version has data of its own
+def _template_folder(programs: Path) -> Path:  # noqa: ARG001 - each version has separate data
     """Returns the data that ``initdb`` creates once for all servers of this process. It has one system_identifier."""
     parent = Path(tempfile.mkdtemp(prefix="sparkonce-postgres-template-"))
     parent.chmod(0o755)
