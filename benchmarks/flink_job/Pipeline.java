@@ -169,7 +169,7 @@ public class Pipeline {
                         .build())
                 .setDeliveryGuarantee(DeliveryGuarantee.EXACTLY_ONCE)
                 .setTransactionalIdPrefix(target)
-                .setProperty("transaction.timeout.ms", "600000"); // the broker allows less than Flink's default of an hour
+                .setProperty("transaction.timeout.ms", "600000"); // the broker allows less than Flink's hour
         if (!given.get("compression").isEmpty()) {
             builder.setProperty("compression.type", given.get("compression"));
         }
