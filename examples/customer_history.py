@@ -70,7 +70,7 @@ def main(
     table: Annotated[str, typer.Option(help="The table's location; it is created.")] = "customers",
     checkpoint: Annotated[str, typer.Option(help="A path or a URL: keeps positions, waiting rows, decisions.")] = "",
 ) -> None:
-    """The history of customers' addresses, in a Delta table."""
+    """Keep the history of customers' addresses in a Delta table, exactly once."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     builder = SparkSession.builder.appName("customer-history").config("spark.sql.catalog.spark_catalog", DELTA)
     builder = builder.config("spark.sql.shuffle.partitions", "4").config(SNAPSHOT, "2")  # 200 and 50 by default

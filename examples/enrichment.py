@@ -99,7 +99,7 @@ def main(
     lateness: Annotated[str, typer.Option(help="How much later than the newest event another may come.")] = "2 minutes",
     max_offsets: Annotated[int | None, typer.Option(help="At most so many records a topic and batch.")] = None,
 ) -> None:
-    """Orders with their payments, from Kafka to Kafka exactly once."""
+    """Join orders with their payments, from Kafka to Kafka exactly once."""
     if bootstrap is None:
         from tryout import EnrichmentSample, try_out
 

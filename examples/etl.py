@@ -120,7 +120,7 @@ def main(
     lateness: Annotated[str, typer.Option(help="How much later than the newest row another may come.")] = "1 minute",
     max_offsets: Annotated[int | None, typer.Option(help="At most so many records a batch. Without: all.")] = None,
 ) -> None:
-    """Identity numbers, each once in each window of 20 s, from Kafka to Kafka exactly once."""
+    """Write each identity number once per window of 20 s, from Kafka to Kafka exactly once."""
     if bootstrap is None:
         from tryout import EtlSample, try_out
 

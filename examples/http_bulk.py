@@ -63,7 +63,7 @@ def main(
     orders: Annotated[Path, typer.Option(help="A folder of JSON lines.")] = Path("orders"),
     checkpoint: Annotated[str, typer.Option(help="A path or a URL: keeps positions, waiting rows, decisions.")] = "",
 ) -> None:
-    """Orders to an HTTP API that knows an idempotency key."""
+    """Send orders to an HTTP API that supports idempotency keys."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     if url is not None:
         return run(orders, url, checkpoint)

@@ -80,7 +80,7 @@ def main(
     database: Annotated[Path, typer.Option(help="The SQLite file.")] = Path("totals.db"),
     checkpoint: Annotated[str, typer.Option(help="A path or a URL: keeps positions, waiting rows, decisions.")] = "",
 ) -> None:
-    """What each customer has ordered in all, in SQLite."""
+    """Add up each customer's orders in SQLite, exactly once."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     if orders is not None:
         return run(orders, sink_of(Totals(str(database))), checkpoint)

@@ -91,7 +91,7 @@ def main(
     ),
     max_offsets: Annotated[int | None, typer.Option(help="At most so many records a batch. Without: all.")] = None,
 ) -> None:
-    """What each customer paid in each window of 10 s, from Kafka to Kafka exactly once."""
+    """Sum each customer's payments in each window of 10 s, from Kafka to Kafka exactly once."""
     if bootstrap is None:
         from tryout import SumSample, try_out
 

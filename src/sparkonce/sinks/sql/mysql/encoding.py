@@ -79,8 +79,8 @@ def _cells(rows: pa.RecordBatch, columns: Sequence[MySQLColumn]) -> Iterator[tup
         kind = kind_of(values.type)
         check(values, column, kind)
         if kind == "float":
-            # As a 32-bit float, the shortest decimal text would parse to another number in 64 bits, and the text of the
-            # largest floats would exceed the server's FLOAT.
+            # Format as 64 bits: the shortest text of a 32-bit float is a different number in 64 bits, and that of the
+            # largest ones exceeds the server's FLOAT.
             values = pc.cast(values, pa.float64())
         yield _text(values, column, kind), column, kind
 
