@@ -17,7 +17,6 @@ import pytest
 
 from small_job import SmallJob
 from sparkonce.errors import SparkonceError
-from sparkonce.protocol.state import Phase
 from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.storage.local import LocalFiles
 
@@ -27,15 +26,6 @@ Make = Callable[..., TwoPhaseCommitSink]
 
 def rows(batch: int, slot: int) -> pa.RecordBatch:
     return pa.record_batch({"id": pa.array([100 * batch + 10 * slot], pa.int64()), "value": [f"{batch}.{slot}"]})
-
-
-def watch(job: SmallJob) -> None:
-    """Runs a job through claims, commits, sweeps, and kills before and after a decision."""
-    job.run(0)
-    job.kill(1, Phase.DECIDING)
-    job.run(1)
-    job.kill(2, Phase.FINISHING)
-    job.run(2, 3)
 
 
 def everything_told(sink: TwoPhaseCommitSink, checkpoint: Path) -> list[str]:
@@ -66,7 +56,7 @@ def check(make: Make, checkpoint: Path, caplog: pytest.LogCaptureFixture, **wron
     """
     caplog.set_level(logging.DEBUG)
     told = everything_told(make(), checkpoint)
-    watch(SmallJob(checkpoint, lambda: [make()], rows))
+    SmallJob(checkpoint, lambda: [make()], rows).live()
     for words, changed in wrong.items():
         with pytest.raises(SparkonceError) as raised:
             SmallJob(checkpoint / words, lambda changed=changed: [make(**changed)], rows).run(0)

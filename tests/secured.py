@@ -8,7 +8,7 @@ from pathlib import Path
 from sparkonce_lab.rig.kafka import Cluster
 
 PASSWORD = "not, so; secret="  # noqa: S105
-PLAIN_USERS = ("plain", "half", "late")
+PLAIN_USERS = ("plain", "half")
 LOGIN = "org.apache.kafka.common.security"
 _LIMIT_S = 60.0
 

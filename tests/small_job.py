@@ -122,6 +122,26 @@ class SmallJob:
         else:
             raise AssertionError(f"batch {batch} did not come to {phase}")
 
+    def live(self, seen: Callable[[], Any] = lambda: None) -> None:
+        """Runs batches 0 to 3. The driver dies before the decision of batch 1, and after that of batch 2.
+
+        Args:
+            seen: Called while transactions are open.
+        """
+        self.run(0)
+        self.kill(1, Phase.DECIDING, seen)
+        self.run(1)
+        self.kill(2, Phase.FINISHING, seen)
+        self.run(2, 3)
+
+    def put_sparks_files(self, batch: int) -> None:
+        """Puts what Spark has in its checkpoint while this batch runs."""
+        self.files_of_checkpoint.replace("metadata", json.dumps({"id": self.query}).encode())
+        for number in range(batch + 1):
+            self.files_of_checkpoint.put(f"offsets/{number}", f'v1\n{{}}\n{{"t": {{"0": {number}}}}}'.encode())
+        for number in range(batch):
+            self.files_of_checkpoint.put(f"commits/{number}", b"v1\n{}")
+
     def decision(self, batch: int) -> Decision:
         """Returns the log's decision for a batch."""
         decided = self._log().read(LogView()).decision(batch)

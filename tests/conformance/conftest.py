@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -23,3 +24,11 @@ def elsewhere(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     if request.node.name == "test_another_process_commits" and request.path.name != "test_folder.py":
         forked = partial(commit_in_a_fork, request.getfixturevalue("zygote"))
         monkeypatch.setattr(scene, "commit_elsewhere", forked)
+
+
+@pytest.fixture(scope="module")
+def jvm() -> Iterator[Any]:
+    from jvm import bare_jvm
+
+    with bare_jvm() as started:
+        yield started

@@ -1,47 +1,43 @@
+"""Checkpoints on HDFS, through the client in Spark's JVM and through the one without a JVM."""
+
 from __future__ import annotations
 
+import abc
 import secrets
+from base64 import b64encode
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from pickle import dumps
 from typing import Any
 
 import pytest
 
 from conformance.checkpoint_suite import CheckpointSuite
-from conformance.hdfs_refusals import HdfsRefusals
-from conformance.network_suite import Faulty, NetworkSuite
-from jvm import bare_jvm, hadoop_files
+from conformance.network_suite import Faulty, NetworkSuite, RefusalSuite, Refusing
+from jvm import hadoop_files
 from shared_servers import USES_HDFS, hdfs_server
 from sparkonce.spark.checkpoints import hadoop
+from sparkonce.storage import hdfs
 from sparkonce.storage.files import CheckpointFiles
+from sparkonce.storage.hdfs import HdfsFiles
 from sparkonce_lab.rig.proxy import FaultProxy, RequestFault
-from sparkonce_lab.rig.servers.hdfs import Hdfs
 
-pytestmark = [USES_HDFS, pytest.mark.slow]  # verifying/test_stores.py runs this client in a query
+pytestmark = [USES_HDFS, pytest.mark.slow]  # verifying/test_stores.py runs the JVM's client in a query
 
 TESTS = str(Path(__file__).parents[1])
 
 
-@pytest.fixture(scope="module")
-def hdfs() -> Hdfs:
-    return hdfs_server()
-
-
-@pytest.fixture(scope="module")
-def jvm() -> Iterator[Any]:
-    with bare_jvm() as started:
-        yield started
-
-
-def new_folder() -> str:
+@pytest.fixture
+def folder() -> str:
     return f"/checkpoints/{secrets.token_hex(6)}"
 
 
 class TestHdfs(CheckpointSuite):
     @pytest.fixture
-    def files(self, hdfs: Hdfs, jvm: Any) -> CheckpointFiles:
+    def files(self, jvm: Any, folder: str) -> CheckpointFiles:
         self.jvm = jvm
-        return hadoop_files(jvm, f"{hdfs.url}{new_folder()}")
+        return hadoop_files(jvm, hdfs_server().url + folder)
 
     def another(self, files: CheckpointFiles) -> CheckpointFiles:
         return hadoop_files(self.jvm, files.location)
@@ -53,19 +49,30 @@ class TestHdfs(CheckpointSuite):
         )
 
 
+class TestHdfsNative(CheckpointSuite):
+    @pytest.fixture
+    def files(self, folder: str) -> CheckpointFiles:
+        return HdfsFiles(hdfs_server().url + folder)
+
+    def another(self, files: CheckpointFiles) -> CheckpointFiles:
+        return HdfsFiles(files.location)
+
+    def opening(self, files: CheckpointFiles) -> str:
+        return f"import base64, pickle\nfiles = pickle.loads(base64.b64decode({b64encode(dumps(files))!r}))"
+
+
 class TestHdfsBehindFaults(NetworkSuite):
     @pytest.fixture
-    def faulty(self, hdfs: Hdfs, jvm: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Faulty]:
-        folder = new_folder()
-        clean = hadoop_files(jvm, f"{hdfs.url}{folder}")
-        with FaultProxy(("127.0.0.1", hdfs.port), {"rename": b"rename2"}) as proxy:
+    def faulty(self, jvm: Any, folder: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Faulty]:
+        clean = hadoop_files(jvm, hdfs_server().url + folder)
+        with FaultProxy(("127.0.0.1", hdfs_server().port), {"rename": b"rename2"}) as proxy:
 
             def lose() -> None:
                 proxy.trap("rename", RequestFault.REPLY_LOST)
 
             def hurry() -> None:
                 monkeypatch.setattr(hadoop, "DEADLINE_S", 4.0)
-                monkeypatch.setattr("sparkonce.storage.hdfs.TRIES_S", 2.0)
+                monkeypatch.setattr(hdfs, "TRIES_S", 2.0)
 
             def lose_all() -> None:
                 hurry()
@@ -86,6 +93,84 @@ class TestHdfsBehindFaults(NetworkSuite):
             yield Faulty(hadoop_files(jvm, f"hdfs://{proxy.address}{folder}"), clean, lose, lose_all, cut, heal)
 
 
+class TestHdfsNativeBehindFaults(NetworkSuite):
+    @pytest.fixture
+    def faulty(self, folder: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Faulty]:
+        monkeypatch.setattr(hdfs, "DEADLINE_S", 3.0)
+        server = hdfs_server()
+        with FaultProxy(("127.0.0.1", server.port), {"rename": b"rename", "delete": b"delete"}) as proxy:
+            files = HdfsFiles(f"hdfs://{proxy.address}{folder}")
+
+            def lose_reply() -> None:
+                proxy.trap("rename", RequestFault.REPLY_LOST)
+
+            def lose_replies() -> None:
+                lose_reply()
+                for number in range(1, 20):
+                    proxy.trap("rename", RequestFault.STALLED, number + 1)
+                    proxy.trap("delete", RequestFault.STALLED, number)
+
+            def heal() -> None:
+                proxy.clear()
+                proxy.heal()
+                proxy.cut()
+                monkeypatch.undo()
+
+            yield Faulty(files, HdfsFiles(server.url + folder), lose_reply, lose_replies, proxy.swallow, heal)
+
+
+class HdfsRefusals(RefusalSuite):
+    """The refusals of a name node. An administrator's commands need a JVM."""
+
+    jvm: Any
+    patch: pytest.MonkeyPatch
+
+    @abc.abstractmethod
+    def opened(self, url: str) -> CheckpointFiles:
+        """A folder, accessed by the superuser."""
+
+    @abc.abstractmethod
+    def as_somebody_else(self, url: str) -> CheckpointFiles:
+        """The same folder, accessed by another user."""
+
+    @pytest.fixture(params=["safe mode", "quota of names", "quota of space", "mode of the folder"])
+    def refusing(
+        self, request: pytest.FixtureRequest, jvm: Any, folder: str, monkeypatch: pytest.MonkeyPatch
+    ) -> Refusing:
+        self.jvm, self.patch = jvm, monkeypatch
+        url = hdfs_server().url + folder
+        clean = hadoop_files(jvm, url)
+        there = jvm.org.apache.hadoop.fs.Path(f"{url}/a")
+        admin = clean._fs
+        modes = jvm.org.apache.hadoop.fs.permission.FsPermission
+        by_mode = request.param == "mode of the folder"
+        files = self.as_somebody_else(url) if by_mode else self.opened(url)
+        if by_mode:
+            clean.put("a/-1", b"makes the folder")
+            admin.setPermission(there, modes("777"))
+
+        @contextmanager
+        def during() -> Iterator[None]:
+            safe = jvm.org.apache.hadoop.fs.SafeModeAction
+            if request.param == "safe mode":
+                admin.setSafeMode(safe.ENTER)
+            elif request.param == "quota of names":
+                admin.setQuota(there, 2, 2**63 - 1)
+            elif request.param == "quota of space":
+                admin.setQuota(there, 2**63 - 1, 1)
+            else:
+                admin.setPermission(there, modes("755"))
+            try:
+                yield
+            finally:
+                if request.param == "safe mode":
+                    admin.setSafeMode(safe.LEAVE)
+                elif request.param.startswith("quota"):
+                    admin.setQuota(there, -1, -1)
+
+        return Refusing(files, clean, during(), passes=not by_mode)
+
+
 class TestHdfsThatRefuses(HdfsRefusals):
     def opened(self, url: str) -> CheckpointFiles:
         return hadoop_files(self.jvm, url)
@@ -98,3 +183,12 @@ class TestHdfsThatRefuses(HdfsRefusals):
             return hadoop_files(self.jvm, url)
         finally:
             users.setLoginUser(ours)
+
+
+class TestHdfsNativeThatRefuses(HdfsRefusals):
+    def opened(self, url: str) -> CheckpointFiles:
+        return HdfsFiles(url)
+
+    def as_somebody_else(self, url: str) -> CheckpointFiles:
+        self.patch.setenv("HADOOP_USER_NAME", "somebody-else")
+        return HdfsFiles(url)

@@ -17,7 +17,7 @@ from typing_extensions import Self
 
 from conformance.checkpoint_suite import raced
 from eventually import eventually
-from jvm import bare_jvm, hadoop_files
+from jvm import hadoop_files
 from shared_servers import USES_HDFS
 from sparkonce.errors import SparkonceError
 from sparkonce.storage.files import CheckpointFiles, Landed, PutUnknownError, Taken, may_pass
@@ -197,12 +197,6 @@ class HdfsPair:
     def __exit__(self, *_: object) -> None:
         for node in (*self._nodes, self._storage):
             node.kill()
-
-
-@pytest.fixture(scope="module")
-def jvm() -> Iterator[Any]:
-    with bare_jvm() as started:
-        yield started
 
 
 @pytest.fixture(scope="module")

@@ -6,14 +6,18 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from sparkonce.protocol.handles import Handle, Outcome, transaction_fields
+import one_run
+from one_run import QUERY
+from sparkonce.protocol.handles import Handle, Outcome
 from sparkonce.protocol.ownership import Token
-from sparkonce.sink import Owner, WriterContext
+from sparkonce.sink import Owner
 from sparkonce.sinks.files.committer import FilesCommitter
 from sparkonce.sinks.files.sink import FilesSink
 from sparkonce.sinks.files.writer import FilesWriter
 
-QUERY = "0123456789ab"
+
+def _pieces(tables: Sequence[pa.Table]) -> list[pa.RecordBatch]:
+    return [piece for table in tables for piece in table.to_batches(max_chunksize=10_000)]
 
 
 class Life:
@@ -24,23 +28,11 @@ class Life:
         assert isinstance(committer, FilesCommitter)
         self.committer = committer
 
-    def open(self, *tables: pa.Table, batch: int = 0, slot: int = 0, rows_at_once: int = 10_000) -> FilesWriter:
-        context = WriterContext(owner=self.owner, batch=batch, slot=slot, copy="1.1.0")
-        writer = self.sink.writer(context)
-        assert isinstance(writer, FilesWriter)
-        writer.begin()
-        for table in tables:
-            columns = list(self.sink.columns(table.schema))
-            for piece in table.select(columns).to_batches(max_chunksize=rows_at_once):
-                writer.write(piece)
-        return writer
+    def open(self, *tables: pa.Table, batch: int = 0, slot: int = 0) -> FilesWriter:
+        return one_run.open_writer(self.sink, *_pieces(tables), run=self.owner, batch=batch, slot=slot)
 
-    def prepare(self, *tables: pa.Table, batch: int = 0, slot: int = 0, rows_at_once: int = 10_000) -> Handle:
-        writer = self.open(*tables, batch=batch, slot=slot, rows_at_once=rows_at_once)
-        fields = writer.prepare()
-        writer.close()
-        rows = sum(table.num_rows for table in tables)
-        return Handle(sink=self.sink.name, slot=slot, rows=rows, transaction=transaction_fields(fields))
+    def prepare(self, *tables: pa.Table, batch: int = 0, slot: int = 0) -> Handle:
+        return one_run.prepare(self.sink, *_pieces(tables), run=self.owner, batch=batch, slot=slot)
 
     def commit(self, *handles: Handle) -> list[Outcome]:
         return [one.outcome for one in self.committer.commit(handles)]

@@ -5,13 +5,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from eventually import eventually
 from sparkonce_lab.demo.result import CrashPoint
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark]
@@ -97,25 +97,16 @@ def test_sparks_own_sink_doubles_rows_under_the_same_kills(tmp_path: Path) -> No
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_demo_that_is_ended_leaves_no_process(tmp_path: Path, number: signal.Signals) -> None:
-    def wait_until_gone(folder: Path) -> None:
-        give_up_at = time.monotonic() + WAIT_S
-        while left := processes_of(folder):
-            assert time.monotonic() < give_up_at, left
-            time.sleep(0.2)
-
     demo = start(tmp_path, "--no-compare")
     assert demo.stderr is not None
     for line in demo.stderr:
         if "start " in line:
             break
-    give_up_at = time.monotonic() + WAIT_S
-    while not any("org.apache.spark.deploy" in command for command in processes_of(tmp_path)):
-        assert time.monotonic() < give_up_at
-        time.sleep(0.1)
+    eventually(lambda: "org.apache.spark.deploy" in str(processes_of(tmp_path)), "Spark starts", limit_s=WAIT_S)
     demo.send_signal(number)
     demo.communicate(timeout=WAIT_S)
     assert demo.returncode != 0
-    wait_until_gone(tmp_path)
+    eventually(lambda: not processes_of(tmp_path), "all processes are gone", limit_s=WAIT_S)
     if number is not signal.SIGKILL:
         assert [entry.name for entry in tmp_path.iterdir()] == []
 

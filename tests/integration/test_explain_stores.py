@@ -12,14 +12,10 @@ from object_files import object_files
 from s3_bucket import Bucket
 from shared_servers import USES_HDFS, hdfs_server, s3_server
 from sparkonce.cli.main import app
-from sparkonce.errors import ConfigurationError
 from sparkonce.log import DecisionLog
 from sparkonce.protocol.view import Claim
 from sparkonce.storage.files import CheckpointFiles
 from sparkonce.storage.hdfs import HdfsFiles
-from sparkonce.storage.local import LocalFiles
-from sparkonce.storage.objects import ObjectFiles
-from sparkonce.storage.opening import open_location
 from sparkonce_lab.rig.servers.s3 import ACCESS_KEY, SECRET_KEY
 
 SETTINGS = '{"batchWatermarkMs":0,"batchTimestampMs":1795281089063,"conf":{}}'
@@ -91,19 +87,3 @@ def test_keys_that_the_store_does_not_know(bucket: Bucket, monkeypatch: pytest.M
     assert "SignatureDoesNotMatch" in done.output
     assert "credentials" in done.output
     assert "very-wrong" not in done.output
-
-
-def test_each_location_has_its_files() -> None:
-    azure = open_location("abfss://box@account.dfs.core.windows.net/a%20b/")
-    google = open_location("gs://bucket/a/b")
-    assert isinstance(azure, ObjectFiles)
-    assert isinstance(google, ObjectFiles)
-    assert (azure.location, azure._prefix) == ("abfss://box@account.dfs.core.windows.net/a%20b", "a%20b")
-    assert azure._access.options["endpoint"] == "https://account.blob.core.windows.net"
-    assert (google._access.kind, google._access.bucket, google._prefix) == ("gcs", "bucket", "a/b")
-    for local in ("/data/a%20b", "file:///data/a%20b"):
-        files = open_location(local)
-        assert isinstance(files, LocalFiles)
-        assert str(files.folder) == "/data/a%20b"
-    with pytest.raises(ConfigurationError, match="ftp"):
-        open_location("ftp://host/a")

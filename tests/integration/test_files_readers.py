@@ -3,7 +3,6 @@ from __future__ import annotations
 import datetime as dt
 import io
 import json
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -23,28 +22,19 @@ from sparkonce.protocol.handles import Outcome
 from sparkonce.sinks.files import writer as writer_module
 from sparkonce.sinks.files.sink import FilesSink
 
-UTC = dt.timezone.utc
-AT = dt.datetime(2024, 2, 29, 12, 0, 0, 123456, UTC)
-TYPED = pa.table(
+AT = dt.datetime(2024, 2, 29, 12, 0, 0, 123456, dt.timezone.utc)
+LOCAL = AT.replace(tzinfo=None)
+FLAT = pa.table(
     {
-        "boolean": pa.array([True, None]),
-        "byte": pa.array([-128, None], pa.int8()),
-        "short": pa.array([32767, None], pa.int16()),
-        "int": pa.array([-(2**31), None], pa.int32()),
         "long": pa.array([2**63 - 1, None], pa.int64()),
-        "float": pa.array([0.5, None], pa.float32()),
-        "double": pa.array([0.1, None], pa.float64()),
-        "decimal": pa.array([Decimal("-12.50"), None], pa.decimal128(10, 2)),
         "string": pa.array(['é "x",\n', None]),
-        "binary": pa.array([b"\x00\xff", None], pa.binary()),
-        "date": pa.array([dt.date(2024, 2, 29), None]),
         "timestamp": pa.array([AT, None], pa.timestamp("us", "Europe/Berlin")),
-        "timestamp_ntz": pa.array([AT.replace(tzinfo=None), None], pa.timestamp("us")),
     }
 )
-NESTED = TYPED.append_column("array", pa.array([[1, None], None], pa.list_(pa.int32()))).append_column(
+NESTED = FLAT.append_column(
     "struct", pa.array([{"a": "x", "b": [0.5]}, None], pa.struct({"a": pa.string(), "b": pa.list_(pa.float64())}))
 )
+"""Other types are tested in test_values.py."""
 
 
 def asked(sql: str, *given: object) -> list[tuple[Any, ...]]:
@@ -74,14 +64,13 @@ def test_parquet_by_pyarrow_pandas_and_duckdb(tmp_path: Path) -> None:
     assert found.schema.field("timestamp").type == pa.timestamp("us", "UTC")
     assert pd.read_parquet(path)["timestamp"].iloc[0] == pd.Timestamp(AT)
     (first, second) = asked('SELECT * REPLACE ("timestamp"::TIMESTAMP AS "timestamp") FROM read_parquet(?)', path)
-    assert first[:11] == tuple(NESTED.to_pylist()[0].values())[:11]
-    assert first[11:] == (AT.replace(tzinfo=None), AT.replace(tzinfo=None), [1, None], {"a": "x", "b": [0.5]})
+    assert first == (2**63 - 1, 'é "x",\n', LOCAL, {"a": "x", "b": [0.5]})
     assert set(second) == {None}
 
 
 @pytest.mark.parametrize("compression", ["zstd", "gzip", "lz4", "brotli", "none"])
 def test_parquet_compressions(tmp_path: Path, compression: str) -> None:
-    path = written(tmp_path / "out", TYPED, compression=compression)
+    path = written(tmp_path / "out", FLAT, compression=compression)
     told = pq.ParquetFile(path).metadata.row_group(0).column(0).compression
     assert told == {"none": "UNCOMPRESSED"}.get(compression, compression.upper())
     assert asked("SELECT count(*) FROM read_parquet(?)", path) == [(2,)]
@@ -97,41 +86,24 @@ def test_arrow_by_feather_and_pandas(tmp_path: Path, compression: str) -> None:
 
 
 @pytest.mark.parametrize(("compression", "ending"), [("none", ""), ("gzip", ".gz"), ("zstd", ".zst"), ("bz2", ".bz2")])
-def test_json_by_python_pandas_and_duckdb(tmp_path: Path, compression: str, ending: str) -> None:
+def test_json_by_pandas_and_duckdb(tmp_path: Path, compression: str, ending: str) -> None:
     path = written(tmp_path / "out", NESTED, format="json", compression=compression)
     assert path.name.endswith(f".json{ending}")
-    first, second = (json.loads(line) for line in unpacked(path, compression))
-    assert set(second.values()) == {None}
-    assert first == {
-        **TYPED.slice(0, 1).select(["boolean", "byte", "short", "int", "long", "float", "double"]).to_pylist()[0],
-        "decimal": -12.5,
-        "string": 'é "x",\n',
-        "binary": "AP8=",
-        "date": "2024-02-29",
-        "timestamp": "2024-02-29T12:00:00.123456Z",
-        "timestamp_ntz": "2024-02-29T12:00:00.123456",
-        "array": [1, None],
-        "struct": {"a": "x", "b": [0.5]},
-    }
     if compression != "bz2":  # DuckDB does not read it
         sql = 'SELECT "long", "string", "timestamp"::TIMESTAMPTZ::TIMESTAMP, "struct".b[1] FROM read_json(?) LIMIT 1'
-        assert asked(sql, path) == [(2**63 - 1, 'é "x",\n', AT.replace(tzinfo=None), 0.5)]
+        assert asked(sql, path) == [(2**63 - 1, 'é "x",\n', LOCAL, 0.5)]
     read = pd.read_json(unpacked(path, compression), lines=True)
     assert read["string"].iloc[0] == 'é "x",\n'
 
 
 @pytest.mark.parametrize("compression", ["none", "gzip", "zstd"])
 def test_csv_by_pandas_and_duckdb(tmp_path: Path, compression: str) -> None:
-    path = written(tmp_path / "out", TYPED, format="csv", compression=compression)
-    types = {"decimal": "DECIMAL(10,2)", "timestamp": "TIMESTAMPTZ", "timestamp_ntz": "TIMESTAMP", "long": "BIGINT"}
-    types |= {"float": "FLOAT", "double": "DOUBLE", "date": "DATE", "boolean": "BOOLEAN"}
+    path = written(tmp_path / "out", FLAT, format="csv", compression=compression)
     sql = 'SELECT * REPLACE ("timestamp"::TIMESTAMP AS "timestamp") FROM read_csv(?, types = ?)'
-    first, second = asked(sql, path, types)
-    wanted = TYPED.to_pylist()[0] | {"binary": "AP8=", "timestamp": AT.replace(tzinfo=None)}
-    assert list(first) == list(wanted.values())
-    assert set(second) == {None}
+    found = asked(sql, path, {"timestamp": "TIMESTAMPTZ", "long": "BIGINT"})
+    assert found == [(2**63 - 1, 'é "x",\n', LOCAL), (None, None, None)]
     read = pd.read_csv(unpacked(path, compression))
-    assert list(read.columns) == TYPED.column_names
+    assert list(read.columns) == FLAT.column_names
     assert read["string"].iloc[0] == 'é "x",\n'
 
 

@@ -21,7 +21,7 @@ from sparkonce.protocol.handles import Outcome
 from sparkonce.protocol.ownership import TransactionalId
 from sparkonce.protocol.state import Phase
 from sparkonce.sinks.kafka.committer import KafkaCommitter, transaction_of
-from sparkonce.sinks.kafka.outcomes import LAST_EPOCH, BrokerAnswer, Description
+from sparkonce.sinks.kafka.outcomes import LAST_EPOCH, Description
 from sparkonce.sinks.kafka.pooled_producer import PooledProducer
 from sparkonce.sinks.kafka.sink import KafkaSink
 from sparkonce.sinks.kafka.transaction_client import TransactionClient
@@ -111,16 +111,13 @@ def test_an_abort_that_keeps_the_epoch_would_let_it_publish(
 def test_what_its_writer_has_aborted_is_fenced_all_the_same(
     witness: Witness, committer: KafkaCommitter, client: TransactionClient
 ) -> None:
-    def described(client: TransactionClient, prepared: Prepared) -> Description | BrokerAnswer:
-        return client.describe_transactions([transaction_of(prepared.handle)], deadline_s=until())[0]
-
     topic = witness.create_topic()
     prepared = witness.prepare(topic, "half")
     prepared.producer.abort_transaction(LIMIT_S)
     witness.await_state("CompleteAbort", prepared.handle)
     before = transaction_of(prepared.handle)
     assert until_final(committer.abort, [prepared.handle]) == [Outcome.ABORTED]
-    after = described(client, prepared)
+    (after,) = client.describe_transactions([before], deadline_s=until())
     assert isinstance(after, Description)
     assert after.transaction.epoch > before.epoch
 

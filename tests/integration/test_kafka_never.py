@@ -12,7 +12,6 @@ import pytest
 
 import one_run
 from integration.kafka_witness import Witness, until_final
-from sparkonce.errors import PreflightError
 from sparkonce.protocol.handles import Handle, Outcome
 from sparkonce.protocol.ownership import Token
 from sparkonce.sink import Facts, Owner
@@ -65,29 +64,12 @@ def test_never_is_said_to_users_and_readers(
     assert "never time out" in condition
 
 
-def test_never_needs_brokers_that_allow_it(broker: Cluster) -> None:
-    sink = KafkaSink({"bootstrap.servers": broker.bootstrap, "transaction.timeout.ms": "never"})
-    with pytest.raises(
-        PreflightError, match=rf"transaction.timeout.ms={NEVER_MS} .* transaction.max.timeout.ms=900000"
-    ):
-        sink.preflight(QUERY, None)
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(find_faketime() is None, reason="libfaketime is not installed")
 def test_a_month_later_it_can_still_be_committed(
     cluster: Cluster, witness: Witness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def restart_later(cluster: Cluster, seconds: int, library: Path, folder: Path, patch: pytest.MonkeyPatch) -> None:
-        """Its clock is ahead from then on, and this process's, whose libraries are loaded already, is not."""
-        (node,) = cluster.brokers
-        node.stop()
-        for name, value in FakeClock(library, folder / "clock", seconds).env().items():
-            if name != "FAKETIME_DONT_FAKE_MONOTONIC":  # see `let_java_start`
-                patch.setenv(name, value)
-        node.start()
-
-    def prepare(cluster: Cluster, topic: str, timeout: object) -> Handle:
+    def prepare(topic: str, timeout: object) -> Handle:
         sink, facts = sink_on(cluster, topic, timeout)
         run = Owner(query=QUERY, token=Token(1, secrets.token_hex(4)), facts=facts)
         return one_run.prepare(sink, pa.record_batch({"value": [str(timeout)]}), run=run)
@@ -96,10 +78,15 @@ def test_a_month_later_it_can_still_be_committed(
     library = find_faketime()
     assert library is not None
     never, hour = witness.create_topic(), witness.create_topic()
-    lasting, bounded = prepare(cluster, never, "never"), prepare(cluster, hour, 3_600_000)
+    lasting, bounded = prepare(never, "never"), prepare(hour, 3_600_000)
     witness.await_state("Ongoing", lasting, bounded)
-    witness.close()  # it opens itself again
-    restart_later(cluster, a_month_s, library, tmp_path, monkeypatch)
+    (node,) = cluster.brokers
+    node.stop()
+    # Its clock is ahead from then on, and this process's, whose libraries are loaded already, is not.
+    for name, value in FakeClock(library, tmp_path / "clock", a_month_s).env().items():
+        if name != "FAKETIME_DONT_FAKE_MONOTONIC":  # see `let_java_start`
+            monkeypatch.setenv(name, value)
+    node.start()
     witness.await_state("CompleteAbort", bounded)
     witness.await_state("Ongoing", lasting)
     with closing(KafkaCommitter({"bootstrap.servers": cluster.bootstrap}, "kafka")) as committer:

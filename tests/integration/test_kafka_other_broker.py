@@ -52,13 +52,6 @@ def test_each_row_is_there_once_whatever_is_refused(
     pytestconfig: pytest.Config,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def kill(job: SmallJob, batch: int, phase: Phase) -> None:
-        """A run that dies at that point if it reaches it."""
-        try:
-            job.kill(batch, phase)
-        except (SparkonceError, AssertionError) as error:
-            log.warning("batch %d, to die while %s: %s", batch, phase.value, error)
-
     def rows(batch: int, slot: int) -> pa.RecordBatch:
         start = (batch * SLOTS + slot) * ROWS
         return pa.record_batch({"value": [str(number) for number in range(start, start + ROWS)]})
@@ -80,7 +73,11 @@ def test_each_row_is_there_once_whatever_is_refused(
         )
         for batch in range(BATCHES):
             if dice.randrange(2):
-                kill(job, batch, dice.choice(killed_at))
+                phase = dice.choice(killed_at)
+                try:  # a run that dies at that point if it reaches it
+                    job.kill(batch, phase)
+                except (SparkonceError, AssertionError) as error:
+                    log.warning("batch %d, to die while %s: %s", batch, phase.value, error)
             run(job, batch)
         refused = kafka.rest()
         log.warning("refused: %s", refused)
@@ -93,15 +90,9 @@ def test_each_row_is_there_once_whatever_is_refused(
 def run(job: SmallJob, batch: int) -> None:
     """Restarts the job until the batch is done. Only refused requests may have stopped it."""
     for start in range(STARTS):
-        if is_through(job, batch, start):
+        try:
+            job.run(batch)
             return
+        except SparkonceError as error:  # noqa: PERF203 - a start takes longer
+            log.warning("batch %d, start %d: %s: %s", batch, start, type(error).__name__, error)
     pytest.fail(f"batch {batch} was not through after {STARTS} starts")
-
-
-def is_through(job: SmallJob, batch: int, start: int) -> bool:
-    try:
-        job.run(batch)
-    except SparkonceError as error:
-        log.warning("batch %d, start %d: %s: %s", batch, start, type(error).__name__, error)
-        return False
-    return True

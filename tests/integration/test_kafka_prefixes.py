@@ -59,14 +59,9 @@ def scene(witness: Witness, tmp_path: Path) -> Scene:
     ],
 )
 def test_the_longest_and_oddest_prefix(scene: Scene, tmp_path: Path, odd: str) -> None:
-    def filled(odd: str) -> str:
-        """Returns a prefix of the maximum length that repeats the given characters, and that nobody else uses."""
-        name = new_name()
-        left = PREFIX_LIMIT_BYTES - len(name)
-        text = odd * (left // len(odd.encode()))
-        return name + text + "x" * (left - len(text.encode()))
-
-    scene.prefix = filled(odd)
+    name = new_name()
+    text = name + odd * ((PREFIX_LIMIT_BYTES - len(name)) // len(odd.encode()))
+    scene.prefix = text + "x" * (PREFIX_LIMIT_BYTES - len(text.encode()))
     assert len(scene.prefix.encode()) == PREFIX_LIMIT_BYTES
     scene.job.run(0)
     scene.job.kill(1, Phase.DECIDING)

@@ -136,29 +136,10 @@ def allow(witness: Witness, user: str, kind: ResourceType, name: str, *operation
         done.result(LIMIT_S)
 
 
-def add_scram_user(witness: Witness, user: str, mechanism: str) -> None:
-    kind = {"SCRAM-SHA-256": ScramMechanism.SCRAM_SHA_256, "SCRAM-SHA-512": ScramMechanism.SCRAM_SHA_512}[mechanism]
-    change = UserScramCredentialUpsertion(user, ScramCredentialInfo(kind, 4096), PASSWORD.encode())
-    for done in witness.admin.alter_user_scram_credentials([change]).values():
-        done.result(LIMIT_S)
-    allow(witness, user, ResourceType.TRANSACTIONAL_ID, "id-", AclOperation.WRITE)
-
-
 def commits(witness: Witness, topic: str, settings: Settings) -> list[Outcome]:
     prepared = witness.prepare(topic)
     with closing(KafkaCommitter(settings, "kafka")) as committer:
         return until_final(committer.commit, [prepared.handle])
-
-
-def test_sasl_plain(witness: Witness, topic: str, sasl: Callable[..., Settings]) -> None:
-    allow(witness, "plain", ResourceType.TRANSACTIONAL_ID, "id-", AclOperation.WRITE)
-    assert commits(witness, topic, sasl("PLAIN", "plain")) == [Outcome.COMMITTED]
-
-
-def test_sasl_scram(witness: Witness, topic: str, sasl: Callable[..., Settings]) -> None:
-    user = new_name("scram")
-    add_scram_user(witness, user, "SCRAM-SHA-512")
-    assert commits(witness, topic, sasl("SCRAM-SHA-512", user)) == [Outcome.COMMITTED]
 
 
 def test_sasl_oauthbearer(witness: Witness, topic: str, sasl: Callable[..., Settings]) -> None:
@@ -183,7 +164,8 @@ def test_credentials_that_are_refused_once_are_tried_again(
     with closing(KafkaCommitter(sasl("SCRAM-SHA-256", user), "kafka", attempt_timeout_s=1.0)) as committer:
         (refused,) = committer.commit([prepared.handle])
         assert refused.outcome is Outcome.RETRY
-        add_scram_user(witness, user, "SCRAM-SHA-256")
+        add_login(witness, user, mechanism=ScramMechanism.SCRAM_SHA_256)
+        allow(witness, user, ResourceType.TRANSACTIONAL_ID, "id-", AclOperation.WRITE)
         assert until_final(committer.commit, [prepared.handle]) == [Outcome.COMMITTED]
 
 
@@ -254,20 +236,14 @@ def test_a_start_asks_a_sources_brokers_as_javas_client_would(
     in_one = {**tls, "ssl.certificate.location": str(one_file), "ssl.key.location": str(one_file)}
     trusts_no_other = {**tls, "ssl.ca.location": str(keys / "broker.pem")}
     user = new_name("scram")
-    add_scram_user(witness, user, "SCRAM-SHA-512")
+    add_login(witness, user)
     allow(witness, user, ResourceType.TOPIC, topic, AclOperation.READ)
     login = sasl("SCRAM-SHA-512", user)
 
-    def asked() -> list[Mapping[str, int]]:
-        return [
-            found.partitions
-            for each in (tls, in_one, trusts_no_other, login)
-            for found in ask_sources([source_of(each, topic)], is_first=True)
-        ]
-
     def known() -> list[Mapping[str, int]] | None:
+        given = [[source_of(each, topic)] for each in (tls, in_one, trusts_no_other, login)]
         try:  # a permission takes effect with a short delay
-            return asked()
+            return [found.partitions for each in given for found in ask_sources(each, is_first=True)]
         except PreflightError as error:
             if "may not be seen by this user" not in str(error):
                 raise
@@ -297,20 +273,14 @@ def test_permissions_are_named(
 ) -> None:
     settings = sasl("PLAIN", "half")
 
+    def attempt() -> Facts | str:
+        try:
+            return check(settings, topic)
+        except PreflightError as error:
+            return str(error)
+
     def refused(message: str) -> None:
-        with pytest.raises(PreflightError, match=message):
-            eventually_refused(message)
-
-    def eventually_refused(message: str) -> None:
-        # A permission takes effect with a short delay.
-        def attempt() -> str:
-            try:
-                check(settings, topic)
-            except PreflightError as error:
-                return str(error)
-            return "accepted"
-
-        raise PreflightError(eventually(attempt, lambda words: message in words))
+        eventually(attempt, lambda told: message in told)  # a permission takes effect with a short delay
 
     refused(f"topic='{topic}' may not be seen")
     allow(witness, "half", ResourceType.TOPIC, topic, AclOperation.READ)
@@ -321,31 +291,15 @@ def test_permissions_are_named(
     refused("prefix='orders'")
     allow(witness, "half", ResourceType.TRANSACTIONAL_ID, "orders", AclOperation.WRITE)
 
-    def facts() -> Facts | None:
-        try:
-            return check(settings, topic)
-        except PreflightError:
-            return None
+    def with_timeout(timeout_ms: str) -> Callable[[Facts | str], bool]:
+        return lambda told: not isinstance(told, str) and told["transaction_timeout_ms"] == timeout_ms
 
     caplog.set_level(logging.WARNING, "sparkonce")
     # The user may not read the broker's limit.
-    assert eventually(facts, lambda found: found is not None)["transaction_timeout_ms"] == "60000"
+    eventually(attempt, with_timeout("60000"))
     assert "transaction.max.timeout.ms" in caplog.text
     allow(witness, "half", ResourceType.BROKER, "kafka-cluster", AclOperation.DESCRIBE_CONFIGS)
-    eventually(facts, lambda found: found is not None and found["transaction_timeout_ms"] == "900000")
-
-
-def test_a_permission_that_is_taken_away_loses_nothing(
-    witness: Witness, topic: str, sasl: Callable[..., Settings]
-) -> None:
-    prepared = witness.prepare(topic, transactional_id=new_name("late"))
-    with closing(KafkaCommitter(sasl("PLAIN", "late"), "kafka")) as committer:
-        for finish in (committer.commit, committer.abort):
-            (refused,) = finish([prepared.handle])
-            assert refused.outcome is Outcome.UNKNOWN
-            assert "TRANSACTIONAL_ID_AUTHORIZATION_FAILED. Nothing is lost yet" in refused.reason
-        allow(witness, "late", ResourceType.TRANSACTIONAL_ID, "late-", AclOperation.WRITE)
-        eventually(lambda: committer.commit([prepared.handle])[0].outcome, lambda one: one is Outcome.COMMITTED)
+    eventually(attempt, with_timeout("900000"))
 
 
 # --- a whole job over TLS with a password, and with only the rights that it needs ------------------------------------
@@ -429,10 +383,10 @@ def _filter(one: AclBinding) -> AclBindingFilter:
     )
 
 
-def add_login(witness: Witness, user: str, password: str = PASSWORD) -> None:
-    change = UserScramCredentialUpsertion(
-        user, ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096), password.encode()
-    )
+def add_login(
+    witness: Witness, user: str, password: str = PASSWORD, mechanism: ScramMechanism = ScramMechanism.SCRAM_SHA_512
+) -> None:
+    change = UserScramCredentialUpsertion(user, ScramCredentialInfo(mechanism, 4096), password.encode())
     for done in witness.admin.alter_user_scram_credentials([change]).values():
         done.result(LIMIT_S)
 
@@ -483,11 +437,7 @@ def test_a_whole_job_with_the_least_rights(
     rights = Rights(witness, cluster, keys, "least")
     rights.give(*rights.least)
     job = rights.job(tmp_path, joined=joined)
-    job.run(0)
-    job.kill(1, Phase.DECIDING)
-    job.run(1)
-    job.kill(2, Phase.FINISHING)
-    job.run(2, 3)
+    job.live()
     assert witness.committed(rights.topic) == expected(4)
     assert rights.group_offset() == 3
     ids = [one for one in list_transactions(cluster.bootstrap) if one.startswith(rights.prefix)]

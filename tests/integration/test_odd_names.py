@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,6 @@ from shared_servers import needs_postgres, new_mariadb
 from small_job import SmallJob
 from sparkonce.errors import ConfigurationError, PreflightError
 from sparkonce.guarantees import Guarantee
-from sparkonce.protocol.state import Phase
 from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.sinks.files.names import values_of
 from sparkonce.sinks.files.sink import FilesSink
@@ -76,11 +76,7 @@ def live(
     if make().guarantee is not Guarantee.EXACTLY_ONCE:  # a kill may duplicate rows
         job.run(0, 1, 2, 3)
         return
-    job.run(0)
-    job.kill(1, Phase.DECIDING, seen)
-    job.run(1)
-    job.kill(2, Phase.FINISHING, seen)
-    job.run(2, 3)
+    job.live(seen)
 
 
 def numbers() -> list[int]:
@@ -208,7 +204,7 @@ def partitioned(batch: int, slot: int) -> pa.RecordBatch:
 
 
 def wanted_partitions() -> list[tuple[int, str | None]]:
-    made = [partitioned(batch, slot).to_pylist() for batch in range(3) for slot in range(2)]
+    made = [partitioned(batch, slot).to_pylist() for batch in range(4) for slot in range(2)]
     return sorted((row["id"], row[COLUMN]) for rows in made for row in rows)
 
 
@@ -224,18 +220,9 @@ def partitions_found(files: dict[str, bytes]) -> list[tuple[int, str | None]]:
     return sorted(found)
 
 
-def crash_and_go_on(checkpoint: Path, make: Callable[[], TwoPhaseCommitSink]) -> None:
-    job = SmallJob(checkpoint, lambda: [make()], partitioned)
-    job.run(0)
-    job.kill(1, Phase.DECIDING)
-    job.run(1)
-    job.kill(2, Phase.FINISHING)
-    job.run(2)
-
-
 def test_values_of_partitions_do_not_lead_out_of_a_folder(tmp_path: Path) -> None:
     root = tmp_path / "inner" / "root"
-    crash_and_go_on(tmp_path / "checkpoint", lambda: FilesSink(str(root), partition_by=[COLUMN]))
+    SmallJob(tmp_path / "checkpoint", lambda: [FilesSink(str(root), partition_by=[COLUMN])], partitioned).live()
     files = {path.relative_to(root).as_posix(): path for path in root.rglob("*.parquet")}
     assert partitions_found({name: path.read_bytes() for name, path in files.items()}) == wanted_partitions()
     assert {path.name for path in tmp_path.iterdir()} == {"inner", "checkpoint"}
@@ -247,7 +234,8 @@ def test_values_of_partitions_do_not_lead_out_of_a_folder(tmp_path: Path) -> Non
 def test_values_of_partitions_do_not_lead_out_of_a_prefix(bucket: Bucket, tmp_path: Path) -> None:
     location = f"s3://{bucket.name}/inner/root"
     options = bucket.server.settings()
-    crash_and_go_on(tmp_path, lambda: FilesSink(location, partition_by=[COLUMN], store_options=options, name="files"))
+    sink = partial(FilesSink, location, partition_by=[COLUMN], store_options=options, name="files")
+    SmallJob(tmp_path, lambda: [sink()], partitioned).live()
     found = {key: content for key, content in bucket.objects("").items() if key.endswith(".parquet")}
     assert all(key.startswith("inner/root/") for key in bucket.objects(""))
     assert partitions_found({key.removeprefix("inner/root/"): one for key, one in found.items()}) == wanted_partitions()

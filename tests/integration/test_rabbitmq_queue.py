@@ -206,15 +206,11 @@ def test_with_tls_in_a_virtual_host_of_its_own(tmp_path: Path) -> None:
 def test_a_message_that_a_quorum_queue_may_soon_drop_is_told_of(
     rabbit: RabbitQueueSystem, drivers: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def _one(channel: Any, queue: str) -> Any:
-        found = channel.basic_get(queue)
-        return found if found[0] is not None else None
-
     queue = rabbit.declare("quorum")
     rabbit.publish(queue, ["m0"])
     with rabbit.channel() as channel:
         for _ in range(10):
-            method, _, _ = eventually(lambda: _one(channel, queue), "it is there again")
+            method = eventually(lambda: channel.basic_get(queue)[0], "it is there again")
             channel.basic_nack(method.delivery_tag)
     driver = drivers(queue)
     eventually(lambda: driver.kept() == ["m0"], "it is kept")

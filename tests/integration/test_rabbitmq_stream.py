@@ -85,22 +85,15 @@ def all_batches(asker: StreamAsker, start: Positions, most: int) -> Iterator[tup
 def test_batches_of_any_limit_read_each_message_once_and_again_the_same(
     rabbit: RabbitStreamSystem, asker: StreamAsker
 ) -> None:
-    def publish_packed(rabbit: RabbitStreamSystem, stream: str, messages: list[bytes]) -> None:
-        """Publishes messages as one compressed batch, and waits until they are there."""
-
-        async def publish() -> None:
-            login = {"username": "guest", "password": "guest"}
-            async with Producer(HOST, rabbit.rabbit.stream_port, **login) as producer:
-                packed = [RawMessage(one) for one in messages]
-                await producer.send_sub_entry(stream, packed, compression_type=CompressionType.Gzip)
-
-        end = end_of(rabbit, stream) + len(messages)
-        asyncio.run(publish())
-        eventually(lambda: end_of(rabbit, stream) == end, "the batch is there")
+    async def publish_packed(*messages: bytes) -> None:
+        async with Producer(HOST, rabbit.rabbit.stream_port, username="guest", password="guest") as producer:  # noqa: S106
+            packed = [RawMessage(one) for one in messages]
+            await producer.send_sub_entry(stream, packed, compression_type=CompressionType.Gzip)
 
     stream = rabbit.client.create()
     rabbit.client.publish(stream, numbered(0, 700), at_once=64)
-    publish_packed(rabbit, stream, numbered(700, 750))
+    asyncio.run(publish_packed(*numbered(700, 750)))
+    eventually(lambda: end_of(rabbit, stream) == 750, "the batch is there")
     rabbit.client.publish(stream, numbered(750, 800), publisher="named")
     for most in (1000, 170, 37):
         found: list[bytes] = []
@@ -143,19 +136,9 @@ def test_a_stored_offset_is_that_of_the_last_message(rabbit: RabbitStreamSystem,
 def test_messages_that_retention_has_deleted_stop_the_reader_by_name(
     rabbit: RabbitStreamSystem, asker: StreamAsker
 ) -> None:
-    def truncated(rabbit: RabbitStreamSystem, stream: str, beyond: int) -> int:
-        """Publishes until retention has deleted messages up to an offset, and returns the first that is left."""
-        asker = StreamAsker(rabbit.settings(), patience_s=30)
-
-        def first() -> int:
-            rabbit.client.publish(stream, numbered(0, 20, size=500), at_once=10)
-            return asker.begin(stream, "earliest")["offset"]
-
-        try:
-            eventually(lambda: first() > beyond, "retention deletes messages")
-            return asker.begin(stream, "earliest")["offset"]
-        finally:
-            asker.close()
+    def first_after_more() -> int:
+        rabbit.client.publish(stream, numbered(0, 20, size=500), at_once=10)
+        return asker.begin(stream, "earliest")["offset"]
 
     # Arguments of a stream that soon forgets its first messages.
     tiny = {"max-length-bytes": 20_000, "stream-max-segment-size-bytes": 5_000}
@@ -164,7 +147,8 @@ def test_messages_that_retention_has_deleted_stop_the_reader_by_name(
     start = plan(asker, {stream: asker.begin(stream, "earliest")}, 25)
     rabbit.client.publish(stream, numbered(40, 80), at_once=10)
     end = plan(asker, start)
-    there = truncated(rabbit, stream, 60)
+    eventually(lambda: first_after_more() > 60, "retention deletes messages")
+    there = asker.begin(stream, "earliest")["offset"]
     (part,) = ranges_of(start, {stream: plan(asker, start)[stream]})
     with pytest.raises(PrepareError) as refused:
         read(rabbit.settings(), part)
@@ -204,13 +188,11 @@ def test_a_stream_that_was_made_again_is_refused(rabbit: RabbitStreamSystem, ask
 
 
 def test_a_query_begins_where_it_is_told(rabbit: RabbitStreamSystem, asker: StreamAsker) -> None:
-    def written(asker: StreamAsker, stream: str) -> datetime:
-        return datetime.fromtimestamp((asker.ends((stream,))[stream]["at"] + 1) / 1000, timezone.utc)
-
     stream = rabbit.client.create()
     empty = rabbit.client.create()
     rabbit.client.publish(stream, numbered(0, 30))
-    eventually(lambda: datetime.now(timezone.utc) > written(asker, stream), "the clock goes on")
+    written_ms = asker.ends((stream,))[stream]["at"]
+    eventually(lambda: time.time() * 1000 > written_ms + 1, "the clock goes on")
     between = datetime.now(timezone.utc)
     rabbit.client.publish(stream, numbered(30, 50))
     late = between + timedelta(days=1)

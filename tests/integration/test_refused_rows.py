@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import closing
-
 import pyarrow as pa
 import pytest
 
-from one_run import finish, outcomes, owner
+from one_run import finish, open_writer, outcomes
 from shared_servers import needs_postgres
 from sparkonce import MySQLSink, PostgresSink
 from sparkonce.errors import OutageError
 from sparkonce.protocol.handles import Handle, Outcome, transaction_fields
-from sparkonce.protocol.ownership import Token
-from sparkonce.sink import Owner, Refused, TwoPhaseCommitSink, WriterContext
+from sparkonce.sink import Refused, TwoPhaseCommitSink
 from sparkonce_lab.systems.mysql import MySQLSystem
 from sparkonce_lab.systems.postgres import PostgresSystem
 
@@ -27,10 +24,9 @@ TABLES = (
 )
 
 
-def offer(sink: TwoPhaseCommitSink, run: Owner) -> tuple[Refused, Handle]:
+def offer(sink: TwoPhaseCommitSink) -> tuple[Refused, Handle]:
     """Offers the rows to the sink, and prepares the accepted ones."""
-    writer = sink.writer(WriterContext(owner=run, batch=0, slot=0, copy="1.0.0"))
-    writer.begin()
+    writer = open_writer(sink)
     told = writer.offer(ROWS)
     rows = ROWS.num_rows - len(told.rows)
     handle = Handle(sink=sink.name, slot=0, rows=rows, transaction=transaction_fields(writer.prepare()))
@@ -48,7 +44,7 @@ def test_postgres_refuses_rows_by_every_rule_of_the_table(postgres: PostgresSyst
     for statement in (*TABLES, *raises):
         postgres.ask(statement)
     sink = PostgresSink(postgres.server.conninfo(), table="t", commit="two_phase")
-    told, handle = offer(sink, owner(sink))
+    told, handle = offer(sink)
     words = {2: "23505", 4: "23502", 5: "23514", 7: "23503", 8: "P0001", 9: "22001"}
     assert list(told.rows) == sorted(words)
     for row, reason in zip(told.rows, told.reasons, strict=True):
@@ -61,7 +57,7 @@ def test_postgres_refuses_rows_by_every_rule_of_the_table(postgres: PostgresSyst
 def test_staging_tables_refuse_rows_by_types_nulls_and_checks(postgres: PostgresSystem) -> None:
     postgres.ask("CREATE TABLE t (number bigint NOT NULL, word varchar(4), CHECK (number <> 4))")
     sink = PostgresSink(postgres.server.conninfo(), table="t")
-    told, handle = offer(sink, owner(sink))
+    told, handle = offer(sink)
     assert list(told.rows) == [4, 5, 9]
     assert outcomes(finish(sink, handle)) == [Outcome.COMMITTED]
     assert sorted(number for (number,) in postgres.ask("SELECT number FROM t")) == [1, 2, 2, 3, 5, 7, 66]
@@ -71,8 +67,7 @@ def test_staging_tables_refuse_rows_by_types_nulls_and_checks(postgres: Postgres
 def test_a_session_that_ends_is_no_refusal(postgres: PostgresSystem) -> None:
     postgres.ask("CREATE TABLE t (number bigint, word varchar(20))")
     sink = PostgresSink(postgres.server.conninfo(), table="t")
-    writer = sink.writer(WriterContext(owner=owner(sink), batch=0, slot=0, copy="1.0.0"))
-    writer.begin()
+    writer = open_writer(sink)
     writer.offer(ROWS)
     ended = "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE state = 'idle in transaction'"
     assert postgres.ask(ended) == [(True,)]
@@ -86,10 +81,8 @@ def test_mariadb_refuses_rows_by_every_rule_of_the_table(mariadb: MySQLSystem) -
         mariadb.ask(f"{statement} ENGINE=InnoDB" if statement.startswith("CREATE") else statement)
     mariadb.ask("ALTER TABLE t ADD CONSTRAINT fk FOREIGN KEY (number) REFERENCES known (number)")
     sink = MySQLSink(mariadb.settings, table="t", commit="two_phase")
-    run = Owner(query="0123456789ab", token=Token(3, "0badcafe"), facts=sink.preflight("0123456789ab", None))
-    told, handle = offer(sink, run)
+    told, handle = offer(sink)
     assert list(told.rows) == [2, 4, 5, 7, 9]
     assert all(told.reasons)
-    with closing(sink.committer()) as committer:
-        assert [one.outcome for one in committer.commit([handle])] == [Outcome.COMMITTED]
+    assert outcomes(finish(sink, handle)) == [Outcome.COMMITTED]
     assert sorted(number for (number,) in mariadb.ask("SELECT number FROM t")) == [1, 2, 3, 5, 7]

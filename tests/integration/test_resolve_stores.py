@@ -59,14 +59,6 @@ def test_both_end_as_the_log_in_the_store_says(
         number = 10 * batch + slot
         return pa.record_batch({"key": pa.array([number], pa.int64()), "value": [str(number)]})
 
-    def die_at(phase: Phase, batch: int) -> None:
-        job.kill(batch, phase)
-        checkpoint.put("metadata", json.dumps({"id": job.query}).encode())
-        for number in range(batch + 1):
-            checkpoint.put(f"offsets/{number}", f'v1\n{{}}\n{{"t": {{"0": {number}}}}}'.encode())
-        for number in range(batch):
-            checkpoint.put(f"commits/{number}", b"v1\n{}")
-
     def command(*words: str) -> Any:
         done = CliRunner().invoke(app, ["transactions", *words, "--config", str(config), "--format", "json"])
         assert done.exit_code == 0, done.output
@@ -84,7 +76,8 @@ def test_both_end_as_the_log_in_the_store_says(
     job = SmallJob(tmp_path / "none", sinks, rows, slots=slots)
     job.files_of_checkpoint = checkpoint
     job.run(0)
-    die_at(Phase.FINISHING, 1)
+    job.kill(1, Phase.FINISHING)
+    job.put_sparks_files(1)
     assert verdicts() == {("out", "commit"), ("cache", "commit")}
     check_visible(1)
     done = command("resolve", checkpoint.location, "--yes")

@@ -87,14 +87,7 @@ class Unit:
 
     def die_at(self, phase: Phase, batch: int) -> None:
         self.job.kill(batch, phase)
-        checkpoint = self.job.checkpoint
-        (checkpoint / "metadata").write_text(json.dumps({"id": self.job.query}))
-        for log in ("offsets", "commits"):
-            (checkpoint / log).mkdir(exist_ok=True)
-        for number in range(batch + 1):
-            (checkpoint / "offsets" / str(number)).write_text(f'v1\n{{}}\n{{"t": {{"0": {number}}}}}')
-        for number in range(batch):
-            (checkpoint / "commits" / str(number)).write_text("v1\n{}")
+        self.job.put_sparks_files(batch)
 
     def command(self, *words: str) -> Any:
         done = CliRunner().invoke(app, ["transactions", *words, "--config", str(self.config), "--format", "json"])

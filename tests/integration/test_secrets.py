@@ -14,7 +14,7 @@ import pytest
 import redis
 from psycopg import sql
 
-from canary import CANARY, check, everything_told, rows, said_of, watch
+from canary import CANARY, check, everything_told, rows, said_of
 from integration.kafka_witness import new_name
 from integration.s3_scene import bucket, s3
 from s3_bucket import Bucket
@@ -112,6 +112,17 @@ def test_a_redis_url_that_cannot_be_read(url: str) -> None:
     assert CANARY not in said_of(raised.value)
 
 
+@pytest.mark.parametrize(
+    "conninfo",
+    [f"postgresql://u:{CANARY}@[", f"passwort={CANARY} host=x", {"passwrd": CANARY, "host": "x"}],
+    ids=["url", "words", "mapping"],
+)
+def test_postgresql_settings_that_cannot_be_read(conninfo: Any) -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        PostgresSink(conninfo, table="t")
+    assert CANARY not in said_of(raised.value)
+
+
 def test_s3(bucket: Bucket, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The server's own key is the secret, since the server has no other."""
     options = bucket.server.settings()
@@ -123,7 +134,7 @@ def test_s3(bucket: Bucket, tmp_path: Path, caplog: pytest.LogCaptureFixture) ->
 
     caplog.set_level(logging.DEBUG)
     told = everything_told(make(), tmp_path)
-    watch(SmallJob(tmp_path, lambda: [make()], rows))
+    SmallJob(tmp_path, lambda: [make()], rows).live()
     for number, changed in enumerate(
         ({"aws_secret_access_key": CANARY}, {"endpoint_url": "http://127.0.0.1:1", "attempts": 1})
     ):

@@ -47,11 +47,7 @@ def new_job(checkpoint: Path, make: Callable[[], TwoPhaseCommitSink]) -> SmallJo
 
 def live(job: SmallJob, orphans: Callable[[], list[Any]]) -> None:
     """Runs a job that writes, is killed before and after a decision, is inspected, sweeps, and commits."""
-    job.run(0)
-    job.kill(1, Phase.DECIDING, lambda: len(orphans()) == 2 or pytest.fail("the command sees other than the 2 slots"))
-    job.run(1)
-    job.kill(2, Phase.FINISHING)
-    job.run(2)
+    job.live(lambda: len(orphans()) == 2 or pytest.fail("the command sees other than the 2 slots"))
     assert orphans() == []
 
 
@@ -98,7 +94,7 @@ def ids(postgres: PostgresSystem) -> list[int]:
 def test_postgresql_with_the_least_rights(postgres: PostgresSystem, tmp_path: Path, mode: str) -> None:
     make = least(postgres, mode)
     live(new_job(tmp_path, make), lambda: list_orphans(postgres.server.conninfo(user="least")))
-    assert (ids(postgres), postgres.prepared(), postgres.stages()) == (wanted(3), [], [])
+    assert (ids(postgres), postgres.prepared(), postgres.stages()) == (wanted(4), [], [])
     if mode == "two_phase":
         postgres.ask("REVOKE CREATE ON SCHEMA markers FROM least")
         job = new_job(tmp_path / "again", make)
@@ -198,7 +194,7 @@ def test_mariadb_with_the_least_rights(mariadb: MySQLSystem, tmp_path: Path, mod
         new_job(tmp_path, make),
         lambda: [one for one in list_mysql_orphans(settings) if one.database == mariadb.database],
     )
-    assert (ids_of_mariadb(mariadb), mariadb.stages(), mariadb.prepared()) == (wanted(3), [], of_others)
+    assert (ids_of_mariadb(mariadb), mariadb.stages(), mariadb.prepared()) == (wanted(4), [], of_others)
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from sparkonce.spark.checkpoints.hadoop import StoreError
 from sparkonce.storage import hdfs
 from sparkonce.storage.files import Landed
 from sparkonce.storage.hdfs import HdfsFiles
+from sparkonce_lab.rig.process import free_port
 
 pytestmark = USES_HDFS
 
@@ -93,12 +94,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("impatient")
 def test_a_port_that_nobody_listens_on() -> None:
-    def unused_port() -> int:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            return int(free.getsockname()[1])
-
-    assert_waited_for(HdfsFiles(f"hdfs://127.0.0.1:{unused_port()}/a"))
+    assert_waited_for(HdfsFiles(f"hdfs://127.0.0.1:{free_port()}/a"))
 
 
 @pytest.mark.usefixtures("impatient")

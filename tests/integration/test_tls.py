@@ -15,13 +15,12 @@ import pymysql
 import pytest
 import redis
 
+from one_run import QUERY, open_writer, owner
 from secured import CLIENT, ELSEWHERE, PASSWORD, SERVER, make_certificate, make_keys
 from shared_servers import needs_postgres, needs_redis
 from small_job import SmallJob
 from sparkonce.errors import PreflightError, PrepareError
-from sparkonce.protocol.ownership import Token
-from sparkonce.protocol.state import Phase
-from sparkonce.sink import Owner, TwoPhaseCommitSink, WriterContext
+from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.sinks.redis.orphans import list_open as list_redis_orphans
 from sparkonce.sinks.redis.sink import RedisSink
 from sparkonce.sinks.sql.mysql.orphans import list_open as list_mysql_orphans
@@ -33,8 +32,6 @@ from sparkonce_lab.rig.servers.mariadb import MariaDBServer
 from sparkonce_lab.rig.servers.postgres import PostgresServer
 from sparkonce_lab.rig.servers.redis import RedisServer
 from sparkonce_lab.systems.mysql import MySQLSystem
-
-QUERY = "0123456789ab"
 
 
 @pytest.fixture(scope="module")
@@ -283,13 +280,8 @@ def cases(names: str, *rows: tuple[Any, ...]) -> pytest.MarkDecorator:
 def test_a_job_is_killed_before_and_after_a_decision_and_goes_on(
     server: Secured, tmp_path: Path, login: str, commit: str
 ) -> None:
-    job = SmallJob(tmp_path, lambda: [server.sink(login, commit)], rows)
-    job.run(0)
-    job.kill(1, Phase.DECIDING)
-    job.run(1)
-    job.kill(2, Phase.FINISHING)
-    job.run(2)
-    assert server.ids() == [100 * batch + 10 * slot for batch in range(3) for slot in range(2)]
+    SmallJob(tmp_path, lambda: [server.sink(login, commit)], rows).live()
+    assert server.ids() == [100 * batch + 10 * slot for batch in range(4) for slot in range(2)]
     assert server.left(login) == []
 
 
@@ -342,21 +334,11 @@ def test_what_a_server_or_its_client_does_not_accept(server: Secured, changed: d
 )
 def test_a_worker_whose_machine_has_other_files_says_so(server: Secured, changed: dict[str, Any], words: str) -> None:
     """The driver's check succeeds."""
-    owner = Owner(query=QUERY, token=Token(1, "00112233"), facts=server.sink().preflight(QUERY, None))
-
-    def write(sink: TwoPhaseCommitSink) -> None:
-        writer = sink.writer(WriterContext(owner=owner, batch=0, slot=0, copy="0.0.0"))
-        try:
-            writer.begin()
-            writer.write(rows(0, 0))
-            writer.abort()
-        finally:
-            writer.close()
-
+    run = owner(server.sink())
     with pytest.raises(PrepareError, match=words) as raised:
-        write(server.sink(**changes(server, changed)))
+        open_writer(server.sink(**changes(server, changed)), rows(0, 0), run=run)
     assert PASSWORD not in f"{raised.value} {raised.value.next_step} {raised.value.details}"
-    write(server.sink())
+    open_writer(server.sink(), rows(0, 0), run=run).abort()
     assert server.ids() == []
 
 

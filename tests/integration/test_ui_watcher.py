@@ -220,30 +220,22 @@ def test_of_two_copies_of_a_query_the_newest_log_counts(scene: PageScene, tmp_pa
 
 
 def test_another_query_in_the_folder_replaces_what_was_shown(scene: PageScene) -> None:
-    def begin_anew(scene: PageScene, batches: int) -> PageScene:
-        shutil.rmtree(scene.path)
-        made = PageScene(scene.path)
-        made.write(many(batches, now_ms()))
-        return made
-
     def shown_batches(one: WatchedCheckpoint) -> list[tuple[str, int]]:
         found = one.newer(0)
         return [(found["runs"][each[1]], each[2]) for each in found["batches"]]
 
-    def open_watched(scene: PageScene, files: LocalFiles | None = None) -> tuple[WatchedCheckpoint, list[int]]:
-        ms = [now_ms()]
-        return WatchedCheckpoint("totals", files or LocalFiles(scene.path), 1, lambda: ms[0], threading.Condition()), ms
-
-    one, ms = open_watched(scene)
+    ms = [now_ms()]
+    one = WatchedCheckpoint("totals", LocalFiles(scene.path), 1, lambda: ms[0], threading.Condition())
     one.poll()
     assert shown_batches(one) == [(scene.run, number) for number in range(5)]
     before = one.newer(0)
-    other = begin_anew(scene, 2)
+    shutil.rmtree(scene.path)
+    other = PageScene(scene.path)
+    other.write(many(2, now_ms()))
     ms[0] += int(READ_AGAIN_S * 1000) + 1000  # its file names are unchanged
     one.poll()
     assert shown_batches(one) == [(other.run, 0), (other.run, 1)]
     assert one.newer(0)["first"] > before["last"]
-    assert (one.last.status is not None and one.last.status.query, one.is_of(short_query(other.query))) == (
-        other.query,
-        True,
-    )
+    assert one.last.status is not None
+    assert one.last.status.query == other.query
+    assert one.is_of(short_query(other.query))

@@ -11,6 +11,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import partial
@@ -23,14 +24,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from one_run import prepare
 from redis_servers import witness
 from shared_servers import redis_server
 from sparkonce import FilesSink, KafkaSink, MySQLSink, PostgresSink, RedisSink, WriteAheadSink
 from sparkonce.errors import SchemaError, SparkonceError
+from sparkonce.protocol.handles import Outcome
 from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.storage.local import LocalFiles
-from sparkonce.testing.hooks import SinkHooks
-from sparkonce.testing.scene import Scene
 from sparkonce.write_ahead import Applies
 from sparkonce_lab.systems.mysql import MySQLSystem
 from sparkonce_lab.systems.postgres import PostgresSystem
@@ -556,21 +557,10 @@ def write(sink: TwoPhaseCommitSink, rows: pa.RecordBatch, checkpoint: Path) -> N
     """Writes a batch of one slot, in two record batches, one of which begins in the middle of its buffers."""
     sink.use_checkpoint(LocalFiles(checkpoint))
     rows = rows.select(list(sink.columns(rows.schema)))
-    scene = Scene(SinkHooks(), sink)
-    writer = scene.new_writer()
-    try:
-        writer.begin()
-        writer.write(rows.slice(0, 2))
-        writer.write(rows.slice(2))
-        handle = scene.handle(writer.prepare(), rows=rows.num_rows)
-        writer.close()
-        scene.commit(handle)
-        scene.committer.conclude(0, [handle])
-    except SparkonceError:
-        writer.abort()
-        raise
-    finally:
-        scene.close()
+    handle = prepare(sink, rows.slice(0, 2), rows.slice(2))
+    with closing(sink.committer()) as committer:
+        assert [one.outcome for one in committer.commit([handle])] == [Outcome.COMMITTED]
+        committer.conclude(0, [handle])
 
 
 @pytest.mark.parametrize("way", WAYS, indirect=True, ids=lambda way: way.__name__)

@@ -8,10 +8,6 @@ import pytest
 from integration.verify_query import PER_BATCH, Query, batches_in, rows_of, started, until, with_batches
 from sparkonce.errors import ConfigurationError, SparkonceError
 from sparkonce_lab.faults import OF_REQUESTS, Fault
-from sparkonce_lab.rig.process import find_program
-from sparkonce_lab.rig.servers.mariadb import MariaDBServer
-from sparkonce_lab.rig.servers.postgres import find_postgres
-from sparkonce_lab.rig.servers.s3 import find_versitygw
 from sparkonce_lab.systems.files import FilesSystem
 from sparkonce_lab.systems.injections import Injectable
 from sparkonce_lab.systems.kafka import KafkaSystem
@@ -30,12 +26,6 @@ MADE: Mapping[str, Callable[[], Injectable]] = {
     "redis": RedisSystem,
     "s3": S3System,
 }
-MISSING = {
-    "postgres": "" if find_postgres() else "PostgreSQL is not installed",
-    "mysql": "" if MariaDBServer.is_installed() else "MariaDB is not installed",
-    "redis": "" if find_program("redis-server") else "redis-server is not installed",
-    "s3": "" if find_versitygw() else "versitygw is not installed",
-}
 
 
 @pytest.fixture(
@@ -44,7 +34,7 @@ MISSING = {
 )
 def system(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Injectable]:
     system = MADE[request.param]()
-    if why := MISSING.get(system.name):
+    if why := system.missing():
         pytest.skip(why)
     with started(system, tmp_path_factory.mktemp("system") / "folder"):
         yield system

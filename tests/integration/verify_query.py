@@ -12,9 +12,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from sparkonce.protocol.handles import Handle, Outcome, transaction_fields
+import one_run
+from sparkonce.protocol.handles import Handle, Outcome
 from sparkonce.protocol.ownership import Token
-from sparkonce.sink import Owner, SinkWriter, WriterContext
+from sparkonce.sink import Owner
 from sparkonce.sinks.kafka.producer_pool import this_worker
 from sparkonce_lab.history import OBSERVED
 from sparkonce_lab.systems.base import VerifiedSystem
@@ -37,32 +38,12 @@ class Query:
         self.committer = self.sink.committer()
         self.handles: dict[int, Handle] = {}
 
-    def open(self, batch: int) -> SinkWriter:
+    def prepare(self, batch: int) -> None:
         rows = rows_of(batch)
         if self.system.name == "kafka":
             lines = [",".join(str(value) for value in row.values()) for row in rows.to_pylist()]
             rows = pa.record_batch({"key": [line.split(",")[1] for line in lines], "value": lines})
-        rows = rows.select(list(self.sink.columns(rows.schema)))
-        writer = self.sink.writer(WriterContext(owner=self.owner, batch=batch, slot=0, copy="1.0.0"))
-        try:
-            writer.begin()
-            writer.write(rows)
-        except BaseException:
-            writer.abort()
-            raise
-        return writer
-
-    def prepare(self, batch: int) -> None:
-        writer = self.open(batch)
-        try:
-            fields = writer.prepare()
-        except BaseException:
-            writer.abort()
-            raise
-        writer.close()
-        self.handles[batch] = Handle(
-            sink=self.sink.name, slot=0, rows=PER_BATCH, transaction=transaction_fields(fields)
-        )
+        self.handles[batch] = one_run.prepare(self.sink, rows, run=self.owner, batch=batch)
 
     def commit(self, batch: int) -> None:
         handle = self.handles.pop(batch)
