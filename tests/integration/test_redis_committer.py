@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -160,13 +161,6 @@ def test_any_reply_of_a_commit_is_lost(query: Query, client: Any, monkeypatch: p
     assert sums(client) == [EACH] * KEYS
 
 
-def test_the_server_forgets_its_scripts(query: Query, client: Any) -> None:
-    handle = query.prepare(rows())
-    client.script_flush()
-    assert query.commit(handle) == [Outcome.COMMITTED]
-    assert sums(client) == [EACH] * KEYS
-
-
 # --- what the server refuses while a batch is applied -----------------------------------------------------------------
 
 
@@ -250,8 +244,8 @@ def test_a_ledger_that_ended_while_no_rows_came_is_not_taken_for_lost_commits(
 ) -> None:
     assert query.commit(query.prepare(rows(1))) == [Outcome.COMMITTED]
     client.delete(query.ledger)
-    clock = time.monotonic
-    monkeypatch.setattr(time, "monotonic", lambda: clock() + idle_s)
+    later = SimpleNamespace(monotonic=lambda: time.monotonic() + idle_s, time_ns=time.time_ns)
+    monkeypatch.setattr(committing, "time", later)
     assert query.commit(query.prepare(rows(1), batch=1)) == [expected]
 
 
