@@ -15,10 +15,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from integration.files_scene import QUERY, Life
+from small_job import SmallJob
 from sparkonce.errors import CorruptRecordError, PreflightError, PrepareError, UnknownOutcomeError
 from sparkonce.files import read_manifests
 from sparkonce.protocol.handles import Finished, Handle, Outcome
 from sparkonce.protocol.ownership import Token
+from sparkonce.protocol.state import Phase
 from sparkonce.sinks.files import committer as committer_module
 from sparkonce.sinks.files import local, manifests
 from sparkonce.sinks.files.sink import FilesSink
@@ -37,9 +39,12 @@ def killed(*_: object, **__: object) -> None:
     raise KilledError
 
 
+def published(root: Path) -> list[Path]:
+    return sorted(root.rglob("*.parquet"))
+
+
 def rows(root: Path) -> list[int]:
-    found = [one for path in root.rglob("*.parquet") for one in pq.ParquetFile(path).read().column("x").to_pylist()]
-    return sorted(found)
+    return sorted(one for path in published(root) for one in pq.ParquetFile(path).read().column("x").to_pylist())
 
 
 def held(root: Path) -> list[Path]:
@@ -355,51 +360,6 @@ def test_a_damaged_manifest_is_said_to_be(tmp_path: Path) -> None:
 # --- killed ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("partition_by", [(), ("p",)])
-@pytest.mark.parametrize(
-    ("owner", "call", "published"),
-    [(os, "link", False), (local, "sync_folder", True), (Path, "unlink", True)],
-    ids=["before the link", "after the link", "after the fsync"],
-)
-def test_killed_while_publishing(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    owner: object,
-    call: str,
-    published: bool,
-    partition_by: tuple[str, ...],
-) -> None:
-    root = tmp_path / "out"
-    life = Life(FilesSink(root, partition_by=partition_by))
-    handle = life.prepare(PARTS)
-    with monkeypatch.context() as patch:
-        patch.setattr(owner, call, killed)
-        with pytest.raises(KilledError):
-            life.commit(handle)
-    assert held(root), "the held name is removed last"
-    assert rows(root) == ([1, 2, 3] if published else [])
-    for expected in ({Outcome.COMMITTED, Outcome.ALREADY_COMMITTED}, {Outcome.ALREADY_COMMITTED}):
-        (answer,) = FilesSink(root, partition_by=partition_by).committer().commit([handle])
-        assert answer.outcome in expected
-        assert rows(root) == [1, 2, 3]
-        assert held(root) == []
-
-
-def test_killed_while_discarding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    life = Life(FilesSink(tmp_path / "out"))
-    handles = life.prepare(ONE), life.prepare(ONE, slot=1)
-    for handle in handles:
-        with monkeypatch.context() as patch:
-            patch.setattr(Path, "unlink", killed)
-            with pytest.raises(KilledError):
-                life.committer.abort([handle])
-    assert life.commit(handles[0]) == [Outcome.LOST], "it can no longer be published"
-    (lingering,) = life.committer.list_lingering([life.owner])
-    assert lingering.slot == 1, "nothing is left of the file that was reported lost"
-    assert [one.outcome for one in life.committer.abort([lingering])] == [Outcome.ABORTED]
-    assert held(tmp_path / "out") == []
-
-
 def test_killed_while_merging_manifests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     life = Life(FilesSink(tmp_path / "out"))
     for batch in range(5):
@@ -636,3 +596,120 @@ def test_a_folder_that_is_gone_is_not_called_a_full_disk(tmp_path: Path) -> None
     assert told.value.next_step.startswith(
         "Find out what happened to the folder: it was deleted or moved, or its disk is not"
     )
+
+
+# --- prepared files that are changed before the commit, by somebody or by a disk ------------------------------------
+
+
+def truncate(path: Path) -> None:
+    os.truncate(path, 10)
+
+
+def grow(path: Path) -> None:
+    with path.open("ab") as file:
+        file.write(b"PAR1")
+
+
+def fill_with_zeros(path: Path) -> None:
+    """Simulates a file system whose journal knew the file's size, but whose disk lost the blocks."""
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+@pytest.mark.parametrize("partition_by", [(), ("p",)])
+@pytest.mark.parametrize("damage", [truncate, grow, fill_with_zeros])
+def test_a_damaged_file_is_not_published_but_lost(
+    tmp_path: Path, damage: Callable[[Path], None], partition_by: tuple[str, ...]
+) -> None:
+    root = tmp_path / "out"
+    life = Life(FilesSink(root, partition_by=partition_by))
+    handle, other = life.prepare(PARTS), life.prepare(PARTS, slot=1)
+    damage(next(path for path in held(root) if str(handle["name"]) in path.name))
+    lost, committed = life.committer.commit([handle, other])
+    assert (lost.outcome, committed.outcome) == (Outcome.LOST, Outcome.COMMITTED)
+    assert "not as it was written" in lost.reason
+    assert rows(root) == [1, 2, 3], "the other slot's"
+    assert held(root) == [], "nobody can publish what is left"
+    assert life.commit(handle) == [Outcome.LOST]
+
+
+@pytest.mark.parametrize("partition_by", [(), ("p",)])
+def test_a_file_that_is_damaged_and_published_is_not_called_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, partition_by: tuple[str, ...]
+) -> None:
+    """Readers may have read it when it was whole. It has both names, as after a kill."""
+
+    root = tmp_path / "out"
+    life = Life(FilesSink(root, partition_by=partition_by))
+    handle = life.prepare(PARTS)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", killed)
+        with pytest.raises(KilledError):
+            life.commit(handle)
+    for path in held(root):
+        truncate(path)
+    assert life.commit(handle) == [Outcome.UNKNOWN]
+    assert len(held(root)) == len(published(root)) == (3 if partition_by else 1), "nothing is deleted"
+    for path in published(root):
+        path.unlink()
+    assert life.commit(handle) == [Outcome.LOST], "its files were moved away, as the page says"
+
+
+@pytest.mark.parametrize("partition_by", [(), ("p",)])
+def test_a_copy_that_is_damaged_beside_the_published_file_is_taken_away(
+    tmp_path: Path, partition_by: tuple[str, ...]
+) -> None:
+    root = tmp_path / "out"
+    life = Life(FilesSink(root, partition_by=partition_by))
+    handle = life.prepare(PARTS)
+    names = [path.name for path in held(root)]
+    assert life.commit(handle) == [Outcome.COMMITTED]
+    for name in names:
+        (root / ".sparkonce" / "held" / name).write_bytes(b"of a backup")
+    assert life.commit(handle) == [Outcome.ALREADY_COMMITTED]
+    assert held(root) == []
+    assert rows(root) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("slots_damaged", [1, 2])
+def test_the_rows_of_a_damaged_file_are_written_again(tmp_path: Path, slots_damaged: int) -> None:
+    root = tmp_path / "out"
+
+    def batch(number: int, slot: int) -> pa.RecordBatch:
+        return pa.record_batch({"x": [100 * number + 10 * slot + one for one in range(3)]})
+
+    def damage() -> None:
+        assert len(held(root)) == 2
+        for path in held(root)[:slots_damaged]:
+            truncate(path)
+
+    job = SmallJob(tmp_path / "checkpoint", lambda: [FilesSink(root)], batch)
+    job.run(0)
+    job.kill(1, Phase.FINISHING, damage)
+    assert rows(root) == [0, 1, 2, 10, 11, 12]
+    job.run(1, 2)
+    assert rows(root) == sorted(
+        one for number in range(3) for slot in range(2) for one in batch(number, slot)["x"].to_pylist()
+    )
+    assert [one.rows for one in read_manifests(root)] == [6, 6, 6]
+    assert held(root) == []
+
+
+def test_a_driver_that_is_about_to_publish_what_another_calls_lost_publishes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One driver has checked a file that is damaged afterwards; a newer driver writes its rows again."""
+    root = tmp_path / "out"
+    sleeper, newer = Life(FilesSink(root)), Life(FilesSink(root))
+    handle = sleeper.prepare(PARTS)
+    link = os.link
+
+    def sleep_first(*arguments: Any) -> None:
+        monkeypatch.setattr(os, "link", link)
+        truncate(held(root)[0])
+        assert newer.commit(handle) == [Outcome.LOST]
+        newer.run_batch(PARTS)
+        link(*arguments)
+
+    monkeypatch.setattr(os, "link", sleep_first)
+    assert sleeper.commit(handle) == [Outcome.LOST]
+    assert rows(root) == [1, 2, 3]

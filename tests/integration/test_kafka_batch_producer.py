@@ -1,10 +1,14 @@
-"""What a broker receives if rows go to librdkafka in batches, and what the producer reports."""
+"""Rows that go to librdkafka in batches: what a broker receives, what is reported, and how long memory is kept."""
 
 from __future__ import annotations
 
+import gc
 import secrets
+import subprocess
+import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import pyarrow as pa
@@ -12,15 +16,89 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from eventually import eventually
-from integration.producer_scene import WAIT_S, Kafka, code, deliver, new_name, values, with_broker_to_kill
-from shared_servers import KILLS_BROKER
+from integration.kafka_witness import new_name
+from shared_servers import KILLS_BROKER, broker_to_kill
+from sparkonce.sinks.kafka.batch_producer import BatchProducer
 from sparkonce.sinks.kafka.settings import DEFAULTS
-from sparkonce_lab.kafka import describe_transactions, read_committed, read_uncommitted
+from sparkonce_lab.kafka import create_topic, describe_transactions, read_committed, read_uncommitted
 from sparkonce_lab.rig.kafka import Cluster
 
 pytestmark = pytest.mark.kafka
 
+WAIT_S = 30.0
 TEXTS = ["out of the slice", "a", None, "", "é", "x" * 300, None, "", "z", "also out"]
+
+
+class Told:
+    """Records what a producer reports."""
+
+    def __init__(self) -> None:
+        self.acknowledged = 0
+        self.refused: list[tuple[int, str, int, int]] = []
+        self.identities: list[tuple[int, int]] = []
+
+    def on_acknowledged(self, rows: int) -> None:
+        self.acknowledged += rows
+
+    def on_refused(self, error: KafkaError, topic: str, partition: int, size: int) -> None:
+        self.refused.append((error.code(), topic, partition, size))
+
+    def on_error(self, error: KafkaError) -> None: ...
+
+    def on_stats(self, text: str) -> None: ...
+
+    def on_identity(self, producer_id: int, epoch: int) -> None:
+        self.identities.append((producer_id, epoch))
+
+
+class Kafka:
+    """Makes producers for one broker, and closes them."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self.bootstrap = bootstrap
+        self.told = Told()
+        self.producers: list[BatchProducer] = []
+        self._made = ExitStack()
+
+    def producer(self, **settings: Any) -> BatchProducer:
+        named = {name.replace("_", "."): value for name, value in settings.items()}
+        producer = BatchProducer({**DEFAULTS, "bootstrap.servers": self.bootstrap, **named}, self.told)
+        self._made.callback(end, producer)
+        self.producers.append(producer)
+        return producer
+
+    def begun(self, name: str, **settings: Any) -> BatchProducer:
+        """A producer with an open transaction of this name."""
+        producer = self.producer(transactional_id=name, **settings)
+        producer.init_transactions(WAIT_S)
+        producer.begin_transaction()
+        return producer
+
+    def topic(self, partitions: int = 1) -> str:
+        name = new_name()
+        create_topic(self.bootstrap, name, partitions)
+        return name
+
+    def state(self, name: str) -> str:
+        return describe_transactions(self.bootstrap, [name])[name].state
+
+    def close(self) -> None:
+        self._made.close()
+
+
+def end(producer: BatchProducer) -> None:
+    with suppress(RuntimeError):
+        producer.destroy()
+
+
+def deliver(producer: BatchProducer) -> None:
+    producer.flush(WAIT_S)
+    eventually(lambda: producer.poll(0) or not len(producer), "nothing waits", limit_s=WAIT_S)
+
+
+def values(*texts: str, partition: list[int | None] | None = None) -> pa.RecordBatch:
+    columns: dict[str, Any] = {"value": list(texts)}
+    return pa.record_batch(columns if partition is None else {**columns, "partition": pa.array(partition, pa.int32())})
 
 
 @pytest.fixture
@@ -32,8 +110,11 @@ def kafka(broker: Cluster) -> Iterator[Kafka]:
 
 @pytest.fixture
 def fragile() -> Iterator[tuple[Kafka, Cluster]]:
-    with with_broker_to_kill() as made:
-        yield made
+    cluster = broker_to_kill()
+    scene = Kafka(cluster.bootstrap)
+    yield scene, cluster
+    cluster.brokers[0].resume()
+    scene.close()
 
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.binary(), pa.large_binary()], ids=str)
@@ -121,83 +202,6 @@ def test_keys_go_where_confluent_kafkas_producer_puts_them(kafka: Kafka, partiti
     assert len(set(found.values())) > 5
 
 
-def test_a_partition_that_is_not_there_is_refused_at_once_where_the_topic_is_known(kafka: Kafka) -> None:
-    topic, producer = kafka.topic(partitions=2), kafka.producer()
-    producer.list_topics(topic, WAIT_S)
-    with pytest.raises(KafkaException) as raised:
-        producer.produce(topic, values("there", "nowhere", partition=[1, 7]))
-    assert code(raised) == KafkaError._UNKNOWN_PARTITION
-    deliver(producer)
-    assert (kafka.told.acknowledged, kafka.told.refused) == (1, [])
-
-
-@KILLS_BROKER
-def test_a_partition_that_is_not_there_is_told_once_the_topic_is_known(fragile: tuple[Kafka, Cluster]) -> None:
-    """The broker is silent while the rows are produced: librdkafka cannot know the topic yet."""
-    kafka, cluster = fragile
-    topic, producer = kafka.topic(partitions=2), kafka.producer()
-    cluster.brokers[0].pause()
-    producer.produce(topic, values("there", "nowhere", partition=[1, 7]))
-    producer.flush(0.2)
-    assert (len(producer), kafka.told.acknowledged) == (2, 0)
-    cluster.brokers[0].resume()
-    deliver(producer)
-    assert kafka.told.acknowledged == 1
-    assert kafka.told.refused == [(KafkaError._UNKNOWN_PARTITION, topic, 7, len("nowhere"))]
-
-
-def test_a_topic_that_is_not_there_is_told(kafka: Kafka) -> None:
-    topic, producer = new_name(), kafka.producer(topic_metadata_propagation_max_ms=200)
-    producer.produce(topic, values("a", "bc"))
-    deliver(producer)
-    assert kafka.told.acknowledged == 0
-    assert [size for _, name, _, size in kafka.told.refused if name == topic] == [1, 2]
-
-
-def test_a_row_too_large_for_the_client_is_refused_and_others_arrive(kafka: Kafka) -> None:
-    topic, producer = kafka.topic(), kafka.producer(message_max_bytes=2_000)
-    with pytest.raises(KafkaException) as raised:
-        producer.produce(topic, values("fits", "x" * 3_000, "fits too"))
-    assert code(raised) == KafkaError.MSG_SIZE_TOO_LARGE
-    deliver(producer)
-    assert (kafka.told.acknowledged, kafka.told.refused) == (2, [])
-
-
-def test_a_row_too_large_for_the_broker_is_told_with_its_topic_partition_and_size(kafka: Kafka) -> None:
-    small, large = kafka.topic(partitions=2, config={"max.message.bytes": "5000"}), kafka.topic()
-    producer = kafka.producer()
-    producer.produce(large, values("taken", "x" * 10_000))
-    refused = {"key": ["key"], "value": ["x" * 10_000], "partition": pa.array([1], pa.int32())}
-    producer.produce(small, pa.record_batch(refused))
-    deliver(producer)
-    assert kafka.told.acknowledged == 2
-    assert kafka.told.refused == [(KafkaError.MSG_SIZE_TOO_LARGE, small, 1, 10_003)]
-
-
-def test_a_full_queue_raises_what_confluent_kafka_raises(kafka: Kafka) -> None:
-    topic, producer = kafka.topic(), kafka.producer(queue_buffering_max_messages=10)
-    with pytest.raises(BufferError):
-        producer.produce(topic, values(*"abcdefghijkl"))
-    deliver(producer)
-    assert kafka.told.acknowledged == 10
-
-
-def test_a_fenced_producer_raises_its_fatal_error(kafka: Kafka) -> None:
-    topic, name = kafka.topic(), new_name()
-    producer = kafka.begun(name)
-    producer.produce(topic, values("before"))
-    deliver(producer)
-    kafka.begun(name)
-    producer.produce(topic, values("after"))
-    with pytest.raises(KafkaException) as raised:
-        eventually(lambda: producer.poll(0.1), "it is fenced", limit_s=WAIT_S)
-    assert code(raised) == KafkaError._FENCED
-    assert raised.value.args[0].fatal()
-    assert kafka.told.acknowledged == 1
-    with pytest.raises(KafkaException):
-        producer.begin_transaction()
-
-
 def test_an_abort_drops_the_queued_rows_and_tells_of_them(kafka: Kafka) -> None:
     topic, name = kafka.topic(), new_name()
     producer = kafka.begun(name, linger_ms=30_000)
@@ -213,30 +217,10 @@ def test_an_abort_drops_the_queued_rows_and_tells_of_them(kafka: Kafka) -> None:
     assert [record.value for record in read_uncommitted(kafka.bootstrap, topic)] == [b"sent"]
 
 
-def test_purged_rows_are_told(kafka: Kafka) -> None:
-    topic, producer = kafka.topic(), kafka.producer(linger_ms=30_000)
-    producer.produce(topic, values("queued", "too"))
-    producer.purge()
-    deliver(producer)
-    assert kafka.told.acknowledged == 0
-    assert sorted(size for *_, size in kafka.told.refused) == [3, 6]
-    assert read_uncommitted(kafka.bootstrap, topic) == []
-
-
-def test_the_end_of_a_producer_leaves_its_transaction_open(kafka: Kafka) -> None:
-    topic, name = kafka.topic(), new_name()
-    producer = kafka.begun(name)
-    producer.produce(topic, values("a"))
-    deliver(producer)
-    producer.destroy()
-    assert kafka.state(name) == "Ongoing"
-    assert [record.value for record in read_uncommitted(kafka.bootstrap, topic)] == [b"a"]
-
-
 def test_an_abort_without_a_transaction_raises(kafka: Kafka) -> None:
     with pytest.raises(KafkaException) as raised:
         kafka.producer(transactional_id=new_name()).abort_transaction(WAIT_S)
-    assert code(raised) == KafkaError._STATE
+    assert raised.value.args[0].code() == KafkaError._STATE
 
 
 def test_the_broker_knows_the_producer_id_and_epoch_that_are_told(kafka: Kafka) -> None:
@@ -261,8 +245,134 @@ def test_an_abort_gives_up_where_the_broker_does_not_answer_and_can_be_resumed(f
     producer.produce(topic, values("queued"))
     with pytest.raises(KafkaException) as raised:
         producer.abort_transaction(0.2)
-    assert code(raised) == KafkaError._TIMED_OUT
+    assert raised.value.args[0].code() == KafkaError._TIMED_OUT
     cluster.brokers[0].resume()
     producer.abort_transaction(WAIT_S)
     eventually(lambda: kafka.state(name) == "CompleteAbort", "it is aborted", limit_s=WAIT_S)
     assert read_committed(kafka.bootstrap, topic) == []
+
+
+# --- Arrow's memory, from which librdkafka reads rows -----------------------------------------------------------------
+
+
+def lent(producer: BatchProducer, topic: str, letter: str) -> int:
+    """Produces a thousand rows of 1,000 bytes and drops its references.
+
+    Returns the number of Arrow bytes still kept.
+    """
+    gc.collect()
+    before = pa.total_allocated_bytes()
+    producer.produce(topic, values(*[letter * 1_000] * 1_000, partition=[0] * 1_000))
+    gc.collect()
+    return pa.total_allocated_bytes() - before
+
+
+def test_rows_are_read_from_arrow_s_memory_which_is_kept_until_they_have_arrived(kafka: Kafka) -> None:
+    topic, producer = kafka.topic(), kafka.producer(linger_ms=30_000)
+    assert (kept := lent(producer, topic, "a")) >= 1_000_000
+    others = [values(*["z" * 1_000] * 1_000) for _ in range(5)]  # would reuse freed memory
+    before = pa.total_allocated_bytes()
+    deliver(producer)
+    assert before - pa.total_allocated_bytes() == kept
+    assert {record.value for record in read_committed(kafka.bootstrap, topic)} == {b"a" * 1_000}
+    assert len(others) == 5
+
+
+def test_rows_whose_partition_librdkafka_chooses_are_copied(kafka: Kafka) -> None:
+    topic, producer = kafka.topic(partitions=2), kafka.producer(linger_ms=30_000, partitioner="consistent")
+    assert (kept := lent(producer, topic, "a")) >= 1_000_000
+    producer.produce(topic, pa.record_batch({"key": ["k", "k"], "value": ["b", "c"]}))
+    assert lent(producer, topic, "d") == 0, "from now on all are copied: rows of a partition may pass each other"
+    before = pa.total_allocated_bytes()
+    deliver(producer)
+    assert pa.total_allocated_bytes() == before, "what was lent before is kept"
+    producer.destroy()
+    assert before - pa.total_allocated_bytes() == kept
+    assert len(read_committed(kafka.bootstrap, topic)) == 2_002
+
+
+@pytest.mark.parametrize("value", ["f", False])
+def test_a_producer_that_is_not_idempotent_copies_its_rows(kafka: Kafka, value: object) -> None:
+    topic, producer = kafka.topic(), kafka.producer(linger_ms=30_000, enable_idempotence=value)
+    assert lent(producer, topic, "a") == 0
+    deliver(producer)
+
+
+@pytest.mark.slow
+def test_another_task_lends_again_after_rows_that_librdkafka_chose_for(kafka: Kafka) -> None:
+    topic, producer = kafka.topic(), kafka.producer(linger_ms=30_000, partitioner="consistent")
+    producer.produce(topic, values("a"))
+    assert lent(producer, topic, "b") == 0
+    producer.begin_anew()
+    assert lent(producer, topic, "c") == 0, "rows are in flight, of which nothing is known"
+    deliver(producer)
+    producer.begin_anew()
+    assert lent(producer, topic, "d") >= 1_000_000
+
+
+def test_borrowed_buffers_are_used_by_one_thread_at_a_time(kafka: Kafka) -> None:
+    """The worker's background thread polls while a task produces."""
+    topic, producer = kafka.topic(), kafka.producer()
+    seen: dict[str, bool] = {}
+
+    class Watched:
+        def __init__(self, buffers: Any) -> None:
+            self._borrowed = buffers
+
+        def __getattr__(self, name: str) -> Any:
+            if name in {"room_for", "borrow", "give_back", "renew"}:
+                seen[name] = seen.get(name, True) and producer._polling.locked()
+            return getattr(self._borrowed, name)
+
+    buffers, producer._borrowed = producer._borrowed, Watched(producer._borrowed)  # type: ignore[assignment]
+    producer.produce(topic, values("a"))
+    deliver(producer)
+    producer.begin_anew()
+    producer._borrowed = buffers
+    assert seen == {"room_for": True, "borrow": True, "give_back": True, "renew": True}
+
+
+def test_memory_of_a_row_that_fails_is_kept_until_the_producer_has_ended(kafka: Kafka) -> None:
+    topic, producer = kafka.topic(), kafka.producer(linger_ms=30_000)
+    assert (kept := lent(producer, topic, "a")) >= 1_000_000
+    producer.purge()
+    deliver(producer)
+    before = pa.total_allocated_bytes()
+    producer.destroy()
+    assert before - pa.total_allocated_bytes() == kept
+
+
+def test_memory_outlives_a_producer_that_nobody_ends() -> None:
+    """Its threads continue to read."""
+    script = """
+import gc, pyarrow as pa
+from sparkonce.sinks.kafka.batch_producer import BatchProducer
+producer = BatchProducer({"bootstrap.servers": "127.0.0.1:1", "enable.idempotence": True}, None)
+producer.produce("topic", pa.record_batch({"value": ["x" * 1_000] * 1_000, "partition": pa.array([0] * 1_000)}))
+del producer
+gc.collect()
+print(pa.total_allocated_bytes())
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=WAIT_S, check=True)
+    assert int(done.stdout) >= 1_000_000
+
+
+@pytest.mark.slow
+@KILLS_BROKER
+def test_rows_whose_request_gets_no_answer_are_sent_again_from_the_same_memory(fragile: tuple[Kafka, Cluster]) -> None:
+    """This includes rows above 64 KB, which librdkafka does not copy into its requests."""
+    kafka, cluster = fragile
+    topic, producer = kafka.topic(), kafka.producer(socket_timeout_ms=1_000)
+    producer.produce(topic, values("before"))
+    deliver(producer)
+    cluster.brokers[0].pause()
+    sizes = [10, 100_000, 10, 70_000] * 5
+    producer.produce(topic, values(*["a" * size for size in sizes], partition=[0] * len(sizes)))
+    others = []
+    while len(others) < 60:  # longer than the request timeout, while freed memory is overwritten with other letters
+        producer.flush(0.05)
+        others.append(values(*["z" * size for size in sizes]))
+    cluster.brokers[0].resume()
+    deliver(producer)
+    found = [record.value for record in read_committed(kafka.bootstrap, topic)]
+    assert found == [b"before", *(b"a" * size for size in sizes)]

@@ -41,18 +41,6 @@ def outcomes(finished: Sequence[Finished]) -> list[Outcome]:
     return [one.outcome for one in finished]
 
 
-def test_a_commit_after_a_newer_initialisation_is_lost(witness: Witness, topic: str, committer: KafkaCommitter) -> None:
-    older = witness.prepare(topic, "old")
-    newer = witness.prepare(topic, "new", transactional_id=str(older.handle["transactional_id"]))
-    (lost,) = committer.commit([older.handle])
-    assert lost.outcome is Outcome.LOST
-    assert "PRODUCER_FENCED" in lost.reason
-    assert outcomes(committer.abort([older.handle])) == [Outcome.ABORTED]
-    assert outcomes(committer.commit([newer.handle])) == [Outcome.COMMITTED]
-    witness.await_state("CompleteCommit", newer.handle)
-    assert witness.committed(topic) == ["new"]
-
-
 def test_a_commit_after_the_broker_timed_it_out_is_lost(
     witness: Witness, topic: str, committer: KafkaCommitter
 ) -> None:
@@ -108,44 +96,10 @@ def test_an_unreachable_broker_is_no_answer() -> None:
         assert finished.outcome is Outcome.RETRY
         assert NOBODY in finished.reason
     owner = Owner(query=QUERY, token=Token(1, "0" * 8), facts={"prefix": "p"})
-    with pytest.raises(UnknownOutcomeError, match="did not report which transactions there are"):
-        committer.list_lingering([owner])
+    for ask in (lambda: committer.list_lingering([owner]), lambda: committer.list_traces(QUERY, owner.facts)):
+        with pytest.raises(UnknownOutcomeError, match="did not report which transactions there are"):
+            ask()
     committer.close()
-
-
-def test_a_sweep_finds_its_own_transactions_only(witness: Witness, topic: str, committer: KafkaCommitter) -> None:
-    prefix = new_name("orders")
-    own, other = Token(3, "0badcafe"), Token(4, "0badcafe")
-    first = TransactionalId(prefix=prefix, query=QUERY, token=own, worker="a" * 12, lane=0)
-    names = {
-        "own": str(first),
-        "own, finished": str(TransactionalId(prefix=prefix, query=QUERY, token=own, worker="a" * 12, lane=1)),
-        "longer prefix": str(TransactionalId(prefix=f"{prefix}-eu", query=QUERY, token=own, worker="a" * 12, lane=0)),
-        "nested prefix": f"{first}.{first}",
-        "other query": str(TransactionalId(prefix=prefix, query="f" * 12, token=own, worker="a" * 12, lane=0)),
-        "newer token": str(TransactionalId(prefix=prefix, query=QUERY, token=other, worker="a" * 12, lane=0)),
-        "other nonce": str(
-            TransactionalId(prefix=prefix, query=QUERY, token=Token(3, "f" * 8), worker="a" * 12, lane=0)
-        ),
-        "not ours": f"{prefix}.spark",
-    }
-    prepared = {what: witness.prepare(topic, what, transactional_id=name) for what, name in names.items()}
-    assert outcomes(committer.commit([prepared["own, finished"].handle])) == [Outcome.COMMITTED]
-    witness.await_state("CompleteCommit", prepared["own, finished"].handle)
-    owners = [
-        Owner(query=QUERY, token=own, facts={"prefix": prefix}),
-        Owner(query=QUERY, token=other, facts={"prefix": f"{prefix}-old"}),
-        Owner(query=QUERY, token=other, facts={}),
-    ]
-    lingering = committer.list_lingering(owners)
-    assert [dict(handle.transaction) for handle in lingering] == [dict(prepared["own"].handle.transaction)]
-    assert lingering[0].opened_ms > 0
-    assert until_final(committer.abort, lingering) == [Outcome.ABORTED]
-    witness.await_state("CompleteAbort", prepared["own"].handle)
-    assert committer.list_lingering(owners) == []
-    left = [one.handle for what, one in prepared.items() if not what.startswith("own")]
-    assert witness.state(*left) == {"Ongoing"}
-    assert set(until_final(committer.commit, left)) == {Outcome.COMMITTED}
 
 
 def test_traces_are_the_commits_of_exactly_this_query(witness: Witness, topic: str, committer: KafkaCommitter) -> None:
@@ -181,14 +135,6 @@ def test_traces_are_the_commits_of_exactly_this_query(witness: Witness, topic: s
     assert until_final(committer.commit, [again.handle]) == [Outcome.COMMITTED]
     assert {trace.committed for trace in committer.list_traces(QUERY, facts)} == {*wanted, again.handle.transaction}
     assert committer.list_traces(QUERY, {}) == ()
-
-
-def test_traces_of_a_cluster_that_does_not_answer_are_unknown() -> None:
-    with (
-        closing(KafkaCommitter({"bootstrap.servers": NOBODY}, "kafka", attempt_timeout_s=0.3)) as committer,
-        pytest.raises(UnknownOutcomeError, match="which transactions there are"),
-    ):
-        committer.list_traces(QUERY, {"prefix": "orders"})
 
 
 def test_a_network_thread_that_has_died_is_replaced(

@@ -101,10 +101,6 @@ def test_a_timeout_beyond_the_brokers_names_both_settings_and_values(check: Chec
         check({"transaction.timeout.ms": FIFTEEN_MINUTES_MS + 1})
 
 
-def test_the_longest_prefix(check: Check) -> None:
-    assert check(prefix="é" * 90)["prefix"] == "é" * 90
-
-
 @pytest.mark.parametrize(
     ("settings", "timeout_ms", "words"),
     [

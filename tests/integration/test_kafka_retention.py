@@ -19,14 +19,12 @@ from confluent_kafka.admin import OffsetSpec
 from eventually import eventually
 from integration.kafka_witness import LIMIT_S, Witness, new_name
 from small_job import SmallJob
-from sparkonce.errors import TransactionLostError
 from sparkonce.log import DecisionLog
 from sparkonce.protocol.codec import decode_record
 from sparkonce.protocol.state import Phase
 from sparkonce.protocol.view import Void
 from sparkonce.sinks.kafka import committer
 from sparkonce.sinks.kafka.committer import KafkaCommitter, transaction_of
-from sparkonce.sinks.kafka.outcomes import BrokerAnswer
 from sparkonce.sinks.kafka.sink import KafkaSink
 from sparkonce.storage.local import LocalFiles
 from sparkonce_lab.kafka import read_committed
@@ -43,7 +41,6 @@ class Job:
     def __init__(self, folder: Path, bootstrap: str, witness: Witness, **config: str) -> None:
         self.bootstrap, self.witness = bootstrap, witness
         self.topic = witness.create_topic(SLOTS, **config)
-        self.salt = 0
         prefix = new_name("job")
         self.job = SmallJob(
             folder / "checkpoint",
@@ -53,12 +50,11 @@ class Job:
         )
 
     def _rows(self, batch: int, slot: int) -> pa.RecordBatch:
-        values = [f"{batch}-{slot}-{number}-{self.salt}" for number in range(4)]
+        values = [f"{batch}-{slot}-{number}" for number in range(4)]
         return pa.record_batch({"value": values, "partition": pa.array([slot] * 4, pa.int32())})
 
     def seen(self) -> Counter[str]:
-        found = read_committed(self.bootstrap, self.topic)
-        return Counter((record.value or b"").decode().rpartition("-")[0] for record in found)
+        return Counter((record.value or b"").decode() for record in read_committed(self.bootstrap, self.topic))
 
     def await_seen(self, rows: Counter[str]) -> None:
         """Waits for the commit markers, which brokers write after they have answered."""
@@ -122,16 +118,6 @@ def test_a_run_that_dies_before_the_abort_leaves_it_to_the_next(job: Job, monkey
     job.await_seen(job.expected(2))
 
 
-def test_rows_that_cannot_be_made_again_stop_the_query(job: Job) -> None:
-    job.job.kill(0, Phase.FINISHING)
-    job.delete_rows(1)
-    job.salt = 1
-    with pytest.raises(TransactionLostError) as raised:
-        job.job.run(0)
-    assert raised.value.details["lost"] == (("kafka", 1, 4),)
-    job.await_seen(job.expected(1, [0, 2]))
-
-
 def test_what_was_deleted_before_the_transactions_is_not_missed(job: Job, caplog: pytest.LogCaptureFixture) -> None:
     """One partition begins exactly at the open transaction, and another has an older one of another application."""
     job.job.run(0)
@@ -142,25 +128,6 @@ def test_what_was_deleted_before_the_transactions_is_not_missed(job: Job, caplog
     assert job.job.decision(1).handles == before
     job.await_seen(job.expected(2) - job.expected(1))
     assert "deleted rows" not in caplog.text
-
-
-def test_a_broker_that_does_not_say_is_asked_again(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    job.job.kill(0, Phase.FINISHING)
-    job.delete_rows(1)
-    monkeypatch.setattr(committer, "_YOUNG_MS", 0)
-    silent = [True, True]
-
-    def find(check: committer.RetentionCheck, views: Any, deadline_s: float) -> Any:
-        if not silent:
-            return real(check, views, deadline_s)
-        silent.pop()
-        return set(), {(job.topic, slot): BrokerAnswer(None, "silence") for slot in range(SLOTS)}
-
-    real = committer.RetentionCheck.find_damaged
-    monkeypatch.setattr(committer.RetentionCheck, "find_damaged", find)
-    job.job.run(0)
-    assert silent == []
-    job.await_seen(job.expected(1))
 
 
 @pytest.mark.slow

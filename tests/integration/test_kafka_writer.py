@@ -531,17 +531,6 @@ def test_an_abort_right_after_the_first_rows_leaves_nothing_open(kafka: Kafka, o
     assert len(read_uncommitted(kafka.bootstrap, topic)) >= 20, "an abort comes after the rows are answered"
 
 
-def test_a_slot_without_rows_leaves_its_producer_to_the_next(kafka: Kafka, owner: Owner) -> None:
-    sink = KafkaSink(kafka.settings, topic=kafka.create_topic())
-    for _ in range(5):
-        open_writer(sink, owner).close()
-        open_writer(sink, owner).abort()
-    fields = prepare(sink, owner, pa.record_batch({"value": ["a"]}))
-    parsed = TransactionalId.parse(str(fields["transactional_id"]))
-    assert parsed is not None
-    assert parsed.lane < 10
-
-
 def test_ids_are_this_workers_and_carry_one_transaction_an_epoch(kafka: Kafka, owner: Owner) -> None:
     topic = kafka.create_topic()
     sink = KafkaSink(kafka.settings, topic=topic)
@@ -622,20 +611,6 @@ def test_large_rows_need_little_memory(kafka: Kafka, owner: Owner) -> None:
     work = pickle.dumps((KafkaSink(kafka.settings, topic=kafka.create_topic()), context)).hex()
     run = subprocess.run([sys.executable, "-c", MEMORY, work], capture_output=True, text=True, check=True, timeout=120)
     assert int(run.stdout) < 300
-
-
-def test_rows_are_offered_by_the_limits_of_the_topics_that_they_name(kafka: Kafka, owner: Owner) -> None:
-    """Kafka itself would refuse the row once it is sent, and with it the transaction."""
-    small, large = kafka.create_topic(max_message_bytes="2000"), kafka.create_topic()
-    rows = pa.record_batch({"topic": [small, large, small], "value": [b"x" * 5000, b"y" * 5000, b"z"]})
-    writer = open_writer(KafkaSink(kafka.settings), owner)
-    writer.begin()
-    refused = writer.offer(rows)
-    assert list(refused.rows) == [0]
-    assert "max.message.bytes is 2000" in refused.reasons[0]
-    kafka.commit(writer.prepare())
-    writer.close()
-    assert (kafka.values(small), kafka.values(large)) == ([b"z"], [b"y" * 5000])
 
 
 def test_a_topic_that_is_not_there_has_no_limit(kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator
 from contextlib import closing
-from typing import Any
 
 import pyarrow as pa
 import pymysql
@@ -13,18 +12,16 @@ import pytest
 
 from eventually import eventually
 from integration.mysql_scene import MAY_NOT_RECOVER, Numbers, name_of, visible
+from one_run import finish, outcomes, prepare
 from sparkonce.errors import PrepareError, UnknownOutcomeError
 from sparkonce.protocol.handles import Handle, Outcome
 from sparkonce.protocol.ownership import TransactionName
-from sparkonce.sinks.sql.committer import SqlCommitter
 from sparkonce.sinks.sql.mysql import finishing
 from sparkonce.sinks.sql.mysql.dialect import MYSQL_DIALECT
 from sparkonce.sinks.sql.mysql.names import FORMAT_ID, Xid, lock_name, stage_table
 from sparkonce.sinks.sql.mysql.sink import MySQLSink
 from sparkonce.sinks.sql.transactions import Location, SqlTransaction
-from sparkonce.testing.hooks import SinkHooks
 from sparkonce.testing.scene import Scene
-from sparkonce_lab.faults import Fault
 from sparkonce_lab.systems.mysql import MySQLSystem
 
 COMMITTED = [Outcome.COMMITTED]
@@ -52,18 +49,13 @@ def scene(mariadb: MySQLSystem, request: pytest.FixtureRequest) -> Iterator[Scen
 def test_nota_proves_nothing_while_the_connection_that_prepared_is_open(
     scene: Scene, mariadb: MySQLSystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refusal(connection: Any, statement: str) -> int:
-        with pytest.raises(pymysql.err.MySQLError) as caught, connection.cursor() as cursor:
-            cursor.execute(statement)
-        return int(caught.value.args[0])
-
     monkeypatch.setattr("sparkonce.sinks.sql.mysql.connection.Connection.close", lambda self: None)
     writer = scene.open(0)
     handle = scene.handle(writer.prepare(), rows=2)
     monkeypatch.undo()
     xid = Xid.of(name_of(handle))
-    with closing(mariadb.connect()) as other:
-        assert refusal(other, f"XA COMMIT {xid}") == 1397
+    with pytest.raises(pymysql.err.MySQLError, match="1397"):
+        mariadb.ask(f"XA COMMIT {xid}")
     (first,) = scene.committer.commit([handle])
     assert first.outcome is Outcome.RETRY
     # The writer has nothing left to do: the committer has killed its connection.
@@ -105,11 +97,6 @@ def test_without_the_right_to_list_what_is_prepared_nothing_is_lost(
 def test_an_ok_that_did_nothing_is_not_believed(scene: Scene, mariadb: MySQLSystem) -> None:
     """MariaDB forgets a branch that is finished before InnoDB knows that its connection has ended."""
 
-    def reset_connection(connection: Any) -> None:
-        """Sends COM_RESET_CONNECTION. The server releases the branch, but InnoDB does not."""
-        connection._execute_command(0x1F, b"")
-        connection._read_ok_packet()
-
     name = TransactionName(
         prefix=scene.facts["prefix"], query=scene.query, token=scene.owner.token, batch=0, slot=0, copy="0" * 12
     )
@@ -126,7 +113,8 @@ def test_an_ok_that_did_nothing_is_not_believed(scene: Scene, mariadb: MySQLSyst
         )
         cursor.execute(f"XA END {xid}")
         cursor.execute(f"XA PREPARE {xid}")
-        reset_connection(preparing)
+        preparing._execute_command(0x1F, b"")  # COM_RESET_CONNECTION: InnoDB does not release the branch
+        preparing._read_ok_packet()
         handle = scene.handle(MYSQL_DIALECT.fields.write(marker), rows=1)
         for _ in range(2):
             (answer,) = scene.committer.commit([handle])
@@ -178,41 +166,6 @@ def test_an_abort_that_comes_too_late_for_a_branch_that_only_recovery_lists(
     assert scene.abort(found) == [Outcome.ALREADY_COMMITTED]
     monkeypatch.setattr(finishing, "recovered", lambda *_: {xid})  # the state before the commit
     assert scene.lingering() == []
-    assert visible(mariadb) == [0, 1]
-
-
-@BOTH
-def test_the_server_dies_between_prepare_and_commit(scene: Scene, mariadb: MySQLSystem) -> None:
-    handle = scene.prepare(0)
-    mariadb.inject(Fault.SERVER_KILLED)
-    (answer,) = scene.committer.commit([handle])
-    assert answer.outcome is Outcome.RETRY
-    mariadb.lift(Fault.SERVER_KILLED)
-    mariadb.close()  # which died with the server
-    assert scene.commit(handle) == COMMITTED
-    assert scene.commit(handle) == [Outcome.ALREADY_COMMITTED]
-    assert visible(mariadb) == [0, 1]
-
-
-@BOTH
-def test_a_lost_reply_to_the_commit(scene: Scene, mariadb: MySQLSystem, monkeypatch: pytest.MonkeyPatch) -> None:
-    from sparkonce.sinks.sql.mysql.connection import Connection
-
-    handle = scene.prepare(0)
-    run = Connection.run
-
-    def cut(link: Connection, statement: str, values: Any = ()) -> Any:
-        done = run(link, statement, values)
-        if statement == "COMMIT" or statement.startswith("XA COMMIT"):
-            link.close()
-            raise pymysql.err.OperationalError(2013, "Lost connection")
-        return done
-
-    monkeypatch.setattr(Connection, "run", cut)
-    (answer,) = scene.committer.commit([handle])
-    assert answer.outcome is Outcome.RETRY
-    monkeypatch.undo()
-    assert scene.commit(handle) == [Outcome.ALREADY_COMMITTED]
     assert visible(mariadb) == [0, 1]
 
 
@@ -280,37 +233,14 @@ def merge_lock(mariadb: MySQLSystem, scene: Scene, handle: Handle) -> str:
     return f"sparkonce:merge:{hashlib.sha256(f'{name.prefix}.{name.query}'.encode()).hexdigest()[:24]}"
 
 
-@STAGED
-def test_a_batch_is_merged_whole_or_not_at_all(scene: Scene, mariadb: MySQLSystem) -> None:
-    good, bad = scene.prepare(0), scene.prepare(10, slot=1)
-    mariadb.ask("INSERT INTO target VALUES (11)")
-    for _ in range(2):
-        answers = scene.committer.commit([good, bad])
-        assert {answer.outcome for answer in answers} == {Outcome.UNKNOWN}
-        assert "1062" in answers[0].reason
-    assert visible(mariadb) == [11]
-    mariadb.ask("DELETE FROM target")
-    assert scene.commit(good, bad) == COMMITTED * 2
-    assert visible(mariadb) == [0, 1, 10, 11]
-
-
-@STAGED
-def test_a_staging_table_that_was_changed_is_not_merged(scene: Scene, mariadb: MySQLSystem) -> None:
-    handle = scene.prepare(0)
-    mariadb.ask(f"DELETE FROM {stage_table(name_of(handle).copy)} LIMIT 1")  # noqa: S608 - of this test
-    (answer,) = scene.committer.commit([handle])
-    assert answer.outcome is Outcome.UNKNOWN
-    assert "1 rows arrived, but 2 were prepared" in answer.reason
-    assert visible(mariadb) == []
-
-
+@pytest.mark.parametrize("mode", ["append", "upsert"])
 @pytest.mark.parametrize("change", ["TRUNCATE {}", "DELETE FROM {} LIMIT 1", "INSERT INTO {} VALUES (9, 9)"])
-def test_a_staging_table_of_an_upsert_that_was_changed_is_not_merged(mariadb: MySQLSystem, change: str) -> None:
+def test_a_staging_table_that_was_changed_is_not_merged(mariadb: MySQLSystem, mode: str, change: str) -> None:
     """No other table of the batch is merged either.
 
     Once its remains are dropped as advised, it counts as lost and is healed.
     """
-    given = MySQLSink(mariadb.settings, table="target", mode="upsert", key_columns=["number"])
+    given = MySQLSink(mariadb.settings, table="target", mode=mode, key_columns=["number"] if mode == "upsert" else ())
     with closing(Scene(Numbers(), given)) as scene:
         kept, changed = scene.prepare(0), scene.prepare(10, slot=1)
         table = stage_table(name_of(changed).copy)
@@ -364,45 +294,16 @@ def test_names_may_have_any_characters(mariadb: MySQLSystem, commit: str) -> Non
         assert visible(mariadb) == [0, 1]
 
 
-@STAGED
-def test_concluding_leaves_no_table_behind(scene: Scene, mariadb: MySQLSystem) -> None:
-    left, handle = scene.prepare(0), scene.prepare(10, batch=1)
-    scene.commit(left)
-    scene.commit(handle)
-    assert len(mariadb.stages()) == 2
-    scene.committer.conclude(1, [handle])
-    assert mariadb.stages() == []
-    scene.committer.conclude(1, [handle])
-
-
 @BOTH
-def test_markers_of_old_batches_are_tidied(scene: Scene, mariadb: MySQLSystem) -> None:
-    handles = [scene.prepare(10 * batch, batch=batch) for batch in (0, 1, 201)]
+def test_markers_of_old_batches_are_tidied_and_their_batches_are_not_lost(scene: Scene, mariadb: MySQLSystem) -> None:
+    """A driver that was paused for hundreds of batches checks a committed transaction again."""
+    old, recent, newest = handles = [scene.prepare(10 * batch, batch=batch) for batch in (0, 1, 201)]
     other = scene.prepare(70, owner=scene.make_owner(position=9, query="0" * 12))
     assert scene.commit(*handles, other) == COMMITTED * 4
-    scene.committer.conclude(201, [handles[2]])
-    assert mariadb.ask("SELECT batch FROM sparkonce_commits WHERE query = %s ORDER BY 1", scene.query) == [
-        (1,),
-        (201,),
-    ]
-    assert len(scene.committer.list_traces("0" * 12, scene.facts)) == 1
-
-
-@BOTH
-def test_markers_are_tidied_whichever_batches_have_rows(scene: Scene, mariadb: MySQLSystem) -> None:
-    for batch in (1, 3, 303):
-        handle = scene.prepare(10 * batch, batch=batch)
-        scene.commit(handle)
-        scene.committer.conclude(batch, [handle])
-    assert mariadb.ask("SELECT batch FROM sparkonce_commits ORDER BY 1") == [(303,)]
-
-
-@BOTH
-def test_what_may_have_been_tidied_away_is_not_lost(scene: Scene) -> None:
-    """A driver that was paused for hundreds of batches checks a committed transaction again."""
-    old, recent, newest = handles = [scene.prepare(10 * batch, batch=batch) for batch in (0, 2, 201)]
-    assert scene.commit(*handles) == COMMITTED * 3
     scene.committer.conclude(201, [newest])
+    kept = mariadb.ask("SELECT batch FROM sparkonce_commits WHERE query = %s ORDER BY 1", scene.query)
+    assert kept == [(1,), (201,)]
+    assert len(scene.committer.list_traces("0" * 12, scene.facts)) == 1
     (answer,) = scene.committer.commit([old])
     assert answer.outcome is Outcome.UNKNOWN
     assert "tidied" in answer.reason
@@ -423,38 +324,11 @@ def test_another_server_knows_nothing(scene: Scene, mariadb: MySQLSystem) -> Non
     assert scene.commit(handle, by=scene.new_committer()) == COMMITTED
 
 
-@BOTH
-def test_a_lost_table_of_markers_is_not_taken_for_lost_rows(scene: Scene, mariadb: MySQLSystem) -> None:
-    handle = scene.prepare(0)
-    scene.commit(handle)
-    mariadb.ask("RENAME TABLE sparkonce_commits TO hidden")
-    (answer,) = scene.committer.commit([handle])
-    assert answer.outcome is Outcome.UNKNOWN
-    assert "sparkonce_commits" in answer.reason
-
-
-@BOTH
-def test_a_connection_that_comes_back_after_the_others_were_closed_is_closed(scene: Scene) -> None:
-    """It was returned by a thread that nobody waits for anymore."""
-    committer = scene.new_committer()
-    assert isinstance(committer, SqlCommitter)
-    with committer.lent() as kept:
-        pass
-    assert kept.open
-    with committer.lent() as late:
-        committer.close()
-    assert not late.open
-
-
 def test_the_later_row_of_a_key_wins(mariadb: MySQLSystem) -> None:
     mariadb.ask("CREATE TABLE people (id INT PRIMARY KEY, name VARCHAR(9), age INT DEFAULT 7) ENGINE=InnoDB")
     mariadb.ask("INSERT INTO people VALUES (1, 'old', 40)")
     for commit in ("staged", "two_phase"):
         sink = MySQLSink(mariadb.settings, table="people", mode="upsert", key_columns=["ID"], commit=commit)
-        scene = Scene(SinkHooks(), sink)
-        writer = scene.new_writer()
-        writer.begin()
-        writer.write(pa.record_batch({"id": pa.array([1, 2, 1], pa.int32()), "name": ["a", "b", commit]}))
-        assert scene.commit(scene.handle(writer.prepare(), rows=3)) == COMMITTED
-        scene.close()
+        handle = prepare(sink, pa.record_batch({"id": pa.array([1, 2, 1], pa.int32()), "name": ["a", "b", commit]}))
+        assert outcomes(finish(sink, handle)) == COMMITTED
         assert mariadb.ask("SELECT * FROM people ORDER BY id") == [(1, commit, 40), (2, "b", 7)]

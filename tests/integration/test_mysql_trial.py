@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
@@ -10,11 +11,14 @@ import pyarrow as pa
 import pymysql
 import pytest
 
+import one_run
 from integration.mysql_scene import Numbers, name_of, visible
 from sparkonce.errors import PreflightError, PrepareError, UnknownOutcomeError
-from sparkonce.protocol.handles import Outcome
+from sparkonce.protocol.handles import Handle, Outcome
 from sparkonce.sinks.sql.mysql import finishing
+from sparkonce.sinks.sql.mysql.names import stage_table
 from sparkonce.sinks.sql.mysql.sink import MySQLSink
+from sparkonce.testing.hooks import SinkHooks
 from sparkonce.testing.scene import Scene
 from sparkonce_lab.systems.mysql import MySQLSystem
 
@@ -67,19 +71,6 @@ def test_what_a_table_refuses_is_found_before_the_decision(mariadb: MySQLSystem,
             assert "refuses rows by key 'PRIMARY' (number)" in caught.value.message
         if number == "1526":
             assert "no partition for value '…'" in caught.value.message
-
-
-def test_keys_that_only_the_batch_repeats_are_found_across_its_slots(mariadb: MySQLSystem) -> None:
-    mariadb.ask("CREATE TABLE target (number BIGINT PRIMARY KEY) ENGINE=InnoDB")
-    with closing(scene_of(mariadb)) as scene:
-        handles = [scene.prepare(0), scene.prepare(1, slot=1)]
-        with pytest.raises(PrepareError, match="1062"):
-            scene.committer.check_prepared(handles)
-    with closing(scene_of(mariadb, mode="upsert", key_columns=["number"], name="other")) as scene:
-        handles = [scene.prepare(0), scene.prepare(1, slot=1)]
-        assert scene.committer.check_prepared(handles) == ""
-        scene.commit(*handles)
-    assert visible(mariadb) == [0, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -176,14 +167,19 @@ def test_rows_of_another_sink_of_the_batch_are_waited_for(mariadb: MySQLSystem) 
         assert (parents.commit(parent), children.commit(child)) == ([Outcome.COMMITTED], [Outcome.COMMITTED])
 
 
-@pytest.mark.parametrize(("how", "expected"), [("nothing", "theirs"), ("update", None)])
+@pytest.mark.parametrize(("how", "whose"), [("nothing", "theirs"), ("update", "ours")])
 def test_an_operator_lets_a_decided_batch_skip_or_replace_what_is_there(
-    mariadb: MySQLSystem, how: str, expected: str | None
+    mariadb: MySQLSystem, how: str, whose: str
 ) -> None:
     """Another writer was faster between the trial and the commit."""
+
+    class Named(SinkHooks):
+        def make_rows(self, start: int, count: int) -> pa.RecordBatch:
+            return pa.record_batch({"number": list(range(start, start + count)), "who": ["ours"] * count})
+
     mariadb.ask("CREATE TABLE target (number BIGINT PRIMARY KEY, who VARCHAR(9)) ENGINE=InnoDB")
     sink = MySQLSink(mariadb.settings, table="target")
-    with closing(Scene(Numbers(), sink)) as scene:
+    with closing(Scene(Named(), sink)) as scene:
         handles = [scene.prepare(0), scene.prepare(1, slot=1)]
         mariadb.ask("INSERT INTO target VALUES (1, 'theirs')")
         (answer, _) = scene.committer.commit(handles)
@@ -191,17 +187,14 @@ def test_an_operator_lets_a_decided_batch_skip_or_replace_what_is_there(
         sink.decided_conflicts = how
         with closing(sink.committer()) as committer:
             assert [one.outcome for one in committer.commit(handles)] == [Outcome.COMMITTED] * 2
-    assert visible(mariadb) == [0, 1, 2]
+    assert mariadb.ask("SELECT * FROM target ORDER BY 1") == [(0, "ours"), (1, whose), (2, "ours")]
 
 
-def test_a_view_and_a_table_with_history_are_called_what_they_are(mariadb: MySQLSystem) -> None:
+def test_a_table_with_history_is_a_table(mariadb: MySQLSystem) -> None:
     mariadb.ask(f"{OPEN} WITH SYSTEM VERSIONING")
     with closing(scene_of(mariadb)) as scene:
         handle = scene.prepare(0)
         assert (scene.committer.check_prepared([handle]), scene.commit(handle)) == ("", [Outcome.COMMITTED])
-    mariadb.ask("CREATE VIEW seen AS SELECT number FROM target")
-    with pytest.raises(PreflightError, match="'seen' is a view, and rows go into tables"):
-        MySQLSink(mariadb.settings, table="seen").preflight("0123456789ab", None)
 
 
 @pytest.mark.parametrize("columns", [[f"c{n} INT" for n in range(1017)], ["c0 VARCHAR(16383) NOT NULL"]])
@@ -218,3 +211,58 @@ def test_a_table_without_room_for_a_column_more_is_refused_at_start(mariadb: MyS
         with pytest.raises(PreflightError, match=r"commit='staged'.* is at InnoDB's limits") as caught:
             sink.preflight("0123456789ab", None)
         assert "commit='two_phase'" in caught.value.next_step
+
+
+# --- CHECKs, including those that make a column JSON -----------------------------------------------------------------
+
+
+@pytest.fixture
+def checked(mariadb: MySQLSystem) -> Iterator[Scene]:
+    mariadb.ask(
+        "CREATE TABLE target (id BIGINT PRIMARY KEY, j JSON, `od``d` TEXT CHECK (`od``d` NOT LIKE '5%' AND 1 % 2 = 1), "
+        "later INT DEFAULT 3, CONSTRAINT no_7 CHECK (id <> 7), CONSTRAINT both_of CHECK (id <> later))"
+    )
+    with closing(scene_of(mariadb)) as made:
+        yield made
+
+
+def prepare_checked(scene: Scene, *ids: int, j: str = "{}", odd: str = "x") -> Handle:
+    rows = {"id": pa.array(ids, pa.int64()), "j": [j] * len(ids), "od`d": [odd] * len(ids)}
+    return one_run.prepare(scene.sink, pa.record_batch(rows), run=scene.owner)
+
+
+@pytest.mark.parametrize(
+    ("row", "name"),
+    [({"j": "{bad"}, "j"), ({"odd": "5 %"}, "od``d"), ({"ids": (7,)}, "no_7")],
+)
+def test_what_a_check_refuses_is_refused_before_the_decision(
+    checked: Scene, mariadb: MySQLSystem, row: dict[str, object], name: str
+) -> None:
+    ids = row.pop("ids", (1,))
+    with pytest.raises(PrepareError, match=f"table 'target'.* 4025, CONSTRAINT `{name}` failed") as caught:
+        prepare_checked(checked, *ids, **row)  # type: ignore[misc, arg-type]
+    assert "change the CHECK" in caught.value.next_step
+    assert mariadb.ask("SELECT COUNT(*) FROM target") == [(0,)]
+
+
+@pytest.mark.parametrize(
+    ("ids", "words", "step"),
+    [
+        ((3,), "error 4025", "UPDATE one in its staging table"),
+        ((5, 5), "another row of the batch", "--on-conflict nothing"),
+    ],
+)
+def test_what_is_refused_after_the_decision_says_where_and_what_to_do(
+    checked: Scene, mariadb: MySQLSystem, ids: tuple[int, ...], words: str, step: str
+) -> None:
+    """A CHECK that involves a column that is not written, and two rows with the same key."""
+    handle = prepare_checked(checked, *ids)
+    staging = stage_table(name_of(handle).copy)
+    (found,) = checked.committer.commit([handle])
+    assert found.outcome is Outcome.UNKNOWN
+    for part in (words, staging):
+        assert part in found.reason
+    assert step in found.next_step
+    mariadb.ask(f"UPDATE {staging} SET id = 8 ORDER BY sparkonce_row LIMIT 1")  # noqa: S608 - the test's
+    assert checked.commit(handle) == [Outcome.COMMITTED]
+    assert sorted(one for (one,) in mariadb.ask("SELECT id FROM target")) == sorted({8, *ids[1:]})

@@ -319,30 +319,21 @@ def test_a_server_that_is_away_is_asked_again(postgres: PostgresSystem, commit: 
 def test_a_server_that_stands_still_is_not_waited_for_beyond_the_deadline(
     postgres: PostgresSystem, commit: str
 ) -> None:
-    def resume(pid: int) -> None:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGCONT)
-
-    stopped: list[int] = []
-
-    def stop(pid: int) -> None:
-        os.kill(pid, signal.SIGSTOP)
-        stopped.append(pid)
-
     given = sink(postgres, commit=commit)
     handle = prepare(given, rows(1))
     given.limits = Limits(commit_s=0.5, answer_s=0.5)
     with closing(given.committer()) as committer:
         assert list(committer.list_lingering([])) == []
         committer.list_traces(QUERY, owner(given).facts)
-        for pid in sessions(postgres):
-            stop(pid)
+        pids = sessions(postgres)
         try:
+            for pid in pids:
+                os.kill(pid, signal.SIGSTOP)
             assert outcomes(list(committer.commit([handle]))) == [RETRY]
         finally:
-            for pid in stopped:
-                resume(pid)
-            stopped.clear()
+            for pid in pids:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)
         found = outcomes(list(committer.commit([handle])))
         while found == [RETRY]:
             found = outcomes(list(committer.commit([handle])))
@@ -573,16 +564,6 @@ def test_upsert_without_transactions_is_repeatable(postgres: PostgresSystem) -> 
         writer.close()
         assert postgres.ask("SELECT * FROM t ORDER BY id") == [(1, text), (2, text)]
     assert postgres.ask("SELECT count(*) FROM pg_class WHERE relname = 'sparkonce_commits'") == [(0,)]
-
-
-def test_many_slots_are_upserted_in_one_statement(postgres: PostgresSystem) -> None:
-    postgres.ask("ALTER TABLE t ADD PRIMARY KEY (id)")
-    given = upsert(postgres)
-    run = owner(given)
-    handles = [prepare(given, rows(slot, 1000), run=run, slot=slot) for slot in range(40)]
-    assert outcomes(finish(given, *handles)) == [COMMITTED] * 40
-    assert ids(postgres) == [*range(40), 1000]
-    assert postgres.stages() == []
 
 
 def test_a_large_slot_goes_in_pieces(postgres: PostgresSystem, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import re
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -265,3 +267,43 @@ def test_rows_without_a_key_of_their_own_cannot_replace_others(postgres: Postgre
     given.decided_conflicts = "nothing"
     assert outcomes(finish(given, *handles)) == [Outcome.COMMITTED] * 2
     assert content(postgres) == [(1, "x")]
+
+
+# --- what the server says of rows ----------------------------------------------------------------------------------
+
+SAYING = {
+    "ALTER TABLE t ADD UNIQUE (text)": '23505 duplicate key value violates unique constraint "t_text_key"',
+    "ALTER TABLE t ADD CHECK (text = 'x')": '23514 .* violates check constraint "t_text_check"',
+    "CREATE TYPE mood AS ENUM ('x'); ALTER TABLE t ALTER text TYPE mood USING text::mood": '22P02 .* enum mood: "…"',
+    "ALTER TABLE t ALTER text TYPE jsonb USING text::jsonb": "22P02 invalid input syntax for type json",
+    "ALTER TABLE t ALTER text TYPE varchar(7)": "22001 .*varying\\(7\\)",
+    "ALTER TABLE t ALTER text TYPE uuid USING text::uuid": "Column 'text' has a string that is not a UUID",
+}
+
+
+@pytest.mark.parametrize("change", SAYING)
+def test_what_a_row_holds_is_told_at_debug_only_and_forges_no_line(
+    postgres: PostgresSystem, caplog: pytest.LogCaptureFixture, change: str
+) -> None:
+    def told(log: pytest.LogCaptureFixture, level: int) -> str:
+        return "\n".join(record.getMessage() for record in log.records if record.levelno >= level)
+
+    card = "4111-1111-1111-1111"
+    forged = f"{card}\n2026-11-23 sparkonce batch=99 committed\x1b[31m"
+    postgres.ask(change)
+    caplog.set_level(logging.DEBUG)
+    for commit in ("two_phase", "staged"):
+        given = sink(postgres, commit=commit)
+        try:
+            (found,) = finish(given, prepare(given, rows(0, 1, text=forged)))
+            assert found.outcome is Outcome.UNKNOWN
+            said = found.reason
+        except PrepareError as error:
+            said = str(error)
+        assert re.search(SAYING[change], said)
+        assert "sparkonce_" not in said
+        assert card not in said + told(caplog, logging.INFO)
+        assert said.isprintable()
+    assert "\x1b" not in told(caplog, logging.DEBUG)
+    assert all(record.getMessage().isprintable() for record in caplog.records)
+    assert (card in told(caplog, logging.DEBUG)) is ("t ADD" in change)

@@ -1,20 +1,16 @@
 from __future__ import annotations
 
-import uuid
 from typing import Any
 
-import psycopg
 import pyarrow as pa
 import pytest
-from psycopg import sql
 
 from integration.postgres_scene import new_sink
-from one_run import finish, open_writer, owner, prepare
+from one_run import finish, open_writer, prepare
 from shared_servers import needs_postgres
 from sparkonce.errors import PrepareError, SchemaError
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.handles import Handle, transaction_fields
-from sparkonce.sink import WriterContext
 from sparkonce_lab.systems.postgres import PostgresSystem
 
 pytestmark = needs_postgres
@@ -76,12 +72,6 @@ def test_spaces_that_a_varchar_would_cut_off_are_refused(postgres: PostgresSyste
         prepare(new_sink(postgres), column("abcd"))
     finish(new_sink(postgres), prepare(new_sink(postgres), column("äöü", " a ", None, "")))
     assert postgres.ask("SELECT count(*) FROM t WHERE x::text LIKE '% a %' OR x::text LIKE '%äöü%'") == [(2,)]
-
-
-def test_what_is_no_uuid_is_refused(postgres: PostgresSystem) -> None:
-    postgres.ask("CREATE TABLE t (x uuid)")
-    with pytest.raises(PrepareError, match="Column 'x' has a string that is not a UUID"):
-        prepare(new_sink(postgres), pa.record_batch({"x": [None, str(uuid.uuid4()), "nonsense"]}))
 
 
 TYPES_LIKE_NO_TYPE_OF_SPARK = {
@@ -158,8 +148,7 @@ def test_a_text_that_the_server_does_not_keep_is_refused_by_column(
         prepare(new_sink(postgres), rows)
 
     sink = new_sink(postgres, commit="two_phase")
-    writer = sink.writer(WriterContext(owner=owner(sink), batch=0, slot=0, copy="1.0.0"))
-    writer.begin()
+    writer = open_writer(sink)
     refused = writer.offer(rows)
     assert list(refused.rows) == [1]
     assert "'x'" in refused.reasons[0]
@@ -237,23 +226,3 @@ def test_columns_that_are_left_out_are_the_servers(postgres: PostgresSystem) -> 
     handle = prepare(new_sink(postgres), pa.record_batch({"a": pa.array([5], pa.int32())}))
     finish(new_sink(postgres), handle)
     assert postgres.ask("SELECT * FROM t") == [(5, 10, 1, 7, None)]
-
-
-@pytest.mark.parametrize("commit", ["two_phase", "staged"])
-def test_names_are_taken_as_they_are(postgres: PostgresSystem, commit: str) -> None:
-    schema, table, column = 'My "Schema".x', "tab'le; DROP TABLE t--", 'Ünï "col" %s {}'
-    postgres.ask(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema)))
-    postgres.ask(
-        sql.SQL("CREATE TABLE {} ({} int PRIMARY KEY)").format(sql.Identifier(schema, table), sql.Identifier(column)),
-    )
-    try:
-        given = new_sink(postgres, table, schema=schema, commit=commit, prefix="it's \\ %s", name='q"')
-        finish(given, prepare(given, pa.record_batch({column: pa.array([1], pa.int32())})))
-        assert postgres.ask(sql.SQL("SELECT * FROM {}").format(sql.Identifier(schema, table))) == [(1,)]
-        with psycopg.connect(postgres.server.conninfo()) as connection:
-            (name,) = connection.execute(
-                sql.SQL("SELECT name FROM {}").format(sql.Identifier(schema, "sparkonce_commits"))
-            ).fetchone() or ("",)
-        assert name.startswith("it's \\ %s.q\".")
-    finally:
-        postgres.ask(sql.SQL("DROP SCHEMA {} CASCADE").format(sql.Identifier(schema)))

@@ -59,12 +59,3 @@ def test_all_nodes_of_a_cluster_are_searched(cluster: RedisCluster) -> None:
     for query, handle in zip(queries, handles, strict=True):
         query.commit(handle)
         query.close()
-
-
-def test_a_server_that_cannot_be_reached_is_named_without_a_secret() -> None:
-    found = CliRunner().invoke(
-        app, ["transactions", "list", "--system", "redis", "--settings", "redis://u:s3cr3t@127.0.0.1:1/0"]
-    )
-    assert found.exit_code == 2
-    assert "127.0.0.1:1" in found.output
-    assert "s3cr3t" not in found.output

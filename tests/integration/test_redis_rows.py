@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import datetime as dt
 from collections.abc import Callable, Iterator
 from decimal import Decimal
 from typing import Any
@@ -59,27 +58,6 @@ def test_a_null_value_deletes_in_the_order_of_the_rows(write: Write, client: Any
     client.mset({"gone": "1", "back": "1"})
     write({"key": ["gone", "back", "back", "kept"], "value": [None, None, "2", "3"]})
     assert client.mget("gone", "back", "kept") == [None, b"2", b"3"]
-
-
-@pytest.mark.parametrize(
-    ("values", "texts"),
-    [
-        (pa.array([1, -(2**63)], pa.int64()), [b"1", b"-9223372036854775808"]),
-        (pa.array([0.1, -2.0, 1e300], pa.float64()), [b"0.1", b"-2", b"1e+300"]),
-        (pa.array([True, False]), [b"true", b"false"]),
-        (pa.array([Decimal("1.50"), Decimal("-3.00")]), [b"1.50", b"-3.00"]),
-        (pa.array([Decimal(0), Decimal("1E-7")], pa.decimal128(38, 18)), [b"0." + b"0" * 18, b"0.0000001" + b"0" * 11]),
-        (pa.array([dt.date(2024, 2, 29)]), [b"2024-02-29"]),
-        (pa.array([12_019_723], pa.int32()).cast(pa.date32()), [b"+34878-11-19"]),
-        (pa.array([b"\x00\xfe"], pa.large_binary()), [b"\x00\xfe"]),
-        (pa.array(["ä"], pa.large_string()), ["ä".encode()]),
-    ],
-    ids=lambda value: str(value.type) if isinstance(value, pa.Array) else "",
-)
-def test_types_as_text(write: Write, client: Any, values: pa.Array, texts: list[bytes]) -> None:
-    keys = [f"k{number}" for number in range(len(texts))]
-    write({"key": keys, "value": values})
-    assert client.mget(keys) == texts
 
 
 def test_keys_of_any_type_and_from_a_template(write: Write, client: Any) -> None:

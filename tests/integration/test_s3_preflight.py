@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import json
-import logging
 import secrets
 import socket
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from integration.s3_scene import between, bucket, new_store, s3, seal
 from s3_between import GO_ON, Between, Reply, Request, refusal
 from s3_bucket import Bucket
 from secured import make_keys
+from sparkonce import FilesSink, Guarantee
 from sparkonce.errors import PreflightError, PrepareError
 from sparkonce.protocol.handles import Outcome
 from sparkonce.sinks.files.s3 import preflight
@@ -102,17 +102,6 @@ def test_a_store_that_takes_damaged_parts_is_a_condition(bucket: Bucket, between
         with pytest.raises(PreflightError, match=code):
             new_store(bucket, endpoint_url=between.url, attempts=1).check()
     assert leftovers(bucket) == ([], [])
-
-
-def test_wrong_credentials_are_refused_and_not_shown(bucket: Bucket, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.DEBUG, logger="sparkonce")
-    for wrong in ({"aws_access_key_id": "nobody"}, {"aws_secret_access_key": "wrong-secret"}):
-        with pytest.raises(PreflightError) as refused:
-            new_store(bucket, **wrong).check()
-        assert "HeadBucket" in str(refused.value)
-        told = f"{refused.value!r} {refused.value} {refused.value.details} {caplog.text}"
-        assert "wrong-secret" not in told
-        assert bucket.server.settings()["aws_secret_access_key"] not in told
 
 
 def test_credentials_that_are_not_there_are_missed(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,3 +279,45 @@ def test_a_bucket_or_store_that_is_not_there_is_named(s3: S3Server) -> None:
     url = f"http://127.0.0.1:{free_port()}"
     with pytest.raises(PreflightError, match=f"endpoint_url='{url}'"):
         S3Store("s3://bucket/out", {**s3.settings(), "endpoint_url": url, "attempts": 1}).check()
+
+
+# --- the sink over the store -----------------------------------------------------------------------------------------
+
+QUERY = "0123456789ab"
+RULES = b"""<LifecycleConfiguration>
+<Rule><ID>uploads</ID><Status>Enabled</Status><Filter><Prefix>out/</Prefix></Filter>
+<AbortIncompleteMultipartUpload><DaysAfterInitiation>3</DaysAfterInitiation></AbortIncompleteMultipartUpload></Rule>
+<Rule><ID>tidy</ID><Status>Enabled</Status><Filter><Prefix>out/</Prefix></Filter>
+<Expiration><Days>30</Days></Expiration></Rule>
+</LifecycleConfiguration>"""
+
+
+def new_sink(bucket: Bucket, *, guarantee: Guarantee = Guarantee.EXACTLY_ONCE, **options: Any) -> FilesSink:
+    options = {**bucket.server.settings(), **options}
+    return FilesSink(f"s3://{bucket.name}/out", store_options=options, guarantee=guarantee)
+
+
+def test_a_lifecycle_rule_is_the_timeout_and_another_a_condition(bucket: Bucket, between: Between) -> None:
+    between.act = lambda request: Reply(200, RULES) if request.path.endswith("?lifecycle") else GO_ON
+    sink = new_sink(bucket, endpoint_url=between.url)
+    assert not any("'tidy'" in one for one in sink.conditions())
+    facts = sink.preflight(QUERY, None)
+    assert sink.transaction_timeout_s(facts) == 3 * 24 * 3600
+    assert any("'tidy'" in one and "30 days" in one for one in sink.conditions())
+    direct = new_sink(bucket, endpoint_url=between.url, guarantee=Guarantee.AT_LEAST_ONCE)
+    assert direct.transaction_timeout_s(facts) is None
+
+
+def test_a_changed_lifecycle_rule_is_no_other_place(bucket: Bucket, between: Between) -> None:
+    sink = new_sink(bucket, endpoint_url=between.url)
+    before = sink.preflight(QUERY, None)
+    assert sink.transaction_timeout_s(before) is None
+    between.act = lambda request: Reply(200, RULES) if request.path.endswith("?lifecycle") else GO_ON
+    assert sink.transaction_timeout_s(sink.preflight(QUERY, before)) == 3 * 24 * 3600
+
+
+def test_another_bucket_is_refused(bucket: Bucket, s3: S3Server) -> None:
+    """Its answer for the last batch's uploads would be that they are lost."""
+    facts = new_sink(bucket).preflight(QUERY, None)
+    with pytest.raises(PreflightError, match="bucket"):
+        new_sink(Bucket(s3)).preflight(QUERY, facts)

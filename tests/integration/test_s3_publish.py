@@ -138,16 +138,6 @@ def test_done_without_an_object_is_not_done(bucket: Bucket, between: Between) ->
     assert publish(store, fields).outcome is Outcome.RETRY
 
 
-def test_one_that_is_aborted_is_lost(bucket: Bucket, store: S3Store) -> None:
-    fields = seal(store)
-    bucket.abort(str(fields["upload_id"]))
-    assert store.states([fields]) == [FileState.GONE]
-    for _ in range(2):
-        assert publish(store, fields).outcome is Outcome.LOST
-    assert [one.outcome for one in store.discard([fields])] == [Outcome.ABORTED]
-    assert bucket.objects() == {}
-
-
 def test_nobodys_object_is_overwritten(bucket: Bucket, store: S3Store) -> None:
     fields = seal(store)
     bucket.client.put_object(Bucket=bucket.name, Key=key(fields), Body=b"a stranger's")
@@ -191,19 +181,6 @@ def test_one_that_was_deleted_is_unknown_where_versions_are_kept(bucket: Bucket,
     store = new_store(bucket, endpoint_url=between.url)
     assert publish(store, fields).outcome is Outcome.UNKNOWN
     assert store.states([fields]) == [FileState.UNKNOWN]
-
-
-def test_a_server_that_was_away_has_it_still(bucket: Bucket) -> None:
-    store = new_store(bucket, attempts=1)
-    fields = seal(store)
-    bucket.server.kill()
-    assert publish(store, fields).outcome is Outcome.RETRY
-    with pytest.raises(UnknownOutcomeError, match="ListParts"):
-        store.states([fields])
-    assert [one.outcome for one in store.discard([fields])] == [Outcome.RETRY]
-    bucket.server.start()
-    assert publish(store, fields).outcome is Outcome.COMMITTED
-    assert bucket.objects() == {key(fields): b"rows"}
 
 
 def test_a_completion_still_at_work_is_not_taken_for_a_loss(bucket: Bucket, store: S3Store) -> None:

@@ -94,6 +94,7 @@ def test_a_transaction_is_described_with_what_it_blocks(scene: Scene) -> None:
         [{"topic": scene.topic, "partition": 0, "begins": 2, "readable": 0, "end": 3, "blocks": False}],
     ]
     assert told[0]["timeout_s"] == 60.0
+    assert 0 <= told[0]["age_s"] < 60
     shown = run("describe", first.handle["transactional_id"], *kafka, "--checkpoint", scene.checkpoint)
     assert "abort: An older run has left it" in shown.stdout
     assert f"{scene.topic}-0" in shown.stdout
@@ -318,3 +319,21 @@ def test_the_doctor_makes_the_checks_of_a_start_and_names_what_to_do(scene: Scen
         ("sink kafka", False),
     ]
     assert all(found[name]["next_step"] for name in ("system cache", "sink kafka"))
+
+
+@pytest.mark.parametrize(
+    ("system", "settings", "named"),
+    [
+        ("kafka", "bootstrap.servers=127.0.0.1:1 sasl.password=s3cr3t", "127.0.0.1:1"),
+        ("postgres", "host=127.0.0.1 port=1 dbname=none user=u password=s3cr3t", "dbname=none"),
+        ("mysql", "host=127.0.0.1 port=1 user=u password=s3cr3t ssl_disabled=true", "127.0.0.1:1"),
+        ("redis", "redis://u:s3cr3t@127.0.0.1:1/0", "127.0.0.1:1"),
+    ],
+    ids=["kafka", "postgres", "mysql", "redis"],
+)
+def test_a_server_that_cannot_be_reached_is_named_without_a_secret(
+    monkeypatch: pytest.MonkeyPatch, system: str, settings: str, named: str
+) -> None:
+    monkeypatch.setattr("sparkonce.sinks.kafka.orphans.ANSWER_WITHIN_S", 1.0)
+    found = run("list", "--system", system, "--settings", settings)
+    assert (found.exit_code, named in found.output, "s3cr3t" in found.output) == (2, True, False)

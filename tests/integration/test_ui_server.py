@@ -11,7 +11,6 @@ import signal
 import socket
 import subprocess
 import sys
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,9 +23,8 @@ from page_scene import PageScene, many, now_ms, served
 from sparkonce.cli.main import app
 from sparkonce.operate.systems import NamedSystem, SystemKind, read_file
 from sparkonce.protocol.state import Phase
-from sparkonce.ui.server import SCRIPTS, PageServer
+from sparkonce.ui.server import PageServer
 from sparkonce.ui.watcher import without_secrets
-from tidy.sources import ROOT
 
 LIMIT_S = 60
 
@@ -215,15 +213,6 @@ def test_the_command_serves_until_it_is_interrupted(
     finally:
         process.kill()
         process.wait(LIMIT_S)
-
-
-def test_the_page_is_in_the_wheel(tmp_path: Path) -> None:
-    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
-    subprocess.run(build, cwd=ROOT, check=True, capture_output=True, timeout=LIMIT_S)
-    (wheel,) = tmp_path.iterdir()
-    inside = {one for one in zipfile.ZipFile(wheel).namelist() if one.startswith("sparkonce/ui/static/")}
-    names = {"index.html", "page.css", *(f"{name}.js" for name in SCRIPTS)}
-    assert inside == {f"sparkonce/ui/static/{name}" for name in names}
 
 
 def test_what_cannot_be_served_is_said_at_once(scene: PageScene, tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ from integration.write_ahead_scene import (
 )
 from sparkonce import Guarantee, WriteAheadSink
 from sparkonce.errors import ConfigurationError, PreflightError, PrepareError, SchemaError, UnknownOutcomeError
-from sparkonce.protocol.handles import COMMITTED, Handle, Outcome, transaction_fields
+from sparkonce.protocol.handles import COMMITTED, Handle, Outcome
 from sparkonce.sink import WriterContext
 from sparkonce.sinks.write_ahead import committer as committer_module
 from sparkonce.sinks.write_ahead import folder as folder_module
@@ -328,36 +328,6 @@ def test_a_full_disk_at_prepare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         writer.prepare()
     writer.abort()
     assert files(sink) == {"open": 0, "prepared": 0, "started": 0, "done": 0}
-
-
-def test_types_come_back_as_they_went(tmp_path: Path) -> None:
-    seen: list[pa.Table] = []
-    sink = sink_of(tmp_path, NEITHER, lambda rows, token: seen.append(rows.read_all()))
-    rows = pa.record_batch(
-        {
-            "text": pa.array(["ä", None]),
-            "bytes": pa.array([b"\0", None]),
-            "when": pa.array([0, None], pa.timestamp("us", tz="UTC")),
-            "local": pa.array([0, None], pa.timestamp("us")),
-            "day": pa.array([0, None], pa.date32()),
-            "money": pa.array([None, None], pa.decimal128(38, 18)),
-            "list": pa.array([[1, None], None], pa.list_(pa.int16())),
-            "struct": pa.array([{"a": 1.5}, None], pa.struct([("a", pa.float32())])),
-            "span": pa.array([1, None], pa.duration("us")),
-            "nothing": pa.nulls(2),
-        }
-    )
-    assert sink.columns(rows.schema) == rows.schema.names
-    writer = open_writer(sink)
-    writer.abort()
-    context = WriterContext(owner=replace(owner(), facts=sink.preflight(QUERY, None)), batch=0, slot=0, copy="1.1.0")
-    writer = sink.writer(context)
-    writer.begin()
-    writer.write(rows)
-    handle = Handle(sink=sink.name, slot=0, transaction=transaction_fields(writer.prepare()))
-    assert commit(sink, handle) == [Outcome.COMMITTED]
-    assert seen[0].schema.equals(rows.schema)
-    assert seen[0].equals(pa.Table.from_batches([rows]))
 
 
 def _fail() -> None:
