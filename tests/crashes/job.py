@@ -87,7 +87,7 @@ class Job:
         Raises:
             DoesNotRecover: If it does not.
         """
-        began, first = time.monotonic(), len(self._runs)
+        first = len(self._runs)
         self._late = None
         with Watcher(self.target, self.checkpoint) as watcher:
             if cell.before:
@@ -95,7 +95,6 @@ class Job:
             missed = self._at_request(cell, watcher) if cell.is_request else self._at_point(cell, watcher)
             self._recover()
             missing, doubled, unexpected = self._count(watcher)
-        runs = self._runs[first:]
         return Verdict(
             missing=missing,
             doubled=doubled,
@@ -103,13 +102,9 @@ class Job:
             early=len(watcher.early),
             lingering=self._lingering(),
             unconcluded=tuple(batch for batch in range(self._next) if batch not in self._concluded),
-            broken=tuple(run.broken for run in runs if run.broken),
-            stopped=tuple(run.stopped for run in runs if run.stopped),
-            runs=len(runs),
-            polls=watcher.polls,
+            broken=tuple(run.broken for run in self._runs[first:] if run.broken),
             missed=missed,
             late=self._late,
-            seconds=time.monotonic() - began,
         )
 
     # --- striking ---------------------------------------------------------------------------------------------------

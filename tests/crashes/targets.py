@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from conformance.write_ahead_targets import WriteAheadSystem
-from crashes.cells import CUT, HOLE, KILL, LATE, ORPHAN, PAUSE, REPLY_LOST, RESTART, ZOMBIE
+from crashes.cells import CUT, HOLE, PAUSE, RESTART
 from crashes.target import ABORT, DISK_FULL, MEMORY_FULL, PREPARE, Target, plain_rows
 from crashes.toy import toy
 from jvm import jars_beside_spark
 from kafka_transactions import await_markers
-from other_broker import OtherBroker
 from plain_store import PlainStore
 from pravega_witness import PravegaSystem
 from sparkonce.errors import SparkonceError
@@ -109,31 +107,6 @@ KAFKA = KafkaTarget(
     marks=(pytest.mark.kafka,),
     cannot=(DISK_FULL, MEMORY_FULL),
     choice="every kill",
-    rows=text_rows,
-    shows_within_s=10.0,
-)
-
-
-class OtherKafkaSystem(KafkaSystem):
-    """Uses franz-go's broker."""
-
-    _broker: OtherBroker
-
-    def start(self, folder: Path) -> None:
-        self._broker = OtherBroker(brokers=3)
-        self.bootstrap = self.client_bootstrap = self._broker.bootstrap
-
-    def stop(self) -> None:
-        super().stop()
-        self._broker.close()
-
-
-OTHER_KAFKA = KafkaTarget(
-    "kfake",
-    partial(OtherKafkaSystem, partitions=2, alone=True),
-    preload=KAFKA.preload,
-    faults=(KILL, ZOMBIE, ORPHAN),
-    marks=(pytest.mark.kafka, pytest.mark.slow),
     rows=text_rows,
     shows_within_s=10.0,
 )
@@ -311,14 +284,6 @@ WAITING = (
     write_ahead("write-ahead-on-a-store", "slot", store=PlainStore),
     rabbit("rabbitmq-stream", RabbitStreamSystem, RabbitStreamSystem.REQUESTS[""], *STREAM),
     rabbit(
-        "rabbitmq-super-stream",
-        partial(RabbitStreamSystem, 3),
-        RabbitStreamSystem.REQUESTS[""],
-        *STREAM,
-        faults=(KILL, ZOMBIE, REPLY_LOST, LATE, RESTART),
-        marks=(pytest.mark.slow,),
-    ),
-    rabbit(
         "rabbitmq-queue",
         partial(RabbitQueueSystem, deduplicates=True),
         RabbitQueueSystem.REQUESTS[""],
@@ -381,7 +346,6 @@ PRAVEGA = PravegaTarget(
 TARGETS: list[Target] = [
     toy(),
     KAFKA,
-    OTHER_KAFKA,
     *DATABASES,
     *FILES,
     *WAITING,

@@ -9,13 +9,12 @@ and every fault at every point::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
 from crashes.cells import EVERY, LOG_FULL, Cell, is_chosen, unmeant
 from crashes.started import StartedTargets
-from crashes.table import PROPERTY, encode
 from crashes.target import Target
 from crashes.targets import TARGETS
 from sparkonce_lab.rig.disk import cannot_mount
@@ -35,14 +34,11 @@ def cases() -> Iterator[object]:
 
 
 @pytest.mark.parametrize(("target", "cell"), list(cases()))
-def test_exactly_once(
-    started: StartedTargets, target: Target, cell: Cell, record_property: Callable[[str, object], None]
-) -> None:
+def test_exactly_once(started: StartedTargets, target: Target, cell: Cell) -> None:
     if reason := target.missing():
         pytest.skip(reason)
     if cell.fault == LOG_FULL and cannot_mount():
         pytest.skip(cannot_mount())
     verdict = started.strike(target, cell)
-    record_property(PROPERTY, encode(target.name, cell, verdict))
     assert verdict.violations == ""
     assert verdict.missed == ""

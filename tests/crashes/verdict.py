@@ -26,12 +26,8 @@ class Verdict:
         lingering: What the server still has open after the last sweep.
         unconcluded: Batches that are done, without the sink having been told.
         broken: Errors that did not come from the driver and ended runs.
-        stopped: Why runs stopped, in the driver's words, which is legal.
-        runs: The number of runs that were started.
-        polls: How often the reader polled.
         missed: Why the cell, or its late request, did not do what it should; empty if it did.
         late: What the late request did; None in cells without one.
-        seconds: How long it took.
     """
 
     missing: int
@@ -41,12 +37,8 @@ class Verdict:
     lingering: tuple[str, ...]
     unconcluded: tuple[int, ...]
     broken: tuple[str, ...]
-    stopped: tuple[str, ...]
-    runs: int
-    polls: int
     missed: str
     late: Late | None
-    seconds: float
 
     @property
     def violations(self) -> str:

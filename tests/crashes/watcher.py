@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from crashes.target import Target
@@ -34,8 +35,6 @@ class Watcher(Background):
     Attributes:
         seen: Every number that was ever seen.
         early: Numbers that were seen before their batch was decided.
-        polls: How often it polled.
-        refused: How often the server did not respond.
         turn: Held by whoever queries the target, whose connection is not thread-safe.
     """
 
@@ -43,8 +42,6 @@ class Watcher(Background):
         super().__init__("watcher", _LIMIT_S)
         self.seen: set[int] = set()
         self.early: set[int] = set()
-        self.polls = 0
-        self.refused = 0
         self._target = target
         self._checkpoint = checkpoint
         self.turn = threading.Lock()
@@ -66,15 +63,12 @@ class Watcher(Background):
                 newest = decided(self._checkpoint)
                 self.early |= {number for number in new if number // 1000 > newest}
                 self.seen |= new
-            self.polls += 1
             return found
 
     def work(self) -> None:
         while not self.stopping.is_set():
             began = time.monotonic()
-            try:
+            with suppress(Exception):  # a server under attack may refuse
                 self.poll()
-            except Exception:  # noqa: BLE001 - a server under attack may refuse; how often is counted
-                self.refused += 1
             # Leave most of the machine to what is being watched.
             self.stopping.wait(max(_LEAST_PAUSE_S, 2 * (time.monotonic() - began)))
