@@ -15,7 +15,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from typing_extensions import Self
 
@@ -96,15 +95,6 @@ class Yarn(Hdfs):
     def env(self) -> Mapping[str, str]:
         """Returns the settings, with Java for its containers."""
         return {**os.environ, "JAVA_HOME": str(Path(find_java()).resolve().parents[1])}
-
-    def containers(self, words: str) -> list[int]:
-        """Returns the processes in containers with these words in their command lines."""
-        running = psutil.process_iter(["cwd", "cmdline"])
-        return [
-            one.pid
-            for one in running
-            if str(one.info["cwd"]).startswith(f"{self.folder}/") and words in " ".join(one.info["cmdline"] or ())
-        ]
 
     def command(self) -> Sequence[str]:
         jars = ":".join([str(self.folder), *map(str, [*self._jars, *resolve(_JARS)])])

@@ -220,7 +220,6 @@ class Model:
         self._steps: dict[Any, tuple[int, int]] = {}
         self._memo: dict[Any, Any] = {}
         self._safe: set[Any] = set()
-        self._owned: dict[Any, bool] = {}
 
     def first(self) -> World:
         """The initial world. The last driver is the one of `stranded`."""

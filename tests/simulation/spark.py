@@ -124,7 +124,6 @@ class Cluster:
         self.executions = 0
         self.processes = 0
         self.idle: list[Process] = []
-        self.works: list[Work] = []
         self.drivers: list[Party] = []
         self.operators = 0
         self.checkpoint: Any = Checkpoint(self)
