@@ -26,23 +26,11 @@ PROJECTS = {one: tomllib.loads((one / "pyproject.toml").read_text()) for one in 
 PROJECT = PROJECTS[ROOT]
 OURS = {str(one["project"]["name"]) for one in PROJECTS.values()}
 
-_PINNED = re.compile(
-    r"^(?P<what>\S.*?)(?P<hashes>(?: \\\n    --hash=sha256:[0-9a-f]{64})+)\n(?P<via>(?:    #.*\n?)+)", re.M
-)
-
-
-def locked() -> list[tuple[Requirement, int, set[str]]]:
-    """Returns each locked package with the number of its hashes and the packages that require it."""
-    found = []
-    for match in _PINNED.finditer(LOCK):
-        via = {word.strip(" #") for word in match["via"].replace("# via", "").splitlines()} - {""}
-        found.append((Requirement(match["what"]), match["hashes"].count("--hash"), via))
-    return found
-
 
 def versions() -> dict[str, set[str]]:
+    """Returns the locked versions of each package."""
     found: dict[str, set[str]] = {}
-    for one, _, _ in locked():
+    for one in map(Requirement, re.findall(r"^(\S.*?) \\$", LOCK, re.M)):
         found.setdefault(canonicalize_name(one.name), set()).add(str(one.specifier).removeprefix("=="))
     return found
 
@@ -74,14 +62,6 @@ def test_our_distributions_need_each_other_in_this_version() -> None:
     assert read == {ROOT / "src" / "sparkonce" / "version.py"}
 
 
-def test_every_package_is_pinned_with_hashes() -> None:
-    lines = [line for line in LOCK.splitlines() if line and not line.startswith((" ", "#"))]
-    assert len(lines) == len(locked()) > 50
-    assert [
-        str(one) for one, hashes, _ in locked() if not re.fullmatch(r"==[^,*]+", str(one.specifier)) or not hashes
-    ] == []
-
-
 def test_the_lock_fits_what_the_project_asks_for() -> None:
     """This fails if somebody changes pyproject.toml without running `python3 dev.py lock`."""
     known = versions()
@@ -100,24 +80,6 @@ def test_all_extras_are_in_all() -> None:
     (everything,) = extras["all"]
     assert Requirement(everything).name == "sparkonce"
     assert Requirement(everything).extras == extras.keys() - {"all"}
-
-
-def test_nothing_is_in_the_lock_that_nobody_asked_for() -> None:
-    names = set(versions())
-    direct = {canonicalize_name(one.name) for wanted in of_others().values() for one in wanted}
-    for one, _, via in locked():
-        parents = {canonicalize_name(parent.partition(" ")[0].partition("[")[0]) for parent in via}
-        assert parents, one
-        assert parents <= names | OURS, one
-        assert parents.isdisjoint(OURS) or canonicalize_name(one.name) in direct, f"{one.name} is no longer asked for"
-
-
-def test_what_is_installed_is_what_is_locked() -> None:
-    known = versions()
-    installed = {canonicalize_name(one.metadata["Name"]): one.version for one in importlib.metadata.distributions()}
-    assert {
-        name: version for name, version in installed.items() if name not in OURS and version not in known.get(name, ())
-    } == {}
 
 
 @pytest.mark.parametrize("project", sorted(OURS))

@@ -151,19 +151,3 @@ def test_the_front_page_leads_to_every_page() -> None:
     pages = menu() - {"index.md"}
     assert len(pages) > 35
     assert pages - linked((DOCS / "index.md").read_text()) == set()
-
-
-def test_a_gap_is_found() -> None:
-    text = (DOCS / "kafka.md").read_text()
-    assert list(property_gaps("kafka", text.replace("| `prefix` |", "| `prefixes` |"))) == [
-        "kafka.md: KafkaSink(prefix) is missing",
-        "kafka.md: KafkaSink has no prefixes",
-    ]
-    assert headings("## A\n```\n## B\n```\n### C\n## D\n") == ["A", "D"]
-    assert set(menu_pages([{"Start": ["a.md", {"B": "b.md"}]}])) == {"a.md", "b.md"}
-    assert linked("[a](a.md#b) [r](../README.md#c)") == {"a.md", "readme.md"}
-    assert "LogError" in unnamed_errors("| `PrepareError` | `LogError` |")
-
-
-def test_pages_are_there() -> None:
-    assert {path.stem for path in map(Path, menu())} >= set(PROPERTIES)

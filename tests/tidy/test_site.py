@@ -120,19 +120,11 @@ def test_the_site_names_no_address_that_it_does_not_have(site: Path) -> None:
 
 
 SEARCHES = {
-    "install": {"install/"},
     "read_committed": {"readers/"},
     "topic does not exist": {"kafka-source/", "operations/", "troubleshooting/"},
     "SupersededError": {"troubleshooting/"},
-    "trigger": {"operations/", "scheduled/", "from-flink/"},
     "performance": {"benchmark/"},
-    "transactional id acl": {"kafka/"},
-    "retention": {"kafka/"},
-    "upgrade spark": {"rolling/", "install/"},
     "spark connect": {"formats/", "connect/"},
-    "jupyter": {"notebooks/"},
-    "airflow": {"scheduled/"},
-    "backfill": {"backfill/"},
 }
 """What people search for, and the page or pages that answer it."""
 

@@ -78,28 +78,6 @@ def test_what_is_imported_is_there() -> None:
     nobody((one for block in BLOCKS for one in unknown_names(block)), "name what is there")
 
 
-@pytest.mark.xdist_group("mypy")
-def test_wrong_blocks_are_found(tmp_path: Path) -> None:
-    wrong = {
-        "import sparkonce\nsparkonce.KafkaSink({}, topik='t')": 'Unexpected keyword argument "topik"',
-        "from sparkonce import FilesSink\nFilesSink()": 'Missing positional argument "path"',
-        "from sparkonce import ExactlyOnce\nExactlyOnce(sink)": 'Missing positional argument "checkpoint"',
-        "from sparkonce import GroupOffsets\nGroupOffsets(7, {})": 'has incompatible type "int"; expected "str"',
-        "\nPostgresSink('host=db', table='t')": 'Name "PostgresSink" is not defined',
-    }
-    asked = [Block(ROOT / f"{number}.md", 1, "python", f"{text}\n") for number, text in enumerate(wrong)]
-    said = type_check(asked, tmp_path)
-    assert len(said) == len(wrong)
-    for number, (line, what) in enumerate(zip(said, wrong.values(), strict=True)):
-        assert line.startswith(f"{number}.md:2: ")
-        assert what in line
-
-
-def test_a_name_that_is_not_there_is_found() -> None:
-    text = "import sparkonce\nfrom sparkonce import KafkaSinc\nfrom pyspark.sql import Frame\nsparkonce.explane(1)\n"
-    assert len(list(unknown_names(Block(ROOT / "README.md", 1, "python", text)))) == 3
-
-
 def test_code_is_no_wider_than_its_column() -> None:
     """At 1280 px a page shows 88 columns. What programs print is ``text``, and Flink's jobs are as they were."""
 
@@ -166,14 +144,6 @@ def test_every_command_line_is_one_that_the_command_takes() -> None:
     lines = sorted(set(command_lines()))
     assert len(lines) > 15
     nobody((f"{where}: {line}: {said}" for where, line in lines if (said := refused(line))), "see sparkonce --help")
-
-
-@pytest.mark.parametrize(
-    "line",
-    ["sparkonce verifi", "sparkonce verify --fault-s 3", "sparkonce verify --faults many", "sparkonce broker u"],
-)
-def test_a_wrong_command_line_is_found(line: str) -> None:
-    assert refused(line)
 
 
 def test_extras_that_are_named_are_there() -> None:
