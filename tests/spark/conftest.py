@@ -90,6 +90,15 @@ def table_libraries() -> Iterator[str]:
             yield spark_packages(**wanted).split(",")[-1]
 
 
+@pytest.fixture(scope="module")
+def travels(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Pickles what the test module defines by value, for Spark's workers."""
+    from spark.in_process import travelling
+
+    with travelling(request.module):
+        yield
+
+
 @pytest.fixture
 def own_session(spark: SparkSession) -> Iterator[SparkSession]:
     """A session of the test's own, whose settings it may change."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import uuid
 from pathlib import Path
 from typing import Any
 
@@ -15,22 +14,22 @@ from forwarding_log import ForwardingLog
 from spark.in_process import travelling
 from sparkonce.log import DecisionLog, Landed, Taken
 from sparkonce.protocol import codec
-from sparkonce.protocol.view import Claim, Commit
+from sparkonce.protocol.view import Commit
 from sparkonce.spark.formats.options import session_settings
 from sparkonce.spark.formats.sources import FormatSource, sources
 from sparkonce.storage.files import CheckpointFiles
 
-BEFORE, AFTER, DEPOSED = "before", "after", "deposed"
+BEFORE, AFTER = "before", "after"
 
 
 class StrikingLog(ForwardingLog):
-    """Injects one fault at the decision of one batch.
+    """Kills its process at the decision of one batch.
 
     Args:
         log: The wrapped log.
-        when: `BEFORE` or `AFTER` the put, or `DEPOSED`, which lets another run claim first.
+        when: `BEFORE` or `AFTER` the put.
         batch: The batch.
-        struck: A file that is created when the fault is injected.
+        struck: A file that is created then, so that it happens once.
     """
 
     def __init__(self, log: DecisionLog, when: str, batch: int, struck: Path) -> None:
@@ -42,10 +41,6 @@ class StrikingLog(ForwardingLog):
         if not isinstance(record, Commit) or record.batch != self._batch or self._struck.exists():
             return super().put_bytes(position, data)
         self._struck.touch()
-        if self._when == DEPOSED:
-            claim = Claim(nonce="0" * 8, run=str(uuid.uuid4()), query=record.query, location=self.location)
-            super().put_bytes(position, codec.encode_record(claim, at_ms=0))
-            return super().put_bytes(position, data)
         if self._when == AFTER:
             super().put_bytes(position, data)
         os.kill(os.getpid(), signal.SIGKILL)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -20,10 +20,13 @@ from spark.harness import new_name
 from sparkonce import ExactlyOnce, KafkaSink
 from sparkonce.driver.progress import BatchProgress
 from sparkonce.errors import SparkonceError
-from sparkonce.protocol.ownership import short_query
+from sparkonce.protocol.handles import Handle
+from sparkonce.protocol.ownership import Token, short_query
 from sparkonce.protocol.state import Phase
+from sparkonce.sink import Owner, TwoPhaseCommitSink
 from sparkonce.spark.query_end import wait_until_closed
-from sparkonce.spark.views import Sinks
+from sparkonce.spark.views import Sinks, shares, views_of
+from sparkonce.spark.work import SparkWork
 from sparkonce.storage.local import LocalFiles
 from sparkonce.storage.spark import SparkCheckpoint
 from sparkonce_lab.kafka import Transaction, create_topic, produce, read_committed
@@ -200,6 +203,15 @@ class Stream:
 
     def _query(self) -> str:
         return short_query(SparkCheckpoint(LocalFiles(self.checkpoint)).query_id() or "")
+
+
+def write_batch(
+    sink: TwoPhaseCommitSink, rows: DataFrame, batch: int = 0, *more: Any, claim: int = 0, **options: Any
+) -> tuple[Sequence[Handle], bool]:
+    """Writes a batch as a query's run does, without Spark's streaming. See `SparkWork`."""
+    facts = sink.preflight("0123456789ab", None)
+    owner = Owner(query="0123456789ab", token=Token(claim, "0" * 8), facts=facts)
+    return SparkWork(rows, batch, shares(views_of(sink)), *more, **options).write({sink.name: owner}, None)
 
 
 ROWS = [f"row-{number:03d}" for number in range(60)]

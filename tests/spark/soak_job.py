@@ -1,7 +1,8 @@
 """A query of thousands of small batches that reports its memory and files: ``python -m spark.soak_job CONFIG``.
 
-CONFIG is the JSON of a `Soak`. Spark itself is configured to keep little about finished batches, jobs and tasks, so
-that any growth is ours.
+CONFIG is JSON: ``spark`` is a `spark.pipeline.Config` for the session, ``topic``, ``conninfo`` and ``files`` are the
+targets, and ``measure`` lists the batches after which the query measures itself; it ends after the last. Spark itself
+is configured to keep little about finished batches, jobs and tasks, so that any growth is ours.
 """
 
 from __future__ import annotations
@@ -13,8 +14,7 @@ import os
 import sys
 import threading
 import tracemalloc
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,51 +44,30 @@ _A_TABLE = 1 << 20
 """A block of this size is Python's table of interned strings, which is occasionally moved and would count as growth."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Soak:
-    """One start of the query.
-
-    Attributes:
-        spark: A `spark.pipeline.Config` for the session.
-        topic: The topic that is written to, in addition to the table ``soaked`` and the folder.
-        conninfo: The connection settings for PostgreSQL.
-        files: The folder that is written to.
-        measure: The batches after which it measures itself. It ends after the last of them.
-    """
-
-    spark: Mapping[str, Any]
-    topic: str
-    conninfo: str
-    files: str
-    measure: Sequence[int]
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
-
 def main(text: str) -> None:
     from spark.pipeline import Config, session
     from sparkonce.protocol.state import Phase
 
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(levelname)s %(message)s")
-    soak = Soak(**json.loads(text))
-    config = Config.of_json(json.dumps({**soak.spark, "spark": _LITTLE}))
+    soak = json.loads(text)
+    config = Config.of_json(json.dumps({**soak["spark"], "spark": _LITTLE}))
     spark = session(config)
     records_read = count_records_read()
     last = threading.Event()
 
     def listen(phase: Phase, batch: int) -> None:
-        if phase is Phase.IDLE and batch in soak.measure:
-            tell(batch=batch, records_read=records_read(), **measured(spark, Path(config.checkpoint)))
-            if batch == soak.measure[-1]:
+        if phase is Phase.IDLE and batch in soak["measure"]:
+            found = {"batch": batch, "records_read": records_read(), **measured(spark, Path(config.checkpoint))}
+            print(json.dumps({"event": "measured", **found}), flush=True)  # noqa: T201 - for `sparkonce_lab.rig.child`
+            if batch == soak["measure"][-1]:
                 last.set()
 
     source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", ROWS).option("numPartitions", SLOTS)
     rows = source.load().selectExpr("cast(value as string) as key", "cast(value as string) as value")
     sinks = (
-        KafkaSink({"bootstrap.servers": config.bootstrap}, topic=soak.topic),
-        PostgresSink(soak.conninfo, table="soaked"),
-        FilesSink(soak.files),
+        KafkaSink({"bootstrap.servers": config.bootstrap}, topic=soak["topic"]),
+        PostgresSink(soak["conninfo"], table="soaked"),
+        FilesSink(soak["files"]),
     )
     once = ExactlyOnce(dict.fromkeys(sinks), checkpoint=config.checkpoint, listener=listen, display=False)
     tracemalloc.start()
@@ -98,10 +77,6 @@ def main(text: str) -> None:
     query.stop()
     if error := query.exception():
         raise error
-
-
-def tell(**what: Any) -> None:
-    print(json.dumps({"event": "measured", **what}), flush=True)  # noqa: T201 - it is read by `sparkonce_lab.rig.child`
 
 
 # --- what it holds ----------------------------------------------------------------------------------------------------

@@ -18,9 +18,10 @@ from sparkonce import ExactlyOnce
 from sparkonce.protocol.handles import Handle, Outcome
 from sparkonce.protocol.ownership import Token
 from sparkonce.protocol.state import Phase
-from sparkonce.sink import Owner, SinkCommitter
+from sparkonce.sink import Owner, SinkCommitter, TwoPhaseCommitSink
 from sparkonce.sinks.tables.sink import TableSink
 from sparkonce.sinks.write_ahead.folder import WriteAheadFolder
+from sparkonce.testing.conformance import SinkConformance
 from tryout.bulk import make_orders
 
 QUERY = "7f6e5d4c0000"
@@ -55,6 +56,25 @@ def table_session(spark: SparkSession, warehouse: Path) -> Iterator[SparkSession
         SparkSession._activeSession = spark
         sessions.setDefaultSession(spark._jsparkSession)
         sessions.setActiveSession(spark._jsparkSession)
+
+
+class WaitingRows(SinkConformance):
+    """The conformance suite for a sink whose rows wait in the folder `rows` below `root`."""
+
+    visible_within_s = 0.0
+    loses_whole_batches = True
+    test_another_process_commits = None  # would have to start a Spark session of its own
+    root: Path
+
+    def make_second_sink(self) -> TwoPhaseCommitSink:
+        return self.make_sink(name="beside")  # type: ignore[call-arg]
+
+    def make_rows(self, start: int, count: int) -> pa.RecordBatch:
+        return pa.record_batch({"number": list(range(start, start + count)), "word": ["w"] * count})
+
+    def expire(self, handle: Handle) -> bool:
+        (self.root / "rows" / handle.sink / "prepared" / str(handle["name"])).unlink()
+        return True
 
 
 class KilledError(BaseException):

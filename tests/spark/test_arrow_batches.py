@@ -10,17 +10,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 from pyspark.sql.functions import pandas_udf
 
-from spark.in_process import MARKS
+from spark.in_process import MARKS, write_batch
 from sparkonce import FilesSink
 from sparkonce.driver.work import LargerRowsError
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.handles import Handle
-from sparkonce.protocol.ownership import Token
-from sparkonce.sink import Owner
 from sparkonce.spark import arrow_batches
 from sparkonce.spark.arrow_batches import ArrowBatches
-from sparkonce.spark.views import shares, views_of
-from sparkonce.spark.work import SparkWork
 
 pytestmark = MARKS
 
@@ -54,11 +50,8 @@ class Query:
         self.batches = 0
 
     def write(self, rows: DataFrame) -> tuple[Sequence[Handle], bool]:
-        facts = self.sink.preflight("0123456789ab", None)
-        owner = Owner(query="0123456789ab", token=Token(0, "0" * 8), facts=facts)
-        work = SparkWork(rows, self.batches, shares(views_of(self.sink)), arrow=self.arrow)
         self.batches += 1
-        handles, again = work.write({self.sink.name: owner}, None)
+        handles, again = write_batch(self.sink, rows, self.batches, arrow=self.arrow)
         assert sum(handle.rows for handle in handles) == rows.count()
         return handles, again
 

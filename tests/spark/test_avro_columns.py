@@ -14,7 +14,7 @@ from typing import Any
 
 import fastavro
 import pytest
-from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
+from confluent_kafka.schema_registry import SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 from py4j.java_gateway import JavaPackage
@@ -52,14 +52,34 @@ def server() -> Iterator[RegistryServer]:
         yield server
 
 
-@pytest.fixture(scope="module")
-def registry(server: RegistryServer) -> SchemaRegistry:
-    return SchemaRegistry({"url": server.url, "max.retries": 0})
+class Orders:
+    """A topic, the subject of its values in a registry, and Spark, which reads them."""
+
+    def __init__(self, spark: SparkSession, server: RegistryServer) -> None:
+        self.spark, self.server, self.topic = spark, server, new_name("orders")
+        self.subject = f"{self.topic}-value"
+        self.registry = SchemaRegistry({"url": server.url, "max.retries": 0})
+        self.given: dict[str, Any] = {"subject": self.subject, "registry": self.registry}
+
+    def register(self, schema: Any, **more: Any) -> int:
+        return self.server.register(self.subject, schema, **more)
+
+    def rows(self, *values: bytes | None) -> DataFrame:
+        """Returns rows in one task.
+
+        If one of two tasks fails, Spark also kills the other's Python, which may affect the next query.
+        """
+        records = [("orders", 3, 70 + number, one) for number, one in enumerate(values)]
+        return self.spark.createDataFrame(records, COLUMNS).coalesce(1)
+
+    def decoded(self, df: DataFrame, **more: Any) -> list[Any]:
+        column = from_registry_avro("value", **self.given, **more)
+        return [plain(row["it"]) for row in df.select(column.alias("it")).collect()]
 
 
 @pytest.fixture
-def subject() -> str:
-    return new_name("orders-value")
+def orders(spark: SparkSession, server: RegistryServer) -> Orders:
+    return Orders(spark, server)
 
 
 def record(*fields: tuple[Any, ...], name: str = "Order") -> dict[str, Any]:
@@ -82,57 +102,38 @@ def framed(schema_id: int, schema: Any, value: Any) -> bytes:
     return wire_header(schema_id) + written(schema, value)
 
 
-def rows(spark: SparkSession, *values: bytes | None) -> DataFrame:
-    """Returns rows in one task.
-
-    If one of two tasks fails, Spark also kills the other's Python, which may affect the next query.
-    """
-    records = [("orders", 3, 70 + number, one) for number, one in enumerate(values)]
-    return spark.createDataFrame(records, COLUMNS).coalesce(1)
-
-
 def plain(value: Any) -> Any:
     return value.asDict(recursive=True) if hasattr(value, "asDict") else value
 
 
-def decoded(df: DataFrame, subject: str, registry: SchemaRegistry, **more: Any) -> list[Any]:
-    column = from_registry_avro("value", subject=subject, registry=registry, **more)
-    return [plain(row["it"]) for row in df.select(column.alias("it")).collect()]
-
-
 @pytest.mark.slow
-def test_every_version_is_read_as_the_latest(
-    spark: SparkSession, server: RegistryServer, registry: SchemaRegistry, subject: str
-) -> None:
-    first, second = server.register(subject, V1), server.register(subject, V2)
-    df = rows(
-        spark,
+def test_every_version_is_read_as_the_latest(orders: Orders) -> None:
+    first, second = orders.register(V1), orders.register(V2)
+    df = orders.rows(
         framed(first, V1, {"id": 1, "note": "a"}),
         framed(second, V2, {"id": 1 << 40, "price": 2.5, "note": "b"}),
         None,
     )
     expected = [{"id": 1, "price": None, "note": "a"}, {"id": 1 << 40, "price": 2.5, "note": "b"}, None]
     for later_ids in ("stop", "ask"):
-        assert decoded(df, subject, registry, later_ids=later_ids) == expected
+        assert orders.decoded(df, later_ids=later_ids) == expected
     # A tombstone is not a bad record, whatever happens to bad records.
-    dead_letters = decoded(df, subject, registry, on_error="dead-letter")
+    dead_letters = orders.decoded(df, on_error="dead-letter")
     assert [one["record"] for one in dead_letters] == expected
     assert [one["dead_letter"] for one in dead_letters] == [None] * 3
 
 
 @pytest.mark.slow
-def test_the_reader_can_be_pinned(
-    spark: SparkSession, server: RegistryServer, registry: SchemaRegistry, subject: str, tmp_path: Path
-) -> None:
-    first = server.register(subject, V1)
-    server.register(subject, V2)
-    df = rows(spark, framed(first, V1, {"id": 1, "note": "a"}))
+def test_the_reader_can_be_pinned(orders: Orders, tmp_path: Path) -> None:
+    first = orders.register(V1)
+    orders.register(V2)
+    df = orders.rows(framed(first, V1, {"id": 1, "note": "a"}))
     own = record(("note", "string"), ("added", "int", 7))
     file = tmp_path / "own.avsc"
     file.write_text(json.dumps(own))
-    assert decoded(df, subject, registry, reader=1) == [{"id": 1, "note": "a"}]
+    assert orders.decoded(df, reader=1) == [{"id": 1, "note": "a"}]
     for reader in (file, str(file), json.dumps(own), own):
-        assert decoded(df, subject, registry, reader=reader) == [{"note": "a", "added": 7}]
+        assert orders.decoded(df, reader=reader) == [{"note": "a", "added": 7}]
 
 
 LINE = record(("sku", "string"), ("n", "int"), name="Line")
@@ -149,9 +150,7 @@ TIME_VALUES = {
 }
 
 
-def test_values_of_every_type_are_what_bare_from_avro_makes_of_them(
-    spark: SparkSession, server: RegistryServer, registry: SchemaRegistry, subject: str
-) -> None:
+def test_values_of_every_type_are_what_bare_from_avro_makes_of_them(orders: Orders) -> None:
     every_value = {
         "union": "text",
         "enum": "HEARTS",
@@ -170,10 +169,10 @@ def test_values_of_every_type_are_what_bare_from_avro_makes_of_them(
         ("by_name", {"type": "map", "values": "com.example.Line"}),
         *TIMES,
     )
-    schema_id = server.register(subject, everything)
-    df = rows(spark, framed(schema_id, everything, every_value))
+    schema_id = orders.register(everything)
+    df = orders.rows(framed(schema_id, everything, every_value))
     bare = df.select(from_avro(F.expr("substring(value, 6)"), json.dumps(everything)).alias("it")).first()
-    assert decoded(df, subject, registry) == [plain(bare["it"])]  # type: ignore[index]
+    assert orders.decoded(df) == [plain(bare["it"])]  # type: ignore[index]
     assert plain(bare["it"])["decimal"] == Decimal("-12.34")  # type: ignore[index]
 
 
@@ -194,34 +193,19 @@ ALWAYS = ("no number", "perhaps a record")
 @pytest.mark.parametrize(
     "shape", [*ALWAYS, *(pytest.param(one, marks=pytest.mark.slow) for one in sorted({*NOT_RECORDS} - {*ALWAYS}))]
 )
-def test_a_null_is_told_from_a_record_that_cannot_be_read(
-    spark: SparkSession, server: RegistryServer, registry: SchemaRegistry, subject: str, shape: str
-) -> None:
+def test_a_null_is_told_from_a_record_that_cannot_be_read(orders: Orders, shape: str) -> None:
     schema, value = NOT_RECORDS[shape]
-    schema_id = server.register(subject, json.dumps(schema))
+    schema_id = orders.register(json.dumps(schema))
     good = framed(schema_id, schema, value)
-    dead_letters = decoded(rows(spark, good, good[:-1]), subject, registry, on_error="dead-letter", later_ids="stop")
+    dead_letters = orders.decoded(orders.rows(good, good[:-1]), on_error="dead-letter", later_ids="stop")
     assert dead_letters[0] == {"record": value, "dead_letter": None}
     assert dead_letters[1]["record"] is None
     assert f"not a record of schema id {schema_id}" in dead_letters[1]["dead_letter"]["reason"]
 
 
-def test_bytes_behind_a_record_are_not_noticed(
-    spark: SparkSession, server: RegistryServer, registry: SchemaRegistry, subject: str
-) -> None:
-    value = framed(server.register(subject, V1), V1, {"id": 1, "note": "a"}) + b"more"
-    assert decoded(rows(spark, value), subject, registry) == [{"id": 1, "note": "a"}]
-
-
-def test_references_are_followed(
-    spark: SparkSession, server: RegistryServer, registry: SchemaRegistry, subject: str
-) -> None:
-    server.register(f"{subject}-line", LINE)
-    outer = record(("a", "Line"), ("b", ["null", "com.example.Line"], None))
-    schema_id = server.register(subject, outer, references=[("com.example.Line", f"{subject}-line", 1)])
-    whole = record(("a", LINE), ("b", ["null", "com.example.Line"], None))
-    value = {"a": {"sku": "x", "n": 1}, "b": {"sku": "y", "n": 2}}
-    assert decoded(rows(spark, framed(schema_id, whole, value)), subject, registry) == [value]
+def test_bytes_behind_a_record_are_not_noticed(orders: Orders) -> None:
+    value = framed(orders.register(V1), V1, {"id": 1, "note": "a"}) + b"more"
+    assert orders.decoded(orders.rows(value)) == [{"id": 1, "note": "a"}]
 
 
 BAD = {
@@ -233,13 +217,11 @@ BAD = {
 }
 
 
-def test_what_cannot_be_decoded_goes_where_the_user_says(
-    spark: SparkSession, server: RegistryServer, registry: SchemaRegistry, subject: str
-) -> None:
-    schema_id = server.register(subject, V1)
+def test_what_cannot_be_decoded_goes_where_the_user_says(orders: Orders) -> None:
+    schema_id = orders.register(V1)
     good = framed(schema_id, V1, {"id": 1, "note": "a"})
     values = [good[:-1] if bad == b"cut" else bad for bad in BAD.values()]
-    dead_letters = decoded(rows(spark, *values, good), subject, registry, on_error="dead-letter")
+    dead_letters = orders.decoded(orders.rows(*values, good), on_error="dead-letter")
     assert dead_letters.pop() == {"record": {"id": 1, "note": "a"}, "dead_letter": None}
     for reason, value, dead_letter in zip(BAD, values, dead_letters, strict=True):
         assert dead_letter["record"] is None
@@ -247,34 +229,30 @@ def test_what_cannot_be_decoded_goes_where_the_user_says(
         assert reason in told["reason"]
         assert bytes(told["value"]) == value
         assert told["schema_id"] == (None if "wire format" in reason else int.from_bytes(value[1:5], "big"))
-    df = rows(spark, good, *values)
-    (kept,) = decode_registry_avro(df, subject=subject, registry=registry, on_error="drop").collect()
+    df = orders.rows(good, *values)
+    (kept,) = decode_registry_avro(df, **orders.given, on_error="drop").collect()
     assert kept["record"]["id"] == 1
     assert set(kept.asDict()) == {"topic", "partition", "offset", "value", "record"}
     for reason, value, later_ids in zip(BAD, values, ("stop", "stop", "stop", "stop", "ask"), strict=True):
         with pytest.raises(PySparkException) as stopped:
-            decoded(rows(spark, good, value), subject, registry, later_ids=later_ids)
+            orders.decoded(orders.rows(good, value), later_ids=later_ids)
         assert "topic=orders partition=3 offset=71" in str(stopped.value)
         assert reason in str(stopped.value)
 
 
 @pytest.mark.parametrize("on_error", ["fail", "dead-letter"])
-def test_an_id_that_the_plan_does_not_know_is_never_a_bad_record_unasked(
-    spark: SparkSession, server: RegistryServer, registry: SchemaRegistry, subject: str, on_error: str
-) -> None:
-    server.register(subject, V1)
-    column = from_registry_avro("value", subject=subject, registry=registry, on_error=on_error, later_ids="stop")
-    later = server.register(subject, V2)
-    df = rows(spark, framed(later, V2, {"id": 1, "price": None, "note": "a"}))
+def test_an_id_that_the_plan_does_not_know_is_never_a_bad_record_unasked(orders: Orders, on_error: str) -> None:
+    orders.register(V1)
+    column = from_registry_avro("value", **orders.given, on_error=on_error, later_ids="stop")
+    later = orders.register(V2)
+    df = orders.rows(framed(later, V2, {"id": 1, "price": None, "note": "a"}))
     with pytest.raises(
         PySparkException, match=rf"offset=70 .*schema id {later} was not one of .*start the query again"
     ):
         df.select(column).collect()
 
 
-def test_a_later_schema_gives_what_it_gives_when_it_is_known(
-    spark: SparkSession, server: RegistryServer, registry: SchemaRegistry, subject: str
-) -> None:
+def test_a_later_schema_gives_what_it_gives_when_it_is_known(orders: Orders) -> None:
     """Compares decoding in the worker with Java's own."""
     resolved = [
         # For each field: its name, the writer's type, the reader's type, and a value.
@@ -294,80 +272,49 @@ def test_a_later_schema_gives_what_it_gives_when_it_is_known(
     reader = record(
         *((name, kind) for name, _, kind, _ in resolved), ("list", box, [{"s": "é", "n": 1}]), ("new", "string", "ü")
     )
-    server.set_compatibility("NONE", subject)
-    server.register(subject, reader)
-    before = from_registry_avro("value", subject=subject, registry=registry, reader=1, later_ids="ask")
+    orders.server.set_compatibility("NONE", orders.subject)
+    orders.register(reader)
+    before = from_registry_avro("value", **orders.given, reader=1, later_ids="ask")
     value = {**{name: one for name, _, _, one in resolved}, "gone": "g"}
-    schema_id = server.register(subject, writer)
-    df = rows(spark, framed(schema_id, writer, value))
+    schema_id = orders.register(writer)
+    df = orders.rows(framed(schema_id, writer, value))
     late = [plain(row["it"]) for row in df.select(before.alias("it")).collect()]
-    assert late == decoded(df, subject, registry, reader=1)
+    assert late == orders.decoded(df, reader=1)
     assert late[0]["new"] == "ü"
 
 
-@pytest.mark.slow
-def test_what_python_cannot_resolve_as_java_does_stops_the_query(
-    spark: SparkSession, server: RegistryServer, registry: SchemaRegistry, subject: str
-) -> None:
-    server.register(subject, record(("u", ["float", "double"])))
-    before = from_registry_avro("value", subject=subject, registry=registry, on_error="dead-letter")
-    writer = record(("u", ["float", "double"]), ("x", "int"))
-    server.set_compatibility("NONE", subject)
-    df = rows(spark, framed(server.register(subject, writer), writer, {"u": 0.5, "x": 1}))
-    with pytest.raises(PySparkException, match="tart the query again"):
-        df.select(before).collect()
-    assert decoded(df, subject, registry, reader=1) == [{"u": 0.5}]
-
-
-def test_a_registry_that_is_away_makes_no_bad_records(
-    spark: SparkSession, server: RegistryServer, registry: SchemaRegistry, subject: str
-) -> None:
-    server.register(subject, V1)
-    dropping = decode_registry_avro(
-        rows(spark, wire_header(88888)), subject=subject, registry=registry, on_error="drop"
-    )
-    with server.down(), pytest.raises(PySparkException, match="gave no answer about schema id 88888"):
+def test_a_registry_that_is_away_makes_no_bad_records(orders: Orders) -> None:
+    orders.register(V1)
+    dropping = decode_registry_avro(orders.rows(wire_header(88888)), **orders.given, on_error="drop")
+    with orders.server.down(), pytest.raises(PySparkException, match="gave no answer about schema id 88888"):
         dropping.collect()
-    with server.failing(404), pytest.raises(PySparkException, match="HTTP 404"):
+    with orders.server.failing(404), pytest.raises(PySparkException, match="HTTP 404"):
         dropping.collect()
     assert dropping.collect() == []
 
 
-def test_an_id_of_another_subject_is_a_record_that_cannot_be_decoded(
-    spark: SparkSession, server: RegistryServer, registry: SchemaRegistry, subject: str
-) -> None:
-    good = framed(server.register(subject, V1), V1, {"id": 1, "note": "a"})
-    foreign = server.register(f"{subject}-other", record(("other", "string"), name="Other"))
-    df = rows(spark, good, wire_header(foreign) + b"\2x", good)
-    told = f"schema id {foreign} belongs to subject {subject}-other, not to {subject}"
-    dead_letters = decoded(df, subject, registry, on_error="dead-letter")
+def test_an_id_of_another_subject_is_a_record_that_cannot_be_decoded(orders: Orders) -> None:
+    good = framed(orders.register(V1), V1, {"id": 1, "note": "a"})
+    foreign = orders.server.register(f"{orders.subject}-other", record(("other", "string"), name="Other"))
+    df = orders.rows(good, wire_header(foreign) + b"\2x", good)
+    told = f"schema id {foreign} belongs to subject {orders.subject}-other, not to {orders.subject}"
+    dead_letters = orders.decoded(df, on_error="dead-letter")
     assert [one["record"] is None for one in dead_letters] == [False, True, False]
     assert told in dead_letters[1]["dead_letter"]["reason"]
-    dropping = decode_registry_avro(df, subject=subject, registry=registry, on_error="drop")
+    dropping = decode_registry_avro(df, **orders.given, on_error="drop")
     assert dropping.count() == 2
     with pytest.raises(PySparkException, match=rf"offset=71 .*{told}.*add their subject to subject="):
-        decoded(df, subject, registry, later_ids="ask")
+        orders.decoded(df, later_ids="ask")
     with pytest.raises(PySparkException, match=rf"offset=71 .*id {foreign} was not one of .*to another subject, add"):
-        decoded(df, subject, registry, later_ids="stop")
-
-
-def test_a_later_id_of_another_type_is_told(
-    spark: SparkSession, server: RegistryServer, registry: SchemaRegistry, subject: str
-) -> None:
-    server.register(subject, V1)
-    other = server.register(f"{subject}-json", "{}", kind="JSON")
-    (dead_letter,) = decoded(rows(spark, wire_header(other)), subject, registry, on_error="dead-letter")
-    assert "of type JSON: only AVRO" in dead_letter["dead_letter"]["reason"]
+        orders.decoded(df, later_ids="stop")
 
 
 @pytest.mark.slow
-def test_each_record_is_decoded_once(
-    spark: SparkSession, server: RegistryServer, registry: SchemaRegistry, subject: str
-) -> None:
+def test_each_record_is_decoded_once(orders: Orders) -> None:
     """Spark computes an expression once for each place it appears in, unless it recognizes the duplicates."""
-    server.register(subject, V1)
-    df = rows(spark, None)
-    settings = {"subject": subject, "registry": registry, "later_ids": "stop"}
+    orders.register(V1)
+    df = orders.rows(None)
+    settings = {**orders.given, "later_ids": "stop"}
     for plan in (
         df.select(from_registry_avro("value", **settings)),
         df.select(from_registry_avro("value", on_error="dead-letter", **settings)),
@@ -380,61 +327,54 @@ def test_each_record_is_decoded_once(
 
 
 @pytest.mark.slow
-def test_recursive_types_need_a_depth(
-    spark: SparkSession, server: RegistryServer, registry: SchemaRegistry, subject: str
-) -> None:
+def test_recursive_types_need_a_depth(orders: Orders) -> None:
     tree = record(("n", "int"), ("next", ["null", "com.example.Order"], None))
-    schema_id = server.register(subject, tree)
-    df = rows(spark, framed(schema_id, tree, {"n": 1, "next": {"n": 2, "next": None}}))
+    schema_id = orders.register(tree)
+    df = orders.rows(framed(schema_id, tree, {"n": 1, "next": {"n": 2, "next": None}}))
     with pytest.raises(ConfigurationError, match=r"is recursive.*recursiveFieldMaxDepth"):
-        decoded(df, subject, registry)
-    assert decoded(df, subject, registry, options={"recursiveFieldMaxDepth": "2"}) == [{"n": 1, "next": {"n": 2}}]
+        orders.decoded(df)
+    assert orders.decoded(df, options={"recursiveFieldMaxDepth": "2"}) == [{"n": 1, "next": {"n": 2}}]
 
 
-def test_what_confluents_serialiser_writes_is_read_and_the_other_way_round(
-    spark: SparkSession, server: RegistryServer, registry: SchemaRegistry
-) -> None:
-    topic = new_name("orders")
-    client = SchemaRegistryClient({"url": server.url})
-    context = SerializationContext(topic, MessageField.VALUE)
+def test_what_confluents_serialiser_writes_is_read_and_the_other_way_round(orders: Orders) -> None:
+    client = SchemaRegistryClient({"url": orders.server.url})
+    context = SerializationContext(orders.topic, MessageField.VALUE)
     value = {"id": 1 << 40, "price": 2.5, "note": "é"}
     theirs = AvroSerializer(client, json.dumps(V2))(value, context)
-    df = rows(spark, theirs)
-    assert decoded(df, f"{topic}-value", registry) == [value]
+    df = orders.rows(theirs)
+    assert orders.decoded(df) == [value]
 
-    again = from_registry_avro("value", subject=f"{topic}-value", registry=registry)
+    again = from_registry_avro("value", **orders.given)
     for schema in (None, V2):
-        encode = to_registry_avro("r", topic=topic, schema=schema, registry=registry)
+        encode = to_registry_avro("r", topic=orders.topic, schema=schema, registry=orders.registry)
         (ours,) = df.select(again.alias("r")).select(encode.alias("value")).collect()
         assert bytes(ours["value"]) == theirs
         assert AvroDeserializer(client)(bytes(ours["value"]), context) == value
 
 
-def test_encoding_refuses_what_the_registry_refuses(
-    spark: SparkSession, server: RegistryServer, registry: SchemaRegistry, subject: str
-) -> None:
+def test_encoding_refuses_what_the_registry_refuses(orders: Orders) -> None:
     with pytest.raises(RegistryError, match=r"40401|40403"):
-        to_registry_avro("r", subject=subject, schema=V1, registry=registry, auto_register=False)
-    assert server.count(f"POST /subjects/{subject}/versions") == 0
-    server.register(subject, V1)
-    with pytest.raises(RegistryError, match=f"{subject}.*409"):
-        to_registry_avro("r", subject=subject, schema=record(("new", "int")), registry=registry)
-    nulls = spark.sql("select cast(null as struct<id:int,note:string>) as r")
-    encode = to_registry_avro("r", subject=subject, schema=V1, registry=registry, auto_register=False)
+        to_registry_avro("r", schema=V1, **orders.given, auto_register=False)
+    assert orders.server.count(f"POST /subjects/{orders.subject}/versions") == 0
+    orders.register(V1)
+    with pytest.raises(RegistryError, match=f"{orders.subject}.*409"):
+        to_registry_avro("r", schema=record(("new", "int")), **orders.given)
+    nulls = orders.spark.sql("select cast(null as struct<id:int,note:string>) as r")
+    encode = to_registry_avro("r", schema=V1, **orders.given, auto_register=False)
     assert nulls.select(encode.alias("v")).collect() == [(None,)]
 
 
-def test_plain_files(spark: SparkSession, tmp_path: Path) -> None:
+def test_plain_files(orders: Orders, tmp_path: Path) -> None:
     one, two = tmp_path / "one.avsc", tmp_path / "two.avsc"
     one.write_text(json.dumps(V1))
     two.write_text(json.dumps(V2))
-    df = rows(spark, written(V1, {"id": 1, "note": "a"}), None)
+    df = orders.rows(written(V1, {"id": 1, "note": "a"}), None)
     values = [plain(row[0]) for row in df.select(from_avro_file("value", one, reader=str(two))).collect()]
     assert values == [{"id": 1, "price": None, "note": "a"}, None]
     again = df.select(from_avro_file("value", one).alias("r")).select(to_avro_file("r", one).alias("v")).collect()
     assert [row["v"] for row in again] == [row["value"] for row in df.collect()]
     with pytest.raises(Py4JJavaError, match="Malformed records are detected"):
-        rows(spark, b"").select(from_avro_file("value", one)).collect()
+        orders.rows(b"").select(from_avro_file("value", one)).collect()
 
 
 @pytest.mark.parametrize(
@@ -448,26 +388,22 @@ def test_plain_files(spark: SparkSession, tmp_path: Path) -> None:
         ({"reader": '"nonsense"'}, "reader=.*no type in Spark"),
     ],
 )
-def test_settings_that_are_wrong_are_named(
-    spark: SparkSession, server: RegistryServer, registry: SchemaRegistry, settings: dict[str, Any], told: str
-) -> None:
+def test_settings_that_are_wrong_are_named(orders: Orders, settings: dict[str, Any], told: str) -> None:
     for subject in ("a", "b"):
-        server.register(subject, V1)
+        orders.server.register(subject, V1)
     with pytest.raises(ConfigurationError, match=told):
-        from_registry_avro("value", **{"subject": "a", "registry": registry, **settings})
+        from_registry_avro("value", **{"subject": "a", "registry": orders.registry, **settings})
 
 
-def test_a_column_that_is_not_there_or_not_binary_is_named(spark: SparkSession, registry: SchemaRegistry) -> None:
+def test_a_column_that_is_not_there_or_not_binary_is_named(orders: Orders) -> None:
     for column, told in (("nothing", "missing"), ("topic", "string")):
         with pytest.raises(SchemaError, match=f"column='{column}' is {told}"):
-            decode_registry_avro(rows(spark, None), column, subject="a", registry=registry)
+            decode_registry_avro(orders.rows(None), column, subject="a", registry=orders.registry)
 
 
-def test_columns_that_do_not_say_where_a_record_is_are_named(
-    spark: SparkSession, server: RegistryServer, registry: SchemaRegistry, subject: str
-) -> None:
-    good = framed(server.register(subject, V1), V1, {"id": 1, "note": "a"})
-    bare = rows(spark, good).select("value", F.struct("offset").alias("at"))
+def test_columns_that_do_not_say_where_a_record_is_are_named(orders: Orders) -> None:
+    good = framed(orders.register(V1), V1, {"id": 1, "note": "a"})
+    bare = orders.rows(good).select("value", F.struct("offset").alias("at"))
     refused: list[dict[str, Any]] = [
         {}, {"on_error": "drop", "later_ids": "stop"}, {"located_by": ("at.offset", "partition")}
     ]  # fmt: skip
@@ -475,10 +411,10 @@ def test_columns_that_do_not_say_where_a_record_is_are_named(
         with pytest.raises(
             SchemaError, match=r"located_by=.*no column (topic, partition, offset|partition);.*located_by=\(\)"
         ):
-            decode_registry_avro(bare, subject=subject, registry=registry, **more)
+            decode_registry_avro(bare, **orders.given, **more)
     taken: list[dict[str, Any]] = [{"located_by": ()}, {"on_error": "drop"}, {"located_by": ("at.offset", "VALUE")}]
     for more in taken:
-        assert decode_registry_avro(bare, subject=subject, registry=registry, **more).count() == 1
+        assert decode_registry_avro(bare, **orders.given, **more).count() == 1
 
 
 def test_a_session_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -499,12 +435,3 @@ def test_a_missing_module_is_told(spark: SparkSession, monkeypatch: pytest.Monke
         match=r"does not have spark-avro(.|\n)*--packages org\.apache\.spark:spark-avro_2\.13:4\.0\.0",
     ):
         to_avro_file("r", V1)
-
-
-def test_the_double_knows_what_can_be_read(server: RegistryServer, registry: SchemaRegistry) -> None:
-    """Checks that the tests above register what they mean to."""
-    client = SchemaRegistryClient({"url": server.url, "max.retries": 0})
-    subject = new_name("compatible")
-    for schema in (V1, V2):
-        client.register_schema(subject, Schema(json.dumps(schema), "AVRO"))
-    assert client.get_versions(subject) == [1, 2]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,9 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 from shared_servers import needs_postgres
 from spark.in_process import MARKS, CrashError, Stream, crash_at
 from sparkonce import FilesSink, PostgresSink
-from sparkonce.errors import PrepareError, TransactionLostError
+from sparkonce.errors import PrepareError
 from sparkonce.files import whole_batches
 from sparkonce.protocol.state import Phase
-from sparkonce.sinks.kafka.committer import KafkaCommitter
 from sparkonce_lab.rig.kafka import Cluster
 from sparkonce_lab.systems.postgres import PostgresSystem
 
@@ -41,9 +39,8 @@ def in_files(folder: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 @needs_postgres
-@pytest.mark.parametrize("commit", [pytest.param("staged", marks=pytest.mark.slow), "two_phase"])
 def test_accepted_and_refused_rows_are_the_input_whatever_crashes(
-    spark: SparkSession, kafka: Cluster, tmp_path: Path, postgres: PostgresSystem, commit: str
+    spark: SparkSession, kafka: Cluster, tmp_path: Path, postgres: PostgresSystem
 ) -> None:
     def without(refused: list[str]) -> list[str]:
         """Returns the ids that are not refused, in the order of their numbers."""
@@ -61,7 +58,7 @@ def test_accepted_and_refused_rows_are_the_input_whatever_crashes(
     dead_letters = tmp_path / "refused"
 
     def run(**more: Any) -> Any:
-        table = PostgresSink(postgres.server.conninfo(), table="liked", commit=commit)
+        table = PostgresSink(postgres.server.conninfo(), table="liked", commit="two_phase")
         dead = FilesSink(dead_letters, name="refused")
         return stream.run(plan, rows_per_batch=100, sinks=lambda to: [to, table], dead_letters=dead, **more)
 
@@ -81,39 +78,6 @@ def test_accepted_and_refused_rows_are_the_input_whatever_crashes(
     assert any("22001" in one for one in reasons), reasons
     assert {one["batch"] for one in found} == {0, 1, 2, 3}
     assert not stream.transactions("Ongoing")
-
-
-@pytest.mark.slow
-def test_a_replay_that_refuses_other_rows_is_not_taken(spark: SparkSession, kafka: Cluster, tmp_path: Path) -> None:
-    def lose(stream: Stream, name: str, topic: str, slots: Callable[[int], bool]) -> int:
-        """Aborts decided transactions of the newest batch, as the broker does when they time out."""
-        from sparkonce.driver.start import read_log
-        from sparkonce.log import DecisionLog
-        from sparkonce.storage.local import LocalFiles
-
-        view = read_log(DecisionLog(LocalFiles(stream.checkpoint)))
-        decided = view.newest_decision
-        assert decided is not None
-        handles = [one for one in decided.handles if one.sink == name and one.transaction and slots(one.slot)]
-        committer = KafkaCommitter({"bootstrap.servers": stream.bootstrap}, name, topic=topic)
-        try:
-            committer.abort(handles)
-        finally:
-            committer.close()
-        return len(handles)
-
-    stream = Stream(spark, kafka, tmp_path, IDS, partitions=2)
-
-    def run(largest: str, **more: Any) -> Any:
-        dead = FilesSink(tmp_path / "refused", name="dead")
-        return stream.run(plan, settings={"message.max.bytes": largest}, sinks=lambda to: to, dead_letters=dead, **more)
-
-    with pytest.raises(CrashError):
-        run("2000", listener=crash_at(Phase.FINISHING, 0))
-    assert lose(stream, "kafka", stream.target, lambda _: True) == 2
-    with pytest.raises(TransactionLostError):
-        run("9000")
-    assert stream.keys() == []
 
 
 def test_too_many_refused_rows_stop_the_query(spark: SparkSession, kafka: Cluster, tmp_path: Path) -> None:

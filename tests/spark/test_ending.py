@@ -11,7 +11,6 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,7 @@ from rich.console import Console
 
 from conformance.folder_sink import FolderSink
 from eventually import eventually
-from spark.in_process import LIMIT_S, MARKS, CrashError, Stream, crash_at, travelling
+from spark.in_process import LIMIT_S, MARKS, CrashError, Stream, crash_at
 from sparkonce import ExactlyOnce, KafkaSink, await_end
 from sparkonce.errors import PrepareError
 from sparkonce.protocol.state import Phase
@@ -29,13 +28,9 @@ from sparkonce.watch.display import ProgressDisplay, Screen
 from sparkonce_lab.rig.kafka import Cluster
 from startup import jvm_flags
 
+pytestmark = [*MARKS, pytest.mark.usefixtures("travels")]
+
 IDS = [f"{number:05d}" for number in range(1_000)]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _this_module_travels() -> Iterator[None]:
-    with travelling(sys.modules[__name__]):
-        yield
 
 
 def refuse(value: str) -> str:
@@ -50,72 +45,68 @@ def dying(rows: DataFrame) -> DataFrame:
     return rows.withColumn("value", F.udf(lambda _: os.kill(os.getpid(), signal.SIGKILL))("value"))
 
 
-class TestInThisProcess:
-    pytestmark = MARKS
+def test_an_error_of_the_users_own_is_all_that_is_told(
+    spark: SparkSession, kafka: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stream = Stream(spark, kafka, tmp_path, IDS)
+    line = refuse.__code__.co_firstlineno + 1
+    sink = KafkaSink({"bootstrap.servers": kafka.bootstrap}, topic=stream.target)
+    query = ExactlyOnce(sink, checkpoint=str(tmp_path / "cp")).start(refused(stream.records(400)), query_name="sums")
+    with pytest.raises(SystemExit) as ended:
+        await_end(query)
+    assert ended.value.code == 1
+    message, next_step = capsys.readouterr().err.splitlines()
+    assert message.startswith("The query 'sums' has failed. PrepareError: ValueError: not 0")
+    assert message.endswith(f' ({__file__}, line {line}: raise ValueError(f"not {{value}}")).')
+    assert next_step.startswith("Next: Remove the cause and start the query again")
+    gc.collect()
 
-    def test_an_error_of_the_users_own_is_all_that_is_told(
-        self, spark: SparkSession, kafka: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        stream = Stream(spark, kafka, tmp_path, IDS)
-        line = refuse.__code__.co_firstlineno + 1
-        sink = KafkaSink({"bootstrap.servers": kafka.bootstrap}, topic=stream.target)
-        query = ExactlyOnce(sink, checkpoint=str(tmp_path / "cp")).start(
-            refused(stream.records(400)), query_name="sums"
-        )
-        with pytest.raises(SystemExit) as ended:
-            await_end(query)
-        assert ended.value.code == 1
-        message, next_step = capsys.readouterr().err.splitlines()
-        assert message.startswith("The query 'sums' has failed. PrepareError: ValueError: not 0")
-        assert message.endswith(f' ({__file__}, line {line}: raise ValueError(f"not {{value}}")).')
-        assert next_step.startswith("Next: Remove the cause and start the query again")
-        gc.collect()
 
-    def test_a_worker_that_died_is_told_as_one(self, spark: SparkSession, kafka: Cluster, tmp_path: Path) -> None:
-        stream = Stream(spark, kafka, tmp_path, IDS)
-        with pytest.raises(PrepareError, match=r"^A Python worker died on \S+ executor driver: Task \d") as told:
-            stream.run(dying)
-        assert "dmesg" in told.value.next_step
-        assert "PythonRunner" not in str(told.value)
+def test_a_worker_that_died_is_told_as_one(spark: SparkSession, kafka: Cluster, tmp_path: Path) -> None:
+    stream = Stream(spark, kafka, tmp_path, IDS)
+    with pytest.raises(PrepareError, match=r"^A Python worker died on \S+ executor driver: Task \d") as told:
+        stream.run(dying)
+    assert "dmesg" in told.value.next_step
+    assert "PythonRunner" not in str(told.value)
 
-    def test_where_a_query_goes_on_is_said(
-        self, spark: SparkSession, kafka: Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        caplog.set_level(logging.INFO)
-        stream = Stream(spark, kafka, tmp_path, IDS)
-        for phase in (Phase.DECIDING, Phase.FINISHING):
-            with pytest.raises(CrashError):
-                stream.run(listener=crash_at(phase, 1))
-        assert "Batch 1 was not decided: its open transactions are aborted, and it is written again." in caplog.messages
-        stream.run()
-        assert "Batch 1 was decided and may not be finished: it is committed first." in caplog.messages
-        assert [line for line in caplog.messages if line.startswith("batch=1 committed") and " recovered in " in line]
-        stream.run()
-        assert "Resuming after batch 2." in caplog.messages
 
-    def test_what_spark_says_of_a_kafka_source_is_seen(
-        self, spark: SparkSession, kafka: Cluster, tmp_path: Path
-    ) -> None:
-        stream = Stream(spark, kafka, tmp_path, IDS)
-        file = io.StringIO()
-        screen = Screen(Console(file=file, force_terminal=True, width=120))
-        kept = FolderSink(tmp_path / "sink")
-        once = ExactlyOnce(kept, checkpoint=str(tmp_path / "cp"))
-        once.listener.display = ProgressDisplay(None, screen)
-        query = once.start(stream.records(400).selectExpr("cast(value as bigint) as number"), query_name="totals")
-        try:
-            eventually(lambda: len(once.progress()) == 3, "all batches are committed")
-            idle = re.compile("waiting for data to arrive.*200 rows read")
-            eventually(lambda: idle.search(once.listener.display.line()), "Spark says that it is idle")
-            assert ", 0 behind  ·  3 committed, the last" in once.listener.display.line()
-            first = ProgressDisplay(None, screen)
-            first.show_query("", json.loads(query._jsq.recentProgress()[0].json()))
-            assert "400 rows read" in first.line()
-            assert ", 150 behind" in first.line()
-        finally:
-            query.stop()
-        eventually(lambda: screen._live is None, "the line is taken away")
-        gc.collect()
+def test_where_a_query_goes_on_is_said(
+    spark: SparkSession, kafka: Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    stream = Stream(spark, kafka, tmp_path, IDS)
+    for phase in (Phase.DECIDING, Phase.FINISHING):
+        with pytest.raises(CrashError):
+            stream.run(listener=crash_at(phase, 1))
+    assert "Batch 1 was not decided: its open transactions are aborted, and it is written again." in caplog.messages
+    stream.run()
+    assert "Batch 1 was decided and may not be finished: it is committed first." in caplog.messages
+    assert [line for line in caplog.messages if line.startswith("batch=1 committed") and " recovered in " in line]
+    stream.run()
+    assert "Resuming after batch 2." in caplog.messages
+
+
+def test_what_spark_says_of_a_kafka_source_is_seen(spark: SparkSession, kafka: Cluster, tmp_path: Path) -> None:
+    stream = Stream(spark, kafka, tmp_path, IDS)
+    file = io.StringIO()
+    screen = Screen(Console(file=file, force_terminal=True, width=120))
+    kept = FolderSink(tmp_path / "sink")
+    once = ExactlyOnce(kept, checkpoint=str(tmp_path / "cp"))
+    once.listener.display = ProgressDisplay(None, screen)
+    query = once.start(stream.records(400).selectExpr("cast(value as bigint) as number"), query_name="totals")
+    try:
+        eventually(lambda: len(once.progress()) == 3, "all batches are committed")
+        idle = re.compile("waiting for data to arrive.*200 rows read")
+        eventually(lambda: idle.search(once.listener.display.line()), "Spark says that it is idle")
+        assert ", 0 behind  ·  3 committed, the last" in once.listener.display.line()
+        first = ProgressDisplay(None, screen)
+        first.show_query("", json.loads(query._jsq.recentProgress()[0].json()))
+        assert "400 rows read" in first.line()
+        assert ", 150 behind" in first.line()
+    finally:
+        query.stop()
+    eventually(lambda: screen._live is None, "the line is taken away")
+    gc.collect()
 
 
 JOB = """
@@ -133,7 +124,6 @@ query = ExactlyOnce(sink, checkpoint=f"{folder}/checkpoint").start(rows, trigger
 
 
 @pytest.mark.slow
-@pytest.mark.spark
 def test_a_job_that_gets_a_signal_ends_in_order(tmp_path: Path) -> None:
     """Ctrl-C reaches everything that runs in the terminal. PySpark's own handler would make the current batch fail."""
     job, said = tmp_path / "job.py", tmp_path / "said"

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pyspark
 import pytest
-from pyspark.sql import SparkSession
 
 from spark.harness import Job, start_together
 from spark.kills import Observation, check_points, strike
@@ -86,15 +85,3 @@ def test_queries_are_killed_and_go_on(broker: Cluster, tmp_path: Path, say: Call
         say(f"Spark {pyspark.__version__}: {len(observations)} kills; {'; '.join(map(str, verdicts))}")
         for job in jobs[::2]:
             check_formats(job.checkpoint)
-
-
-@pytest.mark.skipif(SPARK < (4, 2), reason="PySpark has no real-time trigger before 4.2")
-def test_explain_says_that_real_time_mode_refuses_foreach_batch() -> None:
-    from sparkonce import explain
-
-    spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
-    try:
-        writer = spark.readStream.format("rate").load().writeStream.trigger(realTime="5 seconds").format("console")
-        assert "refuses foreachBatch" in str(explain(writer))
-    finally:
-        spark.stop()

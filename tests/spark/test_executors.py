@@ -73,17 +73,6 @@ def test_a_start_refuses_executors_with_another_build(spark: SparkSession, other
 
 
 @pytest.mark.slow
-def test_a_query_of_its_own_start_refuses_them_before_its_first_batch(
-    spark: SparkSession, other: None, once: ExactlyOnce
-) -> None:
-    writer = rows(spark).writeStream.foreachBatch(once).option("checkpointLocation", str(once.checkpoint))
-    with pytest.raises(StreamingQueryException, match=r"sparkonce\.errors\.PreflightError") as refused:
-        ended(writer.trigger(availableNow=True).start())
-    assert differs(str(refused.value))
-    assert not Path(once.checkpoint, "sparkonce").exists()
-
-
-@pytest.mark.slow
 def test_an_executor_that_joins_later_is_refused_by_its_first_task(
     spark: SparkSession, other: None, once: ExactlyOnce, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -14,7 +13,6 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from typer.testing import CliRunner, Result
 
 from spark.in_process import MARKS, ROWS, Batches, Stream, read_lines, run, write_lines
-from sparkonce import Guarantee
 from sparkonce.cli.main import app
 from sparkonce_lab.rig.kafka import Cluster
 
@@ -54,40 +52,21 @@ def test_a_checkpoint_with_a_log_of_ours(spark: SparkSession, kafka: Cluster, tm
     assert asked["level"] == "at-least-once"
 
 
-def test_a_checkpoint_with_a_weaker_sink_of_ours(spark: SparkSession, kafka: Cluster, tmp_path: Path) -> None:
-    stream = Stream(spark, kafka, tmp_path, IDS, partitions=1)
-    stream.run(sink={"guarantee": Guarantee.AT_LEAST_ONCE})
-    found = told(stream.checkpoint, "--reader", "read_committed")
-    assert ("sink", "sparkonce: kafka", "at-most-once") in parts(found)
-    assert "names no transactions" in found["queries"][0]["parts"][2]["reasons"][0]
-
-
-def files(spark: SparkSession, folder: Path) -> Any:
-    write_lines(folder / "in", "a.txt", ROWS)
-    return read_lines(spark, folder / "in")
-
-
-def rate(spark: SparkSession, folder: Path) -> Any:
-    return spark.readStream.format("rate").load()
-
-
-def rate_micro_batch(spark: SparkSession, folder: Path) -> Any:
-    return spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 5).load()
-
-
-@pytest.mark.parametrize(
-    ("source", "name"), [(files, "file: file:"), (rate, "rate"), (rate_micro_batch, "rate-micro-batch")]
-)
-def test_the_source_of_a_checkpoint(
-    spark: SparkSession, tmp_path: Path, source: Callable[[SparkSession, Path], Any], name: str
-) -> None:
-    writer = source(spark, tmp_path).writeStream.foreachBatch(Batches())
-    run(writer.option("checkpointLocation", str(tmp_path / "checkpoint")))
-    found = parts(told(tmp_path / "checkpoint"))
-    assert found[0][0] == "source"
-    assert found[0][1].startswith(name)
-    assert found[2] == ("sink", "not known", "at-most-once")
-    assert parts(told(tmp_path / "checkpoint", "--sink", "delta"))[2] == ("sink", "delta", "exactly-once")
+def test_the_source_of_a_checkpoint(spark: SparkSession, tmp_path: Path) -> None:
+    write_lines(tmp_path / "in", "a.txt", ROWS)
+    sources = {
+        "file: file:": read_lines(spark, tmp_path / "in"),
+        "rate": spark.readStream.format("rate").load(),
+        "rate-micro-batch": spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 5).load(),
+    }
+    for number, (name, rows) in enumerate(sources.items()):
+        checkpoint = tmp_path / f"{number}"
+        run(rows.writeStream.foreachBatch(Batches()).option("checkpointLocation", str(checkpoint)))
+        (role, found, _), _, sink, *_ = parts(told(checkpoint))
+        assert role == "source"
+        assert found.startswith(name)
+        assert sink == ("sink", "not known", "at-most-once")
+    assert parts(told(checkpoint, "--sink", "delta"))[2] == ("sink", "delta", "exactly-once")
 
 
 QUERIES = """
@@ -151,9 +130,13 @@ SEVERAL = """
 """
 
 
-@pytest.mark.parametrize("trigger", ["availableNow=True", "once=True", "processingTime='1 second'"])
 @pytest.mark.parametrize(
-    "wait", ["query.awaitTermination()", "query.processAllAvailable()", "spark.streams.awaitAnyTermination(60)"]
+    ("trigger", "wait"),
+    [
+        ("availableNow=True", "query.awaitTermination()"),
+        ("once=True", "spark.streams.awaitAnyTermination(60)"),
+        ("processingTime='1 second'", "query.processAllAvailable()"),
+    ],
 )
 def test_queries_after_a_wait(spark: SparkSession, tmp_path: Path, trigger: str, wait: str) -> None:
     file = tmp_path / "job.py"
@@ -206,17 +189,6 @@ def test_connect_is_refused_in_the_file(tmp_path: Path, text: str) -> None:
     done = command(file)
     assert done.exit_code == 2
     assert "Spark Connect" in done.output
-
-
-def test_a_query_file_that_writes_a_table(spark: SparkSession, tmp_path: Path) -> None:
-    file = tmp_path / "job.py"
-    file.write_text(
-        "from pyspark.sql import SparkSession\n"
-        "rates = SparkSession.builder.getOrCreate().readStream.format('rate').load()\n"
-        "rates.writeStream.toTable('made_up', format='delta', checkpointLocation='/data/checkpoint')\n"
-        "SparkSession.builder.getOrCreate().streams.awaitAnyTermination()\n"
-    )
-    assert ("sink", "delta: made_up", "exactly-once") in parts(told(file))
 
 
 @pytest.mark.parametrize(

@@ -204,15 +204,6 @@ def test_a_default_place_for_checkpoints(spark: SparkSession, rates: DataFrame, 
         spark.conf.unset("spark.sql.streaming.checkpointLocation")
 
 
-def test_a_frame_needs_a_sink_and_a_stream(spark: SparkSession, rates: DataFrame) -> None:
-    with pytest.raises(ConfigurationError, match="where its rows go"):
-        explain(rates)
-    with pytest.raises(ConfigurationError, match="does not stream"):
-        explain(spark.range(3), "delta")
-    with pytest.raises(ConfigurationError, match="cannot be explained"):
-        explain("rates", "delta")  # type: ignore[arg-type]
-
-
 def test_a_function_that_calls_ours(rates: DataFrame, tmp_path: Path) -> None:
     sink = KafkaSink({"bootstrap.servers": "127.0.0.1:1"}, topic="t")
     ours = ExactlyOnce(sink, checkpoint=str(tmp_path / "checkpoint"), display=False)
@@ -256,7 +247,9 @@ def test_tables_of_catalogs(
     assert found.sinks[0].format == form
 
 
-def test_what_is_said_of_a_frame(rates: DataFrame) -> None:
+def test_what_is_said_of_a_frame(spark: SparkSession, rates: DataFrame) -> None:
+    with pytest.raises(ConfigurationError, match="does not stream"):
+        explain(spark.range(3), "delta")
     found = explain(rates, "delta", options={"checkpointLocation": "/data/c"}, trigger="1 minute")
     assert found.part(Role.ENGINE).conditions == ("the checkpoint outlives the driver",)
     assert explain(rates, "delta").part(Role.ENGINE).conditions == ("the query has a checkpointLocation of its own",)

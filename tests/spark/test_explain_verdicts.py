@@ -34,8 +34,6 @@ pytestmark = MARKS
 # Workers do not have the tests on their path.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
-DAY_MS = 86_400_000
-
 
 def check(explanation: Explanation, level: str, says: str) -> None:
     """Checks the level and the roles of the weakest parts, and that one of these parts contains the given text."""
@@ -54,38 +52,15 @@ def lines(spark: SparkSession, tmp_path: Path) -> DataFrame:
     return read_lines(spark, tmp_path / "in")
 
 
-@pytest.mark.parametrize(
-    ("options", "reader", "level", "says"),
-    [
-        ({}, None, "exactly-once", "the reader is Spark"),
-        ({}, "spark", "exactly-once", "only once"),
-        ({}, "files", "at-least-once (reader)", "lists the files"),
-        ({"maxFileAge": "1h"}, None, "at-most-once (source)", "maxFileAge=1h"),
-        ({"ignoreMissingFiles": "true"}, None, "at-most-once (source)", "ignoreMissingFiles=true"),
-        ({"ignoreCorruptFiles": "true"}, None, "at-most-once (source)", "ignoreCorruptFiles=true"),
-        ({"fileNameOnly": "true"}, None, "at-most-once (source)", "fileNameOnly=true"),
-    ],
-)
-def test_files(
-    spark: SparkSession, tmp_path: Path, options: dict[str, str], reader: str | None, level: str, says: str
-) -> None:
-    write_lines(tmp_path / "in", "a.txt", ROWS)
-    writer = read_lines(spark, tmp_path / "in", **options).writeStream.format("text")
-    writer = writer.option("path", str(tmp_path / "out")).option("checkpointLocation", str(tmp_path / "checkpoint"))
-    check(explain(writer, reader=reader), level, says)
+def test_files(spark: SparkSession, lines: DataFrame, tmp_path: Path) -> None:
+    def writer(rows: DataFrame) -> Any:
+        made = rows.writeStream.format("text").option("path", str(tmp_path / "out"))
+        return made.option("checkpointLocation", str(tmp_path / "checkpoint"))
 
-
-def test_files_that_are_parsed_or_read_newest_first(spark: SparkSession, tmp_path: Path) -> None:
-    write_lines(tmp_path / "in", "a.json", ["{}"])
-    reader = spark.readStream.schema("at timestamp")
-    check(
-        explain(reader.option("mode", "DROPMALFORMED").json(str(tmp_path / "in")), "delta"),
-        "at-most-once (source)",
-        "mode=DROPMALFORMED",
-    )
-    newest = spark.readStream.schema("at timestamp").option("latestFirst", "true").json(str(tmp_path / "in"))
-    counts = newest.withWatermark("at", "1 minute").groupBy(F.window("at", "1 hour")).count()
-    check(explain(counts, "delta"), "at-most-once (source)", "latestFirst=true with a watermark")
+    check(explain(writer(lines)), "exactly-once", "the reader is Spark")
+    check(explain(writer(lines), reader="files"), "at-least-once (reader)", "lists the files")
+    young = read_lines(spark, tmp_path / "in", maxFileAge="1h")
+    check(explain(writer(young)), "at-most-once (source)", "maxFileAge=1h")
 
 
 def length(text: str) -> int:
@@ -116,22 +91,8 @@ STABLE: dict[str, Callable[[], Column]] = {
 }
 
 
-@pytest.mark.parametrize("says", CHANGING)
-def test_values_that_a_replay_changes(lines: DataFrame, says: str) -> None:
-    explanation = explain(lines.select("value", CHANGING[says]()), Batches(), ask=False)
-    check(explanation, "at-least-once (engine, sink)", says)
-
-
-@pytest.mark.parametrize("says", STABLE)
-def test_values_that_a_replay_repeats(lines: DataFrame, says: str) -> None:
-    explanation = explain(lines.select("value", STABLE[says]()), Batches(), ask=False)
-    check(explanation, "at-least-once (sink)", "foreachBatch")
-    engine = explanation.part(Role.ENGINE)
-    assert any(says.partition(",")[0] in text for text in (*engine.conditions, *engine.notes))
-
-
-def test_which_values_a_replay_changes(lines: DataFrame, tmp_path: Path) -> None:
-    """Confirms the two tests above: the driver dies after the function has written, and before Spark's commit."""
+def test_which_values_a_replay_changes_and_that_it_is_said(lines: DataFrame, tmp_path: Path) -> None:
+    """The driver dies after the function has written, and before Spark's commit."""
     values = [*CHANGING.values(), *STABLE.values()]
     plan = lines.select("value", *[make().alias(f"c{number}") for number, make in enumerate(values)])
     batches = Batches()
@@ -146,37 +107,14 @@ def test_which_values_a_replay_changes(lines: DataFrame, tmp_path: Path) -> None
     ]
     assert repeated == [False] * len(CHANGING) + [True] * len(STABLE)
 
-
-@pytest.mark.parametrize(
-    ("plan", "level", "says"),
-    [
-        (lambda rows: rows.withColumn("id", F.spark_partition_id()), "at-least-once (engine, sink)", "spread over"),
-        (lambda rows: rows.groupBy(F.substring("value", 1, 6)).count(), "at-least-once (sink)", "again for a batch"),
-    ],
-)
-def test_plans(lines: DataFrame, plan: Callable[[DataFrame], DataFrame], level: str, says: str) -> None:
-    check(explain(plan(lines), Batches(), ask=False), level, says)
-
-
-def test_a_static_table(spark: SparkSession, lines: DataFrame, tmp_path: Path) -> None:
-    write_lines(tmp_path / "names", "a.csv", ["row-000,old"])
-    names = spark.read.schema("value string, name string").csv(str(tmp_path / "names"))
-    check(explain(lines.join(names, "value"), Batches()), "at-least-once (engine, sink)", "joined as it is")
-
-
-def test_sinks_of_spark(lines: DataFrame, tmp_path: Path) -> None:
-    check(explain(lines.writeStream.foreachBatch(Batches())), "at-least-once (engine, sink)", "no checkpointLocation")
-    folder = {"checkpointLocation": str(tmp_path / "checkpoint")}
-    memory = lines.writeStream.format("memory").queryName("held").options(**folder)
-    check(explain(memory), "at-most-once (sink)", "driver's memory")
-    check(explain(lines.writeStream.foreach(print).options(**folder)), "at-least-once (sink)", "row by row")
-
-
-def test_sources_for_tests(spark: SparkSession) -> None:
-    rate = explain(spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 20).load(), "delta", ask=False)
-    assert "tests only" in rate.part(Role.SOURCE).notes[0]
-    socket = spark.readStream.format("socket").option("host", "127.0.0.1").option("port", 1).load()
-    check(explain(socket, "delta"), "at-most-once (source)", "cannot be read again")
+    for says, make in CHANGING.items():
+        explanation = explain(lines.select("value", make()), Batches(), ask=False)
+        check(explanation, "at-least-once (engine, sink)", says)
+    for says, make in STABLE.items():
+        explanation = explain(lines.select("value", make()), Batches(), ask=False)
+        check(explanation, "at-least-once (sink)", "foreachBatch")
+        engine = explanation.part(Role.ENGINE)
+        assert any(says.partition(",")[0] in text for text in (*engine.conditions, *engine.notes))
 
 
 def test_a_delta_table(tables: SparkSession, tmp_path: Path) -> None:
@@ -190,7 +128,6 @@ def test_a_delta_table(tables: SparkSession, tmp_path: Path) -> None:
 
     check(explain(writer()), "exactly-once", "one table version")
     check(explain(writer(), reader="files"), "at-least-once (reader)", "no version")
-    check(explain(writer(ignoreChanges="true")), "at-least-once (source)", "ignoreChanges=true")
     check(explain(writer(skipChangeCommits="true")), "at-most-once (source)", "skipChangeCommits=true")
 
 
@@ -238,28 +175,13 @@ def read(spark: SparkSession, kafka: Cluster, name: str, **options: str) -> Data
     return reader.load().selectExpr("cast(value as string) as value")
 
 
-@pytest.mark.parametrize(
-    ("config", "options", "downtime", "level", "says"),
-    [
-        ({}, {}, None, "exactly-once", "downtime is never longer than 7 days"),
-        ({}, {}, "1 day", "exactly-once", "keeps records for 7 days, longer than the downtime"),
-        ({}, {"failOnDataLoss": "false"}, None, "at-most-once (source)", "failOnDataLoss=false"),
-        ({"retention.ms": "3600000"}, {}, "2h", "at-most-once (source)", "keeps records for 1 hour (retention.ms)"),
-        ({"retention.ms": "3600000"}, {}, "30 minutes", "exactly-once", "keeps records for 1 hour"),
-        ({"cleanup.policy": "compact"}, {}, None, "at-most-once (source)", "cleanup.policy=compact"),
-    ],
-)
-def test_a_kafka_source(
-    spark: SparkSession,
-    kafka: Cluster,
-    config: dict[str, str],
-    options: dict[str, str],
-    downtime: str | None,
-    level: str,
-    says: str,
-) -> None:
-    name = topic(kafka, **{"retention.ms": str(7 * DAY_MS), **config})
-    check(explain(read(spark, kafka, name, **options), "delta", downtime=downtime), level, says)
+def test_a_kafka_source(spark: SparkSession, kafka: Cluster) -> None:
+    rows = read(spark, kafka, topic(kafka, **{"retention.ms": "3600000"}))
+    check(explain(rows, "delta", downtime="30 minutes"), "exactly-once", "keeps records for 1 hour")
+    check(explain(rows, "delta", downtime="2h"), "at-most-once (source)", "keeps records for 1 hour (retention.ms)")
+    compacted = read(spark, kafka, topic(kafka, **{"cleanup.policy": "compact"}), failOnDataLoss="false")
+    for says in ("cleanup.policy=compact", "failOnDataLoss=false"):
+        check(explain(compacted, "delta"), "at-most-once (source)", says)
 
 
 def test_a_topic_that_is_written_in_transactions(spark: SparkSession, kafka: Cluster) -> None:
@@ -322,58 +244,14 @@ def test_a_folder_of_files_has_a_batch_twice_for_who_lists_it(
     assert Counter(row[0] for row in spark.read.text(str(out)).collect()) == Counter(ROWS)
 
 
-@pytest.mark.parametrize(
-    ("settings", "sink", "more", "level", "says"),
-    [
-        ({}, {}, {"reader": {"isolation.level": "read_committed"}}, "exactly-once", "two-phase commit"),
-        ({}, {}, {}, "at-least-once (reader)", "its isolation level is not given"),
-        ({}, {}, {"reader": {"group.id": "mine"}}, "at-least-once (reader)", "isolation.level is not set"),
-        ({}, {}, {"reader": "spark"}, "at-least-once (reader)", "Spark's Kafka source"),
-        ({}, {"guarantee": Guarantee.AT_LEAST_ONCE}, {}, "at-least-once (sink)", "AT_LEAST_ONCE"),
-        ({}, {"guarantee": Guarantee.AT_MOST_ONCE}, {}, "at-most-once (sink)", "AT_MOST_ONCE"),
-        (
-            {"transaction.timeout.ms": "10000"},
-            {},
-            {"reader": "read_committed"},
-            "exactly-once",
-            "every batch is done within 10 seconds",
-        ),
-        (
-            {"transaction.timeout.ms": "10000"},
-            {},
-            {"reader": "read_committed", "downtime": "1h"},
-            "exactly-once",
-            "written again from Spark's replay",
-        ),
-        (
-            {"transaction.timeout.ms": str(DAY_MS)},
-            {},
-            {"reader": "read_committed"},
-            "exactly-once",
-            "refused at start",
-        ),
-    ],
-)
-def test_our_kafka_sink(
-    lines: DataFrame,
-    kafka: Cluster,
-    settings: dict[str, str],
-    sink: dict[str, Any],
-    more: dict[str, Any],
-    level: str,
-    says: str,
-) -> None:
-    ours = KafkaSink({"bootstrap.servers": kafka.bootstrap, **settings}, topic="orders", **sink)
-    check(explain(lines, ExactlyOnce(ours, checkpoint="/data/checkpoint"), **more), level, says)
-
-
-def test_our_sinks_of_random_values_and_of_two_guarantees(lines: DataFrame, kafka: Cluster) -> None:
-    settings = {"bootstrap.servers": kafka.bootstrap}
-    strong = KafkaSink(settings, topic="orders")
-    weak = KafkaSink(settings, topic="others", name="weak", guarantee=Guarantee.AT_LEAST_ONCE)
-    drawn = lines.select(F.expr("uuid()").alias("value"))
-    check(explain(drawn, strong, reader="read_committed"), "exactly-once", "Each row still appears once")
-    check(explain(drawn, weak), "at-least-once (engine, sink)", "cannot be recognized")
-    check(explain(lines, [strong, weak], reader="read_committed"), "at-least-once (sink)", "AT_LEAST_ONCE")
-    sums = lines.groupBy(F.rand().cast("string").alias("key")).agg(F.count("*").cast("string").alias("value"))
-    check(explain(sums, strong, reader="read_committed"), "at-least-once (engine)", "recomputed after a kill")
+def test_our_kafka_sink(lines: DataFrame, kafka: Cluster) -> None:
+    settings = {"bootstrap.servers": kafka.bootstrap, "transaction.timeout.ms": "10000"}
+    once = ExactlyOnce(KafkaSink(settings, topic="orders"), checkpoint="/data/checkpoint")
+    check(explain(lines, once), "at-least-once (reader)", "its isolation level is not given")
+    told = explain(lines, once, reader="read_committed", downtime="1h")
+    check(told, "exactly-once", "every batch is done within 10 seconds")
+    check(told, "exactly-once", "written again from Spark's replay")
+    weaker = KafkaSink(settings, topic="orders", guarantee=Guarantee.AT_MOST_ONCE)
+    check(explain(lines, weaker), "at-most-once (sink)", "AT_MOST_ONCE")
+    longer = KafkaSink({**settings, "transaction.timeout.ms": str(86_400_000)}, topic="orders")
+    check(explain(lines, longer, reader="read_committed"), "exactly-once", "refused at start")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -13,17 +13,15 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
 from conformance.folder_sink import FolderSink
-from spark.in_process import MARKS, ended
+from spark.in_process import MARKS, Stream, ended, write_batch
 from sparkonce import ExactlyOnce
 from sparkonce.errors import ConfigurationError
-from sparkonce.protocol.ownership import Token
-from sparkonce.sink import Owner
 from sparkonce.spark import classic
 from sparkonce.spark.grouping import Grouping
-from sparkonce.spark.views import shares, views_of
-from sparkonce.spark.work import SparkWork
+from sparkonce_lab.rig.kafka import Cluster
 
 pytestmark = MARKS
+SLOW = pytest.mark.slow
 
 PARTITIONS, SLOTS, ROWS = 12, 3, 1200
 
@@ -65,12 +63,9 @@ def test_a_partition_goes_whole_and_in_order_to_one_slot(
 
 def test_a_batch_has_so_many_slots_or_as_many_as_it_has_partitions(spark: SparkSession, tmp_path: Path) -> None:
     sink = FolderSink(tmp_path)
-    owner = Owner(query="0123456789ab", token=Token(0, "0" * 8), facts=sink.preflight("0123456789ab", None))
     rows = spark.range(ROWS, numPartitions=PARTITIONS).withColumnRenamed("id", "number")
     for wanted, slots in ((None, PARTITIONS), (SLOTS, SLOTS), (PARTITIONS, PARTITIONS), (10**6, PARTITIONS)):
-        handles, _ = SparkWork(rows, 0, shares(views_of(sink)), wanted and Grouping(wanted)).write(
-            {sink.name: owner}, None
-        )
+        handles, _ = write_batch(sink, rows, 0, wanted and Grouping(wanted))
         assert sorted(handle.slot for handle in handles) == list(range(slots))
         assert sum(handle.rows for handle in handles) == ROWS
 
@@ -107,3 +102,52 @@ def test_a_query_groups_its_batches_by_the_rows_that_their_offsets_count(
 def test_a_number_of_rows_below_one_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"rows_per_slot=0 is not a whole number of 1 or more"):
         ExactlyOnce(FolderSink(tmp_path / "sink"), checkpoint=str(tmp_path / "checkpoint"), rows_per_slot=0)
+
+
+# --- a batch of few small rows, straight from Kafka, is one slot ------------------------------------------------------
+
+IDS = [f"{number:03d}" for number in range(120)]
+EACH = 40
+"""Rows of a batch, from all four partitions."""
+
+
+@pytest.fixture
+def stream(spark: SparkSession, kafka: Cluster, tmp_path: Path) -> Stream:
+    return Stream(spark, kafka, tmp_path, IDS)
+
+
+def transactions(stream: Stream, plan: Callable[[DataFrame], DataFrame]) -> list[int]:
+    """Runs the query to its end, and returns the number of transactions of each batch."""
+    found = [batch.transactions for batch in stream.run(plan, rows_per_batch=EACH)]
+    assert stream.keys() == IDS
+    return found
+
+
+def test_the_first_batch_tells_how_large_rows_are_and_the_others_are_one_slot(stream: Stream) -> None:
+    assert transactions(stream, lambda rows: rows.where("key >= '000'").withColumn("value", F.upper("value"))) == [
+        4,
+        1,
+        1,
+    ]
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        pytest.param(
+            lambda rows: rows.withColumn("value", F.udf(str, "string")("value")), id="a function of the user's"
+        ),
+        pytest.param(lambda rows: rows.withColumn("value", F.explode(F.array("value"))), id="more rows", marks=SLOW),
+        pytest.param(lambda rows: rows.union(rows.where("false")), id="two sources", marks=SLOW),
+        pytest.param(lambda rows: rows.dropDuplicates(["key"]), id="state", marks=SLOW),
+        pytest.param(
+            lambda rows: rows.where("key in (select format_string('%03d', id) from range(1000))"),
+            id="a join",
+            marks=SLOW,
+        ),
+    ],
+)
+def test_rows_that_may_cost_a_task_much_keep_their_slots(
+    stream: Stream, plan: Callable[[DataFrame], DataFrame]
+) -> None:
+    assert min(transactions(stream, plan)) > 1

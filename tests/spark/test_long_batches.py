@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
 from spark.in_process import MARKS, CrashError, Stream, crash_at
-from sparkonce import KafkaSink, errors
+from sparkonce import KafkaSink
 from sparkonce.protocol.state import Phase
 from sparkonce.spark.views import Sinks
 from sparkonce_lab.kafka import create_topic
@@ -80,14 +80,3 @@ def test_a_batch_that_is_not_decided_can_be_taken_apart(stream: Stream) -> None:
     move(stream, "offsets", "put-away", batch=1)
     assert [done.rows["kafka"] for done in stream.run(rows_per_batch=100)] == [100] * 4
     assert stream.keys() == sorted(IDS * 2)
-
-
-def test_a_decided_batch_is_not_planned_anew(stream: Stream) -> None:
-    with pytest.raises(CrashError):
-        stream.run(listener=crash_at(Phase.FINISHING, 0))
-    move(stream, "offsets", "put-away", batch=0)
-    with pytest.raises(errors.CheckpointMismatchError, match="batch 0 was decided with input offsets"):
-        stream.run(rows_per_batch=100)
-    move(stream, "put-away", "offsets", batch=0)
-    stream.run()
-    assert stream.keys() == IDS

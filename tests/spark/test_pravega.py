@@ -23,7 +23,7 @@ from shared_servers import pravega_server
 from simulation.sheets import TRANSACTIONS, transaction_answers
 from spark.harness import new_name
 from spark.in_process import LIMIT_S, SPARK, crash_at, ended, stopped
-from spark.table_job import QUERY, KilledError, TableJob
+from spark.table_job import QUERY, TableJob, WaitingRows
 from sparkonce import ExactlyOnce, FilesSink, Guarantee, explain
 from sparkonce.analysis.findings import Role
 from sparkonce.errors import ConfigurationError, PreflightError, SchemaError, UnknownOutcomeError
@@ -31,7 +31,6 @@ from sparkonce.files import whole_batches
 from sparkonce.protocol.handles import COMMITTED, Handle, Outcome
 from sparkonce.protocol.state import Phase
 from sparkonce.sinks.write_ahead.folder import WriteAheadFolder
-from sparkonce.testing.conformance import SinkConformance
 from sparkonce_pravega import Pravega, PravegaSink, read_pravega
 from sparkonce_pravega.client import PravegaStream
 from sparkonce_pravega.notes import TransactionNotes
@@ -47,33 +46,20 @@ def witness(spark: SparkSession) -> PravegaWitness:
 
 
 @pytest.mark.slow
-class TestPravega(SinkConformance):
-    visible_within_s = 0.0
-    loses_whole_batches = True
-
+class TestPravega(WaitingRows):
     @pytest.fixture(autouse=True)
     def _stream(self, witness: PravegaWitness, tmp_path: Path) -> None:
         self.root, self.witness, self.stream = tmp_path, witness, new_name("s")
         witness.create(self.stream)
 
-    def make_sink(self) -> PravegaSink:
-        return PravegaSink(pravega_server().url, scope=SCOPE, stream=self.stream, folder=self.root / "rows")
-
-    def make_second_sink(self) -> PravegaSink:
-        url, rows = pravega_server().url, self.root / "rows"
-        return PravegaSink(url, scope=SCOPE, stream=self.stream, folder=rows, name="beside")
+    def make_sink(self, **more: Any) -> PravegaSink:
+        return PravegaSink(pravega_server().url, scope=SCOPE, stream=self.stream, folder=self.root / "rows", **more)
 
     def make_rows(self, start: int, count: int) -> pa.RecordBatch:
         return pa.record_batch({"value": [str(one) for one in range(start, start + count)]})
 
     def visible(self) -> Sequence[int]:
         return [int(event) for event in self.witness.events(self.stream)]
-
-    def expire(self, handle: Handle) -> bool:
-        (self.root / "rows" / "pravega" / "prepared" / str(handle["name"])).unlink()
-        return True
-
-    test_another_process_commits = None  # would have to start a Spark session of its own
 
 
 class PravegaJob(TableJob):
@@ -146,48 +132,6 @@ def test_a_driver_that_is_killed_at_each_step(job: PravegaJob, kind: type, metho
     assert job.numbers() == [0, 10]
 
 
-def test_a_driver_that_is_killed_when_all_is_written(job: PravegaJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its transaction is open, flushed and complete. It is aborted, and the rows are written in another transaction."""
-    write = PravegaStream.write
-
-    def killed_after(self: PravegaStream, *given: Any) -> int:
-        write(self, *given)
-        monkeypatch.undo()
-        raise KilledError
-
-    handle = job.prepare()
-    monkeypatch.setattr(PravegaStream, "write", killed_after)
-    with pytest.raises(KilledError):
-        job.commit(handle)
-    assert job.numbers() == []
-    assert job.commit(handle) == [Outcome.COMMITTED]
-    assert (job.numbers(), len(job.notes())) == ([0], 2)
-
-
-def test_a_transaction_that_another_one_aborts_while_it_is_written(
-    job: PravegaJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A paused driver: another one writes its rows.
-
-    The paused driver fails to commit its own rows, and finds the other's.
-    """
-    monkeypatch.setattr("sparkonce.sinks.write_ahead.application._lock", lambda _: True)
-    handle, other = job.prepare(), job.run_of_its_own()
-    write = PravegaStream.write
-
-    def overtaken(self: PravegaStream, *given: Any) -> int:
-        monkeypatch.setattr(PravegaStream, "write", write)
-        written = write(self, *given)
-        assert [one.outcome for one in other.commit([handle])] == [Outcome.COMMITTED]
-        return written
-
-    paused = job.run_of_its_own()
-    monkeypatch.setattr(PravegaStream, "write", overtaken)
-    assert [one.outcome for one in paused.commit([handle])] == [Outcome.RETRY]
-    assert [one.outcome for one in paused.commit([handle])] == [Outcome.ALREADY_COMMITTED]
-    assert job.numbers() == [0]
-
-
 def test_a_transaction_that_was_forgotten_stops_the_query(job: PravegaJob) -> None:
     """Pravega forgets a transaction after a day. One that never existed is just as unknown."""
     handle = job.prepare()
@@ -215,25 +159,6 @@ def test_a_stream_that_was_made_anew_is_no_witness(job: PravegaJob) -> None:
     assert answer.outcome is Outcome.UNKNOWN
     assert "recreated" in answer.reason
     assert job.numbers() == []
-
-
-@pytest.mark.slow
-def test_a_server_that_does_not_answer(job: PravegaJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is known until the server continues, and then nothing is done twice."""
-    monkeypatch.setattr("sparkonce.sinks.tables.committer.WAIT_S", 1.0)
-    monkeypatch.setattr("sparkonce_pravega.sink.WAIT_S", 1.0)
-    handle, committer = job.prepare(), job.run_of_its_own()
-    server = pravega_server()
-    server.pause()
-    try:
-        assert committer.commit([handle])[0].outcome is Outcome.RETRY
-    finally:
-        server.resume()
-    monkeypatch.undo()
-    while (outcome := committer.commit([handle])[0].outcome) is Outcome.RETRY:
-        pass
-    assert outcome in COMMITTED
-    assert job.numbers() == [0]
 
 
 @pytest.mark.slow
@@ -302,8 +227,6 @@ def test_columns_and_settings() -> None:
     ):
         with pytest.raises(SchemaError, match=told):
             sink.columns(schema)
-    with pytest.raises(ConfigurationError, match="does not begin with"):
-        PravegaSink("host:9090", scope="a", stream="b")
     assert "transaction.ttl.hours" in " ".join(sink.conditions())
 
 
@@ -425,10 +348,9 @@ def test_a_crashed_first_batch_begins_where_it_began(reading: Reading) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("most", [pytest.param(None, marks=pytest.mark.slow), 150])
-def test_segments_that_are_split_and_merged(reading: Reading, most: int | None) -> None:
+def test_segments_that_are_split_and_merged(reading: Reading) -> None:
     """Each event is read once, and the events of a key in order, across all segments that held them."""
-    reading.given = {"max_bytes_per_batch": most}
+    reading.given = {"max_bytes_per_batch": 150}
     reading.write(0, 40)
     first = reading.run()
     reading.write(40, 80)
@@ -451,10 +373,9 @@ def test_segments_that_are_split_and_merged(reading: Reading, most: int | None) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("most", [100, 250])
-def test_segments_that_are_replaced_by_ones_across_their_borders(reading: Reading, most: int) -> None:
+def test_segments_that_are_replaced_by_ones_across_their_borders(reading: Reading) -> None:
     """Two segments become three, and these become two again, some with far more events than others."""
-    reading.given = {"max_bytes_per_batch": most}
+    reading.given = {"max_bytes_per_batch": 100}
 
     def write(first: int, end: int) -> None:
         reading.witness.write(reading.stream, numbered(first, end), lambda one: one if int(one) % 4 == 0 else "one")
@@ -621,18 +542,10 @@ def test_a_stream_that_is_missing_refuses_the_start(reading: Reading, tmp_path: 
 
 
 def test_settings_of_the_source(spark: SparkSession) -> None:
-    def read(controller: str = "tcp://host:9090", stream: str = "b", **more: Any) -> None:
-        read_pravega(spark, controller, scope="a", stream=stream, **more)
-
     cut = "H4sIAAAAAAAA/zOwqtAvNjQ1NDWwsDAyMTU2MLIy1DGwMgBiQ3MTHUNDMwBhc+jKIgAAAA=="
     for given, told in (
-        ({"controller": "host:9090"}, "does not begin with"),
-        ({"stream": ""}, "stream='' is empty"),
-        ({"starting": "begin"}, "starting='begin' is not the text of a stream cut"),
         ({"starting": cut}, "is a cut of the stream 'x/s1515088245302', and the stream is 'a/b'"),
-        ({"accept_lost": "all"}, "accept_lost='all' is not the text"),
-        ({"max_bytes_per_batch": 0}, "max_bytes_per_batch=0"),
         ({"outage_patience_s": 0}, "outage_patience_s=0"),
     ):
         with pytest.raises(ConfigurationError, match=told):
-            read(**given)
+            read_pravega(spark, "tcp://host:9090", scope="a", stream="b", **given)

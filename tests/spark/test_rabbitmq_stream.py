@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +12,17 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
-from eventually import eventually
 from shared_servers import rabbit_server
-from spark.in_process import LIMIT_S, SPARK, ended, stopped
+from spark.in_process import LIMIT_S, SPARK, crash_at, ended, stopped
 from sparkonce import ExactlyOnce, FilesSink, Guarantee, explain
 from sparkonce.analysis.findings import Role
 from sparkonce.errors import PreflightError
 from sparkonce.files import whole_batches
-from sparkonce_lab.rig.servers.rabbitmq import RabbitServer
+from sparkonce.protocol.state import Phase
 from sparkonce_lab.systems.rabbitmq import RabbitStreamSystem
 from sparkonce_rabbitmq import read_rabbitmq_stream
 from sparkonce_rabbitmq.stream.asking import StreamAsker
+from tryout.bulk import make_orders
 
 pytestmark = SPARK
 
@@ -132,45 +131,6 @@ def test_a_crashed_first_batch_begins_where_it_began(
     assert stored >= 149, "the offset of a finished batch is stored"
 
 
-@pytest.mark.slow
-def test_a_stream_that_is_added_is_read_from_its_beginning(
-    spark: SparkSession, rabbit: RabbitStreamSystem, tmp_path: Path
-) -> None:
-    one, two = rabbit.client.create(), rabbit.client.create()
-    rabbit.client.publish(one, numbered(0, 10))
-    rabbit.client.publish(two, numbered(10, 20))
-    assert values(Reading(spark, rabbit, tmp_path, streams=[one]).run()) == numbered(0, 10)
-    rabbit.client.publish(one, numbered(20, 30))
-    both = Reading(spark, rabbit, tmp_path, streams=[one, two]).run()
-    assert sorted(values(both), key=int) == numbered(10, 30)
-
-
-@pytest.mark.slow
-def test_messages_that_are_gone_stop_the_query_by_name(
-    spark: SparkSession, rabbit: RabbitStreamSystem, tmp_path: Path
-) -> None:
-    stream = rabbit.client.create(**{"max-length-bytes": 20_000, "stream-max-segment-size-bytes": 5_000})
-    rabbit.client.publish(stream, [b"x" * 500] * 10)
-    reading = Reading(spark, rabbit, tmp_path, streams=stream)
-    reading.run()
-    asker = StreamAsker(rabbit.settings(), patience_s=30)
-
-    def first() -> int:
-        rabbit.client.publish(stream, [b"x" * 500] * 20, at_once=10)
-        return asker.begin(stream, "earliest")["offset"]
-
-    eventually(lambda: first() > 10, "retention deletes messages")
-    there = asker.begin(stream, "earliest")["offset"]
-    asker.close()
-    with pytest.raises(StreamingQueryException) as failed:
-        reading.run()
-    assert f"The stream '{stream}' has no messages 10 to {there - 1}, and its first message is {there}" in str(
-        failed.value
-    )
-    accepting = Reading(spark, rabbit, tmp_path, streams=stream, accept_lost={stream: there})
-    assert min(offset for _, offset, _ in accepting.run()[1]) == there
-
-
 def test_a_query_of_ours_reads_it_exactly_once(spark: SparkSession, rabbit: RabbitStreamSystem, tmp_path: Path) -> None:
     stream = rabbit.client.create()
     rabbit.client.publish(stream, numbered(0, 300), at_once=64)
@@ -189,36 +149,6 @@ def read_values(path: Any) -> Iterator[str]:
     yield from pq.read_table(path).column("value").to_pylist()
 
 
-@pytest.mark.slow
-def test_a_server_that_is_killed_and_comes_back_ends_nothing(spark: SparkSession, tmp_path: Path) -> None:
-    def found_in(folder: Path) -> int:
-        """Counts the rows of whole batches."""
-        return sum(len(list(read_values(path))) for path in whole_batches(folder))
-
-    with RabbitServer(tmp_path / "data") as server:
-        own = RabbitStreamSystem(server=server)
-        own.start(tmp_path)
-        first, stream = own.client.create(), own.client.create()
-        own.client.publish(stream, numbered(0, 100))
-        rows = read_rabbitmq_stream(spark, own.settings(), streams=[first, stream], body="raw")
-        out = tmp_path / "out"
-        once = ExactlyOnce(FilesSink(out), checkpoint=str(tmp_path / "checkpoint"), display=False)
-        query = once.start(rows.selectExpr("cast(value as string) as value"))
-        try:
-            eventually(lambda: found_in(out) == 100, "what was there is written")
-            server.kill()
-            server.start()
-            with closing(StreamAsker(own.settings(), patience_s=30)) as asker:
-                assert asker.ends((stream,))[stream]["offset"] == 100
-            own.client.publish(stream, numbered(100, 150))
-            eventually(lambda: not query.isActive or found_in(out) == 150, "what came later is written")
-            assert query.exception() is None
-        finally:
-            stopped(query)
-        found = [one for path in whole_batches(out) for one in read_values(path)]
-        assert sorted(found, key=int) == [str(number) for number in range(150)]
-
-
 def test_explain_knows_the_source(spark: SparkSession, rabbit: RabbitStreamSystem, tmp_path: Path) -> None:
     stream = rabbit.client.create()
     rabbit.client.publish(stream, numbered(0, 10))
@@ -235,3 +165,23 @@ def test_a_stream_that_is_missing_refuses_the_start(
     once = ExactlyOnce(FilesSink(tmp_path / "out"), checkpoint=str(tmp_path / "checkpoint"), display=False)
     with pytest.raises(PreflightError, match="The stream 'no-such', which this query reads, does not exist"):
         once.start(rows.select("value"))
+
+
+def test_a_query_that_crashes_at_each_phase(spark: SparkSession, rabbit: RabbitStreamSystem, tmp_path: Path) -> None:
+    rabbit.place()
+    sent = make_orders(tmp_path / "orders", files=8)
+    rows = spark.readStream.schema("id bigint").option("maxFilesPerTrigger", 2).json(str(tmp_path / "orders"))
+    for phase in (Phase.CLAIMING, Phase.WRITING, Phase.DECIDING, Phase.FINISHING, Phase.IDLE, None):
+        listener = None if phase is None else crash_at(phase, 1)
+        once = ExactlyOnce(
+            rabbit.sink(folder=None), checkpoint=str(tmp_path / "checkpoint"), listener=listener, display=False
+        )
+        query = once.start(rows.selectExpr("cast(id as string) as value"), trigger={"availableNow": True})
+        try:
+            assert query.awaitTermination(LIMIT_S)
+        except StreamingQueryException as error:
+            if "CrashError" not in str(error):
+                raise
+        finally:
+            query.stop()
+    assert sorted(rabbit.visible()) == sent

@@ -119,26 +119,6 @@ def test_headers_are_a_column_if_asked_for(spark: SparkSession, kafka: Cluster) 
     assert "headers" in reader(spark, kafka, topics="t", headers=True).columns
 
 
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        ({}, "exactly one of topics, pattern and partitions"),
-        ({"topics": "t", "pattern": "t.*"}, "topics and pattern"),
-        ({"pattern": "t("}, r"pattern='t\('"),
-        ({"topics": "t", "isolation_level": "serializable"}, "isolation_level='serializable'"),
-        ({"topics": "t", "max_offsets_per_trigger": 0}, "max_offsets_per_trigger=0"),
-        ({"topics": "t", "options": {"FailOnDataLoss": "false"}}, "fail_on_data_loss"),
-        ({"topics": "t", "options": {"kafka.client.id": "x"}}, "kafka.client.id"),
-        ({"topics": "t", "starting": "first"}, "starting='first'"),
-    ],
-)
-def test_a_wrong_argument_is_named(
-    spark: SparkSession, kafka: Cluster, arguments: Mapping[str, Any], named: str
-) -> None:
-    with pytest.raises(ConfigurationError, match=named):
-        reader(spark, kafka, **arguments)
-
-
 def test_two_isolation_levels_are_refused(spark: SparkSession) -> None:
     settings = {"bootstrap.servers": "nowhere:1", "isolation.level": "read_uncommitted"}
     with pytest.raises(ConfigurationError, match=r"read_uncommitted.*read_committed"):

@@ -12,12 +12,9 @@ from pyspark.sql import SparkSession
 from pyspark.sql.classic import dataframe
 
 from conformance.folder_sink import FolderSink
-from spark.in_process import LIMIT_S, MARKS, ended
-from sparkonce import ExactlyOnce
-from sparkonce.protocol.ownership import Token
-from sparkonce.sink import Owner
-from sparkonce.spark.views import shares, views_of
-from sparkonce.spark.work import SparkWork
+from spark.in_process import LIMIT_S, MARKS, ended, write_batch
+from sparkonce import ExactlyOnce, Guarantee
+from sparkonce.errors import ConfigurationError
 
 pytestmark = MARKS
 
@@ -76,7 +73,6 @@ def test_slots_are_counted_as_they_are_run_whatever_makes_their_number(
     session.conf.set("spark.sql.adaptive.enabled", adaptive)
     session.conf.set("spark.sql.shuffle.partitions", "4")
     sink = FolderSink(tmp_path)
-    owner = Owner(query="0123456789ab", token=Token(0, "0" * 8), facts=sink.preflight("0123456789ab", None))
     numbers = session.range(100, numPartitions=5).withColumnRenamed("id", "number")
     plans = {
         5: numbers,
@@ -85,5 +81,20 @@ def test_slots_are_counted_as_they_are_run_whatever_makes_their_number(
         0: session.createDataFrame(session.sparkContext.emptyRDD(), "number bigint"),
     }
     for slots, df in plans.items():
-        handles, _ = SparkWork(df, 0, shares(views_of(sink))).write({sink.name: owner}, None)
+        handles, _ = write_batch(sink, df)
         assert sorted(handle.slot for handle in handles) == list(range(slots))
+
+
+def test_speculation_beside_an_at_most_once_sink_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    speculation, rejects = "spark.speculation", "spark.sql.legacy.setCommandRejectsSparkCoreConfs"
+    sink = FolderSink(tmp_path / "sink", guarantee=Guarantee.AT_MOST_ONCE)
+    once = ExactlyOnce(sink, checkpoint=str(tmp_path / "checkpoint"), display=False)
+    spark.conf.set(rejects, "false")  # otherwise Spark does not allow changing static settings
+    spark.conf.set(speculation, "true")
+    try:
+        with pytest.raises(ConfigurationError, match=r"spark\.speculation=true, and sinks \['folder'\]"):
+            once.start(spark.readStream.format("rate").load().selectExpr("value as number"))
+    finally:
+        spark.conf.unset(speculation)
+        spark.conf.unset(rejects)
+    once.close()

@@ -10,8 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
 from spark.harness import new_name
-from spark.in_process import MARKS, CrashError, Stream, crash_at, ended
-from sparkonce import ExactlyOnce, KafkaSink
+from spark.in_process import MARKS, CrashError, Stream, crash_at
 from sparkonce.protocol.state import Phase
 from sparkonce.spark.work import row_hash
 from sparkonce_lab.kafka import create_topic, read_committed
@@ -21,86 +20,6 @@ pytestmark = MARKS
 
 IDS = [f"{number:05d}" for number in range(1_000)]
 HEADERS = "array<struct<key:string,value:binary>>"
-
-
-@pytest.mark.slow
-def test_more_and_fewer_slots_after_each_restart(spark: SparkSession, kafka: Cluster, tmp_path: Path) -> None:
-    def spread_over(slots: int):  # type: ignore[no-untyped-def]
-        return lambda rows: rows.repartition(slots, "key")
-
-    stream = Stream(spark, kafka, tmp_path, IDS)
-    lingering: set[str] = set()
-    # One run dies with prepared transactions, the next with decided ones. Each time, another run must finish them.
-    for slots, crash in ((4, (Phase.DECIDING, 0)), (2, (Phase.FINISHING, 1)), (8, (Phase.DECIDING, 2))):
-        with pytest.raises(CrashError):
-            stream.run(spread_over(slots), listener=crash_at(*crash))
-        left = set(stream.transactions("Ongoing"))
-        assert len(left) == slots
-        assert not left & lingering
-        lingering = left
-    progress = stream.run(spread_over(3))
-    assert [done.transactions for done in progress] == [3]
-    assert stream.keys() == IDS
-    assert stream.transactions("Ongoing") == {}
-
-
-def test_a_function_of_the_users_may_give_other_columns_in_each_batch(
-    spark: SparkSession, kafka: Cluster, tmp_path: Path
-) -> None:
-    stream = Stream(spark, kafka, tmp_path, IDS)
-    once = ExactlyOnce(
-        KafkaSink({"bootstrap.servers": stream.bootstrap}, topic=stream.target),
-        checkpoint=str(stream.checkpoint),
-        display=False,
-    )
-
-    def write(rows: DataFrame, batch: int) -> None:
-        once(rows.withColumn("partition", F.lit(3)) if batch else rows, batch)
-
-    writer = stream.records(600).writeStream.foreachBatch(write)
-    ended(writer.option("checkpointLocation", str(stream.checkpoint)).trigger(availableNow=True).start())
-    once.close()
-    assert stream.keys() == IDS
-    places = Counter(record.partition for record in read_committed(stream.bootstrap, stream.target))
-    assert places[3] >= 400
-
-
-def by_key(rows: DataFrame) -> DataFrame:
-    return rows.repartition("key")
-
-
-@pytest.mark.slow
-def test_slots_and_batches_without_rows(spark: SparkSession, kafka: Cluster, tmp_path: Path) -> None:
-    stream = Stream(spark, kafka, tmp_path, IDS)
-
-    def few(rows: DataFrame) -> DataFrame:
-        # The first batch has three rows in eight slots, the second one has none, and the third one has one.
-        return rows.where(F.col("key").isin("00000", "00001", "00002", "00999")).repartition(8, "key")
-
-    progress = stream.run(few)
-    assert [done.rows for done in progress] == [{"kafka": 3}, {"kafka": 0}, {"kafka": 1}]
-    assert 1 <= progress[0].transactions <= 3
-    assert [done.transactions for done in progress[1:]] == [0, 1]
-    assert stream.keys() == ["00000", "00001", "00002", "00999"]
-
-
-@pytest.mark.slow
-def test_a_decided_batch_without_rows_is_done_after_a_crash(
-    spark: SparkSession, kafka: Cluster, tmp_path: Path
-) -> None:
-    stream = Stream(spark, kafka, tmp_path, IDS)
-
-    def none(rows: DataFrame) -> DataFrame:
-        return rows.where(F.col("key") == "no such key")
-
-    with pytest.raises(CrashError):
-        stream.run(none, listener=crash_at(Phase.IDLE, 1))
-    progress = stream.run(none)
-    assert [(done.batch, done.recovered, done.rows) for done in progress] == [
-        (1, True, {"kafka": 0}),
-        (2, False, {"kafka": 0}),
-    ]
-    assert stream.keys() == []
 
 
 def test_nulls_headers_timestamps_and_topics_arrive_as_they_are(

@@ -12,16 +12,13 @@ from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
-from spark.in_process import MARKS
+from spark.in_process import MARKS, write_batch
 from sparkonce import FilesSink
 from sparkonce.errors import PrepareError
 from sparkonce.jvm import _MOST, JvmCache
-from sparkonce.protocol.ownership import Token, TransactionName
-from sparkonce.sink import Owner
+from sparkonce.protocol.ownership import TransactionName
 from sparkonce.spark import slot_tasks, work
 from sparkonce.spark.shipped import acknowledge_at_once
-from sparkonce.spark.views import shares, views_of
-from sparkonce.spark.work import SparkWork
 
 pytestmark = MARKS
 
@@ -42,11 +39,8 @@ class Query:
 
     def write(self, batch: int, rows: DataFrame | None = None, claim: int = 0) -> set[tuple[int, int]]:
         """Writes two slots, and returns the batches and claims that their files belong to."""
-        facts = self.sink.preflight("0123456789ab", None)
-        owner = Owner(query="0123456789ab", token=Token(claim, "0" * 8), facts=facts)
         rows = self.spark.range(10, numPartitions=2) if rows is None else rows
-        task = SparkWork(rows, batch, shares(views_of(self.sink)), cache=self.kept)
-        handles, _ = task.write({self.sink.name: owner}, None)
+        handles, _ = write_batch(self.sink, rows, batch, claim=claim, cache=self.kept)
         assert sum(handle.rows for handle in handles) == rows.count()
         found = [TransactionName.parse(str(handle["name"])) for handle in handles]
         return {(name.batch, name.token.position) for name in found if name is not None}

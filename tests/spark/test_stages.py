@@ -6,7 +6,6 @@ Spark restarts the attempt numbers at 0, so the tasks cannot notice.
 from __future__ import annotations
 
 import gc
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,23 +19,17 @@ from pyspark.sql import DataFrame, SparkSession
 from conformance.folder_sink import FolderSink
 from eventually import eventually
 from shared_servers import needs_postgres
-from spark.in_process import LIMIT_S, MARKS, travelling
+from spark.in_process import LIMIT_S, MARKS
 from sparkonce import ExactlyOnce, FilesSink, Guarantee, PostgresSink
 from sparkonce.sink import SinkWriter, TwoPhaseCommitSink, WriterContext
 from sparkonce_lab.forwarding import ForwardingSink, ForwardingWriter
 from sparkonce_lab.systems.postgres import PostgresSystem
 from tryout.bulk import make_orders
 
-pytestmark = MARKS
+pytestmark = [*MARKS, pytest.mark.usefixtures("travels")]
 
 SLOTS, HELD = 3, (0, 1)
 """With three slots on two cores, the third has not read its rows when the first two have written theirs."""
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _sinks_travel() -> Iterator[None]:
-    with travelling(sys.modules[__name__]):
-        yield
 
 
 class _HeldSink(ForwardingSink):

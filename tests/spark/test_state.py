@@ -4,6 +4,8 @@ The first tier of tests has the `dropDuplicates` query that `test_kills` kills i
 combined with one of the state stores. Several queries share a Spark session, so that a single slow start covers all of
 them.
 
+Each query has a twin that reads the same input, and that nothing disturbs: readers must see the same output.
+
 Each source row has a name (its key) and a second (its value). The second is both the event time and the value that is
 summed. Rows arrive out of order, but never later than the watermark's delay, so Spark drops none of them, and the
 output does not depend on where batches end. (`sliding` writes updates, so its output depends on the batches.) The input
@@ -12,13 +14,11 @@ ends with closing rows, all with the same second far in the future. They close e
 
 from __future__ import annotations
 
-import json
 import random
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
-from itertools import islice, pairwise, zip_longest
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -28,7 +28,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 
 from eventually import LIMIT_S
-from spark.harness import PARTITIONS, AnyJob, Message, Row, start_together
+from spark.harness import AnyJob, Message, Row, start_together
 from spark.kills import INSIDE, POINTS, IsDue, Observation, check_points, leaves_decided, strike
 from spark.plans import records
 from sparkonce.protocol.state import Phase
@@ -49,12 +49,8 @@ SLIDING_S, SLIDE_S = 1_000, 500
 GAP_S = 45
 RANGE_S = 600
 TOTAL_S = 50
-FORGOTTEN_S = 5_000
-"""The time after which `dropDuplicatesWithinWatermark` has certainly forgotten a name: two delays and two batches."""
-
 EPOCH_S = 1_700_000_000
 CLOSING_S = EPOCH_S + 10_000_000
-NOBODY = "nobody"
 
 
 class Event(NamedTuple):
@@ -63,20 +59,9 @@ class Event(NamedTuple):
     name: str
     second: int
 
-    @classmethod
-    def of(cls, message: Message) -> Event:
-        key, value = message
-        return cls(key.decode(), int(value or b""))
-
     @property
     def message(self) -> Message:
         return self.name.encode(), str(self.second).encode()
-
-
-Batch = Sequence[Sequence[Event]]
-"""The rows of one batch, for each source."""
-
-Pairs = Counter[tuple[str, str]]
 
 
 # --- what is sent -----------------------------------------------------------------------------------------------------
@@ -150,7 +135,7 @@ def closing(source: int) -> Event:
     return Event(f"{_block(CLOSING_S)}{'0' * source}", CLOSING_S)
 
 
-# --- the plans, and their expected output ----------------------------------------------------------------------------
+# --- the plans --------------------------------------------------------------------------------------------------------
 
 
 def events(spark: SparkSession, config: Config, source: int = 0) -> DataFrame:
@@ -158,10 +143,6 @@ def events(spark: SparkSession, config: Config, source: int = 0) -> DataFrame:
     second = F.col("value").cast("string").cast("long")
     rows = records(spark, config, source).select(F.col("key").cast("string").alias("name"), second.alias("second"))
     return rows.withColumn("time", F.timestamp_seconds("second")).withWatermark("time", f"{DELAY_S} seconds")
-
-
-def _all(batches: Sequence[Batch], source: int = 0) -> list[Event]:
-    return [event for batch in batches for event in batch[source]]
 
 
 def _sums(spark: SparkSession, config: Config, window: Column) -> DataFrame:
@@ -176,62 +157,16 @@ def _sums(spark: SparkSession, config: Config, window: Column) -> DataFrame:
     )
 
 
-def _windows(events: Iterable[Event], length: int, step: int) -> dict[tuple[str, int, int], list[int]]:
-    found = defaultdict(list)
-    for name, second in events:
-        for start in range(second - second % step, second - length, -step):
-            found[name, start, start + length].append(second)
-    return found
-
-
-def _sums_of(windows: Mapping[tuple[str, int, int], list[int]], *, closed: bool = True) -> Pairs:
-    """Returns the rows of windows, optionally including windows that only contain closing rows."""
-    return Counter(
-        (f"{name} {start} {end}", f"{sum(seconds)} {len(seconds)}")
-        for (name, start, end), seconds in windows.items()
-        if not closed or end <= CLOSING_S
-    )
-
-
 def tumbling(spark: SparkSession, config: Config) -> DataFrame:
     return _sums(spark, config, F.window("time", f"{TUMBLING_S} seconds"))
-
-
-def tumbling_rows(batches: Sequence[Batch]) -> Pairs:
-    return _sums_of(_windows(_all(batches), TUMBLING_S, TUMBLING_S))
 
 
 def sliding(spark: SparkSession, config: Config) -> DataFrame:
     return _sums(spark, config, F.window("time", f"{SLIDING_S} seconds", f"{SLIDE_S} seconds"))
 
 
-def sliding_rows(batches: Sequence[Batch]) -> Pairs:
-    """Outputs the sums of the windows that a batch has changed, after each batch."""
-    found: Pairs = Counter()
-    before: list[Event] = []
-    for (batch,) in batches:
-        before += batch
-        now = _windows(before, SLIDING_S, SLIDE_S)
-        changed = _windows(batch, SLIDING_S, SLIDE_S)
-        found += _sums_of({key: now[key] for key in changed}, closed=False)
-    return found
-
-
 def session(spark: SparkSession, config: Config) -> DataFrame:
     return _sums(spark, config, F.session_window("time", f"{GAP_S} seconds"))
-
-
-def session_rows(batches: Sequence[Batch]) -> Pairs:
-    by_name = defaultdict(list)
-    for name, second in _all(batches):
-        by_name[name].append(second)
-    found: dict[tuple[str, int, int], list[int]] = {}
-    for name, seconds in by_name.items():
-        seconds.sort()
-        starts = [0, *(n for n in range(1, len(seconds)) if seconds[n] - seconds[n - 1] > GAP_S), len(seconds)]
-        for first, after in pairwise(starts):
-            found[name, seconds[first], seconds[after - 1] + GAP_S] = seconds[first:after]
-    return _sums_of(found)
 
 
 def _join(spark: SparkSession, config: Config, kind: str) -> DataFrame:
@@ -239,7 +174,7 @@ def _join(spark: SparkSession, config: Config, kind: str) -> DataFrame:
     until = F.col("left.time") + F.expr(f"interval {RANGE_S} seconds")
     same = F.col("left.name") == F.col("right.name")
     joined = left.join(right, same & F.col("right.time").between(F.col("left.time"), until), kind)
-    other = F.coalesce(F.col("right.second").cast("string"), F.lit(NOBODY))
+    other = F.coalesce(F.col("right.second").cast("string"), F.lit("nobody"))
     return joined.select(F.col("left.name").alias("key"), F.concat_ws(" ", F.col("left.second"), other).alias("value"))
 
 
@@ -247,48 +182,16 @@ def inner_join(spark: SparkSession, config: Config) -> DataFrame:
     return _join(spark, config, "inner")
 
 
-def inner_join_rows(batches: Sequence[Batch]) -> Pairs:
-    outer = left_outer_join_rows(batches)
-    return Counter({pair: count for pair, count in outer.items() if not pair[1].endswith(NOBODY)})
-
-
 def left_outer_join(spark: SparkSession, config: Config) -> DataFrame:
     return _join(spark, config, "leftOuter")
-
-
-def left_outer_join_rows(batches: Sequence[Batch]) -> Pairs:
-    rights = defaultdict(list)
-    for name, second in _all(batches, 1):
-        rights[name].append(second)
-    found: Pairs = Counter()
-    for name, second in _all(batches, 0):
-        matches = [str(other) for other in rights[name] if second <= other <= second + RANGE_S]
-        for other in matches or [NOBODY] * (second < CLOSING_S):
-            found[name, f"{second} {other}"] += 1
-    return found
 
 
 def distinct(spark: SparkSession, config: Config) -> DataFrame:
     return events(spark, config).select(F.col("name").alias("key")).dropDuplicates(["key"])
 
 
-def distinct_rows(batches: Sequence[Batch]) -> Pairs:
-    return Counter((name, "") for name in {event.name for event in _all(batches)})
-
-
 def distinct_within_watermark(spark: SparkSession, config: Config) -> DataFrame:
     return events(spark, config).dropDuplicatesWithinWatermark(["name"]).select(F.col("name").alias("key"))
-
-
-def distinct_within_watermark_rows(batches: Sequence[Batch]) -> Pairs:
-    """A name counts as new again if it reappears after it was forgotten."""
-    found: Pairs = Counter()
-    newest: dict[str, int] = {}
-    for name, second in sorted(_all(batches), key=lambda event: event.second):
-        if name not in newest or second - newest[name] > FORGOTTEN_S:
-            found[name, ""] += 1
-        newest[name] = second
-    return found
 
 
 def transform_with_state(spark: SparkSession, config: Config) -> DataFrame:
@@ -325,32 +228,22 @@ class Totals(StatefulProcessor):
         pass
 
 
-def transform_with_state_rows(batches: Sequence[Batch]) -> Pairs:
-    by_name = defaultdict(list)
-    for name, second in _all(batches):
-        if second < CLOSING_S:
-            by_name[name].append(second)
-    return Counter((name, f"{sum(seconds)} {len(seconds)}") for name, seconds in by_name.items())
-
-
-PLANS: Mapping[str, tuple[Callable[[int], Sequence[list[Event]]], Callable[[Sequence[Batch]], Pairs]]] = {
-    "transform_with_state": (lambda rows: [blocks(rows)], transform_with_state_rows),
-    "tumbling": (lambda rows: [groups(rows)], tumbling_rows),
-    "sliding": (lambda rows: [groups(rows)], sliding_rows),
-    "session": (lambda rows: [visits(rows)], session_rows),
-    "inner_join": (both_sides, inner_join_rows),
-    "left_outer_join": (both_sides, left_outer_join_rows),
-    "distinct": (lambda rows: [repeated(rows)], distinct_rows),
-    "distinct_within_watermark": (lambda rows: [recurring(rows)], distinct_within_watermark_rows),
+PLANS: Mapping[str, Callable[[int], Sequence[list[Event]]]] = {
+    "transform_with_state": lambda rows: [blocks(rows)],
+    "tumbling": lambda rows: [groups(rows)],
+    "sliding": lambda rows: [groups(rows)],
+    "session": lambda rows: [visits(rows)],
+    "inner_join": both_sides,
+    "left_outer_join": both_sides,
+    "distinct": lambda rows: [repeated(rows)],
+    "distinct_within_watermark": lambda rows: [recurring(rows)],
 }
-"""For each plan, a function that makes the rows of its sources, and one that computes its output for given batches."""
+"""For each plan, a function that makes the rows of its sources."""
 
 
 # --- their jobs -------------------------------------------------------------------------------------------------------
 
 ROWS_PER_BATCH = 1_000
-LARGER = 4
-"""The factor by which batches are larger if nothing is killed in them."""
 WARM = 3
 """Batches before the first kill: no window closes in the first ones."""
 
@@ -366,16 +259,6 @@ STORES = {"hdfs": OFTEN, "rocksdb": {**OFTEN, **ROCKSDB}, "changelog": {**OFTEN,
 FILES = {"hdfs": {".delta"}, "rocksdb": {".zip"}, "changelog": {".changelog", ".zip"}}
 """The file extensions that show which state store wrote the state."""
 
-GIVE_WITHOUT_DATA = ("transform_with_state", "tumbling", "session", "left_outer_join")
-"""Plans that output rows in batches without data.
-
-If these batches are disabled, closing the last windows takes another batch, so there are batches with only some of the
-closing rows.
-"""
-
-FOLLOW_FROM_BATCHES = ("sliding", "distinct_within_watermark")
-"""Plans whose rows depend on the batches: an update per batch, or a name again once it has been forgotten."""
-
 
 class Case(NamedTuple):
     """A plan, its state store, and whether Spark also runs batches without data, which close windows and fire timers.
@@ -386,15 +269,6 @@ class Case(NamedTuple):
     plan: str
     store: str
     no_data: bool = False
-
-    @property
-    def larger(self) -> int:
-        """How many times larger the batches of an undisturbed query may be.
-
-        This is 1 if the plan's output depends on them.
-        """
-        by_batch = self.plan in FOLLOW_FROM_BATCHES or (self.plan in GIVE_WITHOUT_DATA and not self.no_data)
-        return 1 if by_batch else LARGER
 
 
 class StateJob(AnyJob):
@@ -409,9 +283,8 @@ class StateJob(AnyJob):
     """
 
     def __init__(self, bootstrap: str, folder: Path, case: Case, batches: int, *, undisturbed: bool = False) -> None:
-        sent, self._model = PLANS[case.plan]
         self.case = case
-        self.rows = [[event.message for event in source] for source in sent(batches * ROWS_PER_BATCH)]
+        self.rows = [[event.message for event in source] for source in PLANS[case.plan](batches * ROWS_PER_BATCH)]
         self.closing = [[closing(number).message] * 2 * ROWS_PER_BATCH for number in range(len(self.rows))]
         self.kills: list[Observation] = []
         self._pieces = 0
@@ -422,7 +295,7 @@ class StateJob(AnyJob):
             plan=f"spark.test_state:{case.plan}",
             output_mode="update" if case.plan == "sliding" else "append",
             slots=2,
-            rows_per_batch=(case.larger if undisturbed else 1) * ROWS_PER_BATCH,
+            rows_per_batch=ROWS_PER_BATCH,
             keep_batches=3,
             tidy_every_batches=1,
             points=INSIDE,
@@ -452,27 +325,6 @@ class StateJob(AnyJob):
     def is_without_data(self, batch: int) -> bool:
         kept = SparkCheckpoint(LocalFiles(self.checkpoint))
         return batch > 0 and kept.input_offsets(batch) == kept.input_offsets(batch - 1)
-
-    def expected(self) -> Counter[Row]:
-        """Returns the expected output, for the batches that Spark's own offset log has divided the rows into."""
-        every = [[*sent, *closing] for sent, closing in zip_longest(self.rows, self.closing, fillvalue=())]
-        ends = [dict.fromkeys(range(PARTITIONS), 0) for _ in every]
-        batches: list[Batch] = []
-        while (offsets := SparkCheckpoint(LocalFiles(self.checkpoint)).input_offsets(len(batches))) is not None:
-            batch = []
-            for source, text in enumerate(offsets):
-                now = {int(key): end for key, end in json.loads(text)[self.config.sources[source]].items()}
-                batch.append(
-                    [
-                        Event.of(every[source][number * PARTITIONS + partition])
-                        for partition, end in now.items()
-                        for number in range(ends[source][partition], end)
-                    ]
-                )
-                ends[source] = now
-            batches.append(batch)
-        assert [sum(end.values()) for end in ends] == [len(messages) for messages in every], "not all has been read"
-        return self._model(batches)
 
     def output(self) -> Counter[Row]:
         return Counter(map(self.row, self.records()))
@@ -551,20 +403,17 @@ def test_nothing_is_lost_or_doubled(
                 if point == Phase.FINISHING.name:
                     job.lose_newest_state(observation.batch)
 
-        # They finish alongside undisturbed queries on the same input, which use larger batches if the plan allows it.
+        # They finish alongside undisturbed queries on the same input.
         twins = [
             stack.enter_context(StateJob(kafka.bootstrap, tmp_path, case, batches, undisturbed=True)) for case in cases
         ]
         for job in (*jobs, *twins):
             job.feed_all()
-        for job in jobs:
-            job.config = replace(job.config, rows_per_batch=job.case.larger * ROWS_PER_BATCH)
         start_together([*jobs, *twins], tmp_path / "last.log", master="local[2]").finish(limit_s=3 * LIMIT_S)
 
         for job, twin in zip(jobs, twins, strict=True):
-            verdict = job.count(job.expected())
+            verdict = job.count(twin.output())
             say(f"{job.case}: {verdict}")
             assert verdict.is_exactly_once, (job.case, verdict)
-            assert job.output() == twin.output(), job.case
             assert job.state_files() == twin.state_files() == FILES[job.case.store], f"{job.case}: another state store"
             check_points(job.kills, points)

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import gc
 import json
-import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -18,7 +15,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from conformance.folder_sink import FolderSink
 from eventually import eventually
-from spark.in_process import LIMIT_S, MARKS, travelling
+from spark.in_process import LIMIT_S, MARKS
 from sparkonce import ExactlyOnce
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.state import Phase
@@ -26,15 +23,9 @@ from sparkonce.sink import Owner, SinkCommitter, SinkWriter, WriterContext
 from sparkonce.spark.query_end import wait_until_closed
 from sparkonce_lab.forwarding import ForwardingCommitter, ForwardingWriter
 
-pytestmark = MARKS
+pytestmark = [*MARKS, pytest.mark.usefixtures("travels")]
 
 WAITING, SWEPT = "waiting", "swept"
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _folder_sink_travels() -> Iterator[None]:
-    with travelling(sys.modules[__name__]):
-        yield
 
 
 class _LateSink(FolderSink):
@@ -90,53 +81,6 @@ def test_a_stopped_query_sweeps_when_its_tasks_have_ended(spark: SparkSession, t
     assert (root / SWEPT).exists()
     eventually(lambda: not active_tasks(spark, query), "no task is at work any more")
     assert not [path for state in ("open", "prepared") for path in (root / state).iterdir()]
-
-
-class _SlowSink(FolderSink):
-    """The driver reads its columns until it is stopped. Its slots would take longer than a sweep waits."""
-
-    def __init__(self, root: Path, stopped: Callable[[], bool], reached: threading.Event) -> None:
-        super().__init__(root)
-        self._stopped, self._reached = stopped, reached
-
-    def columns(self, schema: pa.Schema) -> Sequence[str]:
-        if threading.current_thread() is not threading.main_thread():
-            self._reached.set()
-            while not self._stopped():
-                time.sleep(0.01)
-        return super().columns(schema)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_stopped": None, "_reached": None}
-
-    def writer(self, context: WriterContext) -> SinkWriter:
-        return _SlowWriter(super().writer(context))
-
-
-class _SlowWriter(ForwardingWriter):
-    def begin(self) -> None:
-        time.sleep(60.0)
-
-
-@pytest.mark.slow
-def test_a_query_that_is_stopped_before_its_job_begins_does_not_wait_for_its_tasks(
-    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Spark cancels the jobs and then interrupts the thread.
-
-    The next job is submitted after that, and nobody waits for it.
-    """
-    thread, reached = spark.sparkContext._jvm.java.lang.Thread, threading.Event()
-    sink = _SlowSink(tmp_path / "sink", lambda: bool(thread.currentThread().isInterrupted()), reached)
-    rows = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 2).load()
-    once = ExactlyOnce(sink, checkpoint=str(tmp_path / "checkpoint"), display=False)
-    query = once.start(rows.withColumnRenamed("value", "number"))
-    assert reached.wait(LIMIT_S)
-    query.stop()
-    gc.collect()
-    assert query.exception() is None
-    assert not [record for record in caplog.records if "had not ended" in record.message]
-    eventually(lambda: not active_tasks(spark, query), "no task is at work any more")
 
 
 class _CountedSink(FolderSink):

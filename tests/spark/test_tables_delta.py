@@ -1,8 +1,4 @@
-"""The Delta sink: the conformance suite, and its behavior when things go wrong.
-
-A read with Spark takes a second, and the suite reads often. So its reader finds the files in the table's log as the
-Delta protocol describes, without Spark. The other tests read the table with Spark.
-"""
+"""The Delta sink: the conformance suite, and its behavior when things go wrong. Readers use Spark."""
 
 from __future__ import annotations
 
@@ -14,18 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from pyspark.errors.exceptions.captured import convert_exception
 from pyspark.sql import DataFrame, SparkSession
 
-from one_run import finish, outcomes, prepare
 from spark.harness import new_name
 from spark.in_process import SPARK, call_at
-from spark.table_job import ARROW, QUERY, TableJob
+from spark.table_job import ARROW, QUERY, TableJob, WaitingRows
 from sparkonce.errors import ConfigurationError, PreflightError, SchemaError, UnknownOutcomeError
 from sparkonce.log import DecisionLog
-from sparkonce.protocol.handles import COMMITTED, Handle, Outcome
+from sparkonce.protocol.handles import COMMITTED, Outcome
 from sparkonce.protocol.state import Phase
 from sparkonce.protocol.view import LogView
 from sparkonce.sinks.tables.delta import DeltaSink, _DeltaTable
@@ -33,8 +27,6 @@ from sparkonce.sinks.tables.errors import is_final
 from sparkonce.sinks.tables.sink import driver_session
 from sparkonce.sinks.write_ahead.folder import WriteAheadFolder
 from sparkonce.storage.local import LocalFiles
-from sparkonce.testing.conformance import AbortChecks, CommitChecks, SweepChecks, SystemChecks, TraceChecks
-from sparkonce.testing.hooks import SinkHooks
 from tryout.bulk import make_orders
 
 pytestmark = SPARK
@@ -49,20 +41,6 @@ def numbers_in(spark: SparkSession, path: Path) -> list[int]:
     return sorted(row[0] for row in spark.read.format("delta").load(str(path)).select("number").collect())
 
 
-def live_files(path: Path) -> set[str]:
-    """Returns the files that the table's log has added and not removed. There is no checkpoint before version 10."""
-    files: set[str] = set()
-    for version in sorted((path / "_delta_log").glob("*.json")):
-        for action in map(json.loads, version.read_text().splitlines()):
-            files -= {action["remove"]["path"]} if "remove" in action else set()
-            files |= {action["add"]["path"]} if "add" in action else set()
-    return files
-
-
-def numbers_by_the_log(path: Path) -> list[int]:
-    return sorted(number for file in live_files(path) for number in pq.read_table(path / file)["number"].to_pylist())
-
-
 @pytest.fixture(scope="module")
 def empty_table(tables: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An empty table to copy, which is a hundred times faster than creating one."""
@@ -71,39 +49,18 @@ def empty_table(tables: SparkSession, tmp_path_factory: pytest.TempPathFactory) 
     return path
 
 
-class _DeltaHooks(SinkHooks):
-    visible_within_s = 0.0
-    loses_whole_batches = True
-
+@pytest.mark.slow
+class TestDelta(WaitingRows):
     @pytest.fixture(autouse=True)
-    def _table(self, empty_table: Path, tmp_path: Path) -> None:
-        self.root = tmp_path
+    def _table(self, tables: SparkSession, empty_table: Path, tmp_path: Path) -> None:
+        self.spark, self.root = tables, tmp_path
         shutil.copytree(empty_table, tmp_path / "table")
 
-    def make_sink(self) -> DeltaSink:
-        return DeltaSink(str(self.root / "table"), folder=self.root / "rows")
-
-    def make_second_sink(self) -> DeltaSink:
-        return DeltaSink(str(self.root / "table"), folder=self.root / "rows", name="beside")
-
-    def make_rows(self, start: int, count: int) -> pa.RecordBatch:
-        return pa.record_batch({"number": list(range(start, start + count)), "word": ["w"] * count})
+    def make_sink(self, **more: Any) -> DeltaSink:
+        return DeltaSink(str(self.root / "table"), folder=self.root / "rows", **more)
 
     def visible(self) -> Sequence[int]:
-        return numbers_by_the_log(self.root / "table")
-
-    def expire(self, handle: Handle) -> bool:
-        (self.root / "rows" / "delta" / "prepared" / str(handle["name"])).unlink()
-        return True
-
-
-class TestDelta(_DeltaHooks, CommitChecks):
-    test_another_process_commits = None  # would have to start a Spark session of its own
-
-
-@pytest.mark.slow
-class TestDeltaMore(_DeltaHooks, AbortChecks, SweepChecks, TraceChecks, SystemChecks):
-    """The shared tests for sinks whose rows wait in files (conformance/test_write_ahead.py), run on Delta."""
+        return numbers_in(self.spark, self.root / "table")
 
 
 class DeltaJob(TableJob):
@@ -134,7 +91,6 @@ def test_a_batch_is_one_version(job: DeltaJob) -> None:
     handles = [job.prepare(slot=slot) for slot in range(4)]
     assert job.commit(*handles) == [Outcome.COMMITTED] * 4
     assert (job.numbers(), job.versions()) == ([0, 1, 2, 3], 1)
-    assert numbers_by_the_log(job.path) == [0, 1, 2, 3]
 
 
 @pytest.mark.slow
@@ -218,30 +174,6 @@ def test_what_the_table_is_is_remembered(job: DeltaJob, tmp_path: Path) -> None:
         DeltaSink(str(tmp_path / "none"), folder=job.folder / "rows").preflight(QUERY, None)
 
 
-@pytest.mark.slow
-def test_what_never_holds_a_null_fits_where_one_may_be(tables: SparkSession, tmp_path: Path) -> None:
-    """For example, from collect_list, whose elements are never null."""
-    path = str(tmp_path / "table")
-    tables.createDataFrame([], "xs array<struct<a: bigint>>").write.format("delta").save(path)
-    sink = DeltaSink(path, folder=tmp_path / "rows")
-    never = pa.list_(pa.field("element", pa.struct([pa.field("a", pa.int64(), nullable=False)]), nullable=False))
-    schema = pa.schema([("xs", never)])
-    sink.preflight(QUERY, None)
-    assert sink.columns(schema) == ["xs"]
-    handle = prepare(sink, pa.record_batch({"xs": [[{"a": 7}]]}, schema=schema))
-    assert outcomes(finish(sink, handle)) == [Outcome.COMMITTED]
-    assert tables.read.format("delta").load(path).selectExpr("xs[0].a").collect() == [(7,)]
-    wrong = pa.list_(pa.field("element", pa.struct([pa.field("a", pa.string(), nullable=False)]), nullable=False))
-    with pytest.raises(SchemaError, match="field 'a' of an element of column 'xs' is string in the rows, and bigint"):
-        sink.columns(pa.schema([("xs", wrong)]))
-
-
-def test_a_table_that_is_not_there_is_told(job: DeltaJob) -> None:
-    shutil.rmtree(job.path)
-    with pytest.raises(PreflightError, match="Create the table first"):
-        job.sink().preflight(QUERY, None)
-
-
 def test_columns_are_held_against_the_table(job: DeltaJob) -> None:
     assert job.sink().columns(ARROW) == ["number", "word"]
     assert job.sink().columns(pa.schema([("NUMBER", pa.int32())])) == ["NUMBER"]
@@ -287,12 +219,6 @@ def test_a_cluster_whose_own_file_system_is_another(job: DeltaJob) -> None:
         job.spark.conf.unset("fs.defaultFS")
     assert answer.outcome is Outcome.COMMITTED, answer.reason
     assert job.numbers() == [0]
-
-
-def test_conditions_are_those_of_the_table() -> None:
-    conditions = " ".join(DeltaSink("p").conditions())
-    assert "logRetentionDuration" in conditions
-    assert "the function" not in conditions
 
 
 def test_a_path_or_a_table() -> None:

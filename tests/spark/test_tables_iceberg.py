@@ -14,15 +14,13 @@ from pyspark.sql import SparkSession
 
 from spark.harness import new_name
 from spark.in_process import SPARK
-from spark.table_job import ARROW, NEW, OLD, QUERY, TableJob
+from spark.table_job import NEW, OLD, QUERY, TableJob, WaitingRows
 from sparkonce import IcebergSink
 from sparkonce.errors import PreflightError, SchemaError
-from sparkonce.protocol.handles import COMMITTED, Handle, Outcome
+from sparkonce.protocol.handles import COMMITTED, Outcome
 from sparkonce.protocol.state import Phase
 from sparkonce.sinks.tables.iceberg import KEEP_NOTES, NOTE, _IcebergTable
-from sparkonce.sinks.tables.table import Label
 from sparkonce.sinks.write_ahead.folder import WriteAheadFolder
-from sparkonce.testing.conformance import SinkConformance
 
 pytestmark = SPARK
 END_OF_TIME_MS = 4102444800000
@@ -42,31 +40,16 @@ def numbers_in(spark: SparkSession, table: str) -> list[int]:
 
 
 @pytest.mark.slow
-class TestIceberg(SinkConformance):
-    visible_within_s = 0.0
-    loses_whole_batches = True
-
+class TestIceberg(WaitingRows):
     @pytest.fixture(autouse=True)
     def _table(self, tables: SparkSession, tmp_path: Path) -> None:
         self.spark, self.root, self.name = tables, tmp_path, make_table(tables)
 
-    def make_sink(self) -> IcebergSink:
-        return IcebergSink(self.name, folder=self.root / "rows")
-
-    def make_second_sink(self) -> IcebergSink:
-        return IcebergSink(self.name, folder=self.root / "rows", name="beside")
-
-    def make_rows(self, start: int, count: int) -> pa.RecordBatch:
-        return pa.record_batch({"number": list(range(start, start + count)), "word": ["w"] * count})
+    def make_sink(self, **more: Any) -> IcebergSink:
+        return IcebergSink(self.name, folder=self.root / "rows", **more)
 
     def visible(self) -> Sequence[int]:
         return numbers_in(self.spark, self.name)
-
-    def expire(self, handle: Handle) -> bool:
-        (self.root / "rows" / "iceberg" / "prepared" / str(handle["name"])).unlink()
-        return True
-
-    test_another_process_commits = None  # would have to start a Spark session of its own
 
 
 class IcebergJob(TableJob):
@@ -144,19 +127,6 @@ def test_what_a_killed_driver_staged_is_swept(job: IcebergJob) -> None:
     assert (job.branches(), job.numbers()) == (["audit"], [0])
 
 
-@pytest.mark.slow
-def test_a_failed_attempt_leaves_nothing(job: IcebergJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
-        raise ConnectionError("the catalog is away")
-
-    handle = job.prepare()
-    with monkeypatch.context() as broken:
-        broken.setattr(_IcebergTable, "_publish", fail)
-        assert job.commit(handle) == [Outcome.RETRY]
-    assert (job.numbers(), job.branches()) == ([], [])
-    assert job.commit(handle) == [Outcome.COMMITTED]
-
-
 @pytest.mark.parametrize(
     "change",
     ["expired", *(pytest.param(each, marks=pytest.mark.slow) for each in ("notes unset", "rolled back", "rewritten"))],
@@ -229,12 +199,10 @@ def test_notes_of_other_queries_stay(job: IcebergJob, monkeypatch: pytest.Monkey
     assert KEEP_NOTES > 1
 
 
-@pytest.mark.parametrize(
-    "beside",
-    [pytest.param(False, id="alone", marks=pytest.mark.slow), pytest.param(True, id="beside another writer")],
-)
-def test_two_drivers_at_once_without_locks(job: IcebergJob, monkeypatch: pytest.MonkeyPatch, beside: bool) -> None:
-    """Both have written, and neither has seen the other's snapshot. Iceberg publishes an id only once.
+def test_two_drivers_at_once_without_locks(job: IcebergJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both have written next to another writer, and neither has seen the others' snapshots.
+
+    Iceberg publishes an id only once.
 
     They write in turn, since they share a session here, whose catalog keeps one state of the table for both.
     """
@@ -249,7 +217,7 @@ def test_two_drivers_at_once_without_locks(job: IcebergJob, monkeypatch: pytest.
             staged.append(branch)
             turn.release()
             both.wait()
-            if beside and staged[0] == branch:
+            if staged[0] == branch:
                 job.another_writes(7)
             both.wait()
             return loaded
@@ -270,33 +238,7 @@ def test_two_drivers_at_once_without_locks(job: IcebergJob, monkeypatch: pytest.
         answers = list(pool.map(lambda one: one.commit(handles), committers))
     assert len(staged) == 2
     assert {one.outcome for some in answers for one in some} <= COMMITTED, answers
-    assert job.numbers() == ([0, 1, 7] if beside else [0, 1])
-    assert (job.snapshots(), job.branches()) == (2 if beside else 1, [])
-
-
-@pytest.mark.slow
-def test_other_writers_commit_meanwhile(job: IcebergJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    """This happens between the last transaction's start and its commit. Iceberg then retries it on the new state."""
-    handle, calls, tell = job.prepare(), [0], Label.to_text
-
-    def write_meanwhile(label: Label) -> str:
-        calls[0] += 1
-        if calls[0] == 2:  # the first call is for the staged snapshot
-            job.another_writes(7)
-        return tell(label)
-
-    monkeypatch.setattr(Label, "to_text", write_meanwhile)
-    assert job.commit(handle) == [Outcome.COMMITTED]
-    assert (calls, job.traces()) == ([2], [handle.transaction])
-    assert (job.numbers(), job.snapshots(), job.branches()) == ([0, 7], 2, [])
-
-
-@pytest.mark.slow
-def test_subsets_of_a_batch(job: IcebergJob) -> None:
-    handles = [job.prepare(slot=slot) for slot in range(3)]
-    assert job.commit(handles[1]) == [Outcome.COMMITTED]
-    assert job.commit(*handles) == [Outcome.COMMITTED, Outcome.ALREADY_COMMITTED, Outcome.COMMITTED]
-    assert (job.numbers(), job.snapshots()) == ([0, 1, 2], 2)
+    assert (job.numbers(), job.snapshots(), job.branches()) == ([0, 1, 7], 2, [])
 
 
 @pytest.mark.slow
@@ -310,15 +252,6 @@ def test_a_partitioned_table_with_columns_that_the_rows_do_not_have(tables: Spar
     assert sorted(map(tuple, tables.table(job.table).collect())) == [(None, 0, None), (None, 1, None)]
     with pytest.raises(SchemaError, match=r"'Number' of .* must not be null"):
         job.sink().columns(pa.schema([("word", pa.string())]))
-
-
-@pytest.mark.slow
-def test_nulls_that_the_table_would_refuse_fail_while_they_are_computed(tables: SparkSession, tmp_path: Path) -> None:
-    sink = IcebergSink(make_table(tables, "`a``b` bigint not null, word string"), folder=tmp_path / "rows")
-    rows = tables.sql("select 1L as `A``b`, cast(null as string) as word")
-    assert (sink.checked(rows).columns, sink.checked(rows).collect()) == (rows.columns, rows.collect())
-    with pytest.raises(Exception, match="`a``b` must not be null"):
-        sink.checked(tables.sql("select cast(null as bigint) as `a``b`")).collect()
 
 
 @pytest.mark.parametrize("other", [False, True], ids=["by-the-same-session", "by-another-session"])
@@ -354,18 +287,6 @@ def test_a_session_that_stages_everything_is_refused(job: IcebergJob) -> None:
             job.sink().preflight(QUERY, None)
     finally:
         job.spark.conf.unset("spark.wap.id")
-
-
-def test_it_says_on_what_it_depends(job: IcebergJob) -> None:
-    assert any("'sparkonce.'" in condition for condition in job.sink().conditions())
-
-
-def test_columns_are_held_against_the_table(job: IcebergJob) -> None:
-    assert job.sink().columns(ARROW) == ["number", "word"]
-    with pytest.raises(SchemaError, match="'more' is not in"):
-        job.sink().columns(pa.schema([("more", pa.int64())]))
-    with pytest.raises(SchemaError, match="column 'word' is bigint in the rows, and string in the table"):
-        job.sink().columns(pa.schema([("word", pa.int64())]))
 
 
 def test_a_query_that_crashes(job: IcebergJob) -> None:

@@ -68,15 +68,6 @@ def test_a_driver_that_is_killed_while_another_writes(
 
 
 @pytest.mark.slow
-def test_each_batch_is_merged_into_what_the_last_one_left(job: MergeJob) -> None:
-    batches = [[(1, 1, "x"), (4, 4, "y")], [(4, 40, "z")], [(4, 400, "w"), (1, 100, "w")]]
-    for batch, rows in enumerate(batches):
-        assert job.commit(job.prepared(rows, batch)) == [Outcome.COMMITTED]
-    assert job.rows() == added(job.started, *batches)
-    assert job.versions() == 3
-
-
-@pytest.mark.slow
 def test_updates_of_two_writers_at_once_are_all_there(job: MergeJob, say: Callable[[str], None]) -> None:
     """Each reads the rows that the other changes. The slower one is refused, and reads again."""
     rounds, refused = 6, list[str]()

@@ -188,14 +188,6 @@ def test_columns_are_added_at_the_start_if_that_is_asked(job: MergeJob) -> None:
     assert [row.More for row in job.sink().table(job.spark).frame().where("id < 3").sort("id").collect()] == [[7], None]
 
 
-def test_an_older_driver_is_not_told_of_settings(job: MergeJob) -> None:
-    """A sink that appends has none of these settings."""
-    assert any("merged" in one for one in job.sink().conditions())
-    plain = job.sink(evolve_schema=False)
-    assert plain.merge is None
-    assert not any("merged" in one for one in plain.conditions())
-
-
 @pytest.mark.slow
 def test_the_session_that_started_the_query_sees_a_merge_at_once(job: MergeJob) -> None:
     """This also holds if it has read the table before, since an Iceberg catalog caches tables for 30 seconds."""

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import gc
-import sys
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,26 +14,16 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
 from conformance.folder_sink import FolderSink
 from spark.harness import new_name
-from spark.in_process import LIMIT_S, MARKS, CrashError, Stream, crash_at, travelling
+from spark.in_process import LIMIT_S, MARKS, Stream
 from sparkonce import ExactlyOnce, KafkaSink
-from sparkonce.errors import ConfigurationError, PrepareError, SchemaError
-from sparkonce.log import DecisionLog
-from sparkonce.protocol.state import Phase
-from sparkonce.protocol.view import LogView
+from sparkonce.errors import ConfigurationError, PrepareError
 from sparkonce.spark.views import Share, Sinks, computed_once
-from sparkonce.storage.local import LocalFiles
 from sparkonce_lab.kafka import create_topic
 from sparkonce_lab.rig.kafka import Cluster
 
-pytestmark = MARKS
+pytestmark = [*MARKS, pytest.mark.usefixtures("travels")]
 
 IDS = [f"{number:05d}" for number in range(1_000)]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _folder_sink_travels() -> Iterator[None]:
-    with travelling(sys.modules[__name__]):
-        yield
 
 
 class Unit:
@@ -135,14 +123,6 @@ def test_a_batch_leaves_no_session_behind(spark: SparkSession) -> None:
     assert sessions(spark) <= before
 
 
-@pytest.mark.slow
-def test_a_crash_leaves_all_of_them_at_the_same_batch(unit: Unit) -> None:
-    with pytest.raises(CrashError):
-        unit.run(listener=crash_at(Phase.SWEEPING_OWN, 1))
-    unit.run()
-    unit.check()
-
-
 def test_what_one_cannot_prepare_none_shows(unit: Unit) -> None:
     unit.run(rows_per_batch=1_000)
     unit.stream.send(["0x", "10"])
@@ -160,23 +140,6 @@ def test_what_one_cannot_prepare_none_shows(unit: Unit) -> None:
     assert unit.stream.keys(unit.other)[-1] == "10"
     assert len(unit.committed()) == 2
     assert unit.stream.transactions("Ongoing") == {}
-
-
-@pytest.mark.slow
-def test_what_one_has_lost_is_written_to_it_alone(unit: Unit) -> None:
-    with pytest.raises(CrashError):
-        unit.run(listener=crash_at(Phase.FINISHING, 1))
-    (prepared,) = (unit.folder / "prepared").iterdir()
-    prepared.rename(unit.folder / "aborted" / prepared.name)
-    log = DecisionLog(LocalFiles(unit.stream.checkpoint))
-    before = log.read(LogView()).decision(1)
-    unit.run()
-    after = log.read(LogView()).decision(1)
-    unit.check()
-    assert before is not None
-    assert after is not None
-    assert {handle.sink for handle in {*after.handles} - {*before.handles}} == {"sums"}
-    assert Counter(handle.sink for handle in after.handles) == Counter(handle.sink for handle in before.handles)
 
 
 @pytest.mark.slow
@@ -219,16 +182,3 @@ def test_a_view_must_be_a_function_that_gives_a_frame(tmp_path: Path) -> None:
         ExactlyOnce({sink: "number > 3"}, checkpoint=str(tmp_path))  # type: ignore[dict-item]
     with pytest.raises(ConfigurationError, match=r"sinks=\['folder', 'folder'\]"):
         ExactlyOnce({sink: None, FolderSink(tmp_path): None}, checkpoint=str(tmp_path))
-
-
-def test_views_are_looked_at_before_the_query_starts(spark: SparkSession, tmp_path: Path) -> None:
-    rows = spark.readStream.format("rate").load()
-    sink = KafkaSink({"bootstrap.servers": "127.0.0.1:1"}, topic="nowhere")
-
-    def start(view: Callable[[DataFrame], object]) -> None:
-        ExactlyOnce({sink: view}, checkpoint=str(tmp_path / "c"), display=False).start(rows)  # type: ignore[dict-item]
-
-    with pytest.raises(ConfigurationError, match=r"The view of sink \['kafka'\] returned a int"):
-        start(lambda df: df.count())
-    with pytest.raises(SchemaError, match="timestamp"):
-        start(lambda df: df.select("timestamp"))

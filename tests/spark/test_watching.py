@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,28 +13,20 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client.parser import text_string_to_metric_families
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+from pyspark.sql import SparkSession
 
 from eventually import eventually
-from spark.in_process import MARKS, CrashError, Stream, crash_at, travelling
+from spark.in_process import MARKS, Stream
 from sparkonce import serve_metrics
-from sparkonce.errors import PrepareError
 from sparkonce.protocol.state import Phase
 from sparkonce.storage.local import LocalFiles
 from sparkonce.storage.spark import SparkCheckpoint
 from sparkonce.watch.timeline import TimelineReader, TimelineSegment
 from sparkonce_lab.rig.kafka import Cluster
 
-pytestmark = MARKS
+pytestmark = [*MARKS, pytest.mark.usefixtures("travels")]
 
 IDS = [f"{number:05d}" for number in range(1_000)]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _this_module_travels() -> Iterator[None]:
-    with travelling(sys.modules[__name__]):
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -77,17 +68,6 @@ def query_of(stream: Stream) -> str:
     return SparkCheckpoint(LocalFiles(stream.checkpoint)).query_id() or ""
 
 
-def timeline_of(stream: Stream, runs: int = 1, phase: Phase = Phase.IDLE) -> list[TimelineSegment]:
-    """Returns the timeline once this many runs have written theirs, and the last run has written its end."""
-    reader = TimelineReader(LocalFiles(stream.checkpoint))
-
-    def ended() -> list[TimelineSegment]:
-        found = list(reader.read())
-        return found if len(found) == runs and found[-1].now.phase == phase.value else []
-
-    return eventually(ended, f"a timeline of {runs} runs, the last of which is {phase.value}")
-
-
 def test_all_see_the_same_batches(
     spark: SparkSession, kafka: Cluster, tmp_path: Path, metrics_port: int, spans: InMemorySpanExporter
 ) -> None:
@@ -107,7 +87,12 @@ def test_all_see_the_same_batches(
     assert found["sparkonce_transaction_timeout_seconds", "kafka"] > 0
     writing = sum(one.seconds[Phase.WRITING.value] for one in done)
     assert found["sparkonce_phase_seconds_total", Phase.WRITING.value] == pytest.approx(writing)
-    segment = timeline_of(stream)[0]
+    reader = TimelineReader(LocalFiles(stream.checkpoint))
+
+    def whole_timeline() -> list[TimelineSegment]:
+        return [one for one in reader.read() if one.now.phase == Phase.IDLE.value]
+
+    (segment,) = eventually(whole_timeline, "the run has written its end")
     assert [(one.batch, one.rows, one.transactions) for one in segment.batches] == [
         (one.batch, one.rows, one.transactions) for one in done
     ]
@@ -130,38 +115,3 @@ def test_spark_says_what_its_jobs_are_for(spark: SparkSession, kafka: Cluster, t
     assert mine
     assert all("batch = 0" in text for text in mine), "Spark's own text is kept"
     assert any(text.endswith("<br/>sparkonce: writing batch 0 to kafka") for text in mine)
-
-
-def test_a_run_that_stops_says_so_and_the_next_that_it_recovers(
-    spark: SparkSession, kafka: Cluster, tmp_path: Path, metrics_port: int
-) -> None:
-    def refused(rows: DataFrame) -> DataFrame:
-        return rows.withColumn("value", F.expr("cast(raise_error('not this one') as string)"))
-
-    stream = Stream(spark, kafka, tmp_path, IDS[:10])
-    with pytest.raises(CrashError):
-        stream.run(listener=crash_at(Phase.FINISHING, 0))
-    (crashed,) = timeline_of(stream, phase=Phase.STOPPED)
-    assert crashed.now.batch == 0
-    assert crashed.now.in_doubt.transactions > 0
-    stream.run()
-    stream.send(IDS[10:20])
-    with pytest.raises(PrepareError):
-        stream.run(refused)
-    first, second, third = timeline_of(stream, 3, Phase.STOPPED)
-    assert first.run < second.run < third.run
-    assert [one.recovered for one in second.batches] == [True]
-    assert "recovered" in [one.kind for one in second.events]
-    assert third.now.batch == 1
-    assert (third.events[-1].kind, third.events[-1].batch) == ("stopped", 1)
-    assert "not this one" in third.events[-1].text
-    found = scraped(metrics_port, query_of(stream))
-    assert found["sparkonce_stops_total", "PrepareError"] == 1
-    assert found["sparkonce_phase", "stopped"] == 1
-
-
-def test_without_a_timeline_nothing_is_written(spark: SparkSession, kafka: Cluster, tmp_path: Path) -> None:
-    stream = Stream(spark, kafka, tmp_path, IDS[:10])
-    stream.run(timeline=False)
-    assert stream.keys() == IDS[:10]
-    assert not (stream.checkpoint / "sparkonce" / "timeline").exists()

@@ -14,12 +14,11 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
-from conformance.write_ahead_targets import AppendingTarget, SqliteTarget, Target
+from conformance.write_ahead_targets import AppendingTarget, Target
 from http_bulk import BulkApi
-from spark.in_process import MARKS, CrashError, crash_at
+from spark.in_process import MARKS, crash_at
 from sparkonce import ExactlyOnce, WriteAheadSink
 from sparkonce.protocol.state import Phase
-from sparkonce.sinks.write_ahead.folder import WriteAheadFolder
 from sparkonce.write_ahead import Applies, ApplyToken, RefusedError, RetryLaterError
 from sparkonce_lab.rig.kafka.jars import cache_folder
 from sparkonce_lab.rig.process import HOST
@@ -30,10 +29,10 @@ LIMIT_S = 500
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def run(spark: SparkSession, folder: Path, target: Target, *, crash: Phase | None = None, per: str = "slot") -> None:
+def run(spark: SparkSession, folder: Path, target: Target, *, crash: Phase | None = None) -> None:
     """Writes all orders, unless it crashes in batch 1."""
     rows = spark.readStream.schema("id bigint").option("maxFilesPerTrigger", 2).json(str(folder / "orders"))
-    sink = WriteAheadSink(target, applies=Applies.NEITHER, per=per)
+    sink = WriteAheadSink(target, applies=Applies.NEITHER)
     listener = None if crash is None else crash_at(crash, 1)
     once = ExactlyOnce(sink, checkpoint=str(folder / "checkpoint"), listener=listener, display=False)
     query = once.start(rows.withColumnRenamed("id", "number"), trigger={"availableNow": True})
@@ -46,36 +45,18 @@ def run(spark: SparkSession, folder: Path, target: Target, *, crash: Phase | Non
         query.stop()
 
 
-@pytest.mark.parametrize("per", ["slot", pytest.param("batch", marks=pytest.mark.slow)])
-def test_a_query_that_crashes_at_each_phase(spark: SparkSession, tmp_path: Path, per: str) -> None:
+def test_a_query_that_crashes_at_each_phase(spark: SparkSession, tmp_path: Path) -> None:
     """The driver crashes between calls of the function, so that even calls that must not be repeated are not."""
     phases = [Phase.CLAIMING, Phase.WRITING, Phase.DECIDING, Phase.FINISHING, Phase.IDLE]
     sent = make_orders(tmp_path / "orders", files=8)
     target = AppendingTarget(tmp_path / "target")
     for phase in phases:
-        run(spark, tmp_path, target, crash=phase, per=per)
-    run(spark, tmp_path, target, per=per)
+        run(spark, tmp_path, target, crash=phase)
+    run(spark, tmp_path, target)
     assert sorted(target.visible()) == sent
     waiting = tmp_path / "checkpoint" / "sparkonce-write-ahead" / "write-ahead"
     left = {state: [path.name for path in (waiting / state).iterdir()] for state in ("open", "prepared", "started")}
     assert left == {"open": [], "prepared": [], "started": []}
-
-
-def test_a_driver_that_is_gone_after_the_function_has_done_its_work(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def _crash(*_: object) -> None:
-        raise CrashError("before it could be noted")
-
-    sent = make_orders(tmp_path / "orders", files=4)
-    target = SqliteTarget(tmp_path / "target")
-    with monkeypatch.context() as killed:
-        killed.setattr(WriteAheadFolder, "note_done", _crash)
-        run(spark, tmp_path, target, crash=Phase.IDLE)
-    run(spark, tmp_path, target)
-    assert sorted(target.visible()) == sent
-    tokens = [token for token, _, _ in target.calls()]
-    assert len(tokens) > len(set(tokens))
 
 
 @pytest.mark.parametrize(("status", "error"), [(409, RetryLaterError), (503, RetryLaterError), (422, RefusedError)])
