@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +26,6 @@ ADD = {"n": "target.n + source.n", "word": "source.word"}
 
 
 Row = tuple[int, int, str]
-
-
-def added(table: Iterable[Row], *batches: Iterable[Row]) -> list[Row]:
-    """Returns the rows of a table after batches were merged with `ADD`."""
-    found = {id_: (n, word) for id_, n, word in table}
-    for id_, n, word in (row for batch in batches for row in batch):
-        found[id_] = (found[id_][0] + n if id_ in found else n, word)
-    return sorted((id_, n, word) for id_, (n, word) in found.items())
 
 
 class MergeJob(TableJob):

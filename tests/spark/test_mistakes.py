@@ -299,9 +299,6 @@ def place(spark: SparkSession, kafka: Cluster, tmp_path_factory: pytest.TempPath
 
 @pytest.fixture
 def names(place: Place) -> dict[str, Any]:
-    def of_connect(module: str) -> Any:
-        return type("DataFrame", (), {"__module__": f"pyspark.sql.connect.{module}"})()
-
     return {
         **{
             name: getattr(one, name)
@@ -314,8 +311,6 @@ def names(place: Place) -> dict[str, Any]:
         "out": str(place.folder / "out"),
         "counted": place.rows.groupBy("key").count().selectExpr("key", "cast(count as string) as value"),
         "four_partitions": place.source,
-        "connect_rows": of_connect("dataframe"),
-        "connect_spark": of_connect("session"),
     }
 
 
