@@ -74,7 +74,7 @@ def test_conditions_say_what_each_way_asks_of_the_server_and_its_readers() -> No
 
 
 def test_a_pooler_of_statements_is_refused_and_a_pooler_without_a_server_is_not_taken_for_one() -> None:
-    request = Mock(to="host=pooler")
+    request = Mock(conninfo="host=pooler")
     words = "transaction blocks not allowed in statement pooling mode"
     refusing = Mock(**{"execute.side_effect": ProtocolViolation(words)})
     with pytest.raises(PreflightError, match="host=pooler takes no transactions: 08P01") as caught:
