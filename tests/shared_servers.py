@@ -8,7 +8,8 @@ from __future__ import annotations
 import atexit
 import shutil
 import tempfile
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -74,6 +75,20 @@ def new_postgres(server: PostgresServer | None = None) -> PostgresSystem:
         system.ask(sql.SQL("DROP OWNED BY {0}; DROP ROLE {0}").format(sql.Identifier(name)))
     system.ask("CREATE SCHEMA public; GRANT ALL ON SCHEMA public TO PUBLIC")
     return system
+
+
+@contextmanager
+def postgres_with_passwords() -> Iterator[PostgresSystem]:
+    """A server of its own, on which the superuser ``etl`` needs a password."""
+    with PostgresServer() as server:
+        system = new_postgres(server)
+        system.ask("CREATE ROLE etl SUPERUSER LOGIN")
+        hba = server.folder / "pg_hba.conf"
+        hba.write_text("host all postgres 127.0.0.1/32 trust\nhost all etl 127.0.0.1/32 scram-sha-256\n")
+        system.ask("SELECT pg_reload_conf()")
+        yield system
+        system.stop()
+        close_all()
 
 
 @cache

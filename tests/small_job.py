@@ -32,6 +32,16 @@ Rows = Callable[[int, int], pa.RecordBatch]
 """Returns the rows of a slot, given the batch number and the slot number."""
 
 
+def one_row(batch: int, slot: int) -> pa.RecordBatch:
+    """Returns a row that says where it belongs."""
+    return pa.record_batch({"value": [f"{batch}.{slot}"]})
+
+
+def values_of(*batches: int) -> list[str]:
+    """Returns the values of `one_row` in these batches of two slots."""
+    return sorted(f"{batch}.{slot}" for batch in batches for slot in range(2))
+
+
 class Killed(BaseException):
     """Simulates the death of the driver's process. Nothing may catch it and continue."""
 

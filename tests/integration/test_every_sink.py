@@ -132,32 +132,22 @@ def test_a_replay_that_gives_other_rows_stops_the_query_and_says_what_is_missing
 
 # --- below exactly-once ----------------------------------------------------------------------------------------------
 
-WEAKER = pytest.mark.parametrize(
+
+@pytest.mark.parametrize("guarantee", [Guarantee.AT_LEAST_ONCE, Guarantee.AT_MOST_ONCE])
+@pytest.mark.parametrize(
     "suite",
     [kind for kind in KINDS if not kind.endswith("staged")],  # below exactly-once nothing is staged
     indirect=True,
 )
-
-
-def killed_between_two_slots(suite: SystemSuite, folder: Path, guarantee: Guarantee) -> Counter[int]:
-    """Returns the rows that readers find after three batches; the driver died between two slots of the second."""
-    query = Query(suite, folder, guarantee)
+def test_a_run_that_is_killed_between_two_slots_doubles_or_misses_rows(
+    suite: SystemSuite, tmp_path: Path, guarantee: Guarantee
+) -> None:
+    query = Query(suite, tmp_path, guarantee)
     query.job.run(0)
     query.die_before = 1, 1
     with pytest.raises(Killed):
         query.job.run(1)
     query.die_before = None
     query.job.run(1, 2)
-    return Counter(suite.visible())
-
-
-@WEAKER
-def test_at_least_once_doubles_what_a_killed_run_had_written(suite: SystemSuite, tmp_path: Path) -> None:
-    found = killed_between_two_slots(suite, tmp_path, Guarantee.AT_LEAST_ONCE)
-    assert found == numbers(0, 1, 2) + numbers(1, slots=[0])
-
-
-@WEAKER
-def test_at_most_once_misses_what_a_killed_run_had_not_written(suite: SystemSuite, tmp_path: Path) -> None:
-    found = killed_between_two_slots(suite, tmp_path, Guarantee.AT_MOST_ONCE)
-    assert found == numbers(0, 2) + numbers(1, slots=[0])
+    again = numbers(1) if guarantee is Guarantee.AT_LEAST_ONCE else numbers()
+    assert Counter(suite.visible()) == numbers(0, 2) + numbers(1, slots=[0]) + again

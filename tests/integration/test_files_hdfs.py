@@ -12,7 +12,6 @@ from hdfs_native import Client, WriteOptions
 from integration.files_scene import QUERY, Life
 from shared_servers import USES_HDFS, hdfs_server
 from sparkonce.errors import PreflightError, PrepareError, UnknownOutcomeError
-from sparkonce.files import read_manifests, whole_batches
 from sparkonce.protocol.handles import Handle, Outcome
 from sparkonce.sinks.files.sink import FilesSink
 from sparkonce.sinks.files.store import read_handle
@@ -52,15 +51,6 @@ class Place:
 @pytest.fixture
 def place(hdfs: Hdfs) -> Place:
     return Place(hdfs)
-
-
-def test_partitions_and_manifests(place: Place) -> None:
-    life = place.life(partition_by="p")
-    life.run_batch(ONE, ONE.slice(1))
-    assert len(place.finals()) == 3
-    (manifest,) = read_manifests(place.url)
-    assert sorted(file.partition["p"] or "" for file in manifest.files) == ["a", "b", "b"]
-    assert sorted(whole_batches(place.url)) == sorted(f"{place.server.url}{path}" for path in place.finals())
 
 
 def test_something_else_at_the_final_path(place: Place) -> None:

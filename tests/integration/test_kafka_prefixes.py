@@ -5,11 +5,10 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 
 from integration.kafka_witness import Witness, new_name
-from small_job import SmallJob
+from small_job import SmallJob, one_row, values_of
 from sparkonce.errors import StaleLogError
 from sparkonce.protocol.ownership import PREFIX_LIMIT_BYTES
 from sparkonce.protocol.state import Phase
@@ -30,7 +29,7 @@ class Scene:
         self.job = SmallJob(
             checkpoint,
             lambda: [KafkaSink(settings, topic=self._topic, prefix=self.prefix)],
-            lambda batch, slot: pa.record_batch({"value": [f"{batch}.{slot}"]}),
+            one_row,
         )
 
     def ids(self, prefix: str, *states: str) -> list[str]:
@@ -40,10 +39,6 @@ class Scene:
 
     def visible(self) -> list[str]:
         return self._witness.committed(self._topic)
-
-
-def batches(last: int) -> list[str]:
-    return [f"{number}.{slot}" for number in range(last + 1) for slot in range(2)]
 
 
 @pytest.fixture
@@ -73,13 +68,13 @@ def test_the_longest_and_oddest_prefix(scene: Scene, tmp_path: Path, odd: str) -
     shutil.copytree(scene.job.checkpoint, tmp_path / "older")
     scene.job.run(2, 3)
     assert scene.ids(scene.prefix, "Ongoing") == []
-    assert scene.visible() == batches(3)
+    assert scene.visible() == values_of(*range(4))
 
     shutil.rmtree(scene.job.checkpoint)
     (tmp_path / "older").rename(scene.job.checkpoint)
     with pytest.raises(StaleLogError, match="has committed rows, its claim is at position"):
         scene.job.run(2)
-    assert scene.visible() == batches(3)
+    assert scene.visible() == values_of(*range(4))
 
 
 def test_another_prefix_takes_over_what_the_old_one_has_left(scene: Scene) -> None:
@@ -101,8 +96,8 @@ def test_another_prefix_takes_over_what_the_old_one_has_left(scene: Scene) -> No
     scene.job.run(1, 2)
     assert scene.ids(second, "Ongoing") == []
     assert set(decided) <= set(scene.ids(second, "CompleteCommit"))
-    assert scene.visible() == batches(2)
+    assert scene.visible() == values_of(*range(3))
 
     scene.prefix = first
     scene.job.run(3)
-    assert scene.visible() == batches(3)
+    assert scene.visible() == values_of(*range(4))

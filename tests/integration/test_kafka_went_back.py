@@ -14,11 +14,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from integration.kafka_witness import Witness
-from small_job import SmallJob
+from small_job import SmallJob, one_row, values_of
 from sparkonce.errors import PreflightError, StaleServerError
 from sparkonce.sinks.kafka import committer as committer_module
 from sparkonce.sinks.kafka.committer import KafkaCommitter
@@ -28,14 +27,6 @@ from sparkonce_lab.rig.kafka import Cluster
 pytestmark = pytest.mark.kafka
 
 TOPIC = "totals"
-
-
-def rows(batch: int, slot: int) -> pa.RecordBatch:
-    return pa.record_batch({"value": [f"{batch}.{slot}"]})
-
-
-def values(*batches: int) -> list[str]:
-    return sorted(f"{batch}.{slot}" for batch in batches for slot in range(2))
 
 
 class Place:
@@ -49,7 +40,7 @@ class Place:
         self.job = SmallJob(
             folder / "checkpoint",
             lambda: [KafkaSink({"bootstrap.servers": self.bootstrap}, topic=TOPIC, **self.sink)],
-            rows,
+            one_row,
             deadline_s=60.0,
         )
 
@@ -89,7 +80,7 @@ def test_a_cluster_that_was_restored_from_an_older_copy_is_found(place: Place, m
         place.job.run(3)
     assert caught.value.details["missing"] == {"kafka": [1, 2]}
     assert "accept_lost_batches={'kafka': 2}" in caught.value.next_step
-    assert place.visible() == values(0)
+    assert place.visible() == values_of(0)
     handles = [one for one in place.job.decision(2).handles if one.transaction]
     later_ms = max(one.opened_ms for one in handles)
     with closing(KafkaCommitter({"bootstrap.servers": place.bootstrap}, "kafka")) as committer:
@@ -103,7 +94,7 @@ def test_a_cluster_that_was_restored_from_an_older_copy_is_found(place: Place, m
     place.job.accept_lost = {"kafka": 2}
     place.job.run(3, 4)
     place.job.run(5)
-    assert place.visible() == values(0, 3, 4, 5)
+    assert place.visible() == values_of(0, 3, 4, 5)
 
 
 @pytest.mark.slow
@@ -125,7 +116,7 @@ def test_another_cluster_in_its_place_is_taken_when_it_is_named(place: Place, ca
         assert f"This query wrote to the cluster {old!r} until now" in caplog.text
         assert "deleted and recreated" not in caplog.text
         place.job.run(3)
-        assert place.visible() == values(2, 3)
+        assert place.visible() == values_of(2, 3)
         place.bootstrap = place.cluster.bootstrap
         with pytest.raises(PreflightError):
             place.job.run(4)

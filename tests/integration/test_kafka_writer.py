@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -77,18 +77,13 @@ class Kafka:
         committer = KafkaCommitter(self.settings, "kafka")
         handles = [Handle(sink="kafka", slot=0, rows=1, transaction=transaction_fields(fields)) for fields in prepared]
         try:
-            wait_until(lambda: all(done.outcome is Outcome.COMMITTED for done in committer.commit(handles)))
+            eventually(
+                lambda: {done.outcome for done in committer.commit(handles)} == {Outcome.COMMITTED}, "all commit"
+            )
         finally:
             committer.close()
         # The reply arrives before the markers that make rows visible are written.
-        wait_until(lambda: all(self.state(fields) == "CompleteCommit" for fields in prepared))
-
-
-def wait_until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+        eventually(lambda: {self.state(fields) for fields in prepared} == {"CompleteCommit"}, "all are committed")
 
 
 @pytest.fixture
@@ -348,7 +343,8 @@ def test_statistics_tell_the_producer_id_where_the_log_does_not(
     kafka: Kafka, owner: Owner, way: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     # Earlier tests may still be making producers, which would warn in this test.
-    wait_until(lambda: "sparkonce-kafka-initialise" not in {thread.name for thread in threading.enumerate()})
+    names = lambda: {thread.name for thread in threading.enumerate()}  # noqa: E731
+    eventually(lambda: "sparkonce-kafka-initialise" not in names(), "no producer is being made")
     monkeypatch.setattr(batch_producer, "_ACQUIRED", re.compile("other words"))
     producer_module._warn_of_other_words.cache_clear()
     topic = kafka.create_topic()

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 
 from integration.kafka_witness import Witness
-from small_job import SmallJob
+from small_job import SmallJob, one_row, values_of
 from sparkonce.protocol.state import Phase
 from sparkonce.sinks.kafka.sink import KafkaSink
 from sparkonce_lab.rig.kafka import Cluster
@@ -20,7 +19,7 @@ def job_into(cluster: Cluster, topic: str, folder: Path) -> SmallJob:
     return SmallJob(
         folder / "checkpoint",
         lambda: [KafkaSink({"bootstrap.servers": cluster.bootstrap}, topic=topic)],
-        lambda batch, slot: pa.record_batch({"value": [f"{batch}.{slot}"]}),
+        one_row,
         deadline_s=120.0,
     )
 
@@ -41,7 +40,7 @@ def test_a_rolling_restart_under_a_run_and_under_a_decided_batch(tmp_path: Path)
         witness.await_state("Ongoing", *job.decision(2).handles)
         recovered, following = job.run(2, 3)
         assert (recovered.recovered, recovered.healed, following.healed) == (True, 0, 0)
-        assert witness.committed(topic) == [f"{batch}.{slot}" for batch in range(4) for slot in range(2)]
+        assert witness.committed(topic) == values_of(0, 1, 2, 3)
 
 
 @pytest.mark.parametrize("before", ["3.9.1", "4.0.0"])
@@ -61,4 +60,4 @@ def test_a_broker_is_updated_under_a_decided_batch(before: str, tmp_path: Path) 
         witness.await_state("Ongoing", *decided)
         recovered, _ = job_now.run(1, 2)
         assert (recovered.recovered, recovered.healed) == (True, 0)
-        assert witness.committed(topic) == [f"{batch}.{slot}" for batch in range(3) for slot in range(2)]
+        assert witness.committed(topic) == values_of(0, 1, 2)

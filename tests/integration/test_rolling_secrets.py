@@ -19,8 +19,8 @@ from psycopg import sql
 from object_files import object_files
 from redis_servers import witness as witness_of
 from s3_bucket import Bucket
-from shared_servers import needs_postgres, needs_redis, new_postgres, redis_server, s3_server
-from small_job import SmallJob
+from shared_servers import needs_postgres, needs_redis, postgres_with_passwords, redis_server, s3_server
+from small_job import SmallJob, one_row, values_of
 from sparkonce.errors import (
     ConfigurationError,
     LogError,
@@ -34,10 +34,8 @@ from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.sinks.files.sink import FilesSink
 from sparkonce.sinks.redis.sink import RedisSink
 from sparkonce.sinks.sql.mysql.sink import MySQLSink
-from sparkonce.sinks.sql.postgres.connection import close_all
 from sparkonce.sinks.sql.postgres.sink import PostgresSink
 from sparkonce.storage.objects import ObjectFiles
-from sparkonce_lab.rig.servers.postgres import PostgresServer
 from sparkonce_lab.rig.servers.redis import RedisServer
 from sparkonce_lab.systems.mysql import MySQLSystem
 from sparkonce_lab.systems.postgres import PostgresSystem
@@ -45,16 +43,8 @@ from sparkonce_lab.systems.postgres import PostgresSystem
 OLD, NEW = "the-old-password", "the-new-password"
 
 
-def rows(batch: int, slot: int) -> pa.RecordBatch:
-    return pa.record_batch({"value": [f"{batch}.{slot}"]})
-
-
-def batches(*numbers: int) -> list[str]:
-    return sorted(f"{number}.{slot}" for number in numbers for slot in range(2))
-
-
 def job_of(folder: Path, make: Callable[[], TwoPhaseCommitSink]) -> SmallJob:
-    return SmallJob(folder / "checkpoint", lambda: [make()], rows, deadline_s=5.0)
+    return SmallJob(folder / "checkpoint", lambda: [make()], one_row, deadline_s=5.0)
 
 
 def run(job: SmallJob, change: Callable[[], object], phase: Phase = Phase.WRITING) -> None:
@@ -97,15 +87,8 @@ class Login:
 
 @pytest.fixture(scope="module")
 def postgres() -> Iterator[PostgresSystem]:
-    with PostgresServer() as started:
-        system = new_postgres(started)
-        system.ask("CREATE ROLE etl SUPERUSER LOGIN")
-        hba = started.folder / "pg_hba.conf"
-        hba.write_text("host all postgres 127.0.0.1/32 trust\nhost all etl 127.0.0.1/32 scram-sha-256\n")
-        system.ask("SELECT pg_reload_conf()")
+    with postgres_with_passwords() as system:
         yield system
-        system.stop()
-        close_all()
 
 
 @pytest.fixture
@@ -117,7 +100,7 @@ def login(postgres: PostgresSystem, tmp_path: Path) -> Login:
 @needs_postgres
 def test_postgresql_reads_a_file_of_passwords_again(login: Login, tmp_path: Path) -> None:
     run(job_of(tmp_path, lambda: login.sink(passfile=str(login.file))), lambda: login.change(NEW), Phase.FINISHING)
-    assert login.visible() == batches(0, 1)
+    assert login.visible() == values_of(0, 1)
 
 
 @needs_postgres
@@ -129,12 +112,12 @@ def test_a_password_of_postgresql_that_was_given_needs_a_start(
     job = job_of(tmp_path, lambda: login.sink(password=password))
     with pytest.raises(error, match=r"password authentication failed|terminating connection"):
         run(job, lambda: login.change(NEW), phase)
-    assert login.visible() == batches(0)
+    assert login.visible() == values_of(0)
     with pytest.raises(PreflightError, match="password authentication failed"):
         job.run(1)
     password = NEW
     job.run(1)
-    assert login.visible() == batches(0, 1)
+    assert login.visible() == values_of(0, 1)
 
 
 # --- MariaDB ---------------------------------------------------------------------------------------------------------
@@ -157,7 +140,7 @@ def test_mariadb_reads_a_file_of_defaults_again(mariadb: MySQLSystem, tmp_path: 
     place = {name: mariadb.settings[name] for name in ("host", "port", "database")}
     sink = {**place, "read_default_file": str(file), "user": user}
     run(job_of(tmp_path, lambda: MySQLSink(sink, table="t")), lambda: change(NEW))
-    assert [value for (value,) in mariadb.ask("SELECT value FROM t ORDER BY 1")] == batches(0, 1)
+    assert [value for (value,) in mariadb.ask("SELECT value FROM t ORDER BY 1")] == values_of(0, 1)
     mariadb.ask(f"DROP USER {user}")
 
 
@@ -239,7 +222,7 @@ def test_redis_has_two_passwords_while_one_is_changed(redis_login: RedisLogin, t
     run(job, add)
     password = NEW
     job.run(2, listener=lambda phase, _: redis_login.keep_only(NEW) if phase is Phase.WRITING else None)
-    assert redis_login.visible() == batches(0, 1, 2)
+    assert redis_login.visible() == values_of(0, 1, 2)
 
 
 @needs_redis
@@ -249,7 +232,7 @@ def test_a_provider_of_logins_for_redis_is_asked_at_each_connection(redis_login:
         redis_login.keep_only(NEW)
 
     run(redis_login.job(tmp_path), change, Phase.FINISHING)
-    assert redis_login.visible() == batches(0, 1)
+    assert redis_login.visible() == values_of(0, 1)
     assert redis_login.cuts > 0
 
 
@@ -316,7 +299,7 @@ def test_keys_of_s3_that_expire_are_asked_for_again(rotated: Keys, tmp_path: Pat
     run(
         job_of(tmp_path, lambda: rotated.sink(profile_name=rotated.profile)), lambda: rotated.change(1), Phase.FINISHING
     )
-    assert rotated.visible() == batches(0, 1)
+    assert rotated.visible() == values_of(0, 1)
 
 
 # --- a checkpoint in S3 ----------------------------------------------------------------------------------------------
@@ -357,11 +340,11 @@ def test_keys_of_the_checkpoint_that_were_given_need_a_start(
     ) as told:
         job.run(0, 1, 2, listener=listen)
     assert "keys that its store accepts" in told.value.next_step
-    assert lines_of(out) == batches(*seen)
+    assert lines_of(out) == values_of(*seen)
     with pytest.raises(ConfigurationError, match="cannot be written to: HTTP 403 AccessDenied"):
         job.files_of_checkpoint.check()
     with pytest.raises(LogError, match=r"cannot be read: .*403 AccessDenied"):
         job.run(refused)
     job.files_of_checkpoint = log_with(rotated, 1)
     job.run(*range(refused, 4))
-    assert lines_of(out) == batches(0, 1, 2, 3)
+    assert lines_of(out) == values_of(0, 1, 2, 3)

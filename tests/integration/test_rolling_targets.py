@@ -7,12 +7,11 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Protocol
 
-import pyarrow as pa
 import pytest
 
 from integration.kafka_witness import Witness, eventually, until_final
 from shared_servers import mariadb_server, postgres_server
-from small_job import SmallJob
+from small_job import SmallJob, one_row, values_of
 from sparkonce.errors import ConfigurationError
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.handles import Handle, Outcome
@@ -110,15 +109,7 @@ class Query:
 
     def __init__(self, folder: Path, *sinks: Callable[[], TwoPhaseCommitSink]) -> None:
         self.sinks = sinks
-        self.job = SmallJob(folder / "checkpoint", lambda: [make() for make in self.sinks], numbered, deadline_s=60.0)
-
-
-def numbered(batch: int, slot: int) -> pa.RecordBatch:
-    return pa.record_batch({"value": [f"{batch}.{slot}"]})
-
-
-def batches(*numbers: int) -> list[str]:
-    return sorted(f"{number}.{slot}" for number in numbers for slot in range(2))
+        self.job = SmallJob(folder / "checkpoint", lambda: [make() for make in self.sinks], one_row, deadline_s=60.0)
 
 
 # --- another topic, another table ------------------------------------------------------------------------------------
@@ -139,7 +130,7 @@ def test_a_batch_is_in_the_target_of_the_run_that_decided_it(
     query.job.kill(1, phase)
     query.sinks = (lambda: place.make("new"),)
     query.job.run(1, 2)
-    assert (place.visible("old"), place.visible("new")) == (batches(*stays), batches(*goes))
+    assert (place.visible("old"), place.visible("new")) == (values_of(*stays), values_of(*goes))
 
 
 def test_a_batch_that_is_lost_in_part_is_not_spread_over_two_targets(place: Place, tmp_path: Path) -> None:
@@ -152,12 +143,12 @@ def test_a_batch_that_is_lost_in_part_is_not_spread_over_two_targets(place: Plac
         with pytest.raises(ConfigurationError, match="has lost a part of batch 1, which is decided") as refused:
             query.job.run(1)
         assert f"Start the query with {place.fact}=" in refused.value.next_step
-        assert (place.visible("old"), place.visible("new")) == ([*batches(0), "1.0"], [])
+        assert (place.visible("old"), place.visible("new")) == ([*values_of(0), "1.0"], [])
     query.sinks = (lambda: place.make("old"),)
     query.job.run(1)
     query.sinks = (lambda: place.make("new"),)
     query.job.run(2)
-    assert (place.visible("old"), place.visible("new")) == (batches(0, 1), batches(2))
+    assert (place.visible("old"), place.visible("new")) == (values_of(0, 1), values_of(2))
 
 
 # --- sinks that come and go ------------------------------------------------------------------------------------------
@@ -181,8 +172,8 @@ def test_a_sink_that_is_added_begins_with_the_first_batch_that_is_not_decided(
     query.job.kill(1, phase)
     query.sinks = (*query.sinks, lambda: FilesSink(tmp_path / "out", format="json"))
     query.job.run(1, 2)
-    assert kafka.visible("old") == batches(0, 1, 2)
-    assert files_in(tmp_path / "out") == batches(*range(first, 3))
+    assert kafka.visible("old") == values_of(0, 1, 2)
+    assert files_in(tmp_path / "out") == values_of(*range(first, 3))
 
 
 def test_a_sink_is_removed_or_renamed_once_its_last_batch_is_committed(kafka: OnKafka, tmp_path: Path) -> None:
@@ -199,8 +190,8 @@ def test_a_sink_is_removed_or_renamed_once_its_last_batch_is_committed(kafka: On
     query.job.run(1)
     query.sinks = (both[1],)
     query.job.run(2)
-    assert kafka.visible("old") == batches(0, 1)
-    assert files_in(tmp_path / "out") == batches(0, 1, 2)
+    assert kafka.visible("old") == values_of(0, 1)
+    assert files_in(tmp_path / "out") == values_of(0, 1, 2)
     assert kafka.open(query.job) == []
 
 
@@ -219,7 +210,7 @@ def test_a_guarantee_is_lowered_and_what_was_prepared_before_is_still_ended(
     assert len(kafka.open(query.job)) == 2
     query.sinks = (lambda: kafka.make("old", guarantee=lower),)
     query.job.run(1, 2)
-    assert kafka.visible("old") == batches(0, 1, 2)
+    assert kafka.visible("old") == values_of(0, 1, 2)
     assert kafka.open(query.job) == []
 
 
@@ -234,7 +225,7 @@ def test_what_is_lost_is_not_written_again_below_exactly_once(kafka: OnKafka, tm
     query.job.run(0)
     query.sinks = (lambda: kafka.make("old", guarantee=LEAST),)
     query.job.run(1)
-    assert kafka.visible("old") == batches(0, 1)
+    assert kafka.visible("old") == values_of(0, 1)
 
 
 def test_a_shorter_timeout_is_that_of_new_transactions(kafka: OnKafka, tmp_path: Path) -> None:
@@ -251,4 +242,4 @@ def test_a_shorter_timeout_is_that_of_new_transactions(kafka: OnKafka, tmp_path:
     query.sinks = (lambda: KafkaSink({**kafka.settings, "transaction.timeout.ms": 1_000}, topic=topic),)
     (done,) = query.job.run(1)
     assert (done.recovered, done.healed) == (True, 0)
-    assert kafka.visible("old") == batches(0, 1)
+    assert kafka.visible("old") == values_of(0, 1)

@@ -18,16 +18,14 @@ from canary import CANARY, check, everything_told, rows, said_of
 from integration.kafka_witness import new_name
 from integration.s3_scene import bucket, s3
 from s3_bucket import Bucket
-from shared_servers import needs_postgres, needs_redis, new_postgres
+from shared_servers import needs_postgres, needs_redis, postgres_with_passwords
 from small_job import SmallJob
 from sparkonce.errors import ConfigurationError, SparkonceError
 from sparkonce.sinks.files.sink import FilesSink
 from sparkonce.sinks.redis.sink import RedisSink
 from sparkonce.sinks.sql.mysql.sink import MySQLSink
-from sparkonce.sinks.sql.postgres.connection import close_all
 from sparkonce.sinks.sql.postgres.sink import PostgresSink
 from sparkonce.sinks.write_ahead.sink import WriteAheadSink
-from sparkonce_lab.rig.servers.postgres import PostgresServer
 from sparkonce_lab.rig.servers.redis import RedisServer
 from sparkonce_lab.systems.mysql import MySQLSystem
 from sparkonce_lab.systems.postgres import PostgresSystem
@@ -37,15 +35,9 @@ __all__ = ["bucket", "s3"]
 
 @pytest.fixture(scope="module")
 def postgres() -> Iterator[PostgresSystem]:
-    with PostgresServer() as server:
-        system = new_postgres(server)
-        system.ask(sql.SQL("CREATE ROLE etl SUPERUSER LOGIN PASSWORD {}").format(CANARY))
-        hba = server.folder / "pg_hba.conf"
-        hba.write_text("host all postgres 127.0.0.1/32 trust\nhost all etl 127.0.0.1/32 scram-sha-256\n")
-        system.ask("SELECT pg_reload_conf()")
+    with postgres_with_passwords() as system:
+        system.ask(sql.SQL("ALTER ROLE etl PASSWORD {}").format(CANARY))
         yield system
-        system.stop()
-        close_all()
 
 
 @needs_postgres

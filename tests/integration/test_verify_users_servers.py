@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-import psycopg
-import pymysql
 import pytest
-import redis
 from confluent_kafka.admin import AdminClient
 
 from integration.verify_query import Query, batches_in, started, until, with_batches
+from redis_servers import witness
 from s3_bucket import Bucket
-from shared_servers import mariadb_server, postgres_server, redis_server, s3_server
+from shared_servers import redis_server, s3_server
 from sparkonce.errors import PreflightError
 from sparkonce_lab.faults import OF_REQUESTS, Fault
 from sparkonce_lab.rig.kafka import Cluster
 from sparkonce_lab.systems.injections import Injectable
 from sparkonce_lab.systems.kafka import KafkaSystem
+from sparkonce_lab.systems.mysql import MySQLSystem
 from sparkonce_lab.systems.names import parse
+from sparkonce_lab.systems.postgres import PostgresSystem
 from sparkonce_lab.systems.s3 import S3System
 
 OF_CONNECTIONS = {
@@ -43,52 +43,33 @@ class Users:
     names: Callable[[], list[str]]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def kafka(broker: Cluster) -> Users:
-    def names() -> list[str]:
-        return list(AdminClient({"bootstrap.servers": broker.bootstrap}).list_topics().topics)
-
-    return Users(lambda: parsed(f"kafka={broker.bootstrap}"), set(), names)
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    return Users(lambda: parsed(f"kafka={broker.bootstrap}"), set(), lambda: list(admin.list_topics().topics))
 
 
-@pytest.fixture(scope="module")
-def postgres() -> Users:
-    server = postgres_server()
-
-    def names() -> list[str]:
-        with psycopg.connect(server.conninfo()) as connection:
-            return [name for (name,) in connection.execute("SELECT nspname::text FROM pg_namespace")]
-
-    return Users(lambda: parsed(f"postgres={server.conninfo()}"), OF_CONNECTIONS, names)
+@pytest.fixture
+def postgres(postgres: PostgresSystem) -> Users:
+    text, names = f"postgres={postgres.server.conninfo()}", "SELECT nspname::text FROM pg_namespace"
+    return Users(lambda: parsed(text), OF_CONNECTIONS, lambda: postgres.column(names))
 
 
-@pytest.fixture(scope="module")
-def mysql() -> Users:
-    server = mariadb_server()
-
-    def names() -> list[str]:
-        with closing(pymysql.connect(**server.settings)) as connection, connection.cursor() as cursor:  # type: ignore[arg-type]
-            cursor.execute("SHOW DATABASES")
-            return [name for (name,) in cursor.fetchall()]
-
-    text = f"mysql=host=127.0.0.1 port={server.port} user=root ssl_disabled=true"
-    return Users(lambda: parsed(text), OF_CONNECTIONS, names)
+@pytest.fixture
+def mysql(mariadb: MySQLSystem) -> Users:
+    text = f"mysql=host=127.0.0.1 port={mariadb.server.port} user=root ssl_disabled=true"
+    return Users(lambda: parsed(text), OF_CONNECTIONS, lambda: [name for (name,) in mariadb.ask("SHOW DATABASES")])
 
 
-@pytest.fixture(scope="module")
-def redis_() -> Users:
-    server = redis_server()
-    with closing(redis.Redis(port=server.port)) as client:
+@pytest.fixture
+def redis() -> Iterator[Users]:
+    with witness(redis_server()) as client:
         client.flushall()
-
-    def names() -> list[str]:
-        with closing(redis.Redis(port=server.port)) as client:
-            return [key.decode() for key in client.scan_iter()]
-
-    return Users(lambda: parsed(f"redis={server.url}"), OF_CONNECTIONS, names)
+        text = f"redis={redis_server().url}"
+        yield Users(lambda: parsed(text), OF_CONNECTIONS, lambda: [key.decode() for key in client.scan_iter()])
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def s3() -> Users:
     bucket = Bucket(s3_server())
 
@@ -99,9 +80,10 @@ def s3() -> Users:
     return Users(lambda: S3System(f"s3://{bucket.name}/some", store_options=options), OF_CONNECTIONS, names)
 
 
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> Users:
-    folder = tmp_path_factory.mktemp("users")
+@pytest.fixture
+def files(tmp_path: Path) -> Users:
+    folder = tmp_path / "users"
+    folder.mkdir()
     return Users(lambda: parsed(f"files={folder}"), set(), lambda: [path.name for path in folder.iterdir()])
 
 
@@ -111,7 +93,7 @@ def parsed(text: str) -> Injectable:
     return system
 
 
-@pytest.fixture(params=[pytest.param("kafka", marks=pytest.mark.kafka), "postgres", "mysql", "redis_", "s3", "files"])
+@pytest.fixture(params=[pytest.param("kafka", marks=pytest.mark.kafka), "postgres", "mysql", "redis", "s3", "files"])
 def users(request: pytest.FixtureRequest) -> Users:
     found: Users = request.getfixturevalue(request.param)
     return found
