@@ -72,7 +72,7 @@ def main(url: str, texts: Sequence[str]) -> int:
     queries = [start(url, config) for config in configs]
     threading.Thread(target=stop_when_told, args=(queries,), daemon=True).start()
     with ThreadPoolExecutor(len(configs)) as pool:
-        return max(pool.map(partial(attend, None), queries, configs))
+        return max(pool.map(partial(attend, partial(start, url)), queries, configs))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import json
 import logging
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -153,7 +153,7 @@ def main(texts: Sequence[str]) -> int:
     spark = session(configs[0])
     queries = [start(spark, config) for config in configs]
     with ThreadPoolExecutor(len(configs)) as pool:
-        return max(pool.map(partial(attend, spark), queries, configs))
+        return max(pool.map(partial(attend, partial(start, spark)), queries, configs))
 
 
 def run_program(config: Config) -> None:
@@ -217,7 +217,7 @@ def start(spark: SparkSession, config: Config) -> StreamingQuery:
     return query
 
 
-def attend(spark: SparkSession, query: StreamingQuery, config: Config) -> int:
+def attend(restart: Callable[[Config], StreamingQuery], query: StreamingQuery, config: Config) -> int:
     """Waits until a query has ended, and reports how. Returns 1 if it failed."""
     from pyspark.errors import StreamingQueryException
 
@@ -227,7 +227,7 @@ def attend(spark: SparkSession, query: StreamingQuery, config: Config) -> int:
     except StreamingQueryException as error:
         failed = str(error)
     if any(text in failed for text in SPARK_STOPS):
-        return attend(spark, start(spark, config), config)
+        return attend(restart, restart(config), config)
     arrive(config.gate, ENDED, failed=failed)
     return int(bool(failed))
 

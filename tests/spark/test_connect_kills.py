@@ -7,21 +7,33 @@ a query continues until another client starts it again.
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import Producer
 
 from eventually import LIMIT_S, eventually
 from shared_servers import needs_postgres, postgres_server
 from spark.connect_server import Client, ConnectServer
 from spark.harness import Job
 from spark.kills import WITHIN_TASKS, Observation, from_batch, hold_at, observe
-from spark.pipeline import KAFKA
+from spark.pipeline import ENDED, KAFKA, REFUSED
 from spark.processes import kill
-from spark.test_kills import DECIDED, KILLS, ROWS, ROWS_PER_BATCH, STATEFUL, SYSTEMS
+from spark.test_kills import (
+    DECIDED,
+    KILLS,
+    LOST_TIMEOUT_MS,
+    ROWS,
+    ROWS_PER_BATCH,
+    STATEFUL,
+    SYSTEMS,
+    what_is_lost,
+    written,
+)
 from sparkonce_lab.rig.kafka import Cluster
 from sparkonce_lab.systems.base import VerifiedSystem
 from sparkonce_lab.systems.files import FilesSystem
@@ -31,6 +43,14 @@ from striking.points import BEFORE_CONCLUDE, FIRST, HALFWAY, PREPARED, WRITTEN
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(3600), needs_postgres]
 
+EVERY: Mapping[str, Any] = {
+    "rows": ROWS,
+    "rows_per_batch": ROWS_PER_BATCH,
+    "slots": 2,
+    "keep_batches": 2,
+    "tidy_every_batches": 1,
+    "points": (WRITTEN, PREPARED, HALFWAY, BEFORE_CONCLUDE),
+}
 CORES = 2 + sum(point in WITHIN_TASKS for kills in KILLS for point, _ in kills)
 
 
@@ -44,19 +64,9 @@ def jobs(kafka: Cluster, tmp_path: Path) -> Iterator[Sequence[Job]]:
 
         def new_job(number: int) -> Job:
             plan = "spark.plans:distinct" if number in STATEFUL else "spark.plans:stateless"
-            every = {"rows": ROWS, "rows_per_batch": ROWS_PER_BATCH, "slots": 2, "keep_batches": 2}
-            points = (WRITTEN, PREPARED, HALFWAY, BEFORE_CONCLUDE)
-            made = Job(
-                kafka.bootstrap,
-                tmp_path / str(number),
-                again=number in STATEFUL,
-                plan=plan,
-                systems=list(new_systems()),
-                tidy_every_batches=1,
-                points=points,
-                **every,
-            )
-            return stack.enter_context(made)
+            systems, again = list(new_systems()), number in STATEFUL
+            job = Job(kafka.bootstrap, tmp_path / str(number), again=again, plan=plan, systems=systems, **EVERY)
+            return stack.enter_context(job)
 
         yield [new_job(number) for number in range(len(KILLS))]
 
@@ -100,6 +110,52 @@ def test_each_row_is_there_once_whatever_is_killed(jobs: Sequence[Job], tmp_path
         assert found[KAFKA] == found["postgres"] == found["files"], "the systems differ in a batch"
         assert sorted(row for row, _ in found[KAFKA].elements()) == job.ids
         eventually(lambda job=job: job.open() == {kind: [] for kind in SYSTEMS}, f"nothing is open of query {number}")
+
+
+def test_lost_transactions_of_a_decided_batch_are_written_again(kafka: Cluster, tmp_path: Path) -> None:
+    """Half of the batch is committed. A plan that gives other rows stops instead, and names what is lost."""
+    with ExitStack() as stack:
+
+        def new_job(name: str, plan: str = "spark.plans:distinct", timeout_ms: int = LOST_TIMEOUT_MS) -> Job:
+            settings = {"transaction.timeout.ms": timeout_ms}
+            return stack.enter_context(Job(kafka.bootstrap, tmp_path / name, plan=plan, settings=settings, **EVERY))
+
+        timed_out, by_operator = new_job("timed out"), new_job("by an operator", timeout_ms=600_000)
+        moody = new_job("other rows", "spark.plans:moody")
+        jobs = (timed_out, by_operator, moody)
+        server = ConnectServer(tmp_path / "server")
+        stack.callback(server.kill)
+        holds = {job: hold_at(HALFWAY, job, lambda batch: batch == 1) for job in jobs}
+        client = Client(server, jobs, tmp_path / "client.log")
+        for job, hold in holds.items():
+            await_arrival(job, hold, client)
+        struck("worker", server, client, jobs, tmp_path)
+        for name in by_operator.transactions("Ongoing"):  # as kafka-transactions.sh forceTerminateTransaction does it
+            Producer({"bootstrap.servers": kafka.bootstrap, "transactional.id": name}).init_transactions(LIMIT_S)
+        lost = {job: what_is_lost(job) for job in jobs}
+        assert all(0 < len(slots) < len(written(before)) for before, slots in lost.values())
+
+        last = Client(server, jobs, tmp_path / "last.log", rows_per_batch=2 * ROWS)
+        last.wait(LIMIT_S)
+        last.kill()
+        for job in (timed_out, by_operator):
+            before, slots = lost[job]
+            after = job.log().decision(1)
+            assert after is not None
+            assert {one.slot for one in set(before.handles) - set(after.handles)} == slots
+            verdict = job.judge()
+            assert verdict.is_exactly_once, verdict
+
+        before, slots = lost[moody]
+        refused, ended = moody.gate.last(REFUSED), moody.gate.last(ENDED)
+        assert refused is not None
+        assert ended is not None
+        assert (refused.told["kind"], refused.told["batch"]) == ("TransactionLostError", 1)
+        named = ast.literal_eval(refused.told["details"]["lost"])
+        assert named == tuple((KAFKA, one.slot, one.rows) for one in before.handles if one.slot in slots)
+        assert moody.log().decision(1) == before
+        assert moody.transactions("Ongoing") == {}
+        assert "TransactionLostError" in ended.told["failed"], "the client's exception says it"
 
 
 def held(job: Job, point: str, told: Mapping[str, Any]) -> Hold:
