@@ -17,7 +17,7 @@ from secured import LOGIN, PASSWORD
 from spark.connect_server import Client, ConnectServer
 from spark.harness import Job, new_name
 from spark.kills import hold_at
-from spark.pipeline import ENDED, REFUSED
+from spark.pipeline import ENDED, REFUSED, SPARK_STOPS
 from spark.processes import path_of_tests
 from sparkonce.log import DecisionLog
 from sparkonce.protocol.view import LogView
@@ -102,14 +102,14 @@ def test_sparkonce_run_waits_for_a_query_and_stops_it(broker: Cluster, server: C
     (tmp_path / "job.py").write_text(COPY)
     source, target = source_of_one_row(broker), new_name("target")
     job = [sys.executable, "-m", "sparkonce", "run", str(tmp_path / "job.py"), server.url, broker.bootstrap, source]
-    job += [target, str(tmp_path / "c"), "1 second"]
-    failed = subprocess.run(job, env=environment(), capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    first, second = ([*job, target, str(tmp_path / name), "1 second"] for name in ("first", "second"))
+    failed = subprocess.run(first, env=environment(), capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert failed.returncode == 1
     assert f"topic={target!r} does not exist" in failed.stderr
     assert "Traceback" not in failed.stderr
 
     create_topic(broker.bootstrap, target, 1)
-    with subprocess.Popen(job, env=environment(), stderr=subprocess.PIPE, text=True) as running:
+    with subprocess.Popen(second, env=environment(), stderr=subprocess.PIPE, text=True) as running:
         try:
             eventually(lambda: running.poll() is not None or values(broker, target), "the row arrives")
             running.send_signal(signal.SIGTERM)
@@ -264,6 +264,42 @@ def test_a_query_outlives_its_client_and_is_taken_over_by_a_second_one(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("end", ["", "spark.stop()"], ids=["timeout", "stop"])
+def test_a_query_ends_with_its_session_and_continues_in_another_one(broker: Cluster, tmp_path: Path, end: str) -> None:
+    """Its client exits, and another one attaches to the session. Spark closes a session that has had no request."""
+    settings = {
+        "spark.connect.session.manager.defaultSessionTimeout": "30s",
+        "spark.connect.session.manager.maintenanceInterval": "1s",
+        "spark.log.level": "INFO",
+    }
+    attach = f"""
+import sys
+from pyspark.sql import SparkSession
+spark = SparkSession.builder.remote(sys.argv[1]).getOrCreate()
+assert spark.streams.active[0].isActive
+{end}
+"""
+    source, target = source_of_one_row(broker), new_name("target")
+    create_topic(broker.bootstrap, target, 1)
+    arguments = [broker.bootstrap, source, target, str(tmp_path / "c")]
+    server = ConnectServer(tmp_path / "server", spark=settings)
+    try:
+        started = run(f"{COPY}\nprint(spark.session_id)", [server.url, *arguments, "1 second"])
+        assert started.returncode == 0, started.stderr
+        eventually(lambda: values(broker, target) == [b"v"], "the query goes on without its client")
+        attached = run(attach, [f"{server.url}/;session_id={started.stdout.strip()}"])
+        assert attached.returncode == 0, attached.stderr
+        eventually(lambda: "Stopping the query with id" in server.log.read_text(), "the session is closed")
+
+        produce(broker.bootstrap, source, [{"value": b"w", "partition": 0}], timeout_s=LIMIT_S)
+        done = run(COPY_AND_WAIT, [server.url, *arguments, "availableNow"])
+        assert done.returncode == 0, done.stderr
+        assert values(broker, target) == [b"v", b"w"]
+    finally:
+        server.kill()
+
+
+@pytest.mark.slow
 def test_a_process_that_lost_its_server_does_not_commit_after_a_newer_claim(broker: Cluster, tmp_path: Path) -> None:
     with Job(broker.bootstrap, tmp_path / "job", rows=600, rows_per_batch=300, slots=2) as job:
         first = ConnectServer(tmp_path / "first")
@@ -336,7 +372,7 @@ def environment(first: Path | None = None) -> dict[str, str]:
 
 def run(program: str, arguments: list[str], first: Path | None = None) -> subprocess.CompletedProcess[str]:
     """Runs a program from standard input. PySpark 4.2 takes one of ``python -c`` for doctests, which need a server."""
-    return subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-", *arguments],
         input=program,
         env=environment(first),
@@ -345,3 +381,4 @@ def run(program: str, arguments: list[str], first: Path | None = None) -> subpro
         timeout=LIMIT_S,
         check=False,
     )
+    return run(program, arguments, first) if any(text in done.stderr for text in SPARK_STOPS) else done
