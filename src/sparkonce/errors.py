@@ -20,7 +20,7 @@
     │   ├── OutageError            a system was unreachable or full while a batch was being written
     │   └── TransactionTooOldError the batch took longer than its transactions are allowed to live
     ├── UnknownOutcomeError        a request's outcome is unknown after the deadline; nothing was undone
-    ├── TransactionLostError       decided rows are lost, and the replay returned other rows
+    ├── TransactionLostError       decided rows are lost, and the replay returned different rows
     ├── FilesGoneError             files that a reader needs were deleted
     └── QueryFailedError           a query has failed: raised by `await_end` if it does not end the process
 
@@ -176,8 +176,8 @@ class TransactionLostError(SparkonceError):
     """Decided rows are lost, and rerunning the batch did not return the same rows.
 
     ``details["lost"]`` lists each lost (sink, slot) with its row count, and ``details["offsets"]`` the batch's input
-    offsets. If ``details["same_rows"]`` is True, the replay returned the same rows in other slots, and a start with the
-    original number of slots heals the batch.
+    offsets. If ``details["same_rows"]`` is True, the replay returned the same rows in different slots, and a start with
+    the original number of slots heals the batch.
     """
 
 

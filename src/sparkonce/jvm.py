@@ -97,7 +97,7 @@ _MISSING = object()
 
 
 class JvmCache:
-    """Caches objects that are created once per run of a query. Another run may have another JVM."""
+    """Caches objects that are created once per run of a query. Another run may have a different JVM."""
 
     def __init__(self) -> None:
         self._made: dict[Hashable, Any] = {}

@@ -200,7 +200,7 @@ class DecisionLog:
         return self._files.read(f"{_RECORDS}/{record_name(position)}")
 
     def _listed(self, position: int) -> Sequence[bytes]:
-        """Returns the listed records from the position on. Reads them in parallel, since each takes a round trip."""
+        """Returns the listed records, starting at the position. Reads in parallel, since each takes a round trip."""
         there = _positions(self._files, _RECORDS)
         wanted: list[int] = []
         while position + len(wanted) in there:

@@ -152,7 +152,7 @@ class SinkWriter(abc.ABC):
 
     @abc.abstractmethod
     def write(self, rows: pa.RecordBatch) -> None:
-        """Writes rows with the sink's columns, in the order of `TwoPhaseCommitSink.columns`.
+        """Writes rows with the sink's columns, in the same order as `TwoPhaseCommitSink.columns`.
 
         Raises:
             PrepareError: If the system refuses a row. The attempt is then aborted.
@@ -233,7 +233,7 @@ class SinkCommitter(abc.ABC):
         """
 
     def begun_ms(self, handles: Sequence[Handle]) -> Sequence[int | None]:
-        """Returns when each of these prepared transactions was begun, for a batch that has taken a long time.
+        """Returns when each of these prepared transactions was started, for a batch that has taken a long time.
 
         Optional. By default, returns the times that the executors recorded. A server's times are better, since
         executors' clocks differ.
@@ -263,7 +263,7 @@ class SinkCommitter(abc.ABC):
         return ""
 
     def check_prepared(self, handles: Sequence[Handle]) -> str:  # noqa: ARG002 - for those that override it
-        """Like `before_decision`, for problems that only show across all slots, such as duplicate keys. Optional."""
+        """Like `before_decision`, but for problems that only show up across slots, such as duplicate keys. Optional."""
         return ""
 
     def list_traces(self, query: str, facts: Facts) -> Sequence[Trace]:  # noqa: ARG002

@@ -30,7 +30,7 @@ from sparkonce.storage.spark import SparkCheckpoint
 
 
 def checkpoint_facts(files: CheckpointFiles) -> Pipeline:
-    """Returns the query of a checkpoint, as far as the folder reveals it.
+    """Returns what the folder reveals about a checkpoint's query.
 
     Raises:
         ConfigurationError: If the folder is not a checkpoint, or no batch was ever started on it.
@@ -152,7 +152,7 @@ def _sinks(files: CheckpointFiles) -> tuple[SinkFacts, ...]:
 
 
 def _sink(name: str, known: dict[str, str], view: LogView) -> SinkFacts:
-    """Returns the facts about a sink in the newest run. In older runs, it may have had another guarantee."""
+    """Returns the facts about a sink in the newest run. In older runs, it may have had a different guarantee."""
     timeout_ms = known.get("transaction_timeout_ms")
     own = [decision for decision in view.decisions if view.newest_run and decision.token == view.newest_run.token]
     handles = [handle for decision in own for handle in decision.handles if handle.sink == name]

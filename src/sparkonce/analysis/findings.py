@@ -27,7 +27,7 @@ class Part:
     Attributes:
         role: The part's role.
         name: The part's name, for example ``kafka: orders``.
-        findings: The findings about the part, in the order of the rules.
+        findings: The findings about the part, in rule order.
     """
 
     role: Role

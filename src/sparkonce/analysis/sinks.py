@@ -189,7 +189,7 @@ def parse_reader(reader: str | Mapping[str, object] | None) -> ReaderFacts:
             (anything that lists the files). None for the sink's most common reader.
 
     Raises:
-        ConfigurationError: If ``reader`` is another word, or has an unknown isolation level.
+        ConfigurationError: If ``reader`` is any other word, or has an unknown isolation level.
     """
     if reader is None:
         return ReaderFacts()

@@ -1,6 +1,6 @@
 """The command ``sparkonce``.
 
-Commands import heavy modules inside their functions, so that help is fast. A package can add a command with an entry
+Commands import heavy modules inside their functions to keep help fast. A package can add a command with an entry
 point in the group ``sparkonce.commands``: its name is the command's name, and its value is a `typer.Typer`.
 """
 

@@ -122,7 +122,7 @@ class BatchFinisher:
         )
 
     def abort(self, effect: do.Abort) -> on.Event:
-        """Aborts handles that no decision names, as far as the servers respond."""
+        """Aborts handles that no decision names, on the servers that respond."""
         handles = effect.handles
         try:
             for handle, answer in self._sinks.ask(handles, lambda committer, some: committer.abort(some)):

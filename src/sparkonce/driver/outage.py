@@ -18,12 +18,12 @@ Answer = TypeVar("Answer")
 
 
 def is_outage(error: BaseException | None) -> bool:
-    """Returns True if a system was unreachable or full, so that a retry may succeed."""
+    """Returns True if a retry may succeed because a system was only unreachable or full."""
     return isinstance(error, errors.OutageError | errors.UnknownOutcomeError)
 
 
 def is_store_outage(error: BaseException | None) -> bool:
-    """Returns True if the checkpoint's store was unreachable or full, so that a retry may succeed."""
+    """Returns True if a retry may succeed because the checkpoint's store was only unreachable or full."""
     return isinstance(error, OSError) and may_pass(error)
 
 

@@ -98,7 +98,7 @@ class RunSinks:
     def ask(
         self, handles: Sequence[Handle], call: Callable[[SinkCommitter, list[Handle]], Sequence[Finished]]
     ) -> list[tuple[Handle, Finished]]:
-        """Calls all sinks in parallel, each with its own handles. Returns the outcomes in the order of the handles."""
+        """Calls all sinks in parallel, each with its own handles. Returns the outcomes in handle order."""
         groups: dict[str, list[Handle]] = {}
         for handle in handles:
             groups.setdefault(handle.sink, []).append(handle)

@@ -28,7 +28,7 @@ from sparkonce.sink import Owner
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handover:
-    """A batch that one process has begun, as passed through the tasks to the process that ends it.
+    """A batch that one process has started, as passed through the tasks to the process that ends it.
 
     Attributes:
         state: The coordinator's state without the log, which is read again.
@@ -122,7 +122,7 @@ def resumed(handover: Handover, log: DecisionLog) -> State:
     """Returns the coordinator's state from a handover.
 
     Raises:
-        SupersededError: If another run has claimed the query meanwhile.
+        SupersededError: If another run has claimed the query in the meantime.
     """
     view = read_log(log)
     if view.end != handover.position:
@@ -142,7 +142,7 @@ def continued(claim: Claim, token: Token, view: LogView, sinks: Sequence[str], *
 
 
 class _Written:
-    """A `sparkonce.driver.work.BatchWork` for a process that runs no tasks: they have ended or not yet begun."""
+    """A `sparkonce.driver.work.BatchWork` for a process that runs no tasks: they have ended or have not started yet."""
 
     def __init__(
         self, handles: Sequence[Handle], *, loser_possible: bool = False, taken: Callable[[], None] | None = None

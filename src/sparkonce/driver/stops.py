@@ -52,7 +52,7 @@ _SPREAD_OTHERWISE = (
     "its source, spark.sql.shuffle.partitions, cores, spark.sql.adaptive.enabled) until this batch is committed. A "
     "plan with coalesce() may never produce them again: see the documentation, Operations."
 )
-"""The next step if a replay returns exactly the same rows in other slots. Nothing is permanently lost."""
+"""The next step if a replay returns exactly the same rows in different slots. Nothing is permanently lost."""
 
 
 _DELETED = (

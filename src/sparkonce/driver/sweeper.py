@@ -26,7 +26,7 @@ class Sweeper:
     """Sweeps the sinks of one run: thoroughly before its first batch, and on a best-effort basis after each batch.
 
     After a batch, a background thread sweeps, but only while no batch is in progress (rule 6). A new batch waits only
-    for a sweep that has already begun.
+    for a sweep that has already started.
 
     Args:
         names: The sinks that are swept after a batch.

@@ -76,7 +76,7 @@ class BatchWriter:
         """Runs the plan once and prepares every slot. A repeated write first undoes the previous one.
 
         Raises:
-            ConfigurationError: If lost rows would be written to another target than the rest of their batch.
+            ConfigurationError: If lost rows would be written to a different target than the rest of their batch.
         """
         if not effect.sinks:
             return on.Prepared(handles=())
@@ -115,7 +115,7 @@ class BatchWriter:
         return self._verdict(on.PrepareFailed(reason=wrong)) if wrong else on.Prepared(handles=tuple(handles))
 
     def _computed(self) -> None:
-        """Records that all rows are computed, so transactions are opened from now on."""
+        """Records that all rows are computed, which means that transactions are opened from now on."""
         self._validator.opened_s, self._is_computing = time.monotonic(), False
 
     def validate(self, effect: do.Validate) -> on.Event:
@@ -285,7 +285,7 @@ _TARGET_FACTS = ("topic", "schema", "table")
 
 
 def check_same_target(state: State, facts: Callable[[str], Facts]) -> None:
-    """Refuses to heal a sink if the rest of its batch was committed to another target.
+    """Refuses to heal a sink if the rest of its batch was committed to a different target.
 
     A sink that has lost all of the batch may write it to any target.
 

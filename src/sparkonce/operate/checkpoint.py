@@ -86,7 +86,7 @@ class NewestBatch:
         state: The state of the batch.
         decided_ms: When the batch was decided, in milliseconds since the epoch; None if it is not decided, or the
             record was deleted.
-        opened_ms: When the batch's oldest transaction was begun, in milliseconds since the epoch by its executor's
+        opened_ms: When the batch's oldest transaction was started, in milliseconds since the epoch by its executor's
             clock; None if there is none.
         rows: The number of rows by sink, once the batch is decided.
         transactions: The number of transactions by sink, once the batch is decided.
@@ -150,7 +150,7 @@ class LogEntry:
         transactions: The number of the batch's transactions, by sink.
         void: The number of void transactions.
         offsets: The batch's end offsets for each source, as JSON.
-        opened_ms: When the batch's oldest transaction was begun, in milliseconds since the epoch by its executor's
+        opened_ms: When the batch's oldest transaction was started, in milliseconds since the epoch by its executor's
             clock; None if there is none.
         spark_run: Spark's run id. For a claim only.
         host: The driver's host. For a claim only.
@@ -457,7 +457,7 @@ def transactions_by_sink(handles: Sequence[Handle]) -> dict[str, int]:
 
 
 def oldest_ms(handles: Sequence[Handle]) -> int | None:
-    """Returns when the oldest transaction was begun, in milliseconds since the epoch; None if there is none."""
+    """Returns when the oldest transaction was started, in milliseconds since the epoch; None if there is none."""
     return min((handle.opened_ms for handle in handles if handle.transaction and handle.opened_ms), default=None)
 
 

@@ -1,7 +1,7 @@
 """Ends a query's open transactions, without Spark and without the query's program.
 
 `resolve` commits and aborts as the query's next start would, according to its log, in a run that writes no rows.
-`abort_all` is for a query whose checkpoint is gone, so that its decisions are unknown.
+`abort_all` is for a query whose checkpoint is gone and whose decisions are therefore unknown.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def resolve(
             done = _tried(
                 files, sinks, moved=moved, accept_lost=accept_lost or {}, decided=decided, patience_s=patience_s
             )
-        except RefusedBatchError:  # a driver that is still running may have decided a batch meanwhile
+        except RefusedBatchError:  # a driver that is still running may have decided a batch in the meantime
             if _refused(*_point(files), moved=moved) is not None:
                 raise
             continue

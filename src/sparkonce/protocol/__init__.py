@@ -2,7 +2,8 @@
 
 Decisions:
 
-- ``coordinator``: the table of (phase, event) with its handlers, in the order of a batch. Start reading here.
+- ``coordinator``: the table of (phase, event) with its handlers, in the order that a batch goes through them. Start
+  reading here.
 - ``healing``: plans how lost transactions of a decided batch are rewritten
 - ``sweeping``: a small, separate state machine that decides when a run aborts transactions of losing task attempts
 - ``traces``: detects a log that is an old copy

@@ -235,7 +235,7 @@ def validated(state: State, _event: on.Validated) -> Step:
 
 
 def unready(state: State, event: on.Unready) -> Step:
-    """Requests the same write again. During healing, `prepared` may request one more if rows are in other slots."""
+    """Requests the same write again. During healing, `prepared` may request one more if rows are in different slots."""
     writing = writing_of(state)
     again = replace(writing, attempt=Attempt.AGAIN, handles=())
     state = replace(state, writing=again)
@@ -546,7 +546,7 @@ def tidied(state: State, _event: on.Deleted) -> Step:
 def conclude(state: State) -> Step:
     """Tells each sink with transactions in the batch that the whole batch is committed.
 
-    This includes a sink that was EXACTLY_ONCE when the batch was decided, and has another guarantee in this run.
+    This includes a sink that was EXACTLY_ONCE when the batch was decided, and has a different guarantee in this run.
     """
     batch, handles = batch_of(state), finishing_of(state).decision.handles
     committed = dict.fromkeys((*state.transactional, *(handle.sink for handle in handles if handle.transaction)))

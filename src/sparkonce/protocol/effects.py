@@ -72,7 +72,7 @@ class Attempt(str, Enum):
     FIRST = "first"
     """The first write of the batch or, during healing, of its lost rows."""
     ELSEWHERE = "elsewhere"
-    """A replay has shown that the lost rows are now in other slots. Time limits still count from that replay."""
+    """A replay has shown that the lost rows are now in different slots. Time limits still count from that replay."""
     AGAIN = "again"
     """An earlier write failed because a system was unreachable or the write took too long. Its open transactions are
     aborted first."""
@@ -203,7 +203,7 @@ class Done:
 
 
 class StopReason(str, Enum):
-    """The reasons for which a run stops."""
+    """The reasons why a run stops."""
 
     STALE = "a later batch is decided"
     MISMATCH = "the log and the checkpoint do not belong together"

@@ -137,7 +137,7 @@ class TooOld:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandlesFinished:
-    """The outcomes of an `effects.Finish`, in the order of its handles.
+    """The outcomes of an `effects.Finish`, in the same order as its handles.
 
     Attributes:
         outcomes: One for each handle.
@@ -153,7 +153,7 @@ class HandlesFinished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Aborted:
-    """The handles of an `effects.Abort` have been processed, as far as the servers responded."""
+    """The handles of an `effects.Abort` have been processed, on the servers that responded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,7 +180,7 @@ class Concluded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reported:
-    """The positions were reported, as far as their receivers responded."""
+    """The positions were reported to the receivers that responded."""
 
 
 Event: TypeAlias = (

@@ -23,7 +23,7 @@ class Handle:
         rows: The number of rows that the slot wrote to the sink.
         fingerprint: The sum modulo 2**64 of ``xxhash64`` over the written columns of every row. It is the same for the
             same rows in any order.
-        opened_ms: When the transaction was begun, in milliseconds since the epoch by the executor's clock; 0 if there
+        opened_ms: When the transaction was started, in milliseconds since the epoch by the executor's clock; 0 if there
             is none.
         transaction: The fields that the sink needs to finish the transaction, as pairs sorted by name. Empty if there
             is nothing to finish, as for a slot without rows.

@@ -1,6 +1,6 @@
 """Plans the completion of a decided batch that lost transactions, or says why that is impossible.
 
-To heal a batch, its plan runs a second time. A plan that returns the same rows may return them in other slots: for
+To heal a batch, its plan runs a second time. A plan that returns the same rows may return them in different slots: for
 example, Spark's Kafka source does not always list a topic's partitions in the same order (observed with Spark 4.0.0).
 The rows of a slot are therefore identified by their evidence, that is, their number and fingerprint.
 """
@@ -35,12 +35,12 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealingRefusal:
-    """The replay returned other rows than the visible ones, or the same rows in slots that do not match.
+    """The replay returned rows that differ from the visible ones, or the same rows in slots that do not match.
 
     Attributes:
         lost: The sink, slot and row count of each lost transaction.
         differing: The (sink, slot) pairs whose evidence differs from the record, or that exist on one side only.
-        same_rows: True if each sink has the same rows in total, only in other slots.
+        same_rows: True if each sink has the same rows in total, but in different slots.
     """
 
     lost: tuple[tuple[str, int, int], ...]

@@ -98,7 +98,7 @@ class TransactionName:
         token: The run's token.
         batch: Spark's batch id.
         slot: The task's partition.
-        copy: 12 random hexadecimal digits that the task attempt generates, so that no two attempts share a name.
+        copy: 12 random hexadecimal digits that the task attempt generates, so no two attempts share a name.
     """
 
     prefix: str
@@ -140,9 +140,9 @@ HELD = -1
 class LanePool:
     """The lanes of a worker process. Decides which lane the process may initialize next.
 
-    A lane that carried a transaction of batch N may be initialized again from batch N + 2 on. By then, batch N + 1 is
-    decided. A late driver that still tries to commit batch N, and finds the producer fenced, sees in the log that the
-    query has moved past batch N. So it does not mistake the fencing for a loss.
+    A lane that carried a transaction of batch N may be initialized again starting with batch N + 2. By then, batch N +
+    1 is decided. A late driver that still tries to commit batch N, and finds the producer fenced, sees in the log that
+    the query has moved past batch N. So it does not mistake the fencing for a loss.
 
     The lane of the process's newest transaction is not reused, however many batches without rows follow, because the
     server's record of that transaction reveals an old copy of the log.

@@ -88,7 +88,7 @@ class Finishing:
         lost: The keys of the lost handles.
         healings: The number of times that the run has rewritten lost transactions.
         healed: The number of rewritten transactions.
-        replayed: True if the plan has run in this run, so that Spark's state store has the batch's version.
+        replayed: True if the plan has run in this run, which means that Spark's state store has the batch's version.
         recovering: True if the batch was already decided when Spark passed it to this run.
     """
 

@@ -6,7 +6,7 @@ attempts, and again once those have ended. It also sweeps periodically, even wit
 failed sweep is retried with growing pauses.
 
 `step` is the only entry point. Events carry the time, in seconds of a monotonic clock. The caller carries out the
-sweeps, and makes sure that no batch is in progress meanwhile (rule 6).
+sweeps, and makes sure that no batch is in progress during a sweep (rule 6).
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Sweeping:
         runs: The runs whose transactions are swept.
         next_s: When the next sweep is due; None if no sweep is due before the next batch.
         loser_possible: True if the current batch may have a losing task attempt.
-        losers_end_s: When the last losing attempts of finished batches end; None once a sweep has begun after that.
+        losers_end_s: When the last losing attempts of finished batches end; None once a sweep has started after that.
         failures: The number of failed sweeps since the last successful one.
         swept_s: When the last successful sweep ended; before the first one, when the run began.
         unanswered: The number of unanswered requests to end transactions, by sink.
@@ -153,7 +153,8 @@ def _swept(state: Sweeping, event: SweepEnded) -> Step:
         failures = state.failures + 1
         pause_s = max(_SHORTEST_PAUSE_S, state.every_s) * 2.0 ** min(failures, _MOST_DOUBLINGS)
         return replace(state, failures=failures, next_s=event.at_s + min(LONGEST_PAUSE_S, pause_s)), None
-    # A sweep may miss a transaction that is opened meanwhile, so another one must begin after losing attempts end.
+    # A sweep may miss a transaction that is opened while it runs, so another sweep must start once the losing attempts
+    # have ended.
     ended = state.losers_end_s is None or event.began_s >= state.losers_end_s
     losers_end_s = None if ended else state.losers_end_s
     return replace(state, failures=0, swept_s=event.at_s, losers_end_s=losers_end_s, next_s=losers_end_s), None

@@ -46,7 +46,7 @@ def not_in_log(view: LogView, traces: Sequence[Trace], listed_at: int | None = N
     Args:
         view: The log.
         traces: The traces that a server reported.
-        listed_at: The end of the log when the traces were listed; None if nothing has been appended since.
+        listed_at: The end of the log when the traces were listed; None if nothing has been appended since then.
     """
     return _unknown_run(view, traces) or _unknown_commit(view, traces, view.end if listed_at is None else listed_at)
 

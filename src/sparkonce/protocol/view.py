@@ -31,7 +31,7 @@ class Claim:
         library: The library's version.
         location: The log's folder. A different folder in a later run reveals that the checkpoint was copied or moved.
         sinks: The facts that the run's preflight found about each sink.
-        sources: The ids of the Kafka topics that the query reads, as far as the brokers reported them.
+        sources: The ids of the Kafka topics that the query reads, if the brokers reported them.
         renews: The run's token, if the run claims again only to settle a put that got no reply; otherwise None.
     """
 

@@ -38,8 +38,8 @@ class Reply:
     """The result of a request.
 
     Attributes:
-        reason: Why the request failed, as far as known; empty if it succeeded.
-        may_arrive: True if the request was sent and not answered, so that it may still be carried out at any time.
+        reason: Why the request failed, if known; empty if it succeeded.
+        may_arrive: True if the request was sent and not answered, and may therefore still be carried out at any time.
     """
 
     reason: str = ""

@@ -391,7 +391,7 @@ RENAMED = {
     "ssl.certificate.pem": "ssl.keystore.certificate.chain",
     "ssl.key.pem": "ssl.keystore.key",
 }
-"""librdkafka's settings that Java has under another name, with the same values."""
+"""librdkafka's settings that have a different name in Java, with the same values."""
 
 _SPARKS_OWN = "Spark's source sets it itself: leave it out."
 _IN_THE_CHECKPOINT = "The positions are in the checkpoint. For lag tools, give ExactlyOnce group_offsets."

@@ -88,7 +88,7 @@ def ask_sources(
 
     Args:
         sources: The query's Kafka sources.
-        is_first: True if the query has no batch yet, so that its sources determine where it begins.
+        is_first: True if the query has no batch yet, in which case its sources determine where it begins.
         is_limited: True if ``maxOffsetsPerTrigger`` applies; the trigger ``once`` ignores it.
         delegated: True if Spark may log in with delegation tokens, which this check cannot do. A refused login is then
             only a warning.
@@ -428,7 +428,7 @@ class SourceTopics:
         With failOnDataLoss=false, Spark continues from the topic's end.
 
         Args:
-            recorded: The ids in the log. A topic with another id is a different topic; see `check_same`.
+            recorded: The ids in the log. A topic with a different id is a different topic; see `check_same`.
             before: The end offsets of the last finished batch if another one is planned; otherwise empty.
             newest: The end offsets of the last batch.
 
@@ -510,7 +510,7 @@ class SourceTopics:
             client.close()
 
     def _ask(self, read: Sequence[str]) -> dict[str, _Ids]:
-        """Returns the ids of the topics in these offsets, as far as the clusters report them."""
+        """Returns the ids that the clusters report for the topics in these offsets."""
         found: dict[str, set[str]] = {}
         silent: set[str] = set()
         for number, options in enumerate(self._sources):
@@ -527,7 +527,7 @@ class SourceTopics:
         return [name for name in names if not topics or name in topics]
 
     def _ends_of(self, number: int, read: Offsets) -> dict[Partition, int]:
-        """Returns the end offsets of these partitions, as far as the brokers report them."""
+        """Returns the end offsets that the brokers report for these partitions."""
         wanted = {(name, partition) for name, partitions in read.items() for partition in partitions}
         deadline_s = time.monotonic() + _LIMIT_S
         metadata = self._describe(number, sorted(read), deadline_s)

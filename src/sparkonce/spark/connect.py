@@ -263,7 +263,7 @@ def missing_offsets(location: str, batch: int) -> ConfigurationError:
 
 
 class _LimitedByBytes(ArrowBatches):
-    """Limits Arrow batches by bytes, but only while a batch is written, because the client uses the same session."""
+    """Limits Arrow batches by bytes, but only during a write, because the client uses the same session."""
 
     _is_set = False
 

@@ -51,7 +51,7 @@ class ExactlyOnce:
     Args:
         sinks: One sink, or several with unique names that commit as one unit. A mapping gives each sink its own view of
             the batch: ``{sink: lambda df: df.where(…), other: None}``. The batch is then computed once, and cached on
-            the executors while it is written.
+            the executors while it is being written.
         checkpoint: The query's checkpoint folder: an absolute path, or a URL of a local disk, HDFS or an object store,
             in the form Spark accepts (``file:``, ``hdfs:``, ``s3a:``, ``abfss:``, ``gs:``). It also holds the decision
             log.
@@ -132,7 +132,7 @@ class ExactlyOnce:
 
     @property
     def sinks(self) -> tuple[TwoPhaseCommitSink, ...]:
-        """The sinks, in the order in which they were passed."""
+        """The sinks, in the order they were passed."""
         return tuple(self._settings.sinks.values())
 
     @property
@@ -157,7 +157,7 @@ class ExactlyOnce:
             trigger: An interval such as ``"1 second"``, or ``"availableNow"``; or the keyword of
                 ``writeStream.trigger`` as a mapping, such as ``{"processingTime": "1 second"}``.
             query_name: The query's name, as for ``writeStream.queryName``.
-            options: Further options of the stream writer.
+            options: Additional options for the stream writer.
 
         Raises:
             ConfigurationError: If an argument is wrong, the checkpoint is not writable, or this object's query is
@@ -234,7 +234,7 @@ class ExactlyOnce:
     def close(self) -> None:
         """Closes the connections of a query that has ended; its next start opens new ones.
 
-        A query that `start` started closes its connections automatically soon after its end. A batch in progress
+        A query that `start` started closes its connections automatically soon after it ends. A batch in progress
         finishes first. If the last batch may have losing task attempts, for example due to ``spark.speculation``, the
         call waits a few seconds until these have ended, and then aborts their open transactions.
         """

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+from pyspark.sql import functions as F  # noqa: N812 - the usual alias
 
 from sparkonce.jvm import class_name, items
 from sparkonce.protocol.view import Decision
@@ -59,7 +59,7 @@ class Grouping:
 
         ``coalesce`` is used only for a single slot. It groups partitions by data locality, so the same batch could have
         different slots after a restart or on other executors. A partition is never split. If Spark recomputes a
-        partition, and a nondeterministic plan returns other rows, these are never mixed with the first ones.
+        partition, and a nondeterministic plan returns different rows, these are never mixed with the first ones.
         """
         if self.merges:
             return rows.coalesce(1)
@@ -79,7 +79,7 @@ def grouping_of(
     A batch has the same offsets every time it runs, and so the same grouping. A batch that was decided as one slot
     keeps one slot, and a batch that was decided as several is not treated as small anymore.
 
-    Spark's Kafka source numbers its partitions in the order of a set
+    Spark's Kafka source numbers its partitions in the iteration order of a set
     (``KafkaOffsetReaderBase.getOffsetRangesFromResolvedOffsets``). For a small set, this is the order in which the
     brokers list the partitions or, after a restart, the order in the checkpoint.
 

@@ -67,7 +67,7 @@ def read_kafka(
         fail_on_data_loss: True stops the query if offsets that it has not read yet are gone; False continues and loses
             rows.
         headers: True adds a column ``headers``.
-        options: Further options of Spark's source, such as ``minPartitions``.
+        options: Additional options for Spark's source, such as ``minPartitions``.
 
     Returns:
         Columns ``key`` and ``value`` (binary), ``topic``, ``partition``, ``offset``, ``timestamp``, ``timestampType``,

@@ -1,6 +1,6 @@
 """Checks a Python worker from inside.
 
-The functions are pickled by value, because the worker may lack sparkonce or have another build of it.
+The functions are pickled by value, because the worker may lack sparkonce or have a different build.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from importlib.resources import files
 from typing import Any, TypeAlias
 
 Needs: TypeAlias = dict[str, Any]
-"""Plain values, which any Python can unpickle: a class of ours would need sparkonce on the worker.
+"""Plain values, which any Python can unpickle: one of our classes would need sparkonce on the worker.
 
 The keys are ``version`` and ``build`` of the driver's sparkonce, ``builds`` of other packages, ``modules``, ``files``,
 and ``addresses`` by sink.
@@ -102,7 +102,7 @@ def acknowledge_at_once() -> bool:
     while frame is not None:
         # PySpark's worker does not pass its socket to the function, but its ``main`` reads from one.
         if frame.f_code.co_name == "main" and "infile" in frame.f_locals:
-            with suppress(AttributeError, OSError):  # another operating system, or another kind of socket
+            with suppress(AttributeError, OSError):  # a different operating system, or a different kind of socket
                 _acknowledge(frame.f_locals["infile"].fileno())
                 return True
             return False

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pyarrow as pa
 from pyspark import TaskContext, cloudpickle
 from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+from pyspark.sql import functions as F  # noqa: N812 - the usual alias
 from pyspark.sql.pandas.functions import pandas_udf
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.util import PythonEvalType
@@ -39,7 +39,7 @@ _ANSWER = from_arrow_schema(_OUTPUT)
 def answers_of(rows: DataFrame, task: SlotTask, needs: Needs, cache: JvmCache) -> DataFrame:
     """Returns the answers of the tasks that write these rows, as a DataFrame to collect once, in this thread.
 
-    The function that the tasks run stays the same, so that it is created only for a run's first batch. Tasks get the
+    The function that the tasks run never changes, so it is created only for a run's first batch. Tasks get the
     batch's number from a local property, which Spark sends with each task.
 
     Args:

@@ -265,7 +265,7 @@ def check_columns(df: DataFrame, shares: Sequence[Share]) -> list[ShareSample]:
 
 @contextmanager
 def computed_once(batch: DataFrame, shares: Sequence[Share]) -> Iterator[DataFrame]:
-    """Caches the batch on the executors while it is written, if there are views.
+    """Caches the batch on the executors while it is being written, if there are views.
 
     Each view is a separate Spark job. A stateful plan must run completely and only once, so the whole batch is computed
     before the first view.

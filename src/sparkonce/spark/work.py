@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
 from pyspark import StorageLevel, inheritable_thread_target
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, Row, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+from pyspark.sql import functions as F  # noqa: N812 - the usual alias
 from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType, VariantType
 
 from sparkonce.driver.work import LargerRowsError
@@ -175,7 +175,7 @@ class SparkWork:
     def _let_tasks_end(self) -> None:
         """Waits for the other tasks of a failed batch, which Spark cancels without waiting for them.
 
-        After the wait, the next sweep finds all transactions that these tasks have begun. If a Python worker has not
+        After the wait, the next sweep finds all transactions that these tasks have started. If a Python worker has not
         exited after ``spark.python.task.killTimeout`` (2 s), Spark kills it within another 2 s. A worker whose task
         ended while it was receiving rows may live a moment longer: it notices that its input has ended early, and
         aborts.

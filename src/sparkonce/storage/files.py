@@ -35,7 +35,7 @@ class Landed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taken:
-    """The answer to a put whose name is taken, by other bytes or by the same ones from an earlier put."""
+    """The answer to a put whose name is taken, by different bytes or by the same ones from an earlier put."""
 
     standing: bytes
 
@@ -149,7 +149,7 @@ class CheckpointFiles(SmallFiles):
     def require(self, folder: str) -> None:
         """Raises OSError if the store has folders, and a subfolder that was created no longer exists.
 
-        If a disk is not mounted, its files must not seem to be missing, and new files must not go to another disk.
+        If a disk is not mounted, its files must not seem to be missing, and new files must not go to a different disk.
         """
 
     def sync(self, folder: str) -> None:
@@ -349,7 +349,7 @@ def _is_proved(files: CheckpointFiles) -> bool:
 
 
 def _race(files: CheckpointFiles, pool: ThreadPoolExecutor, names: Sequence[str]) -> None:
-    """Lets two puts of the same name race. If the outcome is unknown, the race is repeated under another name."""
+    """Lets two puts of the same name race. If the outcome is unknown, the race is repeated under a different name."""
     reason = ""
     for name in names:
         start = Barrier(_RACERS)

@@ -341,8 +341,8 @@ class HdfsFiles(RenamingFiles):
         return bool(self._unless_missing(path, lambda client, full: client.delete(full)))
 
     def _sync(self, folder: str) -> None:
-        # The name node shows a rename before it is in the journal. But it answers a change only once that change and
-        # all earlier ones are in the journal.
+        # The name node shows a rename before it is in the journal. But it acknowledges a change only once that change
+        # and all earlier ones are in the journal.
         now_ms = time.time_ns() // 1_000_000
         with suppress(PermissionError):  # A user without write permission cannot write decisions.
             self._unless_missing(folder, lambda client, full: client.set_times(full, now_ms, now_ms))

@@ -43,7 +43,7 @@ def open_location(location: str, settings: Mapping[str, str] | None = None) -> C
 
     Args:
         location: See `sparkonce.storage.location.checked_location`. A path is on this machine, unless ``fs.defaultFS``
-            names another store.
+            names a different store.
         settings: Hadoop's settings, without the prefix ``spark.hadoop.``; None to use the environment. For HDFS, they
             take precedence over the files in ``HADOOP_CONF_DIR``.
 

@@ -76,7 +76,7 @@ class SparkCheckpoint:
         return tuple(self._with_files(source, canonical(line)) for source, line in enumerate(lines))
 
     def is_by_place(self, batch: int) -> bool:
-        """Returns True if a batch's offsets are in the order of its sources, as in version 1 of Spark's offset log."""
+        """Returns True if a batch's offsets are in source order, as in version 1 of Spark's offset log."""
         return (self._offsets(batch) or b"").startswith(b"v1\n")
 
     def source_lines(self, batch: int) -> list[str]:
@@ -85,7 +85,7 @@ class SparkCheckpoint:
         return _sources(version, rest[1:])
 
     def begun(self) -> int:
-        """Returns the latest batch that Spark has planned, -1 if there is none."""
+        """Returns the latest batch that Spark has planned; -1 if there is none."""
         return self._newest("offsets")
 
     def finished(self) -> int:
@@ -97,7 +97,7 @@ class SparkCheckpoint:
         return self.files.read(f"commits/{batch}") is not None
 
     def is_unrecorded(self, batch: int) -> bool:
-        """Returns True if a batch has begun and is not recorded as done."""
+        """Returns True if a batch has started and is not recorded as done."""
         return self._offsets(batch) is not None and not self.is_finished(batch)
 
     def finished_watermark_ms(self) -> int:
@@ -136,7 +136,7 @@ class SparkCheckpoint:
 
 
 def _sources(version: str, lines: list[str]) -> list[str]:
-    """Returns the sources' offsets without their names, in the order of the names; unnamed sources have numbers."""
+    """Returns the sources' offsets without their names, sorted by name; unnamed sources have numbers."""
     if version.strip() != "v2":
         return lines
     named = [line.partition(":") for line in lines]

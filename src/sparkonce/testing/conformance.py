@@ -149,7 +149,7 @@ class CommitChecks(SinkHooks):
             on.expect_visible(0, 10, 20, 30, when="after the commit of four slots")
 
     def test_a_lost_handle_does_not_stop_the_others(self) -> None:
-        """Checks that each handle gets its own outcome, in the order of the call; see ``loses_whole_batches``."""
+        """Checks that each handle gets its own outcome, in handle order; see ``loses_whole_batches``."""
         with scene(self) as on:
             handles = [on.prepare(10 * slot, slot=slot) for slot in range(3)]
             on.abort(handles[1])

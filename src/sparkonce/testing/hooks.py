@@ -116,7 +116,7 @@ class SinkHooks:
         return None
 
     def make_second_sink(self) -> TwoPhaseCommitSink | None:
-        """Creates another sink of the query with the same target as `make_sink`, but with another name."""
+        """Creates another sink of the query with the same target as `make_sink`, but with a different name."""
         return None
 
     def other_facts(self, facts: Facts) -> Facts | None:  # noqa: ARG002 - for those that override it

@@ -102,7 +102,7 @@ class Scene:
     def open(
         self, start: int, count: int = 2, *, owner: Owner | None = None, batch: int = 0, slot: int = 0
     ) -> SinkWriter:
-        """Creates a writer that has begun and written, but not prepared."""
+        """Creates a writer that has begun a transaction and written rows, but has not prepared it."""
         writer = self.new_writer(owner=owner, batch=batch, slot=slot)
         writer.begin()
         writer.write(self.rows(start, count))

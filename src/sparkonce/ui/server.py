@@ -72,7 +72,7 @@ class PageServer(ThreadingHTTPServer):
     def __init__(self, watcher: PageWatcher, host: str, port: int) -> None:
         self.watcher, self.host = watcher, host
         self._names = {socket.gethostname().lower(), socket.getfqdn().lower()}
-        self.start = secrets.token_hex(8)  # tells the page that its numbers came from another server
+        self.start = secrets.token_hex(8)  # tells the page that its numbers came from a different server
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         super().__init__((host, port), _PageHandler)
 

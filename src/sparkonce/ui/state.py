@@ -256,8 +256,8 @@ class PageState:
 
     Attributes:
         now_ms: The moment, in milliseconds since the epoch.
-        queries: The queries, in the order of the command line.
-        systems: The systems, in the order of the file.
+        queries: The queries, in command-line order.
+        systems: The systems, in file order.
         config: The file's path; empty without one.
         moved: True if the page shows what a start with ``checkpoint_moved=True`` would do.
     """
@@ -408,7 +408,8 @@ def rates(segments: Sequence[TimelineSegment], now_ms: int) -> dict[str, float]:
     """Returns the rows per second over the last minutes, by sink. A batch counts at the time when it ended."""
     since_ms = now_ms - RATE_OVER_MS
     rows: dict[str, int] = {}
-    # Count each batch id once, since a batch that the next run found decided is in the segments of two runs.
+    # Count each batch id once, since a batch that was already decided when the next run started is in the segments of
+    # both runs.
     batches = {batch.batch: batch for segment in segments for batch in segment.batches}
     for batch in batches.values():
         ended = batch.began_ms + batch.took_ms

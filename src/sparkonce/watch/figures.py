@@ -35,7 +35,7 @@ class InDoubt:
     Attributes:
         transactions: The number of transactions that are prepared but not finished.
         opened_ms: When the oldest one began, in milliseconds since the epoch; None if there are none. While slots are
-            being prepared, it is the earliest time at which a transaction may have begun.
+            being prepared, it is the earliest time at which a transaction may have started.
     """
 
     transactions: int = 0
@@ -223,7 +223,7 @@ class Figures:
         with self._changed:
             _known[query] = self
             self.query, self.name = query, name
-            if self._run is None:  # otherwise its first batch has already begun
+            if self._run is None:  # otherwise its first batch has already started
                 self.spark_run, self._end_noted = "", False
                 self._rest(Phase.IDLE)
 
@@ -249,7 +249,7 @@ class Figures:
         """Records that a run has ended, and stops tracking it.
 
         Args:
-            spark_run: Spark's run id. If another run has begun since, nothing is recorded.
+            spark_run: Spark's run id. If another run has started since then, nothing is recorded.
             failure: Spark's error; empty if the query ended normally.
         """
         with self._changed:
@@ -412,11 +412,11 @@ def _lasting(entered: Sequence[tuple[Phase, float]], until_s: float) -> list[tup
 
 
 def in_doubt(state: State | None, writing_since_ms: int | None) -> Mapping[str, InDoubt]:
-    """Returns the open transactions of a run by sink, as far as its state knows them.
+    """Returns a run's open transactions that its state knows about, by sink.
 
     Args:
         state: The run's state, or None.
-        writing_since_ms: The earliest time at which a slot that is being prepared may have begun a transaction, in
+        writing_since_ms: The earliest time at which a slot that is being prepared may have started a transaction, in
             milliseconds since the epoch; None if no such transaction can be open.
     """
     # While aborting, nothing is in doubt: the result ends the run or the attempt.

@@ -81,7 +81,7 @@ class QueryListener:
         """Stops tracking a run that has ended, and completes its timeline.
 
         Args:
-            spark_run: Spark's run id. If another run has begun since, nothing is done.
+            spark_run: Spark's run id. If another run has started since then, nothing is done.
             failure: Spark's error; empty if the query ended normally.
         """
         self.figures.end_run(spark_run, failure)

@@ -100,7 +100,7 @@ class TimelineSegment:
 
     @classmethod
     def decoded(cls, data: bytes) -> TimelineSegment | None:
-        """Deserializes a segment. Returns None if it has another format or is damaged."""
+        """Deserializes a segment. Returns None if it has a different format or is damaged."""
         try:
             plain: dict[str, Any] = json.loads(data)
             if plain.pop("format") != FORMAT:

@@ -53,7 +53,7 @@ def with_connector(location: str, conf: Mapping[str, str]) -> dict[str, str]:
     """Returns Spark's settings, extended by the classes of a store's connector. For S3, downloads S3A.
 
     Raises:
-        ConfigurationError: If the store needs another connector, and no setting names it.
+        ConfigurationError: If the store needs a different connector, and no setting names it.
         PreflightError: If S3A cannot be downloaded.
     """
     scheme = location.partition(":")[0]

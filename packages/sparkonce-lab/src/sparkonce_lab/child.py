@@ -98,7 +98,7 @@ class Driver(Child):
         self.command(go=True)
 
     def ask_to_stop(self) -> None:
-        """Closes the driver's standard input, upon which it stops normally if it can."""
+        """Closes the driver's standard input, which makes it stop normally if it can."""
         self.asked_to_stop = True
         super().ask_to_stop()
 

@@ -100,8 +100,8 @@ class Conductor:
         """Starts a driver, in addition to those that are running.
 
         Args:
-            clock_s: The offset of the driver's clock from the start on, in seconds; None for the machine's clock.
-            changed: Changes to the configuration from now on.
+            clock_s: The offset of the driver's clock from its start, in seconds; None for the machine's clock.
+            changed: Changes to the configuration that apply from now on.
         """
         self._clock_s = clock_s
         self.config = replace(self.config, **changed)
@@ -284,7 +284,7 @@ class Conductor:
         return self.driver
 
     def expect(self, following: Step | None) -> None:
-        """Holds the next driver from its start on, if the next step aims at its first batch."""
+        """Holds the next driver as soon as it starts, if the next step targets its first batch."""
         aims = following is not None and following.delay_ms == 0 and following.phase in _OF_THE_FIRST_BATCH
         self._hold = following.phase if aims and following is not None else ""
 

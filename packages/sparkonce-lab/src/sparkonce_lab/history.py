@@ -1,4 +1,4 @@
-"""The record of a run: events in the order in which they were observed, and the rows that readers found at the end.
+"""The record of a run: events in the order they were observed, and the rows that readers found at the end.
 
 It is a folder with ``history.jsonl`` (one event per line), ``expected.parquet``, ``undisturbed.parquet``, and one
 ``observed-<system>.parquet`` per system. Checkers and report read nothing else.
@@ -50,7 +50,7 @@ cannot be read as a row has the kind ``strange``, and is an `sparkonce_lab.verdi
 class EventKind(str, Enum):
     """The kinds of events, with their fields in brackets.
 
-    Times are in ``Event.at_ms``. Drivers are numbered from 1 in the order of their starts.
+    Times are in ``Event.at_ms``. Drivers are numbered from 1 in the order in which they started.
     """
 
     BEGAN = "began"
@@ -141,7 +141,7 @@ class History:
     """A whole run.
 
     Attributes:
-        events: The events, in the order in which they were observed.
+        events: The events, in the order they were observed.
         expected: The rows that every system must contain; see `ROWS`.
         observed: The rows that each system contains; see `OBSERVED`.
         undisturbed: The rows that an undisturbed query produced from the same source (see `ROWS`); None if there was no

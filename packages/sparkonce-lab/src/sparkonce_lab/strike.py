@@ -85,7 +85,7 @@ class Striker:
             steps: The following steps.
             slots: The number of the driver's slots.
             beside: True if another driver is active. The new driver is then not held for the next step.
-            clock_s: The offset of the driver's clock from the start on, in seconds.
+            clock_s: The offset of the driver's clock from its start, in seconds.
         """
         conductor = self._conductor
         conductor.expect(steps[0] if steps and not beside and not self._every_s else None)

@@ -62,7 +62,7 @@ class Workload:
         return self.started_ms + row * 1000 // self.rows_per_second
 
     def chunks(self, rows: int | None = None) -> Iterator[pa.RecordBatch]:
-        """Yields the rows in the order in which they are written.
+        """Yields the rows in the order they are written.
 
         Args:
             rows: The number of rows; None for unlimited.
@@ -147,7 +147,7 @@ class Feeder(Background):
 
     Rows are written in rounds of a fraction of a second of event time. A round is acknowledged in all partitions before
     the next one begins, so partitions cannot drift apart by more than the query's watermark delay. The feeder sometimes
-    pauses for seconds, so that the query has nothing to read.
+    pauses for seconds, which leaves the query with nothing to read.
 
     Attributes:
         written: The number of acknowledged rows.

@@ -6,7 +6,7 @@ are those of `sparkonce.write_ahead`.
 - ``cluster``: the cluster's address and login
 - ``sink``: settings, columns, preflight
 - ``application``: the driver side: writes each batch once, and queries the status of a transaction if it is unknown
-- ``notes``: records the transactions that were begun for a batch, in the checkpoint
+- ``notes``: the records, in the checkpoint, of the transactions started for a batch
 - ``segments``: the creation times of a stream's segments, which distinguish it from a later stream with its name
 - ``client``: Pravega's Java client, in the JVM of the driver's session
 

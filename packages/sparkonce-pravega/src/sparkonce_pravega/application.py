@@ -46,7 +46,7 @@ class PravegaApplication(Application):
         self._notes = TransactionNotes(folder.ledger.files)
 
     def is_applied(self, unit: Unit, token: ApplyToken) -> bool:
-        """Returns True if the last transaction begun for the rows is committed. Aborts the transaction if it is open.
+        """Returns True if the last transaction started for the rows is committed. Aborts the transaction if it is open.
 
         Raises:
             RefusedError: If Pravega has forgotten the transaction, or if the stream is now a different one.
@@ -96,7 +96,7 @@ class PravegaApplication(Application):
             RefusedError: See `is_applied`.
         """
         count, last = self._notes.last(unit.name)
-        # Another driver may have begun a transaction since this driver checked.
+        # Another driver may have started a transaction since this driver checked.
         if last is not None and self._is_committed(last, token):
             return
         urls = [self._folder.url(entry.name) for entry in unit.entries]

@@ -1,4 +1,4 @@
-"""Records of the transactions begun for the rows of a batch, made durable before any event is written.
+"""Records of the transactions started for a batch's rows. They are durable before any event is written.
 
 They are in the sink's ledger, as ``transactions/NAME.NUMBER``. NAME is that of the first file, and NUMBER counts from
 0. A number is used only once the transaction of the previous number is known to be aborted, so only the last one
@@ -18,7 +18,7 @@ _FOLDER = "transactions"
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """A transaction that was begun.
+    """A transaction that was started.
 
     Attributes:
         id: Pravega's id, a UUID.

@@ -42,7 +42,7 @@ def read_pravega(
         starting: Where the first run starts: ``earliest``, ``latest``, or a stream cut as text
             (``StreamCut.asText()``). Later runs resume from the checkpoint.
         max_bytes_per_batch: The approximate size of a batch, in bytes of the stream; None for no limit.
-        outage_patience_s: How long Pravega may be unreachable while batches are planned, in seconds.
+        outage_patience_s: How long Pravega may be unreachable while batches are being planned, in seconds.
         accept_lost: The head of the stream, up to which events may be missing: a stream cut as text, copied from an
             error.
 

@@ -1,8 +1,8 @@
 """The segments of a stream and their creation times, which distinguish a stream from a later one with the same name.
 
 Transaction ids do not distinguish them: they are counters, and a new cluster starts counting again. Pravega's public
-client does not return creation times. The request for them is that of `SegmentMetadataClientImpl.fetchProperty`, with
-another attribute: ``Attributes.CREATION_TIME`` of Pravega's segment store.
+client does not return creation times. The request for them is the same as in `SegmentMetadataClientImpl.fetchProperty`,
+but with a different attribute: ``Attributes.CREATION_TIME`` of Pravega's segment store.
 """
 
 from __future__ import annotations

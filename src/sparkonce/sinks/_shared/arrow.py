@@ -3,7 +3,7 @@
 Conversions run in Arrow's kernels, not value by value in Python. Numbers, dates and timestamps have the format that
 Spark's ``to_json`` uses. A null stays null.
 
-Arrow's own cast to text returns "<value out of range>" for dates from the year 32768 on, and does not check that
+Arrow's own cast to text returns "<value out of range>" for dates in the year 32768 or later, and does not check that
 strings are valid UTF-8. Here, such dates are written in full, and an invalid string raises an error that names its
 column.
 """
@@ -38,7 +38,7 @@ _SHORT = {8: "\\b", 9: "\\t", 10: "\\n", 12: "\\f", 13: "\\r"}
 
 
 def json_object(columns: Sequence[pa.Array], names: Sequence[str]) -> pa.Array:
-    """Returns each row as a JSON object, with its fields in the order of the columns, and null for a missing value.
+    """Returns each row as a JSON object, with its fields in column order, and null for a missing value.
 
     Raises:
         PrepareError: If a string is not UTF-8. The message names the column.

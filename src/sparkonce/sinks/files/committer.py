@@ -115,7 +115,7 @@ class FilesCommitter(HandleCommitter[TransactionName]):
         return files
 
     def _before_publish(self, opened: Files) -> Answers:
-        """Returns the answers for transactions with several files of which some cannot be published.
+        """Returns the answers for transactions with several files, some of which cannot be published.
 
         None of the files of such a transaction is published.
         """

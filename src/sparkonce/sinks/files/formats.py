@@ -405,7 +405,7 @@ def in_utc(kind: pa.DataType) -> pa.DataType:
 
 
 def json_lines(rows: pa.RecordBatch) -> memoryview:
-    """Returns each row as a JSON object on one line, with its fields in the order of the columns."""
+    """Returns each row as a JSON object on one line, with its fields in column order."""
     return _joined([json_object(rows.columns, rows.schema.names), pa.scalar("\n", STRING)])
 
 

@@ -48,7 +48,7 @@ class LocalStore(RenamingStore):
 
     def __init__(self, folder: Path) -> None:
         self.location = str(folder)
-        self.small = LocalFiles(folder, mode=0o666)  # readable for whoever may read the rows, according to the umask
+        self.small = LocalFiles(folder, mode=0o666)  # readable by anyone who may read the rows, according to the umask
         self._root = folder
         self._held = folder / HELD_FOLDER
 

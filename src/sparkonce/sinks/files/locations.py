@@ -69,7 +69,7 @@ def open_store(path: str, options: Mapping[str, Any]) -> FileStore:
 
     Args:
         path: See `sparkonce.sinks.files.sink.FilesSink`.
-        options: Options of the store.
+        options: Store options.
 
     Raises:
         ConfigurationError: If a setting is wrong, or a package is not installed. The message names it.
@@ -147,7 +147,7 @@ def needs_in(path: str, options: Mapping[str, Any], *, modules: tuple[str, ...])
 
     Args:
         path: See `open_store`.
-        options: Options of the store.
+        options: Store options.
         modules: The modules that the store's client consists of.
     """
     scheme = scheme_of(path)

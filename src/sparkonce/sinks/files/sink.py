@@ -36,14 +36,14 @@ class FilesSink(TwoPhaseCommitSink):
         format: ``parquet``, ``csv``, ``json`` (one object per line), ``arrow`` (IPC files) or ``text``.
         name: A name that is unique within the query and stays the same after a restart. It is part of the files' names.
         partition_by: Columns that partition the files into folders, as in Spark's ``partitionBy``: a string or a list.
-        max_file_bytes: Once a file reaches this size, it is closed and a new one is begun.
+        max_file_bytes: Once a file reaches this size, it is closed and a new one is started.
         compression: The compression; None for the format's default, which is snappy for Parquet and none for the
             others.
-        options: Options of the format: Parquet's ``row_group_bytes`` (in Arrow memory), ``compression_level``,
+        options: Format options: Parquet's ``row_group_bytes`` (in Arrow memory), ``compression_level``,
             ``use_dictionary``; CSV's ``header``, ``delimiter``.
         manifest: True to list each whole batch in ``_manifest``, see `read_manifests`. Without manifests, a log that
             was restored from an old copy is not detected.
-        store_options: Options of the store, for example S3's endpoint or HDFS's configuration.
+        store_options: Store options, for example S3's endpoint or HDFS's configuration.
         guarantee: EXACTLY_ONCE stages files until the decision; other levels publish them as soon as a slot is done.
 
     Raises:
@@ -54,7 +54,7 @@ class FilesSink(TwoPhaseCommitSink):
         self,
         path: str | Path,
         *,
-        format: str = "parquet",  # noqa: A002 - what everybody calls it
+        format: str = "parquet",  # noqa: A002 - the usual name
         name: str = "files",
         partition_by: str | Sequence[str] = (),
         max_file_bytes: int = 512 << 20,

@@ -281,7 +281,7 @@ class Listed:
         files: The fields of each file; None if they are in a list.
         list_path: The path of the list, relative.
         list_checksum: The checksum of the list.
-        begun_ms: When the transaction was begun, by the executor's clock.
+        begun_ms: When the transaction was started, by the executor's clock.
         folder: The id of the folder that the files were written to, see `FileStore.doubt`; empty if the handle has
             none.
     """

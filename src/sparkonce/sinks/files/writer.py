@@ -51,14 +51,14 @@ class _OpenFile:
 
 
 class FilesWriter(SinkWriter):
-    """The files of one task attempt. Closed files are made durable in the background while others are written.
+    """The files of one task attempt. Closed files are made durable in the background while others are being written.
 
     Args:
         store: The store that the files go to.
         context: The task attempt.
         encoding: The format, and its options.
         partition_by: The columns that name folders.
-        max_file_bytes: A file that has reached this size is closed, and another one is begun.
+        max_file_bytes: A file that has reached this size is closed, and a new one is started.
         hold_back: True to keep files staged until the decision (EXACTLY_ONCE). Otherwise, `prepare` publishes them.
     """
 

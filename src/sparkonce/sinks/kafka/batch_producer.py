@@ -57,7 +57,7 @@ _LEVELS = (50, 50, 50, 40, 30, 20, 20, 10)
 _ACQUIRED = re.compile(r"Acquired PID\{Id:(\d+),Epoch:(\d+)\}")
 """The line in librdkafka's log ``eos`` that shows a new producer id (rd_kafka_idemp_pid_update, unchanged since 1.0).
 
-Statistics also contain the id, but only from their next interval on, and they are far more expensive.
+Statistics also contain the id, but only after their next interval, and they are far more expensive.
 """
 
 _DEBUG = 7
@@ -427,9 +427,9 @@ class _Borrowed:
 class BorrowedBuffers:
     """The memory of rows that librdkafka still reads. A report of their delivery releases it.
 
-    All rows are numbered. An idempotent producer sends and reports the rows of a partition in the order in which it
-    received them. A report covers many rows, and begins with the oldest unreported row of its partition. If a report
-    begins with any other row, or if a row fails, no memory is released until `renew`.
+    All rows are numbered. An idempotent producer sends and reports the rows of a partition in the order it received
+    them. A report covers many rows, and begins with the oldest unreported row of its partition. If a report begins with
+    any other row, or if a row fails, no memory is released until `renew`.
 
     Args:
         limit_bytes: Once this many bytes are in use, further rows are copied.

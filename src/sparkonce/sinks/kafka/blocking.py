@@ -255,7 +255,7 @@ def open_parts(
 def names_of(
     client: TransactionClient, producer_ids: Iterable[int], brokers: Sequence[int], deadline_s: float
 ) -> tuple[dict[int, str], BrokerAnswer | None]:
-    """Returns the transactional ids of producers, as far as this user may see them.
+    """Returns the transactional ids of producers that this user is allowed to see.
 
     If some may be missing, also returns the reason.
     """

@@ -4,7 +4,8 @@ An answer that is not listed is UNKNOWN. The meanings follow Kafka's ``Transacti
 ``prepareInitProducerIdTransit``, and were tested against Kafka 4.3:
 
 - The coordinator compares first the producer id, then the epoch, then the state. A fenced answer therefore means that
-  another producer has used the id since. INVALID_TXN_STATE means that none has, and that the transaction is not open.
+  another producer has used the id since then. INVALID_TXN_STATE means that none has, and that the transaction is not
+  open.
 - If the coordinator fails while it appends to its own log, it returns COORDINATOR_NOT_AVAILABLE or NOT_COORDINATOR. The
   append may still have succeeded, which a retry shows. The outcome is therefore RETRY, not UNKNOWN.
 
@@ -69,7 +70,7 @@ class BrokerAnswer:
     Attributes:
         code: Kafka's error code, 0 for none; None if there was no reply.
         reason: Why there was no reply, or the broker's own message.
-        never_sent: True if the request certainly never left this machine, so that it cannot arrive later.
+        never_sent: True if the request certainly never left this machine and therefore cannot arrive later.
     """
 
     code: int | None
@@ -159,7 +160,7 @@ def is_retriable(answer: BrokerAnswer) -> bool:
 
 
 def is_unanswered(answer: BrokerAnswer) -> bool:
-    """Returns True if there was no reply, or only one that asks for a retry, so that nothing is known yet."""
+    """Returns True if nothing is known yet: there was no reply, or only one that asks for a retry."""
     return answer.code is None or is_retriable(answer)
 
 
@@ -208,7 +209,7 @@ def confirm_forgotten(verdict: Finished, transaction: KafkaTransaction, now: Des
 
     From transaction version 2 on, aborting an open transaction leaves its id in the state CompleteAbort at the next
     epoch. The next epoch after the last one is epoch 0 of a new producer id. A commit does not change the id, and an
-    initialization after a commit leaves another state.
+    initialization after a commit leaves a different state.
     """
     if isinstance(now, BrokerAnswer):
         return verdict

@@ -203,7 +203,7 @@ class ProducerSpec:
 class PooledProducer:
     """A producer that carries at most one transaction or, without a transactional id, any number of batches.
 
-    All calls reach the producer through this object, so that `destroy` drops the last reference to it.
+    All calls reach the producer through this object, so `destroy` drops the last reference to it.
 
     Args:
         settings: librdkafka's settings, without callbacks.
@@ -329,7 +329,7 @@ class PooledProducer:
         librdkafka takes a step after it receives metadata, and otherwise every half second. An initialization often
         waits for the next step. For example, the first metadata closes the connection to the bootstrap server, which
         cancels a pending coordinator lookup. Another example is a broker that is still ending the id's last
-        transaction, so that the request has to be repeated (rd_kafka_txn_coord_timer_start,
+        transaction, in which case the request has to be repeated (rd_kafka_txn_coord_timer_start,
         rd_kafka_idemp_pid_timer_restart).
         """
         with contextlib.suppress(KafkaException):

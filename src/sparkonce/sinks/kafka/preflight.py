@@ -289,7 +289,7 @@ def configs_request(resource: int, name: str, *keys: str) -> Any:
 
 
 def topic_facts(metadata: Any) -> dict[str, str]:
-    """Returns a topic's facts for the log: its name and its id, which is unique even if the topic is recreated."""
+    """Returns a topic's name and id, to record in the log. A topic that is recreated gets a different id."""
     return {_NAME: found.name, _ID: str(found.topic_id)} if (found := _with_id(metadata)) is not None else {}
 
 
@@ -308,8 +308,8 @@ def warn_if_made_again(facts: Facts, recorded: Facts | None) -> None:
 def why_not_decide(facts: Facts, metadata: Any) -> str:
     """Returns why a prepared batch must not be decided: its topic is gone or was recreated. Empty if it may be decided.
 
-    A producer does not notice that its topic was recreated. The brokers acknowledge all of its rows, although those
-    sent before are gone.
+    A producer does not notice that its topic was recreated. The brokers acknowledge all of its rows, although the rows
+    already sent are gone.
 
     Args:
         facts: The facts of the run that wrote the batch.

@@ -101,8 +101,8 @@ class TransactionClient:
     ) -> list[BrokerAnswer]:
         """Commits or aborts each transaction, and returns the answers in the same order.
 
-        A commit leaves the epoch unchanged (EndTxn up to v4), so that it can be repeated. An abort raises the epoch
-        (EndTxn v5, KIP-890), so that the writer cannot reopen the transaction. It needs `transaction_version` 2.
+        A commit leaves the epoch unchanged (EndTxn up to v4), so it can be repeated. An abort raises the epoch (EndTxn
+        v5, KIP-890), so the writer cannot reopen the transaction. It needs `transaction_version` 2.
         """
         versions = _EPOCH_KEPT if commit else _EPOCH_RAISED
         is_open = is_unanswered if commit else _is_never_sent
@@ -454,7 +454,7 @@ def _description(state: Any) -> Description | BrokerAnswer:
 
 
 def _of_this_id(view: Description | BrokerAnswer, asked: KafkaTransaction) -> Description | BrokerAnswer:
-    """Returns the description, or an error if it describes another id than the requested one."""
+    """Returns the description, or an error if it describes a different id than the requested one."""
     if isinstance(view, BrokerAnswer) or view.transaction.transactional_id == asked.transactional_id:
         return view
     said, wanted = view.transaction.transactional_id, asked.transactional_id

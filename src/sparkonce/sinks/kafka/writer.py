@@ -92,7 +92,7 @@ class WriterLimits:
         queued_rows: librdkafka's ``queue.buffering.max.messages``, where 0 means no limit.
         queued_bytes: librdkafka's ``queue.buffering.max.kbytes``, in bytes.
         row_bytes: librdkafka's ``message.max.bytes``.
-        topic_bytes: The topic's ``max.message.bytes``, as far as it is known; otherwise `row_bytes`.
+        topic_bytes: The topic's ``max.message.bytes`` if it is known; otherwise `row_bytes`.
         delivery_s: The time limit for the delivery of rows, in seconds.
         initialise_s: The time limit for a producer to become ready, in seconds.
     """
@@ -441,7 +441,8 @@ class TopicLookup:
 
     Args:
         settings: The settings of a producer, with librdkafka's names.
-        is_transactional: True if the producer is transactional, so that the brokers have a topic for transactions.
+        is_transactional: True if the producer is transactional, in which case the brokers have a topic for
+            transactions.
 
     Attributes:
         gone_after_s: How long all answers must report that a topic does not exist, in seconds. A broker may lag behind,

@@ -159,7 +159,7 @@ class RedisCommitter(HandleCommitter[StagedTransaction]):
         ]
 
     def before_decision(self, facts: Facts) -> str:  # noqa: ARG002 - the servers are asked
-        """Returns a reason not to decide the batch: during the run, a server may have begun to evict keys."""
+        """Returns a reason not to decide the batch: during the run, a server may have started to evict keys."""
         return why_not_decide(self._nodes)
 
     def conclude(self, batch: int, handles: Sequence[Handle]) -> None:
@@ -309,7 +309,7 @@ class RedisCommitter(HandleCommitter[StagedTransaction]):
                 one.verdict = Finished(outcome=Outcome.RETRY, reason=reason)
 
     def _remembered(self, ledger: Key) -> int:
-        """Returns the number of commits that this process knows of; 0 if the ledger may have expired since."""
+        """Returns the number of commits that this process knows of; 0 if the ledger may have expired since then."""
         commits, at_s = self._commits.get(ledger.name, (0, 0.0))
         return commits if time.monotonic() - at_s < self._ledger_ttl_ms / 1000 else 0
 

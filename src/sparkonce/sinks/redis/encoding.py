@@ -59,7 +59,7 @@ class Encoded:
     values: npt.NDArray[np.int64] | int
 
     def reordered(self, order: npt.NDArray[np.intp]) -> Encoded:
-        """Returns the rows in another order."""
+        """Returns the rows in a different order."""
         indices = pa.array(order)
         values = self.values if isinstance(self.values, int) else self.values[order]
         return Encoded(
@@ -101,7 +101,7 @@ def _end(offsets: npt.NDArray[Any], ends: npt.NDArray[Any], start: int, stop: in
 
 
 def encode(shape: Shape, rows: pa.RecordBatch) -> Encoded:
-    """Returns a batch's commands, in the order of its rows.
+    """Returns a batch's commands, in row order.
 
     Raises:
         PrepareError: If a value would be rejected by the server, such as a null key, or a key is reserved for the sink.

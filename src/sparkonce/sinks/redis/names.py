@@ -95,8 +95,8 @@ class LedgerEntry:
 
     Attributes:
         state: `OPEN`, `PREPARED`, `COMMITTING`, `COMMITTED` or `ABORTED`.
-        begun_ms: When the transaction was begun, by the server's clock, in milliseconds since the epoch.
-        seen: The number of the query's commits when the transaction was begun.
+        begun_ms: When the transaction was started, by the server's clock, in milliseconds since the epoch.
+        seen: The number of the query's commits when the transaction was started.
         prepared_ms: When the transaction was prepared; 0 if it was not.
         slots: The hash slots with staged rows, see `pack_slots`; empty on a single server, and once the rows are gone.
     """
@@ -123,7 +123,7 @@ class StagedTransaction:
 
     Attributes:
         name: The transaction's name.
-        seen: The number of the query's commits when the transaction was begun.
+        seen: The number of the query's commits when the transaction was started.
     """
 
     name: TransactionName

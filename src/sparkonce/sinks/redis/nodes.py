@@ -54,7 +54,7 @@ class Endpoint:
         url: A URL that redis-py accepts: ``redis://``, ``rediss://`` or ``unix://``.
         cluster: True for a Redis Cluster. The URL then names any of its nodes.
         sentinels: Addresses of Sentinels that know the master.
-        service: The master's name at the Sentinels.
+        service: The name that the Sentinels use for the master.
         options: Other connection settings of redis-py.
         timeout_s: How long to wait for a connection or a response.
     """
@@ -122,7 +122,7 @@ class Nodes:
     def run(
         self, requests: Sequence[Request], *, window: int = 256, follow: bool = True, limit_s: float | None = None
     ) -> list[RedisReply]:
-        """Sends each request to its node, several at a time, and returns the replies in the order of the requests.
+        """Sends each request to its node, several at a time, and returns the replies in request order.
 
         If a node refuses a request because another node has the hash slot, the request is sent to that node. A request
         without a reply is not repeated, because it may have been carried out.

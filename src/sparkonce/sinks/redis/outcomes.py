@@ -45,7 +45,7 @@ class Refusal:
 
     @property
     def is_outage(self) -> bool:
-        """Returns True if the server is unreachable or temporarily accepts nothing, so that a retry may succeed."""
+        """Returns True if a retry may succeed because the server is unreachable or temporarily accepts nothing."""
         # An unreadable TLS file also means that there is no response, but it is not an outage.
         return _meaning(self).outage and not self.text.startswith(("FileNotFoundError", "PermissionError"))
 

@@ -1,6 +1,6 @@
 """The scripts that run inside Redis.
 
-A script is atomic: no other command runs meanwhile, and after a crash, either all of its effects remain or none.
+A script is atomic: no other command runs at the same time, and after a crash, either all of its effects remain or none.
 
 A staged chunk begins with eight digits: the number of its values that are already applied. MessagePack follows, with a
 command's name, the number of values per command, and all values. If the name is missing, each value is a whole command.

@@ -76,7 +76,7 @@ class RedisSink(TwoPhaseCommitSink):
         cluster: True for a Redis Cluster.
         sentinels: The addresses of Sentinels, ``[("host", 26379)]``. The master's address then comes from them instead
             of the URL.
-        service: The master's name at the Sentinels.
+        service: The name that the Sentinels use for the master.
         options: Other settings of `redis.Connection`, for example ``{"ssl_ca_certs": …}``.
         timeout_s: How long to wait for a connection or a response, in seconds.
         wait_replicas: The number of replicas that must confirm staged and applied rows (WAIT).

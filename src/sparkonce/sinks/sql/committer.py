@@ -393,7 +393,7 @@ def _groups(some: Any) -> list[tuple[Location, list[SqlTransaction]]]:
 
 
 def _by_target(stages: Mapping[TransactionName, StagedCopy]) -> list[tuple[StagedCopy, list[TransactionName]]]:
-    """Returns the names of staged transactions in the order of slots, grouped by target and columns."""
+    """Returns the names of staged transactions in slot order, grouped by target and columns."""
     found: dict[tuple[Target, tuple[str, ...]], list[TransactionName]] = {}
     for name in sorted(stages, key=lambda one: (one.slot, one.copy)):
         found.setdefault((stages[name].target, stages[name].columns), []).append(name)

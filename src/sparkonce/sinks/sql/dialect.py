@@ -73,7 +73,7 @@ class Dialect:
             another one does.
         stages: Returns the unfinished staged rows of these names, and the answers for all other names. For an abort,
             only the names matter, so None replaces the rows. Raises `PrepareError` for a damaged marker.
-        merge: Moves the rows of staging tables that have the same target, in the order of slots, after checking that
+        merge: Moves the rows of staging tables that have the same target, in slot order, after checking that
             each table has as many rows as were prepared. Returns the problem, if any; then nothing may be committed.
             For a trial, it also checks all constraints.
         commit: Marks staged rows as committed, and ends the transaction.

@@ -145,7 +145,7 @@ def read_by(condition: str) -> set[str]:
 
 
 def with_source(condition: str, name: str) -> str:
-    """Returns a condition in which another name replaces ``source``."""
+    """Returns a condition in which a different name replaces ``source``."""
 
     def renamed(match: re.Match[str]) -> str:
         text = match[0]

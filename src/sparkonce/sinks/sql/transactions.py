@@ -27,7 +27,7 @@ MARKED = Finished(outcome=Outcome.ALREADY_COMMITTED, reason="Its marker is there
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Location:
-    """The database that holds a transaction, as far as the server reveals it.
+    """The database that holds a transaction, if the server reveals it.
 
     Attributes:
         server: The server's own id; empty if it has none or does not allow reading it.

@@ -59,8 +59,8 @@ class TableApplication(Application):
     def noted(self, entries: Sequence[Entry]) -> Finished | None:
         """See `Application.noted`. The note is trusted unless the table lacks the rows.
 
-        A table lacks them if a power failure has removed its newest version from the disk. Rows that still wait are
-        then written again; other rows are lost.
+        A table lacks them if a power failure has removed its newest version from the disk. Rows that are still waiting
+        are then written again; other rows are lost.
         """
         found = super().noted(entries)
         if found is None:
@@ -78,7 +78,7 @@ class TableApplication(Application):
         return Finished(outcome=Outcome.LOST, reason=reason)
 
     def lacks(self, entries: Sequence[Entry]) -> bool:
-        """Returns True if no version has the rows' label, and the table remembers all versions since they were begun.
+        """Returns True if no version has the rows' label, and the table remembers all versions since they were started.
 
         Raises:
             RefusedError: If the table is now a different one.

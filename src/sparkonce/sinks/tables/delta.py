@@ -150,7 +150,7 @@ class _DeltaTable(Table):
 
     def rules(self, columns: Collection[str]) -> Rules:
         """See `Table.rules`. Reads CHECK constraints, NOT NULL, string lengths, and generated columns."""
-        from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+        from pyspark.sql import functions as F  # noqa: N812 - the usual alias
         from pyspark.sql.classic.column import Column
 
         spark = self.spark._jvm.org.apache.spark.sql
@@ -191,7 +191,7 @@ class _DeltaTable(Table):
     def merge(self, rows: DataFrame, plan: MergePlan, unit: Unit, label: Label) -> None:
         """See `Table.merge`.
 
-        Delta skips and refuses merges like appends. It also refuses a merge if others have changed its rows since.
+        Delta skips and refuses merges like appends. It also refuses a merge if others have changed its rows since then.
 
         An append gets the label through its options; a MERGE gets it through the session's settings.
         """
@@ -260,7 +260,7 @@ class _DeltaTable(Table):
     def has(self, label: Label) -> bool:
         """See `Table.has`. Reads the newest entry of the table's log, since reading the history would need a Spark job.
 
-        Reads the history if others have written since, or if a catalog stores the entry elsewhere.
+        Reads the history if others have written since then, or if a catalog stores the entry elsewhere.
         """
         return label == self._newest_label() or super().has(label)
 
@@ -305,6 +305,6 @@ class _DeltaTable(Table):
 
 def _application(unit: Unit) -> str:
     # The id contains the run, so that a restored log never conflicts with versions of another run. It also contains the
-    # unit, because a slot of a batch may be written again with other rows, as another unit.
+    # unit, because a slot of a batch may be written again with different rows, as a different unit.
     name = unit.name
     return f"{name.prefix}.{name.query}.{name.token.position}-{name.token.nonce}.{name.slot}.{unit.number}"

@@ -93,7 +93,7 @@ def ordered(value: Column, actual: DataType, wanted: DataType) -> Column:
     """Returns a value whose structs have the fields of a table's type, in the same order."""
     if _is_in_order(actual, wanted):
         return value
-    from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+    from pyspark.sql import functions as F  # noqa: N812 - the usual alias
     from pyspark.sql.types import ArrayType, MapType, StructType
 
     if isinstance(actual, ArrayType) and isinstance(wanted, ArrayType):
@@ -130,7 +130,7 @@ def never_null_inside(rows: DataFrame, fields: Sequence[StructField]) -> DataFra
 
 
 def _never_null(value: Column, kind: DataType) -> Column:
-    from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+    from pyspark.sql import functions as F  # noqa: N812 - the usual alias
     from pyspark.sql.types import ArrayType, MapType, StructType
 
     def part(one: Column, of: DataType, may_be_null: bool) -> Column:
@@ -198,13 +198,13 @@ def is_nested(schema: StructType) -> bool:
 
 def not_null_inside(field: StructField) -> Mapping[str, Column]:
     """Returns the conditions that no required nested field of a column is null, keyed by description."""
-    from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+    from pyspark.sql import functions as F  # noqa: N812 - the usual alias
 
     return dict(_required(F.col(quoted(field.name)), field.dataType, quoted(field.name)))
 
 
 def _required(value: Column, kind: DataType, name: str) -> Iterator[tuple[str, Column]]:
-    from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+    from pyspark.sql import functions as F  # noqa: N812 - the usual alias
     from pyspark.sql.types import ArrayType, MapType, StructType
 
     if isinstance(kind, StructType):
@@ -221,7 +221,7 @@ def _required(value: Column, kind: DataType, name: str) -> Iterator[tuple[str, C
 
 
 def _of_all(values: Column, kind: DataType, may_be_null: bool, name: str) -> Iterator[tuple[str, Column]]:
-    from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+    from pyspark.sql import functions as F  # noqa: N812 - the usual alias
 
     if not may_be_null:
         yield f"{name} must not be null", values.isNull() | F.forall(values, lambda one: one.isNotNull())
@@ -277,7 +277,7 @@ def with_reason(
         rules: The table's rules, which fill in other columns.
         where: The table's setting and its value, for messages.
     """
-    from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+    from pyspark.sql import functions as F  # noqa: N812 - the usual alias
 
     plain = [
         as_stored(values.get(one.name.lower(), F.lit(None).cast(one.dataType)), one.dataType).alias(one.name)
@@ -314,7 +314,7 @@ def refused_insert(
         rules: The table's rules for rows whose columns are those of the expressions.
         where: The table's setting and its value, for messages.
     """
-    from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+    from pyspark.sql import functions as F  # noqa: N812 - the usual alias
 
     if not isinstance(merge.not_matched, Mapping) or not rules.conditions:
         return ""

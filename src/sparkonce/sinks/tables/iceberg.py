@@ -247,7 +247,7 @@ class _IcebergTable(Table):
         return list(found)
 
     def remembers_since_ms(self, unit: Unit) -> int:
-        """See `Table.remembers_since_ms`. For each query, the table keeps only the notes of the rows begun last."""
+        """See `Table.remembers_since_ms`. For each query, the table keeps only the notes for the rows started last."""
         begun_ms = [_begun_ms(label) for name, label in _notes(self._load()).items() if _kin(name, unit.name)]
         return min(begun_ms) + 1 if len(begun_ms) >= KEEP_NOTES else 0
 

@@ -1,4 +1,4 @@
-"""MERGE: the effect of a batch on a table's rows with the same keys, and on the batch's other rows.
+"""MERGE: what a batch does to the table's rows with the same keys, and to the batch's other rows.
 
 In all expressions, ``source`` is a row of the batch, and ``target`` a row of the table. The settings of a merge are
 checked against the columns of the table and of the rows without running anything. Before a batch is decided, its rows
@@ -75,7 +75,7 @@ class MergePlan:
 
     Attributes:
         on: The condition under which two rows match.
-        clauses: The clauses, in the order in which they are tried.
+        clauses: The clauses, in the order they are tried.
     """
 
     on: str
@@ -265,7 +265,7 @@ class Merge:
         if not self.order_by:
             return rows
         from pyspark.sql import Window
-        from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+        from pyspark.sql import functions as F  # noqa: N812 - the usual alias
 
         ordered = {name.lower() for name in self.order_by}
         others = sorted(name for name in rows.columns if name.lower() not in ordered)
@@ -277,7 +277,7 @@ class Merge:
 
 def has_key(on: Sequence[str]) -> Column:
     """Returns the condition that no column of the key is null. A row with a null in its key matches nothing."""
-    from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+    from pyspark.sql import functions as F  # noqa: N812 - the usual alias
 
     return reduce(lambda one, other: one & other, (F.col(quoted(name)).isNotNull() for name in on))
 
@@ -463,7 +463,7 @@ def _in_driver(keys: pa.Table) -> list[str] | None:
 
 
 def _by_spark(on: Sequence[str], rows: DataFrame) -> list[str] | None:
-    from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+    from pyspark.sql import functions as F  # noqa: N812 - the usual alias
 
     counted = rows.where(has_key(on)).groupBy(*map(quoted, on)).agg(F.count("*").alias(_COUNT))
     # Collect strings, because Python has no dates after the year 9999.

@@ -214,7 +214,7 @@ class TableSink(WriteAheadSink, abc.ABC):
         Raises:
             PreflightError: If the table cannot be read, or is now a different table.
         """
-        from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+        from pyspark.sql import functions as F  # noqa: N812 - the usual alias
 
         by_name = {name.lower(): name for name in rows.columns}
         identity, fields, rules = self._ask(

@@ -151,7 +151,7 @@ class Table(abc.ABC):
     def remembers_since_ms(self, unit: Unit) -> int:
         """Returns the time since which all written rows of the unit's query have a label; 0 if all such rows have one.
 
-        The time is compared with the time at which rows were begun, in milliseconds since the epoch.
+        The time is compared with the time at which the rows were started, in milliseconds since the epoch.
         """
 
     def location(self) -> str:

@@ -40,9 +40,9 @@ class CallSettings:
     Attributes:
         apply: The user's function.
         is_applied: The user's second function, if there is one.
-        applies: The effect of a repeated call.
+        applies: What a repeated call does to the target.
         per: What one call gets: one slot's rows, or those of all handles of a batch.
-        parallel: How many calls run in parallel; with 1, they run in the order of slots.
+        parallel: How many calls run in parallel; with 1, they run in slot order.
         wait_s: How long one commit waits for its calls, in seconds.
     """
 
@@ -223,7 +223,7 @@ def _lock(file: BinaryIO) -> bool:
 
 
 class Applies(str, Enum):
-    """The effect on the target of a second call of the function with the same token.
+    """What a second call of the function with the same token does to the target.
 
     The function is called again whenever it is unknown whether the first call completed: the driver was killed during
     it, its connection broke, or it took too long.
@@ -407,7 +407,7 @@ class Calls:
 
 
 def _give_up(queue: deque[tuple[Future[Finished], Job]]) -> None:
-    """Cancels the jobs that have not begun."""
+    """Cancels the jobs that have not started."""
     with suppress(IndexError):
         while True:
             future, _ = queue.popleft()

@@ -71,7 +71,7 @@ class WriteAheadCommitter(HandleCommitter[TransactionName]):
         """Applies all rows that are not yet applied. See `HandleCommitter.commit_all`.
 
         Raises:
-            UnknownOutcomeError: If the function has already refused the rows in this run, so that the query must stop.
+            UnknownOutcomeError: If the function has already refused the rows in this run. The query must then stop.
         """
         self._stop_if_refused(wanted)
         known = {name: entry for name, handle in wanted.items() if (entry := Entry.of_handle(handle)) is not None}
@@ -118,7 +118,7 @@ class WriteAheadCommitter(HandleCommitter[TransactionName]):
                 )
 
     def _units(self, entries: list[Entry], answers: Answers) -> list[Unit]:
-        """Returns the units to apply, in the order of slots, and adds the answers for all other files."""
+        """Returns the units to apply, in slot order, and adds the answers for all other files."""
         # Group by run as well: rows that replace lost ones are from a later run, and must be applied after the others
         # anyway.
         batches: dict[tuple[str, int, Token], list[Entry]] = {}
@@ -140,7 +140,7 @@ class WriteAheadCommitter(HandleCommitter[TransactionName]):
             told: Answers = {}
             new = [one for one in wanted if self._take(one, told)]
             if told and len(ledger.groups(query, batch)) > len(found):
-                continue  # another driver has started a call since, and may have applied and deleted these files
+                continue  # another driver has started a call since then, and may have applied and deleted these files
             if new and self._settings.per == "batch" and Outcome.LOST in {one.outcome for one in told.values()}:
                 # The function must get a batch in a single call. Treat the remaining files as lost, too, so that all
                 # rows of the batch are written again together.
@@ -183,7 +183,7 @@ class WriteAheadCommitter(HandleCommitter[TransactionName]):
         return units
 
     def _calls_of(self, group: list[Entry]) -> list[list[Entry]]:
-        """Splits a group of files that a commit has begun with into the calls of the function."""
+        """Splits a group of files whose commit has started into the calls of the function."""
         return [group] if self._settings.per == "batch" else [[entry] for entry in group]
 
     def _take(self, entry: Entry, answers: Answers) -> bool:
@@ -213,7 +213,7 @@ class WriteAheadCommitter(HandleCommitter[TransactionName]):
     # --- abort, sweep, tidy -----------------------------------------------------------------------------------------
 
     def abort_all(self, wanted: Mapping[TransactionName, Handle]) -> Answers:
-        """Deletes files that no commit has begun with. See `HandleCommitter.abort_all`."""
+        """Deletes files whose commit has not started. See `HandleCommitter.abort_all`."""
         return {name: self._abort(name) for name in wanted}
 
     def _abort(self, name: TransactionName) -> Finished:
@@ -233,7 +233,7 @@ class WriteAheadCommitter(HandleCommitter[TransactionName]):
         return Finished(outcome=Outcome.ABORTED)
 
     def _call_with(self, name: TransactionName) -> list[Entry]:
-        """Returns the files of the call that includes these rows; none if no commit has begun such a call."""
+        """Returns the files of the call that includes these rows; none if no commit has started such a call."""
         groups = self._folder.ledger.begun(name.query, name.batch)
         calls = (call for group in groups for call in self._calls_of(group))
         return next((call for call in calls if name in {entry.name for entry in call}), [])

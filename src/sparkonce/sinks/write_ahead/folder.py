@@ -52,7 +52,7 @@ _DONE = "done"
 
 
 class RowsState(str, Enum):
-    """A transaction's state, in the order in which it passes through them."""
+    """A transaction's states, in the order it passes through them."""
 
     OPEN = "open"
     PREPARED = "prepared"
@@ -113,11 +113,11 @@ class WriteAheadFolder(abc.ABC):
     def take(self, name: TransactionName) -> bool:
         """Marks prepared rows as started, so that no abort can delete them. Durable after `sync_taken`.
 
-        Returns False if the rows do not exist or have another state.
+        Returns False if the rows do not exist or are in a different state.
         """
 
     def sync_taken(self) -> None:  # noqa: B027 - not every store has something to do
-        """Makes the effect of previous calls of `take` durable."""
+        """Makes durable what previous calls of `take` have done."""
 
     @abc.abstractmethod
     def find(self, name: TransactionName) -> RowsState | None:
@@ -219,7 +219,7 @@ class DiskFolder(WriteAheadFolder):
 
     def find(self, name: TransactionName) -> RowsState | None:
         """See `WriteAheadFolder.find`."""
-        # Check the states in the order in which a file passes through them, so that a moving file is found in its next
+        # Check the states in the order a file passes through them, so that a moving file is found in its next
         # state.
         states = (RowsState.PREPARED, RowsState.STARTED, RowsState.DONE)
         for state in states:

@@ -71,7 +71,7 @@ class Ledger:
         return [[] if group.is_lost else group.entries for group in self.groups(query, batch)]
 
     def groups(self, query: str, batch: int) -> list[Group]:
-        """Returns the groups of files of a batch, in the order of their notes."""
+        """Returns a batch's groups of files, in the order of their notes."""
         found: list[Group] = []
         while True:
             path = _begun(query, batch, len(found))
@@ -156,7 +156,7 @@ def entries_of(data: bytes, where: str) -> list[Entry]:
     """Parses the result of `text_of`.
 
     Raises:
-        OSError: If the data is damaged or has another version. Such data is never treated as empty.
+        OSError: If the data is damaged or has a different version. Such data is never treated as empty.
     """
     try:
         found = read_json(data)
@@ -218,7 +218,7 @@ class Entry:
         size_bytes: The size of the file.
         checksum: The checksum of the file, see `rows.check`.
         identity: The identity of the folder that the file was written to.
-        begun_ms: When the file was begun, in milliseconds since the epoch, by the executor's clock.
+        begun_ms: When the file was started, in milliseconds since the epoch, by the executor's clock.
         parts: The number of rows for each part of the target, as text; empty if the target has no parts.
     """
 

@@ -40,12 +40,12 @@ class WriteAheadSink(TwoPhaseCommitSink):
         apply: The function, which gets a slot's rows and the token that names them, see
             `sparkonce.sinks.write_ahead.application.Apply`. It is called on the driver, from several threads unless
             ``parallel=1``, and need not be picklable.
-        applies: The effect on the target of a second call with the same token.
+        applies: What a second call with the same token does to the target.
         is_applied: An optional function that is called before a repeat, and returns True if the target already has the
             token.
         per: ``slot``: one call per slot. ``batch``: one call for the rows of all slots of a batch, which the driver
             always commits together. It cannot be changed once the query has started.
-        parallel: How many calls run in parallel. With 1 they run one after another, in the order of slots.
+        parallel: How many calls run in parallel. With 1 they run one after another, in slot order.
         wait_s: How long a commit waits for its calls before the driver checks again, in seconds. A call that takes
             longer continues; the query stops if it has not returned within the driver's ``outage_patience_s``.
         folder: The folder in which rows wait; None for ``sparkonce-write-ahead`` in the query's checkpoint. The driver
@@ -118,7 +118,7 @@ class WriteAheadSink(TwoPhaseCommitSink):
         """Stores the ledger in the checkpoint, and the waiting rows, too, if no other folder is configured.
 
         Raises:
-            ConfigurationError: If this object already uses another checkpoint, or if workers cannot reach it.
+            ConfigurationError: If this object already uses a different checkpoint, or if workers cannot reach it.
         """
         bound = self._checkpoint
         if bound is not None and _resolved(bound) != _resolved(files):

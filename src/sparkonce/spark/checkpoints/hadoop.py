@@ -1,7 +1,7 @@
 """Reads and writes a checkpoint's files on HDFS through Spark's JVM, with Hadoop's settings, credentials and clients.
 
 A put writes a temporary file and then renames it, which fails if the name is taken. The name node performs the rename
-atomically, and answers once the rename is in its journal.
+atomically, and responds once the rename is in its journal.
 
 Each call of a Hadoop client has a deadline, and Java exceptions become ``OSError``. Python workers, which have no JVM,
 use `HdfsFiles` with the same settings, or are refused.
@@ -115,7 +115,7 @@ def in_time(call: Callable[[], Answer], decisive: Decisive | None = None) -> Ans
 
     Args:
         call: The call, which is made once.
-        decisive: Records whether the call has begun a request that must be answered.
+        decisive: Records whether the call has started a request that must be answered.
 
     Raises:
         PutUnknownError: If a decisive request was not answered in time.
@@ -186,7 +186,7 @@ class HadoopFiles(RenamingFiles):
 
     @classmethod
     def opened(cls, jvm: Any, settings: Any, folder: str) -> HadoopFiles:
-        """Opens separate clients, because Spark's are shared and have other settings.
+        """Opens separate clients, because Spark's are shared and have different settings.
 
         Raises:
             StoreError: If the store's name cannot be resolved.
@@ -298,7 +298,7 @@ class HadoopFiles(RenamingFiles):
         return named
 
     def _sync(self, folder: str) -> None:
-        # The name node shows a rename before the rename is in the journal, but it answers a change only once that
+        # The name node shows a rename before the rename is in the journal, but it acknowledges a change only once that
         # change and all earlier ones are in the journal. This is the cheapest change (1.5 ms) that is always journaled,
         # even if it changes nothing.
         try:

@@ -39,7 +39,7 @@ class SparkFormat:
         name: The name passed to ``format``.
         kind: The class of its sink.
         translate: Removes Spark's options from the mapping and returns them as sink settings.
-        target: The options that determine where rows go. A job with another target needs another name.
+        target: The options that determine where rows go. A job with a different target needs a different name.
     """
 
     name: str

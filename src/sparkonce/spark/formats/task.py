@@ -49,7 +49,7 @@ class BatchTask:
     Attributes:
         sink: The sink.
         columns: The columns to write, in order.
-        handover: The batch that was begun; None if it is decided.
+        handover: The batch that was started; None if it is decided.
         batch: Spark's batch id in the checkpoint.
         query: Spark's query id in the checkpoint; None for a job without a query.
     """

@@ -85,7 +85,7 @@ class FormatStreamWriter(_Base):  # type: ignore[misc]
         ends: The ends of a batch.
         running: The batch that is running.
         columns: The columns to write.
-        begins: True before the tasks; False after them, when the batch has already begun.
+        begins: True before the tasks; False after them, when the batch has already started.
     """
 
     def __init__(self, ends: Ends, running: RunningBatch, columns: Sequence[str], *, begins: bool) -> None:
@@ -153,7 +153,7 @@ class FormatJobWriter(datasource.DataSourceArrowWriter):  # type: ignore[misc]
         columns: The columns to write.
 
     Raises:
-        ConfigurationError: If a job with this name has begun to write elsewhere.
+        ConfigurationError: If a job with this name has started to write elsewhere.
     """
 
     def __init__(self, ends: Ends, job: str, target: str, columns: Sequence[str]) -> None:

@@ -108,7 +108,7 @@ def check_lingering(history: History, system: str) -> Iterator[Verdict]:
 
 
 def check_state(history: History, calm: Difference | None) -> Iterator[Verdict]:
-    """Finds STATE_DIFFERS for the whole run: the undisturbed query had other rows, or another state at the end."""
+    """Finds STATE_DIFFERS for the whole run: the undisturbed query had different rows or a different final state."""
     states = list(history.of(EventKind.STATE))
     examples = [
         f"the query kept {event['disturbed']} rows of state, and the undisturbed one {event['undisturbed']}"

@@ -83,7 +83,7 @@ class Count:
         seen: The number of rows in the output.
         missing: The number of expected rows that are missing.
         doubled: The number of repeated rows, counting every repetition.
-        wrong: The number of rows that nobody expects, such as a wrong sum.
+        wrong: The number of unexpected rows, such as a wrong sum.
         amount_expected: The sum of all orders, in cents.
         amount_seen: The total of all sums in the output, in cents.
     """

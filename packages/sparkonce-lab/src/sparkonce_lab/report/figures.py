@@ -133,7 +133,7 @@ class Story:
         history: The recording.
         asked: The fields of the run's first event, which describe the requested run.
         drivers: The drivers, by number.
-        batches: The batches, in the order in which they were finished.
+        batches: The batches, in the order they finished.
         messages: The drivers' warnings and errors, each with its time.
         steps: The steps by number, including those that the run did not reach.
         end_ms: The time of the last event.

@@ -270,7 +270,7 @@ def _driver(strip: Strip, driver: ReportedDriver, began: int, ended: int, y: int
 
 
 def _pack(times: Iterable[tuple[float, float]]) -> list[int]:
-    """Returns the first free row for each time range, in the order of their starts."""
+    """Returns the first free row for each time range, in order of start time."""
     free: list[float] = []
     rows = []
     for began, ended in times:

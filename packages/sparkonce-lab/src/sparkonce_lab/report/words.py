@@ -95,7 +95,7 @@ def family(fault: str) -> Family:
 
 
 def fault_words(fault: str) -> str:
-    """Returns the effect of a fault in words; the fault's name if it is unknown."""
+    """Returns what a fault does, in words; the fault's name if it is unknown."""
     return Fault(fault).words if fault in list(Fault) else fault
 
 
@@ -111,7 +111,7 @@ def phase_title(name: str) -> str:
 
 
 def in_order(phases: Iterable[str]) -> list[str]:
-    """Returns phases in the order in which a driver passes through them, unknown phases last."""
+    """Returns phases in the order a driver passes through them, with unknown phases last."""
     order = list(PHASES)
     return sorted(phases, key=lambda name: (order.index(name) if name in PHASES else len(order), name))
 

@@ -83,7 +83,7 @@ class Child:
                 self._process.stdin.flush()
 
     def ask_to_stop(self) -> None:
-        """Closes the program's standard input, upon which it stops normally if it can."""
+        """Closes the program's standard input, which makes it stop normally if it can."""
         with suppress(OSError):
             if self._process.stdin is not None:
                 self._process.stdin.close()

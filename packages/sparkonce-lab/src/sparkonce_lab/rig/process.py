@@ -1,6 +1,6 @@
 """A server's process, with ports that stay the same across restarts, and the base class of all servers.
 
-A server can be stopped or killed, and be started again with its data. It ends with this process at the latest.
+A server can be stopped or killed, and be started again with its data. It ends when this process ends, at the latest.
 """
 
 from __future__ import annotations

@@ -194,7 +194,8 @@ class Link:
         else:
             self._holding = True
             if self._down is not None:
-                # Stop reading from the server. Its output from now on is read when the held request is delivered.
+                # Stop reading from the server. Output that it sends after this is read when the held request is
+                # delivered.
                 self._down.cancel()
             trap.hold(self, piece + await _until_quiet(self._from_client))
         if trap.fault is not RequestFault.STALLED:

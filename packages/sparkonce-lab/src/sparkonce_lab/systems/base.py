@@ -155,7 +155,7 @@ class VerifiedSystem(System):
 
     @abstractmethod
     def newest(self) -> int:
-        """Returns the newest batch of which a reader of committed rows currently sees a row; -1 if there is none.
+        """Returns the newest batch from which a reader of committed rows currently sees a row; -1 if there is none.
 
         One thread calls this several times a second. Raises any `Exception` while the system does not respond, in which
         case it must give up within seconds.

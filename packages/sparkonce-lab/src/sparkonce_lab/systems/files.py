@@ -110,7 +110,7 @@ class FilesSystem(VerifiedSystem):
         return [row for path in self.published() for row in rows_in(path.name, path.read_bytes(), columns)]
 
     def read(self) -> pa.Table:
-        """See `VerifiedSystem.read`. A file that is not Parquet, or has other columns, counts as one unreadable row."""
+        """See `VerifiedSystem.read`. A file that is not Parquet or has other columns counts as one unreadable row."""
         import pyarrow as pa
 
         from sparkonce_lab.systems.observed import of_parquet, of_texts

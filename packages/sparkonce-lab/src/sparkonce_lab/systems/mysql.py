@@ -70,7 +70,7 @@ class MySQLSystem(ServerSystem, VerifiedSystem):
     (``ssl_disabled=true``).
 
     Args:
-        settings: The user's server, as ``name=value …`` in PyMySQL's names; None to start a server.
+        settings: The user's server, as ``name=value …`` with PyMySQL's names; None to start a server.
         commit: ``staged`` or ``two_phase``; see `sparkonce.MySQLSink`.
 
     Attributes:
@@ -78,7 +78,7 @@ class MySQLSystem(ServerSystem, VerifiedSystem):
         table: The table in the database.
 
     Raises:
-        ConfigurationError: If ``commit`` has another value, or if the settings are invalid.
+        ConfigurationError: If ``commit`` has any other value, or if the settings are invalid.
     """
 
     name = "mysql"

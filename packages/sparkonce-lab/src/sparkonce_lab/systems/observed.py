@@ -47,7 +47,7 @@ def of_texts(
 
 
 def of_csv(pieces: Iterable[bytes]) -> pa.Table:
-    """Returns the rows of a system that preserves no order, from CSV in the order of `COLUMNS`.
+    """Returns the rows of a system that preserves no order, from CSV with the columns in `COLUMNS` order.
 
     An empty field is null.
     """
@@ -63,7 +63,7 @@ def of_csv(pieces: Iterable[bytes]) -> pa.Table:
 
 
 def of_parquet(file: Path | io.BytesIO) -> pa.Table:
-    """Returns the rows of a file; one unreadable row if it is not Parquet, or has other columns."""
+    """Returns the rows of a file; one unreadable row if it is not Parquet, or has different columns."""
     import pyarrow.parquet as pq
 
     try:

@@ -68,7 +68,7 @@ class PostgresSystem(ServerSystem, VerifiedSystem):
         table: The table in the schema.
 
     Raises:
-        ConfigurationError: If ``commit`` has another value.
+        ConfigurationError: If ``commit`` has any other value.
     """
 
     name = "postgres"

@@ -298,7 +298,7 @@ class StreamClient:
         self.ask(each)
 
     def messages(self, stream: str) -> list[bytes]:
-        """Returns the current messages of a stream, in the order in which they were published."""
+        """Returns the current messages of a stream, in the order they were published."""
         end = f"sparkonce-end-{secrets.token_hex(8)}".encode()
         self.publish(stream, [end])  # nothing else shows where a stream ends
         found: list[bytes] = self.ask(lambda client: _read(client, stream, end))

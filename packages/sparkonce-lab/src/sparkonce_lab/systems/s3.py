@@ -180,7 +180,7 @@ class S3System(ServerSystem, VerifiedSystem):
     def read(self) -> pa.Table:
         """See `VerifiedSystem.read`.
 
-        An object that is not Parquet, or has other columns, counts as one unreadable row.
+        An object that is not Parquet, or has different columns, counts as one unreadable row.
         """
         import pyarrow as pa
 

@@ -126,7 +126,7 @@ class QueueReader(Limited, DataSourceStreamReader):  # type: ignore[misc]
         return self._at(self._position)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's
-        """Records the newest message so far, up to which the query reads. Spark calls this from version 4.2 on."""
+        """Records the newest message so far; the query reads up to there. Spark 4.2 and newer call this."""
         receiver, consumer = self._receiving()
         consumer.check()
         self._target = receiver.newest()

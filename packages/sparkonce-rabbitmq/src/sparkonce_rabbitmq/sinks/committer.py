@@ -121,7 +121,7 @@ class StreamCommitter(WriteAheadCommitter):
         """Records the highest id in the groups with which these handles were published.
 
         Returns:
-            The ids of completely known groups, by stream, and the names of transactions that a commit has begun with.
+            The ids of completely known groups, by stream, and the names of transactions whose commit has started.
         """
         rows = {name: handle.rows for handle in handles if (name := self._name(handle)) is not None}
         found: dict[TransactionName, _IdsByStream] = {}

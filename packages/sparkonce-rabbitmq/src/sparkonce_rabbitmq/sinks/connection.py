@@ -136,7 +136,7 @@ class StreamConnection:
         return [brokers[number] for number in (about.leader_ref, *about.replicas_refs) if number in brokers]
 
     def partitions_of(self, super_stream: str) -> Sequence[str]:
-        """Returns the streams of a super stream, in the order of its partitions."""
+        """Returns the streams of a super stream, in partition order."""
         asked = schema.SuperStreamPartitions(next(self._numbers), super_stream=super_stream)
         return list(self._ask(asked, schema.SuperStreamPartitionsResponse, f"super stream {super_stream!r}").streams)
 

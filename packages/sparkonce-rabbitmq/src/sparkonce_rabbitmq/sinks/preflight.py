@@ -47,7 +47,7 @@ def check_stream(settings: RabbitMQ, stream: str, publisher: str) -> int:
 
 
 def partitions_of(settings: RabbitMQ, super_stream: str) -> Sequence[str]:
-    """Returns the streams of a super stream, in the order of its partitions.
+    """Returns the streams of a super stream, in partition order.
 
     Raises:
         PreflightError: If the server does not return them. The message names the setting and its value.

@@ -7,7 +7,7 @@ after it, and sends one frame at a time. It also holds for concurrent processes:
 previous rows were confirmed to it, which means that they were accepted from some process.
 
 All processes compute the same ids. An id consists of the batch's number plus one, the number of the group of slots that
-were committed together, and the row's position in that group, so ids increase in the order of publishing.
+were committed together, and the row's position in that group, so ids increase in publishing order.
 
 The leader may report an id whose row is not replicated yet. That row is therefore published again: the server confirms
 a duplicate, which it drops, only once the original message is safe.
@@ -261,7 +261,7 @@ def why_behind(known: int | None, there: int) -> str:
 
 
 def ahead(there: int) -> str:
-    """Returns the message that a stream has rows of which this checkpoint has no record."""
+    """Returns the message that a stream has rows that this checkpoint has no record of."""
     return (
         f"The stream has rows of batch {batch_of(there)} of this query that this checkpoint does not know: it is an "
         "old copy, or another driver of the query is ahead."

@@ -50,12 +50,12 @@ def routes(keys: pa.Array, partitions: int) -> pa.Array:
 
 
 def counts_text(streams: Sequence[str], counts: Iterable[int]) -> str:
-    """Serializes the number of rows by stream, in the order of partitions, for a handle."""
+    """Serializes the number of rows per stream, in partition order, for a handle."""
     return json.dumps([(stream, int(count)) for stream, count in zip(streams, counts, strict=True)])
 
 
 def total(texts: Iterable[str]) -> dict[str, int]:
-    """Adds up the counts of several handles by stream, in the order of partitions. Empty strings are skipped."""
+    """Adds up the counts of several handles per stream, in partition order. Empty strings are skipped."""
     found: dict[str, int] = {}
     for stream, count in (pair for text in texts if text for pair in json.loads(text)):
         found[stream] = found.get(stream, 0) + count

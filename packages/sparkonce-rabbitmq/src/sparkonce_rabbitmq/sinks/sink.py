@@ -173,8 +173,8 @@ class RabbitMQStreamSink(WriteAheadSink):
         """See `TwoPhaseCommitSink.writer`."""
         from sparkonce_rabbitmq.sinks.messages import MessageWriter
 
-        # Use the recorded partitions, to which the rows' partition numbers refer. Partitions that were added on the
-        # server since are not used yet.
+        # Use the recorded partitions, to which the rows' partition numbers refer. Partitions that have been added on
+        # the server since then are not used yet.
         partitions = json.loads(context.owner.facts.get("partitions", "[]"))
         publish = PlainPublish(self.server, tuple(partitions) or (self.stream,))
         return MessageWriter(

@@ -42,7 +42,7 @@ class ConsumerConnection(StreamConnection):
             ) from None
 
     def subscribe(self, stream: str, kind: OffsetType, offset: int | None = None, *, credit: int) -> None:
-        """Requests chunks from this position on.
+        """Requests chunks starting at this position.
 
         Raises:
             PreflightError: If there is no such stream, or this user may not read it.

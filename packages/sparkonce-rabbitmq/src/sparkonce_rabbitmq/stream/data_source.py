@@ -159,11 +159,11 @@ class StreamReader(Limited, DataSourceStreamReader):  # type: ignore[misc]
         return found
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's
-        """Records the ends of the streams, up to which the query reads. Spark calls this from version 4.2 on."""
+        """Records each stream's end offset; the query reads up to there. Spark 4.2 and newer call this."""
         self._target = self._asker().ends(self._all_streams())
 
     def reportLatestOffset(self) -> Positions | None:  # noqa: N802 - Spark's
-        """Returns the ends of the streams at the last query, for the query's progress."""
+        """Returns the stream end offsets as of the last lookup, for the query's progress."""
         return self._newest
 
     def partitions(self, start: Positions, end: Positions) -> list[StreamPartition]:
@@ -225,5 +225,5 @@ class StreamReader(Limited, DataSourceStreamReader):  # type: ignore[misc]
         return known | {stream: self._asker().begin(stream, begin) for stream, begin in begins.items()}
 
     def _is_patient(self) -> bool:
-        """Returns True if the server responded to this process recently, so that an outage is still tolerated."""
+        """Returns True if the server responded to this process recently enough that an outage is still tolerated."""
         return self._answered_at is not None and time.monotonic() - self._answered_at < self._options.patience_s

@@ -47,7 +47,7 @@ class RangeReader:
         self._heard_at = time.monotonic()
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yields the rows, in the order of their offsets, in chunks of limited size.
+        """Yields the rows in offset order, in chunks of limited size.
 
         Raises:
             PrepareError: If messages are gone.
@@ -89,7 +89,7 @@ class RangeReader:
             _close(connection)
 
     def _subscribed(self) -> ConsumerConnection:
-        """Returns a connection that sends chunks from the previous message on, to check that this message exists."""
+        """Returns a connection that sends chunks starting at the previous message, to check that it exists."""
         connection = connect_to(ConsumerConnection, self._server, self._part.stream)
         is_begun = self._next > self._part.start or self._part.before is not None
         connection.subscribe(

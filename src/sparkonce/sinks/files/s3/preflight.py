@@ -65,7 +65,7 @@ _METHODS: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
-    """The effect of a bucket's own rules on staged files.
+    """How a bucket's own rules affect staged files.
 
     Attributes:
         timeout_s: The seconds after which a rule aborts an upload; None if no known rule does.
@@ -201,7 +201,7 @@ def _refused(bucket: str, request: str, answer: Answer) -> PreflightError:
 
 
 def inspect_bucket(client: Any, bucket: str, prefix: str) -> Findings:
-    """Returns the effect of the bucket's own rules below the prefix.
+    """Returns how the bucket's own rules affect objects below the prefix.
 
     If the rules cannot be read, the result contains only a note that says so.
     """
@@ -232,7 +232,7 @@ def _unread(answer: Answer) -> str:
 
 
 def read_rules(rules: Sequence[Mapping[str, Any]], prefix: str) -> Findings:
-    """Returns the effect of lifecycle rules on uploads and objects whose keys begin with the prefix.
+    """Returns how lifecycle rules affect uploads and objects whose keys begin with the prefix.
 
     Args:
         rules: The rules of GetBucketLifecycleConfiguration.

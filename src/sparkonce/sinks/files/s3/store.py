@@ -291,7 +291,7 @@ _MD5 = re.compile(r"[0-9a-f]{32}")
 def part_size(number: int, first_bytes: int) -> int:
     """Returns the size of a part, numbered from 1.
 
-    The size doubles every 1,000 parts, so that a file of 5 TiB needs fewer than 10,000 parts.
+    The size doubles every 1,000 parts, so a 5 TiB file needs fewer than 10,000 parts.
     """
     return min(first_bytes << ((number - 1) // PARTS_OF_ONE_SIZE), LARGEST_PART_BYTES)
 

@@ -186,7 +186,7 @@ def not_committed(
 
 
 def committed(connection: Connection, prefix: str, query: str, _location: Location) -> list[SqlTransaction]:
-    """Returns the transactions that a query has committed, as far as their markers still exist."""
+    """Returns the transactions that a query has committed and whose markers still exist."""
     return markers_of(connection, prefix, query, connection.server)
 
 
@@ -311,7 +311,7 @@ def finish_prepared(connection: Connection, one: SqlTransaction, commit: bool, g
 
 
 def _wrong_server(connection: Connection, location: Location) -> Finished | None:
-    """Returns UNKNOWN for a transaction of another server, which cannot be seen from here."""
+    """Returns UNKNOWN for a transaction on another server, which cannot be seen from here."""
     if connection.server == location.server:
         return None
     return Finished(
@@ -417,8 +417,7 @@ def begin_merge(
 
     The server releases the lock once the connection has ended and its transaction is finished. The next holder
     therefore sees whether an earlier merge was committed, even if its reply was lost. A trial commits nothing. It has a
-    separate lock, so that no abort has to wait for it. Its lock only shows which connection has locked the table's
-    rows.
+    separate lock, so no abort has to wait for it. Its lock only shows which connection has locked the table's rows.
     """
     digest = hashlib.sha256(f"{names[0].prefix}.{names[0].query}".encode()).hexdigest()[:24]
     merging, trying = f"sparkonce:merge:{digest}", f"sparkonce:trial:{digest}"
@@ -428,8 +427,8 @@ def begin_merge(
         "SELECT GET_LOCK(%s, %s), IS_USED_LOCK(%s), IS_USED_LOCK(%s)", (own, _WAIT_S, merging, trying)
     )
     for holder in (merger, trier):
-        # If a holder is idle, its driver is paused or disconnected. Killing it rolls its transaction back, so that the
-        # next driver can merge. Killing a busy connection would gain nothing.
+        # If a holder is idle, its driver is paused or disconnected. Killing it rolls its transaction back, and the next
+        # driver can then merge. Killing a busy connection would gain nothing.
         if holder not in (None, connection.thread_id()) and connection.row(_IDLE, (int(holder), _IDLE_S)):
             with contextlib.suppress(MySQLError):
                 connection.run(f"KILL CONNECTION {int(holder)}")

@@ -155,7 +155,7 @@ def finished(error: BaseException) -> Finished:
 
 
 def is_outage(error: BaseException) -> bool:
-    """Returns True if the server was unreachable or had no space, so that a task attempt can be written later."""
+    """Returns True if a task attempt can be written later because the server was unreachable or had no space."""
     number = number_of(error)
     if isinstance(error, ConnectionError | TimeoutError) or number in _NO_REPLY:
         return True

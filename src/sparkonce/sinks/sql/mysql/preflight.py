@@ -362,7 +362,7 @@ def _check_rules(connection: Connection, sink: MySQLSink, stage: str, written: S
 
 def _check_database(connection: Connection, recorded: Facts | None) -> str:
     (database,) = connection.row("SELECT IF(@@lower_case_table_names, LOWER(DATABASE()), DATABASE())")
-    # Markers and staging tables belong to the database. In another database, all committed rows would seem lost.
+    # Markers and staging tables belong to the database. In a different database, all committed rows would seem lost.
     check_same(
         "database",
         str(database),

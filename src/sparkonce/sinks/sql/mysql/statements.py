@@ -34,8 +34,8 @@ def upsert_tail(flavour: Flavour, columns: Sequence[str], keys: Sequence[str]) -
 def merge_steps(stages: Sequence[str], target: Target, columns: Sequence[str]) -> list[str]:
     """Returns the statements that merge staging tables' rows into the target.
 
-    Without rules, rows are merged in the order in which they were written. With rules, one row wins for each key. New
-    keys are inserted first, which locks the rows of all keys, so that nobody can change them during the comparison.
+    Without rules, rows are merged in the order they were written. With rules, one row wins for each key. New
+    keys are inserted first, which locks the rows of all keys: nobody can change them during the comparison.
     """
     keys, rules, table = target.keys, target.rules, quote(target.table)
     if not rules.given():

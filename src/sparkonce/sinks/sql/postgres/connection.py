@@ -133,7 +133,7 @@ def begin(limits: Limits, statement_s: float, application_name: str, idle_s: flo
         )
     )
     # PostgreSQL 17 added transaction_timeout. At BEGIN, the server starts its timer with the role's or the database's
-    # value, and never extends it. Turn it off before setting another value.
+    # value, and never extends it. Turn it off before setting a different value.
     parts += [
         sql.SQL(
             "CASE WHEN current_setting('transaction_timeout', true) IS NOT NULL "

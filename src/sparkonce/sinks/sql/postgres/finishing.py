@@ -1,8 +1,8 @@
 """Finishes prepared or staged transactions in PostgreSQL, based on the table of markers.
 
-A prepared transaction includes its own marker, which becomes visible with its rows. The marker of staged rows exists
-from their prepare on, and names their target. Whoever finishes the rows locks the marker. Merging the rows, updating
-the marker and dropping the staging table happen in one transaction.
+A prepared transaction includes its own marker, which becomes visible with its rows. The marker of staged rows exists as
+soon as they are prepared, and names their target. Whoever finishes the rows locks the marker. Merging the rows,
+updating the marker and dropping the staging table happen in one transaction.
 """
 
 from __future__ import annotations
@@ -199,8 +199,7 @@ def tidy(connection: Connection, known: Sequence[SqlTransaction], batch: int, _i
 
 def list_open(connection: Connection, claims: Claims, location: Location) -> Iterator[SqlTransaction]:
     """Yields writing sessions, prepared transactions and staged rows."""
-    # Check the states in the order in which a transaction passes through them, so that a moving one is seen at least
-    # once.
+    # Check the states in the order a transaction passes through them, so that a moving one is seen at least once.
     for kind, names in (
         (OPEN, list_sessions(connection)),
         (TWO_PHASE, list_prepared(connection)),

@@ -204,7 +204,7 @@ def is_about_row(error: psycopg.Error) -> bool:
 
 
 def is_outage(error: psycopg.Error) -> bool:
-    """Returns True if the server was unreachable or had no space, so that a task attempt can be written later."""
+    """Returns True if a task attempt can be written later because the server was unreachable or had no space."""
     code = code_of(error)
     # For a refused connection, libpq gives a message but no SQLSTATE.
     if not code and (not isinstance(error, _NOT_CONNECTED) or _LOGIN.search(str(error))):

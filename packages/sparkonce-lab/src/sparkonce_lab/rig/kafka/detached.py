@@ -130,7 +130,8 @@ def up(
         )
         try:
             cluster.launch()
-            # Record the cluster before it is ready, so that `down` finds it even if this process is killed meanwhile.
+            # Record the cluster before it is ready, so that `down` finds it even if this process is killed in the
+            # meantime.
             started = _record(cluster)
             cluster.wait_ready(timeout_s)
         except BaseException:

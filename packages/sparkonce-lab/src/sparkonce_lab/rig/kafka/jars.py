@@ -97,7 +97,7 @@ def resolve(
         give_up_at = time.monotonic() + timeout_s
         java = find_java()
         with file_lock(cache_folder() / "ivy.lock", give_up_at):
-            if not complete.is_dir():  # another process may have created it meanwhile
+            if not complete.is_dir():  # another process may have created it in the meantime
                 _fetch(java, _ivy_file(parts, excluded), coordinates, complete, give_up_at)
     return sorted(complete.glob("*.jar"))
 
@@ -143,7 +143,7 @@ def spark_delta_jars() -> list[Path]:
 def spark_s3a_class_path() -> str:
     """Downloads S3A for Spark's own Hadoop, which is half a gigabyte the first time, and returns its class path.
 
-    Spark's own jars come first in the class path, because Amazon's client contains another SLF4J.
+    Spark's own jars come first in the class path, because Amazon's client contains a different SLF4J.
     """
     hadoop = next(jar.stem.rpartition("-")[2] for jar in spark_jars_folder().glob("hadoop-client-api-*.jar"))
     jars = _beside_sparks_own(f"org.apache.hadoop:hadoop-aws:{hadoop}")
