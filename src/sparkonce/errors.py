@@ -54,7 +54,7 @@ class SparkonceError(Exception):
     """
 
     _OF_A_START = False
-    """True for errors of a start, whose messages are capitalized even if a sink's author did not capitalize them."""
+    """True for errors at start, whose messages are capitalized even if a sink's author did not capitalize them."""
 
     def __init__(self, message: str, *, next_step: str = "", **details: Any) -> None:
         super().__init__(message)

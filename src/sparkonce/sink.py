@@ -291,7 +291,7 @@ class SinkCommitter(abc.ABC):
         """Lists those of these handles that the system no longer has, because it was restored to an older state.
 
         Optional. A start calls this method for the newest finished batch that has rows in the sink and, if any handle
-        is missing, for older batches as well. Batches from before a change of the sink's facts are left out.
+        is missing, for older batches as well. Batches from before a change to the sink's facts are left out.
 
         Args:
             handles: Handles of this sink, all with a transaction. Each was committed, and its batch was concluded.

@@ -13,7 +13,7 @@ from sparkonce.findings import Finding, doubles, holds, loses, must, note
 from sparkonce.guarantees import Guarantee
 from sparkonce.source import SourceFacts, registered
 
-_VOLATILE = ("/tmp/", "/dev/shm/", "/run/", "/var/tmp/")  # noqa: S108 - named to warn of them
+_VOLATILE = ("/tmp/", "/dev/shm/", "/run/", "/var/tmp/")  # noqa: S108 - named to warn about them
 
 WATERMARKS = "spark.sql.streaming.multipleWatermarkPolicy"
 SKIP_NULLS = "spark.sql.streaming.stateStore.skipNullsForStreamStreamJoins.enabled"

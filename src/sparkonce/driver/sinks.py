@@ -175,5 +175,5 @@ class Monitors:
                             )
                     if self._closed.wait(self._every_s):
                         return
-        except Exception as error:  # noqa: BLE001 - nothing of the query depends on it
+        except Exception as error:  # noqa: BLE001 - nothing in the query depends on it
             logger.debug("Foreign transactions that block this query's readers are not checked: %s", error)

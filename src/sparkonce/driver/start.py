@@ -1,4 +1,4 @@
-"""The checks at a start, before a run claims the log and before it finishes or writes a batch.
+"""The checks at each start, before a run claims the log and before it finishes or writes a batch.
 
 - `check_before_claim` reads the log, checks every sink, and refuses a log that lacks commits that a server remembers.
 - `check_servers` detects a server that was restored to an older state: from a backup, by failing over to a replica that

@@ -93,7 +93,7 @@ def resolve(
     """Commits the transactions of a decided batch, and aborts all other transactions of the query's runs so far.
 
     The run begins with a claim, so a driver that is still running is superseded and stops. The log and the sinks are
-    checked as at a start of the query.
+    checked the way they are when the query starts.
 
     Args:
         files: The query's checkpoint.

@@ -1,4 +1,4 @@
-"""Checks the brokers of a query's Kafka sources at a start, and distinguishes recreated topics from the original ones.
+"""Checks the brokers of a query's Kafka sources at each start, and tells recreated topics from the original ones.
 
 Spark waits silently for brokers that do not answer, and identifies a topic only by its name. If a topic was deleted and
 recreated, and already has more records than Spark had read from the old one, Spark continues at the old offset and

@@ -1,4 +1,4 @@
-"""Limits the batches of a Python source. Spark itself does this since 4.2."""
+"""Limits the batches of a Python source. Spark 4.2 and newer does this itself."""
 
 from __future__ import annotations
 

@@ -202,7 +202,7 @@ def arrow_schema(schema: StructType, *, is_case_sensitive: bool = True) -> pa.Sc
 
 
 def to_arrow(schema: StructType) -> pa.Schema:
-    """Converts a schema with PySpark's function. Passes UTC as the time zone, which is an argument since 4.2."""
+    """Converts a schema with PySpark's function. Passes UTC as the time zone, which is an argument in 4.2 and newer."""
     zone = {"timezone": "UTC"} if "timezone" in signature(to_arrow_schema).parameters else {}
     return to_arrow_schema(schema, **zone)
 

@@ -77,7 +77,7 @@ class WatchedEvent:
     Attributes:
         at_ms: When the event happened, in milliseconds since the epoch.
         kind: ``started``, ``recovered``, ``healed``, ``swept``, ``stopped`` (by an error) or ``ended`` (normally).
-        batch: Spark's batch id; None for an event that concerns no batch.
+        batch: Spark's batch id; None for an event that is not about a batch.
         text: A sentence.
         next_step: The operator's next step; empty if there is none.
     """

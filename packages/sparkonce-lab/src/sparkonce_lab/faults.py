@@ -55,7 +55,7 @@ OF_THE_QUERY = frozenset(
         Fault.EXPIRED,
     }
 )
-"""Faults of the query's own processes and folder."""
+"""Faults that affect the query's own processes and folder."""
 
 OF_REQUESTS = frozenset({Fault.REPLY_LOST, Fault.REQUEST_LATE})
 """Faults of a single request. A schedule must name the request."""

@@ -21,7 +21,7 @@ HALFWAY = "HALFWAY"
 _DRIFTS_MS = (0, 0, 0, 0, 20, 200)
 """The delays after the beginning of a phase, in milliseconds. At 0, the query is held until the fault is injected."""
 _LASTS_MS = (*(500, 1_000, 2_000, 4_000) * 4, 20_000, 75_000)
-"""Durations of faults. Most are shorter than any timeout. 20 s exceeds the waits of a start, 75 s those of a commit."""
+"""Durations of faults. Most are shorter than any timeout. 20 s exceeds the waits at start, 75 s those at a commit."""
 _BATCHES = (1, 1, 2, 3)
 _SLOTS = (1, 2, 3, 4, 5, 6)
 
@@ -34,7 +34,7 @@ class Step:
         number: The step's number, from 1.
         fault: The fault.
         phase: The name of the driver's `Phase` in which the fault is injected, or `HALFWAY`.
-        system: The name of the system that the fault strikes; empty for a fault of the query's own processes.
+        system: The name of the system that the fault strikes; empty for a fault that affects the query's own processes.
         request: The system's request that the fault strikes, for a fault of one request.
         batches: The number of batches to finish after recovering from the previous step.
         delay_ms: The time after the beginning of the phase, in milliseconds. At 0, the query is held at the beginning

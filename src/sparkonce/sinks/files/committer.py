@@ -35,7 +35,7 @@ KEPT_BATCHES = SINKS_KEEP_BATCHES
 """The number of newest batches that keep their file lists and their own manifests."""
 
 TRACED_BATCHES = 10
-"""The number of newest batches whose manifests are read at a start, in addition to each run's newest one."""
+"""The number of newest batches whose manifests are read at each start, in addition to each run's newest one."""
 
 _MISSING = frozenset({Outcome.LOST, Outcome.UNKNOWN})
 _TAKEN_AWAY = Finished(

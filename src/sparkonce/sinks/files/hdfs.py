@@ -312,7 +312,7 @@ def of_error(error: BaseException, path: str) -> Finished:
 
 
 def prepare_error(error: BaseException, path: str) -> PrepareError:
-    """Returns the error for a failed write. Nothing of the batch has become visible."""
+    """Returns the error for a failed write. None of the batch has become visible."""
     later = of_error(error, path).outcome is Outcome.RETRY and not isinstance(error, _OF_ONE_FILE)
     return (OutageError if later else PrepareError)(
         f"{path} could not be written: {first_line(error)}",

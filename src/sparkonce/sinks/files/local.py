@@ -89,7 +89,7 @@ class LocalStore(RenamingStore):
         for second in seconds:
             try:
                 os.link(probe, second)
-            except OSError as error:  # noqa: PERF203 - only two rounds, at a start
+            except OSError as error:  # noqa: PERF203 - only two rounds, at each start
                 raise PreflightError(
                     f"path={self.location!r} is on a file system without hard links: link() from {probe} to {second} "
                     f"fails with {error.strerror!r}.",

@@ -1,4 +1,4 @@
-"""Checks a cluster and the sink's topic at a start, without side effects, and the topic before each decision."""
+"""Checks a cluster and the sink's topic at each start, without side effects, and the topic before each decision."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from sparkonce.protocol.ownership import PREFIX_LIMIT_BYTES
 from sparkonce.sinks._shared.settings import own_prefix
 
 NEVER, NEVER_MS = "never", 2**31 - 1
-"""A transaction timeout that never ends, as a word and as a number. Kafka supports it since 4.1 (KIP-939).
+"""A transaction timeout that never ends, as a word and as a number. Kafka has supported it since 4.1 (KIP-939).
 
 Older brokers abort such a transaction after 24 days.
 """

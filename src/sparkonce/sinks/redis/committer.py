@@ -223,7 +223,7 @@ class RedisCommitter(HandleCommitter[StagedTransaction]):
     def _check_lists(self, going: Sequence[_Pending]) -> None:
         """Before the decision, checks that every list of a prepared transaction is complete, and removes its expiry.
 
-        If a list is missing after that, its node has lost it, possibly after other lists were applied.
+        If a list is missing after that, its node has lost it, perhaps after other lists were applied.
         """
         whole, expired, missing = [], [], []
         for one in going:

@@ -197,7 +197,7 @@ class SqlCommitter(HandleCommitter[SqlTransaction]):
 
     @contextmanager
     def asking(self, what: str) -> Iterator[Session]:
-        """Lends a session for a query that concerns several transactions.
+        """Lends a session for a query about several transactions.
 
         Raises:
             UnknownOutcomeError: If the server returns any error.

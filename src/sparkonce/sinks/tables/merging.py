@@ -46,7 +46,7 @@ class Clause:
     """A WHEN clause of a MERGE.
 
     Attributes:
-        kind: The effect on the row.
+        kind: What happens to the row.
         condition: The condition on the row; None for all rows.
         changes: The columns that are set, with their expressions.
     """
@@ -98,8 +98,8 @@ class Merge:
     Attributes:
         on: The key columns.
         where: The condition, in addition to the key, on rows of the table that can match.
-        matched: The effect on a row that matches.
-        not_matched: The effect on a row that matches none.
+        matched: What happens to a row that matches.
+        not_matched: What happens to a row that matches none.
         delete_when: The condition under which a matching row is deleted.
         update_when: The condition under which a matching row is updated.
         insert_when: The condition under which a row without a match is inserted.

@@ -1,4 +1,4 @@
-"""The driver half: reads each file back and passes it to the user's function, if possible exactly once."""
+"""The driver half: reads each file back and passes it to the user's function, exactly once if possible."""
 
 from __future__ import annotations
 

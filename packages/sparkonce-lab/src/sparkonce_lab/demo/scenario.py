@@ -332,7 +332,7 @@ def run(
         seed: The same seed generates the same orders.
         keep: A new or empty folder in which broker, checkpoints, logs and history remain; None for a temporary folder.
         compare: True to kill a query with Spark's own Kafka sink as well.
-        checkpoint: A folder of the user's in which folders for the checkpoints are created; None for temporary local
+        checkpoint: The user's folder in which folders for the checkpoints are created; None for temporary local
             folders.
         conf: Spark's settings for the checkpoints' store.
 

@@ -45,7 +45,7 @@ HOST = "127.0.0.1"
 
 
 class RequestFault(str, Enum):
-    """The effect of a trap on its request."""
+    """What a trap does to its request."""
 
     REPLY_LOST = "reply lost"
     """Delivers the request, drops the response and cuts the connection."""

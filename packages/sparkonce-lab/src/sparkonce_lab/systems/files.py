@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 MEGABYTES = 1024
 HELD = ".sparkonce/held"
-"""The folder in which the sink keeps the files of prepared transactions."""
+"""The folder in which the sink stores the files of prepared transactions."""
 
 
 class FilesSystem(VerifiedSystem):

@@ -326,7 +326,7 @@ class KafkaSystem(VerifiedSystem):
         return super().state(), producers
 
     def _kill_coordinator(self, within_s: float) -> None:
-        """Kills the broker that coordinates a transaction of the query, if possible an open one."""
+        """Kills the broker that coordinates one of the query's transactions, preferably an open one."""
         cluster, give_up_at = self.cluster, time.monotonic() + within_s
         while cluster is not None:
             with suppress(TimeoutError):

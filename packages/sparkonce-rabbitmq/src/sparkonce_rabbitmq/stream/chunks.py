@@ -168,7 +168,7 @@ _DATA = b"\x00\x53\x75"
 _SHORT, _LONG = 0xA0, 0xB0
 _PROPERTIES, _APPLICATION, _BODY, _VALUE = 0x73, 0x74, 0x75, 0x77
 _SKIPPED = {0x70, 0x71, 0x72, 0x78}
-"""The sections of a message that only concern brokers: header, two kinds of annotations, and footer."""
+"""The sections of a message that only matter to brokers: header, two kinds of annotations, and footer."""
 
 _WIDTHS = {4: 0, 5: 1, 6: 2, 7: 4, 8: 8, 9: 16}
 

@@ -176,7 +176,7 @@ def read_signature(connection: Connection, target: Target) -> tuple[str, str]:
 
 
 def list_changes(target: Target, schema: str, staged: Sequence[str]) -> sql.Composed:
-    """Returns a query for changes of the target after which it no longer fits these staging tables.
+    """Returns a query for changes to the target after which it no longer fits these staging tables.
 
     It runs after the rows were merged, in the same transaction, whose lock keeps the columns unchanged. A partition
     that is added later contains none of these rows.
