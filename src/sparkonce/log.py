@@ -266,7 +266,7 @@ def check_whole(files: CheckpointFiles) -> None:
 
 
 def record_name(position: int) -> str:
-    """Returns the name of the file of a record or a floor."""
+    """Returns the file name of a record or a floor."""
     return f"{position:020d}"
 
 

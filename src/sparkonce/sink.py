@@ -116,7 +116,7 @@ class WriterContext:
         batch: Spark's batch id.
         slot: The task's partition.
         copy: Identifies this attempt among all attempts for the slot, for example ``3.17.1``: stage, task, attempt.
-        columns: The names of the columns of the rows; None if unknown.
+        columns: The names of the rows' columns; None if unknown.
     """
 
     owner: Owner
@@ -172,7 +172,7 @@ class SinkWriter(abc.ABC):
 
     @abc.abstractmethod
     def prepare(self) -> Mapping[str, str | int]:
-        """Flushes, stops writing, and returns the fields with which any process can finish the transaction.
+        """Flushes, stops writing, and returns the fields that any process needs to finish the transaction.
 
         Once `prepare` returns, the system must be able to commit, and nothing more may be written to the transaction.
         The writer of a sink that is not EXACTLY_ONCE flushes, and returns an empty mapping.
@@ -257,7 +257,7 @@ class SinkCommitter(abc.ABC):
             facts: The facts that `TwoPhaseCommitSink.preflight` returned in this run.
 
         Returns:
-            The reason, with which the batch is aborted and the run stops; empty if there is none. An error counts as a
+            The reason why the batch is aborted and the run stops; empty if there is none. An error counts as a
             reason.
         """
         return ""

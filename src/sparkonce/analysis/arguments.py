@@ -56,7 +56,7 @@ def function_facts(function: Any) -> PythonFunction:
 
 
 def kafka_settings(sink: TwoPhaseCommitSink) -> Mapping[str, Any] | None:
-    """Returns the settings with which to query a sink's brokers; None for a sink without Kafka transactions."""
+    """Returns the settings to use to query a sink's brokers; None for a sink without Kafka transactions."""
     return sink.kafka_settings if sink.guarantee is Guarantee.EXACTLY_ONCE else None
 
 

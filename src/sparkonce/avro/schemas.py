@@ -105,7 +105,7 @@ def inline(schema: Schema, references: Mapping[str, Schema]) -> Schema:
 
     Args:
         schema: A schema that may name types that it does not define.
-        references: The schemas that define those types, under the names by which the registry lists them.
+        references: The schemas that define those types, under the names that the registry lists them by.
 
     Raises:
         ConfigurationError: If a type is not defined anywhere.
@@ -121,7 +121,7 @@ def writer_envelope(text: str) -> str:
 
 
 def reader_envelope(text: str) -> str:
-    """Returns the schema with which to read a `writer_envelope`.
+    """Returns the schema for reading a `writer_envelope`.
 
     The schema has no header, so Avro skips the header. If the record itself may be null, the field ``ok``, which is
     true by default, distinguishes a null value from an unreadable record. Otherwise, it is left out to save time.

@@ -79,7 +79,7 @@ class LogWriter:
         return on.PutLanded(position=effect.position, floor=floor)
 
     def _meanwhile(self, effect: do.Put, view: LogView) -> on.Event | None:
-        """Returns the event with which a put ends if its position is taken; None if the put should be retried.
+        """Returns the event that ends a put whose position is taken; None if the put should be retried.
 
         Raises:
             OSError: If a transaction that the record names has become too old.

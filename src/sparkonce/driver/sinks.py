@@ -75,7 +75,7 @@ class RunSinks:
 
     @staticmethod
     def owner_of(name: str, run: Run) -> Owner:
-        """Returns the owner of the transactions of any run in the log."""
+        """Returns the owner of transactions from any run in the log."""
         return Owner(query=short_query(run.query), token=run.token, facts=dict(dict(run.sinks)[name]))
 
     def lives(self, names: Iterable[str]) -> list[Lifetime]:

@@ -1,4 +1,4 @@
-"""Handles, with which any process can finish one slot's writes to one sink, and the outcomes of finishing them.
+"""Handles, which let any process finish one slot's writes to one sink, and the outcomes of finishing them.
 
 An outcome is never a bool, because unknown is not the same as failed.
 """
@@ -15,7 +15,7 @@ FINGERPRINT_MODULUS = 2**64
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Handle:
-    """The durable, plain value with which a transaction is finished.
+    """The durable, plain value that is used to finish a transaction.
 
     Attributes:
         sink: The sink's name, unique within the query.

@@ -107,7 +107,7 @@ class State:
     """Everything that the coordinator of one run knows. Hashable, so that a model checker can enumerate it.
 
     Attributes:
-        claim: The record with which this run claims the log.
+        claim: The record that this run puts to claim the log.
         moved: True if the user confirmed that the log was moved here, not copied.
         transactional: The sinks whose writes are transactions (EXACTLY_ONCE).
         direct: The sinks that write before the decision, without transactions (AT_LEAST_ONCE).

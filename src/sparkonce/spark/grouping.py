@@ -113,7 +113,7 @@ def _is_small(rows: int, row_bytes: int | None, before: Sequence[str] | None, no
 
 
 def slots_decided(decision: Decision | None) -> int | None:
-    """Returns the number of slots with which a batch was decided (the largest of any sink); None if it is undecided."""
+    """Returns the number of slots that a batch was decided with (the largest of any sink); None if it is undecided."""
     return None if decision is None else 1 + max((handle.slot for handle in decision.handles), default=0)
 
 

@@ -56,7 +56,7 @@ class EventKind(str, Enum):
     BEGAN = "began"
     """[seed, workload, systems, guarantee, versions, schedule, limits, rows, every_s, brokers, refuse_every,
     places, kafka_config]: the run as requested. ``places`` are the addresses of the user's own systems, without
-    credentials. ``kafka_config`` names the settings with which the user's Kafka is reached."""
+    credentials. ``kafka_config`` names the settings that are used to connect to the user's Kafka."""
     START = "start"
     """[driver, pid, slots, master]: a driver was started."""
     PHASE = "phase"

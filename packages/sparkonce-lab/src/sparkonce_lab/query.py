@@ -41,7 +41,7 @@ _PROGRESS_S = 10.0
 _STOP_WITHIN_S = 120.0
 WATERMARK_DELAY = "2 seconds"
 LOCAL = "local[2,4]"
-"""The master with which a failed task is retried up to four times, as on a cluster. ``local[2]`` has no retries."""
+"""A master that retries a failed task up to four times, as on a cluster. ``local[2]`` has no retries."""
 FAST_START = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:-UsePerfData"
 
 

@@ -143,7 +143,7 @@ class Claims:
 
     @property
     def queries(self) -> list[str]:
-        """The short forms of the ids of the runs' queries."""
+        """The short forms of the query ids of the runs."""
         return sorted({query for _, query in self._runs})
 
     def has(self, name: Name) -> bool:

@@ -318,7 +318,7 @@ class Generation:
 
 
 def list_generations(names: Iterable[str]) -> dict[tuple[str, str], list[int]]:
-    """Returns the numbers of the generations of each prefix and query, newest last."""
+    """Returns the generation numbers for each prefix and query, newest last."""
     found: dict[tuple[str, str], list[int]] = {}
     for name in names:
         if match := _GENERATION_NAME.fullmatch(name):

@@ -68,7 +68,7 @@ class RenamingStore(FileStore):
 
     @abc.abstractmethod
     def _path(self, path: str) -> Any:
-        """Returns the path of a file of the folder."""
+        """Returns the path of a file in the folder."""
 
     @abc.abstractmethod
     def _is_there(self, path: Any) -> bool:

@@ -27,7 +27,7 @@ from sparkonce.sinks.files.names import HIDDEN, ID
 from sparkonce.storage.files import PutUnknownError, SmallFiles, may_pass
 
 Fields = Mapping[str, str | int]
-"""The plain values with which any process can finish one file.
+"""The plain values that any process needs to finish one file.
 
 `StagedFile.seal` always returns ``path`` (the relative path at which the file will be published), ``size`` (in bytes)
 and ``checksum`` (a string such as ``crc32:1c291ca3``, or an ETag), along with the store's own fields, such as an
@@ -77,7 +77,7 @@ class StagedFile(abc.ABC):
 
     @abc.abstractmethod
     def seal(self) -> Fields:
-        """Makes the file durable and complete, and returns the fields with which it is published or discarded.
+        """Makes the file durable and complete, and returns the fields that are needed to publish or discard it.
 
         Raises:
             PrepareError: If the file may be incomplete.

@@ -87,7 +87,7 @@ longer one would miss a leader that fails.
 _EXPIRATION = "transactional.id.expiration.ms"
 
 _EPOCH_BUMPED_BY_END = 2
-"""The level of ``transaction.version`` from which EndTxn v5 raises the epoch (KIP-890)."""
+"""The lowest level of ``transaction.version`` at which EndTxn v5 raises the epoch (KIP-890)."""
 
 _UNKNOWN_TOPIC_OR_PARTITION = 3
 _TOPIC_AUTHORIZATION_FAILED = 29
@@ -309,7 +309,7 @@ class KafkaCommitter(HandleCommitter[KafkaTransaction]):
         return [begun.get(one) for one in transactions]
 
     def before_decision(self, facts: Facts) -> str:
-        """Returns the reason not to decide the batch: its topic is not the one with which the run started.
+        """Returns the reason not to decide the batch: its topic is not the one that the run started with.
 
         The commit that follows uses the partitions' leaders from the same response.
         """
@@ -431,7 +431,7 @@ def _trace(view: Description, prefix: str, query: str) -> Trace | None:
 
 
 def begin_of(prefix: str, query: str) -> str:
-    """Returns the prefix of a query's ids, with which brokers can filter out most ids of other queries."""
+    """Returns the prefix of a query's ids, which lets brokers filter out most ids of other queries."""
     return f"{prefix}.{query}."
 
 

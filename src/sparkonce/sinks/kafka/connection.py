@@ -139,7 +139,7 @@ class KafkaConnection:
 
     async def gather(self, requests: Sequence[tuple[Request, int | str | None]], deadline_s: float) -> list[Response]:
         """Sends all requests, each to its node (None for any node), before it waits for the first response."""
-        # Send copies, because kafka-python stores in each request the version with which it was sent.
+        # Send copies, because kafka-python stores in each request the version that it was sent with.
         waiting = [self._send(copy(request), node_id, deadline_s) for request, node_id in requests]
         return [one if isinstance(one, BrokerAnswer) else await self._response(one, deadline_s) for one in waiting]
 

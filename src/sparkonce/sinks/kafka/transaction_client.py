@@ -60,7 +60,7 @@ _DOING = {
 
 _EPOCH_KEPT = {"max_version": 4}
 _EPOCH_RAISED = {"min_version": 5, "max_version": 5}
-"""The version of EndTxn with which the broker raises the producer's epoch (KIP-890)."""
+"""The version of EndTxn that makes the broker raise the producer's epoch (KIP-890)."""
 
 Partition = tuple[str, int]
 """A topic's name and a partition's number."""

@@ -128,7 +128,7 @@ class Kill:
 
     Attributes:
         driver: The number of the killed start.
-        point: The point at which the kill was aimed.
+        point: The point that the kill was aimed at.
         batch: Spark's batch id.
         proved: True if broker, log and checkpoint confirm that the kill hit this point.
         standing: The evidence in words.

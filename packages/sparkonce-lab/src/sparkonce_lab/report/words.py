@@ -43,7 +43,7 @@ PHASES = {
     "ABORTING": "The batch could not be prepared; its prepared transactions are aborted.",
     "STOPPED": "The query has stopped.",
 }
-"""A sentence for each phase, in the order in which a driver passes through them."""
+"""A sentence for each phase, in the order a driver passes through them."""
 _NAMES = {"": NO_DRIVER, **{phase.value: phase.name for phase in Phase}}
 
 

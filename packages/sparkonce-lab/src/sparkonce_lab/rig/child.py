@@ -23,7 +23,7 @@ Event = Mapping[str, Any]
 
 _GONE_S = 20.0
 _UNWANTED = ("SPARK_HOME", "SPARK_REMOTE", "PYSPARK_SUBMIT_ARGS", "PYSPARK_DRIVER_PYTHON")
-"""Variables that would select a Spark other than the one with which the jars work, or change how it starts."""
+"""Variables that would select a Spark that the jars do not work with, or change how it starts."""
 
 
 class ChildError(SparkonceError):

@@ -36,8 +36,8 @@ class System(Injectable, ABC):
             assert not system.left_open()
 
     Attributes:
-        REQUESTS: The patterns by which a fault proxy recognizes requests, by kind of commit and by name (``prepare``,
-            ``commit``, ``abort``).
+        REQUESTS: The patterns that a fault proxy uses to recognize requests, by kind of commit and by name
+            (``prepare``, ``commit``, ``abort``).
     """
 
     REQUESTS: ClassVar[Mapping[str, Mapping[str, Request]]] = {}

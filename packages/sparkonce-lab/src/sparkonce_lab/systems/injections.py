@@ -118,7 +118,7 @@ class Injectable:
         name: The name on the command line: ``kafka``, ``postgres``, ``checkpoint``, …
         injections: The faults that can be injected.
         proxy: The proxy at which requests can be struck; None if they cannot.
-        requests: The requests that can be struck, by name, with the patterns by which the proxy recognizes them.
+        requests: The requests that can be struck, by name, with the patterns that the proxy uses to recognize them.
     """
 
     name: str

@@ -113,7 +113,7 @@ def _maps(each: Sequence[Any]) -> pa.MapArray:
 
 
 _OF_SERVER = frozenset({"x-delivery-count", "x-acquired-count"})
-"""Headers with which a quorum queue counts deliveries. They change when a message is delivered again."""
+"""Headers that a quorum queue uses to count deliveries. They change when a message is delivered again."""
 
 
 def _digest(message: QueueMessage) -> bytes:
@@ -138,5 +138,5 @@ def _text(value: Any) -> str | None:
 
 
 def identified_by(identify: Identify) -> str:
-    """Returns a word for the way in which messages are identified."""
+    """Returns a word for how messages are identified."""
     return identify if isinstance(identify, str) else getattr(identify, "__qualname__", type(identify).__name__)

@@ -22,7 +22,7 @@ _CLOSED_BY_BROKER = re.compile(r"ConnectionClosedByBroker: \((403|530)\)")
 """pika's errors for a server that closes the connection because it refuses the user or the virtual host."""
 
 ACCESS_REFUSED, NOT_FOUND, LOCKED, FAILED = 403, 404, 405, 406
-"""The codes with which a server closes a channel permanently, unless the queue is temporarily down; see `is_final`."""
+"""The codes that a server uses to close a channel permanently, unless the queue is temporarily down; see `is_final`."""
 _NO_QUEUE = "no queue"
 
 

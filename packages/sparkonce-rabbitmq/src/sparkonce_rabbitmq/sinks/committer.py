@@ -118,7 +118,7 @@ class StreamCommitter(WriteAheadCommitter):
         return self._publishers[query, stream]
 
     def _learn(self, handles: Sequence[Handle]) -> tuple[Mapping[TransactionName, _IdsByStream], Set[TransactionName]]:
-        """Records the highest id in the groups with which these handles were published.
+        """Records the highest id in the groups that these handles were published in.
 
         Returns:
             The ids of completely known groups, by stream, and the names of transactions whose commit has started.

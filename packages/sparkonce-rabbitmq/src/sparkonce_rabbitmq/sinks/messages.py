@@ -227,7 +227,7 @@ class Frame:
     Attributes:
         first_id: The publishing id of the first message. The ids of the others follow without a gap.
         count: The number of messages.
-        payload: The messages in the form in which they are sent, each with its id and its length.
+        payload: The messages in the form that is sent, each with its id and its length.
     """
 
     first_id: int

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from sparkonce_rabbitmq.server import RabbitMQ
 
 DEDUPLICATION_HEADER = "x-deduplication-header"
-"""The header by which RabbitMQ's community plugin for deduplication identifies a message."""
+"""The header that RabbitMQ's community plugin for deduplication uses to identify a message."""
 
 _PERSISTENT = 2
 _WINDOW = 1000

@@ -1,6 +1,6 @@
 """The sink for RabbitMQ queues: its settings, and the checks of its rows on the executors.
 
-The sink is at-least-once. Messages have ids by which readers can drop duplicates.
+The sink is at-least-once. Messages have ids that readers can use to drop duplicates.
 """
 
 from __future__ import annotations

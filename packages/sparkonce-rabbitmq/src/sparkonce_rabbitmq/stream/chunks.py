@@ -132,7 +132,7 @@ def _unpacked(codec: int, data: bytes, size: int) -> bytes:
 
 
 def _unpacked_frames(data: bytes) -> bytes:
-    """Decompresses Snappy's framing format, in which the Java client writes."""
+    """Decompresses Snappy's framing format, which the Java client uses."""
     found, at = [], 0
     while at < len(data):
         kind, length = data[at], int.from_bytes(data[at + 1 : at + 4], "little")

@@ -24,7 +24,7 @@ AHEAD_CHUNKS = 8
 
 ROWS_AT_ONCE = 20_000
 BYTES_AT_ONCE = 8 << 20
-"""The number of bytes at which rows are passed to Spark."""
+"""Rows are passed to Spark once there are this many bytes."""
 
 AGAIN_S = 0.2
 

@@ -5,7 +5,7 @@ Refusals are returned as values, and UNKNOWN undoes nothing. The answers are tho
 it returns them. Errors that botocore 1.44 retries in its modes ``standard`` and ``legacy`` are also listed.
 
 S3 answers NoSuchUpload for completed and for aborted uploads alike, so neither that answer nor an existing key proves
-anything. The object at the key decides, by the metadata with which its upload was started. A store may also report
+anything. The object at the key decides, by its upload's metadata. A store may also report
 success for a completion that it did not carry out: Versitygw 1.8.0 does so while another completion is in progress, and
 whenever there is any object at the key. Only the response to the completion that created the object has a checksum.
 """
@@ -314,7 +314,7 @@ def outcome_by_object(code: str, found: Present | Answer, fields: Fields) -> Fin
 def is_own(found: Present, fields: Fields) -> bool:
     """Returns True if the upload of this handle created the object.
 
-    Compares the metadata with which the upload was started, or ETag and size if the store keeps no metadata.
+    Compares the upload's metadata, or ETag and size if the store keeps no metadata.
     """
     if "mark" not in fields:  # the handle was created from a listing, which only contains the name
         return bool(found.transaction) and found.transaction == name_text(str(fields["path"]))

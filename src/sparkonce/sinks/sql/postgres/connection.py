@@ -124,7 +124,7 @@ def begin(limits: Limits, statement_s: float, application_name: str, idle_s: flo
     parts: list[sql.Composable] = [
         sql.SQL("set_config({}, {}, true)").format(name, value) for name, value in settings.items()
     ]
-    # Only replace 'off', with which the server loses commits that it has confirmed. Other values of a server or a role,
+    # Only replace 'off', which makes the server lose commits that it has confirmed. Other values of a server or a role,
     # such as remote_write, stay.
     parts.append(
         sql.SQL(

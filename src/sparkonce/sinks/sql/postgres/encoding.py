@@ -41,7 +41,7 @@ Fixed = np.ndarray[Any, Any]
 """Bytes of the same width for each row. An array without dimensions holds bytes that all rows have in common."""
 Part = Union[Fixed, "pa.Array"]
 Encode = Callable[[pa.Array], list[Part]]
-"""Creates the length and the bytes of each value of a column."""
+"""Creates the length and the bytes of each value in a column."""
 
 LARGEST_PIECE_BYTES = 64 * 1024 * 1024
 """Larger record batches are split: Arrow's offsets are limited to 2 GiB, and joining briefly holds the bytes twice."""

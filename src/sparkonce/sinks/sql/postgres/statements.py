@@ -19,7 +19,7 @@ _SLOT, _PLACE = sql.Identifier("sparkonce slot"), sql.Identifier("sparkonce plac
 
 
 def commits(schema: str) -> sql.Identifier:
-    """Returns the name of the table of markers."""
+    """Returns the name of the marker table."""
     return sql.Identifier(schema, COMMITS_TABLE)
 
 

@@ -231,7 +231,7 @@ def _problems(ivy_output: str) -> str:
 _log = logging.getLogger("sparkonce")
 _ARCHIVED_WITHIN_S = 240.0
 _QUIET = ("-Xlog:cds=off", "-Xlog:cds+dynamic=off")
-"""Flags with which a JVM that cannot use the archive starts without it, and prints no message."""
+"""Flags that let a JVM that cannot use the archive start without it, and without a message."""
 
 
 def kafka_archive(version: str) -> Path:

@@ -37,7 +37,7 @@ class MariaDBServer(Server):
 
     @property
     def settings(self) -> dict[str, object]:
-        """The settings with which PyMySQL connects as root."""
+        """The settings that PyMySQL needs to connect as root."""
         return {"host": HOST, "port": self.port, "user": "root", "password": "", "ssl_disabled": True}
 
     def initialise(self) -> None:

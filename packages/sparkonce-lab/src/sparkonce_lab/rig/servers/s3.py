@@ -68,7 +68,7 @@ class S3Server(Server):
         return f"http://{self.address}"
 
     def settings(self, access_key: str = ACCESS_KEY, secret_key: str = SECRET_KEY) -> dict[str, str]:
-        """Returns the options with which a store connects to this server."""
+        """Returns the options that a store needs to connect to this server."""
         return {
             "endpoint_url": self.url,
             "region_name": "us-east-1",
