@@ -99,7 +99,7 @@ class DecisionLog:
         )
 
     def sync_ahead(self) -> None:
-        """Starts to make Spark's files durable, so that the put of the decision has less to wait for.
+        """Starts making Spark's files durable, so that the put of the decision has less to wait for.
 
         Call it once Spark has written the batch's offsets.
         """

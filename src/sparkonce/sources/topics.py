@@ -146,7 +146,7 @@ def _is_refused(answer: BrokerAnswer) -> bool:
 
 
 class _UnaskedError(Exception):
-    """The brokers could not be checked, for a reason that need not affect Spark. The query starts anyway."""
+    """The brokers could not be checked, for a reason that may not affect Spark. The query starts anyway."""
 
 
 class _SourceProbe:

@@ -40,7 +40,7 @@ def lighten_worker() -> None:
     for path, finder in list(sys.path_importer_cache.items()):
         if isinstance(finder, zipimporter):
             del sys.path_importer_cache[path]
-    if len(sys.modules) != _frozen:  # gc.get_freeze_count() would walk all frozen objects, 10 ms
+    if len(sys.modules) != _frozen:  # gc.get_freeze_count() would walk all frozen objects, which takes 10 ms
         gc.freeze()
         _frozen = len(sys.modules)
 

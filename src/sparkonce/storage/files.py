@@ -156,7 +156,7 @@ class CheckpointFiles(SmallFiles):
         """Makes every name that a reader sees in a subfolder durable. Readers call this before they act on a file."""
 
     def sync_ahead(self) -> None:
-        """Starts to make the files that exist now durable in the background, so that the next `sync_spark` is fast."""
+        """Starts making the current files durable in the background, so that the next `sync_spark` is fast."""
 
     def sync_spark(self) -> None:
         """Makes Spark's files in the checkpoint durable, since Spark does not do so and a decision depends on them.

@@ -305,7 +305,7 @@ class WatchedSystem(Poller):
         theirs: dict[str, list[Orphan]] = {}
         for one in found:
             theirs.setdefault(one.query, []).append(one)
-        self._unjudged = {  # Keep older listings that still wait: a slow log would never catch up with new ones.
+        self._unjudged = {  # Keep older listings that are still waiting: a slow log would never catch up with new ones.
             query: self._unjudged.get(query) or Unjudged(found=of_query, answered_ms=answered_ms, polls=polls)
             for query, of_query in theirs.items()
         }

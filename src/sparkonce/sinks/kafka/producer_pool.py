@@ -256,7 +256,7 @@ class WorkerProducers:
         pooled.destroy()
 
     def _poll_idle(self) -> None:
-        """Polls producers that no task polls, so that events do not pile up. Ends producers that were idle for long."""
+        """Polls producers that no task polls, so that events do not pile up. Ends long-idle producers."""
         for pooled in list(self._producers):
             if time.monotonic() - pooled.polled_s > POLL_EVERY_S:
                 try:
