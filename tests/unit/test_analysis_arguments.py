@@ -1,9 +1,10 @@
-"""Arguments that users pass to the analyzer: sinks, functions and durations."""
+"""What users pass to the analyzer: sinks, functions, durations, and the topics that it asks brokers about."""
 
 from __future__ import annotations
 
 from datetime import timedelta
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ import pytest
 from sparkonce import Guarantee, KafkaSink
 from sparkonce.analysis import servers
 from sparkonce.analysis.arguments import kafka_settings, sink_facts, used_by
-from sparkonce.analysis.facts import KafkaSourceFacts, parse_duration, say
+from sparkonce.analysis.facts import KafkaSourceFacts, parse_duration
+from sparkonce.analysis.servers import _topics
 from sparkonce.errors import ConfigurationError
 from sparkonce.sinks.memory.server import MemoryServer
 from sparkonce.sinks.memory.sink import MemorySink
@@ -120,20 +122,6 @@ def test_what_is_no_duration(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("duration", "text"),
-    [
-        (timedelta(days=7), "7 days"),
-        (timedelta(hours=1), "1 hour"),
-        (timedelta(days=1, hours=2, minutes=3), "1 day 2 hours"),
-        (timedelta(milliseconds=1500), "1 second 500 ms"),
-        (timedelta(0), "0 s"),
-    ],
-)
-def test_durations_are_said(duration: timedelta, text: str) -> None:
-    assert say(duration) == text
-
-
-@pytest.mark.parametrize(
     ("options", "asked"),
     [
         ({"kafka.bootstrap.servers": "own:1"}, "own:1"),
@@ -149,3 +137,46 @@ def test_which_brokers_are_asked(options: dict[str, str], asked: str, monkeypatc
     )
     servers.ask_about_source(KafkaSourceFacts(options=options), {"bootstrap.servers": "given:1"})
     assert connections == [asked]
+
+
+@pytest.mark.parametrize(
+    ("options", "chosen"),
+    [
+        ({"subscribe": "orders, users,"}, ["orders", "users"]),
+        ({"assign": '{"orders": [0, 1], "users": [3]}'}, ["orders", "users"]),
+        ({"subscribepattern": "orders.*"}, ["orders", "orders-eu"]),
+        ({"subscribepattern": "order"}, []),
+        ({}, []),
+    ],
+)
+def test_topics_are_chosen_as_spark_chooses_them(options: dict[str, str], chosen: list[str]) -> None:
+    assert _topics(options, ["orders", "orders-eu", "users"]) == chosen
+
+
+@pytest.mark.parametrize(("led_by", "is_transactional"), [((1, 1), False), ((1, -1), None), ((-1, -1), None)])
+def test_writers_of_a_partition_without_a_leader_are_unknown(
+    monkeypatch: pytest.MonkeyPatch, led_by: tuple[int, int], is_transactional: bool | None
+) -> None:
+    def partition(number: int, **known: Any) -> SimpleNamespace:
+        return SimpleNamespace(partition_index=number, error_code=0, **known)
+
+    def topic(partitions: list[SimpleNamespace]) -> SimpleNamespace:
+        return SimpleNamespace(name="orders", error_code=0, partitions=partitions)
+
+    configs = {"retention.ms": "1", "retention.bytes": "-1", "cleanup.policy": "delete"}
+    told = [SimpleNamespace(name=name, value=value) for name, value in configs.items()]
+    answers = iter(
+        [
+            SimpleNamespace(topics=[topic([partition(number, leader_id=one) for number, one in enumerate(led_by)])]),
+            SimpleNamespace(results=[SimpleNamespace(error_code=0, configs=told)]),
+        ]
+    )
+    led = [partition(number, active_producers=[]) for number, one in enumerate(led_by) if one >= 0]
+    client = SimpleNamespace(
+        insist=lambda *_, **__: next(answers),
+        gather=lambda *_, **__: [SimpleNamespace(topics=[topic(led)])],
+        close=lambda: None,
+    )
+    monkeypatch.setattr(servers, "TransactionClient", lambda *_, **__: client)
+    found = servers._describe({"bootstrap.servers": "broker:9092"}, {"subscribe": "orders"}, [])
+    assert found["orders"].transactional is is_transactional

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 import pytest
 
-from sparkonce.analysis.explanation import Explanation, judge
+from sparkonce.analysis.explanation import judge
 from sparkonce.analysis.facts import (
     EngineFacts,
     KafkaSourceFacts,
@@ -342,12 +342,6 @@ def test_python_functions() -> None:
     assert "f" not in {word for line in (*said.conditions, *said.notes) for word in line.split()}
 
 
-def test_the_right_place_of_the_clock() -> None:
-    right = engine(PlanFacts(batch_clock=("current_timestamp",)), (SinkFacts(format="foreachbatch"),))
-    assert right.level is EXACTLY
-    assert "in the right place" in text(right)
-
-
 @pytest.mark.parametrize(
     ("form", "options", "level", "says"),
     [
@@ -377,26 +371,6 @@ def test_our_sinks_have_the_level_that_they_are_run_at(guarantee: Guarantee) -> 
     found = judge(replace(BEST, sinks=(replace(OURS, guarantee=guarantee),)))
     assert found.part(Role.SINK).level is guarantee
     assert found.level is guarantee
-
-
-@pytest.mark.parametrize("guarantee", [EXACTLY, AT_LEAST])
-def test_a_sink_of_ours_says_what_must_be_true(guarantee: Guarantee) -> None:
-    told = replace(OURS, guarantee=guarantee, conditions=("the disk is fsynced", "nobody looks"))
-    found = judge(replace(BEST, sinks=(told,))).part(Role.SINK)
-    assert found.level is guarantee
-    assert found.conditions[:2] == ("the disk is fsynced", "nobody looks")
-
-
-def test_our_sinks_may_promise_less_and_need_less_of_readers() -> None:
-    found = judge(replace(BEST, sinks=(replace(OURS, promise=AT_LEAST),)))
-    assert found.part(Role.SINK).level is AT_LEAST
-    assert "may apply it twice" in text(found.part(Role.SINK))
-
-    assert reader(None, replace(OURS, guarantee=AT_LEAST)).level is EXACTLY
-
-    found = judge(replace(BEST, sinks=(OURS, replace(OURS, name="second"), SinkFacts(format="delta"))))
-    assert [part.role for part in found.parts].count(Role.READER) == 2
-    assert isinstance(found, Explanation)
 
 
 @pytest.mark.parametrize(

@@ -129,13 +129,3 @@ def test_ids_that_nobody_knows_are_asked_for_and_waited_for_once_in_a_while(
     monkeypatch.setattr(later, "MOST_KEPT", 5)
     answers(schema_request, *(wire_header(number) for number in range(500, 520)))
     assert len(later._kept) <= 5
-
-
-def test_an_id_that_is_registered_later_is_found_when_the_answer_is_old(
-    server: RegistryServer, schema_request: SchemaRequest, clock: Clock
-) -> None:
-    value = wire_header(2) + b"\2"
-    assert "not known" in reason(answers(schema_request, value)[0])
-    assert server.register("orders-value", record(x="int")) == 2
-    clock.now += later.KEEP_S
-    assert answers(schema_request, value) == [wire_header(0) + b"\2"]

@@ -12,8 +12,6 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 import pytest
-from confluent_kafka.schema_registry import Schema, SchemaReference, SchemaRegistryClient
-from confluent_kafka.schema_registry.error import SchemaRegistryError
 from pyspark import cloudpickle
 
 from sparkonce.avro.registry import SchemaRegistry
@@ -218,25 +216,3 @@ def test_tls(tmp_path: Path) -> None:
         assert trusting.latest("orders-value").id == 1
         with pytest.raises(RegistryError, match=r"CERTIFICATE_VERIFY_FAILED.*ssl\.\*"):
             SchemaRegistry({"url": server.url, "max.retries": 0}).latest("orders-value")
-
-
-def test_the_double_answers_confluents_client(server: RegistryServer) -> None:
-    client = SchemaRegistryClient({"url": server.url, "basic.auth.user.info": f"user:{SECRET}", "max.retries": 0})
-    assert client.register_schema("a b/c", Schema(json.dumps(V1), "AVRO")) == 1
-    references = [SchemaReference("com.example.Order", "a b/c", 1)]
-    assert client.register_schema("all", Schema('["null","com.example.Order"]', "AVRO", references)) == 2
-    assert client.get_latest_version("all").schema.references == references
-    assert client.get_subjects() == ["a b/c", "all"]
-    assert client.lookup_schema("a b/c", Schema(json.dumps(V1), "AVRO")).version == 1
-    assert client.get_compatibility() == "BACKWARD"
-    assert client.delete_version("all", 1) == 1
-    for ask, code in (
-        (lambda: client.get_versions("all"), 40401),
-        (lambda: client.get_version("a b/c", 3), 40402),
-        (lambda: client.get_schema(9), 40403),
-        (lambda: client.register_schema("a b/c", Schema("{}", "AVRO")), 42201),
-        (lambda: client.register_schema("a b/c", Schema(json.dumps(V3_BAD), "AVRO")), 409),
-    ):
-        with pytest.raises(SchemaRegistryError) as refused:
-            ask()
-        assert refused.value.error_code == code

@@ -55,13 +55,6 @@ def test_a_day_beyond_what_python_can_say_passes() -> None:
     }
 
 
-@pytest.mark.parametrize("side", ["writer", "reader"])
-def test_a_union_of_several_types_is_refused(side: str) -> None:
-    several, one = record(u=["null", "float", "double"], x="int"), record(x="int")
-    with pytest.raises(UnresolvableError, match=r"\[\"null\", \"float\", \"double\"\]"):
-        Transcoder(*map(json.dumps, (several, one) if side == "writer" else (one, several)))
-
-
 def test_what_cannot_be_resolved_is_no_bad_record() -> None:
     with pytest.raises(UnresolvableError, match=r"Python cannot read it as Java does: .*No default value for field y"):
         transcode(record(x="int"), record(x="int", y="int"), {"x": 1})

@@ -5,8 +5,6 @@ import json
 import os
 import re
 import shlex
-import subprocess
-import sys
 from importlib.metadata import EntryPoints
 from pathlib import Path
 
@@ -21,14 +19,6 @@ from sparkonce.cli.output import OutputFormat, show_checks
 from sparkonce.operate.checkpoint import Check
 from sparkonce.protocol.handles import Outcome
 from sparkonce.sinks.files.sink import FilesSink
-
-
-@pytest.mark.parametrize("command", [["-m", "sparkonce"], ["-c", "from sparkonce.cli.main import app; app()"]])
-def test_the_version_is_said(command: list[str]) -> None:
-    done = subprocess.run(
-        [sys.executable, *command, "--version"], capture_output=True, text=True, check=True, timeout=60
-    )
-    assert done.stdout == f"sparkonce {sparkonce.__version__}\n"
 
 
 @pytest.mark.parametrize(
@@ -76,13 +66,6 @@ def test_version_and_help_are_commands_too_and_a_folder_that_is_not_there_is_cal
     assert "checkpoint" in CliRunner().invoke(app, ["help"]).stdout
     done = CliRunner().invoke(app, ["checkpoint", "show", str(tmp_path / "gone")])
     assert (done.exit_code, "does not exist, or is no folder" in done.stderr) == (1, True)
-
-
-def test_a_command_of_another_package_is_found_by_its_name(tmp_path: Path) -> None:
-    commands = CliRunner().invoke(app, ["--help"]).stdout
-    assert [one for one in ("broker", "demo", "verify", "explain") if f" {one} " not in commands] == []
-    done = CliRunner().invoke(app, ["broker", "status", "--dir", str(tmp_path / "none")])
-    assert done.stdout.startswith("No broker was ever")
 
 
 def test_a_command_whose_package_is_not_installed_says_what_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,9 +23,8 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from sparkonce.cli.main import app
-from sparkonce.cli.output import OutputFormat, show_checks
+from sparkonce.cli.output import OutputFormat
 from sparkonce.cli.transactions import show_done
-from sparkonce.operate.checkpoint import Check
 from sparkonce.operate.resolve import Resolved
 from sparkonce.operate.transactions import Listing, LogVerdict, OpenTransaction
 from sparkonce.sinks._shared.orphans import Orphan
@@ -101,25 +100,6 @@ def test_help_results_and_errors_look_as_they_were_reviewed(columns: int) -> Non
     wrong = [line for line in found.splitlines() if line != line.rstrip() or len(line) > columns]
     assert [line for line in wrong if not line.startswith(("$ ", "Error: "))] == []
     assert found == (SNAPSHOTS / f"{columns}.txt").read_text("utf-8"), "see this file's docstring"
-
-
-def test_results_are_colored_by_what_they_say_only_on_a_terminal() -> None:
-    checks = [
-        Check(name="Java", ok=True, says="Java 17."),
-        Check(name="sink", ok=False, says="It is gone."),
-        Check(name="other", ok=None, says="The file does not describe it."),
-    ]
-    told = []
-    for stream in (Terminal(), io.StringIO()):
-        with mock.patch.dict(os.environ, {"COLUMNS": "80", "TERM": "xterm"}), contextlib.redirect_stdout(stream):
-            assert show_checks(checks, OutputFormat.TABLE) is False
-        told.append(stream.getvalue())
-    assert [f"\x1b[{code}m{word}" in told[0] for code, word in ((32, "ok"), ("1;31", "refused"), (33, "not"))] == [
-        True,
-        True,
-        True,
-    ]
-    assert "\x1b" not in told[1]
 
 
 def test_resolve_says_what_it_did_and_what_comes_next(capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,7 +19,6 @@ from sparkonce.sinks.kafka.rows import TopicRules, refused_rows
 
 CONTEXT = WriterContext(owner=Owner(query="0" * 12, token=Token(0, "0" * 8)), batch=7, slot=2, copy="1.2.3")
 INSTANT = datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.timezone.utc)
-EARLY = INSTANT.replace(year=1969)
 
 
 def test_a_row_is_told_as_json() -> None:

@@ -8,7 +8,6 @@ import pyarrow as pa
 import pytest
 
 from sparkonce_lab.demo.result import Count, CrashPoint, Kill, Result, Standing, Variant, compare
-from sparkonce_lab.demo.scenario import new_workload
 from sparkonce_lab.history import ROWS
 from sparkonce_lab.systems.observed import of_texts
 
@@ -53,14 +52,6 @@ def test_what_is_not_exactly_once_is_named(seen: list[bytes], found: dict[str, i
     count = compare(EXPECTED, of_texts(seen))
     assert not count.exactly_once
     assert {name: getattr(count, name) for name in ("missing", "doubled", "wrong") if getattr(count, name)} == found
-
-
-def test_every_order_is_in_one_window_of_its_customer() -> None:
-    workload = new_workload(rows_per_second=100, seed=1)
-    sums = [row for row in workload.expected(1_000).to_pylist() if row["kind"] == "sum"]
-    assert sum(row["rows"] for row in sums) == 1_000
-    assert {row["number"] - workload.started_ms for row in sums} == set(range(0, 10_000, 1_000))
-    assert len({row["key"] for row in sums}) == 100
 
 
 @pytest.mark.parametrize(

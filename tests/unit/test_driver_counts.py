@@ -12,7 +12,6 @@ from sparkonce.log import DecisionLog, Landed, Taken
 from sparkonce.protocol import horizon
 from sparkonce.protocol.codec import decode_floor, encode_record
 from sparkonce.protocol.handles import Finished, Outcome
-from sparkonce.protocol.ownership import LanePool
 from sparkonce.protocol.state import Phase
 from sparkonce.protocol.view import KEPT_RUNS, Claim
 from unit.driver_world import QUERY, SLOTS, Clock, World, numbers, stopped_clock
@@ -166,20 +165,3 @@ def test_a_query_that_starts_for_each_batch_finds_as_little_as_at_first(
     (floor,) = world.log.floors.values()
     assert len(decode_floor(floor).runs) <= KEPT_RUNS
     assert len(floor) < 64 * 1024
-
-
-def test_a_worker_of_many_batches_uses_few_ids_and_of_many_failures_still_some() -> None:
-    """A failed initialization costs an id, which is never used again."""
-    pool = LanePool()
-    for batch in range(MANY):
-        pool, lane = pool.lend(batch)
-        pool = pool.give_back(lane, batch)
-    assert len(pool.lanes) <= 4
-    for _ in range(1_000):
-        pool, lane = pool.lend(MANY)
-    numbers = set()
-    for batch in range(MANY, MANY + 100):
-        pool, lane = pool.lend(batch)
-        pool = pool.give_back(lane, batch)
-        numbers.add(lane)
-    assert len(numbers) <= 4

@@ -11,9 +11,8 @@ from sparkonce import errors
 from sparkonce.protocol import horizon
 from sparkonce.protocol.handles import Finished, Outcome
 from sparkonce.protocol.state import Phase
-from sparkonce.protocol.view import Amend, Commit
+from sparkonce.protocol.view import Amend
 from sparkonce.sinks.memory import MemoryServer
-from sparkonce.sinks.memory.server import reply_lost
 from unit.driver_world import Clock, Crash, FlakyLog, World, crash_at, numbers, stopped_clock
 
 # The phases of a run's first batch if nothing goes wrong.
@@ -66,26 +65,6 @@ def check(world: World) -> None:
     assert world.unfinished() == []
 
 
-@pytest.mark.parametrize("phase", PHASES)
-def test_a_crash_in_any_phase(world: World, phase: Phase) -> None:
-    with pytest.raises(Crash):
-        world.run(world.start(crash_at(phase)), 1)
-    check(world)
-
-
-@pytest.mark.parametrize("phase", PHASES[PHASES.index(Phase.WRITING) :])
-def test_a_crash_in_a_later_batch_of_a_run(world: World, phase: Phase) -> None:
-    crashing = []
-    driver = world.start(lambda entered, _: crash_at(*crashing)(entered, 0))
-    world.run(driver, 1)
-    crashing.append(phase)
-    with pytest.raises(Crash):
-        world.run(driver, 2)
-    world.run(world.start(), 2)
-    assert world.visible() == numbers(0, 1, 2)
-    assert world.unfinished() == []
-
-
 @pytest.mark.parametrize(("first", "second"), list(itertools.product(PHASES, [*PHASES, Phase.REPLAYING])))
 def test_two_crashes_in_a_row(world: World, first: Phase, second: Phase) -> None:
     world.add("other")
@@ -96,31 +75,6 @@ def test_two_crashes_in_a_row(world: World, first: Phase, second: Phase) -> None
     assert world.visible() == numbers(0, 1, 2)
     assert world.visible("other") == numbers(1, 2)
     assert world.unfinished() == []
-
-
-@pytest.mark.parametrize("phase", [Phase.REPLAYING, Phase.FINISHING, Phase.SWEEPING_OWN])
-def test_a_crash_while_a_decided_batch_is_finished(world: World, phase: Phase) -> None:
-    world.crash(1, Phase.FINISHING)
-    with pytest.raises(Crash):
-        world.run(world.start(crash_at(phase)), 1)
-    check(world)
-
-
-@pytest.mark.parametrize("applied", [0, 1, 2])
-def test_a_crash_between_two_commits_of_a_batch(world: World, applied: int) -> None:
-    world.server.fail("commit", *[reply_lost(Outcome.COMMITTED)] * applied, Crash())
-    with pytest.raises(Crash):
-        world.run(world.start(), 1)
-    assert len(world.visible()) == len(numbers(0)) + 2 * applied
-    check(world)
-
-
-@pytest.mark.parametrize("call", ["begin", "write", "prepare"])
-def test_a_crash_in_the_middle_of_a_slot(world: World, call: str) -> None:
-    world.server.fail(call, Crash())
-    with pytest.raises(Crash):
-        world.run(world.start(), 1)
-    check(world)
 
 
 @pytest.mark.parametrize("phase", [Phase.RAISING_FLOOR, Phase.TIDYING])
@@ -136,23 +90,6 @@ def test_a_crash_while_the_log_is_cleaned_up(tmp_path: Path, monkeypatch: pytest
     assert len(world.kinds()) <= 15
 
 
-@pytest.mark.parametrize("phase", [Phase.RESOLVING, Phase.ABORTING])
-def test_a_crash_while_a_failure_is_dealt_with(world: World, phase: Phase) -> None:
-    faults = ["landed"] if phase is Phase.RESOLVING else ["read-only"]
-    with pytest.raises(Crash):
-        world.run(world.start(crash_at(phase), log=FlakyLog(world.log, Commit, *faults)), 1)
-    check(world)
-
-
-@pytest.mark.parametrize("phase", HEALING)
-def test_a_crash_while_a_lost_batch_is_healed(world: World, phase: Phase) -> None:
-    world.crash(1, Phase.FINISHING)
-    expire_all(world.server)
-    with pytest.raises(Crash):
-        world.run(world.start(crash_at(phase)), 1)
-    check(world)
-
-
 @pytest.mark.parametrize(("first", "second"), list(itertools.product(HEALING, repeat=2)))
 def test_losses_again_and_again(world: World, first: Phase, second: Phase) -> None:
     """After every crash, open transactions time out, so that amendments are lost, too."""
@@ -161,25 +98,6 @@ def test_losses_again_and_again(world: World, first: Phase, second: Phase) -> No
         expire_all(world.server)
         world.crash(1, phase)
     expire_all(world.server)
-    check(world)
-
-
-@pytest.mark.parametrize("phase", [Phase.JUDGING, Phase.WRITING, Phase.DECIDING, Phase.SWEEPING_OWN])
-def test_a_crash_while_a_part_of_a_batch_is_healed(world: World, phase: Phase) -> None:
-    world.server.fail("commit", reply_lost(Outcome.COMMITTED), Crash())
-    with pytest.raises(Crash):
-        world.run(world.start(), 1)
-    expire_all(world.server)
-    with pytest.raises(Crash):
-        world.run(world.start(crash_at(phase)), 1)
-    check(world)
-
-
-@pytest.mark.parametrize("faults", [["landed"], ["unknown"], ["unknown", "landed"]])
-def test_the_reply_to_an_amendment_is_lost(world: World, faults: list[str]) -> None:
-    world.crash(1, Phase.FINISHING)
-    expire_all(world.server)
-    world.run(world.start(log=FlakyLog(world.log, Amend, *faults)), 1)
     check(world)
 
 

@@ -227,37 +227,6 @@ def test_a_loss_in_the_run_that_decided_is_healed_too(world: World) -> None:
     assert world.visible() == numbers(0)
 
 
-@pytest.mark.parametrize("committed", [1, 2])
-def test_of_a_batch_that_is_lost_in_part_only_that_part_is_written_again(world: World, committed: int) -> None:
-    decided(world, committed=committed)
-    first = world.records()[1]
-    assert isinstance(first, Commit)
-    lost = frozenset(("memory", slot) for slot in range(committed, SLOTS))
-    work = heal(world)
-    assert work.written == [(("memory",), lost)]
-    assert world.visible() == numbers(0)
-    amend = world.records()[-1]
-    assert isinstance(amend, Amend)
-    same = [before == after for before, after in zip(first.handles, amend.handles, strict=True)]
-    assert same == [slot < committed for slot in range(SLOTS)]
-    assert [handle.evidence for handle in amend.handles] == [handle.evidence for handle in first.handles]
-
-
-def test_losses_in_one_of_two_sinks(world: World) -> None:
-    other = world.add("other")
-    other.fail("commit", *[Finished(outcome=Outcome.RETRY)] * NEVER)
-    with pytest.raises(errors.UnknownOutcomeError):
-        world.run(world.start(), 0)
-    assert (world.visible(), world.visible("other")) == (numbers(0), [])
-    world.servers["other"] = fresh = MemoryServer()
-    fresh._transactions.update(other._transactions)
-    fresh._numbers = other._numbers
-    expire(fresh)
-    work = heal(world)
-    assert work.written == [(("memory", "other"), frozenset(("other", slot) for slot in range(SLOTS)))]
-    assert world.visible() == world.visible("other") == numbers(0)
-
-
 @pytest.mark.parametrize(
     "change",
     [{"shift": 1}, {"empty": frozenset({2})}, {"empty": frozenset({0})}, {"slots": SLOTS + 1}, {"slots": SLOTS - 1}],
@@ -272,21 +241,6 @@ def test_a_part_that_comes_out_differently_is_not_written(world: World, change: 
     assert world.kinds() == ["Claim", "Commit", "Claim"]
     assert heal(world).written != []  # healing succeeds as soon as the input is back
     assert world.visible() == numbers(0)
-
-
-def test_what_is_lost_is_said_exactly(world: World) -> None:
-    decided(world, committed=1)
-    with pytest.raises(errors.TransactionLostError) as caught:
-        heal(world, empty=frozenset({2}))
-    error = caught.value
-    assert error.details["batch"] == 0
-    assert error.details["lost"] == (("memory", 1, 2), ("memory", 2, 2))
-    assert error.details["differing"] == (("memory", 2),)
-    assert error.details["same_rows"] is False
-    assert error.details["offsets"] == asked(0).offsets
-    assert "4 of its rows in 2 transactions were lost" in error.message
-    assert "('memory', 2)" in error.message
-    assert "repair" in error.next_step
 
 
 def test_unknown_outcomes_forbid_healing(world: World) -> None:
@@ -387,18 +341,6 @@ def test_a_sink_that_is_weaker_after_a_restart_cannot_be_healed(
     world.guarantees["other"] = Guarantee.EXACTLY_ONCE
     world.run(world.start(), 0)
     assert world.visible() == world.visible("other") == numbers(0)
-
-
-@pytest.mark.parametrize("committed", [0, 1])
-def test_a_sink_that_was_added_takes_no_part_in_healing(world: World, committed: int) -> None:
-    decided(world, committed=committed)
-    world.add("late")
-    driver = world.start()
-    world.run(driver, 0)
-    assert world.visible() == numbers(0)
-    assert world.visible("late") == []
-    world.run(driver, 1)
-    assert world.visible("late") == numbers(1)
 
 
 def test_late_comers_of_older_runs_are_swept_again(world: World) -> None:

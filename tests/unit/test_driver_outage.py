@@ -72,15 +72,6 @@ def test_a_call_is_repeated_until_it_succeeds(clock: Clock, caplog: pytest.LogCa
     assert len(warnings(caplog)) == 2
 
 
-def test_several_calls_share_one_patience(clock: Clock) -> None:
-    outage, away = Outage(10.0), Call(*[AWAY] * NEVER)
-    outage.retry(Call(AWAY, AWAY, AWAY))
-    with pytest.raises(errors.OutageError, match="the server is away"):
-        outage.retry(away)
-    assert 10 <= clock.monotonic() < 11
-    assert away.tries == 5
-
-
 @pytest.mark.parametrize("ends", [{"patience_s": 0.0}, {"patience_s": 60.0, "is_stopped": lambda: True}])
 def test_without_patience_or_once_stopped_a_call_is_made_once(
     clock: Clock, caplog: pytest.LogCaptureFixture, ends: dict[str, Any]
@@ -115,14 +106,6 @@ def test_it_is_waited_for_no_longer_than_the_patience(world: World, clock: Clock
     assert caught.value.__cause__ is AWAY
     assert 60 <= clock.monotonic() < 61
     assert (world.visible(), world.unfinished()) == ([], [])
-
-
-@pytest.mark.parametrize("error", [errors.PrepareError("a NUL"), errors.PreflightError("no right"), OSError("?")])
-def test_what_is_no_outage_is_not_waited_for(world: World, clock: Clock, error: Exception) -> None:
-    world.server.fail("write", error)
-    with pytest.raises(errors.PrepareError):
-        world.run(world.start(), 0)
-    assert clock.slept == []
 
 
 def test_an_outage_as_long_as_transactions_live_is_not_taken_for_their_age(world: World, clock: Clock) -> None:
@@ -283,16 +266,6 @@ def test_a_full_disk_at_the_decision_is_waited_for(world: World, caplog: pytest.
     assert (world.visible(), world.unfinished()) == (numbers(0, 1), [])
 
 
-def test_a_disk_that_stays_full_undoes_what_was_prepared(world: World, clock: Clock) -> None:
-    with pytest.raises(errors.LogError, match="No space left") as caught:
-        world.run(world.start(log=FlakyLog(world.log, Commit, *["full"] * NEVER)), 0)
-    assert isinstance(caught.value.__cause__, OSError)
-    assert 300 <= clock.monotonic() < 301
-    assert (world.visible(), world.unfinished()) == ([], [])
-    world.run(world.start(), 0)
-    assert world.visible() == numbers(0)
-
-
 def test_transactions_that_grow_too_old_while_the_disk_is_full_are_not_decided(world: World, clock: Clock) -> None:
     world.timeouts_s["memory"] = 120.0
     with pytest.raises(errors.LogError, match=r"No space left.*meanwhile the transaction of slot 0 .* is 9[0-9] s old"):
@@ -342,39 +315,6 @@ def test_a_quota_that_is_used_up_when_the_log_is_tidied(
         world.run(driver, 0, 1, 2)
         assert world.visible() == numbers(0, 1, 2)
     assert clock.slept
-
-
-def test_a_finish_that_waits_says_so_once(world: World, caplog: pytest.LogCaptureFixture) -> None:
-    world.server.fail("commit", *[Finished(outcome=Outcome.RETRY, reason="no answer")] * 90)
-    world.run(world.start(), 0)
-    waits, goes_on = warnings(caplog)
-    assert waits.startswith("Waiting for up to 300 s: batch 0 is decided")
-    assert waits.endswith("no answer")
-    assert "Continuing after" in goes_on
-
-    world = world.another()
-    caplog.clear()
-    world.server.fail("commit", *[Finished(outcome=Outcome.RETRY, reason="not yet")] * 9)
-    world.run(world.start(), 0)
-    assert warnings(caplog) == []
-
-
-def test_a_conclusion_waits(
-    world: World, clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def conclude_later(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
-        answers = iter([errors.UnknownOutcomeError("no answer")] * times)
-
-        def conclude(*_: object) -> None:
-            if (error := next(answers, None)) is not None:
-                raise error
-
-        monkeypatch.setattr(_Committer, "conclude", conclude)
-
-    conclude_later(monkeypatch, 8)
-    world.run(world.start(), 0)
-    assert sum(clock.slept) > 40
-    assert len(warnings(caplog)) == 2
 
 
 @pytest.mark.parametrize(

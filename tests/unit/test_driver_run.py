@@ -23,7 +23,7 @@ from sparkonce.protocol.state import Phase
 from sparkonce.protocol.view import Claim, Commit
 from sparkonce.sink import Facts, Owner, SinkWriter, WriterContext
 from sparkonce.sinks.memory import MemorySink
-from sparkonce.sinks.memory.server import MemoryServer, TransactionState, reply_lost
+from sparkonce.sinks.memory.server import TransactionState
 from sparkonce.sinks.memory.sink import _Committer
 from sparkonce.storage import local as local_files
 from sparkonce.storage.local import LocalFiles
@@ -79,15 +79,6 @@ def test_the_sync_of_spark_s_files_is_begun_before_a_batch_is_written(
     assert synced == [world.checkpoint]
 
 
-def test_phases_are_told_in_order_before_anything_is_done_in_them(world: World) -> None:
-    told: list[tuple[Phase, int]] = []
-    driver = world.start(lambda phase, batch: told.append((phase, batch)))
-    world.run(driver, 0, 1)
-    every_batch = [*_WORK, Phase.IDLE]
-    first = [Phase.READING, Phase.CLAIMING, Phase.CHECKING, Phase.SWEEPING, *every_batch]
-    assert told == [*((phase, 0) for phase in first), *((phase, 1) for phase in every_batch)]
-
-
 def test_slots_and_batches_without_rows(world: World) -> None:
     driver, work = world.start(), world.work(0)
     work.empty = frozenset({0, 2})
@@ -108,14 +99,6 @@ def test_slots_and_batches_without_rows(world: World) -> None:
     work = world.work(0)
     work.slots = 0
     assert world.start().run_batch(asked(0), work).rows == {"memory": 0}
-
-
-def test_a_copy_that_lost_is_swept_after_the_batch(world: World) -> None:
-    driver, work = world.start(), world.work(0)
-    work.loser = True
-    driver.run_batch(asked(0), work)
-    assert world.unfinished() == []
-    assert world.visible() == numbers(0)
 
 
 def test_progress_says_what_a_batch_did(world: World) -> None:
@@ -145,15 +128,6 @@ def short_log(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes the log keep ten batches and clean up after every second batch."""
     monkeypatch.setattr(horizon, "KEEP_BATCHES", 10)
     monkeypatch.setattr(horizon, "TIDY_EVERY_BATCHES", 2)
-
-
-@pytest.mark.usefixtures("short_log")
-def test_old_batches_are_cleaned_up_and_the_rest_still_serves(world: World) -> None:
-    world.run(world.start(), *range(15))
-    assert "Claim" not in world.kinds()
-    assert len(world.kinds()) <= 12
-    world.run(world.start(), 15)
-    assert world.visible() == sorted(numbers(*range(16)))
 
 
 def test_closing_closes_every_committer(world: World, caplog: pytest.LogCaptureFixture) -> None:
@@ -231,23 +205,6 @@ def test_what_an_older_run_left_open_is_swept_before_anything_is_written(world: 
     assert seen == [set()]
     assert {world.server.transactions()[number] for number in left} == {TransactionState.ABORTED}
     assert world.visible() == numbers(0, 1)
-
-
-def test_a_sweep_waits_for_a_server_that_is_away(world: World, clock: Clock) -> None:
-    world.crash(0, Phase.DECIDING)
-    world.server.fail("abort", Finished(outcome=Outcome.RETRY, reason="away"))
-    world.run(world.start(), 0)
-    assert clock.slept != []
-    assert world.visible() == numbers(0)
-    assert world.unfinished() == []
-
-    world = world.another()
-    world.crash(0, Phase.DECIDING)
-    world.server.fail("abort", *[Finished(outcome=Outcome.UNKNOWN, reason="no permission")] * NEVER)
-    work = world.work(0)
-    with pytest.raises(errors.UnknownOutcomeError, match="no permission"):
-        world.start(deadline_s=5.0).run_batch(asked(0), work)
-    assert work.written == []
 
 
 def test_a_sweep_waits_for_a_server_that_does_not_say_what_is_open(
@@ -337,18 +294,6 @@ def test_a_sink_that_was_not_swept_after_its_batch_is_swept_a_while_later(
     world.run(driver, 1)
     assert len(world.servers["memory"].unfinished()) == SLOTS, "a batch does not wait again for what did not answer"
     clock.pass_by(20.0)
-    world.run(driver, 2)
-    assert world.unfinished() == []
-
-
-def test_what_opens_late_is_swept_in_time(world: World, clock: Clock) -> None:
-    """A paused task attempt may wake up after its batch, while no other batch is in progress."""
-    driver = world.start()
-    world.run(driver, 0)
-    world.server.begin(f"memory.{owner_of(driver).query}.0-{driver.state.claim.nonce}")
-    world.run(driver, 1)
-    assert len(world.unfinished()) == 1
-    clock.pass_by(10.0)
     world.run(driver, 2)
     assert world.unfinished() == []
 
@@ -457,28 +402,11 @@ def test_a_batch_that_does_not_fit_the_log_is_refused_without_a_claim(world: Wor
     before = world.records()
     with pytest.raises(errors.StaleBatchError, match="batch 1 is asked for, but batch 2"):
         world.run(world.start(), 1)
+    with pytest.raises(errors.CheckpointMismatchError, match="input offsets") as caught:
+        world.start().run_batch(asked(2, offsets='{"t":{"0":99}}'), world.work(2))
+    assert caught.value.details["batch"] == 2
     assert world.records() == before
     assert world.visible() == numbers(0, 1, 2)
-
-    world = world.another()
-    world.run(world.start(), 0, 1)
-    before = world.records()
-    with pytest.raises(errors.CheckpointMismatchError, match="input offsets") as caught:
-        world.start().run_batch(asked(1, offsets='{"t":{"0":99}}'), world.work(1))
-    assert caught.value.details["batch"] == 1
-    assert world.records() == before
-
-    world = world.another()
-    world.run(world.start(), 0)
-    with pytest.raises(errors.CheckpointMismatchError, match="last decided batch is 0"):
-        world.run(world.start(), 2)
-
-    world = world.another()
-    world.run(world.start(), 0)
-    before = world.records()
-    with pytest.raises(errors.CheckpointMismatchError, match="belongs to query"):
-        world.run(world.start(query="00000000-1111-4111-8111-111111111111"), 1)
-    assert world.records() == before
 
 
 def test_a_copied_checkpoint_is_refused_and_a_moved_one_taken(
@@ -513,19 +441,7 @@ def test_a_slot_that_cannot_prepare_leaves_nothing(world: World, call: str) -> N
     assert world.visible() == numbers(0, 1)
 
 
-def test_the_last_slot_or_the_last_sink_cannot_prepare(world: World) -> None:
-    driver, work = world.start(), world.work(0)
-
-    def fail() -> None:
-        raise errors.PrepareError("task 3 gave up")
-
-    work.after = fail
-    with pytest.raises(errors.PrepareError, match=r"^task 3 gave up"):
-        driver.run_batch(asked(0), work)
-    assert set(world.server.transactions().values()) == {TransactionState.ABORTED}
-    assert world.kinds() == ["Claim"]
-
-    world = world.another()
+def test_a_sink_that_cannot_prepare_undoes_the_others(world: World) -> None:
     other = world.add("other")
     other.fail("prepare", RuntimeError("no"))
     with pytest.raises(errors.PrepareError):
@@ -676,23 +592,6 @@ def test_a_transaction_that_its_server_has_ended_is_not_decided(
     assert (world.visible(), world.unfinished()) == (numbers(0), [])
 
 
-def test_an_executor_whose_clock_is_ahead_does_not_make_its_transactions_younger(
-    world: World, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    world.timeouts_s["memory"] = 900.0
-    shifted = Clock()
-    shifted.pass_by(360.0)
-    begun: list[int] = []
-    monkeypatch.setattr(_Committer, "begun_ms", lambda _, handles: [handle.opened_ms - 360_000 for handle in handles])
-    monkeypatch.setattr(executor_module, "time", shifted)
-    driver, work = world.start(), world.work(0)
-    work.after = lambda: clock.pass_by(880.0) or shifted.pass_by(880.0) or begun.append(1)
-    with pytest.raises(errors.TransactionTooOldError, match="880 s old, its timeout is 900 s, and 90 s are kept"):
-        driver.run_batch(asked(0), work)
-    assert len(begun) == 2
-    assert world.unfinished() == []
-
-
 def test_a_batch_that_is_just_in_time_is_decided(world: World, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     world.timeouts_s["memory"] = 60.0
     driver, work = world.start(), world.work(0)
@@ -745,17 +644,6 @@ def test_a_put_whose_reply_is_lost_is_settled(world: World, kind: type, faults: 
     assert world.unfinished() == []
     world.run(world.start(), 1, 2)
     assert world.visible() == numbers(0, 1, 2)
-
-
-@pytest.mark.parametrize(("kind", "reason"), [("unknown", "reply was lost"), ("no floor", "Stale file handle")])
-def test_doubts_that_do_not_end_stop_the_run_and_undo_nothing(world: World, kind: str, reason: str) -> None:
-    inner = FlakyLog(world.log, Claim, "none", *[kind] * NEVER)
-    driver = world.start(log=FlakyLog(inner, Commit, kind))
-    with pytest.raises(errors.UnknownOutcomeError, match=reason):
-        world.run(driver, 0)
-    assert len(world.unfinished()) == SLOTS
-    world.run(world.start(), 0)
-    assert (world.visible(), world.unfinished()) == (numbers(0), [])
 
 
 @pytest.mark.usefixtures("short_log")
@@ -855,20 +743,6 @@ def test_a_put_at_a_key_that_clean_up_has_freed_is_void(world: World) -> None:
     assert (world.visible(), world.unfinished()) == (numbers(*range(20)), [])
 
 
-def test_commits_are_asked_for_until_the_deadline(world: World, clock: Clock) -> None:
-    world.server.fail("commit", *[reply_lost()] * SLOTS, Finished(outcome=Outcome.RETRY))
-    world.run(world.start(), 0)
-    assert world.visible() == numbers(0)
-    assert clock.slept == pytest.approx([0.02, 0.04])
-
-    world = world.another()
-    clock.slept.clear()
-    world.server.fail("commit", Finished(outcome=Outcome.RETRY))
-    world.run(world.start(deadline_s=0.01), 0)
-    assert clock.slept == pytest.approx([0.01])
-    assert world.visible() == numbers(0)
-
-
 def test_unknown_outcomes_are_asked_for_until_the_deadline_and_undo_nothing(world: World, clock: Clock) -> None:
     world.server.fail("commit", *[Finished(outcome=Outcome.UNKNOWN, reason="no permission")] * NEVER)
     work = world.work(0)
@@ -879,18 +753,6 @@ def test_unknown_outcomes_are_asked_for_until_the_deadline_and_undo_nothing(worl
     assert max(clock.slept) <= 2.0
     assert len(work.written) == 1
     assert set(world.server.transactions().values()) == {TransactionState.PREPARED}
-
-
-def test_after_unknown_outcomes_the_next_run_asks_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    def unknown(server: MemoryServer, number: int) -> Finished:
-        return Finished(outcome=Outcome.UNKNOWN)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(MemoryServer, "commit", unknown)
-        with pytest.raises(errors.UnknownOutcomeError):
-            world.run(world.start(), 0)
-    assert world.run(world.start(), 0)[0].recovered
-    assert world.visible() == numbers(0)
 
 
 def test_sinks_are_finished_together_and_answer_for_themselves(world: World) -> None:
@@ -909,13 +771,6 @@ def test_sinks_are_finished_together_and_answer_for_themselves(world: World) -> 
     world.servers["other"] = server
     world.run(world.start(), 0)
     assert world.visible() == world.visible("other") == numbers(0)
-
-
-@pytest.mark.parametrize("guarantee", [Guarantee.AT_LEAST_ONCE, Guarantee.AT_MOST_ONCE])
-def test_without_a_crash_a_weaker_sink_has_every_row_once(world: World, guarantee: Guarantee) -> None:
-    world.add("weak", guarantee)
-    world.run(world.start(), 0, 1)
-    assert world.visible("weak") == world.visible() == numbers(0, 1)
 
 
 @pytest.mark.parametrize("phase", [Phase.WRITING, Phase.DECIDING, Phase.FINISHING, Phase.SWEEPING_OWN, Phase.IDLE])
@@ -966,42 +821,6 @@ def test_sinks_without_transactions(world: World) -> None:
     driver.run_batch(asked(0), work)
     assert work.written == [(("memory",), None), (("weak",), None)]
     assert work.into_nothing == 0
-
-
-def test_positions_are_reported_once_where_sinks_are_written_after_the_decision(world: World) -> None:
-    told: list[str] = []
-
-    class Reporter:
-        def check(self, facts: object) -> None:
-            pass
-
-        def before_decision(self, handles: object, sources: object) -> str:
-            told.append("before")
-            return ""
-
-        def after_finish(self, sources: object) -> None:
-            told.append("after")
-
-        def close(self) -> None:
-            pass
-
-    world.add("most", Guarantee.AT_MOST_ONCE)
-    world.run(world.start(reporters=[Reporter()]), 0)
-    assert told == ["before", "after"]
-    assert world.visible("most") == numbers(0)
-    # Without prepared transactions, there is nothing to validate.
-    world.guarantees["memory"] = Guarantee.AT_MOST_ONCE
-    told.clear()
-    world.run(world.start(reporters=[Reporter()]), 1)
-    assert told == ["after"]
-
-
-def test_two_runs_race_for_the_claim(world: World) -> None:
-    second = world.start()
-    first = world.start(call_at(Phase.CLAIMING, lambda: world.run(second, 0)))
-    assert world.run(first, 0)[0].recovered
-    assert world.kinds() == ["Claim", "Commit", "Claim"]
-    assert world.visible() == numbers(0)
 
 
 class Concluding(World):
@@ -1074,9 +893,55 @@ def test_a_sink_that_cannot_be_told_is_asked_again_until_the_deadline(tmp_path: 
     assert len(world.visible()) == 4 * SLOTS
 
 
-def test_a_sink_is_told_of_what_it_had_prepared_before_it_was_given_a_weaker_guarantee(tmp_path: Path) -> None:
-    world = Concluding(tmp_path)
-    world.crash(0, Phase.FINISHING)
-    world.guarantees["memory"] = Guarantee.AT_LEAST_ONCE
-    world.run(world.start(), 0, 1)
-    assert world.told == [(0, SLOTS, 2 * SLOTS)]
+def test_an_executor_whose_clock_is_ahead_does_not_make_its_transactions_younger(
+    world: World, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.timeouts_s["memory"] = 900.0
+    shifted = Clock()
+    shifted.pass_by(360.0)
+    begun: list[int] = []
+    monkeypatch.setattr(_Committer, "begun_ms", lambda _, handles: [handle.opened_ms - 360_000 for handle in handles])
+    monkeypatch.setattr(executor_module, "time", shifted)
+    driver, work = world.start(), world.work(0)
+    work.after = lambda: clock.pass_by(880.0) or shifted.pass_by(880.0) or begun.append(1)
+    with pytest.raises(errors.TransactionTooOldError, match="880 s old, its timeout is 900 s, and 90 s are kept"):
+        driver.run_batch(asked(0), work)
+    assert len(begun) == 2
+    assert world.unfinished() == []
+
+
+def test_positions_are_reported_once_where_sinks_are_written_after_the_decision(world: World) -> None:
+    told: list[str] = []
+
+    class Reporter:
+        def check(self, facts: object) -> None:
+            pass
+
+        def before_decision(self, handles: object, sources: object) -> str:
+            told.append("before")
+            return ""
+
+        def after_finish(self, sources: object) -> None:
+            told.append("after")
+
+        def close(self) -> None:
+            pass
+
+    world.add("most", Guarantee.AT_MOST_ONCE)
+    world.run(world.start(reporters=[Reporter()]), 0)
+    assert told == ["before", "after"]
+    assert world.visible("most") == numbers(0)
+    # Without prepared transactions, there is nothing to validate.
+    world.guarantees["memory"] = Guarantee.AT_MOST_ONCE
+    told.clear()
+    world.run(world.start(reporters=[Reporter()]), 1)
+    assert told == ["after"]
+
+
+def test_phases_are_told_in_order_before_anything_is_done_in_them(world: World) -> None:
+    told: list[tuple[Phase, int]] = []
+    driver = world.start(lambda phase, batch: told.append((phase, batch)))
+    world.run(driver, 0, 1)
+    every_batch = [*_WORK, Phase.IDLE]
+    first = [Phase.READING, Phase.CLAIMING, Phase.CHECKING, Phase.SWEEPING, *every_batch]
+    assert told == [*((phase, 0) for phase in first), *((phase, 1) for phase in every_batch)]

@@ -10,7 +10,6 @@ import pytest
 
 from sparkonce import errors
 from sparkonce.driver import start as start_module
-from sparkonce.guarantees import Guarantee
 from sparkonce.log import DecisionLog
 from sparkonce.protocol import horizon
 from sparkonce.protocol.state import Phase
@@ -187,15 +186,6 @@ def test_a_server_that_went_back_says_so_when_it_is_asked_what_it_remembers(
     monkeypatch.setattr(_Committer, "list_traces", went_back)
     with pytest.raises(errors.StaleServerError, match="returned to an older state"):
         world.start()
-
-
-def test_sinks_without_transactions_are_not_asked_what_they_remember(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    world.guarantees["memory"] = Guarantee.AT_LEAST_ONCE
-    monkeypatch.setattr(_Committer, "list_traces", None)
-    world.run(world.start(), 0)
-    assert world.visible() == numbers(0)
 
 
 def test_a_log_that_another_driver_tidies_meanwhile_is_no_old_copy(

@@ -1,15 +1,21 @@
 from __future__ import annotations
 
+import logging
 import pickle
-import re
 from collections.abc import Iterator
 
+import psycopg
+import pymysql
 import pytest
 
 from sparkonce import errors
 from sparkonce.driver.stops import stop_error
-from sparkonce.errors import SparkonceError, TransactionLostError
+from sparkonce.errors import MOST_CHARACTERS, SparkonceError, one_line
 from sparkonce.protocol.effects import Stop, StopReason
+from sparkonce.sinks.files.hdfs import of_error as of_hdfs_error
+from sparkonce.sinks.files.s3.requests import refusal
+from sparkonce.sinks.sql.mysql.connection import server_message as mysql_words
+from sparkonce.sinks.sql.postgres.outcomes import server_message as postgres_words
 
 
 def tree(kind: type[SparkonceError] = SparkonceError) -> Iterator[type[SparkonceError]]:
@@ -30,28 +36,6 @@ def test_errors_cross_processes(kind: type[SparkonceError]) -> None:
     assert str(copy) == str(error) == "a=1 is wrong. Next: Set a=2."
 
 
-def test_an_error_without_a_next_step_says_what_happened() -> None:
-    assert str(SparkonceError("a=1 is wrong")) == "a=1 is wrong."
-
-
-def test_the_tree_in_the_docstring_is_the_tree() -> None:
-    drawn: list[tuple[str, str]] = []
-    parents: list[str] = []
-    for line in (errors.__doc__ or "").splitlines():
-        match = re.match(r"^    (?P<branch>[│ ├└─]*)(?P<name>[A-Z]\w+)(?:\s+\S|$)", line)
-        if match is None:
-            continue
-        depth = len(match["branch"]) // 4
-        parents[depth:] = [match["name"]]
-        drawn.append((match["name"], parents[depth - 1] if depth else "Exception"))
-    real = [(kind.__name__, kind.__bases__[0].__name__) for kind in ALL]
-    assert sorted(drawn) == sorted(real)
-
-    docstrings = [kind.__doc__ for kind in ALL]
-    assert None not in docstrings
-    assert len(set(docstrings)) == len(ALL)
-
-
 @pytest.mark.parametrize("reason", list(StopReason), ids=lambda reason: reason.name)
 def test_every_reason_to_stop_is_an_error_that_says_what_to_do(reason: StopReason) -> None:
     details = (("lost", ()), ("differing", ()), ("same_rows", False), ("offsets", ()))
@@ -60,19 +44,6 @@ def test_every_reason_to_stop_is_an_error_that_says_what_to_do(reason: StopReaso
     assert error.next_step
     assert error.details["batch"] == 5
     assert type(pickle.loads(pickle.dumps(error))) is type(error)  # noqa: S301 - pickled on the same line
-
-
-def test_a_loss_names_what_is_lost() -> None:
-    details: dict[str, object] = {
-        "lost": (("memory", 1, 2),),
-        "differing": (("memory", 1),),
-        "same_rows": False,
-        "offsets": ("{}",),
-    }
-    error = stop_error(Stop(reason=StopReason.LOST, message="lost", details=tuple(details.items())), 5)
-    assert type(error) is TransactionLostError
-    assert "('memory', 1, 2)" in error.message
-    assert details == {name: error.details[name] for name in details}
 
 
 @pytest.mark.parametrize(
@@ -88,3 +59,44 @@ def test_a_loss_names_what_is_lost() -> None:
 def test_what_is_told_is_sentences(said: str, step: str, told: str) -> None:
     assert str(errors.ConfigurationError(said, next_step=step, setting="topic")) == told
     assert str(errors.PrepareError("slot 1 failed", next_step="look")) == "slot 1 failed. Next: Look."
+
+
+FORGED = "a\r\n2026-11-23 sparkonce batch=99 committed\x1b[31m\x00\u2028\u202e\x9b"
+AS_ONE = "a 2026-11-23 sparkonce batch=99 committed [31m"
+
+
+def test_what_would_forge_a_line_of_a_log_is_taken_out() -> None:
+    assert one_line(FORGED) == AS_ONE
+    assert one_line(f"  {FORGED}\n") == AS_ONE
+    assert one_line("ключ 'é' 🎉") == "ключ 'é' 🎉"
+
+    assert one_line("x" * MOST_CHARACTERS) == "x" * MOST_CHARACTERS
+    assert one_line("x" * (MOST_CHARACTERS + 1)) == "x" * (MOST_CHARACTERS - 1) + "…"
+
+
+def test_every_clients_words_come_in_one_line() -> None:
+    said = [
+        postgres_words(psycopg.OperationalError(FORGED.replace("\n", " "))),
+        mysql_words(pymysql.err.OperationalError(1, FORGED)),
+        refusal(type("E", (), {"response": {"Error": {"Code": "X", "Message": FORGED}}})()).reason,
+        of_hdfs_error(RuntimeError(FORGED.replace("\n", " ")), "p").reason,
+    ]
+    assert all(AS_ONE in one and one.isprintable() for one in said)
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        ("Duplicate entry '4111 1111' for key 'PRIMARY'", "Duplicate entry '…' for key 'PRIMARY'"),
+        ("Duplicate entry 'o' for key 'x' for key 'k'", "Duplicate entry '…' for key 'k'"),
+        ("Incorrect string value: '\\xE2' for column `d`.`t`.`c` at row 1", "Incorrect string value: '…' for column"),
+        ("Truncated incorrect DOUBLE value: 'it's'", "Truncated incorrect DOUBLE value: '…'"),
+        ("Data too long for column 'c' at row 1", "Data too long for column 'c' at row 1"),
+    ],
+)
+def test_values_in_mariadbs_words_are_told_at_debug_only(
+    words: str, shown: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.DEBUG):
+        assert mysql_words(pymysql.err.DataError(1, words)).startswith(shown)
+    assert (words in caplog.text) is (shown not in words)

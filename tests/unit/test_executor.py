@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -112,12 +111,6 @@ def test_a_slot_is_begun_written_prepared_and_closed(a: Recorder, calls: list[st
     assert a.contexts == [WriterContext(owner=OWNER, batch=4, slot=2, copy="3.17.1", columns=("number",))]
 
 
-def test_each_sink_gets_its_columns_in_its_order(a: Recorder, b: Recorder) -> None:
-    write([piece([1, 2])], task(a, b))
-    assert [rows.to_pydict() for rows in a.written] == [{"number": [1, 2]}]
-    assert [list(rows.to_pydict().items()) for rows in b.written] == [[("other", ["1", "2"]), ("number", [1, 2])]]
-
-
 def test_no_sink_is_closed_before_all_are_prepared(a: Recorder, b: Recorder, calls: list[str]) -> None:
     handles = write([piece([1])], task(a, b))
     assert [handle.sink for handle in handles] == ["a", "b"]
@@ -130,20 +123,6 @@ def test_a_slot_without_rows_opens_nothing_and_returns_a_handle(
 ) -> None:
     assert write(rows, task(a)) == [Handle(sink="a", slot=2)]
     assert calls == ["a.writer", "a.close"]
-
-
-def test_empty_pieces_between_others_are_left_out(a: Recorder, calls: list[str]) -> None:
-    (handle,) = write([piece([]), piece([1]), piece([]), piece([2])], task(a))
-    assert calls == ["a.writer", "a.begin", "a.write", "a.write", "a.prepare", "a.close"]
-    assert handle.rows == 2
-
-
-def test_a_transaction_is_begun_once_whatever_the_clock_says(
-    a: Recorder, calls: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sparkonce.executor.time.time_ns", lambda: 0)
-    write([piece([1]), piece([2])], task(a))
-    assert calls.count("a.begin") == 1
 
 
 def test_the_fingerprint_is_the_sum_of_the_hashes_modulo_two_to_the_64(a: Recorder, b: Recorder) -> None:
@@ -173,12 +152,6 @@ def test_what_is_not_written_again_is_counted(a: Recorder, b: Recorder, calls: l
     assert {call.split(".")[0] for call in calls} == {"b"}
 
 
-def test_nothing_of_a_slot_is_written_again(a: Recorder, calls: list[str]) -> None:
-    (handle,) = write([piece([1, 2])], task(a, only=frozenset()))
-    assert calls == []
-    assert (handle.rows, handle.opened_ms, handle.transaction) == (2, 0, ())
-
-
 @pytest.mark.parametrize("call", ["begin", "write", "prepare"])
 def test_every_writer_is_aborted_whichever_failed(a: Recorder, b: Recorder, calls: list[str], call: str) -> None:
     b.fails_at = {call}
@@ -186,13 +159,6 @@ def test_every_writer_is_aborted_whichever_failed(a: Recorder, b: Recorder, call
         write([piece([1])], task(a, b))
     assert calls[-2:] == ["b.abort", "a.abort"]
     assert not any(noted.endswith("close") for noted in calls)
-
-
-def test_a_writer_that_cannot_be_made_aborts_those_before(a: Recorder, b: Recorder, calls: list[str]) -> None:
-    b.fails_at = {"writer"}
-    with pytest.raises(RuntimeError, match="b cannot writer"):
-        write([piece([1])], task(a, b))
-    assert calls == ["a.writer", "b.writer", "a.abort"]
 
 
 def test_rows_that_cannot_be_computed_abort_every_writer(a: Recorder, b: Recorder, calls: list[str]) -> None:
@@ -226,13 +192,6 @@ def test_what_the_log_could_not_keep_is_refused(a: Recorder, calls: list[str], o
     with pytest.raises(PrepareError, match="'odd'"):
         write([piece([1])], task(a))
     assert calls[-1] == "a.abort"
-
-
-def test_weaker_sinks_return_nothing_to_commit(calls: list[str]) -> None:
-    weak = Recorder("a", calls, Guarantee.AT_LEAST_ONCE)
-    weak.fields = {}
-    (handle,) = write([piece([1])], task(weak))
-    assert (handle.rows, handle.transaction) == (1, ())
 
 
 @pytest.mark.parametrize("guarantee", [Guarantee.EXACTLY_ONCE, Guarantee.AT_LEAST_ONCE])
@@ -275,12 +234,6 @@ def test_slots_that_are_missing_or_doubled(keys: list[tuple[str, int]]) -> None:
     assert "the slots that returned a handle" in check_handles(handles(*keys), sorted({sink for sink, _ in keys}))
 
 
-def test_nothing_is_logged_when_all_goes_well(a: Recorder, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO):
-        write([piece([1])], task(a))
-    assert caplog.records == []
-
-
 class Choosy(Recorder):
     """Refuses odd numbers."""
 
@@ -320,12 +273,6 @@ def test_refused_rows_go_to_the_other_sink(calls: list[str], b: Recorder) -> Non
         {"sink": "a", "batch": 4, "slot": 2, "reason": "It is odd.", "row": '{"number": 3}'}
     ]
     assert [number for rows in a.written for number in rows["number"].to_pylist()] == [2, 4, 6]
-
-
-def test_without_refused_rows_the_other_sink_is_not_touched(calls: list[str], b: Recorder) -> None:
-    _, refused = write([piece([2, 4])], with_dead_letters(Choosy("a", calls), b))
-    assert (refused.rows, refused.transaction) == (0, ())
-    assert not any(call.startswith("b.") for call in calls)
 
 
 def test_a_transaction_of_refused_rows_alone_is_aborted(calls: list[str], b: Recorder) -> None:

@@ -6,7 +6,6 @@ import datetime as dt
 import io
 import json
 import math
-from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -25,50 +24,6 @@ def parsed(column: pa.Array) -> list[Any]:
     assert text.count("\n") == len(column), "one line a row, whatever is in it"
     assert list(json.loads(line)) == ["x"] if (line := text.split("\n")[0]) else not len(column)
     return [json.loads(line, parse_float=str)["x"] for line in text.split("\n")[:-1]]
-
-
-@pytest.mark.parametrize(
-    ("column", "wanted"),
-    [
-        (pa.array([1, None, -128], pa.int8()), [1, None, -128]),
-        (pa.array([2**63 - 1, -(2**63)], pa.int64()), [2**63 - 1, -(2**63)]),
-        (pa.array([True, None, False]), [True, None, False]),
-        (pa.array([dt.date(2020, 2, 29), None]), ["2020-02-29", None]),
-        (pa.array([1_700_000_000_123_456, None], pa.timestamp("us", "UTC")), ["2023-11-14T22:13:20.123456Z", None]),
-        (pa.array([0], pa.timestamp("us")), ["1970-01-01T00:00:00.000000"]),
-        (pa.array([-62_135_596_800_000_000], pa.timestamp("us")), ["0001-01-01T00:00:00.000000"]),
-        (pa.array([[1, None], [], None], pa.list_(pa.int32())), [[1, None], [], None]),
-        (pa.array([[["x"], None], [[]]], pa.list_(pa.list_(pa.string()))), [[["x"], None], [[]]]),
-        (
-            pa.array([{"a": 1, 'q"': ["y"]}, None, {"a": None, 'q"': None}], pa.struct({"a": "int8", 'q"': pa.list_(pa.string())})),  # noqa: E501
-            [{"a": 1, 'q"': ["y"]}, None, {"a": None, 'q"': None}],
-        ),
-    ],
-)  # fmt: skip
-def test_values_are_read_back(column: pa.Array, wanted: list[Any]) -> None:
-    assert parsed(column) == wanted
-    assert parsed(column.slice(1)) == wanted[1:], "an array that begins in the middle of its memory"
-
-
-def test_numbers_are_read_back_with_all_their_digits() -> None:
-    values = [1.0, -0.0, 0.1, 1e300, 5e-324, 123456789012345680.0, 1e16]
-    told = parsed(pa.array(values))
-    assert [float(one) for one in told] == values
-    assert told[0] == "1.0", "a reader that guesses types must not take it for an integer"
-    assert parsed(pa.array([math.nan, math.inf, -math.inf, None])) == ["NaN", "Infinity", "-Infinity", None]
-    assert [pa.scalar(float(one), pa.float32()).as_py() for one in parsed(pa.array([0.1, 3.4e38], pa.float32()))] == [
-        pa.scalar(0.1, pa.float32()).as_py(),
-        pa.scalar(3.4e38, pa.float32()).as_py(),
-    ]
-
-    values = ["0.0000000001", "-0.0000000001", "-9999999999999999999999999999.9999999999", "0", "12.5"]
-    column = pa.array([Decimal(one) for one in values], pa.decimal128(38, 10))
-    told = parsed(column)
-    assert [Decimal(one) for one in told] == column.to_pylist()
-    assert not any("E" in one or "e" in one for one in told)
-
-    assert parsed(pa.array(STRINGS)) == STRINGS
-    assert parsed(pa.array(STRINGS, pa.large_string())) == STRINGS
 
 
 @pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary()])
@@ -115,11 +70,6 @@ def test_csv_tells_null_from_an_empty_string() -> None:
 def test_a_delimiter_that_stands_in_values_without_quotes_is_refused(delimiter: str) -> None:
     with pytest.raises(ConfigurationError, match="delimiter"):
         choose("csv", None, {"delimiter": delimiter})
-
-
-@pytest.mark.parametrize("delimiter", [",", ";", "\t", "|", " ", "\x01", "~"])
-def test_other_delimiters_are_taken(delimiter: str) -> None:
-    assert dict(choose("csv", None, {"delimiter": delimiter}).options)["delimiter"] == delimiter
 
 
 @pytest.mark.parametrize(("value", "said"), [("a\nb", "line break"), ("a\r", "line break"), (None, "null")])

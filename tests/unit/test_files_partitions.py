@@ -2,18 +2,20 @@ from __future__ import annotations
 
 import datetime as dt
 from decimal import Decimal
+from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pytest
 
-from sparkonce.errors import PrepareError
+from sparkonce.errors import ConfigurationError, PreflightError, PrepareError
 from sparkonce.protocol.handles import Finished, Outcome
-from sparkonce.protocol.ownership import Token, TransactionName
 from sparkonce.sinks.files.hdfs import of_error as of_hdfs_error
 from sparkonce.sinks.files.local import of_error
-from sparkonce.sinks.files.names import escape, file_path, folder_of, name_in, split, values_of
+from sparkonce.sinks.files.locations import overlaps
+from sparkonce.sinks.files.names import escape, folder_of, split, values_of
+from sparkonce.sinks.files.sink import FilesSink
 from sparkonce.sinks.files.store import FileState, before_publish, of_abort, of_commit
+from sparkonce.storage.local import LocalFiles
 
 
 def test_odd_characters_are_escaped_as_spark_does() -> None:
@@ -63,26 +65,6 @@ def test_rows_are_split_and_keep_their_order() -> None:
         assert [folder_of(["s", "day"], [names[one], str(days[one])]) for one in ids] == [folder] * len(ids)
         own = [one for one in ids if names[one] is None], [one for one in ids if names[one] is not None]
         assert all(part == sorted(part) for part in own)
-
-
-def test_many_partitions_of_many_columns() -> None:
-    numbers = np.arange(70_000)
-    rows = pa.table({"id": numbers, "a": numbers, "b": numbers % 7})
-    parts = list(split(rows, ["a", "b"]))
-    assert len(parts) == 70_000
-    assert parts[69_999][0] == "a=69999/b=6"
-    assert parts[69_999][1].column("id").to_pylist() == [69_999]
-
-
-def test_a_files_name_says_whose_it_is() -> None:
-    name = TransactionName(
-        prefix="files.eu-1", query="0123456789ab", token=Token(7, "deadbeef"), batch=3, slot=4, copy="a" * 12
-    )
-    for number, extension in ((0, ".parquet"), (12, ".csv.gz")):
-        path = file_path("day=2024-01-01/part-x=1", name, number, extension)
-        assert name_in(path) == name
-    assert name_in("part-00000-1234.parquet") is None
-    assert name_in(str(name)) is None
 
 
 @pytest.mark.parametrize(
@@ -149,3 +131,37 @@ def test_what_is_not_listed_is_unknown() -> None:
     denied = RuntimeError('RPCError("org.apache.hadoop.security.AccessControlException", "Permission denied\\n\\tat")')
     assert of_hdfs_error(denied, "/x").outcome is Outcome.UNKNOWN
     assert "let this user write" in of_hdfs_error(denied, "/x").reason
+
+
+@pytest.mark.parametrize("path", ["orders", "./orders", "file:orders"])
+def test_a_relative_path_is_refused_at_once(path: str) -> None:
+    """Workers have different working directories, and would write to a wrong place or fail."""
+    with pytest.raises(ConfigurationError, match="is relative to this process's working folder") as told:
+        FilesSink(path)
+    assert str(Path.cwd() / "orders") in str(told.value)
+
+    FilesSink("~/orders")
+
+
+def test_rows_and_checkpoint_do_not_share_a_folder(tmp_path: Path) -> None:
+    checkpoint = LocalFiles(tmp_path / "checkpoint")
+    (tmp_path / "link").symlink_to(tmp_path)
+    for path in (tmp_path, tmp_path / "checkpoint", tmp_path / "checkpoint" / "rows", tmp_path / "link"):
+        for given in (str(path), path.as_uri()):
+            with pytest.raises(ConfigurationError, match="are one folder, or one lies inside the other"):
+                FilesSink(given).use_checkpoint(checkpoint)
+    FilesSink(tmp_path / "checkpoint-rows").use_checkpoint(checkpoint)
+
+    assert overlaps("s3://bucket/rows", "s3a://bucket/rows/checkpoint")
+    assert overlaps("hdfs://node:8020/a/b", "hdfs://node:8020/a")
+    assert not overlaps("s3://bucket/rows", "s3a://bucket/rows-2")
+    assert not overlaps("s3://other/rows", "s3a://bucket/rows")
+    assert not overlaps("/rows", "s3a://bucket/rows")
+
+
+@pytest.mark.parametrize("inside", ["", "folder"])
+def test_a_path_that_is_a_file_is_called_one(tmp_path: Path, inside: str) -> None:
+    (file := tmp_path / "orders").write_text("mine")
+    with pytest.raises(PreflightError, match=r"needs a folder, and .*/orders is a file. Next: Name another folder"):
+        FilesSink(file / inside).preflight("0" * 12, None)
+    assert file.read_text() == "mine"

@@ -19,31 +19,6 @@ def columns(format: str, **types: pa.DataType) -> list[str]:  # noqa: A002
     return list(FilesSink("/out", format=format).columns(pa.schema(list(types.items()))))
 
 
-@pytest.mark.parametrize("format", [name for name in FORMATS if name != "text"])
-def test_plain_types_are_taken(format: str) -> None:  # noqa: A002
-    plain = {
-        "boolean": pa.bool_(),
-        "byte": pa.int8(),
-        "short": pa.int16(),
-        "int": pa.int32(),
-        "long": pa.int64(),
-        "float": pa.float32(),
-        "double": pa.float64(),
-        "decimal": pa.decimal128(38, 18),
-        "string": pa.string(),
-        "binary": pa.binary(),
-        "date": pa.date32(),
-        "timestamp": pa.timestamp("us", "Europe/Berlin"),
-        "timestamp_ntz": pa.timestamp("us"),
-    }
-    assert columns(format, **plain) == list(plain)
-
-
-@pytest.mark.parametrize("format", ["parquet", "json", "arrow"])
-def test_nested_types_are_taken(format: str) -> None:  # noqa: A002
-    assert columns(format, **NESTED) == list(NESTED)
-
-
 @pytest.mark.parametrize("name", NESTED)
 def test_csv_has_no_nested_types(name: str) -> None:
     with pytest.raises(SchemaError, match=r"'x' is .*: csv files have no nested values"):

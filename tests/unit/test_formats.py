@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import json
 import pkgutil
 import re
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +42,7 @@ from sparkonce.sinks.sql.transactions import Location, SqlTransaction
 from sparkonce.sinks.tables.table import Label
 from sparkonce.sinks.write_ahead.ledger import Entry, entries_of, text_of
 from sparkonce.storage.local import LocalFiles
-from sparkonce.watch.figures import InDoubt, WatchedBatch, WatchedEvent
-from sparkonce.watch.timeline import RunNow, TimelineReader, TimelineSegment
-from sparkonce_rabbitmq.queue.messages import QueueMessage, id_of
-from sparkonce_rabbitmq.queue.segments import Segment, Segments
 from sparkonce_rabbitmq.sinks.publishing import Ids
-from sparkonce_rabbitmq.stream.positions import behind, ranges_of
 
 TOKEN = Token(5, "60a1de0a")
 QUERY = "60a1de00-0000-4000-8000-000000000001"
@@ -336,59 +330,3 @@ def test_notes_of_rows_that_wait_and_labels_of_tables() -> None:
     )
     assert label.to_text() == text % label.digest
     assert Label.of_text(label.to_text()) == label
-
-
-def test_messages_of_a_queue(tmp_path: Path) -> None:
-    token = b"0123456789abcdef"
-    segment = Segment(token=token, ids=(id_of(QueueMessage(b"plain", "m1"), "message_id"),), rows=b"rows")
-    assert segment.encode().startswith(b"sparkonce-queue\x01")
-    assert segment.encode().endswith(token + b"\x00\x00\x00\x01" + segment.ids[0] + b"rows")
-    segments = Segments(LocalFiles(tmp_path))
-    (tmp_path / "identity").write_text('{"identity": "872fa69c2925a8a0", "identified": "message_id"}')
-    assert segments.identity("message_id") == "872fa69c2925a8a0"
-    segments.put(2, segment)
-    path = tmp_path / "segments" / "000000000002"
-    assert segments.read(2) == segment
-    path.write_bytes(path.read_bytes().replace(b"queue\x01", b"queue\x02"))
-    with pytest.raises(NewerFormatError, match="written by a newer version"):
-        segments.read(2)
-
-
-def test_positions_in_a_stream() -> None:
-    place = behind(7, (5, 1795), {"offset": 3, "first": 3})
-    assert place == {"offset": 7, "chunk": 5, "at": 1795, "first": 3}
-    (found,) = ranges_of({}, {"orders": place})
-    assert (found.stream, found.start, found.end, found.before, found.last) == ("orders", 3, 7, None, (5, 1795))
-
-
-def test_a_part_of_the_timeline(tmp_path: Path) -> None:
-    made = TimelineSegment(
-        run="5-60a1de0a",
-        number=3,
-        query=QUERY,
-        spark_run="s-1",
-        name="orders",
-        host="driver.example",
-        timeout_ms={"kafka": 900_000},
-        now=RunNow(written_ms=9, batch=5, phase="WRITING", since_ms=8, in_doubt=InDoubt(transactions=2, opened_ms=7)),
-        batches=[
-            WatchedBatch(
-                batch=4,
-                rows={"kafka": 14},
-                transactions=2,
-                recovered=False,
-                healed=1,
-                began_ms=7,
-                phases=[("WRITING", 10)],
-            )
-        ],
-        events=[WatchedEvent(at_ms=7, kind="healed", batch=4, text="One was lost.", next_step="Nothing.")],
-    )
-    plain = json.loads(made.encoded())
-    assert plain == {"format": 1, **json.loads(json.dumps(asdict(made)))}
-    folder = tmp_path / "sparkonce" / "timeline"
-    folder.mkdir(parents=True)
-    for number, format_ in ((3, 1), (4, 2)):
-        path = folder / f"00000000000000000005-60a1de0a.{number:09}.json"
-        path.write_text(json.dumps({**plain, "number": number, "format": format_}))
-    assert TimelineReader(LocalFiles(tmp_path)).read() == [made]

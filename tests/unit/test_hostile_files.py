@@ -93,21 +93,6 @@ def test_a_pickle_in_a_records_place_is_not_run(tmp_path: Path) -> None:
 
 
 @PATIENTLY
-@given(st.binary(max_size=400))
-def test_any_bytes_are_refused(data: bytes) -> None:
-    refused([data])
-    refused([CLAIM, data])
-    refused([CLAIM], data)
-
-
-@PATIENTLY
-@given(st.binary(max_size=200), st.sampled_from(["record", "floor"]))
-def test_any_bytes_with_a_checksum_are_refused(data: bytes, kind: str) -> None:
-    refused_or_read([CLAIM, sealed(kind, data)], sealed("floor", data))
-    refused([CLAIM, sealed(kind, data)])
-
-
-@PATIENTLY
 @given(st.data())
 def test_any_other_value_in_any_place_is_refused_or_read(data: st.DataObject) -> None:
     """The checksum is valid, as if somebody had edited the log with our own library."""

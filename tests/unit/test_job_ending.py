@@ -22,15 +22,6 @@ def _handlers_are_put_back() -> Iterator[None]:
     assert [signal.getsignal(number) for number in HANDLERS] == before
 
 
-def test_it_returns_when_all_queries_have_ended_by_themselves(capsys: pytest.CaptureFixture[str]) -> None:
-    queries = [FakeQuery(), FakeQuery()]
-    for query in queries:
-        query.end()
-    await_end(*queries)  # type: ignore[arg-type]
-    assert [query.stops for query in queries] == [0, 0]
-    assert capsys.readouterr() == ("", "")
-
-
 @pytest.mark.parametrize("number", HANDLERS)
 def test_a_signal_stops_all_queries_in_order(number: int, capsys: pytest.CaptureFixture[str]) -> None:
     queries = [FakeQuery("totals"), FakeQuery("")]

@@ -81,21 +81,6 @@ def test_a_signal_while_the_file_itself_waits_lets_it_go_on(
     assert capsys.readouterr().out == "goes on\n"
 
 
-def test_signals_that_somebody_has_taken_since_are_taken_again_with_each_query(
-    tmp_path: Path, started: list[FakeQuery]
-) -> None:
-    started += [FakeQuery(), FakeQuery()]
-    theirs = "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nDataStreamWriter.start(None)"
-    before = signal.getsignal(signal.SIGINT)
-    eventually_sent = "import os, threading\nthreading.Timer(0, os.kill, (os.getpid(), signal.SIGINT)).start()"
-    try:
-        assert run(tmp_path, f"{BEGIN}{theirs}\n{eventually_sent}") == 0
-        assert all(query.stops for query in started)
-        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN, "theirs is put back"
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
 @pytest.mark.parametrize("waits", ["", "query.awaitTermination()"])
 def test_a_query_that_failed_is_told_whoever_waited_for_it(
     waits: str, tmp_path: Path, started: list[FakeQuery], capsys: pytest.CaptureFixture[str]
@@ -103,13 +88,6 @@ def test_a_query_that_failed_is_told_whoever_waited_for_it(
     started.append(FakeQuery(error=Failed()))
     assert run(tmp_path, f"{BEGIN}{waits}") == 1
     assert capsys.readouterr().err == TOLD
-
-
-def test_a_file_that_exits_well_is_waited_for(tmp_path: Path, started: list[FakeQuery]) -> None:
-    started.append(FakeQuery())
-    send(signal.SIGTERM)
-    assert run(tmp_path, f"{BEGIN}sys.exit(0)") == 0
-    assert started[0].stops
 
 
 def test_a_query_that_the_file_has_started_again_is_not_told(tmp_path: Path, started: list[FakeQuery]) -> None:

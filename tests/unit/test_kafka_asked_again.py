@@ -5,9 +5,7 @@ The brokers are fakes.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from types import SimpleNamespace
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -23,98 +21,17 @@ from sparkonce.sinks.kafka.committer import KafkaCommitter, fields_of
 from sparkonce.sinks.kafka.outcomes import BrokerAnswer, Description, KafkaTransaction
 from sparkonce.sinks.kafka.transaction_client import TransactionClient
 from unit.driver_world import Clock
+from unit.kafka_world import NOT_COORDINATOR, SILENT, UNSENT, Brokers, Refusal
 
 ONE, OTHER = KafkaTransaction("p.q.one", 7, 3), KafkaTransaction("p.q.other", 7, 3)
-SILENT, UNSENT = BrokerAnswer(None, "reset by peer"), BrokerAnswer(None, "refused", never_sent=True)
-LOADING, NOT_AVAILABLE, NOT_COORDINATOR, CONCURRENT, TIMED_OUT, FENCED = 14, 15, 16, 51, 7, 90
+LOADING, NOT_AVAILABLE, CONCURRENT, TIMED_OUT = 14, 15, 51, 7
 QUERY = "0123456789ab"
-Refusal = BrokerAnswer | int
-
-
-class Brokers:
-    """Stands in for the connection.
-
-    Attributes:
-        holds: The ids that each broker coordinates.
-        refuse: The next answers of a broker, in order, which replace its real ones.
-        asked: The requests in order, as ``(broker, kind)``, with the ids if the request has any.
-    """
-
-    def __init__(self) -> None:
-        self.holds = {1: [ONE.transactional_id], 2: [OTHER.transactional_id]}
-        self.refuse: dict[Any, list[Refusal]] = {}
-        self.asked: list[tuple[Any, str]] = []
-        self.patterns: set[str | None] = set()
-        self.leaves_out: set[str] = set()
-        self.manager = SimpleNamespace(
-            cluster=SimpleNamespace(add_coordinator=lambda *_: None, update_metadata=lambda _: None)
-        )
-
-    def call(self, ask: Callable[[], Coroutine[Any, Any, Any]], deadline_s: float) -> Any:
-        try:
-            ask().send(None)
-        except StopIteration as done:
-            return done.value
-        raise AssertionError("nothing here is waited for")
-
-    async def gather(self, requests: Sequence[tuple[Any, Any]], deadline_s: float) -> list[Any]:
-        return [
-            self._answer(type(request).__name__.removesuffix("Request"), request, node) for request, node in requests
-        ]
-
-    def close(self) -> None:
-        pass
-
-    def _answer(self, kind: str, request: Any, node: Any) -> Any:
-        broker = int(node.removeprefix("coordinator-").partition(".")[0]) if isinstance(node, str) else node
-        self.asked.append((broker, kind))
-        left = self.refuse.get(broker, []) or self.refuse.get(kind, [])
-        refusal: Refusal = left.pop(0) if left else 0
-        if isinstance(refusal, BrokerAnswer):
-            return refusal
-        if kind == "Metadata":
-            return SimpleNamespace(brokers=[SimpleNamespace(node_id=one) for one in self.holds])
-        if kind == "FindCoordinator":
-            found = [
-                SimpleNamespace(error_code=refusal, key=key, node_id=self._holder(key), host="h", port=1)
-                for key in request.coordinator_keys
-                if key not in self.leaves_out
-            ]
-            return SimpleNamespace(coordinators=found)
-        if kind == "ListTransactions":
-            self.patterns.add(request.transactional_id_pattern)
-            states = [SimpleNamespace(transactional_id=name) for name in ([] if refusal else self.holds[broker])]
-            return SimpleNamespace(error_code=refusal, transaction_states=states)
-        if kind == "DescribeTransactions":
-            return SimpleNamespace(transaction_states=[_state(name, refusal) for name in request.transactional_ids])
-        return SimpleNamespace(error_code=refusal)
-
-    def _holder(self, name: str) -> int:
-        return next((broker for broker, names in self.holds.items() if name in names), 1)
-
-    def count(self, kind: str) -> list[Any]:
-        """Returns the brokers that got this kind of request, in order."""
-        return [broker for broker, one in self.asked if one == kind]
-
-
-def _state(name: str, code: int) -> Any:
-    return SimpleNamespace(
-        error_code=code,
-        transactional_id=name,
-        producer_id=7,
-        producer_epoch=3,
-        transaction_state="Ongoing",
-        transaction_timeout_ms=60_000,
-        transaction_start_time_ms=5,
-        topics=[],
-    )
 
 
 @pytest.fixture
-def brokers(monkeypatch: pytest.MonkeyPatch) -> Brokers:
-    made = Brokers()
-    monkeypatch.setattr(client_module, "KafkaConnection", lambda _: made)
-    return made
+def brokers(brokers: Brokers) -> Brokers:
+    brokers.holds = {1: [ONE.transactional_id], 2: [OTHER.transactional_id]}
+    return brokers
 
 
 @pytest.fixture
@@ -158,13 +75,6 @@ def test_only_what_was_refused_is_asked_again(
     assert brokers.count(kind) == [1, 2, 1, 1, 1]
 
 
-def test_what_stays_refused_is_said_at_the_deadline(brokers: Brokers, client: TransactionClient, clock: Clock) -> None:
-    brokers.refuse[1] = [NOT_AVAILABLE] * 1000
-    one, other = client.end_transactions([ONE, OTHER], commit=True, deadline_s=10.0)
-    assert (one.code, other.code) == (NOT_AVAILABLE, 0)
-    assert clock.monotonic() < 10.0
-
-
 def test_a_broker_that_stays_away_is_named_and_leaves_the_views_of_the_others(
     brokers: Brokers, client: TransactionClient, clock: Clock
 ) -> None:
@@ -175,12 +85,6 @@ def test_a_broker_that_stays_away_is_named_and_leaves_the_views_of_the_others(
 
     brokers.refuse[2] = [SILENT] * 1000
     assert survey(client) == ([ONE.transactional_id], SILENT)
-
-
-def test_a_final_answer_is_not_asked_again(brokers: Brokers, client: TransactionClient) -> None:
-    brokers.refuse[1] = [FENCED]
-    assert [one.code for one in client.end_transactions([ONE], commit=True, deadline_s=10.0)] == [FENCED]
-    assert brokers.count("EndTxn") == [1]
 
 
 def test_a_look_up_is_asked_again_too(brokers: Brokers, client: TransactionClient) -> None:
@@ -336,21 +240,3 @@ def test_coordinators_are_remembered_of_a_bounded_number_of_ids(
         assert [one.code for one in client.end_transactions(some, commit=True, deadline_s=1.0)] == [0] * 3
     assert len(client._coordinators) <= 20 + 3
     assert len(brokers.count("FindCoordinator")) == 50
-
-
-@pytest.fixture
-def said(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], list[str]]]:
-    with caplog.at_level(logging.WARNING, "sparkonce.sinks.kafka.connection"):
-        yield lambda: [record.getMessage() for record in caplog.records]
-
-
-def test_waiting_is_said_once_and_then_rarely(
-    brokers: Brokers, client: TransactionClient, said: Callable[[], list[str]], clock: Clock
-) -> None:
-    brokers.refuse[1] = [CONCURRENT] * 3
-    client.end_transactions([ONE], commit=True, deadline_s=10.0)
-    assert said() == []
-    brokers.refuse[1] = [NOT_AVAILABLE] * 1000
-    for _ in range(10):
-        client.end_transactions([ONE], commit=True, deadline_s=clock.monotonic() + 10.0)
-    assert said() == ["Waiting for Kafka to find out about or end transactions: COORDINATOR_NOT_AVAILABLE."] * 2

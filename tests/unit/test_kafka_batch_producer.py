@@ -22,7 +22,6 @@ from sparkonce.sink import Owner, WriterContext
 from sparkonce.sinks.kafka import batch_producer, librdkafka, producer_pool
 from sparkonce.sinks.kafka.batch_producer import BatchProducer, BorrowedBuffers, _point, client_log, takes_batches
 from sparkonce.sinks.kafka.pooled_producer import PooledProducer, ProducerSpec
-from sparkonce.sinks.kafka.settings import DEFAULTS
 from sparkonce.sinks.kafka.sink import KafkaSink
 
 WAIT_S = 30.0
@@ -104,34 +103,10 @@ def test_messages_point_to_the_bytes_of_a_slice(
     assert [int(size) for size in messages["len"]] == [len(text or b"") for text in texts]
 
 
-def test_an_empty_text_has_an_address_even_where_arrow_has_no_data() -> None:
-    class WithoutData:
-        """A column of two empty strings without a data buffer. The format allows it, but pyarrow never makes one."""
-
-        type, offset, null_count = pa.string(), 0, 0
-
-        def __len__(self) -> int:
-            return 2
-
-        def buffers(self) -> list[pa.Buffer | None]:
-            return [None, pa.py_buffer(np.zeros(3, np.int32)), None]
-
-    messages = np.zeros(2, librdkafka.MESSAGE)
-    _point(messages, "key", "key_len", WithoutData())
-    assert messages["key"].all()
-    assert not messages["key_len"].any()
-
-
 @pytest.mark.parametrize("column", ["headers", "timestamp"])
 def test_rows_with_columns_of_single_rows_are_not_taken(make: Make, column: str) -> None:
     with pytest.raises(ValueError, match=column):
         make().produce("t", pa.record_batch({"value": ["a"], column: pa.nulls(1)}))
-
-
-def test_no_rows_are_none(make: Make) -> None:
-    producer = make()
-    assert producer.produce("t", ROWS.slice(0, 0)) == 0
-    assert producer.produce("t", ROWS.slice(0, 0).append_column("partition", pa.array([], pa.int32()))) == 0
 
 
 @pytest.mark.parametrize("topic", ["t" * 513, "a\0b"], ids=["long", "with NUL"])
@@ -149,22 +124,6 @@ def test_no_memory_is_lent_once_librdkafka_has_chosen_a_partition(make: Make) ->
     assert producer._borrowed.in_order
     producer.produce("t", ROWS)
     assert not producer._borrowed.in_order
-
-
-def test_rows_without_brokers_are_refused_once_their_time_is_over(make: Make, told: Told) -> None:
-    producer = make(message_timeout_ms=200, linger_ms=1)
-    assert producer.produce("t", ROWS) == 2
-    assert len(producer) >= 2
-    poll_until(producer, lambda: len(told.refused) == 2, "both are refused")
-    assert told.refused == [(KafkaError._MSG_TIMED_OUT, "t", -1, 1), (KafkaError._MSG_TIMED_OUT, "t", -1, 2)]
-    assert told.acknowledged == 0
-
-
-def test_flush_ends_without_brokers(make: Make) -> None:
-    producer = make()
-    producer.produce("t", ROWS)
-    producer.flush(0.1)
-    assert len(producer) >= 2
 
 
 def test_a_short_flush_sends_rows_whose_request_is_not_full_although_they_hold_much_memory(
@@ -218,18 +177,6 @@ def test_nothing_works_after_the_end(make: Make, call: Callable[[BatchProducer],
         call(producer)
 
 
-def test_librdkafkas_log_goes_to_the_logger(
-    make: Make, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
-) -> None:
-    producer = make(client_id="for-the-log")
-
-    def said() -> list[str]:
-        return [record.getMessage() for record in caplog.records if record.name == "sparkonce.librdkafka"]
-
-    poll_until(producer, lambda: any("FAIL [for-the-log#producer" in line for line in said()), "a failure is logged")
-    assert "FAIL" not in capfd.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("settings", "shown"),
     [({}, logging.ERROR), ({"debug": "broker"}, logging.DEBUG), ({"log_level": 0}, None)],
@@ -264,29 +211,6 @@ def test_a_setting_that_librdkafka_refuses_is_named(settings: dict[str, Any], na
     assert named in raised.value.args[0].str()
 
 
-@pytest.mark.parametrize("value", [None, True, False, 1, 1.5, "text"])
-def test_plain_settings_take_batches(value: object) -> None:
-    assert takes_batches({**DEFAULTS, "any": value})
-
-
-def test_settings_may_be_none_and_true(make: Make) -> None:
-    make(linger_ms=None, enable_idempotence=True, allow_auto_create_topics=False, acks="all")
-
-
-@pytest.mark.parametrize(
-    "setting",
-    [
-        {"oauth_cb": lambda _: ("token", 0.0)},
-        {"logger": object()},
-        {"default.topic.config": {"acks": "all"}},
-        {"sasl.oauthbearer.metadata.authentication.type": "aws_iam"},
-    ],
-    ids=lambda setting: next(iter(setting)),
-)
-def test_what_confluent_kafka_reads_in_python_takes_no_batches(setting: dict[str, Any]) -> None:
-    assert not takes_batches({**NOWHERE, **setting})
-
-
 def test_without_the_library_rows_go_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_producer, "librdkafka", lambda: None)
     assert not takes_batches(NOWHERE)
@@ -305,13 +229,6 @@ def fail_to_load(_: str) -> Any:
 def test_a_library_whose_names_are_hidden_is_none(monkeypatch: pytest.MonkeyPatch, load: Callable[[str], Any]) -> None:
     monkeypatch.setattr(ctypes, "CDLL", load)
     assert librdkafka.librdkafka.__wrapped__() is None
-
-
-def test_a_function_that_is_not_declared_is_named() -> None:
-    found = librdkafka.librdkafka()
-    assert found is not None
-    with pytest.raises(AttributeError, match="'consumer_poll' is not declared"):
-        found.consumer_poll  # noqa: B018 - the attribute access is what is tested
 
 
 @pytest.mark.parametrize("by_row", [False, True])

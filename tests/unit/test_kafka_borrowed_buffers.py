@@ -18,34 +18,6 @@ def memory(size: int = SIZE) -> pa.Buffer:
     return pa.allocate_buffer(size)
 
 
-def test_a_report_gives_back_the_oldest_memory_of_its_partition() -> None:
-    buffers = BorrowedBuffers(10 * SIZE)
-    first, _, other = (buffers.borrow(place, memory(), rows) for place, rows in ((HERE, 10), (HERE, 5), (THERE, 7)))
-    buffers.give_back(first, 4)
-    assert buffers.kept_bytes == 3 * SIZE
-    buffers.give_back(first + 4, 8)
-    assert buffers.kept_bytes == 2 * SIZE, "the first is given back, the second is read on"
-    buffers.give_back(other, 7)
-    assert buffers.kept_bytes == SIZE
-    buffers.give_back(first + 12, 3)
-    assert (buffers.kept_bytes, buffers.in_order) == (0, True)
-
-    buffers = BorrowedBuffers(10 * SIZE)
-    number = buffers.borrow(HERE, memory(), 3)
-    buffers.borrow(THERE, memory(), 3)
-    buffers.give_back(number, 4)
-    assert not buffers.in_order
-    assert buffers.kept_bytes == SIZE
-
-    buffers, shared = BorrowedBuffers(10 * SIZE), memory()
-    here, there = buffers.borrow(HERE, shared, 2), buffers.borrow(THERE, shared, 2)
-    assert buffers.kept_bytes == SIZE
-    buffers.give_back(here, 2)
-    assert buffers.kept_bytes == SIZE
-    buffers.give_back(there, 2)
-    assert buffers.kept_bytes == 0
-
-
 @pytest.mark.parametrize(
     "reported", [1, 30, 100, 0, 999], ids=["told before", "later", "next buffer", "copied", "never"]
 )
@@ -83,22 +55,6 @@ def test_of_a_batch_from_spark_the_memory_of_all_columns_is_counted() -> None:
     room = BorrowedBuffers(1).room_for(rows.column("value"))
     assert room is not None
     assert room.size > 5 * SIZE
-
-
-def test_an_end_to_the_order_holds_until_all_begins_anew() -> None:
-    buffers = BorrowedBuffers(10 * SIZE)
-    buffers.borrow(HERE, memory(), 1)
-    buffers.keep()
-    assert buffers.kept_bytes == SIZE
-    buffers.renew()
-    assert (buffers.kept_bytes, buffers.in_order) == (0, True)
-    buffers.give_back(buffers.borrow(HERE, memory(), 1), 1)
-    assert (buffers.kept_bytes, buffers.in_order) == (0, True)
-
-    buffers = BorrowedBuffers(SIZE, in_order=False)
-    assert not buffers.in_order
-    buffers.renew()
-    assert not buffers.in_order
 
 
 @pytest.mark.parametrize("seed", range(20))

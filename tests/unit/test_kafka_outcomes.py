@@ -59,20 +59,6 @@ def test_every_code_has_one_outcome_and_what_is_not_listed_is_unknown() -> None:
     }
 
 
-def test_every_refusal_has_a_reason() -> None:
-    finished = {(code, of): of(BrokerAnswer(code)) for code in CODES if code for of in (commit_outcome, abort_outcome)}
-    assert [key for key, one in finished.items() if not one.reason] == []
-
-    for finished in (commit_outcome(BrokerAnswer(None, "no route")), abort_outcome(BrokerAnswer(None, "no route"))):
-        assert finished == Finished(outcome=Outcome.RETRY, reason="No answer: no route")
-    assert not is_retriable(BrokerAnswer(None))
-
-    assert commit_outcome(BrokerAnswer(999)).reason.startswith("error code 999. Unlisted answer")
-    assert commit_outcome(BrokerAnswer(120, "abortable")).reason == (
-        "TRANSACTION_ABORTABLE: abortable. Unlisted answer, so the outcome is unknown."
-    )
-
-
 @pytest.mark.parametrize(
     ("view", "outcome"),
     [

@@ -87,23 +87,6 @@ def bench() -> Bench:
     return Bench()
 
 
-def test_the_second_task_takes_the_producer_that_was_made_while_the_first_ran(bench: Bench) -> None:
-    used = bench.take(0)
-    bench.gate.clear()
-    second = bench.pool.take(0)
-    assert second.done()
-    assert second.result() is not used
-    bench.gate.set()
-
-
-def test_a_task_that_never_waits_has_no_producer_made_in_advance(bench: Bench) -> None:
-    for batch in range(5):
-        lease = bench.pool.take(batch)
-        bench.settle()
-        bench.pool.retire(bench.pool.wait(lease, 0), batch)
-    assert len(bench.made) == 5
-
-
 def test_a_producer_carries_one_transaction_and_its_lane_rests_for_a_batch(bench: Bench) -> None:
     batches = (0, 0, 1, 1, 2, 2, 3, 3)
     carried = [bench.carry(batch) for batch in batches]
@@ -140,51 +123,11 @@ def test_fewer_are_kept_once_tasks_leave_some_over(bench: Bench) -> None:
     assert len([pooled for pooled in bench.made if not pooled.ended]) == 1
 
 
-def test_after_a_long_pause_none_is_kept_until_a_task_waits(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    bench.carry(0)
-    monkeypatch.setattr(producer_pool, "IDLE_LIMIT_S", -1.0)
-    bench.pool.expire()
-    assert all(pooled.ended for pooled in bench.made)
-    lease = bench.pool.take(1)
-    bench.settle()
-    bench.pool.retire(bench.pool.wait(lease, 0), 1)
-    assert all(pooled.ended for pooled in bench.made)
-
-
-def test_lanes_are_used_again_two_batches_later(bench: Bench) -> None:
-    assert max(bench.carry(batch).lane for batch in range(100)) < 5
-
-    lanes = [bench.carry(7).lane for _ in range(20)]
-    assert len(set(lanes)) == 20
-
-
-def test_tasks_that_had_to_wait_raise_how_many_are_kept_up_to_a_limit(bench: Bench) -> None:
-    bench.gate.clear()
-    leases = [bench.pool.take(0) for _ in range(20)]
-    for lease in leases:
-        with pytest.raises(PrepareError, match=r"ready within 0 s"):
-            bench.pool.wait(lease, 0)
-    bench.gate.set()
-    bench.settle()
-    taken = [bench.take(0) for _ in range(21)]
-    assert len(bench.made) == len(taken) + producer_pool.KEEP_AT_MOST
-
-
 def test_an_unused_producer_is_kept_for_the_next_task(bench: Bench) -> None:
     lease = bench.pool.take(0)
     bench.settle()
     bench.pool.withdraw(lease)
     assert bench.pool.take(0).result(0) is lease.result(0)
-
-
-def test_a_lease_given_up_early_leaves_its_producer_to_the_next_task(bench: Bench) -> None:
-    bench.gate.clear()
-    for _ in range(5):
-        bench.pool.withdraw(bench.pool.take(0))
-    bench.gate.set()
-    bench.settle()
-    assert bench.pool.take(0).done()
-    assert len(bench.made) == 1
 
 
 def test_an_error_reaches_the_task_that_waits_and_the_next_task_tries_again(bench: Bench) -> None:
@@ -213,21 +156,6 @@ def test_a_lane_whose_initialisation_failed_is_never_initialised_again(bench: Be
     carried = [bench.carry(batch).lane for batch in range(1, 30)]
     assert bench.asked.count(burnt) == 1
     assert len(set(carried)) < len(carried), "other lanes are used again"
-
-
-def test_an_error_of_a_replacement_is_logged_and_hurts_no_task(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
-    bench.take(0)
-    bench.failure = PrepareError("not allowed")
-    assert bench.take(0) is bench.made[-1]
-    assert "not allowed" in caplog.text
-
-
-def test_producers_that_are_used_again_are_never_made_in_advance() -> None:
-    bench = Bench(keep_at_most=0)
-    for batch in range(5):
-        bench.pool.give_back(bench.take(batch))  # type: ignore[arg-type]
-    assert len(bench.made) == 1
-    assert not bench.made[0].ended
 
 
 def test_dropping_ends_what_is_ready_now_and_the_rest_when_it_comes_back(bench: Bench) -> None:

@@ -72,14 +72,6 @@ def test_a_wrong_type_names_the_column_its_type_and_what_is_accepted(
         assert part in str(refused.value)
 
 
-@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.binary(), pa.large_binary()])
-def test_strings_and_binaries_become_bytes_and_null_is_not_empty(kind: pa.DataType) -> None:
-    rows = pa.record_batch(
-        {"key": pa.array(["ä", "", None], pa.string()).cast(kind), "value": pa.array([None, "", "v"], kind)}
-    )
-    assert arguments(rows) == {"key": ["ä".encode(), b"", None], "value": [None, b"", b"v"]}
-
-
 def test_rows_of_nulls_and_slices() -> None:
     rows = pa.record_batch({"key": pa.nulls(3, pa.string()), "value": pa.nulls(3, pa.string())})
     assert arguments(rows) == {}
@@ -142,13 +134,6 @@ def test_a_header_that_is_null_is_named() -> None:
     rows = pa.record_batch({"value": ["a"], "headers": pa.array([[None]], HEADERS)})
     with pytest.raises(PrepareError, match="'headers'"):
         arguments(rows)
-
-
-def test_the_value_of_a_header_may_be_any_bytes() -> None:
-    text = pa.array([b"a\xff"]).view(pa.string())
-    header = pa.StructArray.from_arrays([pa.array(["k"]), text], ["key", "value"])
-    rows = pa.record_batch({"value": ["a"], "headers": pa.ListArray.from_arrays([0, 1], header)})
-    assert arguments(rows)["headers"] == [[("k", b"a\xff")]]
 
 
 @given(

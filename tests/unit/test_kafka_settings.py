@@ -8,23 +8,12 @@ import pytest
 
 from sparkonce.errors import ConfigurationError
 from sparkonce.guarantees import Guarantee
-from sparkonce.sinks.kafka.settings import DEFAULTS, admin_settings, producer_settings
+from sparkonce.sinks.kafka.settings import admin_settings, producer_settings
 from sparkonce.sinks.kafka.sink import KafkaSink
 
 SERVERS = {"bootstrap.servers": "a:1, b:2"}
 SASL = {**SERVERS, "security.protocol": "sasl_plaintext"}
 ALL = list(Guarantee)
-
-
-@pytest.mark.parametrize("guarantee", ALL)
-def test_defaults_give_way_to_the_user(guarantee: Guarantee) -> None:
-    assert producer_settings(SERVERS, guarantee) == {
-        **DEFAULTS,
-        **SERVERS,
-        "acks": "all",
-    }
-    mine = {**SERVERS, "partitioner": "random", "linger.ms": 50, "transaction.timeout.ms": 60_000, "acks": -1}
-    assert producer_settings(mine, guarantee).items() >= mine.items()
 
 
 @pytest.mark.parametrize("name", ["message.timeout.ms", "delivery.timeout.ms", "transaction.timeout.ms"])
@@ -241,8 +230,3 @@ def test_a_prefix_that_cannot_be_used(prefix: str) -> None:
 def test_a_prefix_that_librdkafka_changes_is_refused(prefix: str) -> None:
     with pytest.raises(ConfigurationError, match=f"prefix={prefix!r} begins with a space"):
         KafkaSink(SERVERS, topic="t", prefix=prefix)
-
-
-@pytest.mark.parametrize("prefix", ["orders ", "é" * 90])
-def test_a_prefix_that_can_be_used(prefix: str) -> None:
-    assert KafkaSink(SERVERS, topic="t", prefix=prefix).prefix == prefix

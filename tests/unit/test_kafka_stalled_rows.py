@@ -95,14 +95,6 @@ def test_silence_says_nothing(stand: Stand, later: Callable[[float], None]) -> N
     assert stand.asked > 10
 
 
-def test_without_a_lookup_nobody_is_asked(stand: Stand) -> None:
-    pooled: Any = SimpleNamespace(producer=stand)
-    stalled = StalledRows(pooled, {"a"}, None)
-    stand.now_s += 100
-    stalled.check()
-    assert stand.asked == 0
-
-
 @pytest.mark.parametrize(("given", "expected_s"), [({}, 30.0), (500, 10.0), ("60000", 60.0)])
 def test_a_topic_is_gone_when_librdkafka_would_give_up_waiting_for_it(given: Any, expected_s: float) -> None:
     settings = {"topic.metadata.propagation.max.ms": given} if given else {}

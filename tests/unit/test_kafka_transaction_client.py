@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,75 +15,16 @@ from sparkonce.sinks.kafka.committer import KafkaCommitter, fields_of
 from sparkonce.sinks.kafka.connection import Waiting
 from sparkonce.sinks.kafka.outcomes import MOVED, BrokerAnswer, Description, KafkaTransaction
 from sparkonce.sinks.kafka.transaction_client import TransactionClient
+from unit.kafka_world import Brokers
 
 ONE, OTHER = KafkaTransaction("one", 7, 3), KafkaTransaction("other", 8, 0)
 SOON = 0.0
 
 
-class Brokers:
-    """Stands in for the connection. Each id has a coordinator, and all other brokers reject requests for it.
-
-    Attributes:
-        coordinators: The broker of each id.
-        changes_ids: True if the brokers remove spaces from the ids in requests.
-        refusals: The next answers to requests about transactions, from any broker.
-        looked_up: The ids of each coordinator lookup.
-        asked: The broker and the id of each other request.
-    """
-
-    def __init__(self) -> None:
-        self.coordinators = {"one": 1, "other": 2}
-        self.refusals: list[BrokerAnswer] = []
-        self.not_here = 16
-        self.changes_ids = False
-        self.looked_up: list[list[str]] = []
-        self.asked: list[tuple[str, str]] = []
-        self.manager = SimpleNamespace(cluster=SimpleNamespace(add_coordinator=lambda *_: None))
-
-    def call(self, ask: Callable[[], Coroutine[Any, Any, Any]], deadline_s: float) -> Any:
-        try:
-            ask().send(None)
-        except StopIteration as done:
-            return done.value
-        raise AssertionError("nothing here is waited for")
-
-    async def gather(self, requests: Sequence[tuple[Any, str | None]], deadline_s: float) -> list[Any]:
-        return [self._answer(request, node) for request, node in requests]
-
-    def _answer(self, request: Any, node: str | None) -> Any:
-        if node is None:
-            self.looked_up.append(list(request.coordinator_keys))
-            found = [
-                SimpleNamespace(error_code=0, key=key, node_id=self.coordinators[key], host="h", port=1)
-                for key in request.coordinator_keys
-            ]
-            return SimpleNamespace(coordinators=found)
-        describes = hasattr(request, "transactional_ids")
-        name = request.transactional_ids[0] if describes else request.transactional_id
-        broker = node.removeprefix("coordinator-").partition(".")[0]
-        self.asked.append((broker, name))
-        if self.refusals:
-            code = self.refusals.pop(0).code
-        else:
-            code = 0 if self.coordinators[name] == int(broker) else self.not_here
-        answer = SimpleNamespace(
-            error_code=code,
-            transactional_id=name.strip() if self.changes_ids else name,
-            producer_id=7,
-            producer_epoch=3,
-            transaction_state="Ongoing",
-            transaction_timeout_ms=60_000,
-            transaction_start_time_ms=5,
-            topics=[],
-        )
-        return SimpleNamespace(transaction_states=[answer]) if describes else answer
-
-
 @pytest.fixture
-def brokers(monkeypatch: pytest.MonkeyPatch) -> Brokers:
-    made = Brokers()
-    monkeypatch.setattr(client_module, "KafkaConnection", lambda _: made)
-    return made
+def brokers(brokers: Brokers) -> Brokers:
+    brokers.holds = {1: ["one"], 2: ["other"]}
+    return brokers
 
 
 def commit(client: TransactionClient) -> list[int | None]:
@@ -104,38 +45,30 @@ Ask = Callable[[TransactionClient], list[Any]]
 
 
 @REQUESTS
-def test_coordinators_are_looked_up_once_for_all(brokers: Brokers, request_: Ask) -> None:
-    client = TransactionClient({})
-    assert [request_(client) for _ in range(3)] == [[0, 0]] * 3
-    assert brokers.looked_up == [["one", "other"]]
-    assert brokers.asked == [("1", "one"), ("2", "other")] * 3
-
-
-@REQUESTS
 @pytest.mark.parametrize("code", sorted(MOVED))
 def test_a_coordinator_that_has_moved_is_looked_up_again_and_no_other(
     brokers: Brokers, request_: Ask, code: int
 ) -> None:
     client = TransactionClient({})
     request_(client)
-    brokers.coordinators["one"], brokers.not_here = 3, code
+    brokers.holds, brokers.not_here = {2: ["other"], 3: ["one"]}, code
     assert request_(client) == [code, 0]
     assert request_(client) == [0, 0]
     assert brokers.looked_up == [["one", "other"], ["one"]]
-    assert brokers.asked[-2:] == [("3", "one"), ("2", "other")]
+    assert brokers.asked_about[-2:] == [(3, "one"), (2, "other")]
 
 
 def test_another_refusal_says_nothing_of_where_the_coordinator_is(brokers: Brokers) -> None:
     invalid_txn_state = 48
     client = TransactionClient({})
-    brokers.refusals = [BrokerAnswer(invalid_txn_state), BrokerAnswer(invalid_txn_state)]
+    brokers.refuse["EndTxn"] = [invalid_txn_state] * 2
     assert [commit(client), commit(client)] == [[invalid_txn_state] * 2, [0, 0]]
     assert len(brokers.looked_up) == 1
 
     # New connections look up the coordinator again.
     client, brokers.looked_up = TransactionClient({}), []
     commit(client)
-    brokers.coordinators["one"] = 3
+    brokers.holds = {2: ["other"], 3: ["one"]}
     brokers.manager = SimpleNamespace(cluster=brokers.manager.cluster)
     assert commit(client) == [0, 0]
     assert brokers.looked_up == [["one", "other"]] * 2
@@ -143,7 +76,6 @@ def test_another_refusal_says_nothing_of_where_the_coordinator_is(brokers: Broke
 
 def test_what_a_broker_says_of_another_id_is_no_answer(brokers: Brokers) -> None:
     brokers.changes_ids = True
-    brokers.coordinators[" one"] = 1
     spaced = KafkaTransaction(" one", 7, 3)
     mistaken, right = TransactionClient({}).describe_transactions([spaced, OTHER], deadline_s=SOON)
     assert isinstance(mistaken, BrokerAnswer)

@@ -23,7 +23,7 @@ from sparkonce.protocol.ownership import Token
 from sparkonce.protocol.view import Claim, Commit, Floor, LogView
 from sparkonce.storage import local as local_files
 from sparkonce.storage.files import PutUnknownError
-from sparkonce.storage.local import LocalFiles
+from sparkonce.storage.local import LocalFiles, make_folder
 
 
 @pytest.fixture
@@ -142,11 +142,6 @@ def test_a_sync_that_failed_counts_when_the_batch_is_written_again(
     assert not record_file(tmp_path, 1).exists()
 
 
-def test_a_floor_is_as_durable_as_a_record(log: DecisionLog, calls: list[str]) -> None:
-    log.raise_floor_bytes(7, b"floor")
-    assert calls == ["fsync file", "link 7 with 5 bytes", "fsync floors"]
-
-
 def test_whoever_comes_second_makes_the_first_durable(log: DecisionLog, calls: list[str]) -> None:
     log.put_bytes(7, b"first")
     calls.clear()
@@ -165,14 +160,6 @@ def test_a_reader_makes_a_record_durable_before_anybody_acts_on_it(log: Decision
     calls.clear()
     log.floor_bytes()
     assert calls == [], "it is the one that was made durable before"
-
-
-def test_new_folders_are_durable(tmp_path: Path, calls: list[str]) -> None:
-    checkpoint = tmp_path / "checkpoint"
-    DecisionLog(LocalFiles(checkpoint))
-    folders = ("records", "floors", "sparkonce", "checkpoint", tmp_path.name)
-    assert set(calls) == {f"fsync {folder}" for folder in folders}
-    assert calls[-2:] == ["fsync floors", "fsync sparkonce"], "after the last was made"
 
 
 def failing(error: int, name: str) -> Callable[..., None]:
@@ -306,29 +293,6 @@ def test_clean_up_deletes_what_dead_writers_left(log: DecisionLog, tmp_path: Pat
     assert temporaries(tmp_path) == [".living.tmp"]
 
 
-def test_a_put_says_what_stands_there(log: DecisionLog) -> None:
-    filled(log, 1)
-    assert log.put(1, commit(7)) == commit(0)
-    assert log.put(2, commit(1)) is None
-
-
-def test_reading_begins_at_the_floor(log: DecisionLog, tmp_path: Path) -> None:
-    filled(log, 5)
-    log.raise_floor(log.read(LogView()).raised(2))
-    log.delete_below(4)
-    view = DecisionLog(LocalFiles(tmp_path)).read(LogView())
-    assert [decision.batch for decision in view.decisions] == [3, 4]
-    assert view.newest_run is not None
-    assert view.newest_run.token == Token(0, "00000000")
-
-
-def test_a_view_forgets_what_fell_below_the_floor(log: DecisionLog) -> None:
-    filled(log, 5)
-    view = log.read(LogView())
-    log.raise_floor(view.raised(2))
-    assert [decision.batch for decision in log.read(view).decisions] == [3, 4]
-
-
 def test_a_reader_that_races_with_clean_up_starts_again(
     log: DecisionLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -372,9 +336,17 @@ def test_a_reader_that_never_catches_up_gives_up(log: DecisionLog, monkeypatch: 
         log.read(LogView())
 
 
-def test_the_location_is_the_same_through_a_link(tmp_path: Path) -> None:
-    real, link = tmp_path / "real", tmp_path / "link"
-    real.mkdir()
-    link.symlink_to(real)
-    locations = {DecisionLog(LocalFiles(folder)).location for folder in (link, real)}
-    assert locations == {str(real / "sparkonce")}
+def test_the_names_of_all_folders_that_are_made_are_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def noted(descriptor: int) -> None:
+        fsync(descriptor)
+        synced.append(os.path.relpath(os.readlink(f"/proc/self/fd/{descriptor}"), tmp_path))  # noqa: PTH115
+
+    monkeypatch.setattr(os, "fsync", noted)
+    make_folder(tmp_path / "a" / "b" / "c")
+    assert sorted(synced) == [".", "a", "a/b", "a/b/c"]
+    synced.clear()
+    make_folder(tmp_path / "a" / "b" / "c")
+    assert sorted(synced) == ["a/b", "a/b/c"], "who made it may have been killed before it was durable"

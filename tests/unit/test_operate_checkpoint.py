@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,12 +13,11 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from sparkonce.cli.main import app
-from sparkonce.log import DecisionLog, Landed, check_whole
-from sparkonce.operate.checkpoint import read_history
+from sparkonce.log import DecisionLog, Landed
 from sparkonce.protocol.codec import encode_record
 from sparkonce.protocol.handles import Handle, transaction_fields
 from sparkonce.protocol.ownership import Token
-from sparkonce.protocol.view import Claim, Commit, Floor, Record
+from sparkonce.protocol.view import Claim, Commit, Record
 from sparkonce.storage.local import LocalFiles
 
 QUERY = "60a1de00-0000-4000-8000-000000000001"
@@ -137,16 +135,6 @@ def test_the_history_has_every_record_in_order(decided: Path) -> None:
     assert (missing.exit_code, "It has batches 0 to 3." in missing.stderr) == (1, True)
 
 
-def test_a_history_begins_at_the_floor(tmp_path: Path) -> None:
-    log = DecisionLog(LocalFiles(tmp_path))
-    for number in range(4):
-        assert log.put(number, Claim(nonce=f"{number:08x}", run="r", query="q", location="here")) is None
-    log.raise_floor(Floor(position=2))
-    log.delete_below(2)
-    view, entries = read_history(log)
-    assert (view.end, [one.position for one in entries]) == (4, [2, 3])
-
-
 def test_a_copy_is_refused_unless_it_was_moved(decided: Path) -> None:
     refused = run("check", decided, "--format", "yaml")
     assert refused.exit_code == 1
@@ -189,22 +177,6 @@ def test_a_record_that_a_copy_lacks_is_named(decided: Path, position: int) -> No
         assert run(command, decided).exit_code == 1
 
 
-def test_a_record_that_is_not_listed_or_below_the_floor_is_not_missed(decided: Path) -> None:
-    class _Growing(LocalFiles):
-        """Its listing misses a record that is written meanwhile, but contains the next one."""
-
-        def names(self, folder: str) -> Sequence[str]:
-            return [name for name in super().names(folder) if name != f"{2:020d}"]
-
-    check_whole(_Growing(decided))
-
-    folder = decided / "sparkonce"
-    (folder / "floors").mkdir(exist_ok=True)
-    (folder / "floors" / f"{2:020d}").touch()
-    (folder / "records" / f"{1:020d}").unlink()
-    check_whole(LocalFiles(decided))
-
-
 @pytest.mark.parametrize(
     ("missing", "said"),
     [
@@ -240,12 +212,3 @@ def test_a_folder_that_is_no_checkpoint_is_said_without_a_traceback(command: str
     assert (done.exit_code, done.stdout) == (1, "")
     assert "is not a checkpoint" in done.stderr
     assert "Traceback" not in done.output
-
-
-def test_a_store_that_cannot_be_read_is_said(decided: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def _refuse(*_: object) -> bytes:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(LocalFiles, "read", _refuse)
-    done = run("show", decided)
-    assert (done.exit_code, "Permission denied" in done.stderr) == (1, True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -130,15 +129,6 @@ def test_what_is_lost_is_told_and_left_to_the_query(scene: Scene, lost: int) -> 
     assert scene.go_on() == numbers(0, BATCH, BATCH + 1)
 
 
-def test_the_claim_repeats_what_the_newest_run_knew(scene: Scene) -> None:
-    scene.die_at(Phase.WRITING)
-    before = scene.newest()
-    scene.resolve()
-    after = scene.newest()
-    assert after.token > before.token
-    assert replace(after, token=before.token) == before
-
-
 def test_a_copy_is_refused_and_one_that_was_moved_keeps_its_place_in_the_log(scene: Scene, tmp_path: Path) -> None:
     scene.die_at(Phase.FINISHING)
     before, copy = scene.view(), tmp_path.parent / f"{tmp_path.name}-copy"
@@ -219,16 +209,6 @@ def test_a_driver_that_goes_on_meanwhile_is_caught_up_with(scene: Scene) -> None
     assert scene.visible() == numbers(0, BATCH, BATCH + 1)
     with pytest.raises(SupersededError):
         scene.run(driver, BATCH + 2)
-
-
-def test_a_run_that_claims_meanwhile_is_asked_about_again(scene: Scene) -> None:
-    def claim_once(check: int) -> None:
-        if check == 1:
-            decide(scene, scene.start(), BATCH)
-
-    done = resolve(LocalFiles(scene.checkpoint), {"memory": Slow(scene, claim_once)}, patience_s=0.0)
-    assert (done.batch, done.swept) == (None, ("memory",))
-    assert scene.visible() == numbers(0, BATCH)
 
 
 def test_a_query_that_is_claimed_again_and_again_is_told_and_left_alone(scene: Scene) -> None:

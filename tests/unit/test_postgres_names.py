@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pickle
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -8,6 +9,7 @@ from psycopg.errors import ProtocolViolation
 
 from sparkonce.errors import ConfigurationError, PreflightError
 from sparkonce.protocol.ownership import Token, TransactionName
+from sparkonce.sinks.sql.postgres.connection import warn_of_wire
 from sparkonce.sinks.sql.postgres.dialect import POSTGRES_DIALECT
 from sparkonce.sinks.sql.postgres.names import BackendName, staging_table
 from sparkonce.sinks.sql.postgres.preflight import _check_transactions
@@ -83,3 +85,33 @@ def test_a_pooler_of_statements_is_refused_and_a_pooler_without_a_server_is_not_
     away = Mock(**{"execute.side_effect": ProtocolViolation("query_wait_timeout")})
     with pytest.raises(ProtocolViolation):
         _check_transactions(away, request)
+
+
+def is_warned_of(caplog: pytest.LogCaptureFixture, **given: bytes) -> bool:
+    info = [SimpleNamespace(keyword=name.encode(), val=value) for name, value in given.items()]
+    warn_of_wire(SimpleNamespace(pgconn=SimpleNamespace(info=info, ssl_in_use=True)))  # type: ignore[arg-type]
+    return "sslmode=" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("host", "warned"),
+    [
+        (b"localhost", False),
+        (b"127.0.0.1", False),
+        (b"/var/run/postgresql", False),
+        (b"", False),
+        (b"localhost,127.0.0.1", False),
+        (b"localhost,db2", True),
+        (b"localhost.example", True),
+        (b"db", True),
+    ],
+)
+def test_only_other_machines_are_warned_of(caplog: pytest.LogCaptureFixture, host: bytes, warned: bool) -> None:
+    assert is_warned_of(caplog, host=host, sslmode=b"prefer") is warned
+
+
+def test_a_server_that_must_prove_who_it_is_is_not(caplog: pytest.LogCaptureFixture) -> None:
+    assert not is_warned_of(caplog, host=b"db", sslmode=b"verify-full")
+
+    caplog.clear()
+    assert is_warned_of(caplog, host=b"db", sslmode=b"prefer", password=b"\xff")

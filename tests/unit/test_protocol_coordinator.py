@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 import pytest
 
@@ -14,7 +13,7 @@ from sparkonce.protocol.effects import Attempt, Effect, StopReason
 from sparkonce.protocol.handles import Handle, Outcome
 from sparkonce.protocol.ownership import Token
 from sparkonce.protocol.state import BadTransition, Phase, State
-from sparkonce.protocol.view import Claim, Commit, Floor, LogView, Void
+from sparkonce.protocol.view import Claim, Commit, Floor, LogView
 
 QUERY = "5f6a2c1e-0000-4000-8000-000000000000"
 OLDER = Claim(nonce="aaaaaaaa", run="run-a", query=QUERY, host="there", process=12)
@@ -207,25 +206,6 @@ def test_the_decision_holds_every_handle_in_order() -> None:
     assert (effect.record.batch, effect.record.offsets) == (0, ("end 0",))
 
 
-def test_a_slot_that_cannot_prepare_stops_the_run_after_a_sweep_of_its_own() -> None:
-    state, effect = step(writing(log(), 0), on.PrepareFailed(reason="the disk of the broker is full"))
-    assert isinstance(effect, do.Sweep)
-    assert effect.best_effort
-    assert [run.token for run in effect.runs] == [Token(1, "bbbbbbbb")]
-    _, effect = step(state, on.Swept())
-    assert isinstance(effect, do.Stop)
-    assert effect.reason is StopReason.PREPARE_FAILED
-    assert effect.message == "the disk of the broker is full"
-
-    state, effect = step(writing(log(), 0), on.Prepared(handles=(handle(0),)))
-    assert effect == do.Validate(sinks=("out",), handles=(handle(0),), offsets=("end 0",))
-    state, effect = step(state, on.Objected(reason="the topic is another one"))
-    assert isinstance(effect, do.Sweep)
-    assert [run.token for run in effect.runs] == [Token(1, "bbbbbbbb")]
-    _, effect = step(state, on.Swept())
-    assert effect == do.Stop(reason=StopReason.PREPARE_FAILED, message="the topic is another one")
-
-
 @pytest.mark.parametrize("is_prepared", [True, False])
 def test_what_a_system_was_away_for_is_written_again(is_prepared: bool) -> None:
     state = writing(log(), 0)
@@ -237,28 +217,6 @@ def test_what_a_system_was_away_for_is_written_again(is_prepared: bool) -> None:
     state, effect = prepared(state, handle(0, epoch=1))
     assert isinstance(effect, do.Put)
     assert effect.record.handles == (handle(0, epoch=1),)  # type: ignore[union-attr]
-
-
-def test_what_took_too_long_is_undone_and_written_again() -> None:
-    state, _ = step(writing(log(), 0), on.Prepared(handles=(handle(0), empty(1))))
-    state, effect = step(state, on.Unready(undo=True))
-    assert effect == do.Abort(handles=(handle(0),))
-    _, effect = step(state, on.Aborted())
-    assert effect == do.Write(batch=0, sinks=("out",), attempt=Attempt.AGAIN)
-
-    state, effect = step(writing(log(), 0), on.Unready(undo=True))
-    assert isinstance(effect, do.Sweep)
-    assert [run.token for run in effect.runs] == [Token(1, "bbbbbbbb")]
-    _, effect = step(state, on.Swept())
-    assert effect == do.Write(batch=0, sinks=("out",), attempt=Attempt.AGAIN)
-
-    state, effect = through(
-        writing(log(), 0), on.Prepared(handles=(handle(0), empty(1))), on.TooOld(reason="it is 900 s old")
-    )
-    assert effect == do.Abort(handles=(handle(0),))
-    _, effect = step(state, on.Aborted())
-    assert isinstance(effect, do.Stop)
-    assert (effect.reason, effect.message) == (StopReason.TOO_OLD, "it is 900 s old")
 
 
 def test_lost_rows_are_looked_for_again_where_the_write_elsewhere_is_repeated() -> None:
@@ -334,13 +292,6 @@ def test_a_decision_that_does_not_stand_is_undone() -> None:
 
 
 @pytest.mark.parametrize("doubtful", [Outcome.RETRY, Outcome.UNKNOWN])
-def test_what_is_not_final_is_asked_again_and_nothing_else(doubtful: Outcome) -> None:
-    state = finishing(handle(0), handle(1))
-    state, effect = step(state, on.HandlesFinished(outcomes=(Outcome.COMMITTED, doubtful)))
-    assert effect == do.Finish(batch=0, handles=(handle(1),), attempt=1)
-
-
-@pytest.mark.parametrize("doubtful", [Outcome.RETRY, Outcome.UNKNOWN])
 def test_unknown_is_never_healed(doubtful: Outcome) -> None:
     state = finishing(handle(0), handle(1))
     _, effect = step(state, on.HandlesFinished(outcomes=(Outcome.LOST, doubtful), deadline_passed="after 300 s"))
@@ -372,97 +323,10 @@ def test_of_a_partial_loss_only_the_lost_is_written_again() -> None:
     assert effect == do.Finish(batch=0, handles=(handle(1, epoch=5),), attempt=0)
 
 
-@pytest.mark.parametrize(
-    "again",
-    [
-        (Handle(sink="out", slot=0, rows=3, fingerprint=12), handle(1, epoch=5)),
-        (Handle(sink="out", slot=0, rows=3, fingerprint=11), handle(1, epoch=5, rows=4)),
-        (Handle(sink="out", slot=0, rows=3, fingerprint=11), handle(1, epoch=5), handle(2, epoch=5)),
-        (handle(1, epoch=5),),
-    ],
-    ids=["another fingerprint", "another count", "a slot more", "a slot less"],
-)
-def test_other_rows_than_the_visible_ones_stop_the_run(again: tuple[Handle, ...]) -> None:
-    state = finishing(handle(0), handle(1))
-    state, _ = step(state, on.HandlesFinished(outcomes=(Outcome.COMMITTED, Outcome.LOST)))
-    state, _ = step(state, on.LogRead(view=state.view))
-    state, effect = step(state, on.Prepared(handles=again))
-    assert effect == do.Abort(handles=tuple(one for one in sorted(again) if one.transaction))
-    _, effect = step(state, on.Aborted())
-    assert isinstance(effect, do.Stop)
-    assert effect.reason is StopReason.LOST
-    assert "3 of its rows in 1 transactions were lost" in effect.message
-    assert dict(effect.details)["lost"] == (("out", 1, 3),)
-
-
-def test_lost_rows_that_a_replay_has_in_other_slots_are_written_there() -> None:
-    state = finishing(handle(0), handle(1, fingerprint=22))
-    state, _ = step(state, on.HandlesFinished(outcomes=(Outcome.COMMITTED, Outcome.LOST)))
-    state, _ = step(state, on.LogRead(view=state.view))
-    there, elsewhere = Handle(sink="out", slot=0, rows=3, fingerprint=22), handle(1, epoch=5)
-    state, effect = step(state, on.Prepared(handles=(there, elsewhere)))
-    assert effect == do.Abort(handles=(elsewhere,))
-    state, effect = step(state, on.Aborted())
-    assert effect == do.Write(batch=0, sinks=("out",), only=frozenset({("out", 0)}), attempt=Attempt.ELSEWHERE)
-    counted = Handle(sink="out", slot=1, rows=3, fingerprint=11)
-    again = handle(0, epoch=6, fingerprint=22)
-    found, effect = step(state, on.Prepared(handles=(again, counted)))
-    as_recorded = (Handle(sink="out", slot=0, rows=3, fingerprint=11), replace(again, slot=1))
-    assert effect == do.Validate(sinks=("out",), handles=as_recorded[::-1], offsets=("end 0",))
-    _, effect = step(found, on.Validated())
-    assert isinstance(effect, do.Put)
-    assert effect.record.handles == (handle(0), replace(again, slot=1))  # type: ignore[union-attr]
-
-    state, effect = step(
-        state, on.Prepared(handles=(handle(0, epoch=6), Handle(sink="out", slot=1, rows=3, fingerprint=22)))
-    )
-    assert isinstance(effect, do.Sweep)
-    _, effect = step(state, on.Swept())
-    assert isinstance(effect, do.Stop)
-    assert (effect.reason, "different order each time" in effect.message) == (StopReason.PREPARE_FAILED, True)
-
-
-def test_if_all_is_lost_any_rows_will_do() -> None:
-    state = finishing(handle(0), handle(1))
-    state, _ = step(state, on.HandlesFinished(outcomes=(Outcome.LOST, Outcome.LOST)))
-    state, effect = step(state, on.LogRead(view=state.view))
-    assert effect == do.Write(batch=0, sinks=("out",), only=None)
-    again = (handle(0, epoch=1, rows=7), handle(1, epoch=1, fingerprint=99))
-    _, effect = prepared(state, *again)
-    assert isinstance(effect, do.Put)
-    assert effect.record.handles == again  # type: ignore[union-attr]
-
-
 def damaged_once(*others: Outcome) -> tuple[State, Effect]:
     """Slot 1's rows are gone."""
     state = finishing(handle(0), handle(1))
     return step(state, on.HandlesFinished(outcomes=(*others, Outcome.DAMAGED)))
-
-
-def test_what_has_lost_rows_is_made_void_before_it_is_aborted_and_healed() -> None:
-    state, effect = damaged_once(Outcome.COMMITTED)
-    assert isinstance(effect, do.Put)
-    assert effect.record == Void(
-        token=state.token,  # type: ignore[arg-type]
-        query=QUERY,
-        batch=0,
-        offsets=("end 0",),
-        handles=(handle(0), handle(1)),
-        void=(("out", 1),),
-    )
-    state, effect = step(state, on.PutLanded(position=effect.position, floor=NONE))
-    assert effect == do.Finish(batch=0, handles=(handle(1),), attempt=0, void=(("out", 1),))
-    state, effect = step(state, on.HandlesFinished(outcomes=(Outcome.RETRY,)))
-    assert effect == do.Finish(batch=0, handles=(handle(1),), attempt=1, void=(("out", 1),))
-    state, effect = step(state, on.HandlesFinished(outcomes=(Outcome.ABORTED,), attempt=1))
-    assert isinstance(effect, do.ReadLog)
-    state, effect = step(state, on.LogRead(view=state.view))
-    assert effect == do.Write(batch=0, sinks=("out",), only=frozenset({("out", 1)}))
-    counted = Handle(sink="out", slot=0, rows=3, fingerprint=11)
-    state, effect = prepared(state, counted, handle(1, epoch=5))
-    assert isinstance(effect, do.Put)
-    _, effect = step(state, on.PutLanded(position=effect.position, floor=NONE))
-    assert effect == do.Finish(batch=0, handles=(handle(1, epoch=5),), attempt=0)
 
 
 def test_the_next_run_aborts_what_is_void_and_commits_the_rest() -> None:
@@ -502,59 +366,6 @@ def test_a_void_record_in_doubt_aborts_nothing() -> None:
     _, effect = step(state, on.PutTaken(position=put.position, standing=newer, floor=NONE))  # type: ignore[union-attr]
     assert isinstance(effect, do.Stop)
     assert effect.reason is StopReason.SUPERSEDED
-
-
-def test_at_most_once_sinks_are_written_once_after_the_commit() -> None:
-    state = writing(log(), 0, after=("mail",))
-    state, effect = through(
-        state,
-        on.Prepared(handles=(handle(0),)),
-        on.Validated(),
-        on.PutLanded(position=2, floor=NONE),
-        on.HandlesFinished(outcomes=(Outcome.COMMITTED,)),
-    )
-    assert effect == do.Deliver(batch=0, sinks=("mail",))
-    _, effect = step(state, on.PrepareFailed(reason="no route"))
-    assert isinstance(effect, do.Stop)
-    assert "will not be written again: no route" in effect.message
-    _, effect = through(state, on.Prepared(handles=()), on.Swept(), on.Concluded())
-    assert effect == do.Done(batch=0, handles=(handle(0),))
-
-    state, _ = begun(asks(1), log(0, 1), after=("mail",))
-    _, effect = through(
-        state,
-        on.PutLanded(position=3, floor=NONE),
-        on.ServersChecked(),
-        on.HandlesFinished(outcomes=(Outcome.COMMITTED, Outcome.COMMITTED)),
-        on.PlanRun(),
-    )
-    assert isinstance(effect, do.Sweep)
-
-
-def test_positions_are_reported_last_and_only_if_somebody_is_told() -> None:
-    state, _ = prepared(writing(log(), 0, reports=True), handle(0), empty(1))
-    state, effect = through(
-        state, on.PutLanded(position=2, floor=NONE), on.HandlesFinished(outcomes=(Outcome.COMMITTED,)), on.Swept()
-    )
-    assert effect == do.Conclude(batch=0, sinks=("out",), handles=(handle(0), empty(1)))
-    state, effect = step(state, on.Concluded())
-    assert effect == do.Report(offsets=("end 0",))
-    state, effect = step(state, on.Reported())
-    assert effect == do.Done(batch=0, handles=(handle(0), empty(1)))
-    assert (state.phase, state.batch, state.finishing) == (Phase.IDLE, None, None)
-
-
-def test_which_sinks_are_told_of_a_batch() -> None:
-    state = writing(log(), 0, direct=("mail",))
-    state, _ = prepared(state, Handle(sink="mail", slot=0, rows=3))
-    _, effect = through(state, on.PutLanded(position=2, floor=NONE), on.Swept())
-    assert effect == do.Done(batch=0, handles=(Handle(sink="mail", slot=0, rows=3),))
-
-    view = log().apply(1, decided(0, handle(0), handle(0, sink="was")))
-    state, _ = begun(asks(0), view)
-    state, _ = claimed(state, 2)
-    _, effect = through(state, on.HandlesFinished(outcomes=(Outcome.COMMITTED,) * 2), on.PlanRun(), on.Swept())
-    assert effect == do.Conclude(batch=0, sinks=("out", "was"), handles=(handle(0), handle(0, sink="was")))
 
 
 @pytest.mark.parametrize("phase", Phase)

@@ -8,7 +8,7 @@ from itertools import permutations
 import pytest
 
 from sparkonce.protocol.handles import Handle
-from sparkonce.protocol.healing import HealingRefusal, Key, Plan, first_write, heal
+from sparkonce.protocol.healing import HealingRefusal, Key, Plan, heal
 
 Evidence = tuple[int, int]
 
@@ -32,18 +32,6 @@ def _handle(sink: str, slot: int, evidence: Evidence, when: str) -> Handle:
 def of(plan: Plan | HealingRefusal) -> Plan:
     assert isinstance(plan, Plan)
     return plan
-
-
-def test_what_is_written_first() -> None:
-    record = recorded((2, 7), (0, 0), (2, 8))
-    assert first_write(record, {("a", 0), ("a", 2)}) is None
-    assert first_write(record, {("a", 2)}) == {("a", 2)}
-
-    record = [*recorded((2, 7), (2, 8)), *replayed((4, 9), sink="without transactions")]
-    again = replayed((9, 9), (1, 1), (3, 5), written=range(3))
-    plan = of(heal(record, again, {("a", 0), ("a", 1)}, ["a"]))
-    assert (plan.write, plan.replayed) == (None, tuple(again))
-    assert plan.handles == (*again, *record[2:]), "what another sink was given is not written again"
 
 
 @pytest.mark.parametrize("order", list(permutations(range(4))))

@@ -52,23 +52,6 @@ def test_a_name_is_parsed_to_what_it_was_made_of(one: TransactionName) -> None:
     assert TransactionName.parse(str(one)) == one
 
 
-@given(names, names)
-def test_two_names_are_written_alike_only_if_they_are_equal(one: TransactionName, other: TransactionName) -> None:
-    assert (str(one) == str(other)) == (one == other)
-
-
-@given(st.text(max_size=80))
-def test_a_name_that_is_parsed_is_written_the_same_way(text: str) -> None:
-    found = TransactionName.parse(text)
-    assert found is None or str(found) == text
-
-
-@given(ids)
-def test_a_transactional_id_is_not_taken_for_a_name(one: TransactionalId) -> None:
-    name = TransactionName.parse(str(one))
-    assert name is None or str(name) == str(one)
-
-
 def test_names_belong_to_exactly_one_prefix_query_and_run() -> None:
     token = Token(3, "0a1b2c3d")
     name = TransactionName(prefix="orders", query=QUERY, token=token, batch=1, slot=2, copy="0" * 12)
@@ -105,17 +88,6 @@ def an_id(**changes: object) -> TransactionalId:
 @given(ids)
 def test_an_id_is_parsed_to_what_it_was_made_of(one: TransactionalId) -> None:
     assert TransactionalId.parse(str(one)) == one
-
-
-@given(ids, ids)
-def test_two_ids_are_written_alike_only_if_they_are_equal(one: TransactionalId, other: TransactionalId) -> None:
-    assert (str(one) == str(other)) == (one == other)
-
-
-@given(st.text(max_size=60))
-def test_what_is_parsed_is_written_the_same_way(text: str) -> None:
-    found = TransactionalId.parse(text)
-    assert found is None or str(found) == text
 
 
 @pytest.mark.parametrize(

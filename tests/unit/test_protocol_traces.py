@@ -47,14 +47,6 @@ def tidied(view: LogView, keep: int) -> LogView:
     return view.above(view.raised(keep))
 
 
-def test_what_the_log_names_is_known() -> None:
-    assert not_in_log(LogView(), []) == ""
-    assert not_in_log(fold(claim(A), commit(0, ("x", 0))), []) == ""
-
-    view = fold(claim(A), commit(0, ("x", 0), ("y", 0)), commit(1, ("z", 0)))
-    assert not_in_log(view, [Trace(token=A), on_lane("x", 0), on_lane("y", 0), on_lane("z", 0)]) == ""
-
-
 def test_a_run_further_on_than_the_log() -> None:
     assert not_in_log(fold(claim(A), commit(0)), [Trace(token=Token(2, "cccccccc"))]) == (
         "run 2-cccccccc has committed rows, its claim is at position 2, and this log ends at 2"

@@ -83,12 +83,6 @@ def test_what_no_correct_run_can_have_written_is_refused(records: tuple[Record, 
         fold(*records)
 
 
-@pytest.mark.parametrize("position", [0, 2])
-def test_records_are_read_in_order_without_a_gap(position: int) -> None:
-    with pytest.raises(LogViolation, match=f"record {position} follows record 0"):
-        fold(claim(A)).apply(position, claim(B))
-
-
 def test_the_floor_keeps_the_last_batches_and_who_had_claimed() -> None:
     view = fold(claim(A), commit(0), commit(1), commit(2))
     floor = view.raised(2)

@@ -12,7 +12,7 @@ from sparkonce.errors import PrepareError, SchemaError
 from sparkonce.sinks.write_ahead.application import ApplyToken
 from sparkonce_rabbitmq.server import RabbitMQ
 from sparkonce_rabbitmq.sinks.messages import MESSAGE, columns_of, encode, frames
-from sparkonce_rabbitmq.sinks.publishing import MOST_ROWS, Ids, batch_of
+from sparkonce_rabbitmq.sinks.publishing import MOST_ROWS, Ids
 from sparkonce_rabbitmq.sinks.queue_publisher import QueuePublish
 from sparkonce_rabbitmq.sinks.queue_sink import check_rows
 
@@ -40,23 +40,6 @@ def test_bodies_of_all_lengths() -> None:
 
     with pytest.raises(SchemaError, match="'message_id' is not a column"):
         columns_of(pa.schema([("value", pa.string()), ("message_id", pa.string())]), "raw")
-
-
-def test_properties_and_nulls() -> None:
-    batch = rows(
-        value=["a", "b"],
-        message_id=["1", None],
-        subject=pa.array([None, None], pa.string()),
-        correlation_id=["", "é"],
-    )
-    first, second = (message.properties for message in decoded(batch))  # type: ignore[attr-defined]
-    assert (first.message_id, first.subject, first.correlation_id, first.content_type) == (b"1", None, b"", None)
-    assert (second.message_id, second.subject, second.correlation_id) == (None, None, "é".encode())
-
-    some = pairs([("skipped", "")], [("k", "v"), ("empty", ""), ("none", None)], None, [])
-    batch = rows(value=["0", "1", "2", "3"], application_properties=some).slice(1)
-    found = [message.application_properties or {} for message in decoded(batch)]  # type: ignore[attr-defined]
-    assert found == [{b"k": b"v", b"empty": b"", b"none": None}, {}, {}]
 
 
 @pytest.mark.parametrize("most_bytes", [1, 40, 100, ROOM])
@@ -100,18 +83,6 @@ def test_rows_that_are_refused(batch: pa.RecordBatch, words: str) -> None:
 def test_columns_that_are_refused(schema: list[tuple[str, pa.DataType]], words: str) -> None:
     with pytest.raises(SchemaError, match=words):
         columns_of(pa.schema(schema), "amqp")
-
-
-def test_ids_grow_with_batch_group_and_place_and_never_meet() -> None:
-    groups = [(batch, group, rows) for batch in (0, 1, 7) for group in (0, 1, 31) for rows in (1, 5, MOST_ROWS)]
-    for before, after in zip(groups, groups[3:], strict=False):
-        if before[:2] < after[:2]:
-            assert Ids.of(*before).last < Ids.of(*after).first
-    for batch, group, count in groups:
-        ids = Ids.of(batch, group, count)
-        assert 0 < ids.first <= ids.last == ids.first + count - 1 < 2**63
-        assert batch_of(ids.first) == batch_of(ids.last) == batch
-    assert batch_of(0) == -1
 
 
 @pytest.mark.parametrize("too_much", [(2**30 - 1, 0, 1), (0, 32, 1), (0, 0, MOST_ROWS + 1), (-1, 0, 1)])

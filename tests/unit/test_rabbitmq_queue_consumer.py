@@ -167,12 +167,6 @@ def test_a_store_that_is_away_for_a_while_costs_no_return_of_messages(world: Wor
     assert (world.subscriptions, len(world.kept), world.acknowledged) == (1, 9, 9)
 
 
-def test_nothing_is_subscribed_to_while_the_store_is_away(world: World) -> None:
-    world.away = (0.0, PATIENCE_S)
-    assert world.run() is None
-    assert (world.subscriptions, world.acknowledged) == (1, 9)
-
-
 @pytest.mark.parametrize("since", [0.0, 1.0])
 def test_a_store_that_stays_away_ends_the_query(world: World, since: float) -> None:
     world.away = (since, 1e9)

@@ -1,16 +1,22 @@
-"""Unusual messages in a queue: none of them stops the query or is mistaken for another one."""
+"""Unusual messages in a queue, and what a query on queues passes to Spark."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pika
 import pytest
+from pyspark import cloudpickle
 
-from sparkonce_rabbitmq.queue.consumer import _message
+from sparkonce.storage.local import LocalFiles
+from sparkonce_rabbitmq.queue.consumer import ConsumerSettings, _message
+from sparkonce_rabbitmq.queue.data_source import QueueOptions, source_of
 from sparkonce_rabbitmq.queue.messages import QueueMessage, id_of, rows_of
+from sparkonce_rabbitmq.queue.receiver import ReceiverSettings
+from sparkonce_rabbitmq.server import RabbitMQ
 
 
 def delivered(key: Any = "k", **properties: Any) -> QueueMessage:
@@ -38,3 +44,18 @@ def test_texts_that_are_no_utf_8_are_rows_all_the_same() -> None:
 def test_odd_messages_are_told_apart(identify: Any) -> None:
     odd, other = (delivered(message_id=b"id-" + one, headers={one: 1}) for one in (b"\xe8", b"\xe9"))
     assert id_of(odd, identify) != id_of(other, identify)
+
+
+def test_the_password_goes_to_the_process_that_plans_and_to_no_task(tmp_path: Path) -> None:
+    server = RabbitMQ(password="s3cret-word")  # noqa: S106 - not a real password
+    consumer = ConsumerSettings(server=server, queue="q", prefetch=9, exclusive=True, patience_s=30.0)
+    files = LocalFiles(tmp_path)
+    options = QueueOptions(files=files, consumer=consumer, receiver=ReceiverSettings(), most=None, partitions=2)
+    registered = source_of(options)
+    planning = cloudpickle.loads(cloudpickle.dumps(registered))({})
+    reader = planning.streamReader(None)
+    assert reader._options.consumer == consumer
+    for_tasks = cloudpickle.dumps((planning, reader))
+    assert b"s3cret-word" not in for_tasks
+    _, copy = cloudpickle.loads(for_tasks)
+    assert copy._options.segments().files.location == options.segments().files.location

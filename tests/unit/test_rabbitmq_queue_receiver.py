@@ -260,15 +260,6 @@ def test_acknowledgements_that_never_arrive_bring_nothing_twice() -> None:
     assert queue.is_empty()
 
 
-def test_nothing_is_acknowledged_before_its_batch_is_finished() -> None:
-    world = World(MemoryStore(), Queue(NAMES))
-    for step in world.run():
-        if step == "finish":
-            began = world.end(len(world.store.names("commits")) - 1)
-            planned = [name for number in range(began, world.receiver.newest()) for name in world.names(number)]
-            assert set(planned) <= set(world.queue.unacked.values())
-
-
 def test_stored_messages_are_acknowledged_until_too_many_wait() -> None:
     world = World(MemoryStore(), Queue(NAMES), "stored")
     world.receiver.claim()

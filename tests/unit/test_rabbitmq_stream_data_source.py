@@ -180,14 +180,6 @@ def test_a_server_that_never_answered_is_waited_for(server: Server, monkeypatch:
     assert offsets(reader(most=None).latestOffset()) == {"a": 100, "b": 100}
 
 
-def test_a_stream_that_is_left_out_keeps_its_position(server: Server) -> None:
-    both = reader(most=None).latestOffset()
-    one = reader(streams=("a",), most=None)
-    one.partitions(both, both)
-    server.ends |= {"a": 110, "b": 110}
-    assert offsets(one.latestOffset()) == {"a": 110, "b": 100}
-
-
 @pytest.mark.parametrize(("starting", "begins"), [({"": "latest"}, 0), ({"": "latest", "b": 7}, 7)])
 def test_a_stream_that_is_added_is_read_from_its_beginning_unless_it_is_named(
     server: Server, starting: dict[str, str | int], begins: int

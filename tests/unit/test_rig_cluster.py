@@ -16,28 +16,6 @@ def kafka(*arguments):
     return CliRunner().invoke(app, ["broker", *map(str, arguments)])
 
 
-def test_ports_and_overrides(tmp_path) -> None:
-    cluster = Cluster(nodes=3, folder=tmp_path, listeners={"SASL": "SASL_PLAINTEXT"})
-    ports = [port for broker in cluster.brokers for port in broker.ports.values()]
-    assert len(set(ports)) == 9
-    assert cluster.bootstrap_of("SASL") == ",".join(f"127.0.0.1:{each.ports['SASL']}" for each in cluster.brokers)
-    # Outgoing connections get higher ports, and could otherwise take the port of a broker that is down.
-    assert max(ports) < 32_000
-
-    cluster = Cluster(nodes=2, folder=tmp_path, port=19092)
-    assert cluster.bootstrap == "127.0.0.1:19092,127.0.0.1:19093"
-
-
-def test_overrides_of_one_node_win_over_those_of_all(tmp_path):
-    cluster = Cluster(folder=tmp_path, overrides={"num.partitions": 3, "delete.topic.enable": True})
-    broker = cluster.brokers[0]
-    broker.overrides["num.partitions"] = 5
-    broker.write_properties()
-    lines = broker.properties_file.read_text().splitlines()
-    assert "num.partitions=5" in lines
-    assert "delete.topic.enable=true" in lines
-
-
 def test_a_taken_port_is_named(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -136,12 +114,3 @@ def test_a_mistake_is_a_message_and_not_a_traceback(tmp_path, arguments, message
     assert result.exit_code == 1
     assert message in result.stderr
     assert "Traceback" not in result.output
-
-
-def test_missing_java_is_a_message_too(tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("JAVA_HOME", raising=False)
-    monkeypatch.setenv("SPARKONCE_CACHE", str(tmp_path / "cache"))
-    result = kafka("up", "--dir", tmp_path / "broker")
-    assert result.exit_code == 1
-    assert "There is no java on PATH" in result.stderr

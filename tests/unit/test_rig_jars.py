@@ -1,6 +1,5 @@
 import os
 import stat
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -57,20 +56,6 @@ def test_what_was_fetched_once_is_there_without_java(java, tmp_path, monkeypatch
     assert runs.read_text() == "run\n"
 
 
-def test_other_exclusions_are_another_set(java):
-    runs = java()
-    assert jars.resolve([COORDINATE]) != jars.resolve([COORDINATE], exclude=["other"])
-    assert runs.read_text() == "run\nrun\n"
-
-
-def test_two_who_need_the_same_at_once_fetch_it_once(java):
-    runs = java()
-    with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda _: jars.resolve([COORDINATE]), range(4)))
-    assert found == [found[0]] * 4
-    assert runs.read_text() == "run\n"
-
-
 def test_what_cannot_be_had_is_named_with_ivys_own_words_and_leaves_nothing(java, tmp_path) -> None:
     java(FINDS_NOTHING)
     with pytest.raises(PreflightError) as caught:
@@ -100,13 +85,6 @@ def test_a_lock_that_is_never_freed_ends_the_wait(java, tmp_path):
         jars.resolve([COORDINATE], timeout_s=0.2)
 
 
-@pytest.mark.parametrize("coordinate", ["thing", "a:b", "a:b:c:d", "a::1", "a:b:1 0", "a:b:../c"])
-def test_a_malformed_coordinate_is_refused(java, coordinate):
-    java()
-    with pytest.raises(ConfigurationError, match="group:artifact:version"):
-        jars.resolve([coordinate])
-
-
 @pytest.mark.parametrize(("version", "major"), [("1.8.0_402", 8), ("11.0.2", 11), ("16", 16)])
 def test_java_that_is_too_old_is_refused(java, version, major):
     java(version=version)
@@ -130,24 +108,3 @@ def test_java_that_is_missing_or_does_not_run(java, tmp_path, monkeypatch) -> No
     with pytest.raises(ConfigurationError, match="no java on PATH") as caught:
         jars.resolve([COORDINATE])
     assert "Java 17" in caught.value.next_step
-
-
-def test_the_cache_is_where_the_environment_says(monkeypatch, tmp_path):
-    monkeypatch.delenv("SPARKONCE_CACHE", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert jars.cache_folder() == tmp_path / "sparkonce"
-    monkeypatch.setenv("SPARKONCE_CACHE", str(tmp_path / "own"))
-    assert jars.cache_folder() == tmp_path / "own"
-
-
-@pytest.mark.parametrize(
-    ("jar", "artifact"),
-    [
-        ("commons-pool2-2.12.0.jar", "commons-pool2"),
-        ("commons-pool-1.5.4.jar", "commons-pool"),
-        ("scala-library-2.13.16.jar", "scala-library"),
-        ("kafka_2.13-4.3.0.jar", "kafka_2.13"),
-    ],
-)
-def test_an_artifact_is_known_by_its_jars_name(jar, artifact):
-    assert jars.artifact_name(jar) == artifact

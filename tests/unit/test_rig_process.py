@@ -1,13 +1,16 @@
 import os
 import signal
-import subprocess
+import socket
 import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from sparkonce_lab.rig.process import ServerProcess, end_process, freeze, is_running, last_lines
+from sparkonce.errors import PreflightError
+from sparkonce_lab.rig import process as process_module
+from sparkonce_lab.rig.process import HOST, ServerProcess, free_port, free_ports, freeze, is_running, last_lines
+from sparkonce_lab.rig.servers.rabbitmq import RabbitServer
 
 SLEEP = "import sys, time; print('up', flush=True); time.sleep(600)"
 
@@ -35,15 +38,6 @@ def start(tmp_path):
     yield run
     for process in started:
         process.kill()
-
-
-def test_a_process_is_itself_only_with_its_mark(start):
-    process = start()
-    assert is_running(process.pid, process.mark)
-    assert not is_running(process.pid, process.mark + "-other")
-    process.kill()
-    assert process.exit_code == -signal.SIGKILL
-    assert not is_running(process.pid, process.mark)
 
 
 def test_signals_reach_a_process_that_is_paused_and_none_that_has_ended(start) -> None:
@@ -91,61 +85,30 @@ def test_what_does_not_stop_is_named(start, monkeypatch):
     monkeypatch.undo()
 
 
-def test_another_program_ends_it_by_its_number(start) -> None:
-    def end_and_reap(process, timeout_s):
-        """Ends it by its process id, as another program would. Its parent, which is this process, reaps it."""
-        reaper = subprocess.Popen(
-            [
-                sys.executable,
-                "-c",
-                "import sys; from sparkonce_lab.rig.process import end_process;"
-                "end_process(int(sys.argv[1]), sys.argv[2], float(sys.argv[3]))",
-                *(str(process.pid), process.mark, str(timeout_s)),
-            ]
-        )
-        assert process.wait(30)
-        assert reaper.wait(30) == 0
+def test_ports_are_different_and_below_those_of_outgoing_connections(tmp_path: Path) -> None:
+    found = free_ports(50)
+    assert len(set(found)) == 50
+    assert max(found) < 32_000
 
+    server = RabbitServer(tmp_path)
+    own = {value for name, value in vars(server).items() if name == "port" or name.endswith("_port")}
+    assert len(own) == 6
+    assert max(own) < 32_000
+
+
+def test_a_port_that_is_taken_is_never_given(monkeypatch):
+    monkeypatch.setattr(process_module, "_FOUND_WITHIN_S", 0.0)
+    with socket.create_server((HOST, 0)) as taken:
+        port = taken.getsockname()[1]
+        monkeypatch.setattr(process_module, "_PORTS", range(port, port + 1))
+        with pytest.raises(PreflightError, match="no 1 free ports"):
+            free_port()
+
+
+def test_a_process_is_itself_only_with_its_mark(start):
     process = start()
-    end_and_reap(process, 30)
-    assert process.exit_code == -signal.SIGTERM
-
-    ignore_sigterm = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + SLEEP
-    process = start(ignore_sigterm)
-    end_and_reap(process, 0.1)
+    assert is_running(process.pid, process.mark)
+    assert not is_running(process.pid, process.mark + "-other")
+    process.kill()
     assert process.exit_code == -signal.SIGKILL
-
-    process = start()
-    end_process(process.pid, process.mark + "-other", 1)
-    assert process.exit_code is None
-
-
-def test_it_dies_with_a_parent_that_is_killed(tmp_path):
-    mark = str(tmp_path / "mark")
-    parent = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            "import os, pathlib, signal, sys\n"
-            "from sparkonce_lab.rig.process import ServerProcess\n"
-            f"command = [sys.executable, '-c', {SLEEP!r}, {mark!r}]\n"
-            f"child = ServerProcess(command, mark={mark!r}, log=pathlib.Path({mark!r}), dies_with_parent=True)\n"
-            "print(child.pid, flush=True)\n"
-            "os.kill(os.getpid(), signal.SIGKILL)\n",
-        ],
-        stdout=subprocess.PIPE,
-    )
-    output, _ = parent.communicate(timeout=30)
-    child = int(output)
-    try:
-        wait_until(lambda: not is_running(child, mark))
-    finally:
-        if is_running(child, mark):
-            os.kill(child, signal.SIGKILL)
-
-
-def test_the_last_lines_of_a_log(tmp_path):
-    log = tmp_path / "log"
-    assert last_lines(log, 2) == ""
-    log.write_bytes(b"x" * 100_000 + b"\none\ntwo\xff\nthree\n")
-    assert last_lines(log, 2) == "two�\nthree"
+    assert not is_running(process.pid, process.mark)

@@ -1,11 +1,6 @@
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
-import botocore
 import pytest
-from botocore.retries.standard import ThrottledRetryableChecker, TransientRetryableChecker
 
 from sparkonce.protocol.handles import Outcome
 from sparkonce.sinks.files.s3.requests import (
@@ -13,7 +8,6 @@ from sparkonce.sinks.files.s3.requests import (
     NO_SUCH_UPLOAD,
     NOT_SENT,
     OCCUPIED,
-    RIGHTS,
     Answer,
     Present,
     is_own,
@@ -70,32 +64,6 @@ def test_a_request_that_a_store_lacks_is_not_blamed_on_a_setting() -> None:
     reason = read(Answer(status=501, code="NotImplemented"), "ListMultipartUploads").reason
     assert reason.startswith("ListMultipartUploads: NotImplemented")
     assert "if_none_match" not in reason
-
-
-def test_whatever_boto3_would_repeat_is_asked_again() -> None:
-    """A completion is sent once per call. What boto3 retries for other requests, the driver has to retry."""
-
-    def _statuses_of_the_legacy_mode() -> list[int]:
-        told = json.loads((Path(botocore.__file__).parent / "data" / "_retry.json").read_text())
-        answers = [one["applies_when"].get("response", {}) for one in told["definitions"].values()]
-        return [answer["http_status_code"] for answer in answers if answer and "service_error_code" not in answer]
-
-    throttled = ThrottledRetryableChecker._THROTTLED_ERROR_CODES
-    transient = TransientRetryableChecker._TRANSIENT_ERROR_CODES
-    statuses = [*TransientRetryableChecker._TRANSIENT_STATUS_CODES, *_statuses_of_the_legacy_mode()]
-    answers = [
-        *(Answer(status=status, code=code) for code in (*throttled, *transient) for status in (200, 400, 429, 503)),
-        *(Answer(status=status, code=str(status)) for status in statuses),
-    ]
-    assert 429 in statuses
-    for answer in answers:
-        assert read(answer, "CompleteMultipartUpload").outcome is Outcome.RETRY, answer
-        assert outcome_by_object(NO_SUCH_UPLOAD, answer, FIELDS).outcome is Outcome.RETRY, answer
-
-
-@pytest.mark.parametrize("request_", RIGHTS)
-def test_a_missing_right_is_named(request_: str) -> None:
-    assert RIGHTS[request_] in read(Answer(status=403, code="403"), request_).reason
 
 
 @pytest.mark.parametrize(

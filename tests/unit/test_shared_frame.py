@@ -1,4 +1,4 @@
-"""The code that all sinks share: errors, outcomes, pools, settings, refusals, chunks, and how long sinks remember."""
+"""The code that all sinks share: errors, outcomes, pools, settings, refusals, chunks, and conditions of upserts."""
 
 from __future__ import annotations
 
@@ -24,12 +24,11 @@ from sparkonce.sinks._shared.error_table import UNLISTED, ErrorTable, Meaning
 from sparkonce.sinks._shared.preflight import Attempts, check_same, refusal
 from sparkonce.sinks.files import committer as files
 from sparkonce.sinks.redis import committer as redis
-from sparkonce.sinks.sql import settings as sql_settings
 from sparkonce.sinks.sql import transactions as sql
 from sparkonce.sinks.sql.committer import SqlCommitter
 from sparkonce.sinks.sql.pool import IdlePool, has_nothing_to_read
 from sparkonce.sinks.sql.postgres.dialect import POSTGRES_DIALECT
-from sparkonce.sinks.sql.settings import Limits
+from sparkonce.sinks.sql.settings import Limits, named, with_source
 from sparkonce.sinks.sql.transactions import Location, SqlTransaction
 from sparkonce.sinks.write_ahead import committer as write_ahead
 
@@ -305,35 +304,10 @@ def test_names_are_compared_field_by_field() -> None:
     assert not Claims([Owner(query="r", token=token)])
 
 
-def test_settings_that_databases_share() -> None:
-    assert sql_settings.mode("upsert", "id") == sql_settings.mode("upsert", ["id"]) == ("upsert", ("id",))
-    assert sql_settings.mode("append", ()) == ("append", ())
-
-    assert settings.name_prefix("sparkonce", "orders é", most_bytes=64) == "sparkonce.orders é"
-
-    assert sql_settings.commit("staged") == "staged"
-    with pytest.raises(ConfigurationError, match="commit='xa' is not known"):
-        sql_settings.commit("xa")
-
-
-@pytest.mark.parametrize(
-    ("mode", "keys"), [("upsert", ()), ("append", "id"), ("other", ()), ("upsert", [1]), ("upsert", 1)]
-)
-def test_a_mode_and_its_key_columns_must_fit(mode: str, keys: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r"key_columns|mode='other'"):
-        sql_settings.mode(mode, keys)
-
-
 @pytest.mark.parametrize(("prefix", "name"), [("", "s"), ("p" * 60, "s" * 10), ("a\nb", "s"), ("a", "\0"), (1, "s")])
 def test_a_prefix_that_no_server_would_keep_is_refused(prefix: Any, name: str) -> None:
     with pytest.raises(ConfigurationError, match="prefix="):
         settings.name_prefix(prefix, name, most_bytes=64)
-
-
-@pytest.mark.parametrize("value", [0, -1, float("nan"), "1", None, True, 86_401])
-def test_a_time_that_is_none_is_refused(value: Any) -> None:
-    with pytest.raises(ConfigurationError, match="lock_timeout_s="):
-        settings.seconds("lock_timeout_s", value)
 
 
 def test_refusals_of_a_preflight() -> None:
@@ -376,3 +350,24 @@ def test_a_cut_array_has_all_bytes_but_the_last_of_each_piece(kind: pa.DataType,
     assert bytes(bytes_of(values)) == b"one,two,three,four,"
     assert list(cut(values.slice(4), most)) == []
     assert bytes(bytes_of(values.slice(4))) == b""
+
+
+CONDITION = """source.at >= target."At" AND 'source.x' <> source . "weird ""q" -- source.y
+ AND /* source.z */ x.source.k = SOURCE.Big AND my_source.a = E'it\\'s source.b' AND `source.c` > source.`d`"""
+
+
+def test_columns_that_a_condition_reads() -> None:
+    assert named(CONDITION) == [
+        ("source", "at"),
+        ("target", "At"),
+        ("source", 'weird "q'),
+        ("source", "big"),
+        ("source", "d"),
+    ]
+
+
+def test_the_batchs_row_gets_another_name_and_nothing_else_does() -> None:
+    assert with_source(CONDITION, "EXCLUDED") == (
+        """EXCLUDED.at >= target."At" AND 'source.x' <> EXCLUDED . "weird ""q" -- source.y
+ AND /* source.z */ x.source.k = EXCLUDED.Big AND my_source.a = E'it\\'s source.b' AND `source.c` > EXCLUDED.`d`"""
+    )

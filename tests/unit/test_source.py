@@ -1,25 +1,37 @@
-"""Sources registered by packages: found by format, loaded when a query uses them, and queried for what they know."""
+"""Sources and sinks of other packages: found, loaded, and asked for what they know."""
 
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from own_source.lines_source import Lines
 from sparkonce import source, spark_packages
+from sparkonce.analysis.arguments import kafka_settings, sink_facts
 from sparkonce.analysis.checkpoint import checkpoint_facts
 from sparkonce.analysis.explanation import judge
 from sparkonce.analysis.facts import EngineFacts, Pipeline, SinkFacts
 from sparkonce.analysis.findings import Role
 from sparkonce.errors import ConfigurationError
 from sparkonce.guarantees import Guarantee
+from sparkonce.sink import SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
+from sparkonce.sinks.memory.sink import MemorySink
 from sparkonce.source import Source, SourceFacts, registered
+from sparkonce.sources.groups import GroupOffsets
 from sparkonce.sources.offsets import rows_read
+from sparkonce.sources.topics import KafkaSource
+from sparkonce.spark.settings import checked_groups
+from sparkonce.spark.start.first_batch import warn_of_loops
+from sparkonce.spark.views import dead_letter_sinks
 from sparkonce.storage.local import LocalFiles
 
 if sys.version_info >= (3, 11):
@@ -113,18 +125,6 @@ def test_explain_asks_the_source(register: Register, tmp_path: Path) -> None:
     assert found == SourceFacts(format="lines", options=None, where="/a")
 
 
-def test_a_source_that_only_judges_is_enough(register: Register) -> None:
-    class Plain(Source):
-        def judge(self, source: SourceFacts, downtime: str) -> list[source.Finding]:
-            return []
-
-    plain, facts = Plain(), SourceFacts(format="plain")
-    assert not plain.starts_at_end(facts)
-    assert plain.describe_offset({}) is None
-    assert plain.rows_between({}, {}) is None
-    assert plain.worker_needs(facts).modules == ()
-
-
 @pytest.mark.parametrize("group", ["sparkonce.sources", "sparkonce.packages"])
 def test_this_environment_has_the_entry_points_of_the_project(group: str) -> None:
     root = Path(__file__).parents[2]
@@ -142,3 +142,84 @@ def test_a_jar_of_a_package_is_named_by_its_entry_point() -> None:
     assert spark_packages("4.0.0", avro=False, pravega=False) == spark_packages("4.0.0", avro=False)
     with pytest.raises(ConfigurationError, match=r"pulsar= is not a known package of jars; known are avro, delta"):
         spark_packages("4.0.0", pulsar=True)
+
+
+SETTINGS = {"bootstrap.servers": "broker:9092", "transaction.timeout.ms": "60000"}
+
+
+class PlainSink(TwoPhaseCommitSink):
+    def columns(self, schema: pa.Schema) -> list[str]:
+        return list(schema.names)
+
+    def writer(self, context: WriterContext) -> SinkWriter:
+        raise NotImplementedError
+
+    def committer(self) -> SinkCommitter:
+        raise NotImplementedError
+
+
+class OtherKafkaSink(PlainSink):
+    target_name = "totals"
+    kafka_settings = SETTINGS
+    takes_dead_letters = False
+
+
+def test_a_sink_without_hooks_is_of_no_kafka() -> None:
+    sink = PlainSink("mine")
+    (facts,) = sink_facts(sink)
+    assert (facts.name, facts.kafka, facts.transaction_timeout, kafka_settings(sink)) == (
+        "PlainSink mine",
+        False,
+        None,
+        None,
+    )
+    assert sink.partitions() is None
+    rows: Any = object()
+    assert sink.checked(rows, "mark") is rows
+
+
+def test_explain_knows_its_topic_and_its_timeout() -> None:
+    sink = OtherKafkaSink("mine")
+    (facts,) = sink_facts(sink)
+    assert (facts.name, facts.kafka, facts.transaction_timeout) == (
+        "OtherKafkaSink totals",
+        True,
+        timedelta(seconds=60),
+    )
+    assert kafka_settings(sink) == SETTINGS
+    assert kafka_settings(OtherKafkaSink("mine", Guarantee.AT_LEAST_ONCE)) is None
+
+
+def test_offsets_go_into_its_transactions() -> None:
+    offsets = GroupOffsets("group", {"bootstrap.servers": "broker:9092"}, in_transaction_of="mine")
+    assert checked_groups(offsets, {"mine": OtherKafkaSink("mine")}) == (offsets,)
+    for other in (PlainSink("mine"), OtherKafkaSink("mine", Guarantee.AT_LEAST_ONCE), OtherKafkaSink("another")):
+        with pytest.raises(ConfigurationError, match="names no KafkaSink"):
+            checked_groups(offsets, {other.name: other})
+
+
+def test_a_query_that_reads_its_topic_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    source = KafkaSource(options={"kafka.bootstrap.servers": "broker:9092"}, partitions={"totals": 3})
+    with caplog.at_level(logging.WARNING, "sparkonce"):
+        warn_of_loops([source], [PlainSink("mine")])
+        assert caplog.messages == []
+        warn_of_loops([source], [OtherKafkaSink("mine")])
+    assert "reads topic='totals', which its sink 'mine' writes to" in caplog.text
+
+
+def test_it_may_not_be_one_of_dead_letters() -> None:
+    refusing, other = MemorySink("refusing"), OtherKafkaSink("other")
+    with pytest.raises(ConfigurationError, match="'other' is a OtherKafkaSink, which may refuse a row after"):
+        dead_letter_sinks({refusing: None}, {refusing: other})
+
+
+def test_a_source_that_only_judges_is_enough(register: Register) -> None:
+    class Plain(Source):
+        def judge(self, source: SourceFacts, downtime: str) -> list[source.Finding]:
+            return []
+
+    plain, facts = Plain(), SourceFacts(format="plain")
+    assert not plain.starts_at_end(facts)
+    assert plain.describe_offset({}) is None
+    assert plain.rows_between({}, {}) is None
+    assert plain.worker_needs(facts).modules == ()

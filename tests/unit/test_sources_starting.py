@@ -94,12 +94,6 @@ def test_packages_have_the_version_of_spark() -> None:
     assert "iceberg-spark-runtime-4.9_2.13:<the version for Spark 4.9>" in str(missing_module(ICEBERG_MODULE, "4.9.1"))
 
 
-@pytest.mark.parametrize("version", ["4.1.0.dev3", "master", "4.0"])
-def test_a_version_that_is_no_release_has_no_packages(version: str) -> None:
-    with pytest.raises(ConfigurationError, match=version):
-        spark_packages(version)
-
-
 def test_a_missing_module_is_told_with_its_coordinate() -> None:
     told = str(missing_module("spark-avro", "4.0.1"))
     for line in (
@@ -125,10 +119,3 @@ def test_packages_that_came_too_late_are_said_first(submitted: bool, why: str) -
     told = missing_module(KAFKA_MODULE, "4.0.0", asked=f"a:b:1,{KAFKA_4}", submitted=submitted).message
     assert told.startswith(f"spark.jars.packages=a:b:1,{KAFKA_4} is set and had no effect")
     assert why in told
-
-
-def test_packages_that_were_fetched_or_are_others_did_not_come_too_late() -> None:
-    fetched = missing_module(KAFKA_MODULE, "4.0.0", asked=KAFKA_4, jars=f"/ivy/{KAFKA_MODULE}_2.13-4.0.0.jar")
-    others = missing_module(KAFKA_MODULE, "4.0.0", asked="a:b:1")
-    assert "no effect" not in f"{fetched} {others}"
-    assert f"--packages a:b:1,{KAFKA_4} job.py" in others.next_step, "those that are asked for already stay"

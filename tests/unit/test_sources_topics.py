@@ -32,25 +32,6 @@ class Topics(SourceTopics):
         return self.kept(recorded, OFFSETS)
 
 
-def test_ids_are_kept_from_the_first_run_on() -> None:
-    topics = Topics(a="1", b="2")
-    assert topics.start({}) == {"a": "1", "b": "2"}
-    topics.check_same()
-    assert topics.before_decision((), OFFSETS) == ""
-
-    topics = Topics()
-    assert topics.start({"a": "1"}) == {"a": "1"}
-    topics.check_same()
-    assert topics.before_decision((), OFFSETS) == ""
-
-    topics = Topics(a="1")  # the cluster of topic b is silent
-    assert topics.start({"a": "1", "b": "2"}) == {"a": "1", "b": "2"}
-    topics.ids = {"a": "1", "b": "3"}
-    assert "Topic 'b'" in topics.before_decision((), OFFSETS), "the cluster answers, and the topic is another one"
-
-    assert Topics(a="1").start({"a": "1", "gone": "2"}) == {"a": "1"}
-
-
 def test_a_topic_that_is_another_one_is_refused() -> None:
     topics = Topics(a="1", b="3")
     assert topics.start({"a": "1", "b": "2"}) == {"a": "1", "b": "2"}

@@ -4,7 +4,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -105,25 +104,6 @@ def test_a_proxy_of_the_environment_is_not_passed_by(monkeypatch: pytest.MonkeyP
     )
     monkeypatch.setenv("https_proxy", "http://proxy:3128")
     assert sink.worker_needs().addresses == ()
-
-
-def test_a_build_is_the_same_from_a_folder_and_from_a_zip_and_another_after_any_change(tmp_path: Path) -> None:
-    code = "from sparkonce.spark.shipped import build_of; import sparkonce; print(build_of('sparkonce'))"
-
-    def build(path: Path) -> str:
-        command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(path)!r}); {code}"]
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
-
-    copy = tmp_path / "copy"
-    shutil.copytree(SOURCES, copy / "sparkonce", ignore=shutil.ignore_patterns("__pycache__"))
-    archive = tmp_path / "sparkonce.zip"
-    with zipfile.ZipFile(archive, "w") as packed:
-        for file in sorted(copy.rglob("*.py"), reverse=True):
-            packed.write(file, file.relative_to(copy))
-    assert build(copy) == build(archive) == build_of("sparkonce")
-    with (copy / "sparkonce" / "storage" / "local.py").open("a") as file:
-        file.write("\n")
-    assert build(copy) != build_of("sparkonce")
 
 
 def test_a_worker_that_has_everything_lacks_nothing() -> None:
@@ -244,12 +224,6 @@ class Context:
 
     def get(self, _: str, default: str) -> str:
         return default if self._files is None else self._files
-
-
-@pytest.mark.parametrize("files", [None, "", "/jobs/shop.zip,/jobs/tools.py"])
-def test_files_that_pyspark_takes_are_not_refused(files: str | None) -> None:
-    context: Any = Context("spark://master:7077", files)
-    _refuse_wheels(context)
 
 
 def test_a_wheel_that_pyspark_ignores_is_refused_by_name() -> None:

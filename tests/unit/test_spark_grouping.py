@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sparkonce.sources.offsets import rows_read
-from sparkonce.spark.grouping import SMALL_PARTITIONS, SMALL_ROWS, Grouping, grouping_of
+from sparkonce.spark.grouping import SMALL_PARTITIONS, Grouping, grouping_of
 from sparkonce_rabbitmq.sources import RabbitMQStreams
 
 ONE = '{"t":{"0":100,"1":100}}'
@@ -62,26 +62,6 @@ SMALL = Grouping(1, merges=True)
 
 def told(*offsets: int) -> list[str]:
     return [json.dumps({"t": {str(number): offset for number, offset in enumerate(offsets)}})]
-
-
-@pytest.mark.parametrize(
-    ("rows", "given", "row_bytes", "grouping"),
-    [
-        (SMALL_ROWS, None, 10, SMALL),
-        (SMALL_ROWS + 1, None, 10, None),
-        (1024, None, 1024, SMALL),
-        (1025, None, 1024, None),
-        (10, None, None, None),
-        (10, 10, 10, SMALL),
-        (11, 10, 10, Grouping(2)),
-        (10, 10, None, Grouping(1)),
-        (SMALL_ROWS + 1, 10_000, 10, Grouping(1)),
-    ],
-)
-def test_few_rows_are_one_slot_without_a_shuffle_if_their_size_is_known(
-    rows: int, given: int | None, row_bytes: int | None, grouping: Grouping | None
-) -> None:
-    assert grouped(told(7), told(7 + rows), given, row_bytes) == grouping
 
 
 @pytest.mark.parametrize(("partitions", "grouping"), [(SMALL_PARTITIONS, SMALL), (SMALL_PARTITIONS + 1, None)])

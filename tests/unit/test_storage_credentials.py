@@ -14,7 +14,7 @@ from sparkonce.spark.checkpoints.opening import open_checkpoint
 from sparkonce.storage.hdfs import HdfsFiles
 from sparkonce.storage.local import LocalFiles
 from sparkonce.storage.objects import ObjectAccess, ObjectFiles
-from sparkonce.storage.opening import PlainSettings, object_files
+from sparkonce.storage.opening import object_files
 
 HADOOP = "org.apache.hadoop.fs.s3a"
 PROVIDERS = "fs.s3a.aws.credentials.provider"
@@ -248,14 +248,6 @@ def test_the_client_accepts_what_is_translated(url: str) -> None:
     settings = {**KEYS, "fs.azure.account.key": "aGlkZGVu", "fs.s3a.requester.pays.enabled": "true"}
     settings |= {"fs.s3a.proxy.host": "127.0.0.1", "fs.s3a.encryption.algorithm": "AES256"}
     assert access_of(settings, url).client(repeats=False)
-
-
-def test_settings_without_a_jvm_are_read_alike_and_credential_files_refused() -> None:
-    given = {**KEYS, "fs.s3a.endpoint": "http://127.0.0.1:9"}
-    url = "s3a://bkt/ck"
-    assert object_files(url, PlainSettings(given))._access == object_files(url, Configuration(given))._access
-    with pytest.raises(ConfigurationError, match="needs Spark's JVM"):
-        object_files(url, PlainSettings({**given, "hadoop.security.credential.provider.path": "jceks://file/a"}))
 
 
 @pytest.fixture

@@ -97,13 +97,6 @@ def test_the_query_of_a_checkpoint(tmp_path: Path) -> None:
     check_query(LocalFiles(tmp_path), QUERY)
 
 
-@pytest.mark.parametrize("text", ["", "{", '{"name":"q"}'])
-def test_metadata_that_holds_no_query(tmp_path: Path, text: str) -> None:
-    (tmp_path / "metadata").write_text(text)
-    with pytest.raises(CheckpointMismatchError, match="does not hold a query's id"):
-        checkpoint(tmp_path).query_id()
-
-
 def test_the_running_query_has_another_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=f"checkpointLocation is '/other', .*checkpoint='{tmp_path}'"):
         check_query(LocalFiles(tmp_path), QUERY, lambda: CheckpointLocation("/other", is_temporary=False))

@@ -12,7 +12,7 @@ import typer
 from sparkonce.cli.main import app
 from sparkonce.protocol.state import Phase
 from sparkonce.sinks.kafka.orphans import HeldPartition
-from sparkonce.ui.alarms import RULES, Alarm, alarms_of, shown_time
+from sparkonce.ui.alarms import RULES, Alarm, alarms_of
 from sparkonce.ui.state import PageState, QueryState, ShownQuery, ShownSystem, ShownTransaction, Usual
 from sparkonce.watch.figures import InDoubt
 
@@ -251,17 +251,6 @@ def test_every_rule_has_something_to_say_and_urgent_ones_come_first() -> None:
     assert all(one.title and one.says and one.next_step for one in found)
 
 
-def test_which_checkpoint_a_command_names() -> None:
-    copies = [replace(QUERY, location=name, log_end=end) for name, end in (("/c/a", 5), ("/c/b", 7), ("/c/c", 6))]
-    kafka = ShownSystem(name="kafka", kind="kafka", open=[replace(OPEN, age_s=95.0)])
-    (alarm,) = alarms_of(PageState(now_ms=NOW_MS, queries=copies, systems=[kafka]))
-    assert alarm.command.endswith("--checkpoint /c/b")
-
-    refused = replace(QUERY, next_start="is refused", next_says="B.", next_start_step="C.")
-    (alarm,) = alarms_of(replace(state(refused), moved=True))
-    assert alarm.command == "sparkonce checkpoint check '/c/my totals' --moved"
-
-
 @pytest.mark.parametrize("moved", [False, True])
 def test_every_command_is_one_of_ours(moved: bool) -> None:
     group: Any = typer.main.get_command(app)
@@ -270,19 +259,3 @@ def test_every_command_is_one_of_ours(moved: bool) -> None:
         command = group.commands[first].commands[second]
         with command.make_context(second, words):
             assert name == "sparkonce"
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (-1, "0 s"),
-        (0.04, "40 ms"),
-        (1.25, "1.2 s"),
-        (9.0, "9 s"),
-        (61, "1 min 1 s"),
-        (3600, "1 h"),
-        (90_061, "1 d 1 h"),
-    ],
-)
-def test_times_are_said_in_their_two_largest_units(seconds: float, text: str) -> None:
-    assert shown_time(seconds) == text

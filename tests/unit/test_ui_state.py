@@ -12,13 +12,11 @@ from sparkonce.operate.checkpoint import BatchState, CheckpointStatus, LogEntry,
 from sparkonce.protocol.state import Phase
 from sparkonce.ui.alarms import alarms_of
 from sparkonce.ui.state import (
-    RATE_OVER_MS,
     TOLD_WITHIN_MS,
     CheckpointReading,
     PageState,
     QueryState,
     show_query,
-    usual_of,
 )
 from sparkonce.ui.timeline import BY_THE_LOG, MOST_KEPT, PageTimeline
 from sparkonce.watch.figures import InDoubt, WatchedBatch, WatchedEvent
@@ -81,19 +79,6 @@ def reading(*segments: TimelineSegment, **more: Any) -> CheckpointReading:
 STEADY = tuple(batch(number, NOW_MS - 60_000 + 1000 * number) for number in range(20))
 
 
-def test_a_batch_at_work_is_shown_with_its_phase_and_since_when() -> None:
-    shown = show_query(reading(segment(*STEADY, phase=Phase.WRITING)), NOW_MS)
-    assert (shown.state, shown.phase, shown.since_ms, shown.batch) == (
-        QueryState.AT_WORK,
-        "preparing every slot",
-        NOW_MS - 2000,
-        7,
-    )
-    assert (shown.name, shown.host, shown.run, shown.short) == ("totals", "driver-3", RUN, "60a1de000000")
-    assert (shown.newest, shown.newest_state, shown.rows, shown.timeout_ms) == (6, "done", {"kafka": 5}, 60_000)
-    assert (shown.next_start, shown.next_says) == ("resumes", "Resuming after batch 6.")
-
-
 def test_what_a_driver_tells_of_its_end() -> None:
     events = [
         WatchedEvent(at_ms=1, kind="stopped", batch=6, text="An older one."),
@@ -125,32 +110,6 @@ def test_what_a_driver_tells_of_its_end() -> None:
 def test_a_driver_without_a_sign_for_minutes_is_not_heard_of(phase: Phase, silent_ms: int, state: QueryState) -> None:
     shown = show_query(reading(segment(*STEADY, phase=phase, written_ms=NOW_MS - silent_ms)), NOW_MS)
     assert shown.state is state
-
-
-def test_when_a_driver_was_heard_of_last() -> None:
-    silent = segment(*STEADY, phase=Phase.WRITING, written_ms=NOW_MS - 190_000)
-    assert show_query(reading(silent, polled_ms=NOW_MS - 50_000), NOW_MS).state is QueryState.AT_WORK
-    assert show_query(reading(silent, polled_ms=NOW_MS - 1000), NOW_MS).state is QueryState.NOT_HEARD
-
-    silent = segment(*STEADY, phase=Phase.FINISHING, written_ms=NOW_MS - 300_000)
-    entries = (entry("commit", NOW_MS - 5000, number=7), entry("commit", NOW_MS - 1, run=NEWER, number=7))
-    shown = show_query(reading(silent, entries=entries), NOW_MS)
-    assert (shown.state, shown.heard_ms) == (QueryState.AT_WORK, NOW_MS - 5000)
-
-    stopped = segment(phase=Phase.STOPPED)
-    shown = show_query(reading(stopped, status=status(NEWER)), NOW_MS)
-    assert (shown.state, shown.run, shown.host, shown.since_ms) == (
-        QueryState.NOT_KNOWN,
-        NEWER,
-        "driver-4",
-        NOW_MS - 9000,
-    )
-    assert show_query(reading(stopped, status=status("3-00000000")), NOW_MS).state is QueryState.STOPPED
-
-    entries, seen = (entry("claim", NOW_MS - 190_000, run=NEWER),), status(NEWER)
-    assert show_query(reading(status=seen, entries=entries, polled_ms=NOW_MS - 50_000), NOW_MS).state is (
-        QueryState.NOT_KNOWN
-    )
 
 
 DECIDED = status(newest=NewestBatch(batch=8, state=BatchState.DECIDED))
@@ -221,27 +180,6 @@ def test_a_checkpoint_without_a_timeline_shows_what_the_log_has() -> None:
     assert (never.state, never.says, never.read_ms) == (QueryState.NOT_KNOWN, "It cannot be read.", None)
 
     assert show_query(replace(reading(segment(name="")), location="s3a://b/jobs/totals/"), NOW_MS).name == "totals"
-
-
-def test_rows_a_second_are_those_of_the_last_minutes_by_sink() -> None:
-    old = batch(0, NOW_MS - RATE_OVER_MS - 2000)  # ended a second before
-    recent = [batch(1, NOW_MS - 200_000, rows={"kafka": 300, "orders": 30}), batch(2, NOW_MS - 1000)]
-    assert show_query(reading(segment(old, *recent)), NOW_MS).rates == {"kafka": 3.0, "orders": 0.1}
-    young = segment(batch(0, NOW_MS - 10_000))
-    assert show_query(reading(young), NOW_MS).rates == {"kafka": 60.0}
-    assert show_query(reading(segment()), NOW_MS).rates == {}
-
-    # The run had committed the batch and died before Spark recorded that. The next run found it decided.
-    first = segment(batch(0, NOW_MS - 10_000), batch(1, NOW_MS - 5000), run="5-0badcafe")
-    again = segment(batch(1, NOW_MS - 2000, recovered=True))
-    assert show_query(reading(first, again), NOW_MS).rates == {"kafka": 120.0}
-
-
-@pytest.mark.parametrize(
-    ("times", "p50", "p95"), [([7], 7, 7), ([1, 2], 1, 2), (range(1, 101), 50, 95), ([5, 1, 9], 5, 9)]
-)
-def test_the_usual_is_a_time_that_was_taken(times: Any, p50: int, p95: int) -> None:
-    assert (usual_of(times).p50_ms, usual_of(times).p95_ms, usual_of(times).of) == (p50, p95, len(times))
 
 
 def test_the_usual_of_a_phase_is_that_of_the_newest_batches_of_all_segments() -> None:

@@ -43,39 +43,6 @@ def refused(tmp_path: Path, **more: Any) -> str:
     return error.value.message
 
 
-def test_where_nothing_is_asked_for(tmp_path: Path) -> None:
-    options = ask(tmp_path)
-    assert (options.seed, options.rows, options.faults, options.every_s) == (7, 20_000, 12, 0.0)
-    assert (options.workload.seed, options.workload.rows_per_second) == (7, 1_000)
-    assert options.systems == [options.source]
-    assert (options.source.nodes, options.source.bootstrap, options.places) == (1, "", {})
-    assert ask(tmp_path, seed=3).workload.seed == 3
-
-    assert ask(tmp_path, refuse_every=7).source.refuse_every == 7
-    assert ask(tmp_path).source.refuse_every == 0
-
-    options = ask(tmp_path, bootstrap="b:9092", systems=["files"], kafka_settings={"security.protocol": "SSL"})
-    assert [system.name for system in options.systems] == ["files"]
-    assert options.source.settings == {BOOTSTRAP: "b:9092", "security.protocol": "SSL"}
-    assert options.places == {"kafka": "b:9092"}
-
-
-@pytest.mark.parametrize(
-    "more",
-    [
-        {"bootstrap": "b:9092"},
-        {"systems": ["kafka=b:9092"]},
-        {"kafka_settings": {BOOTSTRAP: "b:9092"}},
-        {"bootstrap": "b:9092", "systems": ["kafka=b:9092"], "kafka_settings": {BOOTSTRAP: "b:9092"}},
-    ],
-)
-def test_a_users_kafka_is_named_in_one_of_three_ways(more: dict[str, Any], tmp_path: Path) -> None:
-    options = ask(tmp_path, **more)
-    assert options.systems == [options.source]
-    assert options.source.bootstrap == "b:9092"
-    assert options.places == {"kafka": "b:9092"}
-
-
 @pytest.mark.parametrize(
     ("more", "named"),
     [
@@ -195,15 +162,6 @@ def test_what_another_version_has_recorded_is_refused_by_name(tmp_path: Path, na
     said = refused(tmp_path, replay=old)
     assert f"The {name} of the history" in said
     assert "unheard_of" in said
-
-
-def test_it_is_done_on_the_same_systems(tmp_path: Path) -> None:
-    old = record(tmp_path / "old", places={"kafka": "b:9092", "files": "/data/out"})
-    options = ask(tmp_path, replay=old)
-    assert options.places == {"kafka": "b:9092", "files": "/data/out"}
-    assert isinstance(options.systems[1], FilesSystem)
-    assert str(options.systems[1].folder) == "/data/out"
-    assert ask(tmp_path, replay=old, bootstrap="c:9092").places["kafka"] == "c:9092"
 
 
 def test_a_checkpoint_is_in_the_same_place_again(tmp_path: Path) -> None:

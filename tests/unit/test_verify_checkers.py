@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparkonce import errors
-from sparkonce_lab.checkers.events import EXPLAINED_BY, most_log_files
+from sparkonce_lab.checkers.events import most_log_files
 from sparkonce_lab.faults import STORE, Fault
-from sparkonce_lab.history import OBSERVED, EventKind, History
-from sparkonce_lab.verdicts import NEEDS_THE_END, Anomaly, Verdict, passed
+from sparkonce_lab.history import OBSERVED, EventKind
+from sparkonce_lab.verdicts import NEEDS_THE_END, Anomaly, passed
 from unit.verify_world import SYSTEMS, Row, Run, batch, good_run, noted, resources
 
 KAFKA, POSTGRES = SYSTEMS
@@ -47,15 +47,6 @@ def test_a_good_run_passes_and_everything_was_looked_at() -> None:
     assert any(row["kind"] == "sum" and row["amount"] < 0 for row in run.expected)
 
 
-@pytest.mark.parametrize("system", SYSTEMS)
-def test_a_missing_row(system: str) -> None:
-    run = good_run()
-    row = run.observed[system].pop(3)
-    assert run.found() == torn_too(system, {Anomaly.MISSING: 1})
-    (example,) = run.verdict(Anomaly.MISSING, system).examples
-    assert example == f"row {row['number']} of key {row['key']}: amount {row['amount']}"
-
-
 def test_missing_rows() -> None:
     run = good_run()
     at = next(at for at, row in enumerate(run.observed[KAFKA]) if row["kind"] == "sum" and row["amount"] < 0)
@@ -78,51 +69,6 @@ def test_missing_rows() -> None:
     assert len(verdict.examples) == 5
 
 
-def test_doubled_rows() -> None:
-    run = good_run()
-    row = run.observed[POSTGRES][0]
-    appended(run, POSTGRES, row)
-    assert run.found() == torn_too(POSTGRES, {Anomaly.DOUBLED: 1})
-    assert "[batch 0; batch 0]" in run.verdict(Anomaly.DOUBLED, POSTGRES).examples[0]
-
-    run = good_run()
-    row = run.observed[KAFKA][0]
-    again = appended(run, KAFKA, row, batch=3)
-    assert run.found() == torn_too(KAFKA, {Anomaly.DOUBLED: 1})
-    first = f"batch 0, partition {row['partition']} offset {row['offset']}"
-    second = f"batch 3, partition {row['partition']} offset {again['offset']}"
-    assert f"[{first}; {second}]" in run.verdict(Anomaly.DOUBLED, KAFKA).examples[0]
-
-    run = good_run()
-    for _ in range(3):
-        appended(run, POSTGRES, run.observed[POSTGRES][0])
-    assert run.verdict(Anomaly.DOUBLED, POSTGRES).count == 3
-
-    run = good_run()
-    rows = [row for row in run.observed[KAFKA] if row["batch"] == 1]
-    for row in rows:
-        appended(run, KAFKA, row)
-    assert run.found() == torn_too(KAFKA, {Anomaly.DOUBLED: len(rows)})
-
-
-@pytest.mark.parametrize("kind", ["row", "sum"])
-def test_a_wrong_amount_is_unexpected_and_the_right_one_missing(kind: str) -> None:
-    run = good_run()
-    row = next(row for row in run.observed[POSTGRES] if row["kind"] == kind)
-    row["amount"] += 1
-    assert run.found() == torn_too(POSTGRES, {Anomaly.UNEXPECTED: 1, Anomaly.MISSING: 1})
-    assert (
-        f": {'amount ' if kind == 'row' else ''}{row['amount']}"
-        in (run.verdict(Anomaly.UNEXPECTED, POSTGRES).examples[0])
-    )
-
-
-def test_a_sum_over_too_many_rows_is_unexpected() -> None:
-    run = good_run()
-    next(row for row in run.observed[POSTGRES] if row["kind"] == "sum")["rows"] += 1
-    assert run.found() == torn_too(POSTGRES, {Anomaly.UNEXPECTED: 1, Anomaly.MISSING: 1})
-
-
 def test_what_cannot_be_read_as_a_row_is_unexpected_each_time() -> None:
     run = good_run()
     nothing = dict.fromkeys(OBSERVED.names)
@@ -130,19 +76,6 @@ def test_what_cannot_be_read_as_a_row_is_unexpected_each_time() -> None:
     assert run.found() == {(Anomaly.UNEXPECTED, KAFKA): 2, (Anomaly.STATE_DIFFERS, KAFKA): 2}
     assert "not a row" in run.verdict(Anomaly.UNEXPECTED, KAFKA).examples[0]
     assert "[no batch, partition 1 offset 900" in run.verdict(Anomaly.UNEXPECTED, KAFKA).examples[0]
-
-
-@pytest.mark.parametrize("column", ["key", "number", "amount", "rows"])
-def test_a_null_is_no_value(column: str) -> None:
-    run = good_run()
-    run.expected[0][column] = -1
-    assert run.undisturbed is not None
-    run.undisturbed[-1] = run.expected[0]
-    for system in SYSTEMS:
-        run.observed[system][0][column] = -1
-    assert run.found() == {}
-    run.observed[POSTGRES][0][column] = None
-    assert run.found() == torn_too(POSTGRES, {Anomaly.UNEXPECTED: 1, Anomaly.MISSING: 1})
 
 
 def test_rows_out_of_order() -> None:
@@ -176,37 +109,6 @@ def test_rows_out_of_order() -> None:
     assert [each.system for each in good_run().judge() if each.anomaly is Anomaly.OUT_OF_ORDER] == [KAFKA]
 
 
-def test_batches_that_systems_share_unequally() -> None:
-    run = good_run()
-    row = next(row for row in run.observed[POSTGRES] if row["batch"] == 1)
-    row["batch"] = 3
-    assert run.found() == {(Anomaly.TORN, RUN): 2}
-    mine = sum(row["batch"] == 1 for row in run.observed[KAFKA])
-    first, second = run.verdict(Anomaly.TORN).examples
-    assert first.startswith(f"batch 1: kafka has {mine} rows, fingerprint ")
-    assert f"; postgres has {mine - 1} rows, fingerprint " in first
-    assert second.startswith("batch 3: ")
-
-    run = good_run()
-    rows = run.observed[POSTGRES]
-    one, two = rows[0], next(row for row in rows if row["batch"] == 1)
-    one["batch"], two["batch"] = two["batch"], one["batch"]
-    assert run.found() == {(Anomaly.TORN, RUN): 2}
-
-    run = good_run()
-    for row in run.observed[POSTGRES]:
-        row["batch"] = min(row["batch"], 1)
-    assert run.found() == {(Anomaly.TORN, RUN): 2}
-    assert run.verdict(Anomaly.TORN).examples[1].endswith("; postgres has nothing")
-
-    run = good_run()
-    run.observed.pop(POSTGRES)
-    run.events[0] = noted(EventKind.BEGAN, systems=[KAFKA])
-    verdicts = run.judge()
-    assert Anomaly.TORN not in {verdict.anomaly for verdict in verdicts}
-    assert passed(verdicts)
-
-
 def test_rows_that_are_visible_before_their_batch_is_decided() -> None:
     run = good_run()
     at = run.place(EventKind.SEEN, system=POSTGRES, batch=3)
@@ -222,24 +124,6 @@ def test_rows_that_are_visible_before_their_batch_is_decided() -> None:
             row["batch"] = 4 if row["batch"] == 3 else row["batch"]
     assert run.found() == {(Anomaly.EARLY, KAFKA): 1, (Anomaly.EARLY, POSTGRES): 1}
     assert run.verdict(Anomaly.EARLY, KAFKA).examples == ("batch 4 is there, and the newest batch ever decided is 3",)
-
-
-def test_rows_that_are_visible_in_time() -> None:
-    run = good_run()
-    run.insert(run.place(EventKind.OPEN), noted(EventKind.SEEN, system=KAFKA, batch=2, decided=3))
-    assert run.found() == {}
-    assert run.verdict(Anomaly.EARLY, KAFKA).looked_at == 4
-
-    run = good_run()
-    run.drop(EventKind.SEEN, system=KAFKA, batch=3)
-    assert run.verdict(Anomaly.EARLY, KAFKA).looked_at == 0
-    assert not passed(run.judge())
-
-    run = good_run()
-    for system in SYSTEMS:
-        run.observed[system][-1]["batch"] = 4
-    run.insert(run.place(EventKind.OPEN), batch(2, 4))
-    assert run.found() == {}
 
 
 def test_transactions_left_open() -> None:
@@ -282,20 +166,6 @@ def test_of_a_system_that_nobody_has_read_nothing_is_said() -> None:
     assert set(run.found()) == {(Anomaly.MISSING, KAFKA), (Anomaly.STATE_DIFFERS, KAFKA)}
     blank = {(each.anomaly, each.system) for each in run.judge() if each.blank}
     assert blank == {(anomaly, POSTGRES) for anomaly in (*of_rows, Anomaly.STATE_DIFFERS)}
-
-
-def test_what_passes() -> None:
-    run = Run(events=[], expected=[], observed={}, undisturbed=None)
-    assert not passed(run.judge())
-    assert not passed(())
-
-    assert not passed([Verdict(anomaly=Anomaly.GROWING, system="", looked_at=1, count=1)])
-
-    run = good_run()
-    run.drop(EventKind.RESOURCES)
-    verdict = run.verdict(Anomaly.GROWING)
-    assert (verdict.looked_at, verdict.count, verdict.blank) == (0, 0, False)
-    assert passed(run.judge())
 
 
 def test_state_that_differs_from_the_undisturbed_querys() -> None:
@@ -575,17 +445,6 @@ def test_one_of_two_drivers_may_stop() -> None:
     assert run.found() == {(Anomaly.STOPPED, RUN): 1}
 
 
-def test_how_a_driver_ended() -> None:
-    run = good_run()
-    run.events[run.place(EventKind.ENDED, driver=2)] = noted(EventKind.ENDED, driver=2, code=134)
-    assert run.found() == {(Anomaly.STOPPED, RUN): 1}
-    assert "code 134" in run.verdict(Anomaly.STOPPED).examples[0]
-
-    run = good_run()
-    run.events[run.place(EventKind.ENDED, driver=2)] = noted(EventKind.ENDED, driver=2, code=0, asked=True)
-    assert run.found() == {}
-
-
 @pytest.mark.parametrize("code", [-11, -9, 0])
 @pytest.mark.parametrize("fault", [Fault.SERVER_KILLED, Fault.TWO_DRIVERS, Fault.WORKER_KILLED])
 def test_a_driver_that_crashed_is_explained_by_nothing(code: int, fault: Fault) -> None:
@@ -619,36 +478,6 @@ def test_a_process_that_grows(what: str) -> None:
     run = grown(60, by, good_run())
     assert run.found() == {(Anomaly.GROWING, RUN): 1}
     assert example in run.verdict(Anomaly.GROWING).examples[0]
-
-
-NOT_GROWING: dict[str, Callable[[int], dict[str, Any]]] = {
-    "a lot more of little": lambda at: {"rss_mib": 20.0 + at, "handles": 10 + at // 2},
-    "a little more of a lot": lambda at: {"rss_mib": 4000.0 + 5 * at, "handles": 4000 + at},
-    "a worker that grows a little": lambda at: {"rss_mib": 150.0 + at / 3, "handles": 30, "role": "worker"},
-    "garbage of a JVM": lambda at: {"rss_mib": 500.0 + at, "handles": 300},
-    "only while it warms up": lambda at: {"rss_mib": min(at, 4) * 300.0, "handles": min(at, 4) * 100},
-    "one peak": lambda at: {"rss_mib": 3000.0 if at == 50 else 500.0, "handles": 900 if at == 50 else 90},
-}
-
-
-@pytest.mark.parametrize("what", NOT_GROWING)
-def test_a_process_that_does_not_grow(what: str) -> None:
-    run = grown(60, NOT_GROWING[what], good_run())
-    assert run.found() == {}
-    assert run.verdict(Anomaly.GROWING).looked_at == 1
-
-
-@pytest.mark.parametrize("samples", [0, 1, 19, 23])
-def test_too_few_samples_say_nothing(samples: int) -> None:
-    assert grown(samples, GROWING["memory"][0], good_run()).verdict(Anomaly.GROWING).looked_at == 0
-
-
-def test_many_samples_of_a_short_time_say_nothing() -> None:
-    run = good_run()
-    run.drop(EventKind.RESOURCES)
-    dense = (resources(at, every_ms=1_000, **GROWING["memory"][0](at)) for at in range(700))
-    run.insert(run.place(EventKind.FOLDER), *dense)
-    assert run.verdict(Anomaly.GROWING).looked_at == 0
 
 
 def test_a_log_that_is_never_tidied() -> None:
@@ -691,21 +520,3 @@ def test_one_row_that_was_tampered_with_is_always_found(data: st.DataObject, row
         run.observed[system][at][column] += data.draw(st.sampled_from([-1, 1]))
         counts = {Anomaly.UNEXPECTED: 1, Anomaly.MISSING: 1}
     assert run.found() == torn_too(system, counts)
-
-
-@given(rows=st.integers(3, 80), order=st.randoms(use_true_random=False))
-@settings(max_examples=25)
-def test_the_order_in_which_a_reader_finds_rows_changes_nothing(rows: int, order: Any) -> None:
-    run = good_run(rows)
-    for system in SYSTEMS:
-        order.shuffle(run.observed[system])
-    assert run.found() == {}
-
-
-def test_judging_changes_nothing() -> None:
-    history: History = good_run().history()
-    assert good_run().judge() == good_run().judge()
-    assert history.observed[KAFKA].schema == OBSERVED
-
-    spark = {"StreamingQueryException", "Py4JJavaError", "SparkException"}
-    assert {name for name in EXPLAINED_BY if not hasattr(errors, name)} == spark

@@ -1,16 +1,24 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from sparkonce.errors import ConfigurationError
+from sparkonce.log import DecisionLog
+from sparkonce.protocol.ownership import Token
+from sparkonce.protocol.view import Claim, Commit
+from sparkonce.storage.local import LocalFiles
 from sparkonce_lab.checkers import judge
-from sparkonce_lab.history import EVENTS, OBSERVED, ROWS, Event, EventKind, Recorder, load
+from sparkonce_lab.history import EVENTS, ROWS, Event, EventKind, Recorder, load
 from sparkonce_lab.verdicts import Anomaly, passed
+from sparkonce_lab.watch import Readers, has_log, note_sizes, note_violation
 from unit.verify_world import SYSTEMS, good_run
 
 
@@ -29,17 +37,6 @@ def recorded(folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("kind", EventKind)
-def test_an_event_goes_to_a_line_and_back(kind: EventKind) -> None:
-    event = Event(
-        17, kind, {"driver": 1, "names": ["a", 'b"\n'], "seconds": {"WRITING": 0.5}, "why": None, "word": "ü"}
-    )
-    line = event.to_json()
-    assert "\n" not in line
-    assert Event.of_json(line) == event
-    assert Event.of_json(line)["names"] == ["a", 'b"\n']
-
-
 @pytest.mark.parametrize(
     "line",
     [
@@ -51,21 +48,6 @@ def test_an_event_goes_to_a_line_and_back(kind: EventKind) -> None:
 def test_what_is_no_event(line: str) -> None:
     with pytest.raises((ValueError, KeyError)):
         Event.of_json(line)
-
-
-def test_events_of_some_kinds_in_their_order(tmp_path: Path) -> None:
-    history = good_run().history()
-    kinds = [event.kind for event in history.of(EventKind.OVER, EventKind.FAULT)]
-    assert kinds == [EventKind.FAULT, EventKind.OVER]
-    first = history.first(EventKind.SEEN)
-    assert first is not None
-    assert first["batch"] == 0
-    assert history.first(EventKind.STUCK) is None
-
-    recorder = Recorder(tmp_path)
-    noted = recorder.note(EventKind.FED, rows=1)
-    assert load(tmp_path).events == [noted]
-    recorder.close()
 
 
 def test_what_was_recorded_is_loaded(tmp_path: Path) -> None:
@@ -83,22 +65,6 @@ def test_what_was_recorded_is_loaded(tmp_path: Path) -> None:
     other = other.set_column(other.column_names.index("key"), "key", other["key"].cast(pa.int32()))
     pq.write_table(other, path)
     assert load(tmp_path).observed["kafka"] == table
-
-
-def test_times_never_go_back(tmp_path: Path) -> None:
-    recorder = Recorder(tmp_path)
-    threads = [
-        threading.Thread(target=lambda: [recorder.note(EventKind.FED, rows=1) for _ in range(200)]) for _ in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    recorder.close()
-    times = [event.at_ms for event in load(tmp_path).events]
-    assert len(times) == 800
-    assert times == sorted(times)
-    assert times[0] >= 0
 
 
 def test_a_folder_with_a_history_is_refused(tmp_path: Path) -> None:
@@ -121,20 +87,6 @@ def test_a_torn_last_line_is_left_out_and_the_run_is_unfinished(tmp_path: Path) 
     assert [verdict.anomaly for verdict in judge(torn) if not verdict.ok] == [Anomaly.STUCK]
     path.write_bytes(whole[:-1])
     assert load(tmp_path).events == events
-
-
-def test_a_table_that_could_not_be_written_whole_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def half(_table: pa.Table, path: Path, **_: object) -> None:
-        path.write_bytes(b"PAR1")
-        raise OSError("no space left")
-
-    recorder = Recorder(tmp_path)
-    recorder.note(EventKind.FED, rows=0)
-    recorder.close()
-    monkeypatch.setattr(pq, "write_table", half)
-    with pytest.raises(OSError, match="no space"):
-        recorder.keep("observed-kafka", OBSERVED.empty_table())
-    assert load(tmp_path).observed == {}
 
 
 def test_a_line_that_is_torn_between_others_is_refused(tmp_path: Path) -> None:
@@ -178,3 +130,89 @@ def test_a_table_that_cannot_be_read(tmp_path: Path, name: str) -> None:
     path.write_bytes(path.read_bytes()[:-5])
     with pytest.raises(ConfigurationError, match=f"{name}.parquet"):
         load(tmp_path)
+
+
+OLD, NEW = Token(0, "00000000"), Token(1, "11111111")
+
+
+@pytest.fixture
+def recorder(tmp_path: Path) -> Iterator[Recorder]:
+    made = Recorder(tmp_path / "run")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> DecisionLog:
+    log = DecisionLog(LocalFiles(tmp_path))
+    for token in (OLD, NEW):
+        log.put(token.position, Claim(nonce=token.nonce, run=token.nonce, query="query", location="here"))
+    return log
+
+
+def decision(token: Token) -> Commit:
+    return Commit(token=token, query="query", batch=0, offsets=(), handles=())
+
+
+def noted(recorder: Recorder) -> Sequence[Event]:
+    return load(recorder.folder).events
+
+
+def test_a_decision_of_a_run_that_was_deposed_is_found(log: DecisionLog, recorder: Recorder, tmp_path: Path) -> None:
+    log.put(2, decision(OLD))
+    note_violation(recorder, LocalFiles(tmp_path), 3)
+    (found,) = noted(recorder)
+    assert (found.kind, found["driver"], found["error"]) == (EventKind.STOPPED, 3, "LogViolation")
+    assert "for a run that was superseded" in found["message"]
+
+
+def test_a_record_that_cannot_be_read_is_found(log: DecisionLog, recorder: Recorder, tmp_path: Path) -> None:
+    log.put_bytes(2, b"{")
+    note_violation(recorder, LocalFiles(tmp_path), 3)
+    assert [event["error"] for event in noted(recorder)] == ["CorruptRecordError"]
+
+
+def test_nothing_is_found_in_a_log_as_it_must_be(log: DecisionLog, recorder: Recorder, tmp_path: Path) -> None:
+    log.put(2, decision(NEW))
+    note_violation(recorder, LocalFiles(tmp_path), 3)
+    assert not noted(recorder)
+
+
+def test_only_the_files_of_a_log_elsewhere_are_counted(recorder: Recorder, log: DecisionLog, tmp_path: Path) -> None:
+    log.put(2, decision(NEW))
+    here = LocalFiles(tmp_path)
+    assert has_log(here)
+    elsewhere: Any = mock.Mock(names=here.names)
+    assert not has_log(LocalFiles(tmp_path / "none"))
+    note_sizes(recorder, here)
+    note_sizes(recorder, elsewhere)
+    first, _, away = noted(recorder)
+    assert (first["name"], first["files"], away["name"], away["files"]) == ("log", 3, "log", 3)
+    assert "bytes" not in away.fields
+    note_sizes(recorder, mock.Mock(names=mock.Mock(side_effect=OSError)))
+    assert len(noted(recorder)) == 3, "a store that does not answer is asked again later"
+
+
+def test_a_reader_looks_on_when_it_could_not_read_the_log(log: DecisionLog, recorder: Recorder, tmp_path: Path) -> None:
+    log.put(2, decision(OLD))
+    looks = 0
+
+    def newest() -> int:
+        nonlocal looks
+        looks += 1
+        if looks == 3:  # the log could not be read twice
+            path = tmp_path / "sparkonce" / "records" / f"{2:020d}"
+            path.unlink()
+            log.put(2, decision(NEW))
+        if looks == 4:
+            seen.set()
+        return 0
+
+    seen = threading.Event()
+    system: Any = mock.Mock(newest=newest)
+    system.name = "a system"
+    readers = Readers([system], LocalFiles(tmp_path), recorder)
+    readers.start()
+    assert seen.wait(60.0)
+    readers.stop()
+    assert [(event.kind, event["batch"], event["decided"]) for event in noted(recorder)] == [(EventKind.SEEN, 0, 0)]

@@ -16,7 +16,7 @@ from sparkonce_lab import run as module
 from sparkonce_lab.checkpoint import checkpoint_disk, keep_logs
 from sparkonce_lab.history import OBSERVED, EventKind, Recorder, load
 from sparkonce_lab.rig.process import end_on_signals
-from sparkonce_lab.run import Options, noting, read_systems, run
+from sparkonce_lab.run import Options, read_systems, run
 from sparkonce_lab.workload import Workload
 from unit.verify_world import good_run
 
@@ -193,17 +193,3 @@ def test_a_signal_ends_us_in_order(number: signal.Signals) -> None:
         assert signal.getsignal(number) is signal.SIG_DFL
     finally:
         signal.signal(number, outside)
-
-
-def test_a_hangup_that_is_ignored_stays_so(tmp_path: Path) -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with end_on_signals():
-            os.kill(os.getpid(), signal.SIGHUP)
-    finally:
-        signal.signal(signal.SIGHUP, before)
-
-    recorder = Recorder(tmp_path)
-    with pytest.raises(KeyboardInterrupt), noting("anything", recorder, [].append):
-        raise KeyboardInterrupt
-    recorder.close()

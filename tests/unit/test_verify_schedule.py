@@ -1,18 +1,20 @@
 from __future__ import annotations
 
-import json
-from collections import Counter
+from collections import Counter, defaultdict
 from itertools import pairwise
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sparkonce.errors import ConfigurationError
 from sparkonce.protocol.state import Phase
-from sparkonce_lab.faults import ENDS_THE_DRIVER, OF_REQUESTS, OF_THE_QUERY, Fault
+from sparkonce_lab.faults import OF_REQUESTS, OF_THE_QUERY, Fault
+from sparkonce_lab.history import ROWS
 from sparkonce_lab.schedule import EVERY_BATCH, FIRST_BATCH, Choice, Step, draw
+from sparkonce_lab.workload import CHUNK_ROWS, CLOSING_KEY, Workload
 
 REQUESTS = ("prepare", "commit")
 
@@ -46,12 +48,6 @@ def test_the_same_seed_draws_the_same_schedule(seed: int, count: int, choices: l
     assert [step.number for step in steps] == list(range(1, count + 1))
 
 
-@given(seed=SEEDS, count=st.integers(0, 60), more=st.integers(0, 20), choices=SOME)
-@untimed
-def test_a_longer_schedule_begins_like_a_shorter_one(seed: int, count: int, more: int, choices: list[Choice]) -> None:
-    assert draw(seed, count + more, choices)[:count] == draw(seed, count, choices)
-
-
 def test_other_seeds_and_amounts() -> None:
     assert draw(1, 30, ALL) != draw(2, 30, ALL)
 
@@ -73,30 +69,6 @@ def test_other_seeds_and_amounts() -> None:
     assert step == Step(number=1, fault=Fault.DRIVER_KILLED, phase="WRITING")
 
 
-@given(seed=SEEDS, count=st.integers(0, 90), choices=SOME)
-@untimed
-def test_every_choice_comes_as_often_as_every_other(seed: int, count: int, choices: list[Choice]) -> None:
-    often = Counter((step.fault, step.system) for step in draw(seed, count, choices))
-    counts = [often[one.fault, one.system] for one in choices]
-    assert max(counts) - min(counts) <= 1
-    assert sum(counts) == count
-
-
-@given(seed=SEEDS, count=st.integers(1, 90), choices=SOME)
-@untimed
-def test_a_first_batch_is_struck_only_where_there_is_one(seed: int, count: int, choices: list[Choice]) -> None:
-    steps = draw(seed, count, choices)
-    before = [None, *steps[:-1]]
-    for last, step in zip(before, steps, strict=True):
-        assert step.phase in names(EVERY_BATCH + FIRST_BATCH)
-        if step.phase in names(FIRST_BATCH):
-            assert last is not None
-            assert last.fault in ENDS_THE_DRIVER
-            assert step.batches == 0
-        else:
-            assert step.batches >= 1
-
-
 @given(seed=SEEDS, choices=SOME)
 @example(seed=223, choices=[Choice(fault=Fault.EXPIRED), Choice(fault=Fault.BLACK_HOLE, system="kafka")])
 @untimed
@@ -116,13 +88,6 @@ def test_a_step_has_what_its_fault_needs(seed: int, count: int) -> None:
         assert step.phase == "FINISHING" or step.fault is not Fault.EXPIRED
         assert bool(step.amount) == (step.fault in (Fault.CLOCK_JUMPED, Fault.OTHER_PARALLELISM))
         assert step.lasts_ms > 0
-
-
-@given(seed=SEEDS, count=st.integers(0, 40), choices=SOME)
-@untimed
-def test_a_step_goes_to_a_file_and_back(seed: int, count: int, choices: list[Choice]) -> None:
-    steps = draw(seed, count, choices)
-    assert [Step.of_json(json.loads(json.dumps(step.to_json()))) for step in steps] == steps
 
 
 GOOD = {"number": 1, "fault": "reply-lost", "phase": "FINISHING", "system": "kafka", "request": "commit"}
@@ -158,19 +123,58 @@ def test_a_step_that_is_not_what_it_must_be(changed: dict[str, Any]) -> None:
     assert caught.value.next_step
 
 
-@pytest.mark.parametrize("missing", ["number", "fault", "phase", "system", "request"])
-def test_a_step_without_a_field(missing: str) -> None:
-    with pytest.raises(ConfigurationError, match=missing):
-        Step.of_json({name: value for name, value in GOOD.items() if name != missing})
+WORKLOADS = st.builds(
+    Workload,
+    seed=st.integers(0, 2**32),
+    partitions=st.integers(1, 8),
+    keys=st.integers(1, 100),
+    skew=st.floats(0, 2),
+    rows_per_second=st.integers(1, 50_000),
+    window_ms=st.integers(1, 60_000),
+    started_ms=st.sampled_from([0, 1_700_000_000_000]),
+)
+COUNTS = st.integers(0, 3 * CHUNK_ROWS)
+few = settings(max_examples=25)
 
 
-@pytest.mark.parametrize("fields", [None, [], "driver-killed", 7])
-def test_what_is_no_step_at_all(fields: Any) -> None:
-    with pytest.raises(ConfigurationError, match="A step of the schedule cannot be read"):
-        Step.of_json(fields)
+def written(workload: Workload, rows: int) -> pa.Table:
+    schema = pa.schema([(name, pa.int64()) for name in ("key", "number", "amount", "event_ms")])
+    return pa.Table.from_batches(workload.chunks(rows), schema)
 
 
-@pytest.mark.parametrize("fault", Fault)
-def test_every_fault_is_put_into_words(fault: Fault) -> None:
-    assert fault.words
-    assert fault.of_a_system != (fault in OF_THE_QUERY)
+@given(workload=WORKLOADS, rows=COUNTS)
+@few
+def test_each_keys_numbers_are_in_order_and_without_gaps(workload: Workload, rows: int) -> None:
+    numbers: dict[int, list[int]] = defaultdict(list)
+    for row in written(workload, rows).to_pylist():
+        numbers[row["key"]].append(row["number"])
+    assert all(found == list(range(len(found))) for found in numbers.values())
+    assert all(0 <= key < workload.keys for key in numbers)
+    assert CLOSING_KEY not in numbers
+
+
+@given(workload=WORKLOADS, rows=COUNTS)
+@few
+def test_event_time_never_goes_back(workload: Workload, rows: int) -> None:
+    times = written(workload, rows)["event_ms"].to_pylist()
+    assert times == sorted(times)
+    assert times == [workload.event_ms(row) for row in range(rows)]
+    assert all(time >= workload.started_ms for time in times[:1])
+
+
+@given(workload=WORKLOADS, rows=COUNTS)
+@few
+def test_what_must_come_out_is_what_a_naive_computation_gives(workload: Workload, rows: int) -> None:
+    table = workload.expected(rows)
+    assert table.schema == ROWS
+    sums: dict[tuple[int, int], tuple[int, int]] = defaultdict(lambda: (0, 0))
+    single = []
+    for row in written(workload, rows).to_pylist():
+        single.append(("row", row["key"], row["number"], row["amount"], 1))
+        window = row["event_ms"] - row["event_ms"] % workload.window_ms
+        amount, count = sums[row["key"], window]
+        sums[row["key"], window] = (amount + row["amount"], count + 1)
+    summed = [("sum", key, window, amount, count) for (key, window), (amount, count) in sums.items()]
+    found = [tuple(row.values()) for row in table.to_pylist()]
+    assert found[:rows] == single
+    assert sorted(found[rows:]) == sorted(summed)

@@ -157,15 +157,6 @@ def test_only_its_own_transactions_are_asked_about(monkeypatch: pytest.MonkeyPat
     assert described == [f"{prefix}.0.1"]
 
 
-def test_two_brokers_cannot_do_without_one() -> None:
-    with pytest.raises(ConfigurationError, match="--brokers 2"):
-        KafkaSystem(nodes=2)
-
-    assert len(SYSTEMS) == 7
-
-    assert times_applied(b"anything", b"1") == times_applied(b"sum,1,0,30,0,8", b"0") == [None]
-
-
 @pytest.mark.parametrize("make", [PostgresSystem, MySQLSystem])
 def test_of_those_who_ask_at_once_one_connects(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A reader's thread and a fault injector may both connect.

@@ -89,14 +89,6 @@ def test_a_batch_and_what_its_source_gave_are_seen(shown: ProgressDisplay, termi
     )
 
 
-def test_while_it_is_idle_the_age_of_the_last_commit_grows(shown: ProgressDisplay, terminal: Terminal) -> None:
-    shown.show(batch(), "")
-    shown.show_query("Waiting for data to arrive", kafka_progress(305))
-    shown.show_query("Waiting for data to arrive", kafka_progress(0))
-    terminal.now_s += 600
-    assert shown.line().endswith("305 rows read, 0 rows/s  ·  1 committed, the last 10 min ago")
-
-
 def test_the_line_goes_when_the_query_ends(shown: ProgressDisplay, terminal: Terminal) -> None:
     assert isinstance(terminal.screen._live, Line)
     terminal.screen.refresh()
@@ -124,19 +116,6 @@ def test_a_start_that_fails_leaves_no_line(terminal: Terminal) -> None:
     with pytest.raises(ZeroDivisionError), display.starting("totals"):
         1 / 0  # noqa: B018 - the error is what is tested
     assert terminal.screen._live is None
-
-
-def test_several_queries_take_turns(shown: ProgressDisplay, terminal: Terminal) -> None:
-    other = ProgressDisplay(None, terminal.screen)
-    with other.starting("other"):
-        pass
-    seen = set()
-    for _ in range(4):
-        seen.add(terminal.screen._now().partition(" ")[0])
-        terminal.now_s += 3
-    assert seen == {"totals", "other"}
-    shown.end()
-    assert terminal.screen._now().startswith("other")
 
 
 @pytest.mark.parametrize("of_a_terminal", [True, False])
@@ -195,33 +174,11 @@ def test_without_a_terminal_each_batch_has_a_line_that_is_written_once(
     assert capsys.readouterr() == ("", lines if is_written else "")
 
 
-def test_the_logger_is_left_as_it_is() -> None:
-    logger = logging.getLogger("sparkonce")
-    before = (list(logger.handlers), logger.level, logger.propagate)
-    ProgressDisplay(None).show(batch(), batch().line())
-    assert (list(logger.handlers), logger.level, logger.propagate) == before
-
-
 def test_a_line_that_nobody_can_read_stops_nothing(monkeypatch: pytest.MonkeyPatch, terminal: Terminal) -> None:
     closed = io.StringIO()
     closed.close()
     monkeypatch.setattr(sys, "stderr", closed)
     ProgressDisplay(True, Pipe(monkeypatch, is_set_up=False).screen).show(batch(), "line")
-
-
-@pytest.mark.parametrize(
-    ("done", "line"),
-    [
-        (batch(3, {"kafka": 5, "files": 0}), "batch=3 committed rows=kafka:5,files:0 transactions=4 in 0.250 s"),
-        (
-            batch(3, recovered=True, healed=2),
-            "batch=3 committed rows=20 transactions=4 recovered healed=2 in 0.250 s",
-        ),
-        (batch(3, {}), "batch=3 committed rows=0 transactions=4 in 0.250 s"),
-    ],
-)
-def test_the_line_of_a_batch(done: BatchProgress, line: str) -> None:
-    assert done.line() == line
 
 
 def test_a_process_that_ends_at_once_leaves_a_terminal_with_its_cursor(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from sparkonce.errors import ConfigurationError, TransactionLostError
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.ownership import Token
 from sparkonce.protocol.state import Finishing, Phase, Putting, State, Writing
-from sparkonce.protocol.view import Claim, Commit, Decision, LogView
+from sparkonce.protocol.view import Claim, Commit, Decision
 from sparkonce.watch import figures as watch_figures
 from sparkonce.watch.figures import Figures, InDoubt, in_doubt
 from sparkonce.watch.prometheus import register, serve_metrics
@@ -106,16 +106,6 @@ def test_a_batch_has_its_phases_in_their_order(figures: Figures, clock: Clock) -
     assert figures.done(progress(4)).phases == [(Phase.WRITING.value, 20)]
 
 
-def test_a_clock_that_is_set_changes_no_duration(figures: Figures, clock: Clock) -> None:
-    figures.enter(Phase.WRITING, 3)
-    clock.now_ms += 100
-    clock.set_by_ms = -50_000
-    assert figures.watched().phase_age_s == pytest.approx(0.1)
-    go_through(figures, clock, 3, (Phase.DECIDING, 5))
-    found = figures.done(progress(3))
-    assert (found.began_ms, found.phases) == (1_000, [(Phase.WRITING.value, 100), ("deciding", 5)])
-
-
 def test_counts_go_on_over_runs(figures: Figures, clock: Clock, run: Run) -> None:
     go_through(figures, clock, 0, (Phase.WRITING, 20))
     figures.done(progress(0, recovered=True, healed=2))
@@ -178,39 +168,6 @@ def test_a_query_that_somebody_stops_in_a_batch_has_ended_in_order(figures: Figu
     assert watched.events[-1].kind == "ended"
 
 
-def test_an_error_that_is_none_of_ours_is_told_by_spark(figures: Figures, run: Run) -> None:
-    figures.enter(Phase.WRITING, 4)
-    run.state = State(claim=CLAIM, phase=Phase.STOPPED)
-    assert figures.watched().phase is Phase.STOPPED
-    figures.end_run("r1", "the listener raised")
-    assert figures.watched().events[-1].text == "the listener raised"
-    assert figures.watched().totals.stops == {"StreamingQueryException": 1}
-
-
-def test_a_restart_that_fails_before_its_first_batch_is_a_stop(figures: Figures) -> None:
-    figures.end_run("r1")
-    figures.start(QUERY, "totals")
-    figures.end_run("", "the source is away")
-    assert figures.watched().phase is Phase.STOPPED
-
-
-def test_an_end_is_told_once(figures: Figures) -> None:
-    """The end of a query is noticed automatically, and also reported by ``close()`` if a user calls it."""
-    figures.end_run("r1", "the source is away")
-    figures.end_run("r1")
-    watched = figures.watched()
-    assert (watched.phase, [one.kind for one in watched.events]) == (Phase.STOPPED, ["started", "stopped"])
-
-
-def test_a_run_that_has_ended_keeps_no_log(figures: Figures, run: Run) -> None:
-    run.state = replace(run.state, view=LogView(end=7))
-    figures.enter(Phase.DECIDING, 4)
-    figures.end_run("r1")
-    state = figures.watched().state
-    assert state is not None
-    assert (state.token, state.view) == (TOKEN, LogView())
-
-
 def test_while_slots_are_prepared_the_oldest_may_be_as_old_as_the_first(
     figures: Figures, clock: Clock, run: Run
 ) -> None:
@@ -226,17 +183,6 @@ def test_while_slots_are_prepared_the_oldest_may_be_as_old_as_the_first(
     assert figures.watched().in_doubt == {"orders": InDoubt(opened_ms=10_000)}
     run.state = State(claim=CLAIM, phase=Phase.STOPPED)
     assert figures.watched().in_doubt == {}
-
-
-def test_a_run_that_dies_is_seen_as_it_was_at_work(figures: Figures, run: Run) -> None:
-    run.state = replace(run.state, phase=Phase.DECIDING, putting=Putting(record=COMMIT))
-    figures.enter(Phase.DECIDING, 4)
-    run.state = State(claim=CLAIM, phase=Phase.STOPPED)
-    watched = figures.watched()
-    assert watched.phase is Phase.STOPPED
-    assert watched.state is not None
-    assert watched.state.token == TOKEN
-    assert watched.in_doubt == {"orders": InDoubt(transactions=2, opened_ms=300)}
 
 
 HANDLES = (handle(0, 500), handle(1, 300), handle(2))

@@ -17,7 +17,7 @@ from sparkonce.protocol.state import Phase, State
 from sparkonce.storage.files import CheckpointFiles
 from sparkonce.storage.local import LocalFiles
 from sparkonce.watch import timeline
-from sparkonce.watch.figures import Figures, Watched, WatchedBatch
+from sparkonce.watch.figures import Figures, WatchedBatch
 from sparkonce.watch.timeline import TimelineReader, TimelineSegment, TimelineWriter
 from unit.test_watch_figures import CLAIM, QUERY, Run
 
@@ -105,23 +105,6 @@ def test_the_newest_batches_are_kept_over_all_runs(files: LocalFiles, monkeypatc
     assert len(list((files.folder / "sparkonce" / "timeline").iterdir())) == 4
 
 
-def test_a_reader_reads_again_what_may_have_changed(files: LocalFiles, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timeline, "BATCHES_A_SEGMENT", 10)
-    writer = TimelineWriter(files, figures_of(Token(7, "ab12cd34")), "r1", every_s=0.0)
-    reader, read = TimelineReader(files), list[str]()
-    known = LocalFiles.read
-    monkeypatch.setattr(LocalFiles, "read", lambda self, path: (read.append(path), known(self, path))[1])
-    for number in range(25):
-        writer.add(batch(number))
-    eventually(lambda: len(numbers(reader.read())) == 25, "all are written")
-    read.clear()
-    reader.read()
-    assert [path.rpartition(".")[0][-1:] for path in read] == ["2"]
-    writer.add(batch(25))
-    writer.close()
-    assert numbers(reader.read()) == list(range(26))
-
-
 def test_where_nothing_is_written(files: LocalFiles) -> None:
     writer = TimelineWriter(files, figures_of(None), "r1", every_s=60.0)
     writer.tell()
@@ -144,28 +127,6 @@ def test_where_nothing_is_written(files: LocalFiles) -> None:
     assert writer._thread is None
 
 
-def test_the_first_claim_is_written_at_once(files: LocalFiles, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise, nobody would learn about a run that dies in its first seconds."""
-    figures, run, looked = Figures(), Run(), threading.Event()
-    run.state = State(claim=CLAIM)
-    figures.begin_run(QUERY, "r1", run)
-    watched = figures.watched
-
-    def watched_once() -> Watched:
-        found = watched()
-        looked.set()
-        return found
-
-    monkeypatch.setattr(figures, "watched", watched_once)
-    writer = TimelineWriter(files, figures, "r1", every_s=3600.0)
-    writer.tell()
-    assert looked.wait(60)
-    run.state = State(claim=CLAIM, token=Token(7, "ab12cd34"))
-    writer.tell()
-    eventually(TimelineReader(files).read, "the first segment")
-    writer.close()
-
-
 def test_a_store_that_refuses_is_told_once_and_stops_nothing(
     files: LocalFiles, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -183,35 +144,6 @@ def test_a_store_that_refuses_is_told_once_and_stops_nothing(
     eventually(lambda: numbers(TimelineReader(files).read()) == [0, 1, 2], "it is tried again, without any news")
     writer.close()
     assert [one.levelno for one in caplog.records if "timeline" in one.getMessage()].count(logging.WARNING) == 1
-
-
-def test_a_store_that_is_away_for_long_costs_no_memory(files: LocalFiles, monkeypatch: pytest.MonkeyPatch) -> None:
-    def away(*_: object) -> None:
-        tried.append(1)
-        raise OSError(errno.EHOSTDOWN, "Host is down")
-
-    tried: list[int] = []
-    monkeypatch.setattr(timeline, "BATCHES_A_SEGMENT", 10)
-    monkeypatch.setattr(timeline, "SEGMENTS_KEPT", 4)
-    monkeypatch.setattr(LocalFiles, "replace", away)
-    writer = TimelineWriter(files, figures_of(Token(7, "ab12cd34")), "r1", every_s=0.0)
-    for number in range(99):
-        writer.add(batch(number))
-    eventually(lambda: bool(tried), "it was tried")
-    assert len(writer._batches) == 40
-    monkeypatch.undo()
-    writer.close()
-
-
-def test_the_end_of_a_run_is_written_without_any_news(files: LocalFiles) -> None:
-    figures = figures_of(Token(7, "ab12cd34"))
-    writer = TimelineWriter(files, figures, "r1", every_s=60.0)
-    writer.add(batch(0))
-    eventually(lambda: bool(numbers(TimelineReader(files).read())), "it is written")
-    figures.end_run("r1", "the source is away")
-    writer.close()
-    (segment,) = TimelineReader(files).read()
-    assert (segment.now.phase, segment.events[-1].text) == ("stopped", "the source is away")
 
 
 def test_no_more_threads_stop_no_query(files: LocalFiles, monkeypatch: pytest.MonkeyPatch) -> None:

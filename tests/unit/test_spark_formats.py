@@ -1,12 +1,17 @@
-"""Fingerprints of the formats' rows, computed from Arrow's memory, even for values that Python cannot represent."""
+"""Spark's batch formats: the fingerprints of their rows, and the claim that a run keeps in a temporary folder."""
 
 from __future__ import annotations
 
+import os
 from decimal import Decimal
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
+from sparkonce.protocol.ownership import Token
+from sparkonce.protocol.view import Claim
+from sparkonce.spark.formats.ends import StoredRun, _process
 from sparkonce.spark.formats.task import fingerprints
 
 DAYS = pa.array([1, 12_019_723, None, 12_019_724], pa.int32()).cast(pa.date32())
@@ -36,3 +41,25 @@ def test_different_values_differ_and_the_same_are_the_same(column: pa.Array) -> 
     assert len(set(found)) == len(column)
     assert of(column.slice(1)) == found[1:]
     assert of(column.take(pa.array([3, 1, 2, 0]))) == [found[place] for place in (3, 1, 2, 0)]
+
+
+CLAIM, TOKEN = Claim(nonce="aaaa", run="r", query="q"), Token(3, "aaaa")
+
+
+def kept_after_a_batch(monkeypatch: pytest.MonkeyPatch, folder: Path) -> bool:
+    monkeypatch.setattr("sparkonce.spark.formats.ends.tempfile.gettempdir", lambda: str(folder))
+    key = f"{os.getpid()}-{_process(os.getpid())[2]}-key"
+    with StoredRun(key) as first:
+        first.keep(CLAIM, TOKEN)
+    with StoredRun(key) as second:
+        return second.found == (CLAIM, TOKEN)
+
+
+def test_the_next_process_finds_the_claim(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert kept_after_a_batch(monkeypatch, tmp_path)
+
+
+def test_a_temporary_folder_that_cannot_be_used_keeps_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert not kept_after_a_batch(monkeypatch, tmp_path / "gone")
+    (tmp_path / "file").touch()
+    assert not kept_after_a_batch(monkeypatch, tmp_path / "file")
