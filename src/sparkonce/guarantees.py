@@ -18,7 +18,7 @@ class Guarantee(str, Enum):
 
 
 def weakest(parts: Iterable[Guarantee]) -> Guarantee:
-    """Returns the guarantee of a whole, which is that of its weakest part.
+    """Returns the guarantee of a whole, which is its weakest part's guarantee.
 
     A whole with both at-most-once and at-least-once parts may lose rows and may duplicate them. It counts as
     at-most-once, because downstream systems can remove a duplicate, but cannot restore a lost row.

@@ -44,7 +44,7 @@ def spark_packages(
     Integration Guide").
 
     Args:
-        version: Spark's version, such as ``spark.version`` of a session; by default that of the installed PySpark.
+        version: Spark's version, such as ``spark.version`` of a session; by default the installed PySpark's version.
         avro: True adds the Avro module.
         delta: True adds Delta Lake, in the version that `DeltaSink` is tested with.
         iceberg: True adds Iceberg, in the version that `IcebergSink` is tested with.

@@ -288,7 +288,7 @@ class SinkCommitter(abc.ABC):
         return ()
 
     def missing(self, handles: Sequence[Handle]) -> Sequence[Handle]:  # noqa: ARG002 - for those that override it
-        """Lists those of these handles that the system no longer has, because it was restored to an older state.
+        """Lists which of these handles the system no longer has, because it was restored to an older state.
 
         Optional. A start calls this method for the newest finished batch that has rows in the sink and, if any handle
         is missing, for older batches as well. Batches from before a change to the sink's facts are left out.

@@ -19,7 +19,7 @@ _USE_OURS = "write through sparkonce.ExactlyOnce, with KafkaSink or a TwoPhaseCo
 
 
 def replays_show(sink: SinkFacts) -> bool:
-    """Returns True if readers see the rows of the first run next to those of a replay."""
+    """Returns True if readers see the first run's rows next to a replay's."""
     if sink.format == OURS:
         return Guarantee.AT_LEAST_ONCE in {sink.guarantee, sink.promise}
     return sink.format in {"kafka", "foreach", "foreachbatch", "console"}

@@ -74,7 +74,7 @@ class Pace:
         self._rows: int | None = None
 
     def expected_s(self, rows: int | None) -> float:
-        """Estimates a batch's duration in seconds: that of the last batch, scaled by the number of rows if known."""
+        """Estimates a batch's duration in seconds: the last batch's duration, scaled by the number of rows if known."""
         if rows is None or not self._rows:
             return self._took_s
         return self._took_s * rows / self._rows

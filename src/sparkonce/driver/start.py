@@ -363,7 +363,7 @@ class ResumePoint:
     def next_batch(self) -> Batch:
         """Returns the batch that Spark asks for next.
 
-        If Spark has not planned the batch, its offsets are those of its decision; none without a decision.
+        If Spark has not planned the batch, its offsets come from its decision; none without a decision.
         """
         number = self.batch + 1 if self.is_done else self.batch
         before = self.checkpoint.input_offsets(number - 1) if number else None

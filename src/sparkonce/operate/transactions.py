@@ -139,7 +139,7 @@ def list_blocking(
     """Lists every open transaction with rows in the given Kafka topics, whoever owns it.
 
     Args:
-        systems: The systems. Only those of Kafka are queried.
+        systems: The systems. Only Kafka systems are queried.
         targets: The topics.
         files: See `list_open`.
 

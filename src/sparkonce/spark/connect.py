@@ -179,7 +179,7 @@ class ConnectRun:
         self._checkpoint = SparkCheckpoint(files)
         self._query, self.run_id = self._running_query()
         offsets = self._offsets(batch)
-        # Tasks keep running after the process that started them is killed. Interrupt those of an earlier run in this
+        # Tasks keep running after the process that started them is killed. Interrupt an earlier run's tasks in this
         # session.
         session.interruptTag(tag := f"sparkonce-{self._query}")
         session.addTag(tag)

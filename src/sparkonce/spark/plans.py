@@ -1,6 +1,6 @@
 """Finds the sources of a plan, with their options. `sparkonce.spark.explain.plan` reads more of a plan.
 
-Operators are read as JVM objects, expressions from Spark's JSON of the plan. Class names are those of Spark 4.0.
+Operators are read as JVM objects, expressions from Spark's JSON of the plan. Class names are from Spark 4.0.
 """
 
 from __future__ import annotations

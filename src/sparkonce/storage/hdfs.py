@@ -447,7 +447,7 @@ _PROVIDERS = tuple(
 
 
 def checked_settings(location: str, settings: Mapping[str, str]) -> dict[str, str]:
-    """Returns those of Hadoop's settings that the client reads.
+    """Returns the Hadoop settings that the client reads.
 
     Raises:
         ConfigurationError: If one of the settings has no counterpart.

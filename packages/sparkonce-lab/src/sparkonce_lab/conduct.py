@@ -122,7 +122,7 @@ class Conductor:
         return driver
 
     def kill(self, driver: Driver, *, asked: bool = True) -> None:
-        """Kills a driver with all its processes (SIGKILL), or those of its processes that are left.
+        """Kills a driver with all its processes (SIGKILL), or whichever of its processes are left.
 
         Args:
             driver: The driver.

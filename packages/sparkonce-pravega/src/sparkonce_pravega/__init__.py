@@ -1,7 +1,7 @@
 """Pravega streams, through its Java client.
 
 The sink: rows wait in files, and the driver's JVM writes a batch in one stream transaction. The files and their ledger
-are those of `sparkonce.write_ahead`.
+come from `sparkonce.write_ahead`.
 
 - ``cluster``: the cluster's address and login
 - ``sink``: settings, columns, preflight

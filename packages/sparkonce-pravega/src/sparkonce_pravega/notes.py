@@ -1,6 +1,6 @@
 """Records of the transactions started for a batch's rows. They are durable before any event is written.
 
-They are in the sink's ledger, as ``transactions/NAME.NUMBER``. NAME is that of the first file, and NUMBER counts from
+They are in the sink's ledger, as ``transactions/NAME.NUMBER``. NAME is the first file's name, and NUMBER counts from
 0. A number is used only once the transaction of the previous number is known to be aborted, so only the last one
 matters.
 """

@@ -33,7 +33,7 @@ class RabbitMQ:
         ca_file: The authorities against which the server's certificate is checked. Defaults to the system's.
         certificate_file: The client's own certificate, if the server requires one.
         key_file: The key of that certificate.
-        load_balancer: True if the address is that of a load balancer. To reach a specific node, clients then reconnect
+        load_balancer: True if the address belongs to a load balancer. To reach a specific node, clients then reconnect
             until they are connected to it.
         timeout_s: How long to wait for a connection or a response, in seconds.
 

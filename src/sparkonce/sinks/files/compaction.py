@@ -300,7 +300,7 @@ class _Compactor:
         replaced: Sequence[CommittedFile],
         new: Sequence[CommittedFile],
     ) -> Generation:
-        """Puts the next generation. Returns the newest one, which may be that of another compaction."""
+        """Puts the next generation. Returns the newest one, which may come from another compaction."""
         gone = frozenset(replaced)
         left = tuple((at, paths) for at, paths in self._base.replaced if not self._is_due(at))
         if replaced:

@@ -415,7 +415,7 @@ class _Borrowed:
 
     Attributes:
         due: The number of the next row to be reported.
-        end: The number after that of the last row.
+        end: The last row's number plus one.
         memory: The memory of the rows; None if they were copied.
     """
 

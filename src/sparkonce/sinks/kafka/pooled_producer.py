@@ -144,7 +144,7 @@ class Reports:
             self.on_refused(error, message.topic(), message.partition(), size)
 
     def on_refused(self, error: KafkaError, topic: str, partition: int, size: int) -> None:
-        """Records the error of a row that was not delivered. ``size`` is that of its key and value, in bytes."""
+        """Records the error of a row that was not delivered. ``size`` is the size of its key and value, in bytes."""
         self.refused += 1
         self.away |= error.code() in _AWAY
         if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:

@@ -1,7 +1,7 @@
 """Selects the columns that the Kafka sink writes, and converts Arrow columns to a producer's arguments.
 
-The columns are those of Spark's own Kafka sink (``key``, ``value``, ``topic``, ``partition``, ``headers``; see "Writing
-Data to Kafka" in Spark's guide), and ``timestamp``. Other columns are ignored, as in Spark.
+The columns are the same as for Spark's own Kafka sink (``key``, ``value``, ``topic``, ``partition``, ``headers``; see
+"Writing Data to Kafka" in Spark's guide), and ``timestamp``. Other columns are ignored, as in Spark.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The sinks for Delta and Iceberg: rows wait in files, and one write on the driver turns a batch into a table version.
 
-The files and their ledger are those of `sparkonce.sinks.write_ahead`.
+The files and their ledger come from `sparkonce.sinks.write_ahead`.
 
 - ``sink``: settings, columns and preflight of all tables
 - ``committer``: the driver side of all tables: writes each batch once, and checks which version contains its rows

@@ -236,7 +236,7 @@ class Entry:
 
     @classmethod
     def of_fields(cls, fields: Mapping[str, Scalar]) -> Entry | None:
-        """Returns the entry, or None if the fields are not those of an entry."""
+        """Returns the entry, or None if the fields do not form an entry."""
         name = TransactionName.parse(str(fields.get("name", "")))
         if name is None or set(fields) | {"parts"} != FIELDS:
             return None

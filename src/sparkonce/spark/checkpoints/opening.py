@@ -34,7 +34,7 @@ def open_checkpoint(spark: SparkSession, location: str) -> CheckpointFiles:
     """Returns the files of a checkpoint.
 
     A classic session's JVM provides the settings and credential files for the store. A Spark Connect session provides
-    only its settings. Credentials are then read from this process's environment, which is that of the Connect server.
+    only its settings. Credentials are then read from this process's environment, which is the Connect server's.
 
     Args:
         spark: The session whose query has the checkpoint, classic or Spark Connect.

@@ -1,7 +1,7 @@
 """Compares the offsets in a checkpoint with the ones that the running query used to plan its batch.
 
 Spark's own commit of ``offsets/N`` is not atomic on every store: on S3 a rename is a copy. Two drivers that share a
-checkpoint may then plan batch N with different offsets, and the file has those of the later driver.
+checkpoint may then plan batch N with different offsets, and the file has the later driver's offsets.
 """
 
 from __future__ import annotations

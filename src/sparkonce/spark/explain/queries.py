@@ -1,6 +1,6 @@
 """Reads a query that is running or ready to run: its engine and its sink.
 
-Class and field names are those of Spark 4.0.
+Class and field names are from Spark 4.0.
 """
 
 from __future__ import annotations

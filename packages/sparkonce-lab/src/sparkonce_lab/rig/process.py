@@ -93,7 +93,7 @@ class ServerProcess:
         log: The file to which its output is appended.
         dies_with_parent: True if the process ends when this one does, even by SIGKILL.
         user: The user that runs it, for servers that refuse to run as root. Defaults to the current user.
-        env: Its environment. Defaults to that of this process.
+        env: Its environment. Defaults to this process's environment.
     """
 
     def __init__(
@@ -338,7 +338,7 @@ class Server(Restartable, abc.ABC):
         """Returns True if the server responds."""
 
     def env(self) -> Mapping[str, str] | None:
-        """Returns the server's environment; None for that of this process."""
+        """Returns the server's environment; None for this process's environment."""
         return None
 
     @property

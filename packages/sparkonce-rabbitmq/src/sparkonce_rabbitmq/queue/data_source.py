@@ -39,7 +39,7 @@ Position = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueOptions:
-    """The settings of a source; see `read_rabbitmq_queue`. Its ``files`` are those of the query's checkpoint."""
+    """The settings of a source; see `read_rabbitmq_queue`. Its ``files`` give access to the query's checkpoint."""
 
     files: CheckpointFiles
     consumer: ConsumerSettings

@@ -58,7 +58,7 @@ class PostgresOrphan(Orphan):
 
     The kinds are: ``prepared``, which holds locks, shown as ``relation mode``; ``staged``, which holds its table, shown
     with its size; and ``session``, which is a server process. Sessions show neither batch nor slot, and their age is
-    that of their transaction.
+    their transaction's age.
 
     Attributes:
         owner: The role that may finish it.

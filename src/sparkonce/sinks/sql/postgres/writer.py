@@ -142,8 +142,8 @@ class CopyRows:
         try:
             self._copying.close()
         except ValueError as error:
-            # psycopg reads only one response. If the session was terminated, a pooler adds its own response to that of
-            # the server.
+            # psycopg reads only one response. If the session was terminated, a pooler adds its own response to the
+            # server's.
             raise PrepareError(
                 f"Batch {job.name.batch}, slot {job.name.slot}: the server ended the session of the COPY: {error}.",
                 next_step="See the server's log; the batch is written again.",

@@ -120,7 +120,8 @@ def spark_kafka_jars(pyspark_version: str | None = None) -> list[Path]:
     """Downloads the jars for Spark's Kafka source: the connector, and the dependencies that Spark lacks.
 
     Args:
-        pyspark_version: The connector's version, which must be Spark's own. Defaults to that of the installed PySpark.
+        pyspark_version: The connector's version, which must be Spark's own. Defaults to the installed PySpark's
+            version.
 
     Raises:
         ConfigurationError: See `resolve`.
