@@ -4,6 +4,7 @@ import datetime as dt
 from decimal import Decimal
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -165,3 +166,12 @@ def test_a_path_that_is_a_file_is_called_one(tmp_path: Path, inside: str) -> Non
     with pytest.raises(PreflightError, match=r"needs a folder, and .*/orders is a file. Next: Name another folder"):
         FilesSink(file / inside).preflight("0" * 12, None)
     assert file.read_text() == "mine"
+
+
+def test_many_partitions_of_many_columns() -> None:
+    numbers = np.arange(70_000)
+    rows = pa.table({"id": numbers, "a": numbers, "b": numbers % 7})
+    parts = list(split(rows, ["a", "b"]))
+    assert len(parts) == 70_000
+    assert parts[69_999][0] == "a=69999/b=6"
+    assert parts[69_999][1].column("id").to_pylist() == [69_999]

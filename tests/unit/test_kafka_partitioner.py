@@ -76,3 +76,10 @@ def test_of_a_topic_that_no_broker_told_of_nothing_is_chosen(monkeypatch: pytest
     chooser.learn_nothing("topic")
     assert chooser.knows("topic")
     assert chooser.by_key("topic", pa.array(["key"])) is not None, "it goes on with what it knew"
+
+
+@pytest.mark.parametrize(("length", "chooses"), [(1024, True), (1025, False)])
+def test_very_long_keys_are_left_to_librdkafka(length: int, chooses: bool) -> None:
+    chooser = Partitioner({"partitioner": "murmur2_random"})
+    chooser.learn("topic", 2, range(2))
+    assert (chooser.by_key("topic", pa.array(["k", "k" * length])) is not None) == chooses

@@ -194,3 +194,16 @@ def test_the_rules_are_asked_for() -> None:
     assert "old versions" in note
 
     assert read_rules([aborts(7), rule(Expiration={"ExpiredObjectDeleteMarker": True})], "").notes == ()
+
+
+@pytest.mark.parametrize(
+    ("location", "bucket", "prefix"),
+    [
+        ("s3://b", "b", ""),
+        ("s3://b/", "b", ""),
+        ("s3a://b/a/c", "b", "a/c/"),
+        ("s3://b/a/c/", "b", "a/c/"),
+    ],
+)
+def test_a_location_is_a_bucket_and_a_prefix(location: str, bucket: str, prefix: str) -> None:
+    assert read_location(location) == (bucket, prefix)
