@@ -9,6 +9,7 @@ Needs Hadoop's connector, 600 MB of jars, and so is not in CI::
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from spark.processes import Run
 from sparkonce.log import DecisionLog
 from sparkonce.protocol.ownership import short_query
 from sparkonce.protocol.view import LogView
+from sparkonce.storage.files import CheckpointFiles
 from sparkonce_lab.rig.kafka import Cluster
 from sparkonce_lab.rig.kafka.jars import spark_s3a_class_path
 from sparkonce_lab.rig.servers.s3 import ACCESS_KEY, SECRET_KEY
@@ -30,12 +32,20 @@ from sparkonce_lab.rig.servers.s3 import ACCESS_KEY, SECRET_KEY
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(3_600)]
 
 
-class ObjectJob(Job):
-    """A job whose checkpoint is in a new bucket."""
+class StoredJob(Job):
+    """A job whose checkpoint is not on a local disk.
 
-    def __init__(self, kafka: Cluster, folder: Path) -> None:
-        self.bucket = bucket = Bucket(s3_server())
-        self.files = object_files(bucket, "checkpoints/to%20tals")
+    Args:
+        kafka: The broker.
+        folder: A new folder.
+        files: The checkpoint's files.
+        spark: Spark's settings for their store.
+    """
+
+    def __init__(
+        self, kafka: Cluster, folder: Path, files: CheckpointFiles, spark: Mapping[str, str] | None = None
+    ) -> None:
+        self.files = files
         super().__init__(
             kafka.bootstrap,
             folder,
@@ -43,7 +53,29 @@ class ObjectJob(Job):
             again=False,
             rows_per_batch=400,
             plan="spark.plans:stateless",
-            spark={
+            spark=spark or {},
+            checkpoint=files.location,
+        )
+
+    @property
+    def query(self) -> str:
+        return short_query(str(json.loads(self.files.read("metadata") or b"")["id"]))
+
+    def decided(self) -> int:
+        newest = DecisionLog(self.files).read(LogView()).newest_decision
+        return newest.batch if newest is not None else -1
+
+
+class ObjectJob(StoredJob):
+    """A job whose checkpoint is in a new bucket."""
+
+    def __init__(self, kafka: Cluster, folder: Path) -> None:
+        self.bucket = bucket = Bucket(s3_server())
+        super().__init__(
+            kafka,
+            folder,
+            object_files(bucket, "checkpoints/to%20tals"),
+            {
                 "spark.driver.extraClassPath": spark_s3a_class_path(),
                 "spark.hadoop.fs.s3a.endpoint": bucket.server.url,
                 "spark.hadoop.fs.s3a.endpoint.region": "us-east-1",
@@ -51,30 +83,20 @@ class ObjectJob(Job):
                 f"spark.hadoop.fs.s3a.bucket.{bucket.name}.access.key": ACCESS_KEY,
                 f"spark.hadoop.fs.s3a.bucket.{bucket.name}.secret.key": SECRET_KEY,
             },
-            checkpoint=self.files.location,
         )
-
-    @property
-    def query(self) -> str:
-        return short_query(str(json.loads(self.files.read("metadata") or b"")["id"]))
 
 
 @pytest.mark.parametrize("phase", ["FINISHING", "DECIDING"])
 def test_a_driver_that_is_killed_loses_and_doubles_nothing(kafka: Cluster, tmp_path: Path, phase: str) -> None:
-
-    def decided() -> int:
-        newest = DecisionLog(job.files).read(LogView()).newest_decision
-        return newest.batch if newest is not None else -1
-
     with ObjectJob(kafka, tmp_path / "job") as job:
         hold = hold_at(phase, job, batch=1)
         first = job.start()
         hold.wait(first.check)
-        assert decided() == (1 if phase == "FINISHING" else 0)
+        assert job.decided() == (1 if phase == "FINISHING" else 0)
         first.kill()
         hold.cancel()
         job.start().finish()
-        assert decided() == 2
+        assert job.decided() == 2
         proved = json.loads(job.files.read("sparkonce/proved") or b"")
         assert (proved["races"], proved["client"]) == (20, "ObjectFiles")
         assert not [one for one in job.bucket.keys("") if "/.races-" in one or "/.sparkonce-" in one]
