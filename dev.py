@@ -7,15 +7,15 @@
     python3 dev.py test --spark 4.2.0 | --kafka 3.9.1 | --server postgres=18.1.0 FILE …    see docs/versions.md
     python3 dev.py coverage                which lines and branches of src/ the in-process tests of the first tier reach
     python3 dev.py simulate --schedules 10_000_000 [--seed N] [--jobs 2]: see docs/simulation.md
-    python3 dev.py mutants --resume        which test sees which fault of the product: see tests/mutants/__main__.py
+    python3 dev.py mutants --resume        which test catches which fault of the product: see tests/mutants/__main__.py
     python3 dev.py example  one of the jobs in examples/, for example: example etl. Without a name it lists them
     python3 dev.py run …    any command in the project's environment, for example: run sparkonce --help
     python3 dev.py lock     resolve the dependencies again, into requirements.lock
     python3 dev.py audit    check the locked packages for known vulnerabilities
 
-It needs only the standard library. It installs uv and the locked packages into .venv, and Java by apt if it may. The
-tests also need the databases that the sinks write to, a browser, and libfaketime: it installs them the same way, and
-tests whose server cannot be had are skipped by name. A second run starts immediately.
+It needs only the standard library. It installs uv and the locked packages into .venv, and Java with apt if it is
+allowed to. The tests also need the databases that the sinks write to, a browser, and libfaketime, which it installs the
+same way; tests whose server is unavailable are skipped by name. A second run starts immediately.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def main(arguments: list[str]) -> int:
 
 
 def example(rest: list[str]) -> int:
-    """One of the jobs in examples/, by its file's name, with options of its own."""
+    """Runs one of the jobs in examples/, by its file's name, with its own options."""
     jobs = sorted(path.stem for path in (ROOT / "examples").glob("*.py") if "typer.run(" in path.read_text())
     if not rest or rest[0] not in jobs:
         stop(f"there are these examples: {', '.join(jobs)}", f"name one: python3 dev.py example {jobs[0]}")
@@ -79,7 +79,7 @@ def example(rest: list[str]) -> int:
 
 
 def test(rest: list[str]) -> int:
-    """Runs the checks, then the first tier of tests, or with ``--all`` every test."""
+    """Runs the checks, then the first tier of tests, or every test with ``--all``."""
     spark = ""
     if "--spark" in rest:
         at = rest.index("--spark")
@@ -107,14 +107,14 @@ def checks() -> int:
 
 
 def coverage(rest: list[str]) -> int:
-    """The tests of the first tier that run sparkonce in their own process, with the lines and branches that they reach."""
+    """Runs the in-process tests of the first tier, and reports the lines and branches that they reach."""
     reports = ["--cov", "--cov-branch", "--cov-report=term:skip-covered", "--cov-report=json:.coverage.json"]
     folders = [f"tests/{one}" for one in ("unit", "conformance", "integration", "spark")]
     return call(["pytest", *AT_ONCE, "-q", *reports, "-m", "not slow and not killed", *folders, *rest])
 
 
 def another_spark(version: str) -> None:
-    """Makes an environment of its own for this version of PySpark, with everything else as locked; commands use it."""
+    """Creates a separate environment for this version of PySpark, with everything else as locked. Commands use it."""
     global VENV
     VENV = ROOT / f".venv-spark-{version}"
     environment()
@@ -124,7 +124,7 @@ def another_spark(version: str) -> None:
 
 
 def servers() -> None:
-    """The environment, and what tests start by themselves, at once: one waits for a network while another compiles."""
+    """Sets up the environment and the tests' servers in parallel: one waits for a network while another compiles."""
     import machine
 
     with ThreadPoolExecutor(3) as pool:
@@ -138,8 +138,8 @@ def servers() -> None:
 def environment() -> None:
     """Makes .venv hold exactly what requirements.lock says, and our own projects, editable.
 
-    What is imported is kept compiled, also where the machine asks for nothing to be kept, as images do: tests start
-    hundreds of interpreters, each of which would compile pyspark, pandas and sparkonce again.
+    Imported modules are kept compiled even if the machine disables that, as images do: tests start hundreds of
+    interpreters, each of which would compile pyspark, pandas and sparkonce again.
     """
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     read = [LOCK, *(one / "pyproject.toml" for one in PROJECTS)]
@@ -156,7 +156,7 @@ def environment() -> None:
 
 
 def lock() -> int:
-    """Pins every package with its hashes. No index is written down: the one that the machine is set up for counts."""
+    """Pins every package with its hashes. No index is recorded: the machine's own configuration decides."""
     resolve = ["pip", "compile", "--universal", "--generate-hashes", "--group", "dev", "--python-version", "3.10"]
     hide = ["--no-emit-index-url", "--custom-compile-command", "python3 dev.py lock", "--quiet"]
     ours = [word for name in ("sparkonce", *(one.name for one in PROJECTS[1:])) for word in ("--no-emit-package", name)]
@@ -166,7 +166,7 @@ def lock() -> int:
 
 
 def uv() -> list[str]:
-    """uv from PATH, or else from a private environment of its own."""
+    """Returns uv from PATH, or else from a private environment."""
     if found := shutil.which("uv"):
         return [found]
     own = TOOLS / "bin" / "uv"
@@ -185,7 +185,7 @@ def call(command: list[str]) -> int:
 
 
 def run(command: list[str], **more: Any) -> subprocess.CompletedProcess[str]:
-    """Runs a command in the same way, and returns what is known of its end."""
+    """Runs a command in the same way, and returns its result."""
     path = f"{VENV / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"
     env = {**os.environ, "PATH": path, "VIRTUAL_ENV": str(VENV)}
     program = shutil.which(command[0], path=path) or command[0]
@@ -193,13 +193,13 @@ def run(command: list[str], **more: Any) -> subprocess.CompletedProcess[str]:
 
 
 def check(command: list[str]) -> None:
-    """Runs a command that must work."""
+    """Runs a command that must succeed."""
     if subprocess.run(command, cwd=ROOT).returncode:
-        stop(f"this failed: {' '.join(command)}", "read what it said above; a package index must be reachable")
+        stop(f"this failed: {' '.join(command)}", "read its output above; a package index must be reachable")
 
 
 def stop(what: str, advice: str) -> None:
-    """Says what is missing and ends."""
+    """Reports what is missing and exits."""
     raise SystemExit(f"sparkonce: {what.strip()}\nTo go on: {advice}.")
 
 

@@ -52,7 +52,7 @@ ORDER = {
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--rounds", type=int, default=7, help="of which the first two do not count")
+    parser.add_argument("--rounds", type=int, default=7, help="number of rounds; the first two do not count")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="sparkonce-bench-") as folder, RegistryServer() as server:
         spark = session(Path(folder), spark_avro_jars())

@@ -75,7 +75,7 @@ def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, prog="benchmarks/chart.py"
     )
-    parser.add_argument("results", nargs="+", type=Path, help="what benchmarks/run.py has written")
+    parser.add_argument("results", nargs="+", type=Path, help="result files of benchmarks/run.py")
     parser.add_argument("--output", type=Path, default=Path("docs/images/rows.svg"))
     return parser.parse_args()
 

@@ -67,7 +67,7 @@ def pyarrow(folder: Path) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--files", type=int, default=200)
-    parser.add_argument("--rows", type=int, default=10_000, help="of a file, about 120 bytes each")
+    parser.add_argument("--rows", type=int, default=10_000, help="rows per file, about 120 bytes each")
     parser.add_argument("--rounds", type=int, default=5)
     given = parser.parse_args()
     took: dict[str, list[float]] = {}

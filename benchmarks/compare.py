@@ -121,7 +121,7 @@ def _parse() -> argparse.Namespace:
     )
     parser.add_argument("commits", nargs="+", help="one or two commits")
     parser.add_argument("--load", default="made, 100 B", help="a load of benchmarks/run.py")
-    parser.add_argument("--variant", default="d", help="its letter in benchmarks/run.py")
+    parser.add_argument("--variant", default="d", help="the variant's letter in benchmarks/run.py")
     parser.add_argument("--rounds", type=int, default=5)
     given = parser.parse_args()
     if len(given.commits) > 2:

@@ -33,8 +33,8 @@ COMMITS, KAFKA = ("staged", "two_phase"), "Kafka"
 
 def main() -> None:
     given = argparse.ArgumentParser(description=__doc__)
-    given.add_argument("--quick", action="store_true", help="shortened, to see that it works")
-    given.add_argument("--only", choices=[*COMMITS, KAFKA], help="one of the sinks")
+    given.add_argument("--quick", action="store_true", help="a short run, to check that it works")
+    given.add_argument("--only", choices=[*COMMITS, KAFKA], help="measure only this sink")
     parsed = given.parse_args()
     quick, sinks = parsed.quick, (parsed.only,) if parsed.only else (*COMMITS, KAFKA)
     load = Load(file_rows=20_000, measured=2) if quick else Load(file_rows=100_000, measured=3)

@@ -44,11 +44,11 @@ def count(folder: Path) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one round of small batches: to see that it works")
-    parser.add_argument("--partitions", action="store_true", help="partitioned by a column of 100 values")
-    parser.add_argument("--at-least-once", action="store_true", help="also our sink at that guarantee")
+    parser.add_argument("--quick", action="store_true", help="one round of small batches, to check that it works")
+    parser.add_argument("--partitions", action="store_true", help="partition by a column of 100 values")
+    parser.add_argument("--at-least-once", action="store_true", help="also measure our sink at that guarantee")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--rows", type=int, default=200_000, help="of a batch; five batches are measured")
+    parser.add_argument("--rows", type=int, default=200_000, help="rows per batch; five batches are measured")
     given = parser.parse_args()
     load = Load(file_rows=25_000, measured=2) if given.quick else Load(file_rows=given.rows // 4, measured=5)
     by = ("part",) if given.partitions else ()

@@ -151,7 +151,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--table", choices=["delta", "iceberg"], default="delta")
     parser.add_argument("--mode", choices=["copy-on-write", "merge-on-read"], default="copy-on-write")
     parser.add_argument("--rows", type=int, default=200_000)
-    parser.add_argument("--partitions", type=int, default=4, help="of a shuffle; Spark's default is 200")
+    parser.add_argument("--partitions", type=int, default=4, help="partitions per shuffle; Spark's default is 200")
     parser.add_argument("--batches", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=5)
     return parser.parse_args()

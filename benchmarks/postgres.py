@@ -29,8 +29,8 @@ TABLE = "CREATE TABLE rows (id bigint, key text, part int, amount double precisi
 
 def main() -> None:
     given = argparse.ArgumentParser(description=__doc__)
-    given.add_argument("--quick", action="store_true", help="shortened, to see that it works")
-    given.add_argument("--slot", action="store_true", help="one slot of a million rows of 1 KB, for its memory")
+    given.add_argument("--quick", action="store_true", help="a short run, to check that it works")
+    given.add_argument("--slot", action="store_true", help="one slot of a million rows of 1 KB, to measure memory")
     asked = given.parse_args()
     quick, slot = asked.quick, asked.slot
     load = Load(file_rows=20_000, measured=2) if quick else Load(file_rows=100_000, measured=3)

@@ -107,7 +107,7 @@ def _writing(controller: str) -> Callable[[Iterator[Row]], None]:
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=100_000, help="rows of a batch")
+    parser.add_argument("--rows", type=int, default=100_000, help="rows per batch")
     parser.add_argument("--rounds", type=int, default=3)
     return parser.parse_args()
 

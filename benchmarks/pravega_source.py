@@ -87,7 +87,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=500_000)
     parser.add_argument("--size", type=int, default=100)
-    parser.add_argument("--rounds", type=int, default=5, help="of which the first does not count")
+    parser.add_argument("--rounds", type=int, default=5, help="number of rounds; the first does not count")
     given = parser.parse_args()
     with (
         tempfile.TemporaryDirectory(prefix="sparkonce-bench-") as folder,

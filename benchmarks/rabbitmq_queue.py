@@ -127,7 +127,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=50_000)
     parser.add_argument("--size", type=int, default=100)
-    parser.add_argument("--rounds", type=int, default=4, help="of which the first does not count")
+    parser.add_argument("--rounds", type=int, default=4, help="number of rounds; the first does not count")
     given = parser.parse_args()
     took: dict[str, list[float]] = defaultdict(list)
     with (

@@ -109,8 +109,8 @@ def _pipelined(port: int, increments: bool) -> Callable[[Iterator[Row]], None]:
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=200_000, help="of a batch; five batches are measured")
-    parser.add_argument("--rounds", type=int, default=3, help="how often each contender is measured")
+    parser.add_argument("--rows", type=int, default=200_000, help="rows per batch; five batches are measured")
+    parser.add_argument("--rounds", type=int, default=3, help="measurements per contender")
     parser.add_argument("--appendfsync", default="always", choices=("always", "everysec", "no"))
     parser.add_argument("--increments", action="store_true", help="add numbers instead of setting texts")
     return parser.parse_args()

@@ -204,12 +204,12 @@ def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, prog="benchmarks/run.py"
     )
-    parser.add_argument("--quick", action="store_true", help="shorter runs and one round: to see that it works")
+    parser.add_argument("--quick", action="store_true", help="shorter runs and one round, to check that it works")
     parser.add_argument("--only", action="append", choices=KINDS, help="one kind of measurement; may be repeated")
     names, letters = {load.name: load for load in LOADS}, {variant.letter: variant for variant in Variant}
     parser.add_argument("--load", action="append", choices=tuple(names), help="one load; may be repeated")
     parser.add_argument("--variant", default="abcde", help="letters of the variants to compare in throughput")
-    parser.add_argument("--rounds", type=int, help="how often everything is measured, at least; 3 by default")
+    parser.add_argument("--rounds", type=int, help="the minimum number of rounds; 3 by default")
     parser.add_argument("--output", type=Path, help="benchmarks/results/<commit>.json by default")
     given = parser.parse_args()
     if unknown := set(given.variant) - letters.keys():

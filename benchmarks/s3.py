@@ -123,10 +123,10 @@ class Target:
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--rows", type=int, default=1_000_000, help="of a batch")
-    parser.add_argument("--warm", type=int, default=2, help="batches that do not count")
-    parser.add_argument("--measured", type=int, default=5, help="batches that count")
-    parser.add_argument("--without-spark", action="store_true", help="fetch nothing, and leave Spark's sink out")
+    parser.add_argument("--rows", type=int, default=1_000_000, help="rows per batch")
+    parser.add_argument("--warm", type=int, default=2, help="warm-up batches")
+    parser.add_argument("--measured", type=int, default=5, help="measured batches")
+    parser.add_argument("--without-spark", action="store_true", help="download nothing, and skip Spark's sink")
     return parser.parse_args()
 
 

@@ -84,7 +84,7 @@ class Targets:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=200_000, help="of a batch; three batches are measured")
+    parser.add_argument("--rows", type=int, default=200_000, help="rows per batch; three batches are measured")
     parser.add_argument("--rounds", type=int, default=3)
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exit unwinds the stack, and thereby cleans up

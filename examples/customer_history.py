@@ -66,9 +66,9 @@ def create(spark: SparkSession, table: str) -> None:
 
 
 def main(
-    changes: Annotated[Path | None, typer.Option(help="A folder of JSON lines. Without: a sample, for a try.")] = None,
-    table: Annotated[str, typer.Option(help="The table's location; it is created.")] = "customers",
-    checkpoint: Annotated[str, typer.Option(help="A path or a URL: keeps positions, waiting rows, decisions.")] = "",
+    changes: Annotated[Path | None, typer.Option(help="A folder of JSON lines. If omitted, a sample is used.")] = None,
+    table: Annotated[str, typer.Option(help="The table's location. Created if it does not exist.")] = "customers",
+    checkpoint: Annotated[str, typer.Option(help="A path or URL for positions, waiting rows, and decisions.")] = "",
 ) -> None:
     """Keep the history of customers' addresses in a Delta table, exactly once."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s %(message)s")

@@ -90,14 +90,14 @@ def session() -> SparkSession:
 
 def main(
     bootstrap: Annotated[
-        str | None, typer.Option(help="Your brokers. Without: a broker of its own, for a try.")
+        str | None, typer.Option(help="Your brokers. If omitted, the example starts one and tests itself.")
     ] = None,
     checkpoint: Annotated[
-        str, typer.Option(help="A path or a URL: keeps positions, state and decisions. Never delete it.")
+        str, typer.Option(help="A path or URL for positions, state, and decisions. Never delete it.")
     ] = "",
-    checkpoint_every: Annotated[float, typer.Option(help="Seconds from one batch, and commit, to the next.")] = 5.0,
-    lateness: Annotated[str, typer.Option(help="How much later than the newest event another may come.")] = "2 minutes",
-    max_offsets: Annotated[int | None, typer.Option(help="At most so many records a topic and batch.")] = None,
+    checkpoint_every: Annotated[float, typer.Option(help="Seconds between batches, and so between commits.")] = 5.0,
+    lateness: Annotated[str, typer.Option(help="The maximum delay of an event behind the newest one.")] = "2 minutes",
+    max_offsets: Annotated[int | None, typer.Option(help="The maximum number of records per topic and batch.")] = None,
 ) -> None:
     """Join orders with their payments, from Kafka to Kafka exactly once."""
     if bootstrap is None:

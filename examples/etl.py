@@ -108,17 +108,17 @@ def session() -> SparkSession:
 
 def main(
     bootstrap: Annotated[
-        str | None, typer.Option(help="Your brokers. Without: a broker of its own, for a try.")
+        str | None, typer.Option(help="Your brokers. If omitted, the example starts one and tests itself.")
     ] = None,
-    registry: Annotated[str, typer.Option(help="URL of the Schema Registry.")] = "http://localhost:8081",
+    registry: Annotated[str, typer.Option(help="The URL of the Schema Registry.")] = "http://localhost:8081",
     checkpoint: Annotated[
-        str, typer.Option(help="A path or a URL: keeps positions, state and decisions. Never delete it.")
+        str, typer.Option(help="A path or URL for positions, state, and decisions. Never delete it.")
     ] = "",
-    checkpoint_every: Annotated[float, typer.Option(help="Seconds from one batch, and commit, to the next.")] = 60.0,
-    clock: Annotated[Clock, typer.Option(help="Which time puts a row into a window.")] = Clock.RECORD,
-    window: Annotated[str, typer.Option(help="How long a window is.")] = "20 seconds",
-    lateness: Annotated[str, typer.Option(help="How much later than the newest row another may come.")] = "1 minute",
-    max_offsets: Annotated[int | None, typer.Option(help="At most so many records a batch. Without: all.")] = None,
+    checkpoint_every: Annotated[float, typer.Option(help="Seconds between batches, and so between commits.")] = 60.0,
+    clock: Annotated[Clock, typer.Option(help="The time that determines a row's window.")] = Clock.RECORD,
+    window: Annotated[str, typer.Option(help="The length of a window.")] = "20 seconds",
+    lateness: Annotated[str, typer.Option(help="The maximum delay of a row behind the newest one.")] = "1 minute",
+    max_offsets: Annotated[int | None, typer.Option(help="The maximum records per batch. Defaults to all.")] = None,
 ) -> None:
     """Write each identity number once per window of 20 s, from Kafka to Kafka exactly once."""
     if bootstrap is None:

@@ -59,9 +59,9 @@ def run(orders: Path, url: str, checkpoint: str) -> None:
 
 
 def main(
-    url: Annotated[str | None, typer.Option(help="Your API. Without: one of its own, for a try.")] = None,
+    url: Annotated[str | None, typer.Option(help="Your API. If omitted, the example starts one.")] = None,
     orders: Annotated[Path, typer.Option(help="A folder of JSON lines.")] = Path("orders"),
-    checkpoint: Annotated[str, typer.Option(help="A path or a URL: keeps positions, waiting rows, decisions.")] = "",
+    checkpoint: Annotated[str, typer.Option(help="A path or URL for positions, waiting rows, and decisions.")] = "",
 ) -> None:
     """Send orders to an HTTP API that supports idempotency keys."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s %(message)s")

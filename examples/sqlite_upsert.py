@@ -76,9 +76,9 @@ def run(orders: Path, sink: WriteAheadSink, checkpoint: str) -> None:
 
 
 def main(
-    orders: Annotated[Path | None, typer.Option(help="A folder of JSON lines. Without: a sample, for a try.")] = None,
+    orders: Annotated[Path | None, typer.Option(help="A folder of JSON lines. If omitted, a sample is used.")] = None,
     database: Annotated[Path, typer.Option(help="The SQLite file.")] = Path("totals.db"),
-    checkpoint: Annotated[str, typer.Option(help="A path or a URL: keeps positions, waiting rows, decisions.")] = "",
+    checkpoint: Annotated[str, typer.Option(help="A path or URL for positions, waiting rows, and decisions.")] = "",
 ) -> None:
     """Add up each customer's orders in SQLite, exactly once."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s %(message)s")

@@ -78,18 +78,18 @@ def session() -> SparkSession:
 
 def main(
     bootstrap: Annotated[
-        str | None, typer.Option(help="Your brokers. Without: a broker of its own, for a try.")
+        str | None, typer.Option(help="Your brokers. If omitted, the example starts one and tests itself.")
     ] = None,
     checkpoint: Annotated[
-        str, typer.Option(help="A path or a URL: keeps positions, state and decisions. Never delete it.")
+        str, typer.Option(help="A path or URL for positions, state, and decisions. Never delete it.")
     ] = "",
-    checkpoint_every: Annotated[float, typer.Option(help="Seconds from one batch, and commit, to the next.")] = 5.0,
-    clock: Annotated[Clock, typer.Option(help="Which time puts a payment into a window.")] = Clock.EVENT,
-    window: Annotated[str, typer.Option(help="How long a window is.")] = "10 seconds",
-    lateness: Annotated[str, typer.Option(help="How much later than the newest payment another may come.")] = (
+    checkpoint_every: Annotated[float, typer.Option(help="Seconds between batches, and so between commits.")] = 5.0,
+    clock: Annotated[Clock, typer.Option(help="The time that determines a payment's window.")] = Clock.EVENT,
+    window: Annotated[str, typer.Option(help="The length of a window.")] = "10 seconds",
+    lateness: Annotated[str, typer.Option(help="The maximum delay of a payment behind the newest one.")] = (
         "30 seconds"
     ),
-    max_offsets: Annotated[int | None, typer.Option(help="At most so many records a batch. Without: all.")] = None,
+    max_offsets: Annotated[int | None, typer.Option(help="The maximum records per batch. Defaults to all.")] = None,
 ) -> None:
     """Sum each customer's payments in each window of 10 s, from Kafka to Kafka exactly once."""
     if bootstrap is None:

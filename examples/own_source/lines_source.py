@@ -41,7 +41,7 @@ class LinesReader(DataSourceStreamReader):
 
 
 class Lines(Source):
-    """Tells sparkonce what only the source knows."""
+    """Describes the source to sparkonce."""
 
     def judge(self, source, downtime):
         yield holds("line numbers are stored first; a replay reads the same lines")
