@@ -38,7 +38,8 @@ class OtherBroker:
     Args:
         level: The Kafka version whose requests the brokers support.
         brokers: The number of brokers.
-        rate: The fraction of transaction requests that are refused. Half as many are executed, but lose their reply.
+        rate: The fraction of transaction requests that are refused. In addition, half that fraction are executed, but
+            their replies are dropped.
         seed: The random seed for the refused requests.
 
     Attributes:

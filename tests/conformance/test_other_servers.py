@@ -23,19 +23,19 @@ FILES = {
 @pytest.mark.parametrize("server", [pytest.param(one, marks=pytest.mark.xdist_group(one)) for one in SERVERS])
 def test_all_of_a_sink(server: str) -> None:
     left_out = {
-        # If a test needs a feature of a later PostgreSQL, its name says since which version.
+        # A test that needs a feature of a later PostgreSQL has the first version with that feature in its name.
         "postgres=12.22.0": "since_13 or since-13 or since_14 or since_15 or since-15",
         "postgres=14.20.0": "since_15 or since-15",
         # Excluded because they need Redis 7: a separate cluster bus port, revoking a subcommand from a user, and
         # checking in a script whether the user may run a command.
         "redis=6.2.5": "cluster or (script and missing_at_the_start) or finishing-lset",
-        # Excluded: other sinks of files; users and TLS, which depend on versitygw's own options; what versitygw keeps
-        # in hidden files; a completion that needs no second request; and lifecycle rules, since MinIO aborts every
-        # upload after a day.
+        # Excluded: the files sink on other stores; users and TLS, which depend on versitygw's own options; the hidden
+        # files that versitygw stores; a completion that needs no second request; and lifecycle rules, since MinIO
+        # aborts every upload after a day.
         "s3=minio": "(test_files and not S3) or right or may_only_read or certificate or killed_trial or still_at_work "
         "or begins_while or refuses_once or lifecycle_rule",
     }
-    # The names of their targets in the crash matrix.
+    # The names of these servers' targets in the crash matrix.
     targets = {"postgres": "postgres", "mariadb": "mariadb", "redis": "redis", "s3": "files-s3"}
     tests = Path(__file__).parents[1]
     kind = server.partition("=")[0]

@@ -1,4 +1,7 @@
-"""Rows in a store without renames. An abort, a commit and a writer overlap at each request, or one is killed there."""
+"""The write-ahead sink's rows in a store without renames.
+
+A commit, an abort or a writer is paused or killed at each of its requests while another one runs.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Parties that take turns, and stop before each of their requests: who continues next is a decision.
+"""Runs parties that take turns: each one stops before every request, and a decision picks the one that continues.
 
 A party (a driver, a task attempt) is a greenlet in which the product's own code runs. Its requests to servers go
-through `Simulation.request`. There, the party may be paused while others continue, even forever: never being resumed is
-a crash. There, too, a request or its response may be lost, or the request may be applied when nobody is waiting for it
-anymore.
+through `Simulation.request`, which may pause the party while others continue. A party that is never resumed has
+crashed. `Simulation.request` may also lose a request or its response, or apply the request when nobody is waiting for
+it anymore.
 """
 
 from __future__ import annotations

@@ -304,7 +304,11 @@ class Kafka(System):
         return one.epoch
 
     def produce(self, name: str, epoch: int, batch: int, slot: int, parts: int, writer: Writer | None) -> str:
-        """Returns ``taken``, ``fenced``, or whether the epoch has ``carried`` or ``carries`` another transaction."""
+        """Returns ``taken``, ``fenced``, ``carried`` or ``carries``.
+
+        ``carried`` means that the epoch was already used for another transaction, and ``carries`` that it is being used
+        for one now.
+        """
         one = self.ids.get(name)
         if one is None or one.epoch != epoch or one.state.startswith("Prepare"):
             return "fenced"

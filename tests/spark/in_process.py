@@ -170,7 +170,7 @@ class Stream:
         sinks: Callable[[KafkaSink], Sinks] = lambda kafka: kafka,
         **more: Any,
     ) -> list[BatchProgress]:
-        """Writes all rows that are now in the source to the target, or to the sinks that ``sinks`` makes from its sink.
+        """Writes all rows currently in the source to the target, or to the sinks that ``sinks`` makes from its sink.
 
         Raises:
             SparkonceError, CrashError: The error that stopped the query.

@@ -106,9 +106,9 @@ def test_a_driver_that_is_killed_loses_and_doubles_nothing(kafka: Cluster, tmp_p
 
 @pytest.mark.parametrize("phase", ["CLAIMING", "WRITING", "DECIDING", "FINISHING"])
 def test_two_drivers_on_one_checkpoint(kafka: Cluster, tmp_path: Path, phase: str) -> None:
-    """The older driver is paused while the newer one runs, and wakes up in the middle of it.
+    """The older driver is paused while the newer one runs, and resumes in the middle of the newer one's run.
 
-    S3A renames by copying, so Spark's own logs do not keep two drivers apart.
+    S3A renames by copying, so Spark's own logs do not keep two drivers from running at the same time.
     """
 
     def why_it_ended(job: Job, run: Run) -> str:
@@ -118,7 +118,8 @@ def test_two_drivers_on_one_checkpoint(kafka: Cluster, tmp_path: Path, phase: st
         held = hold_at(phase, job, batch=0 if phase == "CLAIMING" else 1)
         first = job.start()
         held.wait(first.check, limit_s=600)
-        # The second run's claim is in the log before it reaches its last batch, so that whole batch is still ahead.
+        # Hold the second run at the start of its last batch: by then its claim is in the log, and the batch is still to
+        # be written.
         newer = hold_at("WRITING", job, batch=2)
         second = job.start()
         newer.wait(second.check, limit_s=600)  # two Sparks share the machine

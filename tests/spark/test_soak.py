@@ -42,8 +42,8 @@ def test_after_ten_thousand_batches_a_query_holds_what_it_held_after_one(
     kafka: Cluster, postgres: PostgresSystem, tmp_path: Path, say: Callable[[str], None]
 ) -> None:
     mib, files = 1 << 20, tmp_path / "job" / "files"
-    # The allowed growth from the first figures to the last. It is less than if each batch in between had left anything
-    # behind.
+    # The allowed growth from the first figures to the last. If each batch in between left anything behind, the figures
+    # would grow by more.
     may_grow = {
         "python_bytes": mib,
         "python_objects": 2_000,
@@ -77,7 +77,7 @@ def test_after_ten_thousand_batches_a_query_holds_what_it_held_after_one(
             }
 
         def run(measure: Sequence[int]) -> Iterator[Figures]:
-            """Starts the query, and yields the figures of it and its servers after each of these batches."""
+            """Starts the query, and yields its figures and its servers' figures after each of these batches."""
             log = job.folder / "soak.log"
             soak = {
                 "spark": asdict(job.config),
@@ -109,7 +109,7 @@ def test_after_ten_thousand_batches_a_query_holds_what_it_held_after_one(
         (again,) = run([job.decided() + 2])
         say(f"a start then reads {again['records_read']} records")
 
-        # Each reader finds every row of every decided batch once.
+        # Each reader must find every row of every decided batch exactly once.
         expected = Counter(str(number) for number in range((job.decided() + 1) * ROWS))
         assert Counter((record.key or b"").decode() for record in job.records()) == expected
         assert Counter(postgres.column("SELECT key FROM soaked")) == expected
@@ -118,5 +118,5 @@ def test_after_ten_thousand_batches_a_query_holds_what_it_held_after_one(
         assert not postgres.prepared()
         assert not job.transactions("Ongoing")
     assert [name for name, more in may_grow.items() if found[-1][name] - found[0][name] > more] == []
-    # A start may read all records of the log before Spark starts, and again in its first batch.
+    # A start may read all records of the log twice: before Spark starts, and in its first batch.
     assert 0 < again["records_read"] <= 3 * (KEEP_BATCHES + TIDY_EVERY_BATCHES)

@@ -72,13 +72,13 @@ def spread(df: DataFrame) -> DataFrame:
 
 @contextmanager
 def shuffle_files_lost(spark: SparkSession, folder: Path, *sinks: TwoPhaseCommitSink) -> Iterator[Callable[[], None]]:
-    """A query whose shuffle files are lost when two of three slots have written, and the second has continued.
+    """Runs a query of three slots and deletes its shuffle files once two have written; then the second one continues.
 
     Yields:
         A function that waits for the end of the query.
     """
     rows = spark.readStream.schema("id bigint").json(str(folder / "orders")).withColumnRenamed("id", "number")
-    # No sweep runs just because it is due, so the run itself must know that there may be superseded attempts.
+    # With no periodic sweeps, a sweep runs only if the run knows that there may be superseded attempts.
     never = {"sweep_every_s": 3600.0}
     once = ExactlyOnce(dict.fromkeys(sinks, spread), checkpoint=str(folder / "checkpoint"), display=False, **never)
     query = once.start(rows, trigger={"availableNow": True})
@@ -117,7 +117,7 @@ def test_rows_that_may_have_been_written_are_not_written_again_at_most_once(
 def test_a_copy_whose_stage_was_run_again_leaves_nothing_behind(
     spark: SparkSession, postgres: PostgresSystem, tmp_path: Path
 ) -> None:
-    """Slot 0 has written and is still held when another attempt has replaced it and the batch is committed."""
+    """Slot 0's first attempt is held after its write until another one has replaced it and the batch is committed."""
     sent = make_orders(tmp_path / "orders", files=2)
     postgres.ask("CREATE TABLE numbers (number bigint)")
     table = PostgresSink(postgres.server.conninfo(), table="numbers", commit="two_phase")

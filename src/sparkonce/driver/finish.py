@@ -33,7 +33,7 @@ class BatchFinisher:
         sinks: The sinks of the run.
         sweeper: The sweeper, which avoids transaction names for which a request may still arrive.
         patience_s: How long handles without a final outcome are retried, in seconds.
-        failure: Records the advice for a stop.
+        failure: Collects the advice to show the user if the query stops.
     """
 
     def __init__(self, sinks: RunSinks, sweeper: Sweeper, patience_s: float, failure: Failure) -> None:

@@ -23,7 +23,7 @@ Every step requests exactly one effect and then waits for the event that answers
 The diagram omits two details: a run refuses a batch right after READING, before it claims, if the log does not allow
 the batch; and it tidies a log that has grown long after CHECKING.
 
-If a system is unreachable or a write takes too long, a run returns from WRITING or VALIDATING to WRITING. If the driver
+If a system is unreachable or a write takes too long, a run in WRITING or VALIDATING starts WRITING over. If the driver
 cannot carry out an effect, it raises an error, which ends the run, and the next run takes over.
 
 `step` is the only entry point. It is deterministic, and raises `BadTransition` for an event that the phase does not

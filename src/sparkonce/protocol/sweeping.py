@@ -153,8 +153,8 @@ def _swept(state: Sweeping, event: SweepEnded) -> Step:
         failures = state.failures + 1
         pause_s = max(_SHORTEST_PAUSE_S, state.every_s) * 2.0 ** min(failures, _MOST_DOUBLINGS)
         return replace(state, failures=failures, next_s=event.at_s + min(LONGEST_PAUSE_S, pause_s)), None
-    # A sweep may miss a transaction that is opened while it runs, so another sweep must start once the losing attempts
-    # have ended.
+    # A sweep may miss a transaction opened while it runs, so another sweep must start once the losing attempts have
+    # ended.
     ended = state.losers_end_s is None or event.began_s >= state.losers_end_s
     losers_end_s = None if ended else state.losers_end_s
     return replace(state, failures=0, swept_s=event.at_s, losers_end_s=losers_end_s, next_s=losers_end_s), None

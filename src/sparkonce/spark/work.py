@@ -264,8 +264,9 @@ class SparkWork:
         needs = needs_of([task.sink for task in tasks], self._master())
         if any(task.sink.guarantee is Guarantee.AT_MOST_ONCE for task in tasks):
             # After losing shuffle files, Spark resubmits a stage whose tasks may already have written, and numbers
-            # their attempts from 0 again, so a task cannot detect it. Compute the rows first: without a shuffle before
-            # them, tasks are only retried, which they detect by their attempt number.
+            # their attempts from 0 again, so a task cannot tell that it is a repeat. Compute the rows first: with no
+            # shuffle upstream, Spark never resubmits the stage. It only retries tasks, and a task can tell that from
+            # its attempt number.
             rows = rows.localCheckpoint()
             # Do not check the addresses. The client waits for an unreachable server, but after a failed check, the
             # driver would not write these rows again.

@@ -408,8 +408,8 @@ def rates(segments: Sequence[TimelineSegment], now_ms: int) -> dict[str, float]:
     """Returns the rows per second over the last minutes, by sink. A batch counts at the time when it ended."""
     since_ms = now_ms - RATE_OVER_MS
     rows: dict[str, int] = {}
-    # Count each batch id once, since a batch that was already decided when the next run started is in the segments of
-    # both runs.
+    # Count each batch id once, since a batch that was already decided when the next run started appears in both runs'
+    # segments.
     batches = {batch.batch: batch for segment in segments for batch in segment.batches}
     for batch in batches.values():
         ended = batch.began_ms + batch.took_ms

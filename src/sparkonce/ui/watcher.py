@@ -2,7 +2,7 @@
 
 - `Poller`: polls one checkpoint or system in its own thread, with pauses
 - `WatchedCheckpoint`: reads the timeline each time, and the log and Spark's files when file names have changed
-- `WatchedSystem`: lists the open transactions, which are judged by the logs of their queries
+- `WatchedSystem`: lists the open transactions, and judges them with their queries' logs
 - `PageWatcher`: holds all pollers, and returns the state of the page
 """
 
@@ -305,7 +305,9 @@ class WatchedSystem(Poller):
         theirs: dict[str, list[Orphan]] = {}
         for one in found:
             theirs.setdefault(one.query, []).append(one)
-        self._unjudged = {  # Keep older listings that are still waiting: a slow log would never catch up with new ones.
+        # Do not replace a listing that is still pending. If each new one replaced the last, a slow log would never
+        # catch up.
+        self._unjudged = {
             query: self._unjudged.get(query) or Unjudged(found=of_query, answered_ms=answered_ms, polls=polls)
             for query, of_query in theirs.items()
         }

@@ -419,7 +419,7 @@ def in_doubt(state: State | None, writing_since_ms: int | None) -> Mapping[str, 
         writing_since_ms: The earliest time at which a slot that is being prepared may have started a transaction, in
             milliseconds since the epoch; None if no such transaction can be open.
     """
-    # While aborting, nothing is in doubt: the result ends the run or the attempt.
+    # An abort leaves nothing in doubt: whether or not it succeeds, the run or the attempt is over.
     if state is None or state.phase is Phase.ABORTING:
         return {}
     handles = dict.fromkeys(handle for handle in _open(state) if handle.transaction)

@@ -59,10 +59,10 @@ class _Reader(Background):
                 continue
             if found <= newest:
                 continue
-            # Read the rows first, then the log. If a batch is undecided now, it was also undecided when its rows were
-            # seen. The opposite order would miss a decision in between. This order misses a violation that is over
-            # before the second read. Drivers are therefore held for longer than the two reads take in the phases in
-            # which rows must not be visible yet.
+            # Read the rows first, then the log: a batch that is undecided in the log was also undecided when its rows
+            # were seen. In the opposite order, a batch could be decided between the two reads. This order misses a
+            # violation that is over before the log is read. In the phases in which rows must not be visible yet,
+            # drivers are therefore held for longer than the two reads take.
             decided = self._decided()
             if decided is not None:
                 newest = found

@@ -289,7 +289,7 @@ def configs_request(resource: int, name: str, *keys: str) -> Any:
 
 
 def topic_facts(metadata: Any) -> dict[str, str]:
-    """Returns a topic's name and id, to record in the log. A topic that is recreated gets a different id."""
+    """Returns the facts about a topic to record in the log: its name and ID. A recreated topic has a different ID."""
     return {_NAME: found.name, _ID: str(found.topic_id)} if (found := _with_id(metadata)) is not None else {}
 
 

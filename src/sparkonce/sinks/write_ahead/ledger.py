@@ -1,7 +1,8 @@
-"""The ledger: durable notes that distinguish applied files from lost ones. It is always in the checkpoint.
+"""The ledger: durable notes that tell files whose rows were applied from lost ones. It is always in the checkpoint.
 
-A file is deleted once its rows are applied, so a missing file is not necessarily lost. A commit therefore notes its
-files here before it calls the function. Only a missing file without a note counts as lost. The ledger contains::
+A file is deleted once its rows are applied, so a missing file may have been applied or lost. To tell which, a commit
+records its files here before it calls the function: only a missing file without a note counts as lost. The ledger
+contains::
 
     begun/QUERY.BATCH.NUMBER  files that a commit was about to pass to the function (`Ledger.begin`), or that no commit
                               ever will (`Ledger.give_up`)

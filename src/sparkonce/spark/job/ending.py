@@ -44,7 +44,7 @@ def await_end(*queries: StreamingQuery, traceback: bool = False) -> None:
     Raises:
         ConfigurationError: If no query is given, or an argument is not a query.
         SystemExit: If a query has failed, in the main thread of a script. The exit code is 1, or 128 plus the signal's
-            number if the same signal ended Spark's JVM.
+            number if this process received a signal that also ended Spark's JVM.
         QueryFailedError: If a query has failed, anywhere else.
     """
     if not queries:

@@ -32,8 +32,9 @@ def run_job(file: Path, arguments: Sequence[str], *, traceback: bool = False) ->
         traceback: True writes errors with their tracebacks.
 
     Raises:
-        SystemExit: With the file's own exit code; with 1 if the file or one of its queries has failed; with 128 plus
-            the signal's number if the same signal ended Spark's JVM, or if no query had been started.
+        SystemExit: With the file's own exit code; with 1 if the file or one of its queries has failed; if this process
+            received a signal, with 128 plus the signal's number, provided that the signal also ended Spark's JVM or
+            that no query had been started.
     """
     newest: dict[str, StreamingQuery] = {}  # the newest run of each query
 

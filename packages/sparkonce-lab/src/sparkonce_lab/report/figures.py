@@ -240,8 +240,8 @@ def summary(story: Story, verdicts: Sequence[Verdict]) -> dict[str, Any]:
 
         - ``verdict``: ``outcome``, its ``words`` and ``sentence``, and the numbers of ``anomalies``, ``checks`` and
           ``checks_on_nothing``. The outcome is ``failed`` if an anomaly was found; otherwise ``unfinished`` if the run
-          broke off or got stuck; otherwise ``nothing proved`` if a check had nothing to examine, or no fault struck;
-          otherwise ``passed``;
+          was cut short or got stuck; otherwise ``nothing proved`` if a check had nothing to examine, or no fault
+          struck; otherwise ``passed``;
         - ``run``: ``seed``, ``workload``, ``systems``, ``versions``, ``guarantee`` and ``limits`` as requested,
           ``length_ms``, ``finished``, and the lists ``stuck`` of ``{step, what}`` and ``unread`` of ``{what, why}``;
         - ``rows``: the numbers of rows in the ``source``, ``expected`` (by kind), ``found`` (by system and kind), and

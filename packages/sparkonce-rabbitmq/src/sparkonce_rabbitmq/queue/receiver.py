@@ -313,8 +313,8 @@ class Receiver:
 
     def _clean(self) -> None:
         spare = [number for number in sorted(self._ids) if number < min(self._finished.spare, self._next - 1)]
-        # Do not delete up to a claim: an older receiver may still put its segment at the claim's position. That late
-        # segment would then directly precede the remaining ones.
+        # Never let a claim be the last segment that is deleted: an older receiver may still put its segment at the
+        # claim's position, and this late segment would then directly precede the remaining ones.
         while spare and not self._ids[spare[-1]]:
             spare.pop()
         if len(spare) < _SPARE_SEGMENTS:

@@ -163,7 +163,7 @@ class StreamReader(Limited, DataSourceStreamReader):  # type: ignore[misc]
         self._target = self._asker().ends(self._all_streams())
 
     def reportLatestOffset(self) -> Positions | None:  # noqa: N802 - Spark's
-        """Returns the stream end offsets as of the last lookup, for the query's progress."""
+        """Returns the stream end offsets as of the last lookup, for the streaming query's progress report."""
         return self._newest
 
     def partitions(self, start: Positions, end: Positions) -> list[StreamPartition]:

@@ -425,7 +425,8 @@ class S3StagedFile(StagedFile):
         if self._buffer or not self._parts:  # S3 completes no upload without parts
             self._send_part()
         etags = [part.result() for part in self._parts]
-        # Keep all ETags: a completion lists them, even if the upload is gone and ListParts no longer returns them.
+        # Keep all ETags: a complete request must list them, and it may be sent after the upload is gone, when ListParts
+        # no longer returns them.
         return {**self._fields(self._upload.result()), "checksum": final_etag(etags), "etags": ",".join(etags)}
 
     def _fields(self, upload: str) -> dict[str, str | int]:

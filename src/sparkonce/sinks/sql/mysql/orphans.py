@@ -38,10 +38,10 @@ _SIZE = (
 class MySQLOrphan(Orphan):
     """An open transaction, session or staging table.
 
-    The kinds are: ``session`` for an XA branch that is being written; ``prepared`` for one that waits to be finished;
-    ``hidden`` for one that MariaDB retains but does not list, see `sparkonce.sinks.sql.mysql.finishing`; ``staged`` for
-    a staging table; and ``merged`` for a staging table whose rows are already in the target. Batch, slot and age of a
-    branch are only known if the user may see its marker.
+    The kinds are: ``session`` for an XA branch that is being written; ``prepared`` for one that is waiting to be
+    finished; ``hidden`` for one that MariaDB retains but does not list, see `sparkonce.sinks.sql.mysql.finishing`;
+    ``staged`` for a staging table; and ``merged`` for a staging table whose rows are already in the target. A branch's
+    batch, slot and age are known only if the user may see its marker.
 
     Attributes:
         database: The database of its marker; empty if it cannot be seen.

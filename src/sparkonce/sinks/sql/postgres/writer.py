@@ -74,8 +74,8 @@ class CopyRows:
         connection, job = self._connection, self._job
         if self._copy is not None:
             self._end_copy(self._count)
-        # COPY holds a lock on the table, so the table's current state applied to all rows. If a column's type had
-        # changed, the server would silently read, for example, the bytes of a bigint as a double.
+        # COPY holds a lock on the table, so its definition cannot have changed since the first row. If a column's type
+        # had changed before that, the server would silently read, for example, the bytes of a bigint as a double.
         signature, fragile = read_signature(connection, job.target)
         if signature != self._signature:
             raise PrepareError(
