@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import gc
 import queue
 import re
 import socket
 import struct
 import threading
+import warnings
 from collections.abc import Iterator
 
 import pytest
@@ -188,3 +190,20 @@ def test_it_passes_on_what_it_is_given(proxy: FaultProxy, client: socket.socket)
 
     client.shutdown(socket.SHUT_WR)
     assert client.recv(100) == b""
+
+
+def test_clients_that_connect_while_it_ends_leave_no_socket_open(server: Echo) -> None:
+    for _ in range(5):
+        proxy, clients = FaultProxy(server.place), []
+        with proxy:
+            for _ in range(50):
+                clients.append(socket.socket())
+                clients[-1].setblocking(False)
+                clients[-1].connect_ex((HOST, proxy.port))
+        for client in clients:
+            client.close()
+        del proxy
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            gc.collect()
+        assert [str(one.message) for one in found] == []

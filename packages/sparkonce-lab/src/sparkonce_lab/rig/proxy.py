@@ -121,20 +121,17 @@ class Link:
     async def run(self) -> None:
         """Connects to the server, and forwards data until both sides have ended."""
         try:
-            self._from_server, self._to_server = await asyncio.open_connection(*self._upstream)
-        except OSError:
-            self.cut()
-            return
-        self._down = asyncio.ensure_future(self._pump_down(self._from_server))
-        try:
             with suppress(OSError):
+                self._from_server, self._to_server = await asyncio.open_connection(*self._upstream)
+                self._down = asyncio.ensure_future(self._pump_down(self._from_server))
                 await self._pump_up(self._to_server)
                 if not self._holding:
                     await self._down
             while self._proxy.swallowing:  # in a black hole, neither side learns that the other one has given up
                 await asyncio.sleep(_QUIET_S)
         finally:
-            self._down.cancel()
+            if self._down is not None:
+                self._down.cancel()
             self.cut()
 
     def cut(self) -> None:
@@ -280,7 +277,7 @@ class FaultProxy:
         self.delay_s = 0.0
         self._traps: list[Trap] = []
         self._holding: list[Trap] = []
-        self._links: set[Link] = set()
+        self._links: dict[Link, asyncio.Task[None]] = {}
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="fault proxy", daemon=True)
         self._listeners: list[tuple[socket.socket, Address]] = []
@@ -308,6 +305,7 @@ class FaultProxy:
 
     def close(self) -> None:
         """Cuts every connection, and ends the proxy."""
+        self.clear()
         self.run(self._end())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(_LIMIT_S)
@@ -395,26 +393,29 @@ class FaultProxy:
 
     async def _connected(self, upstream: Address, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         link = Link(self, upstream, (reader, writer))
-        self._links.add(link)
+        self._links[link] = running = asyncio.ensure_future(link.run())
         try:
             with suppress(asyncio.CancelledError):  # asyncio would otherwise report the end of the proxy as an error
-                await link.run()
+                await running
         finally:
-            self._links.discard(link)
+            link.cut()  # also if it was cancelled before it ran
+            del self._links[link]
 
     async def _cut(self) -> None:
         for link in list(self._links):
             link.cut()
 
     async def _end(self) -> None:
+        for listener, _ in self._listeners:
+            self._loop.remove_reader(listener)
+        self.swallows_requests = self.swallows_replies = False
+        # Let asyncio finish accepting clients: if it is interrupted, or its server is closed, their sockets stay open.
+        while waiting := asyncio.all_tasks() - {asyncio.current_task()}:
+            for running in self._links.values():
+                running.cancel()
+            await asyncio.wait(waiting, timeout=_QUIET_S)
         for server in self._servers:
             server.close()
-        self.swallows_requests = self.swallows_replies = False
-        await self._cut()
-        waiting = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in waiting:
-            task.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)
 
 
 PRODUCE, INIT_PRODUCER_ID, ADD_PARTITIONS, END_TXN = 0, 22, 24, 26
