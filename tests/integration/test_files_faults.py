@@ -61,6 +61,51 @@ def final(root: Path, handle: Handle, number: int = 0) -> Path:
     return root / str(files[number]["path"])
 
 
+@pytest.mark.parametrize("partition_by", [(), ("p",)])
+@pytest.mark.parametrize(
+    ("owner", "call", "published"),
+    [(os, "link", False), (local, "sync_folder", True), (Path, "unlink", True)],
+    ids=["before the link", "after the link", "after the fsync"],
+)
+def test_killed_while_publishing(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    owner: object,
+    call: str,
+    published: bool,
+    partition_by: tuple[str, ...],
+) -> None:
+    root = tmp_path / "out"
+    life = Life(FilesSink(root, partition_by=partition_by))
+    handle = life.prepare(PARTS)
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, call, killed)
+        with pytest.raises(KilledError):
+            life.commit(handle)
+    assert held(root), "the held name is removed last"
+    assert rows(root) == ([1, 2, 3] if published else [])
+    for expected in ({Outcome.COMMITTED, Outcome.ALREADY_COMMITTED}, {Outcome.ALREADY_COMMITTED}):
+        (answer,) = FilesSink(root, partition_by=partition_by).committer().commit([handle])
+        assert answer.outcome in expected
+        assert rows(root) == [1, 2, 3]
+        assert held(root) == []
+
+
+def test_killed_while_discarding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    life = Life(FilesSink(tmp_path / "out"))
+    handles = life.prepare(ONE), life.prepare(ONE, slot=1)
+    for handle in handles:
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "unlink", killed)
+            with pytest.raises(KilledError):
+                life.committer.abort([handle])
+    assert life.commit(handles[0]) == [Outcome.LOST], "it can no longer be published"
+    (lingering,) = life.committer.list_lingering([life.owner])
+    assert lingering.slot == 1, "nothing is left of the file that was reported lost"
+    assert [one.outcome for one in life.committer.abort([lingering])] == [Outcome.ABORTED]
+    assert held(tmp_path / "out") == []
+
+
 def test_what_a_reader_takes_away_after_the_batch_is_whole_is_not_lost(tmp_path: Path) -> None:
     root = tmp_path / "out"
     life = Life(FilesSink(root, partition_by="p"))

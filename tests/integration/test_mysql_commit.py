@@ -190,6 +190,20 @@ def test_a_paused_writer_loses_its_connection(scene: Scene, mariadb: MySQLSystem
 
 
 @STAGED
+def test_a_batch_is_merged_whole_or_not_at_all(scene: Scene, mariadb: MySQLSystem) -> None:
+    good, bad = scene.prepare(0), scene.prepare(10, slot=1)
+    mariadb.ask("INSERT INTO target VALUES (11)")
+    for _ in range(2):
+        answers = scene.committer.commit([good, bad])
+        assert {answer.outcome for answer in answers} == {Outcome.UNKNOWN}
+        assert "1062" in answers[0].reason
+    assert visible(mariadb) == [11]
+    mariadb.ask("DELETE FROM target")
+    assert scene.commit(good, bad) == COMMITTED * 2
+    assert visible(mariadb) == [0, 1, 10, 11]
+
+
+@STAGED
 def test_a_merge_that_may_still_land_is_never_lost(
     scene: Scene, mariadb: MySQLSystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -308,6 +322,16 @@ def test_markers_of_old_batches_are_tidied_and_their_batches_are_not_lost(scene:
     assert answer.outcome is Outcome.UNKNOWN
     assert "tidied" in answer.reason
     assert scene.commit(recent) == [Outcome.ALREADY_COMMITTED]
+
+
+@BOTH
+def test_a_lost_table_of_markers_is_not_taken_for_lost_rows(scene: Scene, mariadb: MySQLSystem) -> None:
+    handle = scene.prepare(0)
+    scene.commit(handle)
+    mariadb.ask("RENAME TABLE sparkonce_commits TO hidden")
+    (answer,) = scene.committer.commit([handle])
+    assert answer.outcome is Outcome.UNKNOWN
+    assert "sparkonce_commits" in answer.reason
 
 
 @BOTH

@@ -18,7 +18,7 @@ from conformance import test_files, test_write_ahead
 from integration.own_servers import ROWS, SLOTS, numbers, on, once_at
 from integration.own_servers import suite as suite
 from small_job import SmallJob
-from sparkonce.errors import LogError
+from sparkonce.errors import LogError, PrepareError
 from sparkonce.protocol.state import Phase
 from sparkonce.sinks.sql.postgres.connection import close_all
 from sparkonce_lab.rig.disk import SmallDisk, cannot_mount
@@ -85,6 +85,32 @@ def test_a_server_that_is_away_while_slots_are_prepared(suite: Any, tmp_path: Pa
     assert list(suite.system.left_open()) == []
     assert sum("Waiting for up to 60 s" in line for line in lines) == 1
     assert sum("Continuing after" in line for line in lines) == 1
+
+
+@on(
+    "postgres-two_phase",
+    slow=["kafka", "postgres-staged", "mariadb-two_phase", "mariadb-staged", "redis", "s3", "rabbitmq"],
+)
+def test_a_server_that_is_away_while_a_batch_is_finished(suite: Any, tmp_path: Path) -> None:
+    query = Query(suite, tmp_path)
+    with once_logged("Waiting for up to 60 s: batch 1 is decided", suite.server.start):
+        query.job.run(0, 1, 2, listener=once_at(Phase.FINISHING, 1, suite.server.kill))
+    assert Counter(suite.visible()) == numbers(0, 1, 2)
+    assert list(suite.system.left_open()) == []
+
+
+@on("postgres-two_phase", slow=["mariadb-staged"])
+def test_a_server_that_stays_away(suite: Any, tmp_path: Path) -> None:
+    query = Query(suite, tmp_path, deadline_s=1.0)
+    query.before = suite.server.kill
+    with pytest.raises(PrepareError, match=r"tried \d+ times in [0-9]+ s") as caught:
+        query.job.run(0, 1)
+    assert "check whether the server is up" in caught.value.next_step.lower()
+    suite.server.start()
+    assert Counter(suite.visible()) == numbers(0)
+    query.job.run(1, 2)
+    assert Counter(suite.visible()) == numbers(0, 1, 2)
+    assert list(suite.system.left_open()) == []
 
 
 # --- too many connections --------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -195,6 +196,25 @@ def test_a_sink_is_removed_or_renamed_once_its_last_batch_is_committed(kafka: On
     assert kafka.open(query.job) == []
 
 
+def test_what_a_removed_sink_left_undecided_stays_open_until_it_is_given_once_more(
+    kafka: OnKafka, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    both = (lambda: kafka.make("old", prefix="removed"), lambda: FilesSink(tmp_path / "out", format="json"))
+    query = Query(tmp_path, *both)
+    query.job.kill(0, Phase.DECIDING)
+    query.sinks = (both[1],)
+    with caplog.at_level(logging.WARNING, "sparkonce"):
+        query.job.run(0)
+    assert "Sink 'kafka', which this query's last run had, was removed" in caplog.text
+    assert "'removed'" in caplog.text
+    assert len(kafka.open(query.job)) == 2
+    query.sinks = both
+    query.job.run(1)
+    assert kafka.open(query.job) == []
+    assert kafka.visible("old") == values_of(1)
+    assert files_in(tmp_path / "out") == values_of(0, 1)
+
+
 # --- the guarantee, and the timeout ----------------------------------------------------------------------------------
 
 EXACTLY, LEAST, MOST = Guarantee.EXACTLY_ONCE, Guarantee.AT_LEAST_ONCE, Guarantee.AT_MOST_ONCE
@@ -226,6 +246,19 @@ def test_what_is_lost_is_not_written_again_below_exactly_once(kafka: OnKafka, tm
     query.sinks = (lambda: kafka.make("old", guarantee=LEAST),)
     query.job.run(1)
     assert kafka.visible("old") == values_of(0, 1)
+
+
+def test_a_guarantee_is_raised_from_the_first_batch_that_is_not_decided(kafka: OnKafka, tmp_path: Path) -> None:
+    query = Query(tmp_path, lambda: kafka.make("old", guarantee=LEAST))
+    query.job.run(0)
+    query.job.kill(1, Phase.SWEEPING_OWN)
+    query.sinks = (lambda: kafka.make("old"),)
+    query.job.run(1)
+    query.job.kill(2, Phase.DECIDING)
+    assert len(kafka.open(query.job)) == 2
+    query.job.run(2)
+    assert kafka.visible("old") == values_of(0, 1, 2)
+    assert kafka.open(query.job) == []
 
 
 def test_a_shorter_timeout_is_that_of_new_transactions(kafka: OnKafka, tmp_path: Path) -> None:

@@ -244,17 +244,6 @@ def _clocks_and_pools() -> Iterator[tuple[Any, str, Any]]:
                     yield module, attribute, value
 
 
-class _Nothing:
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-
-_NOTHING = _Nothing()
-
-
 def _hash_of(what: str) -> Callable[[Any], int]:
     """A unique value is enough, and is needed more often than anything else."""
     get = attrgetter(what)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -44,11 +44,23 @@ class Run(Child):
     def has_ended(self) -> bool:
         return self.exit_code() is not None
 
-    def kill(self) -> None:
-        """Kills the driver, the JVM and the workers at once (SIGKILL), and waits until all of them are gone."""
-        if not self._is_gone:
-            for pid in session_of(self.pid):
-                kill(pid)
+    def kill(self, *, spare: Collection[int] = ()) -> None:
+        """Kills the driver, the JVM and the workers at once (SIGKILL), and waits until all of them are gone.
+
+        Args:
+            spare: Workers that survive as orphans and continue to write.
+        """
+        if self._is_gone:
+            return
+        members = [pid for pid in session_of(self.pid) if pid not in spare]
+        if spare:  # PySpark's daemon would end its workers when the JVM is gone, so it is killed first
+            members.sort(key=lambda pid: b"pyspark.daemon" not in _command(pid))
+        for pid in members:
+            kill(pid)
+        if spare:
+            self._process.wait()
+            eventually(lambda: set(session_of(self.pid)) <= set(spare), "all but the orphans are gone")
+        else:
             super().kill()
 
     def join(self, *, limit_s: float = LIMIT_S) -> int:
@@ -68,8 +80,7 @@ def kill_executor(worker: int) -> None:
     """Ends the executor of a Python worker, and the daemon that would take the worker along, but not the worker."""
     daemon = _parent(worker)
     jvm = _parent(daemon)
-    command = Path(f"/proc/{jvm}/cmdline").read_bytes()
-    assert b"CoarseGrainedExecutorBackend" in command, command
+    assert b"CoarseGrainedExecutorBackend" in _command(jvm), _command(jvm)
     kill(daemon)
     kill(jvm)
 
@@ -81,3 +92,9 @@ def kill(pid: int) -> None:
 
 def _parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def _command(pid: int) -> bytes:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from eventually import eventually
 from spark.harness import Job, start_together
 from spark.kills import hold_at, start_held
 from spark.pipeline import ENDED, REFUSED
 from spark.processes import Run
 from sparkonce_lab.rig.kafka import Cluster
+from striking.points import WRITTEN
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark]
 
@@ -74,3 +76,31 @@ def test_of_two_drivers_the_older_one_stops_and_each_row_is_there_once(kafka: Cl
             assert BY_SPARK in told or "FileAlreadyExists" in told
             both.start().finish()
         assert {name: str(job.judge()) for name, job in jobs.items() if not job.judge().is_exactly_once} == {}
+
+
+@pytest.mark.slow
+def test_workers_that_outlive_their_driver_write_into_nothing(kafka: Cluster, tmp_path: Path) -> None:
+    def alive(pids: list[int]) -> list[int]:
+        return [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+
+    plain = {"rows": 1_200, "again": False, "rows_per_batch": 400, "plan": "spark.plans:stateless"}
+    with Job(kafka.bootstrap, tmp_path / "job", points=(WRITTEN,), **plain) as job:
+        hold = job.gate.hold(WRITTEN, batch=1, times=2)
+        first = job.start()
+        job.gate.wait_for(lambda: len(hold.arrivals) == 2, "two workers are in the middle of their task", first.check)
+        zombies = [one.pid for one in hold.arrivals]
+        opened = set(job.transactions("Ongoing"))
+        assert len(opened) >= 2
+        first.kill(spare=zombies)
+
+        swept = hold_at("WRITING", job, batch=1)
+        second = job.start(points=())
+        swept.wait(second.check)
+        assert not opened & set(job.transactions("Ongoing")), "the new driver has swept before it writes"
+        # The paused tasks wake up while the batch is written again, and send the rest of their rows.
+        hold.release()
+        swept.release()
+        second.finish()
+        eventually(lambda: not alive(zombies), "the orphans have ended")
+        verdict = job.judge()
+        assert verdict.is_exactly_once, verdict

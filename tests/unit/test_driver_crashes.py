@@ -13,6 +13,7 @@ from sparkonce.protocol.handles import Finished, Outcome
 from sparkonce.protocol.state import Phase
 from sparkonce.protocol.view import Amend
 from sparkonce.sinks.memory import MemoryServer
+from sparkonce.sinks.memory.server import reply_lost
 from unit.driver_world import Clock, Crash, FlakyLog, World, crash_at, numbers, stopped_clock
 
 # The phases of a run's first batch if nothing goes wrong.
@@ -98,6 +99,25 @@ def test_losses_again_and_again(world: World, first: Phase, second: Phase) -> No
         expire_all(world.server)
         world.crash(1, phase)
     expire_all(world.server)
+    check(world)
+
+
+@pytest.mark.parametrize("phase", [Phase.JUDGING, Phase.WRITING, Phase.DECIDING, Phase.SWEEPING_OWN])
+def test_a_crash_while_a_part_of_a_batch_is_healed(world: World, phase: Phase) -> None:
+    world.server.fail("commit", reply_lost(Outcome.COMMITTED), Crash())
+    with pytest.raises(Crash):
+        world.run(world.start(), 1)
+    expire_all(world.server)
+    with pytest.raises(Crash):
+        world.run(world.start(crash_at(phase)), 1)
+    check(world)
+
+
+@pytest.mark.parametrize("faults", [["landed"], ["unknown"], ["unknown", "landed"]])
+def test_the_reply_to_an_amendment_is_lost(world: World, faults: list[str]) -> None:
+    world.crash(1, Phase.FINISHING)
+    expire_all(world.server)
+    world.run(world.start(log=FlakyLog(world.log, Amend, *faults)), 1)
     check(world)
 
 

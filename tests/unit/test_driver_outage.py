@@ -185,6 +185,21 @@ def test_a_run_that_is_superseded_while_it_waits_stops(
     assert (world.visible(), world.unfinished()) == (numbers(0), [])
 
 
+def test_a_finish_that_waits_says_so_once(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    world.server.fail("commit", *[Finished(outcome=Outcome.RETRY, reason="no answer")] * 90)
+    world.run(world.start(), 0)
+    waits, goes_on = warnings(caplog)
+    assert waits.startswith("Waiting for up to 300 s: batch 0 is decided")
+    assert waits.endswith("no answer")
+    assert "Continuing after" in goes_on
+
+    world = world.another()
+    caplog.clear()
+    world.server.fail("commit", *[Finished(outcome=Outcome.RETRY, reason="not yet")] * 9)
+    world.run(world.start(), 0)
+    assert warnings(caplog) == []
+
+
 def test_a_query_that_is_stopped_does_not_wait(world: World, clock: Clock) -> None:
     class Stopped(Work):
         """A plan whose query is stopped once it has failed."""

@@ -225,6 +225,23 @@ def test_a_sweep_waits_for_a_server_that_does_not_say_what_is_open(
     assert (world.visible(), world.unfinished()) == (numbers(0), [])
 
 
+def test_a_sweep_waits_for_a_server_that_is_away(world: World, clock: Clock) -> None:
+    world.crash(0, Phase.DECIDING)
+    world.server.fail("abort", Finished(outcome=Outcome.RETRY, reason="away"))
+    world.run(world.start(), 0)
+    assert clock.slept != []
+    assert world.visible() == numbers(0)
+    assert world.unfinished() == []
+
+    world = world.another()
+    world.crash(0, Phase.DECIDING)
+    world.server.fail("abort", *[Finished(outcome=Outcome.UNKNOWN, reason="no permission")] * NEVER)
+    work = world.work(0)
+    with pytest.raises(errors.UnknownOutcomeError, match="no permission"):
+        world.start(deadline_s=5.0).run_batch(asked(0), work)
+    assert work.written == []
+
+
 @pytest.mark.parametrize("question", ["before_decision", "check_prepared"])
 @pytest.mark.parametrize("against", ["nothing", "the place is another one", "an error"])
 def test_a_sink_may_object_to_a_decision_once_all_is_prepared(
@@ -683,6 +700,17 @@ def test_a_store_that_is_away_for_a_moment_is_waited_for(
     world.run(world.start(), 0, 1)
     assert left[0] < 0
     assert (world.visible(), world.unfinished()) == (numbers(0, 1), [])
+
+
+@pytest.mark.parametrize(("kind", "reason"), [("unknown", "reply was lost"), ("no floor", "Stale file handle")])
+def test_doubts_that_do_not_end_stop_the_run_and_undo_nothing(world: World, kind: str, reason: str) -> None:
+    inner = FlakyLog(world.log, Claim, "none", *[kind] * NEVER)
+    driver = world.start(log=FlakyLog(inner, Commit, kind))
+    with pytest.raises(errors.UnknownOutcomeError, match=reason):
+        world.run(driver, 0)
+    assert len(world.unfinished()) == SLOTS
+    world.run(world.start(), 0)
+    assert (world.visible(), world.unfinished()) == (numbers(0), [])
 
 
 def test_a_newer_run_comes_before_the_decision(world: World) -> None:

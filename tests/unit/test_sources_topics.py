@@ -46,6 +46,25 @@ def test_a_topic_that_is_another_one_is_refused() -> None:
     assert "Topic 'b'" in topics.before_decision((), OFFSETS)
 
 
+def test_ids_are_kept_from_the_first_run_on() -> None:
+    topics = Topics(a="1", b="2")
+    assert topics.start({}) == {"a": "1", "b": "2"}
+    topics.check_same()
+    assert topics.before_decision((), OFFSETS) == ""
+
+    topics = Topics()
+    assert topics.start({"a": "1"}) == {"a": "1"}
+    topics.check_same()
+    assert topics.before_decision((), OFFSETS) == ""
+
+    topics = Topics(a="1")  # the cluster of topic b is silent
+    assert topics.start({"a": "1", "b": "2"}) == {"a": "1", "b": "2"}
+    topics.ids = {"a": "1", "b": "3"}
+    assert "Topic 'b'" in topics.before_decision((), OFFSETS), "the cluster answers, and the topic is another one"
+
+    assert Topics(a="1").start({"a": "1", "gone": "2"}) == {"a": "1"}
+
+
 def test_a_topic_of_two_clusters_is_the_same_while_one_does_not_answer() -> None:
     topics = Topics(a="2,1")
     assert topics.start({}) == {"a": "1,2"}

@@ -12,6 +12,7 @@ from pyspark.sql.types import (
     NullType,
     StructField,
     StructType,
+    TimestampType,
     YearMonthIntervalType,
 )
 
@@ -19,6 +20,7 @@ from sparkonce.errors import ConfigurationError, PrepareError, SchemaError
 from sparkonce.protocol.ownership import Token
 from sparkonce.sink import Owner
 from sparkonce.sinks.memory import MemoryServer, MemorySink
+from sparkonce.spark import views
 from sparkonce.spark.views import View, arrow_schema, shares
 from sparkonce.spark.work import SparkWork
 
@@ -103,6 +105,24 @@ def test_a_view_that_fails_without_rows_is_named() -> None:
     (share,) = shares({MemorySink(MemoryServer(), name="big"): first_value})
     with pytest.raises(ConfigurationError, match=r"view of sink \['big'\] fails.* without rows, .*: IndexError: list"):
         share.of_none([])  # type: ignore[arg-type]
+
+
+def test_a_pyspark_that_wants_to_be_told_the_time_zone_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Since 4.2, PySpark asserts that a time zone is passed for each timestamp.
+
+    Older versions have no such parameter.
+    """
+    real = views.to_arrow_schema
+    schema = StructType([StructField("at", TimestampType())])
+    before = arrow_schema(schema)
+
+    def newer(fields: StructType, *, timezone: str | None = None) -> Any:
+        assert timezone == "UTC"
+        return real(fields)
+
+    monkeypatch.setattr(views, "to_arrow_schema", newer)
+    assert arrow_schema(schema) == before
+    assert str(before.field("at").type) == "timestamp[us, tz=UTC]"
 
 
 def test_a_sink_without_a_share_is_refused() -> None:

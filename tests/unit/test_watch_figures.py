@@ -195,6 +195,17 @@ def decided(*pending: Handle) -> Finishing:
     )
 
 
+def test_a_run_that_dies_is_seen_as_it_was_at_work(figures: Figures, run: Run) -> None:
+    run.state = replace(run.state, phase=Phase.DECIDING, putting=Putting(record=COMMIT))
+    figures.enter(Phase.DECIDING, 4)
+    run.state = State(claim=CLAIM, phase=Phase.STOPPED)
+    watched = figures.watched()
+    assert watched.phase is Phase.STOPPED
+    assert watched.state is not None
+    assert watched.state.token == TOKEN
+    assert watched.in_doubt == {"orders": InDoubt(transactions=2, opened_ms=300)}
+
+
 @pytest.mark.parametrize(
     ("phase", "more", "transactions", "opened_ms"),
     [
