@@ -79,7 +79,7 @@ def new_postgres(server: PostgresServer | None = None) -> PostgresSystem:
 
 @contextmanager
 def postgres_with_passwords() -> Iterator[PostgresSystem]:
-    """A server of its own, on which the superuser ``etl`` needs a password."""
+    """Starts a separate server, on which the superuser ``etl`` needs a password."""
     with PostgresServer() as server:
         system = new_postgres(server)
         system.ask("CREATE ROLE etl SUPERUSER LOGIN")

@@ -63,7 +63,7 @@ class WaitingRows(SinkConformance):
 
     visible_within_s = 0.0
     loses_whole_batches = True
-    test_another_process_commits = None  # would have to start a Spark session of its own
+    test_another_process_commits = None  # would have to start its own Spark session
     root: Path
 
     def make_second_sink(self) -> TwoPhaseCommitSink:

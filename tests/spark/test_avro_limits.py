@@ -1,4 +1,4 @@
-"""A length that no record has, tested in a Spark session of its own, since it could crash the session."""
+"""A length that no record has, tested in a separate Spark session, which it could crash."""
 
 from __future__ import annotations
 

@@ -190,7 +190,7 @@ def test_only_the_files_of_a_log_elsewhere_are_counted(recorder: Recorder, log: 
     assert (first["name"], first["files"], away["name"], away["files"]) == ("log", 3, "log", 3)
     assert "bytes" not in away.fields
     note_sizes(recorder, mock.Mock(names=mock.Mock(side_effect=OSError)))
-    assert len(noted(recorder)) == 3, "a store that does not answer is asked again later"
+    assert len(noted(recorder)) == 3, "a store that does not answer is queried again later"
 
 
 def test_a_reader_looks_on_when_it_could_not_read_the_log(log: DecisionLog, recorder: Recorder, tmp_path: Path) -> None:

@@ -223,7 +223,7 @@ def _lock(file: BinaryIO) -> bool:
 
 
 class Applies(str, Enum):
-    """What a second call of the function with the same token does to the target.
+    """Says what a second call of the function with the same token does to the target.
 
     The function is called again whenever it is unknown whether the first call completed: the driver was killed during
     it, its connection broke, or it took too long.

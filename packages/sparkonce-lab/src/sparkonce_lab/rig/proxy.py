@@ -45,7 +45,7 @@ HOST = "127.0.0.1"
 
 
 class RequestFault(str, Enum):
-    """What a trap does to its request."""
+    """Names a fault that a trap injects into its request."""
 
     REPLY_LOST = "reply lost"
     """Delivers the request, drops the response and cuts the connection."""

@@ -65,7 +65,7 @@ _METHODS: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
-    """How a bucket's own rules affect staged files.
+    """Lists what the bucket's rules do to staged files.
 
     Attributes:
         timeout_s: The seconds after which a rule aborts an upload; None if no known rule does.

@@ -46,7 +46,7 @@ def load_text(rows: pa.RecordBatch, columns: Sequence[MySQLColumn]) -> Iterator[
 def insert_values(rows: pa.RecordBatch, columns: Sequence[MySQLColumn], most_bytes: int) -> Iterator[memoryview]:
     """Yields tuples for ``INSERT … VALUES``, separated by commas, in pieces of at most this many bytes.
 
-    A row that is larger becomes a piece of its own. The server refuses it, and names max_allowed_packet.
+    A larger row becomes a separate piece. The server rejects it with an error that names max_allowed_packet.
 
     Raises:
         PrepareError: If the server would change a value. The message names the column.
