@@ -252,7 +252,7 @@ def test_what_is_said_of_a_frame(spark: SparkSession, rates: DataFrame) -> None:
         explain(spark.range(3), "delta")
     found = explain(rates, "delta", options={"checkpointLocation": "/data/c"}, trigger="1 minute")
     assert found.part(Role.ENGINE).conditions == ("the checkpoint outlives the driver",)
-    assert explain(rates, "delta").part(Role.ENGINE).conditions == ("the query has a checkpointLocation of its own",)
+    assert explain(rates, "delta").part(Role.ENGINE).conditions == ("the query has its own checkpointLocation",)
     assert "no checkpointLocation" in explain(rates, "delta", options={}).part(Role.ENGINE).reasons[0]
     for trigger in ({"continuous": "1 second"}, {"realTime": "5 minutes"}):
         assert explain(rates, "console", trigger=trigger).part(Role.ENGINE).level.value == "at-least-once"

@@ -64,7 +64,7 @@ START = [
     Mistake("read_kafka(spark, settings, topics='t', isolation_level='committed')", "isolation_level='committed'"),
     Mistake("read_kafka(spark, settings, topics='t', max_offsets_per_trigger='1000')", "is not a whole number of 1"),
     Mistake("read_kafka(spark, settings, topics='t', fail_on_data_loss='false')", "is neither True nor False"),
-    Mistake("read_kafka(spark, settings, topics='t', options={'startingOffsets': 'latest'})", "an argument of its own"),
+    Mistake("read_kafka(spark, settings, topics='t', options={'startingOffsets': 'latest'})", "is set by an argument"),
     Mistake("read_rabbitmq_stream(spark, 'rabbit', streams='s')", "server='rabbit' is not a RabbitMQ"),
     Mistake("read_rabbitmq_stream(spark, RabbitMQ())", "exactly one of streams and super_stream"),
     Mistake("read_rabbitmq_stream(spark, RabbitMQ(), streams='s', super_stream='t')", "exactly one of streams and"),

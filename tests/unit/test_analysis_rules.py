@@ -121,7 +121,7 @@ def test_what_was_not_seen_is_not_judged(missing: str) -> None:
         ("iceberg", {"streaming_skip_delete_snapshots": "true"}, EXACTLY, "stay in the output"),
         ("pravega_stream", {}, EXACTLY, "its retention policy"),
         ("pravega_stream", {"accept_lost": "H4sI"}, AT_MOST, "accept_lost is removed"),
-        ("rabbitmq_queue", {"identify": "message_id"}, EXACTLY, "each message has an id of its own"),
+        ("rabbitmq_queue", {"identify": "message_id"}, EXACTLY, "each message has a unique id"),
         ("rabbitmq_queue", {"identify": "digest"}, EXACTLY, "no two messages are identical"),
         ("rabbitmq_queue", {"acknowledge": "stored"}, EXACTLY, "the checkpoint is not lost"),
         ("rabbitmq_stream", {"source": "{}"}, EXACTLY, "max-age, max-length-bytes"),
@@ -206,7 +206,7 @@ def test_settings_that_are_seen_elsewhere() -> None:
     ("facts", "level", "says"),
     [
         ({}, EXACTLY, "outlives the driver"),
-        ({"checkpoint": None, "temporary": None}, EXACTLY, "a checkpointLocation of its own"),
+        ({"checkpoint": None, "temporary": None}, EXACTLY, "its own checkpointLocation"),
         ({"checkpoint": "file:///tmp/job"}, EXACTLY, "emptied at a reboot"),
         ({"checkpoint": "/run/job"}, EXACTLY, "emptied at a reboot"),
         ({"continuous": True}, AT_LEAST, "continuous trigger"),

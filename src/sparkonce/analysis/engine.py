@@ -89,7 +89,7 @@ def _checkpoint(pipeline: Pipeline) -> Iterator[Finding]:
     if where and _path(where).startswith(_VOLATILE):
         yield must(f"the checkpoint outlives the machine: {where} is a location that is often emptied at a reboot")
     elif engine.temporary is None and not where:
-        yield must("the query has a checkpointLocation of its own")
+        yield must("the query has its own checkpointLocation")
     else:
         yield must("the checkpoint outlives the driver")
 

@@ -158,8 +158,8 @@ def _more(options: Mapping[str, Any]) -> dict[str, Any]:
     for name in options:
         if name.lower() in _OURS:
             raise ConfigurationError(
-                f"options[{name!r}] has an argument of its own here.",
-                next_step=f"Give it as {_OURS[name.lower()]}.",
+                f"options[{name!r}] is set by an argument of read_kafka.",
+                next_step=f"Use the argument {_OURS[name.lower()]}.",
                 setting=name,
             )
         if name.lower().startswith("kafka."):

@@ -132,7 +132,7 @@ def views_of(sinks: Sinks) -> dict[TwoPhaseCommitSink, View | None]:
     if not names or len(set(names)) != len(names):
         raise ConfigurationError(
             f"sinks={names}: at least one sink is needed, and their names must differ.",
-            next_step="Give each sink a name of its own, which must stay the same after a restart.",
+            next_step="Give each sink its own name, which must stay the same after a restart.",
         )
     found = dict(sinks) if isinstance(sinks, Mapping) else dict.fromkeys(listed)
     for sink, view in found.items():
@@ -395,13 +395,13 @@ def _check_dead_letters(views: Mapping[TwoPhaseCommitSink, View | None], dead_le
     if taken := used & others.keys() or ({to.name for to in dead_letters.values() if to is not others[to.name]}):
         raise ConfigurationError(
             f"dead_letters: two sinks are called {sorted(taken)[0]!r}.",
-            next_step="Give the sink of dead letters a name of its own, which must stay the same after a restart.",
+            next_step="Give the dead-letter sink its own name, which must stay the same after a restart.",
             setting="dead_letters",
         )
     for name, to in others.items():
         if len({id(views[sink]) for sink, other in dead_letters.items() if other is to}) > 1:
             raise ConfigurationError(
-                f"dead_letters: sink {name!r} would take rows of several views, each of which has slots of its own.",
+                f"dead_letters: sink {name!r} would take rows of several views, each of which has its own slots.",
                 next_step="Give {sink: other}, with another sink of dead letters for each view.",
                 setting="dead_letters",
             )

@@ -173,7 +173,7 @@ class Striker:
             self._kill_driver(step, driver, following)
             return
         if driver.clock is None:
-            self._conductor.note_skipped(step, "this driver has no clock of its own")
+            self._conductor.note_skipped(step, "this driver shares the machine's clock")
             return
         self._conductor.note_fault(step, driver)
         driver.clock.jump(step.amount)
@@ -181,7 +181,7 @@ class Striker:
         self._conductor.note_over(step)
 
     def _kill_executor(self, step: Step, driver: Driver, _: Sequence[Step]) -> None:
-        self._kill_one(step, driver, driver.executors(), "no executor has a process of its own now")
+        self._kill_one(step, driver, driver.executors(), "no executor has its own process now")
 
     def _kill_worker(self, step: Step, driver: Driver, _: Sequence[Step]) -> None:
         self._kill_one(step, driver, driver.workers(), "no Python worker is alive now")

@@ -109,7 +109,7 @@ class RabbitMQQueues(Source):
                 "no two messages are identical in everything that their publisher has set: one of them would be dropped"
             )
         else:
-            yield must("each message has an id of its own, and a publisher that repeats one repeats its id")
+            yield must("each message has a unique id, and a publisher that repeats a message also repeats its id")
         if options.get("acknowledge") == "stored":
             yield must("the checkpoint is not lost: messages are gone from the queue before their batch is finished")
         yield must(

@@ -295,7 +295,7 @@ def _by_topic(rows: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, pa
     column = rows.column("topic")
     if column.null_count:
         raise PrepareError(
-            "A row's column 'topic' is null, and the sink has no topic of its own.",
+            "A row's column 'topic' is null, and the sink has no topic to fall back on.",
             next_step="Filter such rows out, or give the sink topic='…'.",
         )
     topics = pc.unique(column).to_pylist()

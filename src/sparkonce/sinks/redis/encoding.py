@@ -470,7 +470,7 @@ class Shape:
             raise ConfigurationError(
                 f"value={self.value!r} of a hash needs a field to go to.",
                 next_step="Name the column that holds the field's name in field, or leave value out: then each column "
-                "is a field of its own.",
+                "becomes a field.",
             )
 
     def template_parts(self) -> list[tuple[str, str | None]]:

@@ -203,7 +203,7 @@ class StagingWriter(SinkWriter):
             if isinstance(answer, Refusal):
                 raise _refused(answer, f"staging rows of transaction {self._name}")
             if answer != self._there[slot]:
-                raise self._gone({-1: "not open any more", -2: "without what was staged"}.get(answer, str(answer)))
+                raise self._gone({-1: "no longer open", -2: "without what was staged"}.get(answer, str(answer)))
 
     def _answer(self, request: Request, doing: str) -> RedisReply:
         answer = self._nodes.ask(request)

@@ -163,7 +163,7 @@ class FormatJobWriter(datasource.DataSourceArrowWriter):  # type: ignore[misc]
         if run is not None and run.query != ends.query:
             raise ConfigurationError(
                 f"job={job!r} has written to another target, and now it should write to {target}.",
-                next_step="Give each job a name of its own: a job that is decided is never written again.",
+                next_step="Give each job its own name: a job that is decided is never written again.",
                 setting="job",
             )
         self._handover = ends.begin(self._asked)

@@ -17,7 +17,7 @@ PHASES = {
     NO_DRIVER: "No driver was running, or none had reached a batch.",
     STARTING: "The driver's process runs and Spark starts; no batch has begun.",
     "READING": "The driver reads the decision log to learn what earlier drivers decided.",
-    "CLAIMING": "The driver claims the log with a record of its own. After it, older drivers cannot decide anything.",
+    "CLAIMING": "The driver claims the log with a record. From then on, older drivers cannot decide anything.",
     "CHECKING": "The driver asks every system whether it still has the newest batch that was committed there.",
     "SWEEPING": "The driver aborts the transactions that older drivers left open.",
     "REPLAYING": (
