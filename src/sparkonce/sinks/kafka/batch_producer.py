@@ -36,18 +36,18 @@ _Messages = np.ndarray[Any, np.dtype[np.void]]
 
 _EVENTS = rd.DELIVERIES | rd.LOG | rd.ERROR | rd.STATISTICS
 _SLICE_S = 0.05
-"""The time that an abort waits for the last delivery report before it processes pending reports, in seconds."""
+"""An abort that waits for its last delivery report processes pending reports at this interval, in seconds."""
 
 _LAST_BYTES = 1 << 20
 _QUIET_S = 0.02
-"""A flush waits until about `_LAST_BYTES` are queued for each partition, or nothing arrives for `_QUIET_S` seconds.
+"""A flush first waits until about `_LAST_BYTES` per partition are queued, or nothing arrives for this many seconds.
 
-Only then does it send incomplete requests: while librdkafka flushes, its threads spin as long as a partition has rows
-that wait for an earlier request.
+Only then does the flush send incomplete requests: while librdkafka flushes, its threads spin as long as a partition has
+rows that wait for an earlier request.
 """
 
 _NOT_HERE = "sasl.oauthbearer.metadata.authentication.type"
-"""A setting that confluent-kafka evaluates in Python."""
+"""The setting for a login that confluent-kafka performs in Python, so that `BatchProducer` cannot."""
 
 _METADATA_LIMIT_S = 1.0
 
@@ -69,7 +69,7 @@ TopicPartition = tuple[str, int]
 
 PAUSE_S = 1.0
 _STARTING = "Coordinator load in progress: retrying"
-"""A broker that has just started reports this, and librdkafka retries. The user need not do anything."""
+"""A log line of librdkafka about a broker that has just started. The user need not do anything: librdkafka retries."""
 _ABOUT = re.compile(r"^(?P<what>\S+) \[[^]]*\] \[thrd:(?P<broker>[^]]*)\]")
 """The parts of a librdkafka log line that name the event, the producer and the broker."""
 
@@ -81,7 +81,7 @@ class Listener(Protocol):
         """Called when rows have been delivered."""
 
     def on_refused(self, error: KafkaError, topic: str, partition: int, size: int) -> None:
-        """Called when a row was not delivered, with the size of its key and value in bytes."""
+        """Called when a row was not delivered; ``size`` is the size of its key and value in bytes."""
 
     def on_error(self, error: KafkaError) -> None:
         """Called with an error of the whole client."""
@@ -94,17 +94,13 @@ class Listener(Protocol):
 
 
 def takes_batches(settings: Mapping[str, Any]) -> bool:
-    """Returns True if a `BatchProducer` supports these settings. Python callbacks need confluent-kafka's own."""
+    """Returns True if a `BatchProducer` supports these settings. Python callbacks need confluent-kafka's producer."""
     plain = all(isinstance(value, str | int | float | None) for value in settings.values())
     return plain and _NOT_HERE not in settings and librdkafka() is not None
 
 
 class BatchProducer:
-    """A librdkafka producer.
-
-    Args:
-        settings: librdkafka's settings; see `takes_batches`.
-        listener: Receives deliveries and errors, in the thread that calls `poll` or `flush`.
+    """A librdkafka producer. Its listener is called in the thread that calls `poll` or `flush`.
 
     Raises:
         KafkaException: If librdkafka refuses a setting.
@@ -122,11 +118,11 @@ class BatchProducer:
         self._borrowed = BorrowedBuffers(queue_bytes(settings), in_order=is_idempotent)
         # If any debug context is set, librdkafka raises its log level to debug.
         self._shown = _DEBUG if settings.get("debug") else min(_DEBUG - 1, int(settings.get("log_level", _DEBUG - 1)))
-        self._polling = threading.Lock()  # the worker's keeper polls, too
+        self._polling = threading.Lock()  # The worker's background thread polls, too.
         self._producer: int | None = self._made(settings)
         ctypes.pythonapi.Py_IncRef(
             ctypes.py_object(self._borrowed)
-        )  # outlives Python itself, if nobody ends the producer
+        )  # The log queue outlives Python itself if nobody ends the producer.
         self._events = library.queue_get_main(self._handle)
         library.set_log_queue(self._handle, None)
 
@@ -139,10 +135,6 @@ class BatchProducer:
 
         librdkafka reads the values from Arrow's memory, which stays alive until they are delivered. It copies keys, and
         the values of rows whose partition it chooses.
-
-        Args:
-            topic: The topic of all rows.
-            rows: Columns ``value``, ``key`` and ``partition``, see `sparkonce.sinks.kafka.rows.select_columns`.
 
         Raises:
             KafkaException: If librdkafka refuses a row. Other rows may be queued.
@@ -171,7 +163,7 @@ class BatchProducer:
     def _produce(self, topic: str, partition: int, messages: _Messages, rows: pa.RecordBatch) -> int:
         handle, flags = self._topic(topic), rd.COPY_PAYLOAD
         if partition == rd.CHOSEN_PARTITION:
-            self._borrowed.keep()  # these rows may go to any partition, so reports do not show which memory is free
+            self._borrowed.keep()  # These rows may go to any partition, so reports do not show which memory is free.
         elif self._borrowed.in_order:
             with self._polling:
                 memory = self._borrowed.room_for(rows.column("value"))
@@ -188,7 +180,7 @@ class BatchProducer:
         return int(taken)
 
     def _partitions(self, topic: str, rows: pa.RecordBatch, messages: _Messages) -> Numbers | int:
-        """Returns the partition of each row or of all rows; `CHOSEN_PARTITION` if librdkafka must choose."""
+        """Returns the partition of each row or of all rows; `CHOSEN_PARTITION` if librdkafka must choose it."""
         unnamed = np.ones(len(messages), bool)
         if not _is_empty(rows, "partition"):
             unnamed = rows.column("partition").is_null().to_numpy(zero_copy_only=False)
@@ -214,7 +206,7 @@ class BatchProducer:
             self._partitioner.learn_nothing(topic)  # librdkafka keeps retrying
 
     def begin_anew(self) -> None:
-        """Forgets what earlier rows have revealed: the partitions' leaders, and that a row has failed."""
+        """Forgets the partitions' leaders, and that a row has failed."""
         self._partitioner.forget()
         with self._polling:
             if not len(self):
@@ -226,7 +218,7 @@ class BatchProducer:
         Raises:
             KafkaException: If the producer has failed permanently.
         """
-        # Poll from one thread at a time, to keep reports in order. Another thread may already be processing them.
+        # Poll from one thread at a time, so that reports stay in order. Another thread may be processing some now.
         if not self._polling.acquire(blocking=timeout_s > 0, timeout=timeout_s or -1):
             return
         try:
@@ -240,10 +232,7 @@ class BatchProducer:
             self._polling.release()
 
     def flush(self, timeout_s: float) -> None:
-        """Sends the queued rows, and waits until all are delivered or the time is up.
-
-        Raises the same errors as `poll`.
-        """
+        """Sends the queued rows, and waits until all are delivered or the time is up. Raises what `poll` raises."""
         until_s = time.monotonic() + timeout_s
         quiet_s = min(_QUIET_S, timeout_s / 2)  # leave at least half of the time for sending
         self.poll(0)
@@ -254,13 +243,13 @@ class BatchProducer:
         left_s = until_s - time.monotonic()
         if not len(self) or left_s <= 0:
             return
-        # Flush in another thread: it waits until the queue is empty, and this thread must process the reports until
-        # then.
+        # Flush in another thread: `flush` returns once the queue is empty, and until then this thread must process
+        # reports.
         sending = threading.Thread(target=self._library.flush, args=(self._handle, int(left_s * 1000)), daemon=True)
         sending.start()
         try:
             while len(self) and (left_s := until_s - time.monotonic()) > 0:
-                self.poll(min(_SLICE_S, left_s))  # the worker's keeper may have served the last report
+                self.poll(min(_SLICE_S, left_s))  # The worker's background thread may have processed the last report.
         finally:
             sending.join()
 
@@ -282,10 +271,10 @@ class BatchProducer:
                 return
             if not error.retriable() or time.monotonic() >= deadline:
                 raise KafkaException(error)
-            self.poll(0)  # the abort waits until the dropped rows are reported
+            self.poll(0)  # An abort waits until the dropped rows have been reported.
 
     def list_topics(self, topic: str, timeout_s: float) -> None:
-        """Fetches a topic's partitions from a broker. Raises KafkaException."""
+        """Fetches a topic's partitions from a broker."""
         found = ctypes.POINTER(rd.Metadata)()
         code = self._library.metadata(self._handle, 0, self._topic(topic), ctypes.byref(found), int(timeout_s * 1000))
         if code != rd.OK:
@@ -310,7 +299,7 @@ class BatchProducer:
         self._library.queue_destroy(self._events)
         self._library.destroy(producer)
         ctypes.pythonapi.Py_DecRef(ctypes.py_object(self._borrowed))
-        self._borrowed.renew()  # librdkafka has freed its rows
+        self._borrowed.renew()  # A destroyed producer no longer reads any memory of rows.
 
     @property
     def _handle(self) -> int:
@@ -398,7 +387,7 @@ def _is_empty(rows: pa.RecordBatch, name: str) -> bool:
 
 
 def _point(messages: _Messages, address: str, size: str, column: pa.Array) -> None:
-    """Points messages into the buffers of a string or binary column. A null has no address; an empty value has one."""
+    """Points messages into the buffers of a string or binary column. A null has no address; an empty string has one."""
     limits, data = bounds(column)
     start = data.address if data is not None and data.address else ctypes.addressof(_empty)
     messages[address] = limits[:-1]
@@ -411,12 +400,9 @@ def _point(messages: _Messages, address: str, size: str, column: pa.Array) -> No
 
 @dataclass(slots=True)
 class _Borrowed:
-    """Rows passed to librdkafka in one call, and their memory.
+    """Rows passed to librdkafka in one call. Row `due` is the next to be reported; row `end` is the first after them.
 
-    Attributes:
-        due: The number of the next row to be reported.
-        end: The last row's number plus one.
-        memory: The memory of the rows; None if they were copied.
+    The memory is None for copied rows.
     """
 
     due: int
@@ -425,7 +411,7 @@ class _Borrowed:
 
 
 class BorrowedBuffers:
-    """The memory of rows that librdkafka still reads. A report of their delivery releases it.
+    """The memory of rows that librdkafka still reads. A delivery report releases the memory of its rows.
 
     All rows are numbered. An idempotent producer sends and reports the rows of a partition in the order it received
     them. A report covers many rows, and begins with the oldest unreported row of its partition. If a report begins with
@@ -443,7 +429,7 @@ class BorrowedBuffers:
         self.renew()
 
     def renew(self) -> None:
-        """Starts over. Called when no row is in flight and every report has been passed in."""
+        """Forgets all rows. Called when no row is in flight and every report has been passed to `give_back`."""
         self.in_order = self._may_borrow
         self._lines: dict[TopicPartition, deque[_Borrowed]] = {}
         self._due: dict[int, deque[_Borrowed]] = {}
@@ -464,11 +450,7 @@ class BorrowedBuffers:
         return memory if self.kept_bytes + memory.size <= self._limit_bytes else None
 
     def borrow(self, partition: TopicPartition, memory: pa.Buffer | None, rows: int) -> int:
-        """Registers the next rows of a partition, and keeps their memory alive. The memory is None for copied rows.
-
-        Returns:
-            The number of the first row. The others follow it.
-        """
+        """Registers the next rows of a partition, keeps their memory alive, and returns the number of the first row."""
         borrowed = _Borrowed(self._next, self._next + rows, memory)
         self._next = borrowed.end
         line = self._lines.setdefault(partition, deque())
@@ -482,12 +464,7 @@ class BorrowedBuffers:
         return borrowed.due
 
     def give_back(self, first: int, rows: int) -> None:
-        """Records the delivery of some rows of a partition.
-
-        Args:
-            first: The number of the first of these rows.
-            rows: The number of rows.
-        """
+        """Records the delivery of this many rows of a partition, beginning with the row of this number."""
         if not self.in_order:
             return
         line = self._due.pop(first, deque())
@@ -503,7 +480,7 @@ class BorrowedBuffers:
             self._due[line[0].due] = line
 
     def keep(self) -> None:
-        """Stops releasing memory: librdkafka may still read any of it."""
+        """Stops releasing memory, because librdkafka may still read any of it."""
         self.in_order = False
 
     def _release(self, borrowed: _Borrowed) -> None:
@@ -517,11 +494,7 @@ class BorrowedBuffers:
 
 
 class OncePerBroker(logging.Filter):
-    """Passes one line per second for each kind and broker, across all producers of the process.
-
-    Args:
-        now: A clock, in seconds.
-    """
+    """Lets one log line per second pass for each kind of event and broker, across all producers of the process."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
 """Finds the open transactions that block the read_committed readers of a topic (KIP-664).
 
-While another application's transaction is open, batches are reported as committed, but readers see none of their rows.
-Only the brokers know the reason.
+While another application's transaction is open, sparkonce's batches count as committed, but readers see none of their
+rows. Only the brokers know which transaction is the cause.
 """
 
 from __future__ import annotations
@@ -37,30 +37,30 @@ LIMIT_S = 10.0
 """The time limit of one poll."""
 
 PATIENCE_S = 30.0
-"""The time after which an open transaction is reported, in seconds; longer if a batch takes longer."""
+"""The age at which an open transaction is reported, in seconds; longer if a batch takes longer."""
 
 SAY_EVERY_S = 300.0
 _NAMED_AT_ONCE = 3
 _ASKED_AT_ONCE = 20
-"""The maximum number of partitions whose producers one poll describes: a partition may have thousands of producers."""
+"""The number of partitions whose producers one poll describes: a partition may have thousands of producers."""
 
 _NOT_ALLOWED = 29
 _ID_NOT_ALLOWED = 53
 
 BEING_ENDED = "Prepare"
-"""The prefix of a transaction's state while its coordinator writes the markers."""
+"""The prefix of a transaction's state while its coordinator writes the markers that end it."""
 
 
 class KafkaMonitor(Monitor):
     """Compares each partition's last stable offset with its end, which takes two small requests to each broker.
 
-    Describes the producers only of partitions that stay blocked. Uses a separate connection, so that commits need not
-    wait.
+    Only for partitions that stay blocked, the monitor also describes the producers. It has its own connection, so
+    commits need not wait for it.
 
     Args:
         settings: The sink's settings, with librdkafka's names.
         topic: The sink's topic.
-        query: The short form of the query's id, which identifies its own transactions.
+        query: The short form of the query's id, by which the monitor recognizes the query's own transactions.
     """
 
     def __init__(self, settings: Mapping[str, Any], topic: str, query: str) -> None:
@@ -79,7 +79,7 @@ class KafkaMonitor(Monitor):
         deadline_s = time.monotonic() + LIMIT_S
         metadata = self._client.request(metadata_request(self._topic), deadline_s=deadline_s)
         if isinstance(metadata, BrokerAnswer):
-            # The next poll then reconnects.
+            # A closed client reconnects in the next poll.
             self._client.close()
             return
         leaders = answered(leaders_of(metadata))
@@ -122,7 +122,7 @@ class KafkaMonitor(Monitor):
             return []
         names, missing = names_of(self._client, (one.producer_id for one in held), brokers, deadline_s)
         if missing is not None:
-            # The broker that did not answer may know the transaction, which may even be this query's.
+            # The broker that did not answer may know the transaction, which may belong to this query.
             return []
         transactions = [KafkaTransaction(name, producer_id, 0) for producer_id, name in names.items()]
         views = self._client.describe_transactions(transactions, deadline_s=deadline_s) if transactions else []
@@ -200,15 +200,7 @@ class KafkaMonitor(Monitor):
 
 @dataclass(frozen=True, slots=True)
 class OpenPart:
-    """The part of an open transaction in one partition.
-
-    Attributes:
-        partition: The partition.
-        offset: The offset of its first row there.
-        producer_id: The producer id.
-        epoch: The producer's epoch.
-        view: Its coordinator's description; None if there is none.
-    """
+    """The part of an open transaction in one partition. `view` is the coordinator's description, if there is one."""
 
     partition: Partition
     offset: int
@@ -218,7 +210,7 @@ class OpenPart:
 
     @property
     def is_over(self) -> bool:
-        """True if its coordinator has ended it, so that only the partition's marker is missing."""
+        """True if the coordinator has ended the transaction, so that only the marker in this partition is missing."""
         if self.view is None:
             return False
         now = self.view.transaction
@@ -240,7 +232,7 @@ def open_parts(
 ) -> tuple[list[OpenPart], dict[Partition, BrokerAnswer]]:
     """Returns the open parts of transactions in these partitions, and the answers of leaders that refuse.
 
-    Parts in partitions of the latter may be missing.
+    Parts in the partitions of leaders that refuse may be missing.
     """
     (replies,) = ask_leaders(client, leaders, producers, deadline_s=deadline_s)
     found = [
@@ -255,10 +247,7 @@ def open_parts(
 def names_of(
     client: TransactionClient, producer_ids: Iterable[int], brokers: Sequence[int], deadline_s: float
 ) -> tuple[dict[int, str], BrokerAnswer | None]:
-    """Returns the transactional ids of producers that this user is allowed to see.
-
-    If some may be missing, also returns the reason.
-    """
+    """Returns the transactional ids of producers that this user may see, and the reason why some may be missing."""
     request = ListTransactionsRequest(producer_id_filters=sorted(set(producer_ids)))
     names: dict[int, str] = {}
     missing: BrokerAnswer | None = None

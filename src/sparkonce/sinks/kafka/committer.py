@@ -113,9 +113,6 @@ class KafkaCommitter(HandleCommitter[KafkaTransaction]):
         name: The sink's name, for the handles that `list_lingering` creates.
         topic: The topic of all rows; None if each row names its topic.
         attempt_timeout_s: How long one call may wait for brokers, in seconds.
-
-    Raises:
-        ConfigurationError: If the driver's connection does not support a setting.
     """
 
     handle_fields = frozenset({"transactional_id", "producer_id", "epoch"})
@@ -133,7 +130,7 @@ class KafkaCommitter(HandleCommitter[KafkaTransaction]):
         self._name = name
         self._attempt_timeout_s = attempt_timeout_s
         self._retention = RetentionCheck(self._client)
-        self._described: tuple[float, Response] | None = None  # the topic, with the time of the request
+        self._described: tuple[float, Response] | None = None  # The topic's metadata, with the time of the request.
 
     def transaction_of(self, handle: Handle) -> KafkaTransaction | Finished:
         """Returns the transaction that a handle names, or `FOREIGN`."""
@@ -143,12 +140,12 @@ class KafkaCommitter(HandleCommitter[KafkaTransaction]):
             return FOREIGN
 
     def commit_all(self, wanted: Mapping[KafkaTransaction, Handle]) -> Mapping[KafkaTransaction, Finished]:
-        """Commits these transactions. A repeated commit is COMMITTED, too, because Kafka answers it like the first one.
+        """Commits these transactions. A repeated commit is also COMMITTED, because Kafka answers it like the first one.
 
-        COMMITTED means that the coordinator has the decision in its log. The markers that release readers are written
-        afterward, and Kafka 4.3 and 4.4 lose the marker of a partition without a leader (KAFKA-20734), so the commit
-        waits for the leader. With a single replica, a crash of its broker right after a commit can still leave rows
-        hidden.
+        COMMITTED means that the coordinator has the decision in its log. The coordinator writes the markers that
+        release readers afterward, and Kafka 4.3 and 4.4 lose the marker of a partition without a leader (KAFKA-20734),
+        so the commit waits for the leader. With a single replica, a crash of its broker right after a commit can still
+        leave rows hidden.
         """
         deadline_s = self._deadline_s()
         (asked_s, metadata), self._described = self._described or (0.0, None), None
@@ -206,11 +203,7 @@ class KafkaCommitter(HandleCommitter[KafkaTransaction]):
         return ended
 
     def list_lingering(self, owners: Sequence[Owner]) -> Sequence[Handle]:
-        """Lists the open transactions of these runs.
-
-        Raises:
-            UnknownOutcomeError: If any broker does not list its open transactions.
-        """
+        """Lists the open transactions of these runs. Raises UnknownOutcomeError if any broker does not list its own."""
         deadline_s, claims = self._deadline_s(), Claims(owners)
         begins = [begin_of(prefix, query) for prefix, query in claims]
         names = self._client.list_transactions(["Ongoing"], begins, deadline_s=deadline_s) if begins else []
@@ -278,11 +271,7 @@ class KafkaCommitter(HandleCommitter[KafkaTransaction]):
         ]
 
     def _keeps_ended(self, transactional_id: str) -> bool:
-        """Returns True if the brokers still show how at least one transaction of this id's query ended.
-
-        Raises:
-            UnknownOutcomeError: If a broker does not list its transactions.
-        """
+        """Returns True if the brokers still show how at least one transaction of this id's query ended."""
         own = TransactionalId.parse(transactional_id)
         begin = transactional_id if own is None else begin_of(own.prefix, own.query)
         names = self._client.list_transactions(sorted(ENDED_STATES), [begin], deadline_s=self._deadline_s())
@@ -296,11 +285,7 @@ class KafkaCommitter(HandleCommitter[KafkaTransaction]):
         return bool(names)
 
     def begun_ms(self, handles: Sequence[Handle]) -> Sequence[int | None]:
-        """Returns when the coordinators began these transactions; None for one that is not open at its exact epoch.
-
-        Raises:
-            UnknownOutcomeError: If a coordinator does not describe its transaction.
-        """
+        """Returns when the coordinators began these transactions; None for one that is not open at its exact epoch."""
         transactions = [transaction_of(handle) for handle in handles]
         views = self._client.describe_transactions(transactions, deadline_s=self._deadline_s())
         if (unknown := next(filter(is_undescribed, views), None)) is not None:
@@ -309,7 +294,7 @@ class KafkaCommitter(HandleCommitter[KafkaTransaction]):
         return [begun.get(one) for one in transactions]
 
     def before_decision(self, facts: Facts) -> str:
-        """Returns the reason not to decide the batch: its topic is not the one that the run started with.
+        """Returns why not to decide the batch: its topic is not the one that the run started with. Empty if it is.
 
         The commit that follows uses the partitions' leaders from the same response.
         """
@@ -339,7 +324,6 @@ class KafkaCommitter(HandleCommitter[KafkaTransaction]):
     def _confirm(
         self, doubtful: list[int], transactions: list[KafkaTransaction], verdicts: list[Finished], deadline_s: float
     ) -> None:
-        """Checks these verdicts, selected by index, against the coordinators' descriptions of the ids."""
         if not doubtful:
             return
         views = self._client.describe_transactions([transactions[index] for index in doubtful], deadline_s=deadline_s)
@@ -401,11 +385,7 @@ class KafkaCommitter(HandleCommitter[KafkaTransaction]):
 
 
 def transaction_of(handle: Handle) -> KafkaTransaction:
-    """Returns the transaction that a handle of the Kafka sink refers to.
-
-    Raises:
-        KeyError: If the handle belongs to another sink.
-    """
+    """Returns the transaction that a handle of the Kafka sink refers to; raises KeyError for another sink's handle."""
     return KafkaTransaction(str(handle["transactional_id"]), int(handle["producer_id"]), int(handle["epoch"]))
 
 
@@ -445,11 +425,7 @@ def _unlisted(answer: BrokerAnswer, phase: str = "sweep") -> UnknownOutcomeError
 
 @dataclass
 class RetentionCheck:
-    """Queries the leaders of the partitions that transactions have written to.
-
-    Args:
-        client: Sends the requests.
-    """
+    """Finds transactions whose rows the brokers may have deleted, by querying the leaders of their partitions."""
 
     client: TransactionClient
     _warned: set[str] = field(default_factory=set)
@@ -462,7 +438,7 @@ class RetentionCheck:
         """Returns the transactions that must not be committed now, because their rows are gone or may be gone.
 
         Checks transactions that were damaged before, and those that are older than a minute by their executors' clocks.
-        Because clocks may be wrong, it also checks all transactions of a run's first batch, but a leader that does not
+        Because clocks may be wrong, also checks all transactions of a run's first batch, but a leader that does not
         answer does not delay young transactions. A transaction that is not open has already been committed or lost.
 
         Args:
@@ -503,12 +479,7 @@ class RetentionCheck:
     ) -> tuple[set[KafkaTransaction], Mapping[Partition, BrokerAnswer]]:
         """Returns the open transactions whose rows are gone, and the partitions whose leaders did not answer.
 
-        A partition that this user may not query counts as intact, with a warning. So does a partition that no longer
-        exists.
-
-        Args:
-            views: The views of open transactions.
-            deadline_s: When to stop waiting, by `time.monotonic`.
+        A partition counts as intact if it no longer exists or, with a warning, if this user may not query it.
         """
         unknown: dict[Partition, BrokerAnswer] = {}
         leaders = self._known(
@@ -577,13 +548,9 @@ def _may_be_old(began_ms: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class LeaderCheck:
-    """Finds partitions without a leader. Costs one request per commit, or none if the topic was just described.
+    """Finds partitions without a leader, with one request per commit, or none if the topic was described just before.
 
-    If rows name their topics, it costs a second request that describes the transactions.
-
-    Args:
-        client: Sends the requests.
-        topic: The topic of all rows; None if each row names its topic.
+    If rows name their topics, a second request describes the transactions.
     """
 
     client: TransactionClient

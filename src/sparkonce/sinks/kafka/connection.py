@@ -2,8 +2,8 @@
 
 Connections are opened when they are first needed, and stay open between batches. A connection that gets no answer is
 closed. If no broker answers, all connections are dropped, and the next call starts again with ``bootstrap.servers``. As
-a result, brokers may restart under different addresses, and credentials that were refused once are tried again, which
-kafka-python would not do.
+a result, brokers may restart under different addresses, and the driver retries credentials that were refused once,
+which kafka-python would not do.
 
 `Waiting` pauses between repeated requests, and logs why. `token_provider` turns confluent-kafka's ``oauth_cb`` into a
 token provider for kafka-python (KIP-255, OAUTHBEARER).
@@ -39,7 +39,7 @@ Response = Any
 """A response class of ``kafka.protocol``, or a `BrokerAnswer` without a code if there is no response."""
 
 _GRACE_S = 1.0
-"""The time past the deadline that a caller waits for the network thread, which enforces the deadline itself."""
+"""A caller waits this much longer than the deadline for the network thread, which enforces the deadline itself."""
 
 _STOP_WITHIN_S = 10.0
 """The time limit for a network thread to end, in seconds."""
@@ -88,12 +88,11 @@ for _module in ("net.connection", "net.inet", "net.manager", "net.selector", "ne
 
 
 class _Socket(KafkaNetSocket):  # type: ignore[misc]  # kafka-python has no types
-    """Closes a socket that could not connect. kafka-python would leave that to the garbage collector."""
+    """A socket that is closed if it cannot connect. kafka-python would leave that to the garbage collector."""
 
     SCHEMES = ("sparkonce",)
 
     async def sock_connect(self, net: Any, sock: Any, sockaddr: Any, timeout_at: float | None = None) -> Any:
-        """Connects, and closes the socket if that fails."""
         try:
             return await super().sock_connect(net, sock, sockaddr, timeout_at=timeout_at)
         except BaseException:
@@ -102,11 +101,7 @@ class _Socket(KafkaNetSocket):  # type: ignore[misc]  # kafka-python has no type
 
 
 class KafkaConnection:
-    """All connections to one cluster. Thread-safe; calls run one at a time.
-
-    Args:
-        settings: kafka-python's settings, see `sparkonce.sinks.kafka.settings.admin_settings`.
-    """
+    """All connections to one cluster, with kafka-python's settings. Thread-safe; calls run one at a time."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self._settings = dict(settings)
@@ -116,12 +111,7 @@ class KafkaConnection:
         self._failed = self._answered = False
 
     def call(self, ask: Callable[[], Coroutine[Any, Any, T]], deadline_s: float) -> T | BrokerAnswer:
-        """Runs a coroutine on the network thread. Returns a `BrokerAnswer` without a code if no broker is connected.
-
-        Args:
-            ask: Sends requests with `gather`.
-            deadline_s: When to stop waiting, by `time.monotonic`.
-        """
+        """Runs a coroutine on the network thread. Returns a `BrokerAnswer` without a code if no broker is connected."""
         with self._turn:
             self._failed = self._answered = connected = False
             try:
@@ -145,11 +135,7 @@ class KafkaConnection:
 
     @property
     def manager(self) -> KafkaConnectionManager:
-        """The connections of kafka-python, for use inside `call`.
-
-        Raises:
-            KafkaConnectionError: If there are none.
-        """
+        """The connections of kafka-python, for use inside `call`. Raises KafkaConnectionError if there are none."""
         if self._manager is None:
             raise KafkaConnectionError("not connected")
         return self._manager
@@ -224,7 +210,7 @@ class KafkaConnection:
     def _schedule(self, ask: Callable[[], Coroutine[Any, Any, T]]) -> Any:
         try:
             return self.manager.call_soon(ask)
-        except Exception as error:  # the error that ended the network thread
+        except Exception as error:  # This is the error that ended the network thread.
             raise KafkaConnectionError(f"the network thread has ended: {type(error).__name__}: {error}") from error
 
     def _wait(self, future: Any, deadline_s: float) -> Any:
@@ -288,12 +274,7 @@ class Waiting:
         self._say_at = 0.0
 
     def until(self, deadline_s: float, what: str) -> Again:
-        """Starts a wait, and returns the function that pauses before each retry.
-
-        Args:
-            deadline_s: When to stop, by `time.monotonic`.
-            what: What Kafka is expected to do, for the log.
-        """
+        """Starts a wait for ``what``, as named in the log, and returns the function that pauses before each retry."""
         began_s, pause_s = time.monotonic(), _FIRST_PAUSE_S
 
         def again(why: BrokerAnswer) -> bool:
@@ -312,11 +293,7 @@ class Waiting:
 
 
 def token_provider(plain: Mapping[str, Any]) -> AbstractTokenProvider:
-    """Returns the token provider for these settings.
-
-    Raises:
-        ConfigurationError: If there is no ``oauth_cb``, or if librdkafka is configured to fetch tokens itself.
-    """
+    """Returns the token provider for these settings."""
     method = str(plain.get("sasl.oauthbearer.method", "default")).lower()
     if method != "default":
         raise ConfigurationError(
@@ -335,7 +312,7 @@ def token_provider(plain: Mapping[str, Any]) -> AbstractTokenProvider:
 
 
 class _CallbackTokens(AbstractTokenProvider):  # type: ignore[misc]  # kafka-python has no types
-    """Caches the token for most of its lifetime, because every connection requests one."""
+    """Caches the user's token for most of its lifetime, because every connection requests one."""
 
     def __init__(self, callback: Callable[[str], Any], config: str) -> None:
         super().__init__()
@@ -347,18 +324,13 @@ class _CallbackTokens(AbstractTokenProvider):  # type: ignore[misc]  # kafka-pyt
         self._refresh_at_s = 0.0
 
     def token(self) -> str:
-        """Returns the token, and fetches a new one if needed.
-
-        Raises:
-            SaslAuthenticationFailedError: If the callback raises an error, or returns no token.
-        """
+        """Returns the token, and fetches a new one if needed."""
         with self._turn:
             if time.time() >= self._refresh_at_s:
                 self._fetch()
             return self._token
 
     def extensions(self) -> dict[str, str]:
-        """Returns the SASL extensions that came with the token."""
         return dict(self._extensions)
 
     def _fetch(self) -> None:

@@ -1,8 +1,8 @@
 """The librdkafka functions that `sparkonce.sinks.kafka.batch_producer` calls, in the copy that confluent-kafka uses.
 
 confluent-kafka's ``cimpl`` module is linked with librdkafka. The dynamic linker also looks up names in the libraries
-that a library is linked with, so ``cimpl`` gives access to that copy. Only functions and structures of librdkafka's
-public interface (``rdkafka.h``) are used here, which stays compatible within a major version.
+that a library is linked with, so librdkafka's functions can be called through ``cimpl``. Only functions and structures
+of librdkafka's public interface (``rdkafka.h``) are used here, which stays compatible within a major version.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import numpy as np
 from confluent_kafka import KafkaError, cimpl
 
 TEXT_BYTES = 512
-"""The size of the buffer for an error message."""
 
 OK = 0
 PRODUCER = 0
@@ -44,7 +43,7 @@ class Message(ctypes.Structure):
 
 
 MESSAGE = np.dtype(Message)
-"""The same structure for NumPy."""
+"""`Message` as a NumPy type."""
 
 
 class Partition(ctypes.Structure):
@@ -151,7 +150,7 @@ class Library:
 
 @cache
 def librdkafka() -> Library | None:
-    """Returns the library; None if its functions cannot be found in this way, for example on Windows."""
+    """Returns the library; None if its functions cannot be found through ``cimpl``, for example on Windows."""
     if ctypes.sizeof(c_void_p) * 8 != 64:
         return None
     try:

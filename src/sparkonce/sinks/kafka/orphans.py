@@ -31,7 +31,7 @@ from sparkonce.sinks.kafka.transaction_client import (
 )
 
 Target = tuple[str, str]
-"""A topic and the id of its cluster; an empty id if it may be on any cluster."""
+"""The name of a topic and the id of its cluster; the id is empty if the topic may be on any cluster."""
 
 ANSWER_WITHIN_S = 30.0
 
@@ -41,14 +41,16 @@ OPEN, BEING_ENDED, MARKER_MISSING, NOT_VISIBLE = "open", "being ended", "marker 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KafkaOrphan(Orphan):
-    """An open transaction. Its id contains neither batch nor slot. Those of other applications have no query or run.
+    """An open transaction. Its id contains no batch and no slot, and another application's has no query or run either.
+
+    Times and ids that are unknown are -1.
 
     Attributes:
-        timeout_s: The age at which the broker aborts it; -1 if it is unknown.
+        timeout_s: The age at which the broker aborts the transaction.
         producer_id: The producer id.
         epoch: The producer's epoch; together with the id it identifies one transaction.
-        coordinator: The id of the broker that coordinates it; -1 if it is unknown.
-        since_ms: When it began, by the coordinator's clock; -1 if it is unknown.
+        coordinator: The id of the broker that coordinates the transaction.
+        since_ms: When the transaction began, by the coordinator's clock.
     """
 
     timeout_s: float = shown("timeout, s")
@@ -60,7 +62,7 @@ class KafkaOrphan(Orphan):
     def is_of(self, handle: Handle) -> bool:
         """Returns True if the handle refers to this transaction.
 
-        The transactional id alone does not show that, because later transactions reuse it.
+        The transactional id alone does not show that, because later transactions reuse the id.
         """
         fields = dict(handle.transaction)
         asked = (self.name, self.producer_id, self.epoch)
@@ -90,7 +92,7 @@ class HeldPartition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blocker:
-    """An open transaction of any application, and its parts of the queried topics."""
+    """An open transaction of any application, and its parts in the queried topics."""
 
     orphan: KafkaOrphan
     partitions: Sequence[HeldPartition]
@@ -114,8 +116,7 @@ class BlockedTopics:
 def list_open(settings: str | Mapping[str, Any]) -> list[KafkaOrphan]:
     """Lists all open transactions of sparkonce that the user of the settings may see, oldest first.
 
-    Args:
-        settings: The sink's settings with librdkafka's names, as a mapping or in one line.
+    The settings have librdkafka's names, and are a mapping or one line.
 
     Raises:
         ConfigurationError: If a setting does not exist.
@@ -148,16 +149,7 @@ def find_open(settings: str | Mapping[str, Any], name: str) -> KafkaOrphan | Non
 def list_held(settings: str | Mapping[str, Any], orphan: KafkaOrphan) -> list[HeldPartition]:
     """Queries the partitions' leaders where an open transaction begins, and how far read_committed readers get.
 
-    Args:
-        settings: See `list_open`.
-        orphan: The transaction.
-
-    Returns:
-        The partitions whose leaders answer.
-
-    Raises:
-        ConfigurationError: If a setting does not exist.
-        PreflightError: If no broker answers.
+    Returns the partitions whose leaders answer. Raises the same errors as `list_open`.
     """
     partitions = [(topic, int(number)) for topic, _, number in (one.rpartition("-") for one in orphan.holds)]
     with _asking(settings) as (client, parsed, deadline_s):
@@ -176,13 +168,7 @@ def list_held(settings: str | Mapping[str, Any], orphan: KafkaOrphan) -> list[He
 def list_blocking(settings: str | Mapping[str, Any], targets: Collection[Target]) -> BlockedTopics:
     """Lists every open transaction, of any application, that has rows in these topics and may thus block readers.
 
-    Args:
-        settings: See `list_open`.
-        targets: The topics.
-
-    Raises:
-        ConfigurationError: If a setting does not exist.
-        PreflightError: If no broker answers.
+    Raises the same errors as `list_open`, but PreflightError only if no broker answers.
     """
     with _asking(settings) as (client, parsed, deadline_s):
         metadata = client.request(metadata_request(*{topic for topic, _ in targets}), deadline_s=deadline_s)
@@ -201,8 +187,8 @@ def list_blocking(settings: str | Mapping[str, Any], targets: Collection[Target]
         if unread:
             topic, number = unread[0]
             missing = BrokerAnswer(None, f"partition {number} of topic {topic!r} has no leader that answers")
-        # An open transaction blocks the readers of its partitions, so only partitions with blocked readers need more
-        # requests.
+        # An open transaction blocks the readers of its partitions, so partitions whose readers are not blocked need no
+        # more requests.
         held = {partition: leaders[partition] for partition, (readable, end) in ends.items() if readable < end}
         parts, refused = open_parts(client, held, deadline_s)
         names, unnamed = names_of(

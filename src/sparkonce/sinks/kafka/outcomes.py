@@ -29,13 +29,10 @@ INVALID_PRODUCER_ID_MAPPING = 49
 TRANSACTIONAL_ID_NOT_FOUND = 105
 
 LAST_EPOCH = 32_766
-"""The last epoch of a producer id.
-
-The next epoch is 0, with a new producer id (Kafka's ``isProducerEpochExhausted``).
-"""
+"""The last epoch of a producer id. After it comes epoch 0 of a new id (Kafka's ``isProducerEpochExhausted``)."""
 
 MOVED = frozenset({15, 16})
-"""The codes after which the coordinator is looked up again: COORDINATOR_NOT_AVAILABLE, NOT_COORDINATOR."""
+"""COORDINATOR_NOT_AVAILABLE and NOT_COORDINATOR, after which the coordinator is looked up again."""
 
 _OLDER = "That is older than the transaction: the broker may have lost a part of its own log."
 
@@ -43,20 +40,13 @@ COMMITTED_STATES = frozenset({"PrepareCommit", "CompleteCommit"})
 """The states of a transaction whose commit is in the coordinator's log."""
 
 ENDED_STATES = frozenset({"CompleteCommit", "CompleteAbort"})
-"""The states of a transaction that has ended."""
 
 _ABORTED_STATES = frozenset({"PrepareEpochFence", "PrepareAbort", "CompleteAbort"})
 
 
 @dataclass(frozen=True, slots=True)
 class KafkaTransaction:
-    """A transaction, as stored in a handle of the Kafka sink.
-
-    Attributes:
-        transactional_id: The id that the writer initialized.
-        producer_id: The producer id of the initialization; together with `epoch` it identifies one transaction.
-        epoch: The producer's epoch, 0 to 32767.
-    """
+    """A transaction, as stored in a handle of the Kafka sink. Producer id and epoch together identify it."""
 
     transactional_id: str
     producer_id: int
@@ -146,7 +136,8 @@ _ABORT: ErrorTable[int] = ErrorTable(
         **_UNDESCRIBED.by_code,
         NONE: Meaning(Outcome.ABORTED),
         47: Meaning(Outcome.ABORTED, _GONE),
-        # The coordinator has just described it as open, so it ended in between. The next description shows how.
+        # The coordinator has just described the transaction as open, so it ended in between. The next description shows
+        # how.
         48: Meaning(Outcome.RETRY, "The transaction has just ended."),
         INVALID_PRODUCER_ID_MAPPING: Meaning(Outcome.RETRY, "The transactional id has just changed hands."),
         90: Meaning(Outcome.ABORTED, _GONE),
@@ -160,7 +151,7 @@ def is_retriable(answer: BrokerAnswer) -> bool:
 
 
 def is_unanswered(answer: BrokerAnswer) -> bool:
-    """Returns True if nothing is known yet: there was no reply, or only one that asks for a retry."""
+    """Returns True if the outcome is still unknown: there was no reply, or only one that asks for a retry."""
     return answer.code is None or is_retriable(answer)
 
 
@@ -173,7 +164,7 @@ def commit_outcome(answer: BrokerAnswer) -> Finished:
 
 
 def abort_outcome(answer: BrokerAnswer) -> Finished:
-    """Returns the outcome of an abort that `before_abort` let through."""
+    """Returns the outcome of an abort that was sent because `before_abort` returned None."""
     return _read(_ABORT, answer)
 
 
@@ -257,7 +248,7 @@ def is_behind(transaction: KafkaTransaction, now: Description | BrokerAnswer) ->
     This does not cover a description for which `is_empty` is True, because some brokers also show it after a commit.
     """
     if isinstance(now, BrokerAnswer):
-        return False  # nothing is known about an unknown id: the coordinator forgets ids that were idle for a long time
+        return False  # The coordinator forgets ids that were idle for a long time, so an unknown id shows nothing.
     return _is_older(now.transaction, transaction) or (
         now.transaction == transaction and now.state in {"Ongoing", *_ABORTED_STATES}
     )
@@ -266,8 +257,8 @@ def is_behind(transaction: KafkaTransaction, now: Description | BrokerAnswer) ->
 def is_empty(transaction: KafkaTransaction, now: Description | BrokerAnswer) -> bool:
     """Returns True if the coordinator knows the transaction's producer, but shows no transaction of that producer.
 
-    Apache Kafka shows how the last transaction ended (CompleteCommit or CompleteAbort), so on Apache Kafka, the result
-    means that the log ends before the transaction. Redpanda before 24.2 and franz-go's kfake show every ended
+    Apache Kafka shows how the last transaction ended (CompleteCommit or CompleteAbort), so True means there that the
+    coordinator's log ends before the transaction. Redpanda before 24.2 and franz-go's kfake show every ended
     transaction as Empty.
     """
     return isinstance(now, Description) and now.transaction == transaction and now.state == "Empty"
@@ -276,8 +267,8 @@ def is_empty(transaction: KafkaTransaction, now: Description | BrokerAnswer) -> 
 def before_abort(transaction: KafkaTransaction, now: Description | BrokerAnswer) -> Finished | None:
     """Returns the outcome if it is known before an abort is sent; None if the abort has to be sent.
 
-    An abort that raises the epoch (KIP-890) also succeeds on a committed transaction, where it has no other effect. Its
-    answer alone is therefore not enough.
+    An abort that raises the epoch (KIP-890) also succeeds on a committed transaction, where it has no other effect, so
+    the answer to the abort does not show whether the transaction was committed.
     """
     if isinstance(now, BrokerAnswer):
         if now.code == TRANSACTIONAL_ID_NOT_FOUND:

@@ -20,7 +20,7 @@ _BYTES_ON_PARTITION = 1 << 20
 _KNOWN_FOR_S = 300.0
 """librdkafka's ``topic.metadata.refresh.interval.ms``: partitions may have been added since the last refresh."""
 _LONGEST_KEY = 1024
-"""The maximum size of a key in bytes. Longer keys would take one step in Python for every four bytes."""
+"""The maximum size of a key in bytes: hashing takes one step in Python for every four bytes of the longest key."""
 _SEED, _FACTOR = np.uint32(0x9747B28C), np.uint32(0x5BD1E995)
 
 
@@ -29,9 +29,6 @@ class Partitioner:
 
     librdkafka chooses partitions row by row: it locks the topic for each row, and cannot borrow the memory of rows
     whose partition it will choose. This class makes the same choice as librdkafka, so equal keys stay together.
-
-    Args:
-        settings: librdkafka's settings.
     """
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
@@ -61,7 +58,7 @@ class Partitioner:
         self._learnt_s[topic] = time.monotonic()
 
     def forget(self) -> None:
-        """Forgets all topics, so that they are described again."""
+        """Forgets all topics, so that they are looked up again."""
         self._counts.clear()
         self._led.clear()
         self._learnt_s.clear()
@@ -70,8 +67,8 @@ class Partitioner:
         """Returns one partition for about a megabyte of rows without keys, as Kafka's own producers do (KIP-794).
 
         librdkafka instead chooses a partition for each row until it knows the leaders, and checks for each row whether
-        there is a leader. Returns None if librdkafka has to choose, because the brokers did not answer or a setting
-        determines the choice.
+        the partition has a leader. Returns None if librdkafka has to choose, because the brokers did not answer or a
+        setting determines the choice.
         """
         led = self._led.get(topic)
         if not self._is_sticky or not led:

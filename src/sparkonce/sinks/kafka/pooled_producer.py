@@ -1,4 +1,4 @@
-"""A librdkafka producer that carries the transaction of a lane, and the results of the producer's callbacks."""
+"""A librdkafka producer that is reused for one transaction after another, and the results of its callbacks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ more with more partitions.
 
 _FIRST_ATTEMPT_S = 0.03
 _LAST_ATTEMPT_S = 1.0
-_ANY_TOPIC = "__transaction_state"  # small, and not one of the user's topics
+_ANY_TOPIC = "__transaction_state"  # The topic is small, and not one of the user's.
 _REMEMBERED_ERRORS = 8
 _STATISTICS_LIMIT_S = 3.0
 _LOG_LATE_S = 1.0
@@ -64,7 +64,7 @@ _AWAY = {
     KafkaError.KAFKA_STORAGE_ERROR,
     KafkaError.THROTTLING_QUOTA_EXCEEDED,
 }
-"""The brokers are unreachable, or accept nothing for now. A full disk returns KAFKA_STORAGE_ERROR."""
+"""The errors of brokers that are unreachable or accept nothing for now: a full disk is a KAFKA_STORAGE_ERROR."""
 
 _TOO_LARGE = (
     "Raise the topic's max.message.bytes, a limit of batches as sent, set compression.type, or keep such rows out."
@@ -82,13 +82,13 @@ _ABOUT_ROWS = {
         "key, or filter such rows out."
     ),
 }
-"""The next step after the refusal of a single row, for error codes whose own text names none."""
+"""The next step after the refusal of a single row, for error codes whose own text does not suggest one."""
 
 
 class Reports:
     """The results of librdkafka's callbacks, which run during `poll` and `flush`.
 
-    Holds no reference to its producer: with a cycle, only the garbage collector would end the producer.
+    Holds no reference to its producer: with a reference cycle, only the garbage collector would end the producer.
 
     Attributes:
         fatal: Why the producer failed permanently, for example because it was fenced; empty if it works.
@@ -118,7 +118,7 @@ class Reports:
         self.is_by_statistics = False
 
     def on_stats(self, text: str) -> None:
-        """Reads producer id and epoch (``eos``, see STATISTICS.md), if they are not known yet."""
+        """Reads the producer id and epoch from librdkafka's statistics (``eos``, see STATISTICS.md)."""
         if self.identity is None and (eos := json.loads(text)["eos"])["txn_state"] == "Ready":
             self.is_by_statistics = True
             self.identity = eos["producer_id"], eos["producer_epoch"]
@@ -129,7 +129,7 @@ class Reports:
         self.identity = self.identity or (producer_id, epoch)
 
     def on_error(self, error: KafkaError) -> None:
-        """Records an error of the whole client, unless it has no cause and only follows a refused login."""
+        """Records an error of the whole client, unless it has no cause of its own and follows a refused login."""
         if not self.barred or error.code() != KafkaError._ALL_BROKERS_DOWN:
             self.last_error, self.barred = one_line(error.str()), error.code() in _NOT_ALLOWED
 
@@ -144,7 +144,7 @@ class Reports:
             self.on_refused(error, message.topic(), message.partition(), size)
 
     def on_refused(self, error: KafkaError, topic: str, partition: int, size: int) -> None:
-        """Records the error of a row that was not delivered. ``size`` is the size of its key and value, in bytes."""
+        """Records the error of a row that was not delivered. ``size`` counts the bytes of the row's key and value."""
         self.refused += 1
         self.away |= error.code() in _AWAY
         if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
@@ -262,12 +262,7 @@ class PooledProducer:
 
     @classmethod
     def open(cls, spec: ProducerSpec, worker: str, lane: int) -> PooledProducer:
-        """Creates the producer of a worker's lane, and initializes it if it is transactional.
-
-        Raises:
-            PreflightError: If the cluster does not allow it.
-            PrepareError: If it cannot be created, or cannot be initialized in time.
-        """
+        """Creates the producer of a worker's lane, and initializes it if it is transactional."""
         if spec.prefix is None:
             return cls(spec.settings, lane=lane, by_row=spec.by_row, topic=spec.topic)
         name = TransactionalId(prefix=spec.prefix, query=spec.query, token=spec.token, worker=worker, lane=lane)
@@ -278,11 +273,11 @@ class PooledProducer:
     def initialise(self, timeout_s: float) -> None:
         """Fences the previous owner of the transactional id, and gets an epoch for one transaction.
 
-        If that fails, ends the producer.
+        A failure ends the producer.
 
         Raises:
             PreflightError: If the cluster does not allow it.
-            PrepareError: If it is not finished in time.
+            PrepareError: If the initialization does not finish in time.
         """
         deadline = time.monotonic() + timeout_s
         attempt_s = _FIRST_ATTEMPT_S
@@ -296,10 +291,10 @@ class PooledProducer:
             attempt_s = min(2 * attempt_s, _LAST_ATTEMPT_S)
         self._learn_identity(max(deadline, time.monotonic() + _STATISTICS_LIMIT_S))
         if self._topic is not None:
-            self._nudge(_LAST_ATTEMPT_S)  # so that the first rows need not wait for the topic's metadata
+            self._nudge(_LAST_ATTEMPT_S)  # The first rows then need not wait for the topic's metadata.
 
     def _learn_identity(self, deadline: float) -> None:
-        """Waits for producer id and epoch, which librdkafka only reports in its log and its statistics."""
+        """Waits for the producer id and epoch, which librdkafka only reports in its log and its statistics."""
         self.poll(0)
         while self.reports.identity is None:
             if self.reports.fatal or time.monotonic() > deadline:
@@ -327,10 +322,9 @@ class PooledProducer:
         """Makes librdkafka take its next step right away, by requesting metadata.
 
         librdkafka takes a step after it receives metadata, and otherwise every half second. An initialization often
-        waits for the next step. For example, the first metadata closes the connection to the bootstrap server, which
-        cancels a pending coordinator lookup. Another example is a broker that is still ending the id's last
-        transaction, in which case the request has to be repeated (rd_kafka_txn_coord_timer_start,
-        rd_kafka_idemp_pid_timer_restart).
+        waits for the next step: for example, the first metadata closes the connection to the bootstrap server, which
+        cancels a pending coordinator lookup; or a broker is still ending the id's last transaction, so librdkafka has
+        to repeat the request (rd_kafka_txn_coord_timer_start, rd_kafka_idemp_pid_timer_restart).
         """
         with contextlib.suppress(KafkaException):
             self.producer.list_topics(self._topic or _ANY_TOPIC, timeout_s)
@@ -372,11 +366,7 @@ class PooledProducer:
         self.reports.acknowledged = 0
 
     def acknowledged(self, accepted: int) -> int:
-        """Returns the number of delivered rows, once no row is in flight.
-
-        Args:
-            accepted: The number of rows that librdkafka accepted.
-        """
+        """Returns the number of delivered rows, of which librdkafka accepted this many. No row may be in flight."""
         if isinstance(self.producer, BatchProducer):
             return self.reports.acknowledged
         return accepted - self.reports.refused
@@ -396,7 +386,7 @@ class PooledProducer:
         return "no transaction was open"
 
     def explain(self, reason: KafkaError, what: str) -> SparkonceError:
-        """Converts an error of librdkafka into one of ours, with the latest error of the whole client."""
+        """Converts an error of librdkafka into one of sparkonce, and adds the latest error of the whole client."""
         kind: type[SparkonceError] = PreflightError if reason.code() in _NOT_ALLOWED else PrepareError
         if reason.code() in _AWAY and not self.reports.barred:
             kind = OutageError
@@ -408,7 +398,7 @@ class PooledProducer:
 
 @cache
 def _warn_of_other_words() -> None:
-    """Warns once per process. The only consequence is that slots begin later."""
+    """Warns once per process that librdkafka's log lines have changed, which only makes slots begin later."""
     log.warning(
         "librdkafka's log does not name producer ids in a known format, so each producer waits for its statistics, a "
         "second or more. Next: Use the version of confluent-kafka that this sparkonce was tested with."
@@ -418,8 +408,8 @@ def _warn_of_other_words() -> None:
 def _fatal_reason(error: BaseException | KafkaError) -> str:
     """Returns the reason of a fatal error; empty for a SystemError without a cause.
 
-    A SystemError has a cause if one callback left an exception behind and another callback ran. It has none if the call
-    of another thread received the exception first.
+    A SystemError has a cause if one callback left an exception behind and another callback ran. It has no cause if the
+    call of another thread received the exception first.
     """
     if isinstance(error, KafkaError):
         return one_line(error.str())

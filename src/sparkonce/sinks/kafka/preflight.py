@@ -25,7 +25,7 @@ TIMEOUT_S = 15.0
 """The time limit of all checks together."""
 
 FALLBACK_TIMEOUT_MS = 60_000
-"""The transaction timeout if this user may not read the brokers' limit; librdkafka's default."""
+"""The transaction timeout if this user may not read the brokers' limit: librdkafka's default."""
 
 LONGEST_BY_ITSELF_MS = 3_600_000
 """The longest transaction timeout chosen by default: readers may have to wait that long."""
@@ -46,14 +46,13 @@ _NAME, _ID = "topic", "topic_id"
 
 _MIN_IN_SYNC, _AGE, _SIZE, _POLICY = "min.insync.replicas", "retention.ms", "retention.bytes", "cleanup.policy"
 TOPIC_SETTINGS = (_MIN_IN_SYNC, _AGE, _SIZE, _POLICY, "max.message.bytes")
-"""The topic settings that are read."""
 
 TOPIC_RESOURCE, BROKER_RESOURCE = 2, 4
 
 _LITTLE_BYTES = 1 << 30
 
 SURE_AFTER_S = 3.0
-"""The time for which a topic must be missing, in seconds. New topics and starting brokers take a moment."""
+"""A topic counts as missing only after this many seconds, because new topics and starting brokers take a moment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +153,7 @@ def preflight(
 
 
 def _metadata(cluster: _Cluster, topic: str | None) -> Any:
-    """Fetches the topic, and retries while it is missing, since brokers learn of a new topic at different times."""
+    """Fetches the topic, and retries while the topic is missing: brokers learn of a new topic at different times."""
     give_up_at = min(cluster.deadline_s, time.monotonic() + SURE_AFTER_S)
     request = metadata_request(*([] if topic is None else [topic]), rights=True)
     while True:
@@ -173,11 +172,7 @@ def partitions_of(settings: Mapping[str, Any], topic: str) -> int | None:
 
 
 def check_producer(settings: Mapping[str, Any]) -> None:
-    """Lets librdkafka check the names, values and combinations of the settings, without sending anything.
-
-    Raises:
-        ConfigurationError: If librdkafka refuses a setting. The message is librdkafka's, which names the setting.
-    """
+    """Lets librdkafka check the names, values and combinations of the settings, without sending anything."""
     from confluent_kafka import KafkaException, Producer
 
     try:
@@ -289,12 +284,12 @@ def configs_request(resource: int, name: str, *keys: str) -> Any:
 
 
 def topic_facts(metadata: Any) -> dict[str, str]:
-    """Returns the facts about a topic to record in the log: its name and ID. A recreated topic has a different ID."""
+    """Returns the facts about a topic to record in the log: its name and id. A recreated topic has a different id."""
     return {_NAME: found.name, _ID: str(found.topic_id)} if (found := _with_id(metadata)) is not None else {}
 
 
 def warn_if_made_again(facts: Facts, recorded: Facts | None) -> None:
-    """Warns at the start of a run that rows of earlier runs were lost with a deleted topic."""
+    """Warns at the start of a run that the topic was recreated, so that rows of earlier runs are lost."""
     before = recorded or {}
     if _ID in facts and before.get(_NAME) == facts[_NAME] and before.get(_ID) != facts[_ID]:
         log.warning(
@@ -308,8 +303,8 @@ def warn_if_made_again(facts: Facts, recorded: Facts | None) -> None:
 def why_not_decide(facts: Facts, metadata: Any) -> str:
     """Returns why a prepared batch must not be decided: its topic is gone or was recreated. Empty if it may be decided.
 
-    A producer does not notice that its topic was recreated. The brokers acknowledge all of its rows, although the rows
-    already sent are gone.
+    A producer does not notice that its topic was recreated. The brokers acknowledge all of the producer's rows,
+    although the rows that it sent before are gone.
 
     Args:
         facts: The facts of the run that wrote the batch.
@@ -335,7 +330,7 @@ def is_missing(metadata: Any) -> bool:
 
 
 def _with_id(metadata: Any) -> Any:
-    """Returns the topic if it exists and has an id. Topics of old clusters may have none."""
+    """Returns the topic if it exists and has an id. On a cluster older than topic ids, topics have none."""
     return next(
         (found for found in metadata.topics if found.error_code == NONE and found.topic_id and found.topic_id.int), None
     )
@@ -348,16 +343,7 @@ def read_configs(configs: Any) -> dict[str, str]:
 
 
 def check_topic(topic: str, metadata: Any, configs: Mapping[str, str]) -> None:
-    """Checks that the topic exists, that this user may write to it, and that writes to it are durable.
-
-    Args:
-        topic: The topic's name.
-        metadata: The response to a MetadataRequest for it, with its authorized operations (KIP-430).
-        configs: The result of `read_configs`.
-
-    Raises:
-        PreflightError: If a check fails. The message names the topic.
-    """
+    """Checks that the topic exists, that this user may write to it, and that writes to it are durable."""
     (found,) = metadata.topics
     _check_readable(topic, found.error_code)
     if found.authorized_operations is not None and _WRITE not in found.authorized_operations:
@@ -373,14 +359,6 @@ def check_retention(topic: str, configs: Mapping[str, str], timeout_ms: int) -> 
 
     Brokers also delete rows of open transactions. Such a transaction commits without an error, but readers see none of
     the deleted rows.
-
-    Args:
-        topic: The topic's name.
-        configs: The result of `read_configs`.
-        timeout_ms: The transaction timeout.
-
-    Raises:
-        PreflightError: If the topic keeps nothing.
     """
     if "delete" not in configs.get(_POLICY, ""):
         return

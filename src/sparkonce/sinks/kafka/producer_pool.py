@@ -44,7 +44,7 @@ class ProducerPool:
     """The producers of one sink of one run in this process.
 
     Args:
-        make: Creates and initializes the producer of a lane, in the background. It may be slow, and may raise an error.
+        make: Creates and initializes the producer of a lane, in the background.
         discard: Ends a producer. Must not block.
         keep_at_most: The maximum number of producers to keep ready; 0 for producers that are reused instead.
         run: Runs a function in the background.
@@ -73,7 +73,7 @@ class ProducerPool:
         self._dropped = False
 
     def take(self, batch: int) -> Future[PooledProducer]:
-        """Leases a producer to a task of this batch. Even after a failure, the task gives it back or retires it."""
+        """Leases a producer to a task of this batch. The task gives it back or retires it, even after a failure."""
         lease: Future[PooledProducer] = Future()
         with self._lock:
             self._last_batch, self._last_taken_s = batch, time.monotonic()
@@ -202,8 +202,8 @@ class WorkerProducers:
     ) -> ProducerPool:
         """Returns the pool of a specification. The first call from a newer run or generation drops the older pools.
 
-        Each pool draws its own worker id, so two sinks never share a lane. Nor do two pools of the same run, if the
-        first one was dropped.
+        Each pool draws its own worker id, so two sinks never share a lane. Neither do two pools of the same run, which
+        exist if the first one was dropped.
         """
         with self._lock:
             if spec not in self._pools:
@@ -261,7 +261,7 @@ class WorkerProducers:
             if time.monotonic() - pooled.polled_s > POLL_EVERY_S:
                 try:
                     pooled.poll(0)
-                except Exception as error:  # the other producers still need this thread
+                except Exception as error:  # The other producers still need this thread.
                     if not pooled.reports.fatal:
                         log.exception("The producer of %r could not be polled.", pooled.transactional_id)
                         # A delivery report may have been lost, so the producer's task must not prepare.

@@ -21,7 +21,7 @@ from sparkonce.sink import Refused
 
 CHUNK_ROWS = 16_384
 CHUNK_BYTES = 1 << 20
-"""A chunk with a column of `BY_ROW` is in memory twice: in Arrow, and as Python bytes."""
+"""The maximum size of a chunk. A chunk with a column of `BY_ROW` is in memory twice: in Arrow, and as Python bytes."""
 
 BY_ROW = frozenset({"headers", "timestamp"})
 """The columns that librdkafka only accepts with single rows."""
@@ -39,7 +39,7 @@ class TopicRules:
 
     Attributes:
         most_bytes: ``max.message.bytes``.
-        is_compacted: True if ``cleanup.policy`` includes ``compact``: each row needs a key.
+        is_compacted: True if ``cleanup.policy`` includes ``compact``, so that each row needs a key.
         takes_far: True if the topic accepts timestamps that are arbitrarily far in the future.
     """
 
@@ -105,11 +105,7 @@ _COLUMNS: dict[str, tuple[Callable[[pa.DataType], bool], str]] = {
 
 
 def select_columns(schema: pa.Schema, topic: str | None) -> list[str]:
-    """Returns the columns that are written, in a fixed order.
-
-    Args:
-        schema: The schema of the rows.
-        topic: The sink's own topic, which takes precedence over the column.
+    """Returns the columns that are written, in a fixed order. The sink's own topic takes precedence over the column.
 
     Raises:
         SchemaError: If a column is missing, duplicated, or of a type that Kafka does not support. The message names it.
@@ -149,14 +145,7 @@ def to_chunks(
 ) -> Iterator[Chunk]:
     """Splits rows into chunks, so that a batch of any size needs little memory. Rows of one topic keep their order.
 
-    Args:
-        rows: Rows with the columns of `select_columns`.
-        topic: The sink's own topic, which takes precedence over the column.
-        max_rows: The maximum number of rows in one chunk.
-        max_bytes: The maximum size of one chunk in bytes, unless a single row is larger.
-
-    Raises:
-        PrepareError: If a row does not name a topic.
+    A chunk exceeds ``max_bytes`` only if a single row does. Raises PrepareError if a row does not name a topic.
     """
     sizes = _sizes_bytes(rows)
     ends = np.cumsum(sizes)
@@ -320,7 +309,7 @@ def to_arguments(rows: pa.RecordBatch) -> dict[str, list[Any]]:
 
 def _to_bytes(column: pa.Array) -> list[Any]:
     wide = types.is_large_string(column.type) or types.is_large_binary(column.type)
-    values: list[Any] = column.cast(pa.large_binary() if wide else pa.binary()).to_pylist()  # the cast copies nothing
+    values: list[Any] = column.cast(pa.large_binary() if wide else pa.binary()).to_pylist()  # This cast copies nothing.
     return values
 
 

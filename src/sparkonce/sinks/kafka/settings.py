@@ -22,7 +22,7 @@ from sparkonce.protocol.ownership import PREFIX_LIMIT_BYTES
 from sparkonce.sinks._shared.settings import own_prefix
 
 NEVER, NEVER_MS = "never", 2**31 - 1
-"""A transaction timeout that never ends, as a word and as a number. Kafka has supported it since 4.1 (KIP-939).
+"""A transaction timeout that never ends, as a word and as a number, which Kafka supports since 4.1 (KIP-939).
 
 Older brokers abort such a transaction after 24 days.
 """
@@ -37,7 +37,8 @@ DEFAULTS: Mapping[str, Any] = {
     # flushes at the end of its slot, linger.ms can be long enough for requests to fill up.
     "max.in.flight.requests.per.connection": 2,
     "linger.ms": 1000,
-    # These values reduce the time to answer InitProducerId from 55 ms to 15 ms. Both back off exponentially.
+    # These values reduce the time to answer InitProducerId from 55 ms to 15 ms. librdkafka increases both
+    # exponentially.
     "reconnect.backoff.ms": 1,
     "retry.backoff.ms": 1,
     "allow.auto.create.topics": False,
@@ -119,10 +120,6 @@ _INSTEAD: Mapping[str, str] = {
 def producer_settings(user: Mapping[str, Any], guarantee: Guarantee) -> dict[str, Any]:
     """Returns the settings of a writer's librdkafka producer, without ``transactional.id``.
 
-    Args:
-        user: The user's settings, with librdkafka's names. They may include ``transaction.timeout.ms``.
-        guarantee: The sink's guarantee. Some settings contradict it.
-
     Raises:
         ConfigurationError: If a setting contradicts the guarantee or belongs to the sink. The message names it and its
             value.
@@ -156,10 +153,6 @@ def size_settings(user: Mapping[str, Any], facts: Mapping[str, str]) -> dict[str
 
     The topic's limit applies to batches after compression. Batches are therefore limited to this size before
     compression, but a single row may be larger, because compression may reduce it.
-
-    Args:
-        user: The user's settings.
-        facts: The facts that preflight returned.
     """
     if "max_message_bytes" not in facts:
         return {}
@@ -180,11 +173,7 @@ def lasting(timeout_ms: int) -> str:
 
 
 def id_prefix(prefix: Any) -> str:
-    """Returns the user's prefix of transactional ids.
-
-    Raises:
-        ConfigurationError: If it is not a valid prefix.
-    """
+    """Returns the user's prefix of transactional ids; raises ConfigurationError if it is not a valid prefix."""
     text = own_prefix(prefix, most_bytes=PREFIX_LIMIT_BYTES)
     if text != text.lstrip():
         raise ConfigurationError(
@@ -251,12 +240,7 @@ def plain_names(user: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_servers(plain: Mapping[str, Any]) -> None:
-    """Checks that the settings name a broker.
-
-    Raises:
-        ConfigurationError: If they do not. The message lists the user's settings, because one of them may be
-            misspelled.
-    """
+    """Checks that the settings name a broker. The error lists the user's settings: one may be misspelled."""
     servers = plain.get(_SERVERS)
     if isinstance(servers, str) and servers.strip():
         return
@@ -286,9 +270,6 @@ def _whole(name: str, value: Any) -> int:
 def admin_settings(user: Mapping[str, Any]) -> dict[str, Any]:
     """Returns kafka-python's settings for the same brokers and the same user.
 
-    Args:
-        user: The settings, with librdkafka's names.
-
     Raises:
         ConfigurationError: If the driver does not support a setting of a secure connection. The message names it.
     """
@@ -315,7 +296,7 @@ def admin_settings(user: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_sasl(plain: Mapping[str, Any], settings: dict[str, Any]) -> None:
-    mechanism = settings.setdefault("sasl_mechanism", "GSSAPI")  # librdkafka's default
+    mechanism = settings.setdefault("sasl_mechanism", "GSSAPI")  # Use librdkafka's default.
     if mechanism not in _MECHANISMS:
         raise ConfigurationError(
             f"sasl.mechanism={mechanism!r} cannot be used.",

@@ -76,7 +76,6 @@ class KafkaSink(TwoPhaseCommitSink):
         producer_settings(self.settings, self.guarantee)
 
     def __repr__(self) -> str:
-        """Returns the sink's representation, without credentials."""
         servers = self.settings.get("bootstrap.servers", self.settings.get("metadata.broker.list"))
         return f"KafkaSink({servers!r}, topic={self.topic!r}, name={self.name!r})"
 
@@ -200,10 +199,7 @@ class KafkaSink(TwoPhaseCommitSink):
         )
 
     def monitor(self, query: str, facts: Facts) -> Monitor | None:
-        """Returns a monitor that finds other applications' transactions that block the topic's readers.
-
-        Returns None if rows name their topics.
-        """
+        """Returns a monitor for foreign transactions that block the topic's readers; None if rows name topics."""
         from sparkonce.sinks.kafka.blocking import KafkaMonitor
 
         return None if self.topic is None or "prefix" not in facts else KafkaMonitor(self.settings, self.topic, query)

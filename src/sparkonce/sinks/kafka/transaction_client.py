@@ -1,8 +1,7 @@
-"""Requests to coordinators and partition leaders that librdkafka does not offer.
+"""Requests to coordinators and partition leaders that librdkafka does not offer, sent with kafka-python.
 
-They are sent with kafka-python's protocol classes. `TransactionClient` describes and ends transactions through their
-coordinators. `sparkonce.sources.group_client` uses it to commit the offsets of groups. `ask_leaders` queries the
-leaders of a topic's partitions for offsets and producers.
+`TransactionClient` describes and ends transactions through their coordinators. `sparkonce.sources.group_client` uses it
+to commit the offsets of groups. `ask_leaders` queries the leaders of a topic's partitions for offsets and producers.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ Beyond this number, the whole cache is cleared, and the ids are looked up again 
 _DESCRIBED_AT_ONCE = 1000
 
 _SOME = -1
-"""Stands for all brokers as long as they are unknown."""
+"""Stands for all brokers until their ids are known."""
 
 _TRANSACTION = CoordinatorType.TRANSACTION
 _DOING = {
@@ -63,7 +62,6 @@ _EPOCH_RAISED = {"min_version": 5, "max_version": 5}
 """The version of EndTxn that makes the broker raise the producer's epoch (KIP-890)."""
 
 Partition = tuple[str, int]
-"""A topic's name and a partition's number."""
 
 MakeRequest = Callable[[Mapping[str, list[int]]], Request]
 """Creates a request for one leader's partitions, grouped by topic."""
@@ -80,13 +78,6 @@ class TransactionClient:
     exception: they are sent once, because the transaction must be described again before another abort.
 
     A coordinator's address is looked up once, and cached until the coordinator moves or does not answer.
-
-    Args:
-        settings: kafka-python's settings, see `sparkonce.sinks.kafka.settings.admin_settings`.
-        connections: The number of connections to each coordinator.
-
-    Attributes:
-        waiting: Logs what this client is waiting for.
     """
 
     def __init__(self, settings: Mapping[str, Any], connections: int = CONNECTIONS) -> None:
@@ -101,8 +92,8 @@ class TransactionClient:
     ) -> list[BrokerAnswer]:
         """Commits or aborts each transaction, and returns the answers in the same order.
 
-        A commit leaves the epoch unchanged (EndTxn up to v4), so it can be repeated. An abort raises the epoch (EndTxn
-        v5, KIP-890), so the writer cannot reopen the transaction. It needs `transaction_version` 2.
+        A commit leaves the epoch unchanged (EndTxn up to v4), so the commit can be repeated. An abort raises the epoch
+        (EndTxn v5, KIP-890), so the writer cannot reopen the transaction. Aborts need `transaction_version` 2.
         """
         versions = _EPOCH_KEPT if commit else _EPOCH_RAISED
         is_open = is_unanswered if commit else _is_never_sent
@@ -112,13 +103,11 @@ class TransactionClient:
     def fence(self, transactions: Mapping[KafkaTransaction, int], *, deadline_s: float) -> list[BrokerAnswer]:
         """Aborts by initializing the ids again (InitProducerId v3+), for clusters below transaction version 2.
 
-        The broker raises the epoch, aborts the open transaction, and answers CONCURRENT_TRANSACTIONS until that is
+        The broker raises the epoch, aborts the open transaction, and answers CONCURRENT_TRANSACTIONS until the abort is
         done. For an open transaction, the broker compares the producer id but not the epoch, so describe the
         transaction first.
 
-        Args:
-            transactions: The transactions, each with the timeout in milliseconds to keep for its id.
-            deadline_s: When to stop waiting.
+        The mapping has, for each transaction, the timeout in milliseconds to keep for its id.
         """
         requests = [
             (
@@ -242,7 +231,7 @@ class TransactionClient:
             still_silent = {broker for broker, answer in refused.items() if answer.code is None}
             if silent - still_silent:
                 # A broker that did not answer is back or was removed, so other brokers may now coordinate its ids.
-                # Query all of them again.
+                # Query all brokers again.
                 answered.clear()
             answered.update(replies.keys() - refused)
             silent = still_silent
@@ -269,7 +258,7 @@ class TransactionClient:
         return brokers, dict(zip(asked, replies, strict=True))
 
     def transaction_version(self, *, deadline_s: float) -> int | BrokerAnswer:
-        """Returns the cluster's finalized feature ``transaction.version``; 0 without one (KIP-584, KIP-890)."""
+        """Returns the cluster's finalized feature ``transaction.version``; 0 if it has none (KIP-584, KIP-890)."""
         response = self.request(versions_request(), deadline_s=deadline_s)
         answer = _answer(response)
         if answer.code != NONE:
@@ -297,14 +286,8 @@ class TransactionClient:
     ) -> Response:
         """Repeats a request until a broker answers, but only a few times, since servers may lock out frequent logins.
 
-        Args:
-            request: The request.
-            deadline_s: When to stop retrying.
-            node_id: The broker; None for any.
-            is_final: Returns True if there should be no retry after this failure.
-
-        Returns:
-            The response; if there is none, a `BrokerAnswer` with the reasons of all attempts.
+        ``node_id`` None means any broker. There is no retry after a failure that ``is_final``. If there is no response,
+        returns a `BrokerAnswer` with the reasons of all attempts.
         """
         reasons: dict[str, None] = {}
         pause_s = _FIRST_PAUSE_S
@@ -336,14 +319,9 @@ class TransactionClient:
         read: Callable[[Response], Any] | None = None,
         is_open: Callable[[BrokerAnswer], bool] = is_unanswered,
     ) -> list[Any]:
-        """Sends each request to the coordinator of its id or group, and retries while its answer `is_open`.
+        """Sends each request to the coordinator of its transactional id or group, until no answer `is_open`.
 
-        Args:
-            requests: The requests, each with its transactional id or group.
-            deadline_s: When to stop retrying.
-            kind: The kind of coordinator: for transactions or groups.
-            read: Converts a response without an error into a result.
-            is_open: Returns True if the request should be repeated after this answer.
+        ``read`` converts a response without an error into a result.
         """
         results: list[Any] = [None] * len(requests)
         waiting: Sequence[int] = range(len(requests))
@@ -462,12 +440,9 @@ def _of_this_id(view: Description | BrokerAnswer, asked: KafkaTransaction) -> De
 
 
 def metadata_request(*topics: str, rights: bool = False, every: bool = False) -> Request:
-    """Requests metadata of the cluster and some topics, without creating topics.
+    """Requests metadata of these topics or, with ``every``, of all topics, without creating any.
 
-    Args:
-        topics: The names of the topics.
-        rights: True to request the user's permissions as well.
-        every: True to request all topics instead.
+    ``rights`` also requests the user's permissions.
     """
     named = None if every else [MetadataRequest.MetadataRequestTopic(name=topic) for topic in topics]
     return MetadataRequest(topics=named, allow_auto_topic_creation=False, include_topic_authorized_operations=rights)
@@ -489,8 +464,7 @@ def ask_leaders(
 ) -> list[dict[Partition, Any]]:
     """Sends each leader one request of each kind for all of its partitions, all at the same time.
 
-    Returns:
-        For each kind of request, the leaders' replies by partition. A `BrokerAnswer` replaces a missing reply.
+    Returns for each kind of request the leaders' replies by partition. A `BrokerAnswer` replaces a missing reply.
     """
     asked: dict[int, dict[str, list[int]]] = {}
     for (topic, number), leader in sorted(leaders.items()):
@@ -525,10 +499,8 @@ def _refused(partition: Partition, code: int) -> BrokerAnswer:
 def list_offsets(topics: Mapping[str, list[int]], *, when: int | Mapping[Partition, int], level: int) -> Request:
     """Requests an offset of each partition: of its first row, its end, or its first row at or after a timestamp.
 
-    Args:
-        topics: The partitions by topic.
-        when: One of `OffsetSpec`, or a timestamp. A mapping has one of these for each partition to request.
-        level: One of `IsolationLevel`.
+    ``when`` is one of `OffsetSpec` or a timestamp, for all partitions or for each; ``level`` is one of
+    `IsolationLevel`.
     """
     kind = ListOffsetsRequest.ListOffsetsTopic
     times = when if isinstance(when, Mapping) else {(name, one): when for name in topics for one in topics[name]}
@@ -547,10 +519,8 @@ def list_offsets(topics: Mapping[str, list[int]], *, when: int | Mapping[Partiti
 
 
 start_offsets = partial(list_offsets, when=OffsetSpec.EARLIEST, level=IsolationLevel.READ_UNCOMMITTED)
-"""Requests the offset of each partition's first row."""
 
 end_offsets = partial(list_offsets, when=OffsetSpec.LATEST, level=IsolationLevel.READ_UNCOMMITTED)
-"""Requests the offset after each partition's last row."""
 
 last_stable_offsets = partial(list_offsets, when=OffsetSpec.LATEST, level=IsolationLevel.READ_COMMITTED)
 """Requests the last stable offset of each partition, up to which read_committed readers see rows."""

@@ -57,7 +57,7 @@ _GRACE_S = 5.0
 _NO_LIMIT = 2**31 - 1
 
 _ASK_AFTER_S = 5.0
-"""The time without any delivered row after which the topics are looked up, in seconds. A leader moves in less time."""
+"""If no row is delivered for this many seconds, the topics are looked up. A leader moves in less time."""
 _SURELY_GONE_AFTER_S = 10.0
 _PROPAGATION = "topic.metadata.propagation.max.ms"
 _PROPAGATION_MS = 30_000
@@ -68,7 +68,7 @@ _SURELY_THERE = "__transaction_state"
 
 _LIMIT, _POLICY, _CLOCK = "max.message.bytes", "cleanup.policy", "message.timestamp.type"
 _AHEAD = ("message.timestamp.after.max.ms", "message.timestamp.difference.max.ms")
-"""The name of a topic setting: since Kafka 3.6, and before."""
+"""The names of one topic setting: since Kafka 3.6, and before."""
 _CENTURY_MS = 100 * 365 * 86_400_000
 _KNOWN_S = 60.0
 """The time for which a topic's rules are cached, in seconds, since its settings may change."""
@@ -122,9 +122,7 @@ class WriterLimits:
 
 
 class KafkaWriter(SinkWriter):
-    """Writes one task attempt to Kafka.
-
-    It uses its own transaction or, below EXACTLY_ONCE, a shared idempotent producer.
+    """Writes one task attempt to Kafka: in a transaction or, below EXACTLY_ONCE, with a shared idempotent producer.
 
     Args:
         pool: The pool, from which a producer is leased immediately.
@@ -163,12 +161,7 @@ class KafkaWriter(SinkWriter):
         self._topics: set[str] = set()
 
     def begin(self) -> None:
-        """Waits for the producer, and begins the only transaction of this writer.
-
-        Raises:
-            PreflightError: If the cluster does not allow the transaction.
-            PrepareError: If no producer was ready in time.
-        """
+        """Waits for the producer, and begins the only transaction of this writer."""
         lease, self._lease = self._lease, None
         if lease is None:
             raise PrepareError("A Kafka writer can begin one transaction only.")
@@ -181,11 +174,7 @@ class KafkaWriter(SinkWriter):
                 raise self._pooled.explain(error.args[0], "could not begin a transaction") from None
 
     def write(self, rows: pa.RecordBatch) -> None:
-        """Passes rows to librdkafka, and waits while too many are in flight.
-
-        Raises:
-            PrepareError: If a row was refused. The message names the topic and the reason.
-        """
+        """Passes rows to librdkafka, and waits while too many are in flight."""
         pooled = self._open_producer()
         self._written += rows.num_rows
         max_rows = min(CHUNK_ROWS, self._limits.queued_rows)
@@ -218,10 +207,7 @@ class KafkaWriter(SinkWriter):
             self._topics.add(chunk.topic)
 
     def offer(self, rows: pa.RecordBatch) -> Refused:
-        """Writes the rows that the topic accepts, which is predicted from their fields and uncompressed sizes.
-
-        See `SinkWriter.offer`.
-        """
+        """Writes the rows that the topic accepts, judging by fields and uncompressed sizes. See `SinkWriter.offer`."""
         by_topic: Mapping[str, TopicRules] = {}
         if self._topic_limits is not None:
             named = [self._topic] if self._topic is not None else rows.column("topic").unique().to_pylist()
@@ -240,9 +226,6 @@ class KafkaWriter(SinkWriter):
 
         librdkafka only checks this in its own commit, which counts failed delivery reports (``txn_dr_fails`` in
         rdkafka_txnmgr.c). Here, the number of rows that the brokers acknowledged must equal the number of rows written.
-
-        Raises:
-            PrepareError: If any row may not have been delivered, or the transaction cannot be committed.
         """
         pooled = self._open_producer()
         self._flush(pooled)
@@ -283,13 +266,13 @@ class KafkaWriter(SinkWriter):
         rdkafka_txnmgr.c of 2.16; this happened in every fourth abort 2 ms after the first row).
         """
         give_up_at = time.monotonic() + limit_s
-        pooled.poll(0)  # processes the pending events
+        pooled.poll(0)  # This call processes the pending events.
         if (in_flight := len(pooled.producer)) < self._accepted or pooled.abort_reason():
             return
         while len(pooled.producer) >= in_flight > 0 and not pooled.reports.fatal:
             if (left_s := give_up_at - time.monotonic()) <= 0:
                 return
-            pooled.flush(min(left_s, _STALL_S))  # without it, rows wait for a full request
+            pooled.flush(min(left_s, _STALL_S))  # Without a flush, rows wait for a full request.
 
     def close(self) -> None:
         """Ends the producer in the background and leaves its prepared transaction open."""
@@ -312,8 +295,8 @@ class KafkaWriter(SinkWriter):
 
     def _make_room(self, pooled: PooledProducer, chunk: Chunk) -> None:
         """Waits until the chunk fits, because librdkafka refuses rows once its queue is full."""
-        # librdkafka only reports the number of rows in flight. Two upper bounds for their size are known: that number
-        # times the largest row, and all bytes queued since the queue was last empty.
+        # librdkafka only reports the number of rows in flight. Two upper bounds for the size of these rows are known:
+        # their number times the largest row, and all bytes queued since the queue was last empty.
         deadline, stalled = time.monotonic() + self._limits.delivery_s, StalledRows(pooled, self._topics, self._lookup)
         while waiting := len(pooled.producer):
             in_flight_bytes = min(waiting * self._largest_bytes, self._queued_bytes)
@@ -323,7 +306,7 @@ class KafkaWriter(SinkWriter):
             if time.monotonic() > deadline:
                 raise self._too_slow(pooled)
             pooled.poll(_STALL_S)
-            if len(pooled.producer) == waiting:  # the rows may be waiting for their requests to fill up
+            if len(pooled.producer) == waiting:  # The rows may be waiting for their requests to fill up.
                 pooled.flush(_STALL_S)
             self._raise_refusal(pooled)
             stalled.check()
@@ -362,7 +345,7 @@ class KafkaWriter(SinkWriter):
         )
 
     def _await_refusal(self, pooled: PooledProducer) -> None:
-        """Raises the brokers' refusal, if any. After a refusal, librdkafka accepts no rows, but reports it later."""
+        """Raises the brokers' refusal, if any. librdkafka stops accepting rows before it reports a refusal."""
         deadline = time.monotonic() + _GRACE_S
         while len(pooled.producer) and not pooled.reports.refused and time.monotonic() < deadline:
             pooled.poll(0.1)
@@ -384,7 +367,7 @@ def _produce(pooled: PooledProducer, chunk: Chunk) -> int:
 
     Raises:
         KafkaException: If librdkafka refuses a row. Other rows may be queued.
-        BufferError: If its queue is full.
+        BufferError: If librdkafka's queue is full.
     """
     if isinstance(pooled.producer, BatchProducer):
         return pooled.producer.produce(chunk.topic, chunk.columns)
@@ -439,14 +422,9 @@ def _too_large(chunk: Chunk, limit: int) -> PrepareError:
 class TopicLookup:
     """Asks the brokers if topics exist.
 
-    Args:
-        settings: The settings of a producer, with librdkafka's names.
-        is_transactional: True if the producer is transactional, in which case the brokers have a topic for
-            transactions.
-
-    Attributes:
-        gone_after_s: How long all answers must report that a topic does not exist, in seconds. A broker may lag behind,
-            and librdkafka itself waits as long for a topic that may be about to appear.
+    All answers must report for `gone_after_s` seconds that a topic does not exist, because a broker may lag behind.
+    librdkafka itself waits as long for a topic that may be about to appear. If the producer is transactional, the
+    brokers also have a topic for transactions.
     """
 
     def __init__(self, settings: Mapping[str, Any], *, is_transactional: bool) -> None:
@@ -463,7 +441,7 @@ class TopicLookup:
         asked = TopicCollection([*sorted(topics)[:_MOST_TOPICS], *guard])
         try:
             answers = self._client.describe_topics(asked, request_timeout=_ANSWER_LIMIT_S)
-        except KafkaException:  # no client can be created now, for example without a token
+        except KafkaException:  # No client can be created now, for example because there is no token.
             return {}
         give_up_at_s = time.monotonic() + _ANSWER_LIMIT_S + _SPARE_S
         found = {topic: _is_there(answer, give_up_at_s) for topic, answer in answers.items()}
@@ -477,13 +455,7 @@ class TopicLookup:
 
 
 class StalledRows:
-    """Watches a producer while the writer waits for its rows to be delivered.
-
-    Args:
-        pooled: The producer.
-        topics: The topics of its rows.
-        lookup: Queries the brokers for the topics; None for no queries.
-    """
+    """Watches a producer while its writer waits for deliveries. Queries no broker if ``lookup`` is None."""
 
     def __init__(self, pooled: PooledProducer, topics: Collection[str], lookup: TopicLookup | None) -> None:
         self._pooled = pooled
@@ -501,7 +473,7 @@ class StalledRows:
         """
         if self._lookup is None:
             return
-        if (waiting := len(self._pooled.producer)) < self._waiting:  # other events may be pending, such as statistics
+        if (waiting := len(self._pooled.producer)) < self._waiting:  # Other events, such as statistics, may be pending.
             self._waiting, self._missing_since = waiting, {}
         elif time.monotonic() < self._ask_at_s:
             return
@@ -536,11 +508,7 @@ def no_such_topic(topic: str) -> PrepareError:
 
 
 class TopicLimits:
-    """Fetches the rules of topics, and caches them for a minute.
-
-    Args:
-        settings: The settings of a producer, with librdkafka's names.
-    """
+    """Fetches the rules of topics, and caches them for a minute."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self._settings = settings
@@ -548,11 +516,7 @@ class TopicLimits:
         self._known: dict[str, tuple[TopicRules | None, float]] = {}
 
     def of(self, topics: Iterable[str]) -> dict[str, TopicRules]:
-        """Returns the rules of these topics. Leaves out topics that are missing or that the user may not describe.
-
-        Raises:
-            OutageError: If no broker answers.
-        """
+        """Returns the rules of these topics. Leaves out topics that are missing or that the user may not describe."""
         with self._lock:
             now = time.monotonic()
             wanted = sorted(set(topics))
