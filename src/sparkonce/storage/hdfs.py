@@ -232,11 +232,9 @@ class HdfsFiles(RenamingFiles):
         return self._location
 
     def read(self, path: str) -> bytes | None:
-        """See `CheckpointFiles.read`."""
         return self._read(path)
 
     def exists(self, path: str) -> bool:
-        """See `CheckpointFiles.exists`."""
         return self._exists(path)
 
     def open(self, path: str) -> BinaryIO | None:
@@ -245,11 +243,9 @@ class HdfsFiles(RenamingFiles):
         return None if size is None else opened(partial(self._part, path), size)
 
     def names(self, folder: str) -> Sequence[str]:
-        """See `CheckpointFiles.names`."""
         return [name for name, _ in self._listed(folder) if not name.startswith(".")]
 
     def put(self, path: str, data: bytes) -> Landed | Taken:
-        """See `CheckpointFiles.put`."""
         return self._put(path, data)
 
     def put_large(self, path: str, file: BinaryIO) -> None:
@@ -257,26 +253,21 @@ class HdfsFiles(RenamingFiles):
         self._replace(path, pieces_of(file))
 
     def replace(self, path: str, data: bytes) -> None:
-        """See `CheckpointFiles.replace`."""
         self._replace(path, [data])
 
     def delete(self, paths: Iterable[str]) -> None:
-        """See `CheckpointFiles.delete`."""
         for path in paths:
             self._delete(path)
 
     def sync(self, folder: str) -> None:
-        """See `CheckpointFiles.sync`."""
         self._sync(folder)
 
     def tidy(self, folder: str) -> None:
-        """See `CheckpointFiles.tidy`."""
         for name, modified_ms in self._listed(folder):
             if is_stale(name, modified_ms):
                 self._delete(f"{folder}/{name}")
 
     def check(self) -> None:
-        """See `CheckpointFiles.check`."""
         one, two = (f".{uuid.uuid4().hex}.tmp" for _ in range(2))
         try:
             existed = self._exists("")
@@ -296,7 +287,6 @@ class HdfsFiles(RenamingFiles):
             ) from error
 
     def inside(self, folder: str) -> HdfsFiles:
-        """See `CheckpointFiles.inside`."""
         found = HdfsFiles(self._shown(folder), self._settings, self._user, **self._more)
         found._clients = self._clients
         return found

@@ -53,7 +53,6 @@ class LocalFiles(CheckpointFiles):
 
     @property
     def resolved(self) -> str:
-        """See `CheckpointFiles.resolved`."""
         return str(self.folder.resolve())
 
     def read(self, path: str) -> bytes | None:
@@ -64,7 +63,6 @@ class LocalFiles(CheckpointFiles):
             return None
 
     def names(self, folder: str) -> Sequence[str]:
-        """See `CheckpointFiles.names`."""
         try:
             with os.scandir(self.folder / folder) as found:
                 return [one.name for one in found if not one.name.startswith(".") and one.is_file()]
@@ -72,7 +70,6 @@ class LocalFiles(CheckpointFiles):
             return []
 
     def put(self, path: str, data: bytes) -> Landed | Taken:
-        """See `CheckpointFiles.put`."""
         final = self._made(path)
         folder = final.parent
         with temporary_file(folder, data, self._mode) as temporary:
@@ -95,27 +92,22 @@ class LocalFiles(CheckpointFiles):
         return Landed()
 
     def replace(self, path: str, data: bytes) -> None:
-        """See `CheckpointFiles.replace`."""
         final = self._made(path)
         with temporary_file(final.parent, data, self._mode) as temporary:
             temporary.rename(final)
         sync_folder(final.parent)
 
     def delete(self, paths: Iterable[str]) -> None:
-        """See `CheckpointFiles.delete`."""
         for path in paths:
             (self.folder / path).unlink(missing_ok=True)
 
     def make(self, folder: str) -> None:
-        """See `CheckpointFiles.make`."""
         make_folder(self.folder / folder)
 
     def require(self, folder: str) -> None:
-        """See `CheckpointFiles.require`."""
         (self.folder / folder).stat()
 
     def sync(self, folder: str) -> None:
-        """See `CheckpointFiles.sync`."""
         sync_folder(self.folder / folder)
 
     def sync_ahead(self) -> None:
@@ -135,7 +127,6 @@ class LocalFiles(CheckpointFiles):
             sync_file_system(self.folder)
 
     def emptied(self) -> Sequence[str]:
-        """See `CheckpointFiles.emptied`."""
         patterns = ("metadata", "offsets/[0-9]*", "commits/[0-9]*", "sources/*/[0-9]*")
         found = [one for pattern in patterns for one in self.folder.glob(pattern) if one.stat().st_size == 0]
         return [one.relative_to(self.folder).as_posix() for one in found]
@@ -148,7 +139,6 @@ class LocalFiles(CheckpointFiles):
         )
 
     def tidy(self, folder: str) -> None:
-        """See `CheckpointFiles.tidy`."""
         delete_stale_temporaries(self.folder / folder)
 
     def check(self) -> None:
@@ -170,7 +160,6 @@ class LocalFiles(CheckpointFiles):
             ) from error
 
     def inside(self, folder: str) -> LocalFiles:
-        """See `CheckpointFiles.inside`."""
         return LocalFiles(self.folder / folder, self._mode)
 
     def _made(self, path: str) -> Path:

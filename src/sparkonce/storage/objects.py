@@ -155,14 +155,12 @@ class ObjectFiles(CheckpointFiles):
         return str(self._access.options.get("endpoint", self._access.kind))
 
     def read(self, path: str) -> bytes | None:
-        """See `CheckpointFiles.read`."""
         try:
             return self._ask(path, lambda client: bytes(_obstore().get(client, self._key(path)).bytes()))
         except FileNotFoundError:
             return None
 
     def exists(self, path: str) -> bool:
-        """See `CheckpointFiles.exists`."""
         # An answer without a body does not distinguish a missing object from a missing bucket, but reading does.
         return self._size(path) is not None or self.read(path) is not None
 
@@ -184,7 +182,6 @@ class ObjectFiles(CheckpointFiles):
         self._ask(path, lambda client: _obstore().put(client, self._key(path), file, **parts))
 
     def names(self, folder: str) -> Sequence[str]:
-        """See `CheckpointFiles.names`."""
         prefix = self._key(folder)
         found = self._ask(folder, lambda client: _obstore().list_with_delimiter(client, prefix or None)["objects"])
         start = f"{prefix}/" if prefix else ""
@@ -216,11 +213,9 @@ class ObjectFiles(CheckpointFiles):
             pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
 
     def replace(self, path: str, data: bytes) -> None:
-        """See `CheckpointFiles.replace`."""
         self._ask(path, lambda client: _obstore().put(client, self._key(path), data, use_multipart=False))
 
     def delete(self, paths: Iterable[str]) -> None:
-        """See `CheckpointFiles.delete`."""
         # Delete objects one by one, since not every S3-compatible store can delete several in one request.
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             list(pool.map(self._delete, paths))
@@ -251,7 +246,6 @@ class ObjectFiles(CheckpointFiles):
             )
 
     def inside(self, folder: str) -> ObjectFiles:
-        """See `CheckpointFiles.inside`."""
         return ObjectFiles(self._shown(folder), self._key(folder), self._access)
 
     def _size(self, path: str) -> int | None:

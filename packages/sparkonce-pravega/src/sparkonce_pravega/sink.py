@@ -75,7 +75,6 @@ class PravegaSink(WriteAheadSink):
         return f"PravegaSink({self.cluster.controller!r}, stream='{self.scope}/{self.stream}', name={self.name!r})"
 
     def conditions(self) -> Sequence[str]:
-        """See `TwoPhaseCommitSink.conditions`."""
         return (
             "controller.transaction.ttl.hours of Pravega, 24 by default, is longer than the query may be down with a "
             "half-committed batch, and so is the stream's retention time",
@@ -159,11 +158,9 @@ class PravegaSink(WriteAheadSink):
         return facts
 
     def worker_needs(self) -> WorkerNeeds:
-        """See `TwoPhaseCommitSink.worker_needs`."""
         return replace(super().worker_needs(), packages=("sparkonce_pravega",))
 
     def committer(self) -> SinkCommitter:
-        """See `TwoPhaseCommitSink.committer`."""
         folder = self.folder()
         settings = CallSettings(
             apply=never, is_applied=None, applies=Applies.TRANSACTIONAL, per="batch", parallel=1, wait_s=WAIT_S

@@ -15,7 +15,6 @@ class PravegaStreams(Source):
     """Streams as read by `read_pravega`."""
 
     def judge(self, source: SourceFacts, downtime: str) -> Iterator[Finding]:
-        """See `Source.judge`."""
         yield holds("stream cuts are stored before a batch runs, and a replay reads the same events again, or stops")
         if source.options is None:
             yield must("accept_lost is not set")
@@ -27,7 +26,6 @@ class PravegaStreams(Source):
         yield must(f"the stream keeps events longer than {downtime} (its retention policy)")
 
     def starts_at_end(self, source: SourceFacts) -> bool:
-        """See `Source.starts_at_end`."""
         return (source.options or {}).get("starting") == "latest"
 
     def describe_offset(self, offset: Any) -> str | None:

@@ -24,7 +24,6 @@ class RabbitMQStreams(Source):
     """Streams as read by `read_rabbitmq_stream`."""
 
     def judge(self, source: SourceFacts, downtime: str) -> Iterator[Finding]:
-        """See `Source.judge`."""
         yield holds("offsets are stored before a batch runs, and a replay reads the same messages again, or stops")
         if source.options is None:
             yield must("accept_lost is not set")
@@ -39,7 +38,6 @@ class RabbitMQStreams(Source):
         )
 
     def starts_at_end(self, source: SourceFacts) -> bool:
-        """See `Source.starts_at_end`."""
         known = source.options or {}
         return "latest" in json.loads(known.get("source", "{}")).get("starting", {}).values()
 
@@ -48,7 +46,6 @@ class RabbitMQStreams(Source):
         return ", ".join(offset) if rows_between({}, offset) is not None else None
 
     def rows_between(self, before: Any, after: Any) -> int | None:
-        """See `Source.rows_between`."""
         return rows_between(before, after)
 
     def check(self, spark: SparkSession, source: SourceFacts, trigger: Mapping[str, Any]) -> None:  # noqa: ARG002
@@ -95,11 +92,9 @@ class RabbitMQQueues(Source):
     """Queues as read by `read_rabbitmq_queue`, which itself checks the queue. Tasks do not connect to a server."""
 
     def worker_needs(self, source: SourceFacts) -> WorkerNeeds:  # noqa: ARG002 - tasks read files
-        """See `Source.worker_needs`."""
         return WorkerNeeds(packages=PACKAGES)
 
     def judge(self, source: SourceFacts, downtime: str) -> Iterator[Finding]:  # noqa: ARG002 - messages wait
-        """See `Source.judge`."""
         options = source.options or {}
         yield holds(
             "messages are kept in the checkpoint before a batch reads them, and a replay reads the same ones again"

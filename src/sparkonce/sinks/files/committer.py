@@ -35,7 +35,7 @@ KEPT_BATCHES = SINKS_KEEP_BATCHES
 """The number of newest batches that keep their file lists and their own manifests."""
 
 TRACED_BATCHES = 10
-"""The number of newest batches whose manifests are read at each start, in addition to each run's newest one."""
+"""The number of newest batches whose manifests are read at each start, in addition to the newest one of each run."""
 
 _MISSING = frozenset({Outcome.LOST, Outcome.UNKNOWN})
 _TAKEN_AWAY = Finished(
@@ -50,13 +50,7 @@ Files = Mapping[TransactionName, Sequence[Fields]]
 
 
 class FilesCommitter(HandleCommitter[TransactionName]):
-    """Publishes and discards the files named by the handles. Works from any process.
-
-    Args:
-        store: The store of the files.
-        name: The sink's name.
-        manifest: True to write a manifest for each whole batch.
-    """
+    """Publishes and discards the files named by the handles. Works from any process."""
 
     handle_fields = FIELDS
 
@@ -67,13 +61,11 @@ class FilesCommitter(HandleCommitter[TransactionName]):
         self._tidying = Every(TIDY_EVERY)
 
     def close(self) -> None:
-        """Frees connections."""
         self._store.close()
 
     # --- commit -----------------------------------------------------------------------------------------------------
 
     def transaction_of(self, handle: Handle) -> TransactionName | Finished:
-        """See `HandleCommitter.transaction_of`."""
         try:
             return read_handle(handle).name
         except ValueError:
@@ -115,10 +107,7 @@ class FilesCommitter(HandleCommitter[TransactionName]):
         return files
 
     def _before_publish(self, opened: Files) -> Answers:
-        """Returns the answers for transactions with several files, some of which cannot be published.
-
-        None of the files of such a transaction is published.
-        """
+        """Returns the answers for transactions of several files, one of which cannot be published."""
         several = {name: files for name, files in opened.items() if len(files) > 1}
         try:
             found = _asked(self._store.states, several)
@@ -166,10 +155,7 @@ class FilesCommitter(HandleCommitter[TransactionName]):
         return {folder: doubt for folder, doubt in asked.items() if doubt is not None}
 
     def _ask_manifests(self, answers: Answers, wanted: Mapping[TransactionName, Handle]) -> Answers:
-        """Returns answers for missing transactions that are in a manifest.
-
-        Readers may have deleted their files after reading.
-        """
+        """Returns answers for missing transactions that a manifest lists: readers may delete files they have read."""
         missing = {name: answer for name, answer in answers.items() if answer.outcome in _MISSING}
         try:
             whole = self._named_by_manifests(missing)
@@ -195,18 +181,12 @@ class FilesCommitter(HandleCommitter[TransactionName]):
     # --- abort and sweep --------------------------------------------------------------------------------------------
 
     def abort_all(self, wanted: Mapping[TransactionName, Handle]) -> Answers:
-        """See `HandleCommitter.abort_all`."""
         answers, opened = self._open(wanted)
         for name, found in _asked(self._store.discard, opened).items():
             answers[name] = of_abort(found)
         return answers
 
     def list_lingering(self, owners: Sequence[Owner]) -> Sequence[Handle]:
-        """See `SinkCommitter.list_lingering`.
-
-        Raises:
-            UnknownOutcomeError: If the store is currently unavailable.
-        """
         claims = Claims(owners)
         found: dict[TransactionName, list[Fields]] = {}
         for staged in self._store.list_staged() if claims else ():
@@ -276,10 +256,7 @@ class FilesCommitter(HandleCommitter[TransactionName]):
         return [trace for name in read.values() for one in manifests.read(self._store, name) for trace in _traces(one)]
 
     def missing(self, handles: Sequence[Handle]) -> Sequence[Handle]:
-        """See `SinkCommitter.missing`.
-
-        Lists transactions that are in no manifest. Missing files prove nothing, because readers may have moved them.
-        """
+        """Lists transactions that are in no manifest. Missing files prove nothing: readers may have moved them."""
         if not (self._manifest and self._store.keeps_manifests):
             return ()
         names = {handle: read_handle(handle).name for handle in handles}
@@ -295,7 +272,6 @@ class FilesCommitter(HandleCommitter[TransactionName]):
 
 
 def _asked(ask: Callable[[Sequence[Fields]], Sequence[Answer]], files: Files) -> dict[TransactionName, list[Answer]]:
-    """Calls the store once for all files, and groups its answers by transaction."""
     flat = [(name, one) for name, some in files.items() for one in some]
     grouped: dict[TransactionName, list[Answer]] = {}
     for (name, _), answer in zip(flat, ask([one for _, one in flat]) if flat else (), strict=True):

@@ -1,13 +1,14 @@
 """Compacts small files of old, whole batches into larger ones, from any process, while the query runs.
 
-1. Write the rows of the small files to a few large hidden ones with the same format, schema and compression, and
-   publish these under new names.
-2. Put the next generation (`sparkonce.sinks.files.manifests`). From then on, readers of whole batches use the new
-   files.
+1. Write the rows of the small files to a few large hidden files with the same format, schema and compression, and
+publish these under new names.
+2. Write the manifest of the next generation (see `sparkonce.sinks.files.manifests`). From then on, readers of whole
+batches use the new files.
 3. Later, delete the replaced files. Until then, readers may still have them in an earlier listing.
 
-If a compaction is killed before it has put its generation, the next generation excludes it, because each number can be
-put only once. Its files are then deleted, because no generation will ever list them.
+If a compaction is killed before it has written its generation, the next compaction writes a generation that excludes
+it, because each generation number can be taken only once. The next compaction then deletes the files of the killed one,
+because no generation will ever list them.
 """
 
 from __future__ import annotations
@@ -96,11 +97,11 @@ def compact(
 
     Args:
         path: The path of the `FilesSink`.
-        target_bytes: The approximate size of a new file. Files of at least half this size are left unchanged.
+        target_bytes: The approximate size of a new file. Compaction leaves files of at least half this size unchanged.
         keep_batches: How many of the newest batches of each query are left alone, at least 2.
         delete_after_s: How long replaced files are kept for readers that have already listed them. The first compaction
-            after that time deletes them; with 0, this one does.
-        missing_ok: True if files may be missing, for example because somebody deletes old ones.
+            after that time deletes them; with 0, this call does.
+        missing_ok: True if files may be missing, for example because another program deletes old ones.
         dry_run: True to change nothing and only report what would be done.
         store_options: The options of the `FilesSink`.
 
@@ -108,7 +109,7 @@ def compact(
         ConfigurationError: If a setting is wrong. The message names it and its value.
         FilesGoneError: If files are missing and ``missing_ok`` is False.
         CorruptRecordError: If a file's bytes or rows do not match its manifest.
-        UnknownOutcomeError: If the store is currently unavailable. Run it again.
+        UnknownOutcomeError: If the store is currently unavailable. Run the compaction again.
     """
     wanted = _Wanted(
         target_bytes=whole_number("target_bytes", target_bytes, least=1),
@@ -145,18 +146,14 @@ class _Compactor:
         self._store = store
         self._wanted = wanted
         self._due_before_ms = _now_ms() - wanted.delete_after_s * 1_000
-        """Determined once per run: files that become due while it rewrites are left to the next run."""
+        """Determined once per run: a later run deletes files that become due while this run rewrites others."""
         self._base = base
         self._nonce = secrets.token_hex(4)
         self._copy = secrets.token_hex(6)
         self._count = 0
 
     def run(self, batches: Sequence[Manifest]) -> Compacted:
-        """Carries out the compaction or the dry run.
-
-        Args:
-            batches: The manifests of all the query's batches.
-        """
+        """Carries out the compaction or the dry run."""
         base = self._base
         single = [one for one in batches if not base.covers(one.batch)]
         old = sorted(single, key=lambda one: one.batch)[: max(0, len(single) - self._wanted.keep_batches)]
@@ -180,7 +177,7 @@ class _Compactor:
         except SparkonceError:
             if self._newest().number == base.number:
                 raise
-            replaced, new, beaten = [], [], True  # another compaction was faster, and has deleted these files
+            replaced, new, beaten = [], [], True  # Another compaction was faster, and has deleted these files.
         after = base
         if not dry and (replaced or due or killed):
             after = self._put(parts, files, replaced, new)
@@ -231,7 +228,7 @@ class _Compactor:
                     return staged[-1]
 
                 for one in rewrite(self._contents(group), stage, self._wanted.target_bytes):
-                    if len(one.inputs) == 1:  # the only one of its schema
+                    if len(one.inputs) == 1:  # The file is the only one of its schema.
                         one.staged.discard()
                         continue
                     sealed = one.staged.seal()
@@ -300,7 +297,7 @@ class _Compactor:
         replaced: Sequence[CommittedFile],
         new: Sequence[CommittedFile],
     ) -> Generation:
-        """Puts the next generation. Returns the newest one, which may come from another compaction."""
+        """Writes the next generation. Returns the newest generation, which may come from another compaction."""
         gone = frozenset(replaced)
         left = tuple((at, paths) for at, paths in self._base.replaced if not self._is_due(at))
         if replaced:
@@ -317,7 +314,7 @@ class _Compactor:
         after = replace(self._base, number=self._base.number + 1, nonce=self._nonce, whole=whole, replaced=left)
         self._store.put_new(after.path, after.encode())
         newest = self._newest()
-        # Keep the previous one for readers that have listed it.
+        # Keep the previous generation for readers that have listed it.
         older = [replace(self._base, number=one).path for one in self._numbers() if one < newest.number - 1]
         self._store.delete(older)
         return newest
@@ -329,7 +326,7 @@ class _Compactor:
     def _newest(self) -> Generation:
         while numbers := self._numbers():
             newest = manifests.read_generation(self._store, self._base.prefix, self._base.query, numbers[-1])
-            if newest is not None:  # otherwise, a newer one has replaced it in the meantime
+            if newest is not None:  # If there is none, a newer generation has replaced this one in the meantime.
                 return newest
         return self._base
 
@@ -349,7 +346,7 @@ class _Compactor:
     def _clear(self, newest: Generation, listed: Sequence[str]) -> None:
         """Deletes the files of all compactions that the newest generation excludes."""
         staged = [one for one in self._store.list_staged() if self._is_shut_out(one.name, newest)]
-        # Discard them first, so that nobody can publish them anymore.
+        # Discard staged files first, so that nobody can publish them anymore.
         self._store.discard([one.fields for one in staged])
         again = list_folders(self._store, [*listed, *newest.named])
         self._store.delete(
@@ -406,7 +403,7 @@ class Rewritten:
 
     @property
     def rows(self) -> int:
-        """The number of rows that the manifests record for the replaced files, to be compared with the rows read."""
+        """The number of rows that the manifests record for the replaced files."""
         return sum(one.rows for one in self.inputs)
 
     def add(self, table: pa.Table) -> None:
@@ -417,7 +414,6 @@ class Rewritten:
             self.flush()
 
     def flush(self) -> None:
-        """Encodes the collected rows."""
         if self.tables:
             self.encoder.write(pa.concat_tables(self.tables))
             self.tables, self.gathered = [], 0
@@ -430,10 +426,7 @@ def rewrite(
 ) -> Iterator[Rewritten]:
     """Yields new, unsealed files, each as soon as it holds the rows of files that add up to the target size.
 
-    Args:
-        contents: The small files with one folder and extension, with their bytes.
-        stage: Begins a staged file with this extension.
-        target_bytes: The target size, in bytes.
+    The small files share one folder and extension. ``stage`` begins a staged file with this extension.
 
     Raises:
         CorruptRecordError: If a file's bytes or rows do not match its manifest.
@@ -466,7 +459,7 @@ def _append(new: Rewritten, pieces: Any, *, first: bool) -> None:
         new.add(pieces)
         return
     header, lines = pieces
-    encoder = cast("LinesEncoder", new.encoder)  # by the format
+    encoder = cast("LinesEncoder", new.encoder)  # This depends on the format.
     if first:
         encoder.copy(header)
     for line in lines:
@@ -486,7 +479,7 @@ def _split(extension: str) -> tuple[str, str]:
 
 def _check_bytes(file: CommittedFile, content: bytes) -> None:
     crc = file.checksum.removeprefix("crc32:")
-    # An ETag says nothing about the bytes, since it depends on how the upload was split into parts.
+    # Do not check an ETag, which says nothing about the bytes, since it depends on how the upload was split into parts.
     same = crc == file.checksum or f"{zlib.crc32(content):08x}" == crc
     if len(content) != file.size_bytes or not same:
         raise CorruptRecordError(
@@ -527,7 +520,7 @@ def _read_parquet(buffer: pa.Buffer) -> tuple[pa.Table, str]:
 def _read_arrow(buffer: pa.Buffer) -> tuple[pa.Table, str]:
     with pa.ipc.open_file(pa.BufferReader(buffer)) as reader:
         table = reader.read_all()
-    # Uncompressed rows are read in place, without a copy.
+    # Uncompressed rows are read from the file's memory, without a copy.
     start, end = buffer.address, buffer.address + buffer.size
     copied = any(
         part is not None and part.size and not start <= part.address < end
@@ -539,7 +532,7 @@ def _read_arrow(buffer: pa.Buffer) -> tuple[pa.Table, str]:
 
 
 _ARROW_CODECS = {b"\x04\x22\x4d\x18": "lz4", b"\x28\xb5\x2f\xfd": "zstd"}
-"""The first bytes of a compressed buffer."""
+"""The first bytes of a compressed buffer, with pyarrow's name of the codec."""
 
 
 def _arrow_codec(buffer: pa.Buffer) -> str:
@@ -559,7 +552,7 @@ def _read_lines(
 ) -> tuple[object, Encoding, tuple[bytes, Iterator[memoryview]]]:
     header, rows = _count(content, codec, quoted=format == "csv")
     if format != "csv" or rows == file.rows:
-        header = b""  # a file without a header: its first line is a row
+        header = b""  # Without a header, the file's first line is a row.
     _check_rows(file, rows - bool(header))
     # Without a header, the columns of a file are unknown, but files of the same run have the same columns.
     run = name_in(file.path) if format == "csv" and not header else None
@@ -585,7 +578,7 @@ def _count(content: bytes, codec: str, *, quoted: bool) -> tuple[bytes, int]:
         data = np.frombuffer(chunk, np.uint8)
         ends = data == 10
         if quoted:
-            parity = (np.cumsum(data == 34, dtype=np.uint8) + inside) & 1  # wraps at 256, which is even
+            parity = (np.cumsum(data == 34, dtype=np.uint8) + inside) & 1  # The sum wraps at 256, which is even.
             ends &= parity == 0
             inside = int(parity[-1])
         if not first:

@@ -1,6 +1,6 @@
 """The file formats: extensions, options, supported Spark types, and encoders.
 
-Text formats encode a whole record batch into the buffer of one Arrow array, which is written to the file unchanged.
+Text formats encode a whole record batch into the buffer of one Arrow array, which is written to the file as is.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NO_DELIMITERS = '"\r\n\0+-.:'
 
 _MIB = 1 << 20
 _SLICES, _SLICE_ROWS = 64, 256
-"""The number of slices in a sample, and the number of rows in each. With so many, values in long cycles repeat."""
+"""A sample has 64 slices of 256 rows each. With so many slices, values repeat even if their cycle is long."""
 
 _UNIQUE = 0.99
 """If at least this fraction of a sample's values is distinct, the column gets no dictionary."""
@@ -35,11 +35,11 @@ _UNIQUE = 0.99
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
-    """A format.
+    """A file format.
 
     Attributes:
-        codecs: The names of its compressions, with the default first.
-        options: Its options with their defaults.
+        codecs: The names of the format's compressions, with the default first.
+        options: The format's options with their defaults.
         piece_bytes: The number of bytes of Arrow data to collect before encoding them.
         in_name: True if the compression is part of the file's name.
     """
@@ -79,20 +79,14 @@ class Encoding:
 
     @property
     def piece_bytes(self) -> int:
-        """The number of bytes of Arrow data to collect before encoding them."""
         return int(dict(self.options).get("row_group_bytes", FORMATS[self.format].piece_bytes))
 
     def open(self, stream: BinaryIO) -> Encoder:
-        """Begins a file."""
         return _ENCODERS[self.format](stream, self.compression, dict(self.options))
 
 
 def choose(format: str, compression: str | None, options: Mapping[str, Any]) -> Encoding:  # noqa: A002
-    """Validates the user's format and options.
-
-    Raises:
-        ConfigurationError: If a setting is wrong. The message names it and its value.
-    """
+    """Validates the user's format and options."""
     known = FORMATS[one_of("format", format, tuple(FORMATS))]
     codec = known.codecs[0] if compression is None else compression
     if codec not in known.codecs:
@@ -169,12 +163,13 @@ class _ParquetEncoder(Encoder):
 def _repeating(rows: pa.Table) -> list[str] | bool:
     """Returns the columns whose values repeat, according to a sample spread over all rows; True means all columns.
 
-    pyarrow starts a dictionary for every column and abandons it at 1 MiB. For unique values, this took up to a quarter
-    of the encoding time. If 1% of a sample's values repeat, the dictionary may still fit into 1 MiB.
+    pyarrow starts a dictionary for every column and abandons it at 1 MiB. For unique values, the dictionary took up to
+    a quarter of the encoding time. If 1% of a sample's values repeat, the dictionary may still fit into 1 MiB.
     """
     import pyarrow.compute as pc
 
-    nested = any(map(pa.types.is_nested, rows.schema.types))  # their dictionaries are set by the paths of the leaves
+    # The dictionaries of nested columns are set by the paths of their leaves.
+    nested = any(map(pa.types.is_nested, rows.schema.types))
     if nested or rows.num_rows < 2 * _SLICES * _SLICE_ROWS:
         return True
     starts = range(0, rows.num_rows, rows.num_rows // _SLICES)
@@ -208,7 +203,6 @@ class LinesEncoder(Encoder):
         self._stream: Any = self._compressed or stream
 
     def write(self, rows: pa.Table) -> None:
-        """See `Encoder.write`."""
         for batch in rows.combine_chunks().to_batches():
             self._stream.write(self._lines(batch))
 
@@ -217,7 +211,6 @@ class LinesEncoder(Encoder):
         self._stream.write(lines)
 
     def close(self) -> None:
-        """See `Encoder.close`."""
         if self._compressed is not None:
             self._compressed.close()
 
@@ -246,7 +239,7 @@ class _CsvEncoder(LinesEncoder):
 
 
 class _Unclosed:
-    """A stream that ignores `close`, since pyarrow's compressed stream would close it before `seal`."""
+    """A stream that ignores `close`: pyarrow's compressed stream would otherwise close it before `seal`."""
 
     closed = False
 
@@ -261,7 +254,6 @@ class _Unclosed:
         """Does nothing."""
 
     def writable(self) -> bool:
-        """Returns True."""
         return True
 
 
@@ -278,12 +270,7 @@ _PARTITION_TYPES = "string, boolean, byte, short, int, long, decimal and date"
 
 
 def check_columns(schema: pa.Schema, format: str, partition_by: Sequence[str]) -> list[str]:  # noqa: A002
-    """Returns all columns after checking that the format supports each.
-
-    Args:
-        schema: The schema of the rows, as passed by Spark.
-        format: One of `sparkonce.sinks.files.formats.FORMATS`.
-        partition_by: The columns that partition the files into folders.
+    """Returns all columns, after checking that the format supports each column's type.
 
     Raises:
         SchemaError: If a column is refused. The message names it.
@@ -377,18 +364,15 @@ def is_binary(kind: pa.DataType) -> bool:
 
 
 def file_schema(schema: pa.Schema) -> pa.Schema:
-    """Returns the schema of a file.
+    """Returns the schema of a file, with all timestamps in UTC.
 
-    Its timestamps are always in UTC, so the files of a folder have the same type regardless of the session's time zone.
+    The files of a folder therefore have the same types regardless of the session's time zone.
     """
     return pa.schema([field.with_type(may_be_null(in_utc(field.type))) for field in schema])
 
 
 def in_utc(kind: pa.DataType) -> pa.DataType:
-    """Returns the type with all its timestamps in UTC.
-
-    The stored values do not change, since they always count from 1970 in UTC.
-    """
+    """Returns the type with all its timestamps in UTC. Stored values do not change: they count from 1970 in UTC."""
     if types.is_timestamp(kind):
         return kind if kind.tz in (None, "UTC") else pa.timestamp(kind.unit, "UTC")
     rebuild: Callable[[list[pa.Field]], pa.DataType]

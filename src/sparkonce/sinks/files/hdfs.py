@@ -3,8 +3,8 @@
 A file is published by a rename that fails if its target exists: a single step in the name node's log. A sealed file
 therefore always has exactly one of its two names.
 
-The client retries requests for minutes on its own, but callers only wait until a deadline. An unanswered request may
-still be applied later, which is harmless: it does what was decided, or nothing.
+The client retries requests for minutes on its own, but callers only wait until a deadline. The name node may still
+apply an unanswered request later, which is harmless: the request does what was decided, or nothing.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 
 DEADLINE_S = 20.0
 LONGEST_NAME_BYTES = 255
-"""The default of ``dfs.namenode.fs-limits.max-component-length``, which clients cannot query."""
+"""The default of ``dfs.namenode.fs-limits.max-component-length``. Clients cannot query the actual value."""
 LONGEST_PATH = 8000
 """The name node's fixed limit, in characters. A string never has more characters than bytes."""
 
 
 class HdfsStore(RenamingStore):
-    """See `FileStore`.
+    """A folder in HDFS as a store, see `FileStore`.
 
     Args:
         url: ``hdfs://host:port/path``, or with a configured name service instead of host and port.
@@ -114,7 +114,7 @@ class HdfsStore(RenamingStore):
                 raise done
             self._tidy()
             return {"folder": self._identity()}
-        except Exception as error:  # the client's errors have no common base
+        except Exception as error:  # The client's errors have no common base class.
             raise PreflightError(
                 f"path={self.location!r} cannot be written to: {first_line(error)}",
                 next_step="Check whether the name node runs, the address is right, and this user may write there.",
@@ -124,7 +124,6 @@ class HdfsStore(RenamingStore):
     # --- files ------------------------------------------------------------------------------------------------------
 
     def stage(self, name: TransactionName, path: str) -> StagedFile:  # noqa: ARG002 - the path holds it
-        """See `FileStore.stage`."""
         held = f"{self._held}/{path.rpartition('/')[2]}{HELD}"
         check_lengths((self._path(path), held), LONGEST_NAME_BYTES, LONGEST_PATH)
         (file,) = within(self._deadline_s, [partial(create, self._client, held, self._options)])
@@ -135,7 +134,7 @@ class HdfsStore(RenamingStore):
     # --- hooks ------------------------------------------------------------------------------------------------------
 
     def _call_each(self, call: Callable[[Any], Answer], items: Sequence[Any]) -> list[Answer | BaseException]:
-        """See `RenamingStore`. Files that time out are left to the next call, which does not read the others again."""
+        """See `RenamingStore`. The next call continues with files that time out, and does not read the others again."""
         return within(self._deadline_s, [partial(call, one) for one in items])
 
     def _of_error(self, error: BaseException, name: str) -> Finished:
@@ -187,7 +186,7 @@ class HdfsStore(RenamingStore):
 
     def _settle(self, files: Sequence[Fields], answers: list[Finished]) -> list[Finished]:  # noqa: ARG002
         if all(one.outcome in COMMITTED for one in answers):
-            self._known.clear()  # these files are not checked again
+            self._known.clear()  # Earlier checks do not cover these files.
         return answers
 
     def _discard(self, fields: Fields) -> Finished:
@@ -202,7 +201,7 @@ _BUFFER_BYTES = 1 << 20
 
 
 class HdfsStagedFile(StagedFile):
-    """A file under ``.sparkonce/held``."""
+    """A file under ``.sparkonce/held`` that is being written to HDFS."""
 
     def __init__(self, client: Client, held: str, file: Any, path: str, deadline_s: float) -> None:
         self._client = client
@@ -214,15 +213,13 @@ class HdfsStagedFile(StagedFile):
 
     @property
     def stream(self) -> BinaryIO:
-        """See `StagedFile.stream`."""
         return cast("BinaryIO", self._stream)
 
     def size(self) -> int:
-        """See `StagedFile.size`."""
         return self._stream.size
 
     def seal(self) -> Fields:
-        """See `StagedFile.seal`. Forces the last block to its replicas' disks (hsync), and completes the file (close).
+        """Forces the last block to its replicas' disks (hsync), and completes the file (close).
 
         Earlier blocks are on disk only if ``dfs.datanode.synconclose`` is set: see `FilesSink.conditions`.
         """
@@ -248,8 +245,6 @@ class HdfsStagedFile(StagedFile):
         }
 
     def discard(self) -> None:
-        """See `StagedFile.discard`."""
-
         def attempt() -> None:
             with suppress(Exception):
                 self._buffer.file.close()
@@ -298,7 +293,7 @@ _MEANINGS = {
 _TABLE = ErrorTable[str]({}, phrases=tuple(_MEANINGS.items()))
 
 _OF_ONE_FILE = (FileNotFoundError, FileExistsError, PermissionError)
-"""Errors that persist no matter how long one waits."""
+"""Errors about one file that waiting does not resolve."""
 
 
 def of_error(error: BaseException, path: str) -> Finished:
@@ -312,7 +307,7 @@ def of_error(error: BaseException, path: str) -> Finished:
 
 
 def prepare_error(error: BaseException, path: str) -> PrepareError:
-    """Returns the error for a failed write. None of the batch has become visible."""
+    """Returns the error for a failed write, after which none of the batch has become visible."""
     later = of_error(error, path).outcome is Outcome.RETRY and not isinstance(error, _OF_ONE_FILE)
     return (OutageError if later else PrepareError)(
         f"{path} could not be written: {first_line(error)}",

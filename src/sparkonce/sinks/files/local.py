@@ -1,7 +1,7 @@
 """A folder of a local or mounted POSIX file system as a store.
 
-``link`` publishes a file under its final name. That name is then made durable, and the held name is removed. The held
-files are in the folder itself, so both names are on the same file system.
+The store publishes a file by a hard link with its final name, makes that name durable, and removes the held name. The
+held files are in the folder itself, so both names are on the same file system.
 """
 
 from __future__ import annotations
@@ -37,18 +37,15 @@ _DONE = Finished(outcome=Outcome.COMMITTED)
 
 
 class LocalStore(RenamingStore):
-    """See `FileStore`.
-
-    Args:
-        folder: The absolute path of the folder.
-    """
+    """The folder of a local or mounted POSIX file system with this absolute path as a store, see `FileStore`."""
 
     held_kinds = (HELD, _GONE)
     absent = "is it mounted?"
 
     def __init__(self, folder: Path) -> None:
         self.location = str(folder)
-        self.small = LocalFiles(folder, mode=0o666)  # readable by anyone who may read the rows, according to the umask
+        # According to the umask, anyone who may read the rows can read the small files.
+        self.small = LocalFiles(folder, mode=0o666)
         self._root = folder
         self._held = folder / HELD_FOLDER
 
@@ -112,11 +109,10 @@ class LocalStore(RenamingStore):
     # --- files ------------------------------------------------------------------------------------------------------
 
     def stage(self, name: TransactionName, path: str) -> StagedFile:  # noqa: ARG002 - the path holds it
-        """See `FileStore.stage`."""
         held = self._held / f"{path.rpartition('/')[2]}{HELD}"
         with preparing(held):
             paths = (str(self._root / path), str(held))
-            longest = os.pathconf(self._held, "PC_PATH_MAX") - 1  # the limit includes the NUL at the end
+            longest = os.pathconf(self._held, "PC_PATH_MAX") - 1  # The limit includes the NUL at the end.
             check_lengths(paths, os.pathconf(self._held, "PC_NAME_MAX"), longest)
             self._check_device(path)
             file = os.open(held, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
@@ -176,7 +172,7 @@ class LocalStore(RenamingStore):
         return bool(self._held.is_dir())
 
     def _make(self, folder: str) -> Finished:
-        if self._has_held_folder():  # if the disk is not mounted, a new folder would block the mount point
+        if self._has_held_folder():  # If the disk is not mounted, a new folder would block the mount point.
             self._path(folder).mkdir(parents=True, exist_ok=True)
         return _DONE
 
@@ -209,7 +205,7 @@ class LocalStore(RenamingStore):
 
     def _sync_up(self, folders: Iterable[Path]) -> Mapping[Path, Finished]:
         """Syncs these folders and all their parents up to the root, each once, so that their entries are durable."""
-        # Sync all the way up: another driver may have created a folder and been killed before it was durable.
+        # Sync up to the root: another driver may have created a folder and been killed before the folder was durable.
         needed = {folder: self._up_to_root(folder) for folder in folders}
         every = sorted({one for chain in needed.values() for one in chain})
         synced = dict(zip(every, _in_parallel(lambda one: _caught(_sync, one), every), strict=True))
@@ -232,15 +228,15 @@ class LocalStore(RenamingStore):
         with suppress(FileNotFoundError):
             mine = gone.stat()
             gone.unlink()
-        # Check the published name last: a driver that has found the held name can link the file as long as it has any
-        # name. A listing only shows the held name. The final path is then unknown, and the inode must decide.
+        # Check the published name last: a driver that has found the held name can link the file as long as the file has
+        # any name. A listing only shows the held name, so the final path is unknown, and the inode must decide.
         path = str(fields.get("path") or held.stem)
         final = self._path(path)
         try:
             there = final.lstat()
         except (FileNotFoundError, NotADirectoryError):
-            # If the file has more than one link, a backup has created a link, or the file was published and this
-            # mount's cache does not show it yet.
+            # If the file has more than one link, either a backup has created a link, or the file was published and this
+            # mount's cache does not show the new name yet.
             unsure = "path" in fields if mine is None else mine.st_nlink > 1
             if unsure and self._is_listed(path):
                 return Finished(outcome=Outcome.RETRY, reason=f"{final}: {CACHED}")
@@ -254,8 +250,8 @@ class LocalStagedFile(StagedFile):
     """A file under ``.sparkonce/held`` whose checksum is computed as it is written.
 
     The checksum is CRC-32, the fastest in Python's standard library: 6.6 GB/s, compared with 2.0 for sha1 and sha256,
-    1.3 for blake2b, and 0.8 for md5. It detects damage and mistakes, not tampering. The unique name shows which
-    transaction the file belongs to.
+    1.3 for blake2b, and 0.8 for md5. The checksum detects damage and mistakes, not tampering. The unique name shows
+    which transaction the file belongs to.
     """
 
     def __init__(self, held: Path, file: int, path: str) -> None:
@@ -265,15 +261,13 @@ class LocalStagedFile(StagedFile):
 
     @property
     def stream(self) -> BinaryIO:
-        """See `StagedFile.stream`."""
         return cast("BinaryIO", self._stream)
 
     def size(self) -> int:
-        """See `StagedFile.size`."""
         return self._stream.size
 
     def seal(self) -> Fields:
-        """See `StagedFile.seal`. Also fails if a sweep deleted the file while its task attempt was paused."""
+        """Also fails if a sweep deleted the file while its task attempt was paused."""
         with preparing(self._held):
             file = self._stream.file
             file.flush()
@@ -292,7 +286,6 @@ class LocalStagedFile(StagedFile):
         }
 
     def discard(self) -> None:
-        """See `StagedFile.discard`."""
         with suppress(OSError):
             self._stream.file.close()
         with suppress(OSError):
@@ -331,8 +324,8 @@ def _in_parallel(call: Callable[[One], Other], items: Sequence[One]) -> Sequence
 def _is_listed(root: Path, path: str) -> bool:
     """Returns True if a name is in its folder, bypassing a mount's cache of names.
 
-    Opens every parent folder, which makes NFS check with the server whether the folder has changed and drop what it
-    cached. Then looks for the name in the listing, because FUSE may also cache that a name is absent.
+    Opens every parent folder, which makes NFS ask the server whether the folder has changed and drop what it cached.
+    Then looks for the name in the listing, because FUSE may also cache that a name is absent.
     """
     *folders, name = path.split("/")
     opened = os.open(root, _FOLDER)
@@ -357,9 +350,9 @@ def _has(folder: int, name: str) -> bool:
 def _is_whole(held: Path, fields: Fields) -> bool:
     """Returns True if a staged file has its size and the last bytes of its format."""
     end = _ENDS.get(held.with_suffix("").suffix, b"")
-    with held.open("rb", buffering=0) as file:  # opening a file makes NFS query its server
+    with held.open("rb", buffering=0) as file:  # Opening a file makes NFS query its server.
         size = os.fstat(file.fileno()).st_size
-        # Computing its checksum would read the whole file again.
+        # Computing the file's checksum would read the whole file again.
         return size == fields["size"] and os.pread(file.fileno(), len(end), size - len(end)) == end
 
 

@@ -20,11 +20,7 @@ _KNOWN = "Use a local path, a file: URL, hdfs://host:port/path or s3://bucket/pr
 
 
 def as_text(path: str | os.PathLike[str]) -> str:
-    """Returns a path or URL as a string.
-
-    Raises:
-        ConfigurationError: If it is neither.
-    """
+    """Returns a path or URL as a string; raises ConfigurationError if it is neither."""
     if not isinstance(path, str | os.PathLike):
         raise ConfigurationError(f"path={path!r} is not a text.", next_step=_KNOWN, setting="path")
     return str(path)
@@ -45,7 +41,8 @@ def scheme_of(path: str) -> str:
         parts = urlsplit(path)
     except ValueError as error:
         raise ConfigurationError(f"path={path!r} is not a URL: {error}.", next_step=_KNOWN, setting="path") from None
-    if scheme == "s3" and "@" in parts.netloc:  # as in old s3n: URLs; not shown, since it may be a secret
+    # Old s3n: URLs contained keys. The message does not show this part, since it may be a secret.
+    if scheme == "s3" and "@" in parts.netloc:
         raise ConfigurationError(
             "path holds credentials before its bucket's name.",
             next_step="Take them out: boto3's own chain finds them, or give them in store_options.",
@@ -65,11 +62,7 @@ def scheme_of(path: str) -> str:
 
 
 def open_store(path: str, options: Mapping[str, Any]) -> FileStore:
-    """Opens the store for a path.
-
-    Args:
-        path: See `sparkonce.sinks.files.sink.FilesSink`.
-        options: Store options.
+    """Opens the store for a sink's path and store options.
 
     Raises:
         ConfigurationError: If a setting is wrong, or a package is not installed. The message names it.
@@ -105,11 +98,7 @@ def local_folder(path: str) -> Path:
 
 
 def check_absolute(path: str) -> None:
-    """Refuses a relative path.
-
-    Raises:
-        ConfigurationError: If the path is relative, since it would refer to a different folder in each process.
-    """
+    """Refuses a relative path with a ConfigurationError, since it would refer to a different folder in each process."""
     if scheme_of(path) != "file":
         return
     named = Path(unquote(urlsplit(path).path) if _SCHEME.fullmatch(path) else path).expanduser()
@@ -122,18 +111,12 @@ def check_absolute(path: str) -> None:
 
 
 def overlaps(path: str, other: str) -> bool:
-    """Returns True if one of two locations is the other, or lies inside it.
-
-    Args:
-        path: See `open_store`.
-        other: A path or URL in the form that Spark accepts.
-    """
+    """Returns True if one of two locations, in any form that Spark accepts, is the other or lies inside it."""
     one, two = _parts(path), _parts(other)
     return one[: len(two)] == two[: len(one)]
 
 
 def _parts(path: str) -> list[str]:
-    """Returns the parts of a location, outermost first."""
     match = _SCHEME.fullmatch(path)
     scheme = "file" if match is None else match["scheme"].lower()
     if scheme == "file":
@@ -143,13 +126,7 @@ def _parts(path: str) -> list[str]:
 
 
 def needs_in(path: str, options: Mapping[str, Any], *, modules: tuple[str, ...]) -> WorkerNeeds:
-    """Returns the modules, files and addresses that writers need on the executors' hosts.
-
-    Args:
-        path: See `open_store`.
-        options: Store options.
-        modules: The modules that the store's client consists of.
-    """
+    """Returns the modules, files and addresses that writers need on the executors' hosts."""
     scheme = scheme_of(path)
     if scheme == "file":
         # An executor that cannot see this file has a different disk mounted at the path. The first preflight creates

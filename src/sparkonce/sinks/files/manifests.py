@@ -3,12 +3,13 @@
 A manifest is in the folder ``_manifest`` next to the data. Its name,
 ``<prefix>.<query>.<position>-<nonce>.<batch>.manifest``, shows in a listing which query it belongs to. A hundred
 manifests of old batches are merged into one, ``<prefix>.<query>.<first>-<last>.merged``, and a hundred of those are
-merged again. The folder therefore has about four hundred files, plus one for every 10,000 batches.
+merged again. The folder therefore contains about four hundred files, plus one for every 10,000 batches.
 
 A generation, ``_manifest/compacted~<number>.<prefix>.<query>.0-0.merged``, describes the result of compacting old
-batches, and overrides their manifests. It lists the compacted batches, all their files, and the files that were
-replaced. It is put only if its number is free, so only one of two concurrent compactions wins. The batches' manifests
-do not change. Versions that do not support compaction refuse the folder because of the generation's name and format.
+batches, and overrides their manifests. A generation lists the compacted batches, all their files, and the files that
+were replaced. It is written only if its number is free, so only one of two concurrent compactions wins. The batches'
+manifests do not change. Versions that do not support compaction refuse the folder because of the generation's name and
+format.
 """
 
 from __future__ import annotations
@@ -49,10 +50,10 @@ class CommittedFile:
     """A file that belongs to a whole batch.
 
     Attributes:
-        path: Its path relative to the sink's path, with ``/``.
-        rows: The number of its rows.
-        size_bytes: Its size.
-        checksum: Its checksum, such as ``crc32:1c291ca3``, or its ETag.
+        path: The path relative to the sink's path, with ``/``.
+        rows: The number of rows.
+        size_bytes: The size of the file.
+        checksum: The checksum, such as ``crc32:1c291ca3``, or the ETag.
     """
 
     path: str
@@ -62,7 +63,7 @@ class CommittedFile:
 
     @property
     def partition(self) -> dict[str, str | None]:
-        """The columns and values of its partition, as strings; None for null."""
+        """The columns and values of the file's partition, as strings; None for null."""
         return values_of(self.path.rpartition("/")[0])
 
 
@@ -72,11 +73,11 @@ class Manifest:
 
     Attributes:
         sink: The sink's name.
-        prefix: The prefix of its files' names, after ``part-``.
+        prefix: The prefix of the files' names, after ``part-``.
         query: The short form of the query's id.
-        token: The token of the run that wrote it, or of the newest run that healed it.
+        token: The token of the run that wrote the batch, or of the newest run that healed it.
         batch: Spark's batch id; for compacted batches, that of the newest one.
-        files: All its files.
+        files: All files of the batch.
         transactions: The fields of the handles that committed it.
         compacted: The first and last number of each contiguous range of batches that share these files; empty for a
             batch that is not compacted.
@@ -93,21 +94,14 @@ class Manifest:
 
     @property
     def rows(self) -> int:
-        """The number of rows in all files."""
         return sum(file.rows for file in self.files)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManifestName:
-    """The parsed name of a manifest. A merged manifest has batches of several runs, and no token.
+    """The parsed name of a manifest, whose batches are all from `first` to `last`.
 
-    Attributes:
-        text: The name.
-        prefix: See `Manifest`.
-        query: See `Manifest`.
-        token: See `Manifest`.
-        first: The first batch that may be in it.
-        last: The last batch that may be in it.
+    A merged manifest has batches of several runs, and no token.
     """
 
     text: str
@@ -119,7 +113,7 @@ class ManifestName:
 
     @classmethod
     def parse(cls, text: str) -> ManifestName | None:
-        """Parses a name. Returns None if it is not a manifest's."""
+        """Parses a file's name. Returns None if it is not a manifest's."""
         match = _NAME.fullmatch(text)
         if match is None or text.startswith(GENERATION):
             return None
@@ -135,7 +129,7 @@ class ManifestName:
 
     @property
     def span(self) -> int:
-        """The maximum number of batches in it."""
+        """The maximum number of batches in the manifest."""
         return self.last - self.first + 1
 
 
@@ -162,7 +156,7 @@ def of_batch(
 
 
 def write(store: FileStore, manifest: Manifest) -> None:
-    """Puts a batch's manifest. Repeated calls put the same content."""
+    """Writes a batch's manifest. Repeated calls write the same content."""
     token = f"{manifest.token.position}-{manifest.token.nonce}"
     name = f"{manifest.prefix}.{manifest.query}.{token}.{manifest.batch}.manifest"
     store.put(f"{FOLDER}/{name}", encode([manifest]))
@@ -174,20 +168,20 @@ def list_manifests(store: FileStore) -> list[ManifestName]:
 
 
 def read(store: FileStore, name: ManifestName) -> list[Manifest]:
-    """Returns the batches in a manifest; none if it has been merged into another one in the meantime.
+    """Returns the batches in a manifest; none if the manifest was merged into another one in the meantime.
 
     Raises:
-        CorruptRecordError: If it cannot be read.
+        CorruptRecordError: If the manifest cannot be read.
     """
     content = store.get(f"{FOLDER}/{name.text}")
     return [] if content is None else decode(content, f"{store.location}/{FOLDER}/{name.text}")[1]
 
 
 def merge(store: FileStore, prefix: str, query: str, before: int) -> None:
-    """Merges a query's batches before this one in hundreds, then the merged manifests in hundreds.
+    """Merges manifests of a query's batches before this one by the hundred, then merges the merged manifests.
 
-    Two drivers may merge at the same time: they write the same content, and delete a manifest only after the merged one
-    was put.
+    Two drivers may merge at the same time: they write the same content, and delete a manifest only after the merged
+    manifest was written.
     """
     for span in (MERGED, MERGED * MERGED):
         names = [one for one in list_manifests(store) if (one.prefix, one.query) == (prefix, query)]
@@ -214,20 +208,14 @@ def _merge_group(store: FileStore, text: str, group: Sequence[ManifestName]) -> 
 def encode(
     batches: Iterable[Manifest], *, transactions: bool = True, head: Mapping[str, Any] = MappingProxyType({})
 ) -> bytes:
-    """Returns a line with the format, followed by a line for each batch.
-
-    Args:
-        batches: The batches.
-        transactions: True to include their transactions.
-        head: Additional fields for the first line.
-    """
+    """Returns a line with the format and any additional fields, followed by a line for each batch."""
     lines = [json.dumps({"sparkonce_manifest": _FORMAT, **head}, separators=(",", ":") if head else None)]
     for batch in batches:
         plain = asdict(batch)
         if not transactions:
             plain["transactions"] = []
         if not batch.compacted:
-            del plain["compacted"]  # versions without compaction refuse the field
+            del plain["compacted"]  # Versions without compaction refuse this field.
         lines.append(json.dumps(plain, separators=(",", ":")))
     return ("\n".join(lines) + "\n").encode()
 
@@ -236,7 +224,7 @@ def decode(content: bytes, path: str, known: int = _FORMAT) -> tuple[Mapping[str
     """Returns the fields of the first line, and the batches.
 
     Raises:
-        CorruptRecordError: If it cannot be read, or has a newer format than ``known``.
+        CorruptRecordError: If the content cannot be read, or has a newer format than ``known``.
     """
     try:
         first, *lines = content.splitlines()
@@ -282,8 +270,8 @@ class Generation:
     Attributes:
         prefix: See `Manifest`.
         query: See `Manifest`.
-        number: Its number, from 1; 0 is the state before the first compaction.
-        nonce: Random, generated by the compaction that wrote it.
+        number: The generation's number, from 1; 0 is the state before the first compaction.
+        nonce: Random, generated by the compaction that wrote the generation.
         whole: The compacted batches, and their files; None if there are none.
         replaced: Replaced files that may still exist: when they were replaced, in milliseconds since 1970, and their
             paths.
@@ -298,12 +286,12 @@ class Generation:
 
     @property
     def path(self) -> str:
-        """The path of its file, relative to the sink's path."""
+        """The path of the generation's file, relative to the sink's path."""
         return f"{FOLDER}/{GENERATION}{self.number}.{self.prefix}.{self.query}.0-0.merged"
 
     @property
     def named(self) -> frozenset[str]:
-        """The paths of all files that it lists, both current and replaced ones."""
+        """The paths of all files that the generation lists, both current and replaced ones."""
         files = self.whole.files if self.whole is not None else ()
         return frozenset((*(one.path for one in files), *(path for _, some in self.replaced for path in some)))
 
@@ -312,7 +300,6 @@ class Generation:
         return self.whole is not None and any(first <= batch <= last for first, last in self.whole.compacted)
 
     def encode(self) -> bytes:
-        """Returns the content of its file."""
         head = {"sparkonce_manifest": FORMAT, "nonce": self.nonce, "replaced": self.replaced}
         return encode((self.whole,) if self.whole is not None else (), head=head)
 
@@ -330,7 +317,7 @@ def read_generation(store: FileStore, prefix: str, query: str, number: int) -> G
     """Returns a generation; None if a newer one has replaced it in the meantime.
 
     Raises:
-        CorruptRecordError: If it cannot be read.
+        CorruptRecordError: If the generation cannot be read.
     """
     path = Generation(prefix=prefix, query=query, number=number).path
     content = store.get(path)
@@ -367,7 +354,7 @@ def read_everything(store: FileStore) -> tuple[list[Manifest], dict[tuple[str, s
 
 
 def read_all(store: FileStore) -> list[Manifest]:
-    """Returns the manifests that readers should read, by query and number. Compacted batches have a common one."""
+    """Returns the manifests that readers should read, by query and number. Compacted batches share one manifest."""
     batches, newest = read_everything(store)
     single = [
         one for one in batches if (known := newest.get((one.prefix, one.query))) is None or not known.covers(one.batch)

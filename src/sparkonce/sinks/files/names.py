@@ -31,24 +31,21 @@ _FILE = re.compile(r"part-(?P<name>.+)-[0-9]+((\.[a-z0-9]+){1,2})", re.DOTALL)
 def file_path(folder: str, name: TransactionName, number: int, extension: str) -> str:
     """Returns the path at which a transaction's file is published: ``<folder>/part-<name>-<number><extension>``.
 
-    Args:
-        folder: The partition, such as ``a=1/b=x``; empty if there is none.
-        name: The transaction's name.
-        number: The file's number, from 0, unique within the transaction.
-        extension: The extension with its dot, such as ``.parquet`` or ``.csv.gz``.
+    The folder is the partition, such as ``a=1/b=x``, or empty. Files of a transaction are numbered from 0. The
+    extension includes its dot, as in ``.csv.gz``.
     """
     base = f"part-{name}-{number}{extension}"
     return f"{folder}/{base}" if folder else base
 
 
 def name_in(path: str) -> TransactionName | None:
-    """Returns the transaction that a file with a path from `file_path` belongs to, or None if the file is not ours."""
+    """Returns the transaction of a file with a path from `file_path`; None if sparkonce did not write the file."""
     match = _FILE.fullmatch(path.rpartition("/")[2])
     return None if match is None else TransactionName.parse(match["name"])
 
 
 def extension_in(path: str) -> str:
-    """Returns the extension of a path from `file_path`, such as ``.csv.gz``; empty if the file is not ours."""
+    """Returns the extension of a path from `file_path`, such as ``.csv.gz``; empty for a foreign file."""
     match = _FILE.fullmatch(path.rpartition("/")[2])
     return "" if match is None else match[2]
 
@@ -94,12 +91,7 @@ def escape(text: str) -> str:
 
 
 def folder_of(names: Sequence[str], values: Sequence[str | None]) -> str:
-    """Returns the relative path of one partition's folder.
-
-    Args:
-        names: The names of the columns.
-        values: Their values as strings; None for null.
-    """
+    """Returns the relative path of the folder of one partition, whose values are strings or None for null."""
     named = zip(names, values, strict=True)
     return "/".join(f"{escape(name)}={escape(value) if value else NULL}" for name, value in named)
 
@@ -111,12 +103,8 @@ def values_of(folder: str) -> dict[str, str | None]:
 
 
 def split(rows: pa.Table, names: Sequence[str]) -> Iterator[tuple[str, pa.Table]]:
-    """Yields each partition's folder and its rows, in order, without the partition columns.
-
-    Raises:
-        PrepareError: If a string is not UTF-8. The message names the column.
-    """
-    # Copy the rows, so that one partition does not keep the memory of the others.
+    """Yields each partition's folder and its rows, in order, without the partition columns."""
+    # Copy the rows, so that one partition does not keep the other partitions' memory in use.
     codes = np.zeros(rows.num_rows, np.int64)
     for name in names:
         column = rows.column(name).combine_chunks()

@@ -14,7 +14,7 @@ from sparkonce.sinks.files.locations import local_folder, open_store, scheme_of
 
 
 def options_in(line: str) -> dict[str, Any]:
-    """Parses options from one line: true and false as booleans, and those that end in ``_s`` as seconds."""
+    """Parses options from one line: true and false as booleans, and values of names that end in ``_s`` as seconds."""
     found: dict[str, Any] = {}
     for name, value in parse_line(line).items():
         try:
@@ -28,7 +28,7 @@ def options_in(line: str) -> dict[str, Any]:
 
 
 def list_open(settings: str | Mapping[str, Any]) -> list[Orphan]:
-    """Lists all transactions with staged files in one folder, by query and batch. Stores do not report their age.
+    """Lists all transactions with staged files in one folder, by query and batch. Stores report no age of a file.
 
     Args:
         settings: ``path`` and the options of the store, as a mapping or in one line.

@@ -44,7 +44,7 @@ def whole_batches(
     Args:
         path: The path of the `FilesSink`.
         store_options: The options of the `FilesSink`.
-        missing_ok: True to leave out missing files, for example because somebody deletes old ones.
+        missing_ok: True to leave out missing files, for example because another program deletes old ones.
 
     Raises:
         FilesGoneError: If files are missing and ``missing_ok`` is False.
@@ -55,7 +55,8 @@ def whole_batches(
     try:
         named, before = _named(store), None
         there = present(store, named)
-        while len(there) < len(named) and named != before:  # a compaction may have replaced them in the meantime
+        # A compaction may have replaced the missing files in the meantime.
+        while len(there) < len(named) and named != before:
             named, before = _named(store), named
             there = present(store, named)
         if not missing_ok:
@@ -70,7 +71,7 @@ def _named(store: FileStore) -> list[str]:
 
 
 def present(store: FileStore, paths: Iterable[str]) -> frozenset[str]:
-    """Returns the paths of those files that exist. Lists each of their folders once."""
+    """Returns the paths of those files that exist. Lists each folder once."""
     wanted = frozenset(paths)
     return frozenset(path for path in list_folders(store, wanted) if path in wanted)
 
@@ -84,11 +85,7 @@ def list_folders(store: FileStore, paths: Iterable[str]) -> list[str]:
 
 
 def refuse_gone(store: FileStore, named: Collection[str], there: Collection[str]) -> None:
-    """Checks that no files are missing.
-
-    Raises:
-        FilesGoneError: If files are missing. The message names them.
-    """
+    """Raises FilesGoneError with the names of missing files, if there are any."""
     if gone := sorted(set(named) - set(there)):
         raise FilesGoneError(
             f"{len(gone)} of the {len(named)} files of whole batches in {store.location} are gone; the first is "

@@ -1,8 +1,8 @@
 """A folder, on a disk or in HDFS, as a store whose files get their final name in one step.
 
-A file is staged under ``.sparkonce/held`` in the folder itself, without the extension that readers expect. It is
-published by giving it its final name, which fails if that name is taken. A sealed file therefore always has one of its
-two names or, for a moment on a disk, both. A file with neither was deleted by somebody else.
+A file is staged under ``.sparkonce/held`` in the folder itself, without the extension that readers expect. The store
+publishes the file by giving it its final name, which fails if that name is taken. A sealed file therefore always has
+one of its two names or, for a moment on a disk, both. A file that has neither was deleted by somebody else.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ CACHED = "It was not found, but its folder lists it: the mount's cache was stale
 
 Answer = TypeVar("Answer")
 _DAMAGED_STATES = {
-    Outcome.ALREADY_COMMITTED: FileState.STAGED,  # `publish` removes its held name
+    Outcome.ALREADY_COMMITTED: FileState.STAGED,  # `publish` removes the file's held name.
     Outcome.UNKNOWN: FileState.UNKNOWN,
     Outcome.LOST: FileState.DAMAGED,
 }
 
 
 class RenamingStore(FileStore):
-    """See `FileStore`. The hooks get the store's own paths as arguments, and raise the store's own errors."""
+    """A `FileStore` whose hooks get the store's own paths as arguments, and raise the store's own errors."""
 
     small: CheckpointFiles
     held_kinds: Sequence[str] = (HELD,)
@@ -114,31 +114,27 @@ class RenamingStore(FileStore):
     # --- at a start -------------------------------------------------------------------------------------------------
 
     def _identity(self) -> str:
-        """Returns the id that distinguishes this folder from another one at the same path.
-
-        The first start creates it.
-        """
+        """Returns the id that distinguishes this folder from another at the same path. The first start creates it."""
         if self.small.read(ID) is None:
             self.small.put(ID, uuid.uuid4().hex.encode())
         # Always sync: the process that created the folder may have been killed before the folder was durable.
         self.small.sync(HIDDEN)
-        return (self.small.read(ID) or b"").decode().strip()  # an editor may have written it
+        return (self.small.read(ID) or b"").decode().strip()  # An editor may have written the file.
 
     def _tidy(self) -> None:
         """Deletes files that killed processes have left and that nobody can still be using."""
-        with suppress(OSError):  # the file may belong to another user, and a start does not depend on it
+        with suppress(OSError):  # The file may belong to another user, and a start does not depend on deleting it.
             for folder in (HELD_FOLDER, HIDDEN, LISTS, manifests.FOLDER):
                 self.small.tidy(folder)
 
     def _make_folder(self, path: str) -> None:
-        if not self._has_held_folder():  # the disk may just not be mounted, and mounting it would hide a new folder
+        if not self._has_held_folder():  # The disk may not be mounted; mounting it would hide a new folder.
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self._held))
         super()._make_folder(path)
 
     # --- states -----------------------------------------------------------------------------------------------------
 
     def list_staged(self) -> Iterable[Staged]:
-        """See `FileStore.list_staged`."""
         for text in self.list_names(HELD_FOLDER):
             base, dot, kind = text.rpartition(".")
             name = name_in(base)
@@ -146,7 +142,6 @@ class RenamingStore(FileStore):
                 yield Staged(name=name, fields={"held": base + HELD})
 
     def states(self, files: Sequence[Fields]) -> Sequence[FileState]:
-        """See `FileStore.states`."""
         found = self._call_each(self._state, files)
         for one in found:
             if isinstance(one, SparkonceError):
@@ -188,7 +183,7 @@ class RenamingStore(FileStore):
         return Finished(outcome=Outcome.LOST, reason=f"{final}: {DAMAGED}")
 
     def _without_both(self, fields: Fields, final: Any) -> Finished:
-        """Returns the answer for a file with neither name."""
+        """Returns the answer for a file that has neither its held nor its final name."""
         if not self._has_held_folder():
             # If all files are missing, the disk is not mounted, this is another cluster, or the folder is gone.
             return Finished(outcome=Outcome.UNKNOWN, reason=f"{self._held} is not there: {self.absent}")
@@ -204,7 +199,6 @@ class RenamingStore(FileStore):
     # --- publish and discard ----------------------------------------------------------------------------------------
 
     def publish(self, files: Sequence[Fields]) -> Sequence[Finished]:
-        """See `FileStore.publish`."""
         paths = [str(one["path"]) for one in files]
         folders = sorted({path.rpartition("/")[0] for path in paths} - {""})
         made = dict(zip(folders, self._answers(self._make, folders, folders), strict=True))
@@ -240,7 +234,6 @@ class RenamingStore(FileStore):
         return Finished(outcome=Outcome.COMMITTED)
 
     def discard(self, files: Sequence[Fields]) -> Sequence[Finished]:
-        """See `FileStore.discard`."""
         return self._answers(self._discard, files, [str(one.get("path") or one["held"]) for one in files])
 
     def _answers(self, call: Callable[[Any], Finished], items: Sequence[Any], names: Sequence[str]) -> list[Finished]:

@@ -1,4 +1,4 @@
-"""The files sink: settings, preflight, and its other parts."""
+"""The files sink: its settings and its preflight. It creates the writers and the committer."""
 
 from __future__ import annotations
 
@@ -105,9 +105,6 @@ class FilesSink(TwoPhaseCommitSink):
         """Refuses a checkpoint that shares a folder with the rows.
 
         Readers would read the checkpoint's files, and emptying one location would empty both.
-
-        Raises:
-            ConfigurationError: If one location lies inside the other.
         """
         if overlaps(self.path, files.location):
             raise ConfigurationError(
@@ -119,7 +116,6 @@ class FilesSink(TwoPhaseCommitSink):
             )
 
     def conditions(self) -> Sequence[str]:
-        """See `TwoPhaseCommitSink.conditions`."""
         found: list[str] = []
         if self.guarantee is not Guarantee.EXACTLY_ONCE:
             return found
@@ -196,12 +192,10 @@ class FilesSink(TwoPhaseCommitSink):
         return float(facts[_TIMEOUT]) if _TIMEOUT in facts and self.guarantee is Guarantee.EXACTLY_ONCE else None
 
     def worker_needs(self) -> WorkerNeeds:
-        """See `TwoPhaseCommitSink.worker_needs`."""
         client = _CLIENTS.get(scheme_of(self.path))
         return needs_in(self.path, self.store_options, modules=() if client is None else (client[1],))
 
     def writer(self, context: WriterContext) -> SinkWriter:
-        """See `TwoPhaseCommitSink.writer`."""
         from sparkonce.sinks.files.writer import FilesWriter
 
         return FilesWriter(
@@ -214,7 +208,6 @@ class FilesSink(TwoPhaseCommitSink):
         )
 
     def committer(self) -> SinkCommitter:
-        """See `TwoPhaseCommitSink.committer`."""
         from sparkonce.sinks.files.committer import FilesCommitter
 
         return FilesCommitter(open_store(self.path, self.store_options), self.name, manifest=self.manifest)

@@ -43,21 +43,16 @@ class FileState(str, Enum):
     PUBLISHED = "published"
     """Published: the file is at its path, with its size and checksum."""
     GONE = "gone"
-    """Certainly neither staged nor published, and never will be published."""
+    """Neither staged nor published, and certain never to be published."""
     DAMAGED = "damaged"
     """Staged, certainly not published, and different from the sealed file, so it can never be published whole."""
     UNKNOWN = "unknown"
-    """The state can never be determined, for example because another file is at its path."""
+    """Impossible to determine, for example because another file is at the path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Staged:
-    """A staged file, as a store lists it.
-
-    Attributes:
-        name: The transaction that it belongs to.
-        fields: The fields that `FileStore.discard` needs.
-    """
+    """A staged file, as a store lists it, with the fields that `FileStore.discard` needs."""
 
     name: TransactionName
     fields: Fields
@@ -77,11 +72,7 @@ class StagedFile(abc.ABC):
 
     @abc.abstractmethod
     def seal(self) -> Fields:
-        """Makes the file durable and complete, and returns the fields that are needed to publish or discard it.
-
-        Raises:
-            PrepareError: If the file may be incomplete.
-        """
+        """Makes the file durable and complete, and returns the fields that are needed to publish or discard it."""
 
     @abc.abstractmethod
     def discard(self) -> None:
@@ -119,11 +110,7 @@ class FileStore(abc.ABC):
         """
 
     def folds_names(self) -> bool:
-        """Returns True if two different names, for example in upper and lower case, may refer to the same file here.
-
-        Raises:
-            UnknownOutcomeError: If the store is currently unavailable.
-        """
+        """Returns True if two different names, for example in upper and lower case, may refer to the same file here."""
         return False
 
     def timeout_s(self) -> float | None:
@@ -131,10 +118,7 @@ class FileStore(abc.ABC):
         return None
 
     def conditions(self) -> Sequence[str]:
-        """Returns the conditions that the store must meet for the promise to hold, one sentence each.
-
-        `check` may add some.
-        """
+        """Returns the conditions that the store must meet for exactly-once, one sentence each. `check` may add some."""
         return ()
 
     # --- files ------------------------------------------------------------------------------------------------------
@@ -148,9 +132,6 @@ class FileStore(abc.ABC):
         """Returns the state of each sealed file.
 
         Called before `publish` if a transaction has several files: readers get all of them or none.
-
-        Raises:
-            UnknownOutcomeError: If the store is currently unavailable.
         """
 
     @abc.abstractmethod
@@ -161,24 +142,17 @@ class FileStore(abc.ABC):
     def discard(self, files: Sequence[Fields]) -> Sequence[Finished]:
         """Discards each file.
 
-        Like `SinkCommitter.abort`, with one answer per file: ALREADY_COMMITTED if it was too late.
+        Like `SinkCommitter.abort`, with one answer per file: ALREADY_COMMITTED if the file was already published.
         """
 
     @abc.abstractmethod
     def list_staged(self) -> Iterable[Staged]:
-        """Lists all of our files that are staged and not published, of any query.
-
-        Raises:
-            UnknownOutcomeError: If the store is currently unavailable.
-        """
+        """Lists all files of sparkonce that are staged and not published, of any query."""
 
     def doubt(self, folder: str) -> Finished | None:
         """Returns None if this is still the folder that `check` found; otherwise the answer for every file in it.
 
         A file that is missing from another folder is not lost: a disk may just be unmounted.
-
-        Args:
-            folder: The ``folder`` that `check` returned.
         """
         try:
             found = self.get(ID)
@@ -195,21 +169,13 @@ class FileStore(abc.ABC):
     # --- small files ------------------------------------------------------------------------------------------------
 
     def put(self, path: str, content: bytes) -> None:
-        """Puts a small file atomically, replacing an older one. Durable on return.
-
-        Raises:
-            UnknownOutcomeError: If it may not have been put.
-        """
+        """Writes a small file atomically, replacing an older one. The file is durable on return."""
         with self.asking(path):
             self._make_folder(path)
             self.small.replace(path, content)
 
     def put_new(self, path: str, content: bytes) -> None:
-        """Puts a small file if its name is free. Durable on return.
-
-        Raises:
-            UnknownOutcomeError: If it may not have been put.
-        """
+        """Writes a small file if its name is free. The file is durable on return."""
         with self.asking(path):
             self._make_folder(path)
             self.small.put(path, content)
@@ -217,34 +183,22 @@ class FileStore(abc.ABC):
     def _make_folder(self, path: str) -> None:
         folder = path.rpartition("/")[0]
         if folder not in self._made:
-            # Even if the folder exists: the process that created it may have been killed before it was durable.
+            # Even an existing folder: the process that created the folder may have been killed before it was durable.
             self.small.make(folder)
             self._made = self._made | {folder}
 
     def get(self, path: str) -> bytes | None:
-        """Returns the content of a small file; None if it certainly does not exist.
-
-        Raises:
-            UnknownOutcomeError: If the store is currently unavailable.
-        """
+        """Returns the content of a small file; None if the file certainly does not exist."""
         with self.asking(path):
             return self.small.read(path)
 
     def list_names(self, folder: str) -> Sequence[str]:
-        """Lists the names of the files directly in a folder, without its path; none if there is no such folder.
-
-        Raises:
-            UnknownOutcomeError: If the store is currently unavailable.
-        """
+        """Lists the names of the files directly in a folder, without its path; none if there is no such folder."""
         with self.asking(folder):
             return self.small.names(folder)
 
     def delete(self, paths: Sequence[str]) -> None:
-        """Deletes files. A file that is already gone is not an error.
-
-        Raises:
-            UnknownOutcomeError: If one of them may still be there.
-        """
+        """Deletes files. Files that do not exist are not an error."""
         with self.asking(paths[0] if paths else ""):
             self.small.delete(paths)
 
@@ -269,17 +223,17 @@ LONGEST_BYTES = 16_384
 LISTS = f"{HIDDEN}/lists"
 
 FIELDS = frozenset({"name", "begun_ms", "folder", "files", "list", "list_checksum"})
-"""The fields of a handle, with ``files`` or a list."""
+"""The fields of a handle, which has either ``files`` or the two fields of a list."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listed:
-    """A parsed handle.
+    """A parsed handle of the files sink.
 
     Attributes:
         name: The transaction's name.
         files: The fields of each file; None if they are in a list.
-        list_path: The path of the list, relative.
+        list_path: The relative path of the list.
         list_checksum: The checksum of the list.
         begun_ms: When the transaction was started, by the executor's clock.
         folder: The id of the folder that the files were written to, see `FileStore.doubt`; empty if the handle has
@@ -307,11 +261,7 @@ def fields_of(
 
 
 def read_handle(handle: Handle) -> Listed:
-    """Reads a handle.
-
-    Raises:
-        ValueError: If it does not belong to the files sink.
-    """
+    """Reads a handle; raises ValueError if it does not belong to the files sink."""
     fields = dict(handle.transaction)
     name = TransactionName.parse(str(fields.get("name", "")))
     if name is None or not ("files" in fields or "list" in fields):
@@ -351,7 +301,7 @@ _ABORT_ORDER = (Outcome.UNKNOWN, Outcome.RETRY, Outcome.ALREADY_COMMITTED, Outco
 def before_publish(files: Sequence[Fields], states: Sequence[FileState]) -> Finished | None:
     """Returns the outcome of a transaction with several files before any is published; None if it should be published.
 
-    Readers get all of a transaction's files or, forever, none: so if one is gone, no other is published.
+    Readers get all files of a transaction or none, so if one file is gone, no other is published.
     """
     found = [(one["path"], state) for one, state in zip(files, states, strict=True)]
     gone = [f"{path}: {_LOST[state]}" for path, state in found if state in _LOST]
@@ -407,12 +357,7 @@ _STEPS = {
 
 
 class ChecksumStream:
-    """A file object for pyarrow that computes size and checksum.
-
-    Args:
-        file: The file that it writes to.
-        path: The file's path, for messages.
-    """
+    """A file object for pyarrow that computes size and checksum. Messages name the file's path."""
 
     closed = False
 
@@ -424,15 +369,9 @@ class ChecksumStream:
 
     @property
     def checksum(self) -> str:
-        """The checksum of all bytes so far."""
         return f"crc32:{self._crc:08x}"
 
     def write(self, data: Any) -> int:
-        """Writes all bytes.
-
-        Raises:
-            PrepareError: If the file system refuses them.
-        """
         with preparing(self._path):
             self.file.write(data)
         length = memoryview(data).nbytes
@@ -441,7 +380,6 @@ class ChecksumStream:
         return length
 
     def tell(self) -> int:
-        """Returns the number of bytes so far."""
         return self.size
 
     def flush(self) -> None:
@@ -451,15 +389,12 @@ class ChecksumStream:
         """Does nothing: `StagedFile.seal` closes."""
 
     def writable(self) -> bool:
-        """Returns True."""
         return True
 
     def readable(self) -> bool:
-        """Returns False."""
         return False
 
     def seekable(self) -> bool:
-        """Returns False."""
         return False
 
 

@@ -23,10 +23,10 @@ OPEN_FILES = 32
 """The maximum number of files that a slot has open. Opening another one closes the least recently used."""
 
 GATHERED_BYTES = 64 << 20
-"""The bytes of Arrow data that a slot collects over all partitions before it encodes them."""
+"""The size of the Arrow data that a slot collects over all partitions before it encodes them."""
 
 SPLIT_BYTES = 8 << 20
-"""The bytes collected before they are split into partitions. Each split has a cost per partition."""
+"""The size of the Arrow data to collect before it is split into partitions. Each split has a cost per partition."""
 
 _SEALING_THREADS = 4
 
@@ -99,13 +99,13 @@ class FilesWriter(SinkWriter):
         self._list = ""
 
     def begin(self) -> None:
-        """See `SinkWriter.begin`. Without partitions, opens the file right away, since a store may be slow."""
+        """Without partitions, opens the file right away, since a store may be slow."""
         self._begun_ms = time.time_ns() // 1_000_000
         if not self._partition_by:
             self._open[""] = self._open_file("")
 
     def write(self, rows: pa.RecordBatch) -> None:
-        """See `SinkWriter.write`. Gathers rows, and encodes them in pieces large enough for the format."""
+        """Gathers rows, and encodes them in pieces large enough for the format."""
         table = self._to_table(rows)
         if not self._partition_by:
             self._piles.setdefault("", _Pile()).add(table, rows.nbytes)
@@ -116,11 +116,11 @@ class FilesWriter(SinkWriter):
         self._encode_full()
 
     def prepare(self) -> Mapping[str, str | int]:
-        """See `SinkWriter.prepare`. Encodes the rest, and makes every file durable."""
+        """Encodes the rest, and makes every file durable."""
         self._split()
         for folder in list(self._piles):
             self._encode(folder)
-            if folder:  # close each file before opening the next one, since there may be thousands of small partitions
+            if folder:  # Close each file before opening the next one, since there may be thousands of small partitions.
                 self._close(folder)
         for folder in list(self._open):
             self._close(folder)
@@ -149,7 +149,7 @@ class FilesWriter(SinkWriter):
     def abort(self) -> None:
         """Discards the files. Files that cannot be reached are left to the driver's sweep."""
         for _, sealed in self._sealed:
-            sealed.exception()  # waits: a file is not deleted while it is being sealed
+            sealed.exception()  # This waits, so that a file is not deleted while it is being sealed.
         for staged in self._staged:
             staged.discard()
         if self._list:
@@ -158,7 +158,6 @@ class FilesWriter(SinkWriter):
         self.close()
 
     def close(self) -> None:
-        """See `SinkWriter.close`."""
         self._piles.clear()
         if self._threads is not None:
             self._threads.shutdown()
@@ -196,7 +195,7 @@ class FilesWriter(SinkWriter):
             if len(self._open) >= OPEN_FILES:
                 self._close(next(iter(self._open)))
             file = self._open_file(folder)
-        self._open[folder] = file  # move to the end: this one was written to last
+        self._open[folder] = file  # Move the folder to the end, because it was written to last.
         rows = pa.concat_tables(pile.tables)
         file.encoder.write(rows)
         file.rows += rows.num_rows

@@ -254,15 +254,12 @@ class BatchProducer:
             sending.join()
 
     def init_transactions(self, timeout_s: float) -> None:
-        """Gets a producer id and epoch. Raises KafkaException."""
         self._check(self._library.init_transactions(self._handle, int(timeout_s * 1000)))
 
     def begin_transaction(self) -> None:
-        """Begins a transaction. Raises KafkaException."""
         self._check(self._library.begin_transaction(self._handle))
 
     def abort_transaction(self, timeout_s: float) -> None:
-        """Aborts the transaction. Raises KafkaException."""
         deadline = time.monotonic() + timeout_s
         while True:
             slice_s = min(_SLICE_S, max(0.0, deadline - time.monotonic()))
@@ -437,7 +434,6 @@ class BorrowedBuffers:
         self.kept_bytes = 0
 
     def partitions(self) -> int:
-        """Returns the number of partitions with undelivered rows."""
         return sum(map(bool, self._lines.values()))
 
     def room_for(self, column: pa.Array) -> pa.Buffer | None:

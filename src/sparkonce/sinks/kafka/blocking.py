@@ -105,7 +105,6 @@ class KafkaMonitor(Monitor):
             self._judge(self._described(holders, brokers, deadline_s), now_s, patience_s)
 
     def close(self) -> None:
-        """Closes the connections."""
         self._client.close()
 
     def _holders(self, leaders: Mapping[Partition, int], deadline_s: float) -> list[OpenPart]:

@@ -133,7 +133,6 @@ class KafkaCommitter(HandleCommitter[KafkaTransaction]):
         self._described: tuple[float, Response] | None = None  # The topic's metadata, with the time of the request.
 
     def transaction_of(self, handle: Handle) -> KafkaTransaction | Finished:
-        """Returns the transaction that a handle names, or `FOREIGN`."""
         try:
             return transaction_of(handle)
         except KeyError:
@@ -318,7 +317,6 @@ class KafkaCommitter(HandleCommitter[KafkaTransaction]):
         return objection
 
     def close(self) -> None:
-        """Closes the connections."""
         self._client.close()
 
     def _confirm(

@@ -141,7 +141,6 @@ class KafkaConnection:
         return self._manager
 
     def close(self) -> None:
-        """Closes every connection. The next call opens them again."""
         with self._turn:
             self._discard()
 

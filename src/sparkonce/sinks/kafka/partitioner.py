@@ -42,7 +42,6 @@ class Partitioner:
 
     @property
     def chooses(self) -> bool:
-        """Returns True if this object chooses the partition of at least some rows."""
         return self._hashes or self._is_sticky
 
     def knows(self, topic: str) -> bool:

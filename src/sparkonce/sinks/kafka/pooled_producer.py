@@ -134,11 +134,9 @@ class Reports:
             self.last_error, self.barred = one_line(error.str()), error.code() in _NOT_ALLOWED
 
     def on_acknowledged(self, rows: int) -> None:
-        """Counts delivered rows."""
         self.acknowledged += rows
 
     def on_delivery(self, error: KafkaError | None, message: Message) -> None:
-        """Handles confluent-kafka's report on a row."""
         if error is not None:
             size = len(message.key() or b"") + len(message.value() or b"")
             self.on_refused(error, message.topic(), message.partition(), size)
@@ -335,7 +333,6 @@ class PooledProducer:
         self.polled_s = time.monotonic()
 
     def flush(self, timeout_s: float) -> None:
-        """Sends the queued rows, and waits for the answers."""
         self._serve("flush", timeout_s)
         self.polled_s = time.monotonic()
 

@@ -87,7 +87,6 @@ class KafkaSink(TwoPhaseCommitSink):
 
     @property
     def tells_refused(self) -> bool:
-        """See `TwoPhaseCommitSink.tells_refused`."""
         return True
 
     def preflight(self, query: str, recorded: Facts | None) -> Facts:
@@ -122,7 +121,6 @@ class KafkaSink(TwoPhaseCommitSink):
 
     @property
     def kafka_settings(self) -> Mapping[str, Any]:
-        """See `TwoPhaseCommitSink.kafka_settings`."""
         return self.settings
 
     def partitions(self) -> int:
@@ -156,7 +154,6 @@ class KafkaSink(TwoPhaseCommitSink):
         return {**facts, "transaction_timeout_ms": str(timeout_ms)}
 
     def worker_needs(self) -> WorkerNeeds:
-        """See `TwoPhaseCommitSink.worker_needs`."""
         return WorkerNeeds(
             modules=("confluent_kafka",),
             files=files_of(self.settings, _FILES),

@@ -307,7 +307,6 @@ class TransactionClient:
         return [responses] * len(requests) if isinstance(responses, BrokerAnswer) else responses
 
     def close(self) -> None:
-        """Closes every connection. The next call opens them again."""
         self._connection.close()
 
     def ask_coordinators(

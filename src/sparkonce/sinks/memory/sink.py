@@ -47,19 +47,15 @@ class MemorySink(TwoPhaseCommitSink):
 
     @property
     def tells_refused(self) -> bool:
-        """See `TwoPhaseCommitSink.tells_refused`."""
         return True
 
     def transaction_timeout_s(self, facts: Facts) -> float | None:  # noqa: ARG002 - the same for every run
-        """See `TwoPhaseCommitSink.transaction_timeout_s`."""
         return self._timeout_s
 
     def writer(self, context: WriterContext) -> SinkWriter:
-        """See `TwoPhaseCommitSink.writer`."""
         return _Writer(self.server, _owner(self.name, context.owner), self.guarantee, context.batch)
 
     def committer(self) -> SinkCommitter:
-        """See `TwoPhaseCommitSink.committer`."""
         return _Committer(self.server, self.name)
 
 

@@ -193,7 +193,6 @@ class RedisSink(TwoPhaseCommitSink):
         return float(self.staging_ttl_s) if self.guarantee is Guarantee.EXACTLY_ONCE else None
 
     def worker_needs(self) -> WorkerNeeds:
-        """See `TwoPhaseCommitSink.worker_needs`."""
         from sparkonce.sinks.redis.nodes import TLS_FILES
 
         by_url = () if self.url.startswith("unix:") else addresses_of(self.url, _PORT)

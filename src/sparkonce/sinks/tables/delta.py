@@ -113,15 +113,12 @@ class DeltaSink(TableSink):
 
     @property
     def needs(self) -> tuple[str, str]:
-        """See `TableSink.needs`."""
         return DELTA_MODULE, "io.delta.tables.DeltaTable"
 
     def table(self, spark: SparkSession) -> Table:
-        """See `TableSink.table`."""
         return _DeltaTable(spark, self._path, self._table)
 
     def table_conditions(self) -> Sequence[str]:
-        """See `TableSink.table_conditions`."""
         return (
             "delta.logRetentionDuration is longer than the query may be down with a half-committed batch",
             "the table stays the same table, and readers read it through its log, not its files",

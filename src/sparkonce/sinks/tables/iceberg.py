@@ -108,15 +108,12 @@ class IcebergSink(TableSink):
 
     @property
     def needs(self) -> tuple[str, str]:
-        """See `TableSink.needs`."""
         return ICEBERG_MODULE, "org.apache.iceberg.spark.Spark3Util"
 
     def table(self, spark: SparkSession) -> Table:
-        """See `TableSink.table`."""
         return _IcebergTable(spark, self._table)
 
     def table_conditions(self) -> Sequence[str]:
-        """See `TableSink.table_conditions`."""
         return (
             f"nobody unsets the table's properties that begin with {NOTE!r}",
             "readers read the table through its catalog and its branch main, not its files",
@@ -187,7 +184,6 @@ class _IcebergTable(Table):
         self._stage(write, unit, label, True)
 
     def refusal(self, rows: DataFrame, plan: MergePlan | None) -> str:
-        """See `Table.refusal`."""
         java, session = self.spark._jvm, self.spark._jsparkSession
         spark = java.org.apache.spark.sql
         self._load()

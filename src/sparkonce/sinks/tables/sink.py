@@ -80,12 +80,10 @@ class TableSink(WriteAheadSink, abc.ABC):
         """Returns the conditions on how long the table remembers versions, and on how readers read it."""
 
     def conditions(self) -> Sequence[str]:
-        """See `TwoPhaseCommitSink.conditions`."""
         return (*([CONDITION] if self.merge is not None else []), *self.table_conditions(), SEEN_BY_ALL)
 
     @property
     def tells_refused(self) -> bool:
-        """See `TwoPhaseCommitSink.tells_refused`."""
         return True
 
     def columns(self, schema: pa.Schema) -> Sequence[str]:
@@ -270,7 +268,6 @@ class TableSink(WriteAheadSink, abc.ABC):
             ) from error
 
     def committer(self) -> SinkCommitter:
-        """See `TwoPhaseCommitSink.committer`."""
         table = self.table(driver_session(self.name))
         if self.merge is not None:  # a merge passes some of its settings through the session
             table = table.in_copy()

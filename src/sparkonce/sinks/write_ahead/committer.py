@@ -63,7 +63,6 @@ class WriteAheadCommitter(HandleCommitter[TransactionName]):
     # --- commit -----------------------------------------------------------------------------------------------------
 
     def transaction_of(self, handle: Handle) -> TransactionName | Finished:
-        """See `HandleCommitter.transaction_of`."""
         name = TransactionName.parse(str(dict(handle.transaction).get("name", "")))
         return FOREIGN if name is None or name.prefix != self._prefix else name
 

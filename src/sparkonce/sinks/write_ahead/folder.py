@@ -195,30 +195,24 @@ class DiskFolder(WriteAheadFolder):
         return self.root / state.value / str(name)
 
     def create(self, name: TransactionName) -> BinaryIO:
-        """See `WriteAheadFolder.create`."""
         return create_file(self.path(RowsState.OPEN, name))
 
     def hide(self, name: TransactionName) -> None:
-        """See `WriteAheadFolder.hide`."""
         self.path(RowsState.OPEN, name).unlink(missing_ok=True)
 
     def keep(self, name: TransactionName, file: BinaryIO) -> bool:
-        """See `WriteAheadFolder.keep`."""
         os.fsync(file.fileno())
         kept = self._move(name, RowsState.OPEN, RowsState.PREPARED)
         sync_folder(self.root / RowsState.PREPARED.value)
         return kept
 
     def take(self, name: TransactionName) -> bool:
-        """See `WriteAheadFolder.take`."""
         return self._move(name, RowsState.PREPARED, RowsState.STARTED)
 
     def sync_taken(self) -> None:
-        """See `WriteAheadFolder.sync_taken`."""
         sync_folder(self.root / RowsState.STARTED.value)
 
     def find(self, name: TransactionName) -> RowsState | None:
-        """See `WriteAheadFolder.find`."""
         # Check the states in the order a file passes through them, so that a moving file is found in its next
         # state.
         states = (RowsState.PREPARED, RowsState.STARTED, RowsState.DONE)
@@ -229,14 +223,12 @@ class DiskFolder(WriteAheadFolder):
         return next((state for state in states if str(name) in os.listdir(self.root / state.value)), None)  # noqa: PTH208
 
     def discard(self, name: TransactionName) -> RowsState | None:
-        """See `WriteAheadFolder.discard`."""
         # Delete the open file first: a writer that wakes up cannot prepare a file that is no longer open.
         for state in (RowsState.OPEN, RowsState.PREPARED):
             self.path(state, name).unlink(missing_ok=True)
         return self.find(name)
 
     def lingering(self, wanted: Callable[[TransactionName], bool]) -> list[TransactionName]:
-        """See `WriteAheadFolder.lingering`."""
         names = [name for state in (RowsState.OPEN, RowsState.PREPARED) for name in self.names(state.value)]
         return [name for name in names if wanted(name)]
 
@@ -245,7 +237,6 @@ class DiskFolder(WriteAheadFolder):
         return f"file://{self.path(state, name)}"
 
     def open(self, name: TransactionName, state: RowsState = RowsState.STARTED) -> BinaryIO:
-        """See `WriteAheadFolder.open`."""
         path = self.path(state, name)
         try:  # network file systems only lock files that are open for writing
             return path.open("r+b")
@@ -253,7 +244,6 @@ class DiskFolder(WriteAheadFolder):
             return path.open("rb")
 
     def delete_rows(self, entries: Sequence[Entry]) -> None:
-        """See `WriteAheadFolder.delete_rows`."""
         for entry in entries:
             self.path(RowsState.STARTED, entry.name).unlink(missing_ok=True)
 
@@ -288,14 +278,12 @@ class StoredFolder(WriteAheadFolder):
     folders = (_ROWS, _FATE, RowsState.DONE.value)
 
     def create(self, name: TransactionName) -> BinaryIO:  # noqa: ARG002 - it needs no name yet
-        """See `WriteAheadFolder.create`."""
         return tempfile.TemporaryFile("w+b", prefix="sparkonce-")
 
     def hide(self, name: TransactionName) -> None:
         """See `WriteAheadFolder.hide`. The file has no name."""
 
     def keep(self, name: TransactionName, file: BinaryIO) -> bool:
-        """See `WriteAheadFolder.keep`."""
         file.seek(0)
         self.files.put_large(_rows(name), file)
         # Check for an abort after the put: either it is visible here, or its delete comes after the put and removes the
@@ -306,12 +294,10 @@ class StoredFolder(WriteAheadFolder):
         return False
 
     def take(self, name: TransactionName) -> bool:
-        """See `WriteAheadFolder.take`."""
         # Do not mark missing rows as started. Without a mark, they count as lost.
         return self.files.exists(_rows(name)) and put_note(self.files, _fate_of(name), _STARTED)
 
     def find(self, name: TransactionName) -> RowsState | None:
-        """See `WriteAheadFolder.find`."""
         # Read the mark last: whoever deletes the rows in the meantime has put a mark first.
         if self.files.exists(_rows(name)):
             fate = self._fate(name)
@@ -320,13 +306,11 @@ class StoredFolder(WriteAheadFolder):
         return RowsState.DONE if self.done(name) else None
 
     def discard(self, name: TransactionName) -> RowsState | None:
-        """See `WriteAheadFolder.discard`."""
         if put_note(self.files, _fate_of(name), _DISCARDED) or self._fate(name) == _DISCARDED:
             self.files.delete([_rows(name)])
         return self.find(name)
 
     def lingering(self, wanted: Callable[[TransactionName], bool]) -> list[TransactionName]:
-        """See `WriteAheadFolder.lingering`."""
         return [name for name in self.names(_ROWS) if wanted(name) and self._fate(name) != _STARTED]
 
     def url(self, name: TransactionName, state: RowsState = RowsState.STARTED) -> str:  # noqa: ARG002
@@ -341,7 +325,6 @@ class StoredFolder(WriteAheadFolder):
         return file
 
     def delete_rows(self, entries: Sequence[Entry]) -> None:
-        """See `WriteAheadFolder.delete_rows`."""
         self.files.delete(_rows(entry.name) for entry in entries)
         # The marks are no longer needed, because the ledger and the ``done`` marker record the same.
         self.files.delete(_fate_of(entry.name) for entry in entries)

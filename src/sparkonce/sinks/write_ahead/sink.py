@@ -175,19 +175,16 @@ class WriteAheadSink(TwoPhaseCommitSink):
         return facts
 
     def worker_needs(self) -> WorkerNeeds:
-        """See `TwoPhaseCommitSink.worker_needs`."""
         files = self._rows or self._shared
         return WorkerNeeds(modules=() if files is None else files.modules)
 
     def writer(self, context: WriterContext) -> SinkWriter:
-        """See `TwoPhaseCommitSink.writer`."""
         from sparkonce.sinks.write_ahead.writer import WriteAheadWriter
 
         apply_now = None if self.guarantee is Guarantee.EXACTLY_ONCE else self.apply
         return WriteAheadWriter(self.folder(), self._prefix, context, apply_now)
 
     def committer(self) -> SinkCommitter:
-        """See `TwoPhaseCommitSink.committer`."""
         from sparkonce.sinks.write_ahead.application import CallSettings
         from sparkonce.sinks.write_ahead.committer import WriteAheadCommitter
 

@@ -104,7 +104,6 @@ class WriteAheadWriter(SinkWriter):
                 self._folder.discard(self._name)
 
     def close(self) -> None:
-        """See `SinkWriter.close`."""
         file, self._file = self._file, None
         if file is not None:
             file.close()

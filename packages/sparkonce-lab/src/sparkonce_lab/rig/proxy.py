@@ -142,7 +142,6 @@ class Link:
             _reset(self._to_server)
 
     async def deliver(self, data: bytes) -> bytes:
-        """See `Trap.deliver`."""
         reader, writer = self._from_server, self._to_server
         if reader is None or writer is None:
             return b""
@@ -162,7 +161,6 @@ class Link:
             _reset(writer)
 
     async def drop(self) -> None:
-        """See `Trap.drop`."""
         if self._to_server is not None:
             _reset(self._to_server)
 

@@ -290,7 +290,6 @@ class MessageWriter(WriteAheadWriter):
         self._counts = np.zeros(len(partitions), np.int64)
 
     def write(self, rows: pa.RecordBatch) -> None:
-        """See `SinkWriter.write`."""
         messages = encode(rows, self._body, self._most_bytes)
         if self._route_by:
             numbers = routes(rows.column(self._route_by), len(self._partitions))
@@ -299,5 +298,4 @@ class MessageWriter(WriteAheadWriter):
         super().write(messages)
 
     def parts(self) -> str:
-        """See `WriteAheadWriter.parts`."""
         return counts_text(self._partitions, self._counts) if self._route_by else ""

@@ -42,7 +42,6 @@ class QueuePublish:
     routing_key: str
 
     def __call__(self, rows: pa.RecordBatchReader, token: ApplyToken) -> None:
-        """See `Apply`."""
         _Publishing(self.server, self.exchange, self.messages(rows, token)).run()
 
     def messages(self, rows: pa.RecordBatchReader, token: ApplyToken) -> Iterator[Message]:

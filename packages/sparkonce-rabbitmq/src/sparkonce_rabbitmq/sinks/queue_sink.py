@@ -78,7 +78,6 @@ class QueueRowsWriter(WriteAheadWriter):
     """Writes one task attempt's rows, after checking that each can be published: nothing may refuse them later."""
 
     def write(self, rows: pa.RecordBatch) -> None:
-        """See `SinkWriter.write`."""
         check_rows(rows)
         super().write(rows)
 
@@ -195,6 +194,5 @@ class RabbitMQQueueSink(WriteAheadSink):
         return replace(rows, modules=modules, files=self.server.files, addresses=(self.server.amqp_address,))
 
     def writer(self, context: WriterContext) -> SinkWriter:
-        """See `TwoPhaseCommitSink.writer`."""
         apply_now = None if self.guarantee is Guarantee.EXACTLY_ONCE else self.apply
         return QueueRowsWriter(self.folder(), self._prefix, context, apply_now)

@@ -170,7 +170,6 @@ class RabbitMQStreamSink(WriteAheadSink):
         return replace(rows, modules=modules, files=self.server.files, addresses=(self.server.stream_address,))
 
     def writer(self, context: WriterContext) -> SinkWriter:
-        """See `TwoPhaseCommitSink.writer`."""
         from sparkonce_rabbitmq.sinks.messages import MessageWriter
 
         # Use the recorded partitions, to which the rows' partition numbers refer. Partitions that have been added on
@@ -189,7 +188,6 @@ class RabbitMQStreamSink(WriteAheadSink):
         )
 
     def committer(self) -> SinkCommitter:
-        """See `TwoPhaseCommitSink.committer`."""
         from sparkonce.write_ahead import CallSettings
         from sparkonce_rabbitmq.sinks.committer import StreamCommitter
 
@@ -216,7 +214,6 @@ class PlainPublish:
     streams: tuple[str, ...]
 
     def __call__(self, rows: pa.RecordBatchReader, token: ApplyToken) -> None:  # noqa: ARG002 - see `Apply`
-        """See `Apply`."""
         from sparkonce_rabbitmq.sinks.publishing import Publisher
         from sparkonce_rabbitmq.sinks.routing import by_stream
 

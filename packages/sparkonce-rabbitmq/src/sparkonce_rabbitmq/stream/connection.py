@@ -103,7 +103,6 @@ class ConsumerConnection(StreamConnection):
         return int(self._ask(frame, schema.QueryOffsetResponse, f"stream {stream!r}").offset)
 
     def refusal(self, code: int, what: str) -> SparkonceError:
-        """See `StreamConnection.refusal`."""
         kind = ServerError.from_code(code).__name__
         if code == NO_STREAM:
             return PreflightError(

@@ -47,7 +47,7 @@ _TAKES_DAMAGED = (
 _TRIAL = b"sparkonce"
 _DAMAGED = b"Sparkonce"
 _NOT_A_CHECK = (None, 408, 429)
-"""Statuses below 500 that prove nothing about the bytes: no response, a timeout, and throttling."""
+"""HTTP statuses that prove nothing about the uploaded bytes: no response, a timeout, and throttling."""
 
 _METHODS: Mapping[str, str] = {
     "HeadBucket": "head_bucket",
@@ -65,11 +65,9 @@ _METHODS: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
-    """Lists what the bucket's rules do to staged files.
+    """What the bucket's rules do to staged files, with notes for the operator.
 
-    Attributes:
-        timeout_s: The seconds after which a rule aborts an upload; None if no known rule does.
-        notes: Sentences for the operator.
+    An open upload is aborted after `timeout_s` seconds, or never if that is None.
     """
 
     timeout_s: float | None = None
@@ -95,7 +93,7 @@ def check(client: Any, settings: S3Settings, bucket: str, prefix: str) -> Findin
         is_listed = (key, upload) in list_uploads(client, bucket, trials, MOST_A_PAGE)
         damaged = _takes_damaged(trial, {"Bucket": bucket, "Key": key, "UploadId": upload})
     except BaseException:
-        with suppress(PreflightError):  # the first error shows what is wrong
+        with suppress(PreflightError):  # The first error shows what is wrong.
             trial.ask("AbortMultipartUpload", Bucket=bucket, Key=key, UploadId=upload)
         raise
     trial.ask("AbortMultipartUpload", Bucket=bucket, Key=key, UploadId=upload)
@@ -110,7 +108,7 @@ def _takes_damaged(trial: _Trial, own: Mapping[str, str]) -> bool:
     """Returns True if the store accepts a part whose bytes were changed after signing."""
 
     def damage(request: Any, **_: Any) -> None:
-        if request.body == _TRIAL:  # another thread may be sending something else
+        if request.body == _TRIAL:  # Another thread may be sending something else.
             request.body = _DAMAGED
 
     events = trial.client.meta.events
@@ -232,11 +230,9 @@ def _unread(answer: Answer) -> str:
 
 
 def read_rules(rules: Sequence[Mapping[str, Any]], prefix: str) -> Findings:
-    """Returns how lifecycle rules affect uploads and objects whose keys begin with the prefix.
+    """Returns how lifecycle rules affect uploads and objects whose keys begin with the sink's prefix.
 
-    Args:
-        rules: The rules of GetBucketLifecycleConfiguration.
-        prefix: The sink's prefix, empty or ending in ``/``.
+    The rules are those of GetBucketLifecycleConfiguration.
     """
     touching = [
         rule

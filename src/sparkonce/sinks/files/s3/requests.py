@@ -1,8 +1,8 @@
 """Sends S3's requests, lists open uploads, and maps answers to outcomes. An unlisted answer is UNKNOWN.
 
-Refusals are returned as values, and UNKNOWN undoes nothing. The answers are those of Amazon S3's API reference
-("Error responses", CompleteMultipartUpload, AbortMultipartUpload, If-None-Match), tested against versitygw 1.8.0 where
-it returns them. Errors that botocore 1.44 retries in its modes ``standard`` and ``legacy`` are also listed.
+The tables are based on those of Amazon S3's API reference ("Error responses", CompleteMultipartUpload,
+AbortMultipartUpload, If-None-Match), tested against versitygw 1.8.0 where it returns them. Errors that botocore 1.44
+retries in its modes ``standard`` and ``legacy`` are also listed.
 
 S3 answers NoSuchUpload for completed and for aborted uploads alike, so neither that answer nor an existing key proves
 anything. The object at the key decides, by its upload's metadata. A store may also report
@@ -35,7 +35,7 @@ def ask(request: Callable[..., Any], **arguments: Any) -> Mapping[str, Any] | An
         return refusal(error)
     except (ConnectionError, HTTPClientError, ResponseParserError) as error:
         return Answer(status=None, code=type(error).__name__, reason=one_line(error))
-    except BotoCoreError as error:  # the request was not sent, for example because there are no credentials
+    except BotoCoreError as error:  # The request was not sent, for example because there are no credentials.
         return Answer(status=NOT_SENT, code=type(error).__name__, reason=one_line(error))
     return response
 
@@ -79,11 +79,7 @@ MOST_A_PAGE = 1_000
 def list_uploads(client: Any, bucket: str, prefix: str, page: int) -> Iterator[tuple[str, str] | Answer]:
     """Yields the key and ID of every open upload below a prefix. Ends with an `Answer` if the store refuses a page.
 
-    Args:
-        client: A boto3 client.
-        bucket: The bucket.
-        prefix: The prefix of the keys.
-        page: The page size, at most 1,000.
+    A page has at most 1,000 uploads.
     """
     asked: dict[str, Any] = {"Bucket": bucket, "Prefix": prefix, "MaxUploads": page, "EncodingType": "url"}
     key = ""
@@ -125,7 +121,7 @@ TRANSACTION = "sparkonce-transaction"
 """The object's metadata key for its transaction's name."""
 
 UPLOAD = "sparkonce-upload"
-"""The object's metadata key for a random string from the writer, which distinguishes two uploads with one name."""
+"""The metadata key for a random string from the writer, which distinguishes two uploads with the same name."""
 
 NO_SUCH_UPLOAD = "NoSuchUpload"
 OCCUPIED = "PreconditionFailed"
@@ -136,7 +132,7 @@ NOT_SENT = 0
 """The status of a request that boto3 itself refused."""
 
 LOOK = frozenset({NO_SUCH_UPLOAD, OCCUPIED, DONE})
-"""Answers to a completion that are inconclusive without checking the object at the key."""
+"""Answers to a completion that do not show the outcome: only the object at the key does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,14 +154,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Present:
-    """The object at a key.
-
-    Attributes:
-        size: Its size in bytes.
-        etag: Its ETag without quotes.
-        transaction: Its metadata `TRANSACTION`, empty if it has none.
-        mark: Its metadata `UPLOAD`, empty if it has none.
-    """
+    """The object at a key, with its metadata `TRANSACTION` and `UPLOAD`, each empty if it has none."""
 
     size: int
     etag: str
@@ -203,7 +192,7 @@ _MEANINGS = {
     "XAmzContentSHA256Mismatch": Meaning(_RETRY, "The request was damaged in transit."),
     "OperationAborted": _CONFLICT,
     "ConditionalRequestConflict": _CONFLICT,
-    "409": _CONFLICT,  # without a body
+    "409": _CONFLICT,  # HeadObject's refusals have no body, so the HTTP status is the code.
     "AccessDenied": Meaning(_UNKNOWN, _RIGHT),
     "AllAccessDisabled": Meaning(_UNKNOWN, "The bucket or the account is locked."),
     "InvalidAccessKeyId": Meaning(_UNKNOWN, "The store does not know the access key: correct the credentials."),
@@ -260,12 +249,7 @@ RIGHTS: Mapping[str, str] = {
 
 
 def read(answer: Answer, request: str) -> Finished:
-    """Returns the outcome of a refused request, judged by the refusal alone.
-
-    Args:
-        answer: The server's answer.
-        request: The S3 operation, which determines the missing permission.
-    """
+    """Returns the outcome of a refused request, judged by the refusal alone. ``request`` is the S3 operation."""
     if answer.status is None:
         return Finished(outcome=_RETRY, reason=f"{request}: no answer: {answer.reason}")
     code = answer.code if answer.code in _MEANINGS else _BY_STATUS.get(answer.status, answer.code)
@@ -316,7 +300,7 @@ def is_own(found: Present, fields: Fields) -> bool:
 
     Compares the upload's metadata, or ETag and size if the store keeps no metadata.
     """
-    if "mark" not in fields:  # the handle was created from a listing, which only contains the name
+    if "mark" not in fields:  # The handle was created from a listing, which only contains the name.
         return bool(found.transaction) and found.transaction == name_text(str(fields["path"]))
     if found.size != fields["size"]:
         return False

@@ -28,7 +28,7 @@ _CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
     "finish_threads": partial(whole_number, least=1),
     "if_none_match": flag,
 }
-"""The checks for settings that are not strings. Those for `verify` and for strings are below."""
+"""The checks for settings that are not strings. `verify` and the strings have their own checks below."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +41,8 @@ class S3Settings:
         profile_name: A profile in the shared configuration files, which must exist on every machine that runs a task.
         aws_access_key_id: Better left to boto3's chain (environment, profile, role of the machine): a key that is
             passed here is sent to the workers with the sink.
-        aws_secret_access_key: As above.
-        aws_session_token: As above. It is not renewed.
+        aws_secret_access_key: See `aws_access_key_id`.
+        aws_session_token: See `aws_access_key_id`. The token is not renewed.
         addressing_style: ``path`` (host/bucket/key), ``virtual`` (bucket.host/key) or ``auto``.
         verify: False to trust any certificate, or the path of a CA bundle.
         connect_timeout_s: Seconds to wait for a connection.
@@ -79,25 +79,20 @@ class S3Settings:
     storage_class: str | None = None
 
     def encryption(self) -> dict[str, str]:
-        """Returns the encryption settings of every new object, in boto3's names."""
         options = {"ServerSideEncryption": self.server_side_encryption, "SSEKMSKeyId": self.sse_kms_key_id}
         return {name: value for name, value in options.items() if value is not None}
 
     def object_options(self) -> dict[str, str]:
         """Returns the settings of a new file.
 
-        Small files do not get the storage class, because archives take hours to read.
+        Small files do not get the storage class, because reading from an archive takes hours.
         """
         storage = {} if self.storage_class is None else {"StorageClass": self.storage_class}
         return {**self.encryption(), **storage}
 
 
 def read_location(location: str) -> tuple[str, str]:
-    """Returns the bucket, and the prefix of all keys: empty or ending in ``/``.
-
-    Raises:
-        ConfigurationError: If it is not ``s3://bucket/prefix``.
-    """
+    """Returns the bucket, and the prefix of all keys: empty or ending in ``/``."""
     found = _LOCATION.fullmatch(location)
     prefix = (found["prefix"] or "").rstrip("/") if found else ""
     if found is None or prefix.startswith("/") or "//" in prefix:
@@ -139,7 +134,7 @@ def _text(setting: str, value: Any) -> Any:
 
 
 def _check_together(settings: S3Settings) -> None:
-    if "@" in (settings.endpoint_url or ""):  # not shown, since the message would get into the decision log
+    if "@" in (settings.endpoint_url or ""):  # Not shown, since the message would get into the decision log.
         raise ConfigurationError(
             "endpoint_url holds credentials before its host.",
             next_step="Take them out: give aws_access_key_id and aws_secret_access_key, or let boto3 find them.",
@@ -163,9 +158,7 @@ def _check_together(settings: S3Settings) -> None:
 def client(settings: S3Settings, *, attempts: int | None = None) -> Any:
     """Returns a boto3 client, which is shared in this process by all callers with the same settings.
 
-    Args:
-        settings: How to reach the store.
-        attempts: The maximum number of times that boto3 sends a request; by default the setting of this name.
+    ``attempts`` limits how often boto3 sends a request; its default is the setting of this name.
 
     Raises:
         ConfigurationError: If boto3 is missing, or cannot create a client with the settings.
@@ -174,7 +167,7 @@ def client(settings: S3Settings, *, attempts: int | None = None) -> Any:
 
 
 @lru_cache(maxsize=16)
-def _client(settings: S3Settings, attempts: int, _pid: int) -> Any:  # a forked child must not share connections
+def _client(settings: S3Settings, attempts: int, _pid: int) -> Any:  # A forked child must not share connections.
     try:
         import boto3
         from botocore.config import Config
@@ -187,7 +180,7 @@ def _client(settings: S3Settings, attempts: int, _pid: int) -> Any:  # a forked 
         retries={"mode": "standard", "total_max_attempts": attempts},
         max_pool_connections=settings.finish_threads + settings.upload_threads,
         # Many stores do not support boto3's newer checksums. Instead, the signature includes each body's SHA-256, at
-        # half the cost of Content-MD5. Set explicitly, because a profile might turn it off.
+        # half the cost of Content-MD5. Set this explicitly, because a profile might turn it off.
         s3={"addressing_style": settings.addressing_style, "payload_signing_enabled": True},
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",

@@ -56,25 +56,22 @@ _AWS = re.compile(r"https?://s3[.a-z0-9-]*\.amazonaws\.com(\.cn)?/?")
 
 
 class S3Store(FileStore):
-    """See `FileStore`.
+    """A prefix of a bucket as a store, see `FileStore`.
 
     An upload that is not completed costs money until it is aborted. Bucket owners should therefore have a lifecycle
-    rule (``AbortIncompleteMultipartUpload``) abort it after some days; see `timeout_s`.
+    rule (``AbortIncompleteMultipartUpload``) abort such uploads after some days; see `timeout_s`.
 
     Args:
         location: ``s3://bucket/prefix``.
         settings: See `sparkonce.sinks.files.s3.settings.S3Settings`.
         page: The page size of listings, at most 1,000.
-
-    Raises:
-        ConfigurationError: If the location or a setting is invalid.
     """
 
     keeps_manifests = False
     next_step = "Check that the store can be reached, and the user's rights."
 
     def __init__(self, location: str, settings: Mapping[str, Any] | None = None, *, page: int = 1_000) -> None:
-        self.location = location.rstrip("/")  # readers append "/" and a file's path
+        self.location = location.rstrip("/")  # Readers append "/" and a file's path.
         self.bucket, self.prefix = read_location(location)
         self.settings = read_settings(settings or {})
         self.page = page
@@ -112,15 +109,14 @@ class S3Store(FileStore):
         return bool(_AWS.fullmatch(str(client(self.settings).meta.endpoint_url)))
 
     def doubt(self, folder: str) -> Finished | None:  # noqa: ARG002 - each file's fields name bucket and key
-        """See `FileStore.doubt`. A bucket cannot be unmounted."""
+        """Returns None: a bucket cannot be unmounted."""
         return None
 
     def timeout_s(self) -> float | None:
-        """See `FileStore.timeout_s`. This is the shortest lifecycle rule that aborts uploads here."""
+        """Returns the shortest age at which a lifecycle rule aborts uploads here."""
         return self._inspect().timeout_s
 
     def conditions(self) -> Sequence[str]:
-        """See `FileStore.conditions`."""
         from sparkonce.sinks.files.s3.preflight import ALWAYS
 
         return (*ALWAYS, *(self._findings.notes if self._findings is not None else ()))
@@ -135,7 +131,7 @@ class S3Store(FileStore):
     # --- files --------------------------------------------------------------------------------------------------------
 
     def stage(self, name: TransactionName, path: str) -> StagedFile:
-        """See `FileStore.stage`. The path must be made by `file_path`: `list_staged` reads the name in it."""
+        """Stages a file whose path comes from `file_path`: `list_staged` reads the transaction's name in it."""
         if name_in(path) != name:
             raise ConfigurationError(f"{path!r} is not a path of {name}.", next_step="Make it with file_path.")
         if self._uploader is None:
@@ -153,15 +149,12 @@ class S3Store(FileStore):
         return [one for one in seen if isinstance(one, FileState)]
 
     def publish(self, files: Sequence[Fields]) -> Sequence[Finished]:
-        """See `FileStore.publish`."""
         return self.each(self._finisher().publish, files)
 
     def discard(self, files: Sequence[Fields]) -> Sequence[Finished]:
-        """See `FileStore.discard`."""
         return self.each(self._finisher().discard, files)
 
     def list_staged(self) -> Iterable[Staged]:
-        """See `FileStore.list_staged`."""
         seen: set[str] = set()
         # MinIO lists uploads only for a full key or for the whole bucket.
         for prefix in [self.prefix] if self._is_aws() else [self.prefix, ""]:
@@ -179,7 +172,7 @@ class S3Store(FileStore):
                 return
 
     def close(self) -> None:
-        """See `FileStore.close`. Leaves the connections open, because the process's other stores share them."""
+        """Leaves the connections open, because the process's other stores share them."""
         uploader, pool = self._uploader, self._pool
         self._uploader = self._pool = None
         for one in (uploader, pool):
@@ -198,7 +191,6 @@ class S3Store(FileStore):
         )
 
     def each(self, work: Callable[[Any], T], items: Sequence[Any]) -> list[T]:
-        """Makes the calls in parallel, and returns their results."""
         if len(items) <= 1:
             return [work(item) for item in items]
         if self._pool is None:
@@ -213,18 +205,16 @@ class S3Store(FileStore):
 
 
 class S3Files(SmallFiles):
-    """See `SmallFiles`: the small files of a store."""
+    """The small files of a bucket, see `SmallFiles`."""
 
     def __init__(self, store: S3Store) -> None:
         self._store = store
 
     @property
     def location(self) -> str:
-        """The prefix's URL."""
         return self._store.location
 
     def read(self, path: str) -> bytes | None:
-        """See `SmallFiles.read`."""
         store = self._store
         answer = ask(read_object, client=client(store.settings), bucket=store.bucket, key=store.prefix + path)
         if not isinstance(answer, Answer):
@@ -234,20 +224,19 @@ class S3Files(SmallFiles):
         raise self._failed("GetObject", answer)
 
     def names(self, folder: str) -> Sequence[str]:
-        """See `SmallFiles.names`."""
         store = self._store
         prefix = f"{store.prefix}{folder.strip('/')}/" if folder.strip("/") else store.prefix
         asked: dict[str, Any] = {"Prefix": prefix, "Delimiter": "/", "MaxKeys": store.page}
         found: list[str] = []
         while True:
-            answer = self._sure("ListObjectsV2", "list_objects_v2", **asked)  # boto3 decodes these keys on its own
+            answer = self._sure("ListObjectsV2", "list_objects_v2", **asked)  # boto3 decodes these keys itself.
             found += [one["Key"].removeprefix(prefix) for one in answer.get("Contents", ()) if one["Key"] != prefix]
             if not answer.get("IsTruncated"):
                 return [name for name in found if not name.startswith(".")]
             asked["ContinuationToken"] = answer["NextContinuationToken"]
 
     def put(self, path: str, data: bytes) -> Landed | Taken:
-        """See `SmallFiles.put`. boto3 may retry the request, and then find its own bytes."""
+        """See `SmallFiles.put`. boto3 may retry the request, and then find its own object."""
         store = self._store
         asked = {"Bucket": store.bucket, "Key": store.prefix + path, "Body": data, **store.settings.encryption()}
         answer = ask(client(store.settings).put_object, **asked, IfNoneMatch="*")
@@ -258,13 +247,11 @@ class S3Files(SmallFiles):
         raise PutUnknownError(read(answer, "PutObject").reason)
 
     def replace(self, path: str, data: bytes) -> None:
-        """See `SmallFiles.replace`."""
         key, encryption = self._store.prefix + path, self._store.settings.encryption()
         self._sure("PutObject", "put_object", Key=key, Body=data, **encryption)
 
     def delete(self, paths: Iterable[str]) -> None:
-        """See `SmallFiles.delete`."""
-        # Send one request each, because not every store has DeleteObjects.
+        # Send one request for each file, because not every store has DeleteObjects.
         keys = [self._store.prefix + path for path in paths]
         self._store.each(lambda key: self._sure("DeleteObject", "delete_object", Key=key), keys)
 
@@ -281,7 +268,7 @@ class S3Files(SmallFiles):
 log = logging.getLogger(__name__)
 
 MOST_PARTS = 10_000
-"""S3's own limit."""
+"""S3's limit for the number of an upload's parts."""
 
 LARGEST_PART_BYTES = 5 * 1024 * MIB
 PARTS_OF_ONE_SIZE = 1_000
@@ -297,7 +284,7 @@ def part_size(number: int, first_bytes: int) -> int:
 
 
 def final_etag(etags: Sequence[str]) -> str:
-    """Returns the ETag of the whole object; a hash of its parts' ETags if those are not MD5s, as with SSE-KMS."""
+    """Returns the ETag of the whole object; only a hash of its parts' ETags if those are not MD5s, as with SSE-KMS."""
     if not all(_MD5.fullmatch(etag) for etag in etags):
         return f"sha256:{hashlib.sha256(','.join(etags).encode()).hexdigest()}"
     whole = hashlib.md5(b"".join(map(bytes.fromhex, etags)), usedforsecurity=False).hexdigest()
@@ -337,7 +324,7 @@ class Uploader:
 
     def send(self, key: str, upload: Future[str], number: int, body: bytes | bytearray) -> Future[str]:
         """Waits until there is memory for a part, then uploads it in the background. The future returns its ETag."""
-        self._slots.acquire()  # released by a part that ends, which has a timeout
+        self._slots.acquire()  # A part that ends releases its memory, and each part has a timeout.
         try:
             future = self._pool.submit(self._send, key, upload, number, body)
         except BaseException:
@@ -393,10 +380,7 @@ def _not_whole(key: str, finished: Finished) -> PrepareError:
 class S3StagedFile(StagedFile):
     """A file that is being uploaded to a bucket. One call at a time, from any thread.
 
-    Args:
-        uploader: This process's uploader.
-        prefix: The prefix of the sink's keys.
-        path: The path, relative to the prefix, at which it will be published.
+    The file will be published at ``path``, which is relative to the prefix of the sink's keys.
     """
 
     def __init__(self, uploader: Uploader, prefix: str, path: str) -> None:
@@ -413,20 +397,18 @@ class S3StagedFile(StagedFile):
 
     @property
     def stream(self) -> BinaryIO:
-        """See `StagedFile.stream`."""
         return cast("BinaryIO", self._stream)
 
     def size(self) -> int:
-        """See `StagedFile.size`."""
         return self._size
 
     def seal(self) -> Fields:
-        """See `StagedFile.seal`. Waits until all parts have arrived; the object does not exist yet."""
-        if self._buffer or not self._parts:  # S3 completes no upload without parts
+        """Waits until all parts have arrived. The object does not exist yet."""
+        if self._buffer or not self._parts:  # S3 completes no upload without parts.
             self._send_part()
         etags = [part.result() for part in self._parts]
-        # Keep all ETags: a complete request must list them, and it may be sent after the upload is gone, when ListParts
-        # no longer returns them.
+        # Keep all ETags: the request that completes the upload must list them. That request may be sent after the
+        # upload is gone, when ListParts no longer returns them.
         return {**self._fields(self._upload.result()), "checksum": final_etag(etags), "etags": ",".join(etags)}
 
     def _fields(self, upload: str) -> dict[str, str | int]:
@@ -440,12 +422,12 @@ class S3StagedFile(StagedFile):
         }
 
     def discard(self) -> None:
-        """See `StagedFile.discard`. An upload that cannot be aborted now is left to a sweep."""
+        """Leaves an upload that cannot be aborted now to a sweep."""
         self._stream.close()
         self._buffer = bytearray()
         for part in self._parts:
             part.cancel()
-        wait_for(self._parts)  # a part that arrives after the abort would be kept, and cost money
+        wait_for(self._parts)  # The store would keep a part that arrives after the abort, which costs money.
         try:
             upload = self._upload.result()
         except PrepareError:
@@ -473,7 +455,7 @@ class S3StagedFile(StagedFile):
             )
         for part in (self._upload, *self._parts[-2 * self._uploader.settings.upload_threads :]):
             if part.done():
-                part.result()  # raises its error as early as it is known
+                part.result()  # This raises the part's error as early as possible.
         body, self._buffer = self._buffer, bytearray()
         self._parts.append(self._uploader.send(self._key, self._upload, number, body))
 
@@ -527,7 +509,7 @@ class S3Finisher:
         """Completes the upload with one request, followed by one for the object if the response is not enough."""
         answer = self._complete(fields)
         if not isinstance(answer, Answer):
-            # Only the response to the completion that created the object includes its checksum, see `outcomes`.
+            # Only the response to the completion that created the object includes a checksum, see `requests`.
             if answer.get("ChecksumType") and not _differs(answer, fields):
                 return Finished(outcome=Outcome.COMMITTED)
             answer = Answer(status=200, code=DONE)
@@ -571,7 +553,7 @@ class S3Finisher:
             if isinstance(again, Answer) and again.code != NO_SUCH_UPLOAD:
                 return read(again, "AbortMultipartUpload")
         if "mark" not in fields:
-            return Finished(outcome=Outcome.ABORTED)  # it was listed, so it was open
+            return Finished(outcome=Outcome.ABORTED)  # A listing showed the upload, so it was open.
         return self._after_abort(NO_UPLOAD, fields)
 
     def _after_abort(self, answer: Answer, fields: Fields) -> Finished:
