@@ -4,8 +4,8 @@ Conversions run in Arrow's kernels, not value by value in Python. Numbers, dates
 Spark's ``to_json`` uses. A null stays null.
 
 Arrow's own cast to text returns "<value out of range>" for dates in the year 32768 or later, and does not check that
-strings are valid UTF-8. Here, such dates are written in full, and an invalid string raises an error that names its
-column.
+strings are valid UTF-8. This module writes such dates in full, and raises an error that names the column for an invalid
+string.
 """
 
 from __future__ import annotations
@@ -60,10 +60,6 @@ def _or_null(column: pa.Array, name: str) -> pa.Array:
 
 def json_text(column: pa.Array, name: str) -> pa.Array:
     """Returns each value as JSON. As in Spark's ``to_json``, NaN and infinities are strings, and bytes are base64.
-
-    Args:
-        column: The values.
-        name: The name of their column.
 
     Raises:
         PrepareError: If a string is not UTF-8. The message names the column.
@@ -124,15 +120,7 @@ def all_finite(column: pa.Array) -> bool:
 
 
 def plain_text(column: pa.Array, name: str) -> pa.Array:
-    """Returns each value without quotes: a decimal with all its digits, a timestamp in ISO 8601, bytes in base64.
-
-    Args:
-        column: The values, of a type that is not nested.
-        name: The name of their column.
-
-    Raises:
-        PrepareError: If a string is not UTF-8. The message names the column.
-    """
+    """Returns each value without quotes: a decimal with all its digits, a timestamp in ISO 8601, bytes in base64."""
     kind = column.type
     if types.is_decimal(kind):
         return _decimal(column)
@@ -179,7 +167,7 @@ def _first_wrong_byte(column: pa.Array) -> str:
 def python_value(value: pa.Scalar) -> Any:
     """Converts a value to a Python object for a message or a dead letter.
 
-    Values that Python cannot represent, such as dates after the year 9999 and invalid UTF-8, become text.
+    A value that Python cannot represent, such as a date after the year 9999 or invalid UTF-8, becomes text.
     """
     try:
         return value.as_py()
@@ -248,10 +236,7 @@ def _date(column: pa.Array) -> pa.Array:
 
 
 def _timestamp(column: pa.Array) -> pa.Array:
-    """Returns timestamps in ISO 8601, in UTC with ``Z`` or, if the type has no zone, without one.
-
-    Years are formatted as in dates.
-    """
+    """Returns timestamps in ISO 8601, in UTC with ``Z`` or, if the type has no zone, without one."""
     unit = column.type.unit
     ticks, of_day = column.cast(pa.int64()), _UNITS[unit] * 86_400
     if _within(ticks, _FIRST_DAY * of_day, (_LAST_DAY + 1) * of_day - 1):
@@ -278,7 +263,8 @@ def _numbers(column: pa.Array) -> Any:
 
 
 def _base64(column: pa.Array) -> pa.Array:
-    # Encode all values in one call. Padding each to a multiple of three bytes changes its encoding only at the end.
+    # Encode all values in one call. Padding each value to a multiple of three bytes changes its encoding only at the
+    # end.
     given, column = column, pc.fill_null(column, b"").cast(pa.large_binary())
     offsets = np.frombuffer(column.buffers()[1], np.int64)[column.offset : column.offset + len(column) + 1]
     lengths = np.diff(offsets)
@@ -312,11 +298,9 @@ _LARGE = frozenset({pa.large_string(), pa.large_binary()})
 
 
 def halves(rows: pa.RecordBatch, most_bytes: int) -> Iterator[pa.RecordBatch]:
-    """Yields the rows in record batches of limited size; a single row may be larger.
+    """Yields the rows in record batches of limited size, because an Arrow string array is limited to 2 GiB.
 
-    Args:
-        rows: The rows.
-        most_bytes: The maximum size of one record batch. An Arrow string array is limited to 2 GiB.
+    A single row may be larger.
     """
     if rows.nbytes <= most_bytes or rows.num_rows < 2:
         yield rows
@@ -344,12 +328,9 @@ def bytes_of(values: pa.Array) -> memoryview:
 
 
 def cut(values: pa.Array, most_bytes: int, *, without_last: int = 0) -> Iterator[memoryview]:
-    """Yields the bytes of an array in pieces of limited size; a single value may be larger.
+    """Yields the bytes of an array in pieces of limited size, each without its last bytes, such as a comma.
 
-    Args:
-        values: Strings or binaries.
-        most_bytes: The maximum size of one piece.
-        without_last: The number of bytes omitted at the end of each piece, such as a comma.
+    A single value may be larger than a piece.
     """
     if not len(values) or values.buffers()[2] is None:
         return
@@ -365,11 +346,8 @@ def offered(rows: pa.RecordBatch, attempt: Callable[[pa.RecordBatch], str]) -> R
     """Writes the rows that the server accepts, and returns the others.
 
     A part that the server refuses is split in half, and each half is tried again. Among n rows, each refused row costs
-    about 2 log2(n) requests.
-
-    Args:
-        rows: The rows.
-        attempt: Writes all rows of a part and returns an empty string, or writes none and returns the reason.
+    about 2 log2(n) requests. ``attempt`` writes all rows of a part and returns an empty string, or writes none and
+    returns the reason.
     """
     numbers: list[int] = []
     reasons: list[str] = []

@@ -25,16 +25,15 @@ T = TypeVar("T", bound=Hashable)
 class HandleCommitter(SinkCommitter, Generic[T]):
     """Commits and aborts transactions, each identified by a handle. ``T`` is a transaction as a value.
 
-    Attributes:
-        handle_fields: The fields that its handles may have. A handle with other fields was written by a newer version,
-            and its transaction is left as it is. Empty if the fields are not checked.
+    `handle_fields` has the fields that handles may have. A handle with other fields was written by a newer version, and
+    its transaction is left as it is. If `handle_fields` is empty, fields are not checked.
     """
 
     handle_fields: frozenset[str] = frozenset()
 
     @abc.abstractmethod
     def transaction_of(self, handle: Handle) -> T | Finished:
-        """Returns the transaction that a handle refers to, or the answer `FOREIGN` if there is none.
+        """Returns the transaction that a handle refers to, or the answer `FOREIGN` for another sink's handle.
 
         Never called for the handle of a slot without rows.
         """
@@ -48,11 +47,9 @@ class HandleCommitter(SinkCommitter, Generic[T]):
         """Aborts these transactions, and returns an answer for each. See `SinkCommitter.abort`."""
 
     def commit(self, handles: Sequence[Handle]) -> Sequence[Finished]:
-        """Commits by `commit_all`. See `SinkCommitter.commit`."""
         return self._answers(handles, self.commit_all)
 
     def abort(self, handles: Sequence[Handle]) -> Sequence[Finished]:
-        """Aborts by `abort_all`. See `SinkCommitter.abort`."""
         return self._answers(handles, self.abort_all)
 
     def _answers(
@@ -82,12 +79,9 @@ def _newer(strange: Sequence[str]) -> Finished:
 
 
 def finish_each(wanted: Sequence[T], finish: Callable[[T], Finished], *, at_once: int) -> dict[T, Finished]:
-    """Finishes transactions, several of them in parallel, and returns the outcome of each.
+    """Finishes transactions, ``at_once`` of them in parallel, and returns the outcome of each.
 
-    Args:
-        wanted: The transactions.
-        finish: Finishes one transaction. It must not raise an error.
-        at_once: The maximum number to finish in parallel.
+    ``finish`` must not raise an error.
     """
     if len(wanted) < 2:
         return {one: finish(one) for one in wanted}
@@ -100,9 +94,6 @@ class Every:
 
     The interval is measured from the last time the task ran. A test for every nth batch id would miss batches without
     rows, which skip the task.
-
-    Args:
-        batches: The interval in batches.
     """
 
     def __init__(self, batches: int) -> None:
@@ -110,11 +101,9 @@ class Every:
         self._from = 0
 
     def is_due(self, batch: int) -> bool:
-        """Returns True if the task is due after this batch."""
         return batch >= self._from
 
     def done(self, batch: int) -> None:
-        """Records that the task ran after this batch."""
         self._from = batch + self._batches
 
 
@@ -128,8 +117,7 @@ class Name(Protocol):
 class Claims:
     """The runs whose transactions are requested. Iterates over pairs of prefix and query.
 
-    Args:
-        owners: The runs. Those without a prefix in their facts wrote no transactions.
+    A run without a prefix in its facts wrote no transactions.
     """
 
     def __init__(self, owners: Sequence[Owner]) -> None:
@@ -143,7 +131,6 @@ class Claims:
 
     @property
     def queries(self) -> list[str]:
-        """The short forms of the query ids of the runs."""
         return sorted({query for _, query in self._runs})
 
     def has(self, name: Name) -> bool:

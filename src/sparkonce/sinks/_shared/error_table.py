@@ -19,7 +19,7 @@ class Meaning:
         outcome: The outcome for the transaction being finished.
         sentence: One sentence for the operator.
         next_step: The operator's next step, if retrying does not help.
-        outage: True if an attempt in progress can be written later: the server is unreachable, or has no space.
+        outage: True if the rows can be written later, because the server is unreachable or has no space.
     """
 
     outcome: Outcome
@@ -38,9 +38,6 @@ class ErrorTable(Generic[Code]):
         by_code: The meaning of each code.
         phrases: Phrases in the server's message that take precedence over its code, in this order.
         class_lengths: How many characters of a code identify its class, longest first: ``(3, 2)`` for SQLSTATE.
-
-    Attributes:
-        by_code: The meaning of each code.
     """
 
     def __init__(
@@ -55,25 +52,14 @@ class ErrorTable(Generic[Code]):
         self._class_lengths = class_lengths
 
     def meaning(self, code: Code, message: str = "") -> Meaning:
-        """Returns the meaning of an answer, `UNLISTED` if the table has none.
-
-        Args:
-            code: The server's code.
-            message: The server's message, for the phrases.
-        """
+        """Returns the meaning of a code or of a phrase in the server's message; `UNLISTED` if the table has none."""
         for phrase, meaning in self._phrases:
             if phrase in message:
                 return meaning
         return self.by_code.get(entry_of(code, self.by_code, self._class_lengths), UNLISTED)
 
     def finished(self, code: Code, message: str, *, shown: str | None = None) -> Finished:
-        """Returns the outcome for an answer.
-
-        Args:
-            code: The server's code.
-            message: The server's message.
-            shown: The text before the meaning's sentence; by default the code and the message.
-        """
+        """Returns the outcome for an answer. The reason begins with ``shown``, by default the code and the message."""
         meaning = self.meaning(code, message)
         if shown is None:
             shown = f"error {code}: {message}"

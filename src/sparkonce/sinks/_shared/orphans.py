@@ -23,16 +23,18 @@ AnOrphan = TypeVar("AnOrphan", bound="Orphan")
 class Orphan:
     """An open transaction, session or table. Only the query's log shows whether it is an orphan or a batch in progress.
 
+    A number that the server does not show is -1.
+
     Attributes:
         kind: The kind of object, in the sink's terms.
-        name: Its name on the server.
+        name: The name on the server.
         query: The short form of the query's id.
         run: The run's token, as ``position-nonce``.
-        batch: Spark's batch id; -1 if the server does not show it.
-        slot: The slot; -1 if the server does not show it.
-        copy: The end of its name, which is unique to one task attempt of one slot.
-        age_s: Its age by the server's clock; -1 if the server does not show it.
-        holds: What it blocks while it is open.
+        batch: Spark's batch id.
+        slot: The slot.
+        copy: The end of the name, which is unique to one task attempt of one slot.
+        age_s: The age by the server's clock.
+        holds: What the object blocks while it is open.
     """
 
     kind: str
@@ -52,7 +54,6 @@ class Orphan:
         return cls(**{"batch": getattr(name, "batch", -1), "slot": getattr(name, "slot", -1), **more})
 
     def is_of(self, handle: Handle) -> bool:
-        """Returns True if the handle refers to this transaction."""
         return any(str(value).endswith(f".{self.copy}") for _, value in handle.transaction)
 
 

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _CALENDAR = {b"org.apache.spark.version": b"4.0.0"}
-"""Metadata that makes Spark read dates in the calendar of Arrow and ISO 8601, as it has written them since 3.1.
+"""Metadata that makes Spark read dates in the calendar of Arrow and ISO 8601, in which Spark writes them since 3.1.
 
 For a file that names no version of Spark, ``spark.sql.parquet.datetimeRebaseModeInRead`` decides: LEGACY would shift
 dates before 1582, and EXCEPTION would refuse them.
@@ -16,13 +16,7 @@ dates before 1582, and EXCEPTION would refuse them.
 
 
 class ParquetOutput:
-    """Writes tables of the same columns to a stream.
-
-    Args:
-        stream: The file, open.
-        schema: The schema of the tables.
-        options: Options of pyarrow's writer.
-    """
+    """Writes tables of the same columns to an open stream. The options are those of pyarrow's writer."""
 
     def __init__(self, stream: Any, schema: pa.Schema, **options: Any) -> None:
         import pyarrow as pa
@@ -34,7 +28,6 @@ class ParquetOutput:
         )
 
     def write(self, rows: pa.Table, **options: Any) -> None:
-        """Adds rows."""
         self._writer.write_table(rows.cast(self._schema), **options)
 
     def close(self) -> None:

@@ -31,9 +31,6 @@ def check_same(setting: str, now: str, recorded: Facts | None, fact: str, why: s
         fact: The fact's name.
         why: Why it must not change, as the rest of the sentence; ``{before}`` is its previous value.
         next_step: What the user can do; ``{before}`` is its previous value.
-
-    Raises:
-        PreflightError: If it has changed.
     """
     before = (recorded or {}).get(fact, now)
     if before != now:
@@ -42,21 +39,11 @@ def check_same(setting: str, now: str, recorded: Facts | None, fact: str, why: s
 
 
 _OF_NEWER_VERSIONS = "sparkonce_"
-"""The prefix of columns that a newer version adds. Users may add other columns as they like."""
+"""The prefix of columns that a newer version of sparkonce adds. Users may add other columns as they like."""
 
 
 def check_columns(setting: str, table: str, found: Iterable[str], known: frozenset[str]) -> None:
-    """Checks that one of the sink's own tables has no columns of a newer version, whose meaning is unknown here.
-
-    Args:
-        setting: The setting that determines the table.
-        table: The table's name.
-        found: The columns that it has.
-        known: The columns that this version knows.
-
-    Raises:
-        PreflightError: If the table has such columns.
-    """
+    """Checks that a table of the sink itself has no columns of a newer version, whose meaning is unknown."""
     if strange := sorted(one for one in set(found) - known if one.startswith(_OF_NEWER_VERSIONS)):
         raise PreflightError(
             f"{table} has columns that this version of sparkonce does not know: {', '.join(strange)}.",
@@ -66,12 +53,7 @@ def check_columns(setting: str, table: str, found: Iterable[str], known: frozens
 
 
 class Attempts:
-    """Tries actions on a server and turns its errors into refusals.
-
-    Args:
-        errors: The exceptions that the client library raises.
-        server_message: Returns the server's own message.
-    """
+    """Tries actions on a server, and turns the client library's errors into refusals with the server's own message."""
 
     def __init__(self, errors: tuple[type[Exception], ...], server_message: Callable[[Exception], str]) -> None:
         self._errors = errors
@@ -85,9 +67,6 @@ class Attempts:
             what: The action, as the start of the sentence "… failed: <the server's message>".
             next_step: What the user can do if it fails.
             setting: The setting that the error names; empty if it names none.
-
-        Raises:
-            PreflightError: If the server returns an error.
         """
         try:
             yield

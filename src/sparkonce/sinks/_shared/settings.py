@@ -23,13 +23,7 @@ def columns(setting: str, value: Any) -> tuple[str, ...]:
 
 
 def name_prefix(prefix: Any, name: str, *, most_bytes: int) -> str:
-    """Returns the prefix of a sink's transaction names: the user's prefix and the sink's name, joined by a period.
-
-    Args:
-        prefix: The user's prefix.
-        name: The sink's name.
-        most_bytes: The maximum length of both together, in bytes.
-    """
+    """Returns the prefix of a sink's transaction names: the user's prefix and the sink's name, joined by a period."""
     given = nonempty("prefix", prefix, example=_PREFIX_EXAMPLE)
     whole = f"{given}.{name}"
     _refuse_unusable(f"prefix={prefix!r} with name={name!r}: together {whole!r}, which", whole, most_bytes, "")
@@ -37,13 +31,7 @@ def name_prefix(prefix: Any, name: str, *, most_bytes: int) -> str:
 
 
 def own_prefix(prefix: Any, *, most_bytes: int, without: str = "") -> str:
-    """Returns the prefix of a sink whose transaction names do not include the sink's name.
-
-    Args:
-        prefix: The user's prefix.
-        most_bytes: The maximum length, in bytes.
-        without: Characters that it must not contain.
-    """
+    """Returns the prefix of a sink whose transaction names do not include the sink's name."""
     given = nonempty("prefix", prefix, example=_PREFIX_EXAMPLE)
     _refuse_unusable(f"prefix={prefix!r}", given, most_bytes, without)
     return given
@@ -62,11 +50,7 @@ def _refuse_unusable(shown: str, text: str, most_bytes: int, without: str) -> No
 
 
 def see_files(settings: Mapping[str, Any], names: Iterable[str]) -> None:
-    """Opens each file that a setting names.
-
-    Raises:
-        OSError: If a file cannot be read. The message names the setting and the file.
-    """
+    """Opens each file that a setting names. The OSError for an unreadable file names the setting."""
     for name in names:
         if path := settings.get(name):
             try:

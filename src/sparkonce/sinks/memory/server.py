@@ -71,8 +71,8 @@ class MemoryServer:
     def fail(self, call: str, *answers: Finished | BaseException) -> None:
         """Makes the next calls of ``commit``, ``abort``, ``begin``, ``write`` or ``prepare`` return these answers.
 
-        An exception is raised before anything is done. A `Finished` answer of ``commit`` or ``abort`` replaces the
-        request; use `reply_lost` for an answer that follows it.
+        An exception is raised before the server does anything. A `Finished` answer of ``commit`` or ``abort`` replaces
+        the request; use `reply_lost` for an answer that follows the request.
         """
         self._faults.setdefault(call, deque()).extend(answers)
 

@@ -3,7 +3,7 @@
 Lists of chunks are applied in steps that never block a server for long.
 
 Staged rows live for ``staging_ttl_s`` after they were prepared. The server reports how long ago a transaction was
-prepared, and this process subtracts that from its own time, so the clocks of two machines are never compared.
+prepared, and this process subtracts that from its own time, so nothing ever compares the clocks of two machines.
 """
 
 from __future__ import annotations
@@ -53,14 +53,13 @@ class _Pending:
     """A transaction while a call commits or aborts it.
 
     Attributes:
-        name: The transaction's name.
-        seen: The number of the query's commits when it began.
+        seen: The number of the query's commits when the transaction began.
         known: The minimum number of commits that the ledger must have.
-        verdict: Its outcome, once known.
-        slots: The hash slots of its staged rows.
-        is_prepared: True if the ledger shows it as prepared.
-        waited_ms: The time since it was prepared, by the server's clock.
-        lists: The lists of its staged rows.
+        verdict: The outcome, once known.
+        slots: The hash slots of the staged rows.
+        is_prepared: True if the ledger shows the transaction as prepared.
+        waited_ms: The time since the transaction was prepared, by the server's clock.
+        lists: The lists of the staged rows.
     """
 
     name: TransactionName
@@ -99,7 +98,6 @@ class RedisCommitter(HandleCommitter[StagedTransaction]):
         self._tidying = Every(TIDY_EVERY_BATCHES)
 
     def transaction_of(self, handle: Handle) -> StagedTransaction | Finished:
-        """Returns the transaction that a handle names, or `FOREIGN`."""
         return StagedTransaction.of(handle) or FOREIGN
 
     def commit_all(self, wanted: Mapping[StagedTransaction, Handle]) -> Mapping[StagedTransaction, Finished]:
@@ -130,11 +128,7 @@ class RedisCommitter(HandleCommitter[StagedTransaction]):
         return {one: state.verdict or _UNDECIDED for one, state in pending.items()}
 
     def list_lingering(self, owners: Sequence[Owner]) -> Sequence[Handle]:
-        """Lists the open and prepared transactions of these runs, and aborted ones whose staged rows may remain.
-
-        Raises:
-            UnknownOutcomeError: If the server does not list its transactions.
-        """
+        """Lists the open and prepared transactions of these runs, and aborted ones whose staged rows may remain."""
         claims = Claims(owners)
         return [
             Handle(sink=self._name, slot=0, opened_ms=entry.begun_ms, transaction=fields_of(name, entry.seen))
@@ -159,7 +153,7 @@ class RedisCommitter(HandleCommitter[StagedTransaction]):
         ]
 
     def before_decision(self, facts: Facts) -> str:  # noqa: ARG002 - the servers are asked
-        """Returns a reason not to decide the batch: during the run, a server may have started to evict keys."""
+        """Returns a reason not to decide the batch: a server may have started to evict keys during the run."""
         return why_not_decide(self._nodes)
 
     def conclude(self, batch: int, handles: Sequence[Handle]) -> None:
@@ -171,15 +165,12 @@ class RedisCommitter(HandleCommitter[StagedTransaction]):
             self._tidying.done(batch)
 
     def missing(self, handles: Sequence[Handle]) -> Sequence[Handle]:
-        """Returns the handles that the ledger does not show as committed; see `sparkonce.sinks.redis.committer`."""
         return missing(self._nodes, handles, self._ledger_ttl_ms)
 
     def begun_ms(self, handles: Sequence[Handle]) -> Sequence[int | None]:
-        """Returns when these transactions were prepared; see `sparkonce.sinks.redis.committer`."""
         return begun_ms(self._nodes, handles, self._ledger_ttl_ms)
 
     def close(self) -> None:
-        """Closes the connections."""
         self._nodes.close()
 
     # --- commit -----------------------------------------------------------------------------------------------------
@@ -242,7 +233,7 @@ class RedisCommitter(HandleCommitter[StagedTransaction]):
                 expired.append(one)
             else:
                 missing.append(one)
-        self._decide(missing, "look")  # another committer may have applied and deleted these lists in the meantime
+        self._decide(missing, "look")  # Another committer may have applied and deleted these lists in the meantime.
         for one in missing:
             if one.verdict is None and one.is_prepared:
                 one.verdict = self._missing(one)
@@ -267,10 +258,7 @@ class RedisCommitter(HandleCommitter[StagedTransaction]):
             one.verdict = worst if worst is None or worst.outcome is not Outcome.LOST else self._after_absent(one)
 
     def _after_absent(self, one: _Pending) -> Finished:
-        """Returns the outcome for an absent list of a transaction being committed.
-
-        Another committer may have finished the transaction.
-        """
+        """Returns the outcome of a commit whose list is absent: another committer may have finished the transaction."""
         ledger = ledger_of(one.name)
         answer = self._nodes.ask(Request(ledger.hash_slot, ("HGET", ledger.name, str(one.name))))
         if isinstance(answer, Refusal):
@@ -300,7 +288,7 @@ class RedisCommitter(HandleCommitter[StagedTransaction]):
     def _await_ledgers(self, done: Sequence[_Pending]) -> None:
         """Waits until enough replicas have recorded the commits.
 
-        A replica that lacks them and then becomes master would appear to have lost rows.
+        A replica that lacks the commits and then becomes master would appear to have lost rows.
         """
         reached = await_replicas(self._nodes, [ledger_of(one.name).hash_slot for one in done], self._wait_replicas)
         if reached < self._wait_replicas:
@@ -309,7 +297,7 @@ class RedisCommitter(HandleCommitter[StagedTransaction]):
                 one.verdict = Finished(outcome=Outcome.RETRY, reason=reason)
 
     def _remembered(self, ledger: Key) -> int:
-        """Returns the number of commits that this process knows of; 0 if the ledger may have expired since then."""
+        """Returns the number of commits that this process has seen in a ledger; 0 if it may have expired since then."""
         commits, at_s = self._commits.get(ledger.name, (0, 0.0))
         return commits if time.monotonic() - at_s < self._ledger_ttl_ms / 1000 else 0
 
@@ -397,12 +385,7 @@ ABSENT = Finished(outcome=Outcome.LOST, reason="The list is absent.")
 
 
 class Applying:
-    """Applies lists until each is finished, or fails.
-
-    Args:
-        nodes: The connections.
-        give_up_at: When to stop, by `time.monotonic`.
-    """
+    """Applies lists until each is finished, or fails, or the time ``give_up_at`` of `time.monotonic` is reached."""
 
     def __init__(self, nodes: Nodes, give_up_at: float) -> None:
         self._nodes = nodes
@@ -412,8 +395,8 @@ class Applying:
     def run(self, lists: Sequence[Key]) -> dict[Key, Finished | None]:
         """Applies the lists. Returns None for each finished list, and `ABSENT`, RETRY or UNKNOWN for the others.
 
-        A request without a reply may have been carried out. Repeating it is harmless, because each chunk is deleted in
-        the step that applies it.
+        Redis may have carried out a request without a reply. Repeating the request is harmless, because each chunk is
+        deleted in the step that applies it.
         """
         results: dict[Key, Finished | None] = {}
         going = list(lists)
@@ -425,7 +408,7 @@ class Applying:
         return results
 
     def _round(self, going: Sequence[Key], results: dict[Key, Finished | None]) -> list[Key]:
-        # If there are few lists, send two requests for each, so that Redis need not wait for the second one.
+        # If there are few lists, send two requests for each list, so that Redis need not wait for the second one.
         turns = 2 if len(going) < self._window else 1
         batch = [key for key in going[: 64 * self._window] for _ in range(turns)]
         requests = [run_script(scripts.APPLY, [key], scripts.END, CHUNK_VALUES) for key in batch]
@@ -462,15 +445,7 @@ class Applying:
 def begun_ms(nodes: Nodes, handles: Sequence[Handle], ledger_ttl_ms: int) -> list[int | None]:
     """Returns when each transaction was prepared; None if it can no longer be committed.
 
-    Uses the script of a commit, without changing any rows.
-
-    Args:
-        nodes: The servers.
-        handles: The sink's handles, all with a transaction.
-        ledger_ttl_ms: The ledger's time to live from now on.
-
-    Raises:
-        UnknownOutcomeError: If a server does not respond.
+    Uses the script of a commit, without changing any rows. The ledger lives for ``ledger_ttl_ms`` from now on.
     """
     asked = [one.name for handle in handles if (one := StagedTransaction.of(handle))]
     requests = [_state_request(nodes, name, ledger_ttl_ms) for name in asked]
@@ -496,11 +471,7 @@ def begun_ms(nodes: Nodes, handles: Sequence[Handle], ledger_ttl_ms: int) -> lis
 
 
 def missing(nodes: Nodes, handles: Sequence[Handle], ledger_ttl_ms: int) -> list[Handle]:
-    """Returns the handles that the ledger does not show as committed; see `sparkonce.sink.SinkCommitter.missing`.
-
-    Raises:
-        UnknownOutcomeError: If a server does not respond.
-    """
+    """Returns the handles that the ledger does not show as committed; see `sparkonce.sink.SinkCommitter.missing`."""
     # The ledger remembers transactions for its whole TTL. Rely on only half of it, because clocks may differ.
     since_ms = time.time_ns() // 1_000_000 - ledger_ttl_ms // 2
     asked = [handle for handle in handles if handle.opened_ms > since_ms]
@@ -534,11 +505,7 @@ def _run(nodes: Nodes, requests: Sequence[Request]) -> Sequence[RedisReply]:
 
 
 def entries(nodes: Nodes, ledger: Key) -> Iterator[tuple[TransactionName, LedgerEntry]]:
-    """Yields the transactions in a ledger.
-
-    Raises:
-        UnknownOutcomeError: If the ledger cannot be read.
-    """
+    """Yields the transactions in a ledger."""
     cursor, seen = b"0", set()
     while True:
         answer = nodes.ask(Request(ledger.hash_slot, ("HSCAN", ledger.name, cursor, "COUNT", SCAN_COUNT)))

@@ -33,7 +33,7 @@ CHUNK_BYTES = 256 * 1024
 _MSET_VALUES = 1_000
 _INT64_MAX = 2**63 - 1
 _WHOLE_IN_DOUBLE, _DIGITS_IN_DOUBLE = 2**53, 15
-"""The largest integer, and the number of decimal digits, that a double represents exactly."""
+"""The largest integer, and the largest number of decimal digits, that a double represents exactly."""
 _INCREMENT_DIGITS = 17
 """INCRBYFLOAT and HINCRBYFLOAT write this many digits after the decimal point (``%.17Lf``)."""
 _STR32 = 0xDB
@@ -42,7 +42,7 @@ _ARRAY32 = 0xDD
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoded:
-    """A batch's commands.
+    """The commands of a record batch.
 
     Attributes:
         keys: Each row's key.
@@ -59,7 +59,6 @@ class Encoded:
     values: npt.NDArray[np.int64] | int
 
     def reordered(self, order: npt.NDArray[np.intp]) -> Encoded:
-        """Returns the rows in a different order."""
         indices = pa.array(order)
         values = self.values if isinstance(self.values, int) else self.values[order]
         return Encoded(
@@ -101,11 +100,11 @@ def _end(offsets: npt.NDArray[Any], ends: npt.NDArray[Any], start: int, stop: in
 
 
 def encode(shape: Shape, rows: pa.RecordBatch) -> Encoded:
-    """Returns a batch's commands, in row order.
+    """Returns the commands of a record batch, in row order.
 
     Raises:
-        PrepareError: If a value would be rejected by the server, such as a null key, or a key is reserved for the sink.
-            The message names the column.
+        PrepareError: If the server would reject a value, such as a null key, or a key is reserved for the sink. The
+            message names the column.
     """
     if shape.structure == "increment":
         rows = rows.filter(rows.column(shape.amount or "amount").is_valid())
@@ -136,7 +135,6 @@ def _flat(verb: str, arity: int, keys: pa.Array, *parts: pa.Array | pa.Scalar) -
 
 
 def _each(shape: Shape, rows: pa.RecordBatch, keys: pa.Array) -> Encoded:
-    """Returns a separate command for each row."""
     commands, counts = _commands(shape, rows, keys)
     if shape.structure != "string" and (shape.ttl is not None or shape.ttl_s is not None):
         lives = _ttl(shape, rows)
@@ -393,9 +391,7 @@ def _command(verb: str, *parts: pa.Array | pa.Scalar) -> pa.Array:
 def _or_else(first: tuple[Any, ...], second: tuple[str, int]) -> pa.Array:
     """Returns the first command or, where a part of it is null, the second one.
 
-    Args:
-        first: The verb and the parts of the first command.
-        second: The verb of the second command, and the number of parts that it takes from the first one.
+    A command is its verb and its parts. The second command takes this many parts from the first.
     """
     verb, count = second
     return pc.coalesce(_command(*first), _command(verb, *first[1 : 1 + count]))
@@ -418,7 +414,7 @@ STRUCTURES = tuple(_OPTIONAL)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """The commands into which a row is turned. See `RedisSink` for the settings, which name columns (or a template).
+    """How a row becomes commands. See `RedisSink` for the settings, which name columns (or a template).
 
     Raises:
         ConfigurationError: If a setting is unknown, missing, or unused by the structure. The message names it.
@@ -474,11 +470,7 @@ class Shape:
             )
 
     def template_parts(self) -> list[tuple[str, str | None]]:
-        """Returns the parts of the key's template, each with the column that follows it.
-
-        Raises:
-            ConfigurationError: If the template is invalid.
-        """
+        """Returns the parts of the key's template, each with the column that follows it."""
         if self.key_template is None:
             return []
         try:
@@ -494,7 +486,6 @@ class Shape:
         return [(text, column) for text, column, _, _ in parts]
 
     def key_columns(self) -> list[str]:
-        """Returns the columns that make up the key."""
         if self.key_template is not None:
             return [column for _, column in self.template_parts() if column is not None]
         return [self.key or "key"]

@@ -52,7 +52,7 @@ def shown_url(url: str) -> str:
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
-    except ValueError:  # the text after the first colon is part of the password, not a port
+    except ValueError:  # The text after the first colon is part of the password, not a port.
         return "redis://…"
     address = f"{host or ''}{'' if port is None else f':{port}'}"
     # An unescaped slash in a password ends the address, so only show a path that is a database number.
@@ -94,10 +94,10 @@ class LedgerEntry:
     """A transaction's entry in the ledger.
 
     Attributes:
-        state: `OPEN`, `PREPARED`, `COMMITTING`, `COMMITTED` or `ABORTED`.
+        state: One of `OPEN`, `PREPARED`, `COMMITTING`, `COMMITTED` and `ABORTED`.
         begun_ms: When the transaction was started, by the server's clock, in milliseconds since the epoch.
         seen: The number of the query's commits when the transaction was started.
-        prepared_ms: When the transaction was prepared; 0 if it was not.
+        prepared_ms: When the transaction was prepared; 0 if it has not been.
         slots: The hash slots with staged rows, see `pack_slots`; empty on a single server, and once the rows are gone.
     """
 
@@ -111,7 +111,7 @@ class LedgerEntry:
     def parse(cls, text: str) -> LedgerEntry:
         """Parses an entry: ``<state>:<begun>:<seen>:<prepared>:<slots>``.
 
-        In the entry of a prepared transaction, the server's term follows, which only scripts read.
+        The entry of a prepared transaction ends with the server's term, which only scripts read.
         """
         state, begun_ms, seen, prepared_ms, slots = text.split(":")[:5]
         return cls(state=state, begun_ms=int(begun_ms), seen=int(seen), prepared_ms=int(prepared_ms), slots=slots)
@@ -119,12 +119,7 @@ class LedgerEntry:
 
 @dataclass(frozen=True, slots=True)
 class StagedTransaction:
-    """A transaction, as in a handle of the Redis sink.
-
-    Attributes:
-        name: The transaction's name.
-        seen: The number of the query's commits when the transaction was started.
-    """
+    """A transaction, as in a handle of the Redis sink. `seen` is the number of the query's commits when it began."""
 
     name: TransactionName
     seen: int

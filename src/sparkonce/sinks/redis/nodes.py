@@ -84,9 +84,6 @@ def run_script(script: Script, keys: Sequence[Key], *args: Any) -> Request:
 class Nodes:
     """Sends each request to the node of its hash slot. Connects when needed. Not thread-safe.
 
-    Args:
-        endpoint: The address of the server or cluster.
-
     Raises:
         ConfigurationError: If redis-py is missing, or does not accept the URL or the options.
     """
@@ -116,7 +113,6 @@ class Nodes:
         self._demoted: set[Address | None] = set()
 
     def ask(self, request: Request) -> RedisReply:
-        """Sends one request, and returns its reply."""
         return self.run([request])[0]
 
     def run(
@@ -124,8 +120,8 @@ class Nodes:
     ) -> list[RedisReply]:
         """Sends each request to its node, several at a time, and returns the replies in request order.
 
-        If a node refuses a request because another node has the hash slot, the request is sent to that node. A request
-        without a reply is not repeated, because it may have been carried out.
+        If a node refuses a request because another node has the hash slot, this method sends the request to that node.
+        A request without a reply is not repeated, because the server may have carried it out.
 
         Args:
             requests: The requests.
@@ -186,14 +182,12 @@ class Nodes:
             self._hang_up(address)
 
     def close(self) -> None:
-        """Closes the connections."""
         for address in list(self._connections):
             self._hang_up(address)
 
     # --- routing ----------------------------------------------------------------------------------------------------
 
     def owner(self, hash_slot: int) -> Address | None:
-        """Returns the node of a hash slot, if known."""
         if not self.endpoint.cluster:
             return None
         if not self._owners:
@@ -240,10 +234,7 @@ class Nodes:
         return isinstance(answer, Refusal) and answer.code in _AGAIN and (follow or answer.code != "ASK")
 
     def _prepare_again(self, requests: Sequence[Request], waiting: Sequence[int], replies: list[RedisReply]) -> None:
-        """Prepares a retry of refused requests, and clears their replies.
-
-        Redirected requests are sent here, and get their replies.
-        """
+        """Prepares a retry of refused requests. Sends redirected requests, and records their replies."""
         codes = {replies[number].code for number in waiting}
         if "MOVED" in codes:
             self.look_up()

@@ -2,8 +2,8 @@
 
 LOST is certain because Redis logs all writes in one order. A crash (with ``appendfsync everysec``), a failover to a
 replica or a restored backup loses the end of that log, never something in the middle. If a transaction on a single
-server is absent from the ledger, or open in it, its rows have therefore not been applied: they would have been applied
-after the missing entry, and would be lost, too. Two checks come first:
+server is absent from the ledger, or open in it, its rows have therefore not been applied: the server would have applied
+them after it wrote the missing entry, so they would be lost, too. Two checks come first:
 
 - The ledger itself must exist, since a server that has lost everything shows nothing.
 - The ledger must count at least as many commits as the transaction saw when it began. If it counts fewer, earlier
@@ -40,7 +40,6 @@ class Refusal:
 
     @property
     def is_retriable(self) -> bool:
-        """Returns True if a retry may help."""
         return _meaning(self).outcome is Outcome.RETRY
 
     @property
@@ -177,12 +176,7 @@ def code_of(text: str) -> str:
 
 
 def read_refusal(refusal: Refusal, doing: str = "") -> Finished:
-    """Returns the outcome of a transaction whose request was refused.
-
-    Args:
-        refusal: The error.
-        doing: A description of the request, for the operator.
-    """
+    """Returns the outcome of a transaction whose request was refused. ``doing`` describes the request."""
     shown = " ".join(filter(None, (doing, refusal.text)))
     return _TABLE.finished(refusal.code, refusal.text, shown=shown)
 

@@ -28,7 +28,7 @@ def read_info(answer: bytes) -> Mapping[str, str]:
 
 
 def why_not_stage(node: str, info: Mapping[str, str]) -> str:
-    """Returns a reason why a server may lose staged rows; empty if it keeps them."""
+    """Returns the reason why a server may lose staged rows; empty if it keeps them."""
     policy = info.get("maxmemory_policy", "noeviction")
     if policy == "noeviction":
         return ""
@@ -36,21 +36,14 @@ def why_not_stage(node: str, info: Mapping[str, str]) -> str:
 
 
 def why_not_decide(nodes: Nodes) -> str:
-    """Returns a reason why a server may lose staged rows; empty if all keep them. Skips unreachable servers."""
+    """Returns the reason why a server may lose staged rows; empty if all keep them. Skips unreachable servers."""
     told = nodes.everywhere("INFO", "memory")
     infos = {node: read_info(answer) for node, answer in told.items() if isinstance(answer, bytes)}
     return next(filter(None, (why_not_stage(node, info) for node, info in infos.items())), "")
 
 
 class Preflight:
-    """The checks of one start.
-
-    Args:
-        nodes: The connections.
-        guarantee: The sink's guarantee.
-        prefix: The prefix of the sink's keys.
-        wait_replicas: The number of replicas that must take part.
-    """
+    """The checks of one start. At least ``wait_replicas`` replicas must take part."""
 
     def __init__(self, nodes: Nodes, guarantee: Guarantee, prefix: str, wait_replicas: int) -> None:
         self._nodes = nodes
@@ -62,11 +55,7 @@ class Preflight:
     def facts(self, recorded: Facts | None) -> Facts:
         """Checks the server, its settings and this user's permissions.
 
-        Args:
-            recorded: The facts of the newest run in the log.
-
-        Returns:
-            ``prefix``, ``server`` (the random id of this server or cluster) and ``mode``.
+        Returns ``prefix``, ``server`` (the random id of this server or cluster) and ``mode``.
 
         Raises:
             PreflightError: If a setting does not allow the guarantee. The message names it and its value.

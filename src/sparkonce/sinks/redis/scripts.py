@@ -2,11 +2,11 @@
 
 A script is atomic: no other command runs at the same time, and after a crash, either all of its effects remain or none.
 
-A staged chunk begins with eight digits: the number of its values that are already applied. MessagePack follows, with a
+A staged chunk begins with eight digits: the number of its values that are already applied. The rest is MessagePack: a
 command's name, the number of values per command, and all values. If the name is missing, each value is a whole command.
 The last element of a complete list is `END`. Once only `END` is left, all chunks have been applied.
 
-An entry of the ledger is described in `sparkonce.sinks.redis.names.LedgerEntry`.
+See `sparkonce.sinks.redis.names.LedgerEntry` for an entry of the ledger.
 """
 
 from __future__ import annotations
@@ -88,12 +88,7 @@ end
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A script, and the name under which Redis stores it.
-
-    Attributes:
-        text: The Lua source.
-        sha: The SHA-1 of the source in hexadecimal, as Redis computes it.
-    """
+    """The Lua source of a script, and its SHA-1 in hexadecimal, under which Redis stores the script."""
 
     text: str
     sha: str = field(init=False)
@@ -134,7 +129,7 @@ if there == 0 then redis.call('PEXPIRE', KEYS[1], ARGV[3]) end
 return there + #ARGV - 3
 """
 )
-"""Adds chunks. Returns their number; -1 if the transaction is not open, -2 if earlier chunks are missing."""
+"""Adds chunks to a list. Returns their number; -1 if the transaction is not open, -2 if earlier chunks are missing."""
 
 PREPARE = Script(
     _ENTRY

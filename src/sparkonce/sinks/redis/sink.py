@@ -1,4 +1,4 @@
-"""The Redis sink's settings, from which its writers and its committer are created."""
+"""The Redis sink: its settings, from which it creates its writers and its committer."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ Structure = Literal["string", "hash", "list", "set", "sorted_set", "increment"]
 class RedisSink(TwoPhaseCommitSink):
     """Writes rows to Redis or a Redis Cluster: strings, hashes, lists, sets, sorted sets, or increments of numbers.
 
-    EXACTLY_ONCE stages the rows in Redis, and scripts apply them once the batch is decided. Each piece is deleted in
-    the step that applies it, so even increments are applied once, however often a commit is retried. AT_LEAST_ONCE
-    writes immediately. The final state is correct if keys are a function of the row, but a replay shows older values
-    until it catches up, and may apply increments twice.
+    EXACTLY_ONCE stages the rows in Redis, and scripts apply them once the batch is decided. Redis deletes each piece of
+    rows in the step that applies it, so even increments are applied once, however often a commit is retried.
+    AT_LEAST_ONCE writes immediately. The final state is correct if keys are a function of the row, but a replay shows
+    older values until it catches up, and may apply increments twice.
 
     The columns that are written depend on ``structure``. A setting names its column, and defaults to its own name:
 
@@ -148,12 +148,10 @@ class RedisSink(TwoPhaseCommitSink):
         self._check()
 
     def __repr__(self) -> str:
-        """Returns the sink's representation, without credentials."""
         servers = self.sentinels or self.url.rpartition("@")[2].rpartition("//")[2]
         return f"RedisSink({servers!r}, structure={self.shape.structure!r}, name={self.name!r})"
 
     def columns(self, schema: pa.Schema) -> Sequence[str]:
-        """Returns the columns that the structure uses."""
         return self.shape.columns(schema)
 
     def conditions(self) -> Sequence[str]:
@@ -233,7 +231,6 @@ class RedisSink(TwoPhaseCommitSink):
 
     @property
     def endpoint(self) -> Endpoint:
-        """The server's address, and how to connect to it."""
         from sparkonce.sinks.redis.nodes import Endpoint
 
         return Endpoint(

@@ -30,19 +30,13 @@ from sparkonce.sinks.redis.nodes import Nodes, RedisReply, Request, run_script
 from sparkonce.sinks.redis.outcomes import Refusal, code_of, read_refusal
 
 BUFFER_BYTES = 16 * 1024 * 1024
-"""The size up to which rows for a cluster are buffered, in bytes. Then they are grouped by hash slot and sent."""
+"""The size at which buffered rows for a cluster are grouped by hash slot and sent, in bytes."""
 
 _SEND_AT_ONCE_BYTES = 1024 * 1024
 
 
 class SlotGroups:
-    """Groups chunks by hash slot. On a single server, they all form one group.
-
-    Args:
-        shape: The commands into which a row is turned.
-        cluster: True if there are hash slots.
-        send: Called with the chunks of each hash slot.
-    """
+    """Groups chunks by hash slot, and calls ``send`` with the chunks of each slot. A single server has one group."""
 
     def __init__(self, shape: Shape, *, cluster: bool, send: Callable[[Mapping[int, list[bytes]]], None]) -> None:
         self._shape = shape
@@ -52,7 +46,6 @@ class SlotGroups:
         self._buffered_bytes = 0
 
     def add(self, rows: pa.RecordBatch) -> None:
-        """Sends the rows or, for a cluster, buffers them."""
         if not self._cluster:
             self._send_in_pieces(rows)
             return
@@ -135,7 +128,6 @@ class StagingWriter(SinkWriter):
         self._seen = 0
 
     def begin(self) -> None:
-        """Opens the transaction in the ledger."""
         self._begun = True
         request = run_script(scripts.BEGIN, [self._ledger], str(self._name), self._name.batch, self._ledger_ttl_ms)
         state, seen = self._answer(request, "opening")
@@ -147,7 +139,6 @@ class StagingWriter(SinkWriter):
         self._seen = int(seen)
 
     def write(self, rows: pa.RecordBatch) -> None:
-        """Stages the rows, or buffers them."""
         self._groups.add(rows)
 
     def prepare(self) -> Mapping[str, str | int]:
@@ -184,7 +175,6 @@ class StagingWriter(SinkWriter):
         self.close()
 
     def close(self) -> None:
-        """Closes the connections."""
         self._nodes.close()
 
     # --- staging ----------------------------------------------------------------------------------------------------
@@ -228,13 +218,7 @@ class StagingWriter(SinkWriter):
 
 
 class DirectRedisWriter(SinkWriter):
-    """Writes immediately. Rows are visible before the batch is decided.
-
-    Args:
-        nodes: This process's own connections.
-        shape: The commands into which a row is turned.
-        wait_replicas: The number of replicas that must have the rows.
-    """
+    """Writes immediately. Rows are visible before the batch is decided."""
 
     def __init__(self, nodes: Nodes, shape: Shape, *, wait_replicas: int = 0) -> None:
         self._nodes = nodes
@@ -246,11 +230,9 @@ class DirectRedisWriter(SinkWriter):
         """Does nothing: there is no transaction to open."""
 
     def write(self, rows: pa.RecordBatch) -> None:
-        """Writes the rows, or buffers them."""
         self._groups.add(rows)
 
     def prepare(self) -> Mapping[str, str | int]:
-        """Sends the buffered rows."""
         self._apply(self._groups.take())
         reached = await_replicas(self._nodes, [*self._touched], self._wait_replicas)
         if reached < self._wait_replicas:
@@ -261,11 +243,10 @@ class DirectRedisWriter(SinkWriter):
         return {}
 
     def abort(self) -> None:
-        """Closes the connections. Written rows remain."""
+        """Closes the connections. Rows that were written remain."""
         self.close()
 
     def close(self) -> None:
-        """Closes the connections."""
         self._nodes.close()
 
     def _apply(self, groups: Mapping[int, list[bytes]]) -> None:

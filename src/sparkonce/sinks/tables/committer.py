@@ -33,20 +33,12 @@ _UNFINISHED = "unfinished"
 
 
 def never(*_: object) -> None:
-    """Takes the place of the user's function, which a table does not have."""
+    """Stands in for the user's function, because the sinks for tables have none."""
     raise NotImplementedError
 
 
 class TableApplication(Application):
-    """Writes files to a table, and then checks which version contains them.
-
-    Args:
-        folder: The sink's folder.
-        sink: The sink's name.
-        table: The table.
-        identity: The value that `Table.identity` must return; None if it has not been checked yet.
-        merge: The settings of a merge; None to append.
-    """
+    """Writes files to a table, and then checks which version contains them."""
 
     def __init__(
         self, folder: WriteAheadFolder, sink: str, table: Table, identity: str | None, merge: Merge | None
@@ -57,7 +49,7 @@ class TableApplication(Application):
         self._merge = merge
 
     def noted(self, entries: Sequence[Entry]) -> Finished | None:
-        """See `Application.noted`. The note is trusted unless the table lacks the rows.
+        """Trusts the note that rows were applied, unless the table lacks the rows. See `Application.noted`.
 
         A table lacks them if a power failure has removed its newest version from the disk. Rows that are still waiting
         are then written again; other rows are lost.
@@ -78,12 +70,7 @@ class TableApplication(Application):
         return Finished(outcome=Outcome.LOST, reason=reason)
 
     def lacks(self, entries: Sequence[Entry]) -> bool:
-        """Returns True if no version has the rows' label, and the table remembers all versions since they were started.
-
-        Raises:
-            RefusedError: If the table is now a different one.
-            _FailedError: If the table cannot be queried.
-        """
+        """Returns True if no version has the rows' label, and the table remembers all since they were started."""
         with _refusals(), _active(self._table.spark):
             self._check_identity(f"whether it has {entries[0].name} cannot be seen")
             if self._table.has(Label.of(entries)):
@@ -139,7 +126,7 @@ class TableApplication(Application):
             )
 
     def _check_identity(self, so: str) -> None:
-        # Writing to a table that is gone would make Spark recreate it.
+        # Check first: writing to a table that is gone would make Spark recreate the table.
         found = self._table.identity()
         if self._identity not in (None, found):
             raise RefusedError(
@@ -174,12 +161,12 @@ def _active(spark: SparkSession) -> Iterator[None]:
 
 @contextmanager
 def _refusals() -> Iterator[None]:
-    """Converts errors that a retry cannot fix to refusals. Other errors, such as an unreachable catalog, may pass."""
+    """Converts errors that a retry cannot fix to refusals. A retry may fix others, such as an unreachable catalog."""
     try:
         yield
     except RefusedError:
         raise
-    except Exception as error:  # whatever Spark raises
+    except Exception as error:  # Spark raises errors of many classes.
         if is_final(error):
             raise RefusedError(error_message(error, lines=3)) from error
         raise _FailedError(error_message(error)) from error
@@ -190,16 +177,7 @@ class _FailedError(Exception):
 
 
 class TableCommitter(WriteAheadCommitter):
-    """Finishes transactions whose rows go to a table.
-
-    Args:
-        folder: The sink's folder.
-        sink: The sink's name.
-        prefix: The prefix of the sink's file names.
-        table: The table.
-        identity: See `TableApplication`.
-        merge: See `TableApplication`.
-    """
+    """Finishes transactions whose rows go to a table. See `TableApplication` for the arguments."""
 
     def __init__(
         self,
@@ -216,12 +194,9 @@ class TableCommitter(WriteAheadCommitter):
         self._merge = merge
 
     def check_prepared(self, handles: Sequence[Handle]) -> str:
-        """See `SinkCommitter.check_prepared`. Refuses rows that the table would only refuse at the commit.
+        """Refuses rows that the table would only refuse at the commit. See `SinkCommitter.check_prepared`.
 
-        These are several rows with the same key, and rows that expressions insert and that break a rule of the table.
-
-        Raises:
-            UnknownOutcomeError: If the rows or the table currently cannot be read.
+        These are several rows with the same key, and inserted rows that break a rule of the table.
         """
         names = [entry.name for handle in handles if (entry := Entry.of_handle(handle)) is not None]
         merge, table = self._merge, self._table
@@ -239,7 +214,7 @@ class TableCommitter(WriteAheadCommitter):
                 return refused_insert(merge, rows(), table.frame(), table.schema().fields, rules, table.sql_name)
         except OSError as error:
             raise self._unreadable(error) from error
-        except Exception as error:  # whatever Spark raises
+        except Exception as error:  # Spark raises errors of many classes.
             if is_final(error):
                 return error_message(error)
             raise self._unreadable_table(error) from error
@@ -249,7 +224,7 @@ class TableCommitter(WriteAheadCommitter):
         wanted = {(self._prefix, owner.query, owner.token) for owner in owners}
         try:
             unfinished = self._table.unfinished()
-        except Exception as error:  # whatever Spark raises
+        except Exception as error:  # Spark raises errors of many classes.
             raise self._unreadable_table(error) from error
         return [
             *super().list_lingering(owners),
@@ -261,7 +236,7 @@ class TableCommitter(WriteAheadCommitter):
         ]
 
     def abort(self, handles: Sequence[Handle]) -> Sequence[Finished]:
-        """Deletes files, and the remains of write attempts in the table; see `SinkCommitter.abort`."""
+        """Deletes files, and the remains of write attempts in the table."""
         files = iter(super().abort([handle for handle in handles if _unfinished(handle) is None]))
         left = (_unfinished(handle) for handle in handles)
         return [next(files) if one is None else self._discard(one) for one in left]
@@ -276,7 +251,7 @@ class TableCommitter(WriteAheadCommitter):
         return Finished(outcome=Outcome.ABORTED)
 
     def list_traces(self, query: str, facts: Facts) -> Sequence[Trace]:  # noqa: ARG002 - names say whose they are
-        """See `SinkCommitter.list_traces`. Reads the traces from the table's versions."""
+        """Reads the traces from the table's versions."""
         return [
             Trace(token=entry.name.token, committed=label.first, batch=entry.name.batch)
             for label, entry in self._entries().items()
@@ -284,7 +259,7 @@ class TableCommitter(WriteAheadCommitter):
         ]
 
     def missing(self, handles: Sequence[Handle]) -> Sequence[Handle]:
-        """See `SinkCommitter.missing`. Searches the table for the label of each call that is recorded as done."""
+        """Searches the table for the label of each call that is recorded as done."""
         found = [(handle, entry.name) for handle in handles if (entry := Entry.of_handle(handle)) is not None]
         try:
             calls = dict.fromkeys(tuple(call) for _, name in found if (call := self._call_with(name)))
@@ -299,7 +274,7 @@ class TableCommitter(WriteAheadCommitter):
     def _entries(self) -> Mapping[Label, Entry]:
         try:
             labels = self._table.labels()
-        except Exception as error:  # whatever Spark raises
+        except Exception as error:  # Spark raises errors of many classes.
             raise self._unreadable_table(error) from error
         return {one: entry for one in labels if (entry := one.entry) is not None}
 
@@ -326,7 +301,7 @@ _OF_PATTERNS, _ESCAPED = r"([\\*?\[\]{}])", r"\\\1"
 
 
 def schema_in(file: BinaryIO) -> StructType:
-    """Returns the columns of a file of rows. To infer them, Spark would run a job."""
+    """Returns the columns of a file of rows. Spark would have to run a job to infer them."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
     return from_arrow_schema(pq.read_schema(file), prefer_timestamp_ntz=True)

@@ -1,4 +1,4 @@
-"""Delta Lake: a batch is a version of the table. The version's entry in the table's log has the label of the rows."""
+"""Delta Lake: each batch becomes one version of the table, whose entry in the table's log has the label of the rows."""
 
 from __future__ import annotations
 
@@ -140,13 +140,13 @@ class _DeltaTable(Table):
         return str(self._metadata().id())
 
     def schema(self) -> StructType:
-        """See `Table.schema`. Reads the table's log, because a reader cannot see which columns Delta fills in."""
+        """Reads the table's log, because a reader cannot see which columns Delta fills in."""
         from pyspark.sql.types import StructType
 
         return StructType.fromJson(json.loads(self._metadata().schema().json()))
 
     def rules(self, columns: Collection[str]) -> Rules:
-        """See `Table.rules`. Reads CHECK constraints, NOT NULL, string lengths, and generated columns."""
+        """Reads CHECK constraints, NOT NULL, string lengths, and generated columns."""
         from pyspark.sql import functions as F  # noqa: N812 - the usual alias
         from pyspark.sql.classic.column import Column
 
@@ -172,7 +172,7 @@ class _DeltaTable(Table):
         return Rules(fills=fills, conditions=conditions)
 
     def append(self, rows: DataFrame, unit: Unit, label: Label) -> None:
-        """See `Table.append`. If two drivers write at the same time, Delta refuses one of them.
+        """See `Table.append`. If two drivers write at the same time, Delta refuses one of the writes.
 
         Delta silently skips a version of an application id that it has already recorded (delta-io/delta#1141), so the
         caller must look for the label afterward.
@@ -186,18 +186,17 @@ class _DeltaTable(Table):
             writer.save(self._path)
 
     def merge(self, rows: DataFrame, plan: MergePlan, unit: Unit, label: Label) -> None:
-        """See `Table.merge`.
+        """Merges rows in one version that carries the label. See `Table.merge`.
 
-        Delta skips and refuses merges like appends. It also refuses a merge if others have changed its rows since then.
-
-        An append gets the label through its options; a MERGE gets it through the session's settings.
+        Delta skips and refuses merges like appends. It also refuses a merge if others have changed the merged rows
+        since the merge read them. An append gets the label through its options; a MERGE gets it through the session's
+        settings.
         """
         conf = self.spark.conf
         conf.set(f"{_DELTA}.write.txnAppId", _application(unit))
         conf.set(f"{_DELTA}.write.txnVersion", str(unit.name.batch))
         conf.set(f"{_DELTA}.commitInfo.userMetadata", label.to_text())
-        # By default, Delta materializes a source whose rows might differ when they are read again. These files never
-        # change.
+        # By default, Delta copies a source whose rows might differ when they are read again. These files never change.
         conf.set(f"{_DELTA}.merge.materializeSource", "none")
         # Delta casts values if needed, but it cannot cast a nullable field to one that must not be null.
         rows = never_null_inside(rows, self.schema().fields)
@@ -216,7 +215,7 @@ class _DeltaTable(Table):
         made.execute()
 
     def refusal(self, rows: DataFrame, plan: MergePlan | None) -> str:
-        """See `Table.refusal`. Delta itself checks most of this only when it commits."""
+        """Delta itself checks most of this only when it commits. See `Table.refusal`."""
         snapshot = self._snapshot()
         self._handle().deltaLog().protocolWrite(snapshot.protocol())
         if plan is None:
@@ -255,7 +254,7 @@ class _DeltaTable(Table):
         return [label for row in told if (label := Label.of_text(row[0])) is not None]
 
     def has(self, label: Label) -> bool:
-        """See `Table.has`. Reads the newest entry of the table's log, since reading the history would need a Spark job.
+        """Reads the newest entry of the table's log, since reading the history would need a Spark job.
 
         Reads the history if others have written since then, or if a catalog stores the entry elsewhere.
         """
@@ -282,7 +281,6 @@ class _DeltaTable(Table):
         return str(self._handle().deltaLog().dataPath().toUri())
 
     def _metadata(self) -> Any:
-        """Returns the metadata of the newest version. Raises an error if there is no version."""
         return self._snapshot().metadata()
 
     def _snapshot(self) -> Any:

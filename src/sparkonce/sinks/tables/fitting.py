@@ -25,10 +25,7 @@ _TEXTS = ("StringType", "CharType", "VarcharType")
 def difference(actual: DataType, wanted: DataType, what: str) -> str:
     """Returns why a table's type cannot represent all values of another type, apart from nulls; empty if it can.
 
-    Args:
-        actual: The type in the rows.
-        wanted: The type in the table.
-        what: The name of the column or field, for the reason.
+    ``what`` is the name of the column or field, for the reason.
     """
     from pyspark.sql.types import ArrayType, MapType, StructType
 
@@ -67,12 +64,7 @@ def _takes(wanted: DataType, actual: DataType) -> bool:
 
 
 def in_tables_order(rows: DataFrame, fields: Sequence[StructField]) -> DataFrame:
-    """Returns rows whose structs have their fields in the table's order, because casts and some writers use positions.
-
-    Args:
-        rows: The rows. No column may differ from the table's; see `difference`.
-        fields: The table's columns.
-    """
+    """Returns rows whose structs have the table's order of fields, because casts and some writers use positions."""
     there = _by_name(fields)
     wanted = {one.name: there.get(one.name.lower(), one).dataType for one in rows.schema}
     moved = [one for one in rows.schema if not _is_in_order(one.dataType, wanted[one.name])]
@@ -114,11 +106,8 @@ def ordered(value: Column, actual: DataType, wanted: DataType) -> Column:
 def never_null_inside(rows: DataFrame, fields: Sequence[StructField]) -> DataFrame:
     """Returns rows whose types declare nested values as non-null if the table does not allow nulls there.
 
-    Nulls were ruled out when the rows were computed (see `not_null_inside`), but files do not record that.
-
-    Args:
-        rows: The rows. Columns that are not in the table's order, or differ from it, are returned unchanged.
-        fields: The table's columns.
+    Nulls were ruled out when the rows were computed (see `not_null_inside`), but files do not record that. Columns that
+    are not in the table's order, or differ from the table's, are returned unchanged.
     """
     there, made = _by_name(fields), {}
     for one in rows.schema:
@@ -247,7 +236,7 @@ class Rules:
 
     Attributes:
         fills: For columns that are missing in a row, the values that the table computes. Other columns become null.
-        conditions: The conditions that a row must meet, by the table's name of each condition.
+        conditions: The conditions that a row must meet, by their names in the table.
     """
 
     fills: Mapping[str, Column]
@@ -255,7 +244,7 @@ class Rules:
 
 
 def not_null(column: str) -> tuple[str, Column]:
-    """Returns the condition that a column, or a field inside one, is not null. Its name must already be quoted."""
+    """Returns the condition that a column, or a field inside one, is not null. The name must be quoted."""
     from pyspark.sql import functions
 
     return f"{column} must not be null", functions.col(column).isNotNull()
@@ -268,15 +257,7 @@ _GIVEN = "__sparkonce_given"
 def with_reason(
     rows: DataFrame, values: Mapping[str, Column], fields: Sequence[StructField], rules: Rules, where: str
 ) -> DataFrame:
-    """Adds the column `REASON` to rows: why the table would refuse what is inserted for a row; null if it would not.
-
-    Args:
-        rows: The rows, with the alias ``source``.
-        values: The values that are inserted, by lower-case column name.
-        fields: The table's columns.
-        rules: The table's rules, which fill in other columns.
-        where: The table's setting and its value, for messages.
-    """
+    """Adds the column `REASON` to rows: why the table would refuse what is inserted for a row; null if it would not."""
     from pyspark.sql import functions as F  # noqa: N812 - the usual alias
 
     plain = [
@@ -304,15 +285,8 @@ def refused_insert(
 ) -> str:
     """Returns why the table would refuse a row that `when_not_matched` inserts; empty if it would not.
 
-    Only rows without a match in the table are inserted. Matches are therefore looked up if a row breaks a rule.
-
-    Args:
-        merge: The settings of the merge.
-        rows: The rows of the batch.
-        table: The table's rows.
-        fields: The table's columns.
-        rules: The table's rules for rows whose columns are those of the expressions.
-        where: The table's setting and its value, for messages.
+    Only rows without a match in the table are inserted. Matches are therefore looked up if a row breaks a rule. The
+    rules are those for rows whose columns are the columns of the expressions.
     """
     from pyspark.sql import functions as F  # noqa: N812 - the usual alias
 

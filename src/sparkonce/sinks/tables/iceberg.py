@@ -1,4 +1,4 @@
-"""Iceberg: a batch is a snapshot, staged on its own branch and published in one commit with a note about its rows."""
+"""Iceberg: each batch becomes a snapshot, staged on its own branch, then published in one commit with a note."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("sparkonce")
 
 NOTE = "sparkonce."
-"""The prefix of the table properties that are notes. The name of the commit's first transaction follows it."""
+"""The prefix of the table properties that are notes, followed by the name of the commit's first transaction."""
 
 KEEP_NOTES = 20
 """The number of notes that each query and sink retains."""
@@ -120,11 +120,7 @@ class IcebergSink(TableSink):
         )
 
     def preflight(self, query: str, recorded: Facts | None) -> Facts:
-        """See `TableSink.preflight`. Also checks that the session does not redirect writes to a branch.
-
-        Raises:
-            PreflightError: If it does. The message names the setting.
-        """
+        """Also checks that the session does not redirect writes to a branch. See `TableSink.preflight`."""
         facts = super().preflight(query, recorded)
         spark = driver_session(self.name)
         for setting in ("spark.wap.id", "spark.wap.branch"):
@@ -153,7 +149,7 @@ class _IcebergTable(Table):
         return self.spark.table(self._name).schema
 
     def rules(self, columns: Collection[str]) -> Rules:
-        """See `Table.rules`. Required columns are present, because `TableSink.columns` refuses rows without them."""
+        """Leaves required columns out, because `TableSink.columns` refuses rows without them. See `Table.rules`."""
         conditions: dict[str, Column] = {}
         for one in self.schema():
             if one.name.lower() in columns:
@@ -162,7 +158,7 @@ class _IcebergTable(Table):
         return Rules(fills={}, conditions=conditions)
 
     def append(self, rows: DataFrame, unit: Unit, label: Label) -> None:
-        """See `Table.append`. If two drivers publish at the same moment, Iceberg refuses one of them.
+        """See `Table.append`. If two drivers publish at the same time, Iceberg refuses one of the snapshots.
 
         The label is the snapshot's id for write-audit-publish, which Iceberg publishes once.
         """
@@ -215,11 +211,11 @@ class _IcebergTable(Table):
         branch = f"{unit.name}.{secrets.token_hex(4)}"
         self._load().manageSnapshots().createBranch(branch).commit()
         try:
-            self._load()  # the table that the session has cached lacks the branch
+            self._load()  # The table that the session has cached lacks the branch.
             write(branch)
             self._publish(branch, unit, label, alone)
         except Exception as error:
-            if _DUPLICATE not in str(error):  # a duplicate is already published, which the caller checks
+            if _DUPLICATE not in str(error):  # A duplicate is already published, which the caller checks.
                 self._drop_quietly(branch)
                 raise
         self._drop_quietly(branch)
@@ -227,10 +223,7 @@ class _IcebergTable(Table):
         self._forgotten(self._readers)
 
     def labels(self, newest: int | None = None) -> list[Label]:
-        """See `Table.labels`.
-
-        Reads the notes, which outlive snapshots. For all labels, also reads the table's snapshots.
-        """
+        """Reads the notes, which outlive snapshots. For all labels, also reads the table's snapshots."""
         table = self._load()
         found = dict.fromkeys(_notes(table).values())
         if newest is None:
@@ -243,7 +236,7 @@ class _IcebergTable(Table):
         return list(found)
 
     def remembers_since_ms(self, unit: Unit) -> int:
-        """See `Table.remembers_since_ms`. For each query, the table keeps only the notes for the rows started last."""
+        """For each query, the table keeps only the notes for the rows started last."""
         begun_ms = [_begun_ms(label) for name, label in _notes(self._load()).items() if _kin(name, unit.name)]
         return min(begun_ms) + 1 if len(begun_ms) >= KEEP_NOTES else 0
 
@@ -251,7 +244,7 @@ class _IcebergTable(Table):
         return str(self._load().location())
 
     def unfinished(self) -> Mapping[str, TransactionName]:
-        """See `Table.unfinished`. Lists the branches that failed attempts have left behind."""
+        """Lists the branches that failed attempts have left behind."""
         names = {str(branch): str(branch).rpartition(".")[0] for branch in self._load().refs()}
         return {branch: name for branch, text in names.items() if (name := TransactionName.parse(text)) is not None}
 
@@ -271,7 +264,7 @@ class _IcebergTable(Table):
     def _publish(self, branch: str, unit: Unit, label: Label, alone: bool) -> None:
         """Adds the rows and a note to the table in one commit.
 
-        If others commit first, Iceberg tries again. With ``alone``, it fails instead.
+        If others commit first, Iceberg tries again, unless ``alone`` is True.
         """
         # Iceberg refuses a label only if it belongs to a snapshot in the table's current history. Check the notes
         # first, which also cover snapshots that have expired or were rolled back.
@@ -308,7 +301,6 @@ class _IcebergTable(Table):
             log.warning("The branch %s of %s is left to a later sweep: %s", branch, self._name, error_message(error))
 
     def _load(self) -> Any:
-        """Reloads the table."""
         # Refreshing the table in Spark's catalog is not enough. If another session has recreated a table of a Hadoop
         # catalog, and both tables have the same number of versions, Spark would keep using the old table.
         return self._forgotten(self.spark).loadIcebergTable(self.spark._jsparkSession, self._name)
@@ -324,8 +316,8 @@ class _IcebergTable(Table):
 def _run_labelled(spark: SparkSession, statement: str, summary: Mapping[str, str]) -> None:
     """Runs a statement whose snapshot gets these entries in its summary. Before Iceberg 1.11, SQL has no other way.
 
-    The entries apply while a Java function runs. That function is the session's own method for running SQL. It cannot
-    be a Python function, which would have to be called by the thread that waits for it.
+    The entries apply while a Java function runs. This code passes the session's own method for running SQL. A Python
+    function would have to be called by the thread that waits for it.
     """
     java = spark._jvm.java
     handles, text = java.lang.invoke.MethodHandles, java.lang.Class.forName("java.lang.String")

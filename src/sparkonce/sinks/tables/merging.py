@@ -43,20 +43,13 @@ _RANK = "__sparkonce_rank"
 
 @dataclass(frozen=True, slots=True)
 class Clause:
-    """A WHEN clause of a MERGE.
-
-    Attributes:
-        kind: What happens to the row.
-        condition: The condition on the row; None for all rows.
-        changes: The columns that are set, with their expressions.
-    """
+    """A WHEN clause of a MERGE. A condition of None covers all rows. Changes map columns to their new values."""
 
     kind: Literal["delete", "update", "insert"]
     condition: str | None
     changes: Mapping[str, str]
 
     def to_sql(self) -> str:
-        """Returns the clause in Spark SQL."""
         when = "WHEN NOT MATCHED" if self.kind == "insert" else "WHEN MATCHED"
         if self.condition is not None:
             when += f" AND {self.condition}"
@@ -71,12 +64,7 @@ class Clause:
 
 @dataclass(frozen=True, slots=True)
 class MergePlan:
-    """A MERGE for rows with certain columns.
-
-    Attributes:
-        on: The condition under which two rows match.
-        clauses: The clauses, in the order they are tried.
-    """
+    """A MERGE for rows with certain columns: when two rows match, and the clauses in the order they are tried."""
 
     on: str
     clauses: Sequence[Clause]
@@ -86,25 +74,13 @@ class MergePlan:
         return tuple(name for clause in self.clauses if clause.kind == kind for name in clause.changes)
 
     def to_sql(self, target: str, source: str) -> str:
-        """Returns the statement in Spark SQL."""
         into = f"MERGE INTO {target} AS {TARGET} USING {source} AS {SOURCE} ON {self.on}"
         return " ".join([into, *(clause.to_sql() for clause in self.clauses)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Merge:
-    """The settings of a merge; see `DeltaSink`.
-
-    Attributes:
-        on: The key columns.
-        where: The condition, in addition to the key, on rows of the table that can match.
-        matched: What happens to a row that matches.
-        not_matched: What happens to a row that matches none.
-        delete_when: The condition under which a matching row is deleted.
-        update_when: The condition under which a matching row is updated.
-        insert_when: The condition under which a row without a match is inserted.
-        order_by: The columns by which the last row of a key is chosen; empty to refuse several rows with the same key.
-    """
+    """The settings of a merge; see `DeltaSink`."""
 
     on: tuple[str, ...]
     where: str | None
@@ -128,11 +104,7 @@ class Merge:
         insert_when: str | None,
         order_by: Sequence[str],
     ) -> Merge | None:
-        """Returns the settings; None for a sink that appends.
-
-        Raises:
-            ConfigurationError: If a setting is wrong, or is used without `merge_on`.
-        """
+        """Returns the settings; None for a sink that appends."""
         conditions = {
             "merge_where": merge_where,
             "delete_when": delete_when,
@@ -196,7 +168,6 @@ class Merge:
 
     @property
     def conditions(self) -> Mapping[str, str]:
-        """All conditions that are set, by setting."""
         texts = {
             "merge_where": self.where,
             "delete_when": self.delete_when,
@@ -207,7 +178,6 @@ class Merge:
 
     @property
     def changes(self) -> Mapping[str, Mapping[str, str]]:
-        """The expressions for columns, by setting."""
         clauses = {"when_matched": self.matched, "when_not_matched": self.not_matched}
         return {setting: changes for setting, changes in clauses.items() if isinstance(changes, Mapping)}
 
@@ -316,14 +286,7 @@ _T = TypeVar("_T")
 
 
 def check_merge(merge: Merge, table: DataFrame, fields: list[StructField], rows: DataFrame, where: str) -> None:
-    """Checks every setting of a merge.
-
-    Args:
-        merge: The settings.
-        table: The table.
-        fields: Its columns.
-        rows: The rows. Only their columns matter.
-        where: The table's setting and its value, for messages.
+    """Checks every setting of a merge against the columns of the table and of the rows.
 
     Raises:
         SchemaError: If a setting is wrong. The message names it.
@@ -344,11 +307,7 @@ def check_merge(merge: Merge, table: DataFrame, fields: list[StructField], rows:
 
 
 def check_syntax(merge: Merge, spark: SparkSession) -> None:
-    """Checks the syntax of every expression.
-
-    Raises:
-        SchemaError: If one is invalid. The message names the setting.
-    """
+    """Checks the syntax of every expression. The SchemaError for an invalid one names the setting."""
     expressions = [*merge.conditions.items()]
     expressions += [
         (f"{setting}[{name!r}]", text) for setting, some in merge.changes.items() for name, text in some.items()
@@ -421,10 +380,7 @@ _COUNT = "__sparkonce_count"
 def repeated(on: Sequence[str], files: Sequence[BinaryIO], rows: Callable[[], DataFrame]) -> str:
     """Returns why rows must be refused because several have the same key; empty if all keys are different.
 
-    Args:
-        on: The key columns.
-        files: The files of the rows, in Parquet.
-        rows: Reads these files with Spark, which is used for many rows and for keys of unusual types.
+    For many rows, and for keys of unusual types, reads the Parquet files with Spark by calling ``rows``.
     """
     read = [pq.ParquetFile(file) for file in files]
     few = sum(one.metadata.num_rows for one in read) <= _MOST_IN_DRIVER

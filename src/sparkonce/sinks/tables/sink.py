@@ -1,4 +1,4 @@
-"""Settings, columns and preflight of the sinks for all tables."""
+"""What the sinks for all tables share: settings, columns and preflight."""
 
 from __future__ import annotations
 
@@ -101,7 +101,8 @@ class TableSink(WriteAheadSink, abc.ABC):
                     "wait for their commit.",
                     next_step="Write it as a string, to_json(…), into a string column.",
                 )
-        if _active_session() is None:  # this is a worker, and the driver has already checked the columns
+        # On a worker there is no session, and the driver has already checked the columns.
+        if _active_session() is None:
             return names
         self._ask(lambda table: self._fit(table, schema))
         return names
@@ -188,11 +189,7 @@ class TableSink(WriteAheadSink, abc.ABC):
             )
 
     def _missing(self, table: Table, columns: StructType, there: Collection[str]) -> tuple[StructField, ...]:
-        """Returns the columns of the rows that must be added to the table.
-
-        Raises:
-            SchemaError: If they may not be added.
-        """
+        """Returns the columns of the rows that must be added to the table."""
         read = self.merge.read_by(table.spark) if self.merge is not None else frozenset[str]()
         new = [one for one in columns if one.name.lower() not in {*there, *read}]
         if new and (not self.evolve_schema or self._identity is not None):
@@ -205,12 +202,8 @@ class TableSink(WriteAheadSink, abc.ABC):
     def checked(self, rows: DataFrame, mark: str = "") -> DataFrame:
         """Returns the same rows, with a computation that fails for rows that the table would refuse after the decision.
 
-        Args:
-            rows: The rows.
-            mark: The name of a column that gets the reason instead of a failure; null for rows that are not refused.
-
-        Raises:
-            PreflightError: If the table cannot be read, or is now a different table.
+        If ``mark`` is set, the column of this name gets the reason instead of a failure; null for rows that are
+        accepted.
         """
         from pyspark.sql import functions as F  # noqa: N812 - the usual alias
 
@@ -238,7 +231,6 @@ class TableSink(WriteAheadSink, abc.ABC):
         return judged.where(passed).drop(_MARK)
 
     def preflight(self, query: str, recorded: Facts | None) -> Facts:
-        """Checks that the table exists, and that it is the table recorded in the log."""
         found = self._ask(lambda table: table.identity())
         self._check_identity(found, (recorded or {}).get("table"))
         if self._new:
@@ -269,17 +261,13 @@ class TableSink(WriteAheadSink, abc.ABC):
 
     def committer(self) -> SinkCommitter:
         table = self.table(driver_session(self.name))
-        if self.merge is not None:  # a merge passes some of its settings through the session
+        if self.merge is not None:  # A merge passes some of its settings through the session.
             table = table.in_copy()
         return TableCommitter(self.folder(), self.name, self._prefix, table, self._identity, self.merge)
 
 
 def driver_session(sink: str) -> SparkSession:
-    """Returns the session of this process.
-
-    Raises:
-        ConfigurationError: If there is none.
-    """
+    """Returns the session of this process; raises ConfigurationError if there is none."""
     spark = _active_session()
     if spark is None:
         raise ConfigurationError(

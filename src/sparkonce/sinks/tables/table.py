@@ -56,11 +56,9 @@ class Label:
 
     @property
     def entry(self) -> Entry | None:
-        """The first file."""
         return Entry.of_fields(dict(self.first))
 
     def to_text(self) -> str:
-        """Serializes the label for the table."""
         told = {"first": dict(self.first), "members": self.members, "digest": self.digest}
         return json.dumps({_NAME: told}, sort_keys=True, separators=(",", ":"))
 
@@ -75,11 +73,7 @@ class Label:
 
 
 class Table(abc.ABC):
-    """A table. Delta and Iceberg implement the differences. Every method runs on the driver.
-
-    Args:
-        spark: The session that reads and writes the table.
-    """
+    """A table, read and written in a Spark session. Every method runs on the driver."""
 
     def __init__(self, spark: SparkSession) -> None:
         self.spark = spark
@@ -110,18 +104,15 @@ class Table(abc.ABC):
     def merge(self, rows: DataFrame, plan: MergePlan, unit: Unit, label: Label) -> None:
         """Merges rows in one version that carries the label, unless a version already does.
 
-        Fails if others have changed the rows that it read. The merge is then computed again.
+        Fails if others have changed the rows that the merge read, so that the merge is computed again.
         """
 
     @abc.abstractmethod
     def refusal(self, rows: DataFrame, plan: MergePlan | None) -> str:
-        """Analyzes `append`, or `merge` if there is a plan, without running it. The rows may be empty.
+        """Returns why the table would refuse to append or, with a plan, merge any rows; empty if it would not.
 
-        Returns:
-            Why the table would refuse any rows; empty if it would accept them.
-
-        Raises:
-            AnalysisException: If Spark refuses the plan.
+        Only analyzes the plan, without running it, so the rows may be empty. Spark may refuse it with an
+        AnalysisException.
         """
 
     @abc.abstractmethod
@@ -144,7 +135,6 @@ class Table(abc.ABC):
         """Returns the labels of all versions that the table remembers, or of only the newest few."""
 
     def has(self, label: Label) -> bool:
-        """Returns True if a version carries the label. Checks the newest ones first."""
         return label in self.labels(newest=_LOOK_BACK) or label in self.labels()
 
     @abc.abstractmethod
@@ -159,11 +149,7 @@ class Table(abc.ABC):
         return ""
 
     def sync(self) -> None:
-        """Makes a table on a local disk durable, which neither Delta nor Iceberg does.
-
-        Raises:
-            OSError: If its newest version may not be durable.
-        """
+        """Makes a table on a local disk durable, which neither Delta nor Iceberg does."""
         where = urlsplit(self.location())
         if where.scheme in ("", "file") and where.path and (folder := Path(unquote(where.path))).is_dir():
             sync_file_system(folder)

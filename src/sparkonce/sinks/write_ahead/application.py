@@ -70,21 +70,11 @@ class Unit:
 
     @property
     def name(self) -> TransactionName:
-        """The name of the call, the same for each repeat."""
         return self.entries[0].name
 
 
 class Application:
-    """Calls the function, and remembers its answers.
-
-    Args:
-        folder: The sink's folder.
-        sink: The sink's name.
-        settings: The settings of the calls.
-
-    Attributes:
-        refused: The reasons, by transaction name, for rows that the function has refused or left unread.
-    """
+    """Calls the function, and remembers why it has refused rows or left them unread, by transaction name."""
 
     def __init__(self, folder: WriteAheadFolder, sink: str, settings: CallSettings) -> None:
         self._folder = folder
@@ -103,7 +93,8 @@ class Application:
         """Applies the rows unless they are already applied, and records that they are."""
         try:
             return self._apply(unit)
-        except OSError as error:  # the folder's error, because errors of the function are returned as answers
+        # Only the folder can raise this error, because errors of the function are returned as answers.
+        except OSError as error:
             return Finished(outcome=Outcome.RETRY, reason=f"The folder {self._folder.location} cannot be used: {error}")
 
     def _apply(self, unit: Unit) -> Finished:
@@ -226,12 +217,12 @@ class Applies(str, Enum):
     """Says what a second call of the function with the same token does to the target.
 
     The function is called again whenever it is unknown whether the first call completed: the driver was killed during
-    it, its connection broke, or it took too long.
+    the call, the function's connection broke, or the call took too long.
     """
 
     TRANSACTIONAL = "transactional"
-    """Changes nothing: the function keeps ``token.id`` in the target with the rows, and returns `SKIPPED` if it
-    finds it there. Exactly-once."""
+    """Changes nothing: the function stores ``token.id`` in the target with the rows, and returns `SKIPPED` if the id is
+    there. Exactly-once."""
     IDEMPOTENT = "idempotent"
     """Leads to the same state: upserts by key, or an API that takes ``token.id`` as an idempotency key. Effectively
     once, under the conditions in `CONDITIONS`."""
@@ -299,7 +290,7 @@ returns before it has read all rows, and does not return `SKIPPED`.
 """
 
 IsApplied = Callable[[ApplyToken], bool]
-"""Returns True if the target has this token's rows. Called before a repeat, so that they need not be read again."""
+"""Returns True if the target has this token's rows. Called before a repeat, so that the rows need not be read again."""
 
 
 class RetryLaterError(Exception):
@@ -324,15 +315,11 @@ class RefusedError(Exception):
 
 
 class UnreadRowsError(Exception):
-    """Raised if the user's function returned before it had read all of its rows, without `SKIPPED`."""
+    """Raised if the user's function neither read all of its rows nor returned `SKIPPED`."""
 
 
 def give(apply: Apply, files: Sequence[BinaryIO], token: ApplyToken) -> None:
-    """Calls the user's function with the rows of checked files.
-
-    Raises:
-        UnreadRowsError: If the function has not read all rows, and did not return `SKIPPED`.
-    """
+    """Calls the user's function with the rows of checked files; raises UnreadRowsError if it leaves rows unread."""
     taken: list[int] = []
     returned = apply(read(files, taken), token)
     if sum(taken) < token.rows and returned is not SKIPPED:
@@ -348,9 +335,7 @@ Job = Callable[[], Finished]
 class Calls:
     """Runs jobs by name, in threads that do not keep the process alive. A name has at most one running job.
 
-    Args:
-        parallel: How many jobs run in parallel. With 1, they run in order, and the first job that is not committed
-            ends the run.
+    With ``parallel=1``, jobs run in order, and the first job that is not committed ends the run.
     """
 
     def __init__(self, parallel: int) -> None:
@@ -360,11 +345,8 @@ class Calls:
     def run(self, jobs: Mapping[str, Job], wait_s: float) -> dict[str, Finished]:
         """Starts the jobs, except those that are already running under the same name, and waits for all of them.
 
-        A job that is not finished in time continues, and the next call with its name waits for it again.
-
-        Args:
-            jobs: The jobs, by name.
-            wait_s: How long to wait for all of them together, in seconds.
+        A job that is not finished after ``wait_s`` seconds continues, and the next call with its name waits for it
+        again.
         """
         new = {name: Future[Finished]() for name in jobs if name not in self._running}
         free = self._parallel - sum(not future.done() for future in self._running.values())

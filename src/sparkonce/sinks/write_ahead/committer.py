@@ -1,4 +1,4 @@
-"""The driver half: reads each file back and passes it to the user's function, exactly once if possible."""
+"""The driver half: reads each file back and passes its rows to the user's function, exactly once if possible."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class WriteAheadCommitter(HandleCommitter[TransactionName]):
         return FOREIGN if name is None or name.prefix != self._prefix else name
 
     def commit_all(self, wanted: Mapping[TransactionName, Handle]) -> Answers:
-        """Applies all rows that are not yet applied. See `HandleCommitter.commit_all`.
+        """Applies all rows that are not yet applied.
 
         Raises:
             UnknownOutcomeError: If the function has already refused the rows in this run. The query must then stop.
@@ -139,7 +139,7 @@ class WriteAheadCommitter(HandleCommitter[TransactionName]):
             told: Answers = {}
             new = [one for one in wanted if self._take(one, told)]
             if told and len(ledger.groups(query, batch)) > len(found):
-                continue  # another driver has started a call since then, and may have applied and deleted these files
+                continue  # Another driver has started a call since then, and may have applied and deleted these files.
             if new and self._settings.per == "batch" and Outcome.LOST in {one.outcome for one in told.values()}:
                 # The function must get a batch in a single call. Treat the remaining files as lost, too, so that all
                 # rows of the batch are written again together.
@@ -195,7 +195,7 @@ class WriteAheadCommitter(HandleCommitter[TransactionName]):
             return True
         state = self._folder.find(name)
         if state is RowsState.STARTED:
-            return True  # the driver that took it was killed before it recorded its start
+            return True  # The driver that marked the file was killed before it recorded the start of a call.
         if state is RowsState.DONE:
             self._folder.delete_rows([entry])
             answers[name] = Finished(outcome=Outcome.ALREADY_COMMITTED)
@@ -212,7 +212,7 @@ class WriteAheadCommitter(HandleCommitter[TransactionName]):
     # --- abort, sweep, tidy -----------------------------------------------------------------------------------------
 
     def abort_all(self, wanted: Mapping[TransactionName, Handle]) -> Answers:
-        """Deletes files whose commit has not started. See `HandleCommitter.abort_all`."""
+        """Deletes files whose commit has not started."""
         return {name: self._abort(name) for name in wanted}
 
     def _abort(self, name: TransactionName) -> Finished:
@@ -221,9 +221,9 @@ class WriteAheadCommitter(HandleCommitter[TransactionName]):
             call = self._call_with(name)
             if not call:
                 state = self._folder.discard(name)
-                call = self._call_with(name)  # another driver may have started with it in the meantime
+                call = self._call_with(name)  # Another driver may have started a commit of these rows in the meantime.
             if state is RowsState.DONE or (call and self._folder.done(call[0].name)):
-                self._folder.delete_rows(call)  # a put may have arrived after they were deleted
+                self._folder.delete_rows(call)  # A put may have arrived after the rows were deleted.
                 return Finished(outcome=Outcome.ALREADY_COMMITTED)
         except OSError as error:
             return Finished(outcome=Outcome.RETRY, reason=f"The rows could not be deleted: {error}")
@@ -238,7 +238,7 @@ class WriteAheadCommitter(HandleCommitter[TransactionName]):
         return next((call for call in calls if name in {entry.name for entry in call}), [])
 
     def list_lingering(self, owners: Sequence[Owner]) -> Sequence[Handle]:
-        """Lists files that are open or prepared. See `SinkCommitter.list_lingering`."""
+        """Lists files that are open or prepared."""
         wanted = {(self._prefix, owner.query, owner.token) for owner in owners}
         try:
             names = self._folder.lingering(lambda name: (name.prefix, name.query, name.token) in wanted)
@@ -250,7 +250,7 @@ class WriteAheadCommitter(HandleCommitter[TransactionName]):
         ]
 
     def conclude(self, batch: int, handles: Sequence[Handle]) -> None:
-        """Deletes old markers, now and then. See `SinkCommitter.conclude`."""
+        """Deletes old markers, now and then."""
         names = [entry.name for handle in handles if (entry := Entry.of_handle(handle)) is not None]
         if not names:
             return
@@ -263,7 +263,7 @@ class WriteAheadCommitter(HandleCommitter[TransactionName]):
             log.warning("Sink %s: old markers in %s could not be deleted: %s", self._sink, self._folder.location, error)
 
     def list_traces(self, query: str, facts: Facts) -> Sequence[Trace]:  # noqa: ARG002 - the folder is the sink's own
-        """Lists the newest markers of each run. See `SinkCommitter.list_traces`."""
+        """Lists the newest markers of each run."""
         try:
             done = self._folder.names(RowsState.DONE.value)
             names = [one for one in done if (one.prefix, one.query) == (self._prefix, query)]
@@ -287,7 +287,7 @@ class WriteAheadCommitter(HandleCommitter[TransactionName]):
 
 
 class _ForeignFolderError(Exception):
-    """The folder is not the one that the rows were written to."""
+    """Raised if the folder is not the one that the rows were written to."""
 
 
 def _by_slot(entry: Entry) -> tuple[int, str]:

@@ -5,7 +5,7 @@ Each transaction has a state. If its rows are missing, the `Ledger` shows whethe
     done/NAME    a small marker: the rows were applied; their file is deleted
     identity     distinguishes this folder from another one at the same path
 
-NAME is a `TransactionName`. Each task attempt has its own names, so nothing is overwritten.
+NAME is a `TransactionName`. Each task attempt has its own names, so no file is ever overwritten.
 
 On a disk that the driver and all executors share, the state of a transaction is the subfolder that contains its file. A
 rename moves the file to the next state atomically::
@@ -64,10 +64,6 @@ class WriteAheadFolder(abc.ABC):
     """One sink's folder. Keeps no files open, and is pickled for the workers.
 
     Every method raises OSError if the folder is unreachable.
-
-    Args:
-        files: The files of the folder.
-        ledger: The ledger of the same sink.
     """
 
     folders: Sequence[str]
@@ -79,7 +75,6 @@ class WriteAheadFolder(abc.ABC):
 
     @property
     def location(self) -> str:
-        """The folder's path or URL."""
         return self.files.location
 
     def make(self) -> None:
@@ -90,7 +85,7 @@ class WriteAheadFolder(abc.ABC):
         self.ledger.make()
 
     def identity(self) -> str:
-        """Returns the identity that distinguishes this folder from others. Raises OSError if it does not exist."""
+        """Returns the identity that distinguishes this folder from others; raises OSError if the folder has none."""
         return read_identity(self.files)
 
     # --- a writer's -------------------------------------------------------------------------------------------------
@@ -111,13 +106,13 @@ class WriteAheadFolder(abc.ABC):
 
     @abc.abstractmethod
     def take(self, name: TransactionName) -> bool:
-        """Marks prepared rows as started, so that no abort can delete them. Durable after `sync_taken`.
+        """Marks prepared rows as started, so that no abort can delete them. The mark is durable after `sync_taken`.
 
         Returns False if the rows do not exist or are in a different state.
         """
 
     def sync_taken(self) -> None:  # noqa: B027 - not every store has something to do
-        """Makes durable what previous calls of `take` have done."""
+        """Makes the marks of previous calls of `take` durable."""
 
     @abc.abstractmethod
     def find(self, name: TransactionName) -> RowsState | None:
@@ -177,12 +172,7 @@ def _done(name: TransactionName) -> str:
 
 
 class DiskFolder(WriteAheadFolder):
-    """See `WriteAheadFolder`.
-
-    Args:
-        root: The path of the folder.
-        ledger: The ledger of the same sink.
-    """
+    """The folder on a disk that the driver and all executors share."""
 
     folders = tuple(state.value for state in RowsState)
 
@@ -191,7 +181,6 @@ class DiskFolder(WriteAheadFolder):
         self.root = root
 
     def path(self, state: RowsState, name: TransactionName) -> Path:
-        """Returns the path of a transaction's file in this state."""
         return self.root / state.value / str(name)
 
     def create(self, name: TransactionName) -> BinaryIO:
@@ -233,12 +222,12 @@ class DiskFolder(WriteAheadFolder):
         return [name for name in names if wanted(name)]
 
     def url(self, name: TransactionName, state: RowsState = RowsState.STARTED) -> str:
-        """See `WriteAheadFolder.url`. Names this disk, not the cluster's default file system."""
+        """Returns a URL that names this disk, not the cluster's default file system."""
         return f"file://{self.path(state, name)}"
 
     def open(self, name: TransactionName, state: RowsState = RowsState.STARTED) -> BinaryIO:
         path = self.path(state, name)
-        try:  # network file systems only lock files that are open for writing
+        try:  # Network file systems only lock files that are open for writing.
             return path.open("r+b")
         except PermissionError:
             return path.open("rb")
@@ -261,7 +250,7 @@ def create_file(path: Path) -> BinaryIO:
 
 
 def _exists(path: Path) -> bool:
-    try:  # in some versions of Python, Path.exists returns False for a broken disk
+    try:  # In some versions of Python, Path.exists returns False for a broken disk.
         path.stat()
     except FileNotFoundError:
         return False
@@ -273,7 +262,7 @@ _STARTED, _DISCARDED = b"started", b"discarded"
 
 
 class StoredFolder(WriteAheadFolder):
-    """See `WriteAheadFolder`."""
+    """The folder on an object store or HDFS."""
 
     folders = (_ROWS, _FATE, RowsState.DONE.value)
 
@@ -281,7 +270,7 @@ class StoredFolder(WriteAheadFolder):
         return tempfile.TemporaryFile("w+b", prefix="sparkonce-")
 
     def hide(self, name: TransactionName) -> None:
-        """See `WriteAheadFolder.hide`. The file has no name."""
+        """Does nothing, because the file has no name."""
 
     def keep(self, name: TransactionName, file: BinaryIO) -> bool:
         file.seek(0)
@@ -314,11 +303,11 @@ class StoredFolder(WriteAheadFolder):
         return [name for name in self.names(_ROWS) if wanted(name) and self._fate(name) != _STARTED]
 
     def url(self, name: TransactionName, state: RowsState = RowsState.STARTED) -> str:  # noqa: ARG002
-        """See `WriteAheadFolder.url`. Rows stay where they are in all states."""
+        """Returns the URL of the rows, which stay where they are in all states."""
         return f"{self.location}/{_rows(name)}"
 
     def open(self, name: TransactionName, state: RowsState = RowsState.STARTED) -> BinaryIO:  # noqa: ARG002
-        """See `WriteAheadFolder.open`. Rows stay where they are in all states."""
+        """Opens the rows, which stay where they are in all states."""
         file = self.files.open(_rows(name))
         if file is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.url(name))
@@ -330,7 +319,7 @@ class StoredFolder(WriteAheadFolder):
         self.files.delete(_fate_of(entry.name) for entry in entries)
 
     def forget(self, query: str, up_to: int) -> None:
-        """See `WriteAheadFolder.forget`. Also deletes rows and fates that killed processes have left behind."""
+        """Also deletes rows and fates that killed processes have left behind."""
         super().forget(query, up_to)
         for folder in (_ROWS, _FATE):
             self._forget(query, up_to, folder)

@@ -1,4 +1,4 @@
-"""The ledger: durable notes that tell files whose rows were applied from lost ones. It is always in the checkpoint.
+"""The ledger: durable notes that tell files whose rows were applied from lost ones. Kept in the checkpoint.
 
 A file is deleted once its rows are applied, so a missing file may have been applied or lost. To tell which, a commit
 records its files here before it calls the function: only a missing file without a note counts as lost. The ledger
@@ -33,12 +33,7 @@ LOST = b"lost "
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The files of one note.
-
-    Attributes:
-        entries: The files.
-        is_lost: True if no commit will ever pass them to the function; False if one has started to.
-    """
+    """The files of one note. No commit will ever pass lost files to the function; for others, one has started to."""
 
     entries: list[Entry]
     is_lost: bool
@@ -49,22 +44,17 @@ class Ledger:
 
     Every method raises OSError if the ledger cannot be read or written, or is missing: a missing ledger is never
     treated as an empty one.
-
-    Args:
-        files: The files of the ledger's folder.
     """
 
     def __init__(self, files: CheckpointFiles) -> None:
         self.files = files
 
     def make(self) -> None:
-        """Creates missing folders."""
         for folder in ("", _BEGUN, _FORGOTTEN):
             self.files.make(folder)
         make_identity(self.files)
 
     def identity(self) -> str:
-        """Returns the identity that distinguishes this ledger from others."""
         return read_identity(self.files)
 
     def begun(self, query: str, batch: int) -> list[list[Entry]]:
@@ -89,19 +79,15 @@ class Ledger:
     def begin(self, query: str, batch: int, number: int, entries: Sequence[Entry]) -> bool:
         """Durably records that a commit starts with these files, a group that never changes.
 
-        The groups of a batch form a short log: each is put once, under the first free number. Each transaction is
-        therefore in a single group, whichever driver commits it.
-
-        Returns:
-            False if a group with this number already exists.
+        The groups of a batch form a short log: each group is recorded once, under the first free number. Each
+        transaction is therefore in a single group, whichever driver commits it. Returns False if the number is taken.
         """
         return put_note(self.files, _begun(query, batch, number), text_of(entries))
 
     def give_up(self, query: str, batch: int, number: int, entries: Sequence[Entry]) -> bool:
-        """Durably records that no commit will ever start with these files. They form a group, like those of `begin`.
+        """Durably records that no commit will ever start with these files, which form a group, like those of `begin`.
 
-        Returns:
-            False if a group with this number already exists.
+        Returns False if a group with this number already exists.
         """
         return put_note(self.files, _begun(query, batch, number), LOST + text_of(entries))
 
@@ -128,7 +114,6 @@ class Ledger:
         self.files.replace(f"{_FORGOTTEN}/{query}", str(up_to).encode())
 
     def forget(self, query: str, up_to: int) -> None:
-        """Deletes the notes of batches up to this one."""
         parts = {name: name.split(".") for name in self._names(_BEGUN)}
         old = (name for name, (whose, batch, *_) in parts.items() if whose == query and int(batch) <= up_to)
         self.files.delete(f"{_BEGUN}/{name}" for name in old)
@@ -154,11 +139,7 @@ def text_of(entries: Iterable[Entry]) -> bytes:
 
 
 def entries_of(data: bytes, where: str) -> list[Entry]:
-    """Parses the result of `text_of`.
-
-    Raises:
-        OSError: If the data is damaged or has a different version. Such data is never treated as empty.
-    """
+    """Parses the result of `text_of`. Raises OSError for damaged data and for a different version."""
     try:
         found = read_json(data)
         if not isinstance(found, list):
@@ -177,11 +158,7 @@ def make_identity(files: CheckpointFiles) -> None:
 
 
 def read_identity(files: CheckpointFiles) -> str:
-    """Returns the identity that distinguishes a folder from others.
-
-    Raises:
-        OSError: If it does not exist.
-    """
+    """Returns the identity that distinguishes a folder from others; raises OSError if there is none."""
     data = files.read(_IDENTITY)
     if data is None:
         raise _missing(files, _IDENTITY)
@@ -189,7 +166,7 @@ def read_identity(files: CheckpointFiles) -> str:
 
 
 def put_note(files: CheckpointFiles, path: str, data: bytes) -> bool:
-    """Creates a small file durably. Returns False if there already is one, which is then durable too.
+    """Creates a small file durably. Returns False if the file already exists, in which case it is durable, too.
 
     Raises:
         OSError: If the file could not be created, or if it is unknown whether it was.
@@ -231,7 +208,6 @@ class Entry:
     parts: str = ""
 
     def fields(self) -> dict[str, Scalar]:
-        """Returns the entry as fields of a handle."""
         fields = {**asdict(self), "name": str(self.name)}
         return fields if self.parts else {name: one for name, one in fields.items() if name != "parts"}
 

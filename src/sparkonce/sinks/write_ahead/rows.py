@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 ROW_GROUP_BYTES = 16 * 2**20
-"""The bytes of rows that a writer collects before it writes a row group. Readers load about one row group at a time."""
+"""The size at which a writer ends a row group, in bytes of rows. Readers load about one row group at a time."""
 
 READ_ROWS = 65_536
 _CHUNK_BYTES = 2**20
 
 
 def is_taken(column: pa.Field) -> bool:
-    """Returns True if Parquet supports a column's type, which is tested with an empty file."""
+    """Returns True if Parquet supports a column's type, according to a test with an empty file."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -36,14 +36,7 @@ class CorruptRowsError(Exception):
 
 
 class RowsFile:
-    """Writes rows to a new file.
-
-    Args:
-        file: An open, empty file that can be written and read.
-
-    Raises:
-        OSError: If a write fails. Every method may raise it.
-    """
+    """Writes rows to a new, empty file. Every method raises OSError if a write fails."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.file = file
@@ -54,7 +47,7 @@ class RowsFile:
         self.rows = 0
 
     def write(self, rows: pa.RecordBatch) -> None:
-        """Adds rows, which may not be on disk yet when it returns."""
+        """Adds rows, which may not be on disk yet when the method returns."""
         self._waiting.append(rows)
         self._waiting_bytes += rows.nbytes
         self.rows += rows.num_rows
@@ -70,7 +63,7 @@ class RowsFile:
         return self._hashing.size, self._hashing.checksum()
 
     def close(self) -> None:
-        """Abandons the file as it is. Ignores disk errors, which no longer matter."""
+        """Closes the file as it is. Ignores disk errors, which no longer matter."""
         parquet, self._parquet = self._parquet, None
         for one in (parquet, self.file):
             try:
@@ -118,12 +111,7 @@ class _Hashing(io.RawIOBase):
 
 
 def check(file: BinaryIO, size: int, checksum: str) -> None:
-    """Reads an open file to its end, and checks that it is the file that was sealed.
-
-    Raises:
-        CorruptRowsError: If its size or checksum differs.
-        OSError: If it cannot be read.
-    """
+    """Reads an open file to its end; raises CorruptRowsError if it is not the file that was sealed."""
     found, seen = _new_hash(), 0
     file.seek(0)
     while chunk := file.read(_CHUNK_BYTES):
@@ -139,9 +127,7 @@ def check(file: BinaryIO, size: int, checksum: str) -> None:
 def read(files: Sequence[BinaryIO], taken: list[int]) -> pa.RecordBatchReader:
     """Returns a reader that yields the rows of checked files in order, in parts of a row group.
 
-    Args:
-        files: The files, open.
-        taken: A list to which the reader adds the number of rows of each part that is read.
+    The reader adds the number of rows of each part to ``taken``.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq

@@ -1,4 +1,4 @@
-"""The write-ahead sink: settings, preflight, and its other parts."""
+"""The write-ahead sink: its settings and preflight. It creates the writers and the committer."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class WriteAheadSink(TwoPhaseCommitSink):
         apply: The function, which gets a slot's rows and the token that names them, see
             `sparkonce.sinks.write_ahead.application.Apply`. It is called on the driver, from several threads unless
             ``parallel=1``, and need not be picklable.
-        applies: What a second call with the same token does to the target.
+        applies: What a second call of the function with the same token does to the target.
         is_applied: An optional function that is called before a repeat, and returns True if the target already has the
             token.
         per: ``slot``: one call per slot. ``batch``: one call for the rows of all slots of a batch, which the driver
@@ -103,7 +103,6 @@ class WriteAheadSink(TwoPhaseCommitSink):
         return (CONDITIONS[self.applies],)
 
     def use_folders(self, open_folder: Callable[[str], CheckpointFiles]) -> None:
-        """Opens the folder in which rows wait, if it is configured as a URL."""
         if self._rows_url is not None and self._rows is None:
             try:
                 self.use_rows(open_folder(self._rows_url))
@@ -115,11 +114,7 @@ class WriteAheadSink(TwoPhaseCommitSink):
         self._rows = files.for_workers()
 
     def use_checkpoint(self, files: CheckpointFiles) -> None:
-        """Stores the ledger in the checkpoint, and the waiting rows, too, if no other folder is configured.
-
-        Raises:
-            ConfigurationError: If this object already uses a different checkpoint, or if workers cannot reach it.
-        """
+        """Stores the ledger in the checkpoint, and the waiting rows, too, if no other folder is configured."""
         bound = self._checkpoint
         if bound is not None and _resolved(bound) != _resolved(files):
             raise ConfigurationError(
@@ -128,16 +123,13 @@ class WriteAheadSink(TwoPhaseCommitSink):
                 next_step="Create a sink object for each query.",
             )
         if self._rows is None:
-            # The driver, too, reads rows through the workers' client: a JVM would return them as a single byte array.
+            # The driver, too, reads rows through the workers' client: a JVM would return each file as a single byte
+            # array.
             self._shared = files.for_workers()
         self._checkpoint = files
 
     def columns(self, schema: pa.Schema) -> Sequence[str]:
-        """Returns all columns.
-
-        Raises:
-            SchemaError: If Parquet does not support a column. The message names it.
-        """
+        """Returns all columns, after checking that Parquet supports each."""
         from sparkonce.sinks.write_ahead.rows import is_taken
 
         for column in schema:
@@ -199,11 +191,7 @@ class WriteAheadSink(TwoPhaseCommitSink):
         return WriteAheadCommitter(self.folder(), self.name, self._prefix, settings)
 
     def folder(self) -> WriteAheadFolder:
-        """Returns the folder in which this sink's rows wait.
-
-        Raises:
-            ConfigurationError: If there is neither a folder nor a checkpoint.
-        """
+        """Returns the folder in which this sink's rows wait: the configured one, or one in the checkpoint."""
         from sparkonce.sinks.write_ahead.folder import DiskFolder, StoredFolder
         from sparkonce.sinks.write_ahead.ledger import Ledger
 

@@ -24,11 +24,7 @@ if TYPE_CHECKING:
 class WriteAheadWriter(SinkWriter):
     """Writes one task attempt's rows to a file, where they wait until the batch is decided.
 
-    Args:
-        folder: The sink's folder.
-        prefix: The prefix of the sink's file names.
-        context: The task attempt.
-        apply_now: The function to which `prepare` passes the rows below EXACTLY_ONCE; None at EXACTLY_ONCE.
+    Below EXACTLY_ONCE, `prepare` passes the rows to the function ``apply_now``.
     """
 
     def __init__(
@@ -63,12 +59,12 @@ class WriteAheadWriter(SinkWriter):
             self._file = RowsFile(self._folder.create(self._name))
 
     def write(self, rows: pa.RecordBatch) -> None:
-        """See `SinkWriter.write`. Writes a row group at a time."""
+        """Adds rows to the file, which receives a row group at a time."""
         with self._disk():
             self._opened().write(rows)
 
     def prepare(self) -> Mapping[str, str | int]:
-        """See `SinkWriter.prepare`. Makes the file durable, and hands it over to the driver."""
+        """Makes the file durable, and hands it over to the driver."""
         if self._apply_now is not None:
             try:
                 self._apply(self._apply_now)
@@ -96,7 +92,7 @@ class WriteAheadWriter(SinkWriter):
         return ""
 
     def abort(self) -> None:
-        """See `SinkWriter.abort`. Leaves a file that cannot be deleted now to a sweep."""
+        """Leaves a file that cannot be deleted now to a sweep."""
         self.close()
         with suppress(OSError):
             self._folder.hide(self._name)
