@@ -157,7 +157,7 @@ def check(location: Location, moved: Moved = False, conf: Conf = None, form: For
 
 @contextmanager
 def opened(location: str, conf: list[str] | None) -> "Iterator[CheckpointFiles]":
-    """Opens a checkpoint. Errors of its store become errors with a next step."""
+    """Opens a checkpoint, and turns errors of its store into errors with a next step."""
     from sparkonce.storage.opening import open_location
 
     url = location if ":" in location.partition("/")[0] else str(Path(location).absolute())
@@ -192,11 +192,7 @@ def read_conf(given: Sequence[str] | None) -> dict[str, str]:
 
 
 def hadoop_settings(given: Sequence[str] | None) -> dict[str, str]:
-    """Returns only Hadoop's settings, without the prefix ``spark.hadoop.``.
-
-    Raises:
-        ConfigurationError: See `read_conf`.
-    """
+    """Returns only Hadoop's settings, without the prefix ``spark.hadoop.``."""
     return {name.removeprefix(_HADOOP): value for name, value in read_conf(given).items() if name.startswith(_HADOOP)}
 
 

@@ -23,7 +23,7 @@ _LAB = ("broker", "demo", "verify")
 
 
 class _Commands(TyperGroup):
-    """Includes other packages' commands, and shows our errors as a message and a next step, without a traceback."""
+    """Includes other packages' commands, and shows sparkonce's errors without a traceback."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         added = {*_LAB, *entry_points(group="sparkonce.commands").names}
@@ -34,14 +34,14 @@ class _Commands(TyperGroup):
             return command
         for found in entry_points(group="sparkonce.commands", name=cmd_name):
             added = found.load()
-            added.rich_markup_mode = None  # so that its help looks like that of the others
+            added.rich_markup_mode = None  # This makes the command's help look like that of the others.
             command = get_command(added)
             command.name = cmd_name
             return command
         return _missing(cmd_name) if cmd_name in _LAB else None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        known = self.list_commands(ctx)  # Typer itself suggests only commands that it was given
+        known = self.list_commands(ctx)  # Typer itself suggests only commands that were passed to it.
         if args[0] not in known and (close := get_close_matches(args[0], known)) and not ctx.resilient_parsing:
             ctx.fail(f"No such command {args[0]!r}. Did you mean {', '.join(map(repr, close))}?")
         return super().resolve_command(ctx, args)

@@ -111,12 +111,9 @@ AsJson = Annotated[bool, typer.Option("--json", hidden=True, help="The same as -
 
 
 def show(value: Any, form: OutputFormat, table: "Callable[[Console, bool], None]") -> None:
-    """Writes a result to standard output.
+    """Writes a result to standard output: plain values for programs, or tables.
 
-    Args:
-        value: Plain values for programs: mappings, lists, strings, numbers.
-        form: The requested format.
-        table: Prints the tables. Its second argument is True for wide tables.
+    ``table`` prints the tables. Its second argument is True for wide tables.
     """
     if form is OutputFormat.JSON:
         typer.echo(json.dumps(value))
@@ -132,7 +129,7 @@ def show(value: Any, form: OutputFormat, table: "Callable[[Console, bool], None]
 
 
 def echo(printed: str, *, err: bool = False) -> None:
-    """Writes a console's output, without the blanks that pad its last column."""
+    """Writes a console's output, without the spaces that pad its last column."""
     lines = (_PADDING.sub(lambda end: _PLAIN * (_PLAIN in end[0]), line) for line in printed.splitlines())
     typer.echo("\n".join(lines), err=err)
 
@@ -182,10 +179,7 @@ def shown_time(ms: int | None) -> str:
 
 
 def shown_age(seconds: float) -> str:
-    """Formats an age in its two largest units, such as ``1h 5m``.
-
-    A negative age means unknown, and is shown as a dash.
-    """
+    """Formats an age in its two largest units, such as ``1h 5m``. A negative age is unknown, and shown as a dash."""
     if seconds < 0:
         return "-"
     found: list[str] = []
@@ -200,16 +194,10 @@ def shown_age(seconds: float) -> str:
 def print_table(
     to: "Console", heads: Sequence[str], rows: "Sequence[Sequence[str | Text]]", *, numbers: Sequence[str] = ()
 ) -> None:
-    """Prints a table without borders, which other programs can split into columns.
+    """Prints a table without borders, which other programs can split into columns. Columns of ``numbers`` align right.
 
     If the last column's cells do not fit on the terminal, they are wrapped between words. If the other columns leave no
     room for that, each row is shown as a block of names and values.
-
-    Args:
-        to: The console.
-        heads: The names of the columns.
-        rows: The cells of each row.
-        numbers: The columns that are aligned to the right.
     """
     from rich.cells import cell_len
     from rich.table import Table

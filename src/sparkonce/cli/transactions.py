@@ -1,6 +1,4 @@
-"""``sparkonce transactions``: lists open transactions on servers with the log's verdict, and ends them.
-
-Needs no Spark.
+"""``sparkonce transactions``: lists open transactions on servers with the log's verdict, and ends them without Spark.
 
 ``list``, ``blocking`` and ``describe`` change nothing. ``resolve`` and ``sweep`` end a query's open transactions. Typer
 reads the annotations when a command runs, so their types must be imported at runtime.
@@ -56,11 +54,11 @@ _RESOLVE = {"commit": "commit", "abort": "abort", "under way": "abort", "not kno
 
 
 _SWEEP = {**_RESOLVE, "commit": "resolve"}
-"""The action of `sweep` for each verdict of the log. It refuses to run if something must be resolved."""
+"""The action of `sweep` for each verdict of the log. `sweep` refuses to run if something must be resolved."""
 
 
 _PARTITION = ("partition", "begins at", "readable to", "end", "behind", "blocks")
-"""The columns about a partition."""
+"""The columns of a table of partitions."""
 
 
 _ALL = dict.fromkeys(_RESOLVE, "abort")
@@ -122,7 +120,6 @@ OnConflict = Annotated[
 
 
 _QueryName = tuple[str, str]
-"""The short id of a query, with its name."""
 
 
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
@@ -451,11 +448,7 @@ def _sweep_without_log(
 
 
 def query_in(text: str) -> str:
-    """Returns the short id of a query, given its id or at least the first 12 digits.
-
-    Raises:
-        ConfigurationError: If the text is neither.
-    """
+    """Returns the short id of a query, given its id or at least the first 12 digits."""
     from sparkonce.protocol.ownership import short_query
 
     digits = text.replace("-", "").lower()
@@ -546,7 +539,7 @@ def _listing_of_query(files: "CheckpointFiles", file: OperatorFile) -> "Listing"
 
 
 def _listed_after(files: "CheckpointFiles", file: OperatorFile) -> "Listing":
-    """Lists open transactions again.
+    """Lists open transactions after a command has changed some.
 
     A failure is reported like a system that does not respond, so that the command still shows what it has done.
     """
@@ -616,11 +609,7 @@ def _show_left(to: Any, left: "Sequence[OpenTransaction]", todo: Mapping[str, st
 def show_done(done: "Resolved", before: "Listing", left: "Listing", form: OutputFormat) -> None:
     """Shows the result of `resolve` or `sweep`, and the next step. Exits with 1 if something is left.
 
-    Args:
-        done: The result.
-        before: The transactions that were open before.
-        left: The transactions that are still open.
-        form: The requested format.
+    ``before`` and ``left`` list the open transactions before and after.
     """
     from sparkonce.operate.transactions import LogVerdict
 

@@ -79,15 +79,13 @@ class RunOfLog:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewestBatch:
-    """The newest batch of a checkpoint.
+    """The newest batch of a checkpoint. Times are in milliseconds since the epoch.
 
     Attributes:
         batch: Spark's batch id.
         state: The state of the batch.
-        decided_ms: When the batch was decided, in milliseconds since the epoch; None if it is not decided, or the
-            record was deleted.
-        opened_ms: When the batch's oldest transaction was started, in milliseconds since the epoch by its executor's
-            clock; None if there is none.
+        decided_ms: When the batch was decided; None if it is not decided, or the record was deleted.
+        opened_ms: When the batch's oldest transaction was started, by its executor's clock; None if there is none.
         rows: The number of rows by sink, once the batch is decided.
         transactions: The number of transactions by sink, once the batch is decided.
         void: The number of transactions whose rows are lost, according to the log.
@@ -137,11 +135,11 @@ class CheckpointStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogEntry:
-    """A record of the log.
+    """A record of the log. Times are in milliseconds since the epoch.
 
     Attributes:
         position: The record's position in the log.
-        at_ms: When the record was written, in milliseconds since the epoch by its driver's clock.
+        at_ms: When the record was written, by its driver's clock.
         kind: ``claim``: a run began. ``commit``: a batch was decided. ``amend``: a batch's lost transactions were
             replaced. ``void``: some of a batch's transactions must be aborted because rows are gone.
         run: The run that wrote the record, as ``position-nonce``.
@@ -150,8 +148,7 @@ class LogEntry:
         transactions: The number of the batch's transactions, by sink.
         void: The number of void transactions.
         offsets: The batch's end offsets for each source, as JSON.
-        opened_ms: When the batch's oldest transaction was started, in milliseconds since the epoch by its executor's
-            clock; None if there is none.
+        opened_ms: When the batch's oldest transaction was started, by its executor's clock; None if there is none.
         spark_run: Spark's run id. For a claim only.
         host: The driver's host. For a claim only.
         process: The driver's process id. For a claim only.
@@ -176,14 +173,7 @@ class LogEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """The result of checking one aspect of a checkpoint.
-
-    Attributes:
-        name: What was checked.
-        ok: True if nothing is wrong; None if it was not checked.
-        says: What was found.
-        next_step: The operator's next step, if something is wrong.
-    """
+    """The result of checking one aspect of a checkpoint; `ok` is None if the aspect was not checked."""
 
     name: str
     ok: bool | None
@@ -197,14 +187,10 @@ class Check:
 
 
 def read_checkpoint(files: CheckpointFiles, *, moved: bool = False) -> CheckpointStatus:
-    """Reads the state of a query.
+    """Reads the state of a query, as a start with ``checkpoint_moved=True`` would find it if ``moved`` is True.
 
     Servers are not queried, so an old copy of the log is detected only if it contradicts Spark's files. A start also
     compares the log with what the sinks remember.
-
-    Args:
-        files: The query's checkpoint.
-        moved: True to check a start with ``checkpoint_moved=True``.
 
     Raises:
         ConfigurationError: If the folder is not a checkpoint.
@@ -219,12 +205,7 @@ def read_checkpoint(files: CheckpointFiles, *, moved: bool = False) -> Checkpoin
 def check_checkpoint(files: CheckpointFiles, *, moved: bool = False) -> Sequence[Check]:
     """Checks whether a start on this checkpoint would be accepted, for example before an old copy is restored.
 
-    Args:
-        files: The query's checkpoint.
-        moved: True to check a start with ``checkpoint_moved=True``.
-
-    Returns:
-        The checks in order. Each depends on the ones before it, so the first one that fails is the last.
+    Returns the checks in order. Each depends on the ones before it, so the first one that fails is the last.
 
     Raises:
         ConfigurationError: If the folder is not a checkpoint.
@@ -253,8 +234,6 @@ def read_handles(files: CheckpointFiles, batch: int) -> Sequence[Handle]:
 
     Raises:
         ConfigurationError: If the folder is not a checkpoint, or its log does not have the batch.
-        LogError: If the log cannot be read.
-        OSError: If the store cannot be read.
     """
     _, view, _ = read_log_of(files)
     decision = view.decision(batch)
@@ -268,14 +247,7 @@ def read_handles(files: CheckpointFiles, batch: int) -> Sequence[Handle]:
 
 
 def settled(files: CheckpointFiles) -> tuple[DecisionLog | None, Sequence[LogEntry], ResumePoint]:
-    """Reads a consistent pair of log and checkpoint, even while a driver is writing both.
-
-    Raises:
-        ConfigurationError: If the folder is not a checkpoint.
-        CheckpointMismatchError: If one of Spark's files in it is damaged.
-        LogError: If the log cannot be read.
-        OSError: If the store cannot be read.
-    """
+    """Reads a consistent pair of log and checkpoint, even while a driver is writing both."""
     log, view, entries = read_log_of(files)
     for _ in range(MOST_READS):
         point = ResumePoint.of(files, view)
@@ -289,13 +261,7 @@ def settled(files: CheckpointFiles) -> tuple[DecisionLog | None, Sequence[LogEnt
 
 
 def read_log_of(files: CheckpointFiles) -> tuple[DecisionLog | None, LogView, Sequence[LogEntry]]:
-    """Reads the decision log of a checkpoint, with its records. A missing log counts as empty, and is not created.
-
-    Raises:
-        ConfigurationError: If the folder is not a checkpoint.
-        LogError: If the log cannot be read.
-        OSError: If the store cannot be read.
-    """
+    """Reads the decision log of a checkpoint, with its records. A missing log counts as empty, and is not created."""
     has_log = any(files.names(f"{FOLDER}/{part}") for part in ("records", "floors"))
     if not has_log:
         if isinstance(files, LocalFiles) and not files.folder.is_dir():
@@ -318,11 +284,7 @@ def read_log_of(files: CheckpointFiles) -> tuple[DecisionLog | None, LogView, Se
 def read_history(log: DecisionLog) -> tuple[LogView, Sequence[LogEntry]]:
     """Reads a log, even while a run is appending to it.
 
-    Returns:
-        The log's view, and the records that it still has, oldest first. Records below its floor have been deleted.
-
-    Raises:
-        LogError: If the log cannot be read, or contains a record that no run of sparkonce can have written.
+    Returns the log's view, and its records, oldest first. Records below the log's floor have been deleted.
     """
     for _ in range(MOST_READS):
         view = read_log(log)
@@ -336,11 +298,7 @@ def read_history(log: DecisionLog) -> tuple[LogView, Sequence[LogEntry]]:
 
 
 def query_name(files: CheckpointFiles) -> str:
-    """Returns the newest name of the checkpoint's query in Spark, according to its timeline; empty if it has none.
-
-    Raises:
-        OSError: If the store cannot be read.
-    """
+    """Returns the newest name of the checkpoint's query in Spark, according to its timeline; empty if it has none."""
     return next((one.name for one in reversed(TimelineReader(files).read()) if one.name), "")
 
 

@@ -16,10 +16,10 @@ _JAVA_STEP = f"install Java {MINIMUM_JAVA} or newer and put it on PATH, or set J
 
 
 def find_java() -> str:
-    """Finds a Java that is new enough for Kafka and Spark, in JAVA_HOME or else on PATH.
+    """Finds a Java for Kafka and Spark, version 17 or later, in JAVA_HOME or else on PATH.
 
     Raises:
-        ConfigurationError: If there is none, or it is older than Java 17.
+        ConfigurationError: If there is none.
     """
     home = os.environ.get("JAVA_HOME")
     java = shutil.which("java", path=str(Path(home, "bin"))) if home else shutil.which("java")

@@ -70,7 +70,7 @@ class Resolved:
 class OperatorRun(SplitRun):
     """A run by an operator. Its claim repeats the newest run's facts, so that the next start finds them."""
 
-    has_all_sinks = False  # the file may not describe all of them
+    has_all_sinks = False  # The operator's file may not describe all sinks.
 
     def _first_state(self, **arguments: Any) -> State:
         state = super()._first_state(**arguments)
@@ -115,7 +115,7 @@ def resolve(
             done = _tried(
                 files, sinks, moved=moved, accept_lost=accept_lost or {}, decided=decided, patience_s=patience_s
             )
-        except RefusedBatchError:  # a driver that is still running may have decided a batch in the meantime
+        except RefusedBatchError:  # A driver that is still running may have decided a batch in the meantime.
             if _refused(*_point(files), moved=moved) is not None:
                 raise
             continue
@@ -132,18 +132,10 @@ def abort_all(
 ) -> Mapping[str, int]:
     """Aborts the listed transactions of a query, without its log. Rows that were decided but not committed are lost.
 
-    Args:
-        query: The short form of the query's id.
-        sink: One of its sinks.
-        listed: The open transactions on the sink's system. No others are aborted.
-        patience_s: How long requests to an unreachable server are retried, in seconds.
-
-    Returns:
-        The number of transactions by outcome.
+    Returns the number of transactions by outcome.
 
     Raises:
         UnknownOutcomeError: If some transactions may still be open.
-        SparkonceError: If the system refuses, or does not respond.
     """
     facts = sink.preflight(query, None)
     tokens = sorted({token_in(one.run) for one in listed if one.query == query})
@@ -156,12 +148,7 @@ def abort_all(
 
 
 def newest_run(files: CheckpointFiles) -> Run:
-    """Returns the run that owns a query's log.
-
-    Raises:
-        ConfigurationError: If there is no log, or it is not next to a checkpoint.
-        LogError: If the log cannot be read.
-    """
+    """Returns the run that owns a query's log; raises ConfigurationError if there is no log next to a checkpoint."""
     return _newest(_point(files)[1].view)
 
 
@@ -180,7 +167,7 @@ def _tried(
         raise refused
     check_accepted(accept_lost, point.next_batch().number)
     _check_sinks(point, sinks, decided=decided)
-    log = DecisionLog(files)  # readers create no folders, but a run may need them
+    log = DecisionLog(files)  # Readers create no folders, but a run may need them.
     run = OperatorRun(
         run=f"{OPERATOR}{uuid.uuid4()}",
         query=str(point.checkpoint.query_id()),
@@ -201,7 +188,7 @@ def _tried(
         handover = run.begin_batch(first)
         _, token = run.owned
         done = Resolved(run=run_of(token), left=tuple(sorted(sinks_to_finish(point.view) - sinks.keys())))
-        if handover is None:  # The decided batch is committed. Begin the next one, which sweeps.
+        if handover is None:  # The decided batch is committed. Begin the next batch, which sweeps.
             progress = run.progress[-1]
             newest = run.state.view.newest_decision
             offsets = newest.offsets if newest is not None else None
@@ -213,7 +200,7 @@ def _tried(
                 )
                 raise
             return replace(done, batch=first.batch, committed=progress.transactions, swept=tuple(sorted(sinks)))
-        if (finishing := run.state.finishing) is not None:  # it was decided, and some of it is lost
+        if (finishing := run.state.finishing) is not None:  # The batch was decided, and some of it is lost.
             transactions = {one.key for one in finishing.decision.handles if one.transaction}
             committed = len(finishing.committed & transactions)
             return replace(done, batch=first.batch, committed=committed, lost=len(finishing.lost))

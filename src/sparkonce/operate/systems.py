@@ -17,7 +17,7 @@ from sparkonce.arguments import nonempty
 from sparkonce.errors import ConfigurationError
 from sparkonce.protocol.ownership import short_query
 
-if TYPE_CHECKING:  # a command's help imports this module
+if TYPE_CHECKING:  # A command's help imports this module, and must be fast.
     from sparkonce.protocol.view import LogView
     from sparkonce.sink import Facts, TwoPhaseCommitSink
     from sparkonce.sinks._shared.orphans import Orphan
@@ -68,13 +68,7 @@ _CLASSES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedSystem:
-    """A system in an operator's file. Its settings may contain secrets, so its repr omits them.
-
-    Attributes:
-        name: The name in the file.
-        kind: The kind.
-        settings: The sink's settings, in one line or by name.
-    """
+    """A system in an operator's file. Its settings may contain secrets, so its repr omits them."""
 
     name: str
     kind: SystemKind
@@ -108,7 +102,7 @@ class OperatorFile:
     Attributes:
         path: The file's path; empty if there is none.
         systems: The systems, by name.
-        sinks: The arguments of sinks, by name, including ``system``.
+        sinks: The arguments of sinks, including ``system``, by the sinks' names.
         queries: The sinks of single queries, in the same form, by the first 12 digits of the query's id.
     """
 
@@ -126,13 +120,9 @@ def read_file(file: str = "", environment: Mapping[str, str] = os.environ) -> Op
     """Reads a file or, without one, the systems in the environment.
 
     The file is YAML. ``systems`` maps names to settings, with ``system`` for the kind if it differs from the name.
-    ``sinks`` maps names of sinks to arguments, and ``queries`` ids of queries to their own sinks. Strings may refer to
-    environment variables, as ``${NAME}``.
-
-    Args:
-        file: The file's path; empty for the path in ``SPARKONCE_CONFIG``. Without either, each environment variable
-            ``SPARKONCE_<KIND>`` describes a system, with its settings in one line.
-        environment: The environment variables.
+    ``sinks`` maps names of sinks to arguments, and ``queries`` maps ids of queries to the sinks of that query. Strings
+    may refer to environment variables, as ``${NAME}``. Without a path here or in ``SPARKONCE_CONFIG``, each environment
+    variable ``SPARKONCE_<KIND>`` describes a system, with its settings in one line.
 
     Raises:
         ConfigurationError: If the file is invalid. The message does not repeat values.
@@ -184,10 +174,6 @@ def sinks_of(file: OperatorFile, view: LogView) -> dict[str, TwoPhaseCommitSink]
     A sink that is not in the file's ``sinks`` uses the system with its own name, if there is one. A sink that the query
     no longer has must be in ``sinks``.
 
-    Args:
-        file: The operator's file.
-        view: The query's log.
-
     Raises:
         ConfigurationError: If an argument is wrong, or the file describes a sink that the query never had and lacks one
             that the query has.
@@ -223,7 +209,7 @@ def sink_of(file: OperatorFile, name: str, facts: Facts) -> TwoPhaseCommitSink:
         cls = getattr(import_module(f"{found.kind.package}.sink"), kind)
         settings, more = _first_argument(found, facts)
         sink: TwoPhaseCommitSink = cls(settings, name=name, **{**more, **_known(name, found.kind, facts), **arguments})
-    except (TypeError, ImportError) as error:  # a missing or an unknown argument, or no client
+    except (TypeError, ImportError) as error:  # An argument is missing or unknown, or there is no client.
         raise ConfigurationError(
             f"Sink {name!r} cannot be created: {error}.",
             next_step=f"Give it the arguments of {kind}, as the query's program does.",
@@ -298,13 +284,13 @@ def _query(path: str, text: str) -> str:
 
 
 def _parsed(path: str) -> Any:
-    import yaml  # imported here so that the command's help is fast
+    import yaml  # Imported here so that the command's help is fast.
 
     with _refusing(path):
         text = Path(path).read_text("utf-8")
     try:
         return yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError) as error:  # an invalid date is a ValueError
+    except (yaml.YAMLError, ValueError) as error:  # An invalid date is a ValueError.
         mark = getattr(error, "problem_mark", None)
         raise ConfigurationError(
             f"{path!r} is not YAML" + (f": see line {mark.line + 1}." if mark else "."), next_step="Correct it."

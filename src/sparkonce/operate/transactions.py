@@ -60,14 +60,9 @@ def next_step_of(kind: str, verdict: LogVerdict, name: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenTransaction:
-    """An open transaction on a system, with the log's verdict.
+    """An open transaction on a system, with the log's verdict and the reason for it.
 
-    Attributes:
-        system: The system's name, as the operator named it.
-        found: The system's report about the transaction.
-        verdict: The log's verdict.
-        why: The reason for the verdict, as a sentence.
-        partitions: For Kafka, the partitions that the transaction has written to, if they were queried.
+    For Kafka, `partitions` has the partitions that the transaction has written to, if they were queried.
     """
 
     system: str
@@ -93,12 +88,7 @@ class OpenTransaction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
-    """The open transactions on some systems.
-
-    Attributes:
-        found: The transactions, oldest first within each system.
-        silent: The errors of the systems that did not respond, by name.
-    """
+    """The open transactions on some systems, oldest first on each, and the errors of systems that did not respond."""
 
     found: Sequence[OpenTransaction] = ()
     silent: Mapping[str, SparkonceError] = field(default_factory=dict)
@@ -115,11 +105,7 @@ class Listing:
 
 
 def list_open(systems: Sequence[NamedSystem], files: CheckpointFiles | None = None) -> Listing:
-    """Lists the open transactions of all systems, querying them in parallel.
-
-    Args:
-        systems: The systems.
-        files: The checkpoint whose log gives the verdicts; None for no log.
+    """Lists the open transactions of all systems, querying them in parallel, with verdicts from the checkpoint's log.
 
     Raises:
         ConfigurationError: If a setting of a system is wrong, or a package is missing.
@@ -138,16 +124,8 @@ def list_blocking(
 ) -> Listing:
     """Lists every open transaction with rows in the given Kafka topics, whoever owns it.
 
-    Args:
-        systems: The systems. Only Kafka systems are queried.
-        targets: The topics.
-        files: See `list_open`.
-
-    Raises:
-        ConfigurationError: If a setting of a system is wrong, or if all Kafka systems respond and none has one of the
-            topics.
-        LogError: If the log cannot be read.
-        OSError: If the checkpoint's store cannot be read.
+    Raises the same errors as `list_open`, and ConfigurationError if all Kafka systems respond and none has one of the
+    topics.
     """
     from sparkonce.sinks.kafka import orphans
 
@@ -170,11 +148,7 @@ def list_blocking(
 
 
 def describe_foreign(systems: Sequence[NamedSystem], name: str) -> Listing:
-    """Finds another application's open transaction on all Kafka systems, by its transactional id.
-
-    Raises:
-        ConfigurationError: If a setting of a system is wrong.
-    """
+    """Finds another application's open transaction on all Kafka systems, by its transactional id."""
     from sparkonce.sinks.kafka import orphans
 
     answers, silent = _ask_all(_of_kafka(systems), lambda one: orphans.find_open(one.settings, name))
@@ -190,13 +164,7 @@ def targets_of(view: LogView) -> set[Target]:
 
 
 def judge(system: str, found: Orphan, view: LogView | None) -> OpenTransaction:
-    """Judges an open transaction. Fills in its batch and slot if only the log knows them.
-
-    Args:
-        system: The system's name.
-        found: The system's report about the transaction.
-        view: The log of any query; None if there is none.
-    """
+    """Judges an open transaction by a query's log, if any. Fills in batch and slot if only the log knows them."""
     verdict, why = _verdict(found, view)
     if found.batch < 0 and (decided := _decided(found, view)) is not None:  # Kafka's ids contain no batch or slot.
         found = replace(found, batch=decided[0].batch, slot=decided[1].slot)

@@ -3,8 +3,8 @@
 `within` makes calls that may hang, and waits as long as any of them makes progress. `opened` opens a file that is read
 in parts. `prove` tests a store before a log relies on it, by letting pairs of puts race: a store may ignore the
 condition of a put, or check the condition and put the object in two steps. The file ``sparkonce/proved`` records a
-passed test, together with the store's address, because the file may be copied to another store with the rest of the
-bucket.
+passed test, together with the store's address, because the whole bucket, including this file, may be copied to another
+store.
 """
 
 from __future__ import annotations
@@ -101,11 +101,9 @@ class SmallFiles(abc.ABC):
 
 
 class CheckpointFiles(SmallFiles):
-    """The files of a checkpoint's folder.
+    """The files of a checkpoint's folder. Python workers need the client's `modules`.
 
-    Attributes:
-        modules: The client's modules, which a Python worker needs.
-        is_remote: True if a read takes a round trip, so that several reads should be made in parallel.
+    If `is_remote`, a read takes a round trip, so several reads should be made in parallel.
     """
 
     modules: tuple[str, ...] = ()
@@ -126,7 +124,7 @@ class CheckpointFiles(SmallFiles):
         return self.read(path) is not None
 
     def open(self, path: str) -> BinaryIO | None:
-        """Opens a file of any size for seeking and reading. Returns None if it definitely does not exist.
+        """Opens a file of any size for seeking and reading. Returns None if the file definitely does not exist.
 
         Stores that need not hold the file in memory override this method. Later reads may raise OSError too.
         """
@@ -178,27 +176,19 @@ class CheckpointFiles(SmallFiles):
 
     @abc.abstractmethod
     def check(self) -> None:
-        """Checks that files can be written to the folder. Leaves nothing behind.
-
-        Raises:
-            ConfigurationError: If not. The message has the store's reason.
-        """
+        """Checks that files can be written to the folder. Leaves nothing behind."""
 
     @abc.abstractmethod
     def inside(self, folder: str) -> CheckpointFiles:
         """Returns the files of a subfolder."""
 
     def for_workers(self) -> CheckpointFiles:
-        """Returns the same files for other processes, in a form that can be pickled and needs no JVM.
-
-        Raises:
-            ConfigurationError: If a Python worker cannot access the files as the driver does.
-        """
+        """Returns the same files for other processes, in a form that can be pickled and needs no JVM."""
         return self
 
 
 TRIES_S = 15.0
-"""How long a put with an unknown outcome is retried."""
+"""How long a put with an unknown outcome is retried, in seconds."""
 
 PAUSE_S = 0.2
 _THREADS = 8
@@ -209,8 +199,8 @@ Answer = TypeVar("Answer")
 def within(deadline_s: float, calls: Sequence[Callable[[], Answer]]) -> list[Answer | BaseException]:
     """Makes calls in parallel daemon threads. Returns each result or error; `TimeoutError` for an unanswered call.
 
-    The deadline restarts with each answer. When it passes, no more calls are started. So a slow server answers all
-    calls, and a server that hangs costs only one deadline, however many calls there are.
+    The deadline restarts with each answer. When it passes, no more calls are started. As a result, a slow server
+    answers all calls, and a server that hangs costs only one deadline, however many calls there are.
     """
     answers: list[Answer | BaseException] = [TimeoutError(f"no answer within {deadline_s:g} s") for _ in calls]
     waiting: queue.SimpleQueue[tuple[int, Callable[[], Answer]]] = queue.SimpleQueue()
@@ -247,12 +237,7 @@ PART_BYTES = 8 * 2**20
 
 
 def opened(read_part: Callable[[int, int], bytes], size: int) -> BinaryIO:
-    """Opens a file.
-
-    Args:
-        read_part: Returns bytes of the file, given a position and a length.
-        size: The size of the file in bytes.
-    """
+    """Opens a file of this size, of which ``read_part`` returns bytes, given a position and a length."""
     return cast("BinaryIO", io.BufferedReader(_Parts(read_part, size), PART_BYTES))
 
 
@@ -340,7 +325,6 @@ def _proved_for(files: CheckpointFiles) -> dict[str, str | None]:
 
 
 def _is_proved(files: CheckpointFiles) -> bool:
-    """Returns True if the store at this address has passed the races, with the current client."""
     try:
         proof = json.loads(files.read(PROVED) or b"")
         return all(proof[name] == value for name, value in _proved_for(files).items())

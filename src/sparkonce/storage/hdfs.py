@@ -1,8 +1,8 @@
 """The files of a folder in HDFS, through a client without a JVM, for Python workers and the command line.
 
-HDFS has no put that fails if the name is taken, but it has an atomic rename that does. So a put writes a temporary file
-next to the final one, and renames it. If the reply is lost, the rename is repeated, and the existence of the two names
-shows whether it has succeeded. `RenamingFiles` implements this for every HDFS client.
+HDFS has no put that fails if the name is taken, but it has an atomic rename that does. A put therefore writes a
+temporary file next to the final one, and renames the temporary file. If the reply is lost, the rename is repeated, and
+the existence of the two names shows whether it has succeeded. `RenamingFiles` implements this for every HDFS client.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class RenamingFiles(CheckpointFiles):
         """Makes every name that a reader sees in a subfolder durable."""
 
     def _put(self, path: str, data: bytes, begin: Callable[[], object] = lambda: None) -> Landed | Taken:
-        """See `CheckpointFiles.put`. Calls `begin` before the first rename; it may raise OSError to prevent the put."""
+        """Puts a file. Calls ``begin`` before the first rename; ``begin`` may raise OSError to prevent the put."""
         with self._written(path, [data]) as temporary:
             begin()
         until = time.monotonic() + TRIES_S
@@ -117,7 +117,7 @@ class RenamingFiles(CheckpointFiles):
             try:
                 self._rename(temporary, path, overwrite=True)
             except OSError as error:
-                # The store's client repeats a rename whose answer was lost, and then finds nothing left to rename.
+                # The store's client repeats a rename whose answer was lost, and then finds no source to rename.
                 if error.errno != errno.ENOENT or not self._exists(path):
                     raise
 
@@ -134,10 +134,9 @@ class RenamingFiles(CheckpointFiles):
             raise
 
     def _settled(self, temporary: str, path: str, failed: OSError) -> Taken:
-        """Determines whether a rename has happened, by deleting its source.
+        """Determines whether a rename has happened, by deleting its source. Raises ``failed`` if it never can.
 
         Raises:
-            OSError: `failed`, if the rename did not happen and cannot happen anymore.
             PutUnknownError: If the outcome cannot be determined.
         """
         try:
@@ -151,11 +150,7 @@ class RenamingFiles(CheckpointFiles):
         return self._standing(path, "its temporary file is gone")
 
     def _standing(self, path: str, why: str) -> Taken:
-        """Makes the file that has the name durable, and returns it. This put itself may have written it.
-
-        Raises:
-            PutUnknownError: If the file cannot be read.
-        """
+        """Makes the file that has the name durable, and returns its content, which this put itself may have written."""
         try:
             standing = self._read(path)
             if standing is not None:
@@ -167,7 +162,7 @@ class RenamingFiles(CheckpointFiles):
         raise PutUnknownError(f"{self.location}/{path}: {why}, and it could not be read: {reason}")
 
     def _discard(self, temporary: str) -> None:
-        with suppress(OSError):  # `tidy` deletes it later
+        with suppress(OSError):  # If this fails, `tidy` deletes the file later.
             self._delete(temporary)
 
 
@@ -187,7 +182,7 @@ def _folder(path: str) -> str:
 
 
 class HdfsFiles(RenamingFiles):
-    """See `CheckpointFiles`. Can be pickled, and creates a client in each process.
+    """The files of a folder in HDFS, in a form that can be pickled and creates a client in each process.
 
     Args:
         location: The folder's URL, ``hdfs://…``, as Hadoop qualifies it.
@@ -228,7 +223,6 @@ class HdfsFiles(RenamingFiles):
 
     @property
     def location(self) -> str:
-        """The folder's URL."""
         return self._location
 
     def read(self, path: str) -> bytes | None:
@@ -238,7 +232,7 @@ class HdfsFiles(RenamingFiles):
         return self._exists(path)
 
     def open(self, path: str) -> BinaryIO | None:
-        """See `CheckpointFiles.open`. Reads a part at a time."""
+        """Opens a file, which is read a part at a time."""
         size = self._size(path)
         return None if size is None else opened(partial(self._part, path), size)
 
@@ -249,7 +243,7 @@ class HdfsFiles(RenamingFiles):
         return self._put(path, data)
 
     def put_large(self, path: str, file: BinaryIO) -> None:
-        """See `CheckpointFiles.put_large`. Hadoop's settings decide whether blocks before the last one are durable."""
+        """Writes a large file. Hadoop's settings decide whether the blocks before the last one are durable."""
         self._replace(path, pieces_of(file))
 
     def replace(self, path: str, data: bytes) -> None:
@@ -292,7 +286,7 @@ class HdfsFiles(RenamingFiles):
         return found
 
     def for_workers(self) -> HdfsFiles:
-        """See `CheckpointFiles.for_workers`. A worker has no Kerberos ticket."""
+        """Refuses Kerberos, because a worker has no Kerberos ticket."""
         if (authentication := self._settings.get(AUTHENTICATION, "simple")).lower() != "simple":
             raise without_jvm(self._location, AUTHENTICATION, authentication)
         return self
@@ -331,8 +325,8 @@ class HdfsFiles(RenamingFiles):
         return bool(self._unless_missing(path, lambda client, full: client.delete(full)))
 
     def _sync(self, folder: str) -> None:
-        # The name node shows a rename before it is in the journal. But it acknowledges a change only once that change
-        # and all earlier ones are in the journal.
+        # The name node shows a rename before it is in the journal. However, it acknowledges a change only once that
+        # change and all earlier ones are in the journal.
         now_ms = time.time_ns() // 1_000_000
         with suppress(PermissionError):  # A user without write permission cannot write decisions.
             self._unless_missing(folder, lambda client, full: client.set_times(full, now_ms, now_ms))
@@ -352,16 +346,12 @@ class HdfsFiles(RenamingFiles):
             return None
 
     def _ask(self, path: str, request: Callable[[Any, str], Answer]) -> Answer:
-        """Sends a request, and waits for its answer until the deadline.
-
-        Raises:
-            OSError: If the server does not answer in time, or refuses the request.
-        """
+        """Sends a request, and waits for its answer until the deadline."""
         client = self._client()
         deadline_s = self._more["deadline_s"] or DEADLINE_S
         (answer,) = within(deadline_s, [lambda: request(client, self._full(path))])
         if isinstance(answer, TimeoutError) and answer.errno is None:
-            # Drop the client: it would try the same name node again, which may hang.
+            # Drop the client, which would try the same name node again, although that node may hang.
             self._clients.pop(os.getpid(), None)
             raise OSError(errno.ETIMEDOUT, f"no answer within {deadline_s:g} s", self._shown(path))
         if isinstance(answer, BaseException):
@@ -437,11 +427,7 @@ _PROVIDERS = tuple(
 
 
 def checked_settings(location: str, settings: Mapping[str, str]) -> dict[str, str]:
-    """Returns the Hadoop settings that the client reads.
-
-    Raises:
-        ConfigurationError: If one of the settings has no counterpart.
-    """
+    """Returns the Hadoop settings that the client reads; raises ConfigurationError for one without a counterpart."""
     for name in (f"{_PROVIDER}.{urlsplit(location).netloc}", _PROVIDER):
         if provider := settings.get(name):
             if provider not in _PROVIDERS:
@@ -463,15 +449,15 @@ def without_jvm(location: str, setting: str, value: str) -> ConfigurationError:
 
 def create(client: Any, path: str, options: Any) -> Any:
     """Creates a file, and returns the object inside the client's wrapper."""
-    # Garbage collection closes the wrapper, an io.RawIOBase. If the file could not be closed before, this would send a
-    # request without a deadline, in an arbitrary thread.
+    # The client's wrapper is an io.RawIOBase, which garbage collection closes. If the file could not be closed before,
+    # this would send a request without a deadline, in an arbitrary thread.
     wrapper = client.create(path, options)
     file, wrapper.inner = wrapper.inner, _Closed()
     return file
 
 
 class _Closed:
-    """Replaces the file inside the client's wrapper."""
+    """Takes the place of the file inside the client's wrapper."""
 
     def close(self) -> None:
         pass

@@ -1,7 +1,7 @@
 """The files of a folder on a local or mounted POSIX disk.
 
 A put writes a temporary file, calls fsync, and gives the file its name with ``link``, which is atomic and fails if the
-name is taken. Then it calls fsync on the folder. So a file is complete and durable before it gets its name.
+name is taken. Then the put calls fsync on the folder. A file is therefore complete and durable before it gets its name.
 """
 
 from __future__ import annotations
@@ -28,11 +28,9 @@ _SURELY_NOT_LINKED = _NO_LINKS | {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errn
 
 
 class LocalFiles(CheckpointFiles):
-    """See `CheckpointFiles`.
+    """The files of a folder, which may be missing, on a local or mounted POSIX disk.
 
-    Args:
-        folder: The absolute path of the folder, which may be missing.
-        mode: The permissions of new files, before the process's umask. By default, others cannot read them.
+    New files have the permissions ``mode``, reduced by the process's umask. By default, others cannot read them.
     """
 
     is_remote = False
@@ -48,7 +46,6 @@ class LocalFiles(CheckpointFiles):
 
     @property
     def location(self) -> str:
-        """The folder's path, with links unresolved."""
         return str(self.folder)
 
     @property
@@ -56,7 +53,7 @@ class LocalFiles(CheckpointFiles):
         return str(self.folder.resolve())
 
     def read(self, path: str) -> bytes | None:
-        """See `CheckpointFiles.read`. The file may not be durable yet."""
+        """Reads a file, which may not be durable yet."""
         try:
             return (self.folder / path).read_bytes()
         except (FileNotFoundError, NotADirectoryError):
@@ -111,7 +108,7 @@ class LocalFiles(CheckpointFiles):
         sync_folder(self.folder / folder)
 
     def sync_ahead(self) -> None:
-        """See `CheckpointFiles.sync_ahead`. A sync also writes what other processes wrote to the same file system."""
+        """Starts a sync, which also writes what other processes wrote to the same file system."""
         # The kernel reports a failed write only once, so keep failed syncs until `sync_spark` raises their errors.
         self._ahead = [one for one in self._ahead if not one.done() or one.exception() is not None]
         pool = ThreadPoolExecutor(1)
@@ -119,7 +116,7 @@ class LocalFiles(CheckpointFiles):
         pool.shutdown(wait=False)
 
     def sync_spark(self) -> None:
-        """See `CheckpointFiles.sync_spark`. One call for the whole file system costs less than one for each file."""
+        """Makes one call for the whole file system, which costs less than one for each file."""
         ahead, self._ahead = self._ahead, []
         for one in ahead:
             one.result()
@@ -132,7 +129,7 @@ class LocalFiles(CheckpointFiles):
         return [one.relative_to(self.folder).as_posix() for one in found]
 
     def mending(self, name: str) -> str:
-        """See `CheckpointFiles.mending`. The next start rewrites empty files; see `sparkonce.driver.start.mend`."""
+        """Returns the next step: the next start rewrites empty files, see `sparkonce.driver.start.mend`."""
         return (
             "Restore the checkpoint from a copy. Without one, empty the file and start again, which writes it from the "
             f"decision log or says which files can be deleted: truncate -s 0 {shlex.quote(str(self.folder / name))}"
@@ -142,7 +139,7 @@ class LocalFiles(CheckpointFiles):
         delete_stale_temporaries(self.folder / folder)
 
     def check(self) -> None:
-        """See `CheckpointFiles.check`. Also tries hard links."""
+        """Writes to the folder, and tries hard links."""
         there = self.folder
         try:
             there = next(one for one in (self.folder, *self.folder.parents) if one.exists())
@@ -170,11 +167,7 @@ class LocalFiles(CheckpointFiles):
 
 
 def _taken(folder: Path, final: Path) -> Taken:
-    """Returns the file under a name that is taken.
-
-    Raises:
-        PutUnknownError: If it cannot be read.
-    """
+    """Returns the file under a name that is taken."""
     # The file may be from this put itself, since NFS retries a link whose reply was lost. So if the file cannot be
     # read, the outcome of the put is unknown.
     try:
@@ -190,11 +183,7 @@ _STALE_TEMPORARY_S = 3600
 
 @contextmanager
 def temporary_file(folder: Path, data: bytes, mode: int = 0o640) -> Iterator[Path]:
-    """Writes the bytes to a durable file with a temporary name, which is removed afterwards.
-
-    Raises:
-        OSError: If the file could not be written. It then has no other name, either.
-    """
+    """Writes the bytes to a durable file with a temporary name, which is removed afterward."""
     path = folder / f".{uuid.uuid4().hex}.tmp"
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
@@ -218,11 +207,7 @@ def delete_stale_temporaries(folder: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Creates a folder and its missing parents durably.
-
-    Raises:
-        OSError: If it cannot be created.
-    """
+    """Creates a folder and its missing parents durably."""
     folder = folder.absolute()
     missing = [one for one in (folder, *folder.parents) if not one.exists()]
     folder.mkdir(parents=True, exist_ok=True)
@@ -232,14 +217,10 @@ def make_folder(folder: Path) -> None:
 
 
 def sync_file_system(folder: Path) -> None:
-    """Makes everything durable that was written to the file system of a folder (``syncfs(2)``).
-
-    Raises:
-        OSError: If something may not be durable.
-    """
+    """Makes everything durable that was written to the file system of a folder (``syncfs(2)``)."""
     try:
         syncfs = ctypes.CDLL(None, use_errno=True).syncfs
-    except AttributeError:  # macOS
+    except AttributeError:  # macOS has no syncfs.
         os.sync()
         return
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

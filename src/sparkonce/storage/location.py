@@ -32,11 +32,7 @@ def checked_location(given: str | os.PathLike[str], setting: Literal["checkpoint
     """Returns a checkpoint's location in the form passed to Spark: an absolute path or a URL.
 
     As in Spark, ``%20`` is not decoded, even in a URL. Hadoop's setting ``fs.defaultFS`` determines the store of a path
-    without a scheme.
-
-    Args:
-        given: The location.
-        setting: The name of the argument, for messages: ``folder`` for a folder in which a sink's rows wait.
+    without a scheme. Messages name the argument ``setting``: ``folder`` for a folder in which a sink's rows wait.
 
     Raises:
         ConfigurationError: If the location is empty or relative, or its store is not known to have conditional puts.

@@ -27,9 +27,9 @@ from sparkonce.storage.files import PART_BYTES, CheckpointFiles, Landed, PutUnkn
 
 CONNECT_S, REQUEST_S = 5, 20
 DEADLINE_S = 60.0
-"""The time limit for all attempts of one request."""
+"""The time limit for all attempts of one request, in seconds."""
 _PUTS_IN_DOUBT = 4
-"""How many times a put is sent if answers are lost. A repeated one may find the bytes of an earlier one."""
+"""How many times a put is sent if answers are lost. A repeated put may find the bytes of an earlier one."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
 _AT_ONCE = 8
 _PARTS_AT_ONCE = 4
@@ -47,7 +47,7 @@ _SERVER = 500
 _ERRNO = {
     401: errno.EACCES,
     403: errno.EACCES,
-    404: errno.ENODEV,  # the bucket is missing; a missing file is a regular answer
+    404: errno.ENODEV,  # The bucket is missing: a missing file is a regular answer.
     _TOO_MANY: errno.EAGAIN,
     _NOT_IMPLEMENTED: errno.ENOTSUP,
 }
@@ -80,11 +80,7 @@ class ObjectAccess:
     proxy: str | None = None
 
     def client(self, *, repeats: bool) -> Any:
-        """Returns a new client.
-
-        Args:
-            repeats: True if the client may resend a request whose answer was lost.
-        """
+        """Returns a new client, which may resend a request whose answer was lost if ``repeats`` is True."""
         store, refused = _obstore().store, _obstore().exceptions.BaseError
         _check_not_forked()
         how: dict[str, Any] = {
@@ -118,7 +114,7 @@ class ObjectAccess:
 
 
 class ObjectFiles(CheckpointFiles):
-    """See `CheckpointFiles`.
+    """The files of a folder in an object store.
 
     Args:
         location: The folder's URL, as Hadoop qualifies it.
@@ -146,7 +142,6 @@ class ObjectFiles(CheckpointFiles):
 
     @property
     def location(self) -> str:
-        """The folder's URL."""
         return self._location
 
     @property
@@ -165,7 +160,7 @@ class ObjectFiles(CheckpointFiles):
         return self._size(path) is not None or self.read(path) is not None
 
     def open(self, path: str) -> BinaryIO | None:
-        """See `CheckpointFiles.open`. Reads a part at a time."""
+        """Opens a file, which is read a part at a time."""
         size = self._size(path)
         if size is None:
             return super().open(path)
@@ -177,7 +172,7 @@ class ObjectFiles(CheckpointFiles):
         )
 
     def put_large(self, path: str, file: BinaryIO) -> None:
-        """See `CheckpointFiles.put_large`. A large object is put in parts, and appears once all parts are there."""
+        """Puts a large object in parts. The object appears once all parts are there."""
         parts = {"chunk_size": PART_BYTES, "max_concurrency": _PARTS_AT_ONCE}
         self._ask(path, lambda client: _obstore().put(client, self._key(path), file, **parts))
 
@@ -190,7 +185,7 @@ class ObjectFiles(CheckpointFiles):
         return [name for name in names if name and "/" not in name and not name.startswith(".")]
 
     def put(self, path: str, data: bytes) -> Landed | Taken:
-        """See `CheckpointFiles.put`. A put without an answer is repeated, and may then find its own bytes."""
+        """Puts a file. A put without an answer is repeated, and may then find its own bytes."""
         client, until_s = self._client(repeats=False), time.monotonic() + DEADLINE_S
         doubts, pause_s = 0, _FIRST_PAUSE_S
         while True:
@@ -221,7 +216,7 @@ class ObjectFiles(CheckpointFiles):
             list(pool.map(self._delete, paths))
 
     def check(self) -> None:
-        """See `CheckpointFiles.check`. Puts a file twice, and reads and lists it."""
+        """Puts a file twice, and reads and lists it."""
         probe, data = f".sparkonce-{secrets.token_hex(6)}", secrets.token_bytes(8)
         try:
             self.put(probe, data)
@@ -270,12 +265,7 @@ class ObjectFiles(CheckpointFiles):
             self._ask(path, lambda client: _obstore().delete(client, self._key(path)))
 
     def _ask(self, path: str, request: Callable[[Any], Answer]) -> Answer:
-        """Sends a request that may be repeated.
-
-        Raises:
-            FileNotFoundError: If the file definitely does not exist.
-            OSError: If the store cannot be reached or refuses the request.
-        """
+        """Sends a request that may be repeated. Raises FileNotFoundError if the file definitely does not exist."""
         client = self._client(repeats=True)
         try:
             return request(client)
@@ -316,11 +306,7 @@ def _given(keys: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _check_not_forked() -> None:
-    """Refuses a process that was forked from one that uses the client, since a fork lacks the client's threads.
-
-    Raises:
-        OSError: If this process was forked from such a process.
-    """
+    """Refuses a process that was forked from one that uses the client, since a fork lacks the client's threads."""
     if _used_by - {os.getpid()}:
         raise OSError(errno.ENOTSUP, "A process cannot use the store's client that was forked from one that uses it")
     _used_by.add(os.getpid())

@@ -1,4 +1,4 @@
-"""Opens a checkpoint without a JVM, and translates Hadoop's settings for our own clients.
+"""Opens a checkpoint without a JVM, and translates Hadoop's settings for the clients of `sparkonce.storage`.
 
 Spark Connect, the formats, the command line and other tools open a checkpoint by its location. They use Hadoop's
 settings where these are known, and this process's environment elsewhere. A setting that cannot be translated is refused
@@ -148,11 +148,9 @@ _REFUSED_OF_S3 = ("delegation.token.binding", "accesspoint.arn", "custom.signers
 
 
 class HadoopSettings:
-    """A session's settings, as a connector reads them.
+    """A session's settings, as a connector reads them from a copy of the session's Hadoop ``Configuration``.
 
-    Args:
-        configuration: Hadoop's ``Configuration``, a copy of the session's.
-        particular: Returns the name of a setting that applies only to this bucket or account, given its general name.
+    ``particular`` returns the name of a setting that applies only to this bucket or account, given its general name.
     """
 
     def __init__(self, configuration: Any, particular: Callable[[str], str]) -> None:
@@ -160,7 +158,6 @@ class HadoopSettings:
         self._particular = particular
 
     def get(self, name: str) -> str:
-        """Returns a setting; empty if it is not set."""
         found = self._configuration.get(self._particular(name)) or self._configuration.get(name) or ""
         return str(found).strip()
 
@@ -172,7 +169,6 @@ class HadoopSettings:
         return ""
 
     def is_on(self, name: str, *, default: bool) -> bool:
-        """Returns a boolean setting."""
         return (self.get(name) or str(default)).lower() == "true"
 
     def add_credential_files(self, name: str) -> None:
@@ -183,40 +179,28 @@ class HadoopSettings:
 
 
 class PlainSettings:
-    """Hadoop's settings without a JVM, with the methods of Hadoop's ``Configuration``. Cannot read credential files.
-
-    Args:
-        settings: The settings by name, without ``spark.hadoop.``.
-    """
+    """Hadoop's settings without a JVM, with the methods of Hadoop's ``Configuration``. Cannot read credential files."""
 
     def __init__(self, settings: Mapping[str, str]) -> None:
         self._settings = dict(settings)
 
     def get(self, name: str) -> str | None:
-        """Returns a setting; None if it is not set."""
         return self._settings.get(name)
 
     def set(self, name: str, value: str) -> None:
-        """Sets a setting."""
         self._settings[name] = value
 
     def getPassword(self, name: str) -> str | None:  # noqa: N802 - Hadoop's name
-        """Returns a secret.
-
-        Raises:
-            ConfigurationError: If the secret may be in a credential file.
-        """
+        """Returns a secret; raises ConfigurationError if it may be in a credential file."""
         if self._settings.get(_PROVIDER_PATH):
             raise _refused(_PROVIDER_PATH, "", "Give the keys as settings or in the environment.", "needs Spark's JVM")
         return self._settings.get(name)
 
 
 def object_files(url: str, configuration: Any) -> ObjectFiles:
-    """Returns the files of a folder in an object store, accessed as the session's connector would.
+    """Returns the files of a folder in an object store, accessed as the session's connector would access them.
 
-    Args:
-        url: The folder's URL, as Hadoop qualifies it.
-        configuration: Hadoop's ``Configuration``, a copy of the session's; or `PlainSettings`.
+    ``configuration`` is `PlainSettings` or a copy of the session's Hadoop ``Configuration``.
 
     Raises:
         ConfigurationError: If a setting has no counterpart.
@@ -262,7 +246,7 @@ def _endpoint_of_s3(bucket: str, settings: HadoopSettings) -> dict[str, Any]:
     if amazon:
         region = region or amazon["region"] or os.environ.get("AWS_REGION") or "us-east-1"
         address = f"s3.{region}.amazonaws.com{'.cn' if region.startswith('cn-') else ''}"
-        by_path = by_path or "." in bucket  # otherwise its certificate does not match
+        by_path = by_path or "." in bucket  # Otherwise, the server's certificate does not match the name.
     scheme, _, host = address.rpartition("://")
     host = host.rstrip("/")
     return {
@@ -295,10 +279,7 @@ def _credentials_of_s3(
 ) -> tuple[dict[str, str] | None, dict[str, Any]]:
     """Returns the keys and further options from the first provider that has credentials.
 
-    Args:
-        settings: The session's settings.
-        name: The setting that lists the providers.
-        default: The providers if the setting is not set.
+    ``name`` is the setting that lists the providers, and ``default`` lists them if the setting is not set.
 
     Raises:
         ConfigurationError: If no provider has credentials, or one that comes before the first with credentials has no

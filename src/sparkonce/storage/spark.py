@@ -21,11 +21,7 @@ _METADATA = "metadata"
 
 
 class SparkCheckpoint:
-    """A query's checkpoint, as Spark writes it.
-
-    Args:
-        files: The files of the checkpoint's folder, which is missing before the query's first start.
-    """
+    """A query's checkpoint, as Spark writes it. The folder is missing before the query's first start."""
 
     def __init__(self, files: CheckpointFiles) -> None:
         self.files = files
@@ -89,7 +85,7 @@ class SparkCheckpoint:
         return self._newest("offsets")
 
     def finished(self) -> int:
-        """Returns the latest batch that Spark has recorded as done, -1 if there is none."""
+        """Returns the latest batch that Spark has recorded as done; -1 if there is none."""
         return self._newest("commits")
 
     def is_finished(self, batch: int) -> bool:
