@@ -17,17 +17,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 Word = TypeVar("Word", bound=str)
 
 _SHOWN = re.compile(r"[\w.,:/ -]{0,80}")
-"""Strings that may be shown: none with characters that delimit a password."""
+"""Strings that may be shown: those without characters that delimit a password."""
 
 
 def mapping(setting: str, value: object, *, example: str) -> dict[str, Any]:
-    """Returns settings by name.
-
-    Args:
-        setting: The argument's name.
-        value: The argument. It is shown only if it cannot contain a secret.
-        example: An example of a valid value.
-    """
+    """Returns settings by name. The error shows a valid example, and the argument unless it may contain a secret."""
     if isinstance(value, Mapping) and all(isinstance(name, str) for name in value):
         return dict(value)
     wrong = value

@@ -28,7 +28,7 @@ DEAD_LETTER_SCHEMA = pa.schema(
 )
 """The columns of a dead letter in a table or a file.
 
-``row`` is the refused row as JSON, with binary values as base64.
+The column ``row`` has the refused row as JSON, with binary values as base64.
 """
 
 MESSAGE = pa.schema([pa.field("key", pa.string(), nullable=False), pa.field("value", pa.string(), nullable=False)])
@@ -36,11 +36,7 @@ MESSAGE = pa.schema([pa.field("key", pa.string(), nullable=False), pa.field("val
 
 
 def dead_letter_columns(sink: TwoPhaseCommitSink) -> tuple[str, ...]:
-    """Returns the dead-letter columns that this sink accepts, from `DEAD_LETTER_SCHEMA` or else from `MESSAGE`.
-
-    Raises:
-        SchemaError: If the sink accepts neither.
-    """
+    """Returns the dead-letter columns that this sink accepts, from `DEAD_LETTER_SCHEMA` or else from `MESSAGE`."""
     try:
         return tuple(sink.columns(DEAD_LETTER_SCHEMA))
     except SchemaError as error:
@@ -53,15 +49,7 @@ def dead_letter_columns(sink: TwoPhaseCommitSink) -> tuple[str, ...]:
 def to_dead_letters(
     rows: pa.RecordBatch, reasons: Sequence[str], *, sink: str, context: WriterContext, columns: Sequence[str]
 ) -> pa.RecordBatch:
-    """Converts refused rows to dead letters.
-
-    Args:
-        rows: The refused rows.
-        reasons: The reason for each refused row.
-        sink: The name of the sink that refused the rows.
-        context: The task attempt that was writing the rows.
-        columns: See `dead_letter_columns`.
-    """
+    """Converts refused rows to dead letters, with the columns from `dead_letter_columns` and a reason for each row."""
     dead_letters = [
         {
             "sink": sink,
@@ -84,7 +72,6 @@ def _text(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Returns a value that JSON can represent. Dates, decimals, NaN and infinities become strings."""
     if isinstance(value, Mapping):
         return {str(name): _plain(one) for name, one in value.items()}
     if isinstance(value, list | tuple):

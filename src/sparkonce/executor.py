@@ -19,7 +19,6 @@ from sparkonce.protocol.handles import FINGERPRINT_MODULUS, Handle, transaction_
 from sparkonce.sink import Owner, Refused, SinkWriter, TwoPhaseCommitSink, WriterContext
 
 Hashes: TypeAlias = np.ndarray[Any, np.dtype[np.uint64]]
-"""The fingerprint of each row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,8 +32,8 @@ class SinkTask:
         fingerprint: The name of the int64 column with ``xxhash64`` over those columns; empty for a dead-letter sink,
             whose rows have the fingerprints of the refused rows.
         dead_letters: The name of the sink for rows that this one refuses; empty if such a row fails the slot.
-        mark: The name of a column that contains the reason if the system will refuse the row, and null otherwise;
-            empty if there is no such column.
+        mark: The name of a column that contains the reason if the system will refuse the row, and null otherwise; empty
+            if there is no such column.
     """
 
     sink: TwoPhaseCommitSink
@@ -65,22 +64,13 @@ class SlotTask:
 def write_slot(
     rows: Iterable[pa.RecordBatch], task: SlotTask, *, slot: int, copy: str, attempt: int = 0
 ) -> list[Handle]:
-    """Writes one slot and prepares it.
+    """Writes one slot and prepares it, in a task attempt that ``copy`` identifies (see `WriterContext.copy`).
 
-    Args:
-        rows: The slot's rows.
-        task: The batch's task.
-        slot: The task's partition.
-        copy: Identifies this task attempt; see `WriterContext.copy`.
-        attempt: 0 for the first attempt. A later attempt does not write to AT_MOST_ONCE sinks, since the first one may
-            have.
-
-    Returns:
-        One handle per sink, even if the slot has no rows.
+    Returns one handle per sink, even if the slot has no rows. After any error, every writer is aborted. A later attempt
+    than 0 does not write to AT_MOST_ONCE sinks, since the first one may have.
 
     Raises:
-        PrepareError: If a sink did not accept all rows, or may have accepted them from an earlier attempt. After any
-            error, every writer is aborted.
+        PrepareError: If a sink did not accept all rows, or may have accepted them from an earlier attempt.
     """
     with ExitStack() as stack:
         parts: dict[str, _Part] = {}
@@ -113,8 +103,8 @@ class _Part:
         self._writer: SinkWriter | None = None
         # Dead letters are rare, so their writer is created only when there are any.
         if part.fingerprint and (self._is_kept or (part.dead_letters and not part.mark)):
-            # Only a write shows which rows the system refuses. So the rows are written even if they only need to be
-            # counted, and the transaction is aborted afterwards.
+            # Only a write shows which rows the system refuses. The rows are therefore written even if they only need to
+            # be counted, and the transaction is aborted afterward.
             self._writer = part.sink.writer(self._context)
 
     def take(self, batch: pa.RecordBatch, dead_letters: _Part | None) -> None:

@@ -18,13 +18,10 @@ class Guarantee(str, Enum):
 
 
 def weakest(parts: Iterable[Guarantee]) -> Guarantee:
-    """Returns the guarantee of a whole, which is its weakest part's guarantee.
+    """Returns the guarantee of a whole with at least one part, which is the guarantee of its weakest part.
 
     A whole with both at-most-once and at-least-once parts may lose rows and may duplicate them. It counts as
     at-most-once, because downstream systems can remove a duplicate, but cannot restore a lost row.
-
-    Raises:
-        ValueError: If there are no parts.
     """
     order = (Guarantee.AT_MOST_ONCE, Guarantee.AT_LEAST_ONCE, Guarantee.EXACTLY_ONCE)
     found = set(parts)

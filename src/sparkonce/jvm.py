@@ -1,6 +1,6 @@
 """Reads, creates and caches JVM objects, checks that a session has a jar, and inspects Spark's types.
 
-A call to the JVM takes a third of a millisecond, and a batch makes many, so a run caches whatever it can reuse.
+A call to the JVM takes a third of a millisecond, and a batch makes many calls, so a run caches whatever it can reuse.
 """
 
 from __future__ import annotations
@@ -17,12 +17,8 @@ from sparkonce.packages import missing_module
 
 
 def jvm() -> Any:
-    """Returns the JVM of this process's Spark session.
-
-    Raises:
-        ConfigurationError: If there is none.
-    """
-    from pyspark import SparkContext  # a Spark Connect client does not have it
+    """Returns the JVM of this process's Spark session; raises ConfigurationError if there is none."""
+    from pyspark import SparkContext  # A Spark Connect client does not have SparkContext.
 
     context = SparkContext._active_spark_context
     if context is None or context._jvm is None:
@@ -69,11 +65,7 @@ def scala_map(found: Any) -> dict[str, str]:
 
 
 def field(thing: Any, name: str) -> Any:
-    """Returns the value of a private field, including those of superclasses.
-
-    Raises:
-        AttributeError: If there is no such field; Spark may have renamed it.
-    """
+    """Returns the value of a private field, including superclasses' fields; raises AttributeError if there is none."""
     kind = thing.getClass()
     while kind is not None:
         for each in kind.getDeclaredFields():
@@ -103,10 +95,7 @@ class JvmCache:
         self._made: dict[Hashable, Any] = {}
 
     def get(self, key: Hashable, make: Callable[[], _Made]) -> _Made:
-        """Returns the cached object for this key, or creates it.
-
-        Thread-safe; two threads may both create the same object.
-        """
+        """Returns the cached object for this key, or creates it. Two threads may both create the same object."""
         made = self._made.get(key, _MISSING)
         if made is _MISSING:
             if len(self._made) >= _MOST:
@@ -118,10 +107,7 @@ class JvmCache:
 def require_class(session: SparkSession, module: str, name: str) -> None:
     """Checks that the session has a module, by one of its classes.
 
-    Args:
-        session: The session.
-        module: The name of a Spark module, or the Maven coordinate of another jar.
-        name: The class to look for.
+    The module is the name of a Spark module, or the Maven coordinate of another jar.
 
     Raises:
         ConfigurationError: If the module is missing. The message says how to get it.
@@ -131,7 +117,7 @@ def require_class(session: SparkSession, module: str, name: str) -> None:
     found = session._jvm
     for part in name.split("."):
         found = getattr(found, part)
-    if not isinstance(found, JavaClass):  # py4j represents any other name as a package
+    if not isinstance(found, JavaClass):  # py4j represents any name that is not a class as a package.
         raise missing(session, module)
 
 

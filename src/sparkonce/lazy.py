@@ -8,12 +8,7 @@ from typing import Any
 
 
 def lazy(module: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Returns a module's ``__getattr__`` and ``__dir__``.
-
-    Args:
-        module: The module's name.
-        homes: The module that defines each public name.
-    """
+    """Returns a module's ``__getattr__`` and ``__dir__``, given the module that defines each public name."""
 
     def find(name: str) -> Any:
         if name not in homes:

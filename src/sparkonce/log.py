@@ -18,9 +18,9 @@ from sparkonce.protocol.view import Commit, Floor, LogView, LogViolation, Record
 from sparkonce.storage.files import CheckpointFiles, Landed, Taken
 
 FOLDER = "sparkonce"
-"""The log's subfolder of the checkpoint."""
 MOST_READS = 100
-"""The number of attempts to read the log. A read restarts whenever another driver raises the floor meanwhile."""
+"""The maximum number of attempts to read the log. A read restarts whenever another driver raises the floor meanwhile.
+The maximum number of attempts to read the log. A read restarts whenever another driver raises the floor meanwhile."""
 _RECORDS = "records"
 _FLOORS = "floors"
 _READ_AT_ONCE = 8
@@ -38,9 +38,6 @@ class DecisionLog:
         make: False for readers, which do not create missing folders.
         decides: True for a run that decides batches. Spark's files in the checkpoint are made durable before each
             decision.
-
-    Raises:
-        OSError: If the folders cannot be created.
     """
 
     _decides = False
@@ -57,7 +54,8 @@ class DecisionLog:
             self._files.require(_RECORDS)
             self._files.require(_FLOORS)
         except OSError:
-            for folder in ("", _RECORDS, _FLOORS):  # Create parents first, so that a kill leaves no unsynced name.
+            # Create parents first, so that a killed process leaves no folder whose own name is not durable.
+            for folder in ("", _RECORDS, _FLOORS):
                 self._files.make(folder)
 
     @property
@@ -68,7 +66,7 @@ class DecisionLog:
     # --- values -----------------------------------------------------------------------------------------------------
 
     def read(self, view: LogView) -> LogView:
-        """Reads the log from the end of a view to the log's end.
+        """Reads the log from the end of a view to the end of the log.
 
         Raises:
             CorruptRecordError: If a record's bytes are not what was written.
@@ -101,7 +99,7 @@ class DecisionLog:
     def sync_ahead(self) -> None:
         """Starts making Spark's files durable, so that the put of the decision has less to wait for.
 
-        Call it once Spark has written the batch's offsets.
+        Called once Spark has written the batch's offsets.
         """
         if self._decides:
             self._checkpoint.sync_ahead()
@@ -145,12 +143,7 @@ class DecisionLog:
     # --- bytes ------------------------------------------------------------------------------------------------------
 
     def put_bytes(self, position: int, data: bytes) -> Landed | Taken:
-        """Puts the bytes of a record if the position is free.
-
-        Raises:
-            PutUnknownError: If it is unknown whether the put succeeded.
-            OSError: If the put definitely failed, for example because the disk is full.
-        """
+        """Puts the bytes of a record if the position is free."""
         return self._put(_RECORDS, position, data)
 
     def read_bytes(self, position: int) -> Sequence[bytes]:
@@ -173,7 +166,7 @@ class DecisionLog:
                 return None
             if newest != self._read_floor[0]:
                 data = self._files.read(f"{_FLOORS}/{record_name(newest)}")
-                if data is not None:  # otherwise it was deleted, because there is a higher one
+                if data is not None:  # If there is none, the floor was deleted because there is a higher one.
                     self._files.sync(_FLOORS)
                     self._read_floor = newest, data
             if newest == self._read_floor[0]:
@@ -239,12 +232,8 @@ def check_whole(files: CheckpointFiles) -> None:
     Records are missing from incomplete copies: a run writes them one after the other, and deletes them only below the
     floor.
 
-    Args:
-        files: The files of the checkpoint.
-
     Raises:
         CorruptRecordError: If a record is missing.
-        OSError: If the store cannot be read.
     """
     log = files.inside(FOLDER)
     for _ in range(MOST_READS):
@@ -258,7 +247,7 @@ def check_whole(files: CheckpointFiles) -> None:
         )
         if (first := next(missing, None)) is None:
             return
-        if floor == max(_positions(log, _FLOORS), default=0):  # else a driver has deleted them in the meantime
+        if floor == max(_positions(log, _FLOORS), default=0):  # Otherwise, a driver has deleted them in the meantime.
             raise CorruptRecordError(
                 f"The decision log of {files.location!r} has record {max(there)}, but not record {first}.",
                 next_step="Restore the checkpoint and the log together, from one whole copy.",

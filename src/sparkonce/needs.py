@@ -34,9 +34,7 @@ def files_of(settings: Mapping[str, Any], names: Iterable[str]) -> tuple[tuple[s
 def addresses_of(text: str, port: int) -> tuple[tuple[str, int], ...]:
     """Returns the addresses in a string, for `WorkerNeeds`. Ignores anything that is not an address.
 
-    Args:
-        text: Hosts with or without ports, or URLs, separated by commas.
-        port: The port for hosts without one.
+    The string has hosts with or without ports, or URLs, separated by commas.
     """
     found = (_address(part.strip(), port) for part in text.split(","))
     return tuple(address for address in found if address is not None)
@@ -44,7 +42,7 @@ def addresses_of(text: str, port: int) -> tuple[tuple[str, int], ...]:
 
 def _address(text: str, port: int) -> tuple[str, int] | None:
     try:
-        location = urlsplit(f"//{text.rpartition('://')[2]}")  # Kafka's protocols are not URL schemes
+        location = urlsplit(f"//{text.rpartition('://')[2]}")  # Kafka's protocols are not URL schemes.
         return (location.hostname, location.port or port) if location.hostname else None
-    except ValueError:  # the client will refuse it, with its own reason
+    except ValueError:  # The client will refuse the address, with its own reason.
         return None

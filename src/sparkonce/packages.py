@@ -14,7 +14,7 @@ ICEBERG_MODULE = "iceberg-spark-runtime"
 GROUP = "sparkonce.packages"
 """The entry point group of packages that need a jar. An entry maps a name for `spark_packages` to a coordinate."""
 
-SCALA = "2.13"  # the only one of Spark 4
+SCALA = "2.13"  # Spark 4 has no other version of Scala.
 _RELEASED = re.compile(r"(\d+\.\d+\.\d+)(?:$|[-+])")
 
 _TABLES = {
@@ -107,12 +107,9 @@ def missing_module(
 ) -> ConfigurationError:
     """Returns the error for a session that lacks a module, with the remedy for each way of starting Spark.
 
-    Args:
-        module: The name of the module, or its coordinate.
-        version: The version of the running Spark.
-        asked: The session's ``spark.jars.packages``.
-        jars: The session's ``spark.jars``, where Spark lists what it has fetched.
-        submitted: True if spark-submit started this process.
+    The module is a name or a coordinate, and the version is that of the running Spark. ``asked`` and ``jars`` are the
+    session's ``spark.jars.packages`` and ``spark.jars``, where Spark lists what it has fetched. ``submitted`` is True
+    if spark-submit started this process.
     """
     found = _RELEASED.match(version)
     coordinate = _coordinate(module, found[1] if found else version)

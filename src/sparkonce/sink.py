@@ -114,7 +114,7 @@ class WriterContext:
     Attributes:
         owner: The run that started the attempt.
         batch: Spark's batch id.
-        slot: The task's partition.
+        slot: The number of the task's partition.
         copy: Identifies this attempt among all attempts for the slot, for example ``3.17.1``: stage, task, attempt.
         columns: The names of the rows' columns; None if unknown.
     """

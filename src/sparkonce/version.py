@@ -1,3 +1,3 @@
-"""The version, used by pyproject.toml and recorded in each run's claim."""
+"""The version of sparkonce, used by pyproject.toml and recorded in each run's claim."""
 
 __version__ = "0.1.0"

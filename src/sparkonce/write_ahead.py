@@ -1,7 +1,8 @@
 """A function as a sink, and the base class for sinks whose rows wait in the checkpoint until their batch is decided.
 
 `WriteAheadSink` turns a function into a sink. The function receives an `ApplyToken`. It may return `SKIPPED`, and may
-raise `RefusedError` or `RetryLaterError`. `Applies` states what happens if it is called twice with the same token.
+raise `RefusedError` or `RetryLaterError`. `Applies` states what happens if the function is called twice with the same
+token.
 
 To support a system without transactions in your own sink, extend `WriteAheadSink`. Executors write files with a
 `WriteAheadWriter`. On the driver, a `WriteAheadCommitter` commits them by calling an `Application` once for each `Unit`

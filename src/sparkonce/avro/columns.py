@@ -105,7 +105,7 @@ def decode_registry_avro(
         column: The name of the binary column.
         into: The name of the new column.
         on_error: As in `from_registry_avro`, or ``drop``: such rows are removed, and counted in
-            ``query.lastProgress["observedMetrics"][metric]["undecodable"]``. ``records`` there counts all rows.
+            ``query.lastProgress["observedMetrics"][metric]["undecodable"]``. The metric ``records`` counts all rows.
         dead_letter: The name of the column for dead letters, which is null where there is a record.
         metric: The name of the counts; see ``DataFrame.observe``. It must be unique within a query.
         settings: The other arguments of `from_registry_avro`.
@@ -234,7 +234,7 @@ def to_avro_file(column: Column | str, schema: str | Path | Mapping[str, Any]) -
 def _check_located(df: DataFrame, on_error: str, settings: Mapping[str, Any]) -> None:
     located_by = settings.get("located_by", LOCATED_BY)
     if on_error != FAIL and settings.get("later_ids") != STOP:
-        return  # no error will identify a record
+        return  # Without such a column, no error will identify a record.
     missing = [name for name in located_by if not _has_column(df, name)]
     if missing:
         raise SchemaError(

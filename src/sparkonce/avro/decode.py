@@ -33,17 +33,8 @@ STOP, ASK = "stop", "ask"
 class Decoding:
     """Derives columns from a column of records: the decoded record, and the reason if there is none.
 
-    Args:
-        value: Binary, or null for a tombstone.
-        subjects: The subjects. The plan knows all of their versions.
-        registry: The registry.
-        reader: See `sparkonce.avro.from_registry_avro`.
-        later_ids: See `sparkonce.avro.from_registry_avro`.
-        located_by: See `sparkonce.avro.from_registry_avro`.
-        options: See `sparkonce.avro.from_registry_avro`.
-
-    Raises:
-        ConfigurationError, RegistryError: See `sparkonce.avro.from_registry_avro`.
+    The plan knows all versions of the subjects. A null value is a tombstone. See `sparkonce.avro.from_registry_avro`
+    for the arguments and the errors.
     """
 
     def __init__(
@@ -157,7 +148,7 @@ def _has_id(value: Column, version: RegisteredSchema) -> Column:
 def _reader_schema(
     reader: int | str | Path | Mapping[str, Any] | None, subjects: Sequence[str], registry: SchemaRegistry
 ) -> tuple[str, str]:
-    """Returns the reader's schema, and its origin for messages."""
+    """Returns the reader's schema, and the schema's origin for messages."""
     if reader is not None and not isinstance(reader, int):
         return schema_text(reader, "reader"), f"reader={str(reader)[:60]!r}"
     if len(subjects) > 1:

@@ -23,7 +23,7 @@ from sparkonce.errors import ConfigurationError
 T = TypeVar("T")
 
 DECODABLE = b"\0"
-"""The first byte of an answer with a record, which is also the first byte of a registry header."""
+"""The first byte of an answer with a record, the same as that of a registry header."""
 REASON = b"\1"
 """The first byte of an answer with the reason, in UTF-8, why there is no record."""
 
@@ -31,13 +31,14 @@ ASK_AGAIN_AFTER_S = 1.0
 """The pause before an unknown id is looked up again: a new schema takes a moment to reach every node of a registry."""
 
 KEEP_S = 10.0
-"""How long a worker caches an answer about an id. Later, the id may be registered, or have other subjects."""
+"""How long a worker caches an answer about an id, in seconds. Later, the id may be registered, or have other subjects.
+How long a worker caches an answer about an id, in seconds. Later, the id may be registered, or have other subjects."""
 MOST_KEPT = 100_000
 _MOST_NAMED = 5
 
 # These answers are cached for as long as the worker lives, since a schema does not change.
 _answers: dict[tuple[str, int, str], Transcoder | str | UnresolvableError] = {}
-# Answers that may change, each with its expiry time.
+# These answers may change. Each has its expiry time.
 _kept: dict[Hashable, tuple[float, Any]] = {}
 
 _REWRITTEN = wire_header(0)
@@ -46,12 +47,9 @@ _REWRITTEN = wire_header(0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemaRequest:
-    """A plan's request to a worker.
+    """A plan's request to a worker: the registry to query, and the schema of the result.
 
-    Attributes:
-        registry: The registry to query.
-        reader: The schema of the result.
-        subjects: The subjects whose versions a new plan would decode in the JVM.
+    A new plan would decode all versions of the subjects in the JVM.
     """
 
     registry: SchemaRegistry
@@ -76,7 +74,7 @@ def ask_registry(request: SchemaRequest) -> Callable[[Column], Column]:
 class _Rewriter:
     """Rewrites the records of one batch of rows.
 
-    The registry is queried once per id, and once more, after a pause, for ids that it did not know.
+    The registry is queried once for each id, and once more, after a pause, for ids that it did not know.
     """
 
     def __init__(self, request: SchemaRequest, values: pd.Series) -> None:
@@ -125,7 +123,7 @@ class _Rewriter:
             except ConfigurationError as error:
                 if "kind" not in error.details:
                     raise
-                _answers[key] = error.message.rstrip(".")  # becomes a clause in the dead letter's reason
+                _answers[key] = error.message.rstrip(".")  # The message becomes a clause in the dead letter's reason.
         return _answers[key]
 
     def _foreign(self, number: int, error: UnresolvableError) -> str:

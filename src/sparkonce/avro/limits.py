@@ -2,7 +2,8 @@
 
 Each string begins with its length, and Avro allocates that much memory before it checks that the bytes exist. The
 ``OutOfMemoryError`` is fatal to Spark, whatever the mode of ``from_avro``, and recurs at every start. With Avro's own
-limits (``org.apache.avro.SystemLimitException``, since 1.12 and 1.11.4), such a record is only undecodable.
+limits (``org.apache.avro.SystemLimitException``, since 1.12 and 1.11.4), a record with such a string is only
+undecodable.
 """
 
 from __future__ import annotations

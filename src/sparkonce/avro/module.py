@@ -27,11 +27,7 @@ def read(value: Column, writer: str, reader: str, options: Mapping[str, str]) ->
 
 
 def check_options(options: Mapping[str, str] | None) -> dict[str, str]:
-    """Returns the user's options for ``from_avro``.
-
-    Raises:
-        ConfigurationError: If sparkonce itself sets one of the options.
-    """
+    """Returns the user's options for ``from_avro``; raises ConfigurationError if sparkonce itself sets one of them."""
     given = {str(name): str(value) for name, value in (options or {}).items()}
     for name in given:
         if name.lower() in {ours.lower() for ours in _OURS}:
@@ -54,7 +50,7 @@ def check_readable(schema: str, where: str, options: Mapping[str, str]) -> None:
         )
     try:
         parsed = getattr(jvm, "org.apache.avro.Schema$Parser")().parse(schema)
-        # If a recursion depth is given, only `from_avro` itself can check the schema, since it gets the depth.
+        # If a recursion depth is given, only `from_avro` itself can check the schema, since `from_avro` gets the depth.
         if _DEPTH not in options:
             jvm.org.apache.spark.sql.avro.SchemaConverters.toSqlType(parsed)
     except Exception as error:
@@ -71,11 +67,7 @@ def avro_type(struct: Any, name: str, namespace: str) -> str:
 
 
 def require_module() -> Any:
-    """Returns the session's JVM, which has Spark's Avro module.
-
-    Raises:
-        ConfigurationError: If there is no classic Spark session, or the module is missing.
-    """
+    """Returns the session's JVM, after checking that it has Spark's Avro module."""
     session = SparkSession.getActiveSession()
     if session is None or not hasattr(session, "_jvm"):
         raise ConfigurationError(

@@ -22,7 +22,7 @@ SUBJECT_NOT_FOUND, VERSION_NOT_FOUND, SCHEMA_NOT_FOUND = 40401, 40402, 40403
 https://docs.confluent.io/platform/current/schema-registry/develop/api.html#errors"""
 
 DEFAULTS: Mapping[str, Any] = {"timeout": 10, "max.retries": 3}
-"""Settings with other defaults than the client's, which would wait for a response forever."""
+"""Settings whose defaults differ from the client's: the client would wait for a response forever."""
 
 _SECRET = re.compile(r"password|secret|user\.info|token")
 _USER_IN_URL = re.compile(r"//((?:(?!,\s*https?://).)*)@")
@@ -38,7 +38,7 @@ class RegisteredSchema:
     """An Avro schema that a registry knows.
 
     Attributes:
-        id: The id in the header of its records.
+        id: The id in the header of the schema's records.
         text: The schema as JSON, with references inlined.
         subject: The subject under which it was requested; None if it was requested by id.
         version: The subject's version, counted from 1; None if it was requested by id.
@@ -86,10 +86,7 @@ class SchemaRegistry:
 
     @property
     def key(self) -> str:
-        """The key of the client's cache, the same for equal settings and for copies.
-
-        It contains secrets: never show it.
-        """
+        """The key of the client's cache, equal for equal settings. Never show the key: it contains secrets."""
         return self._key
 
     def versions(self, subject: str) -> list[RegisteredSchema]:
@@ -103,21 +100,13 @@ class SchemaRegistry:
         return [self.version(subject, number) for number in sorted(numbers, reverse=True)]
 
     def latest(self, subject: str) -> RegisteredSchema:
-        """Returns the newest version that is not deleted, as of now.
-
-        Raises:
-            RegistryError, ConfigurationError: See `versions`.
-        """
+        """Returns the newest version that is not deleted, as of now. Raises the same errors as `versions`."""
         # The client's own `get_latest_version` caches its answer forever.
         numbers = self._ask(f"subject {subject!r}", lambda client: client.get_versions(subject))
         return self.version(subject, max(numbers))
 
     def version(self, subject: str, number: int) -> RegisteredSchema:
-        """Returns one version of a subject.
-
-        Raises:
-            RegistryError, ConfigurationError: See `versions`.
-        """
+        """Returns one version of a subject. Raises the same errors as `versions`."""
         what = f"version {number} of subject {subject!r}"
         found = self._ask(what, lambda client: client.get_version(subject, number, deleted=True))
         text = self._text(found.schema, what)
@@ -212,7 +201,7 @@ class SchemaRegistry:
                 f"The schema registry at {self.url} gave no answer about {what}: {said}",
                 next_step="Check that it runs and can be reached from here, and that the ssl.* settings fit it. "
                 "Nothing is lost: start the query again.",
-            ) from None  # the client's message may contain secrets
+            ) from None  # The client's message may contain secrets.
 
     def _refused(self, what: str, error: Any) -> RegistryError:
         status, code = error.http_status_code, error.error_code
@@ -229,7 +218,7 @@ class SchemaRegistry:
         values = [str(value) for name, value in self._settings.items() if _SECRET.search(name)]
         values += [user for name in ("url", "proxy") for user in _USER_IN_URL.findall(str(self._settings.get(name)))]
         passwords = [value.partition(":")[2] for value in values]
-        # A client splits a URL at unescaped characters, so it may show a part of a password, escaped or not.
+        # A client splits a URL at unescaped characters, so an error may show a part of a password, escaped or not.
         pieces = [piece for password in passwords for piece in re.split("[@/?#:,]", password) if len(piece) > 2]
         values += [*passwords, *pieces]
         values += [other(value) for value in values for other in (quote, unquote)]
@@ -273,7 +262,7 @@ _NEXT_STEPS = {
 def _key(settings: Mapping[str, Any]) -> str:
     try:
         return json.dumps(settings, sort_keys=True)
-    except TypeError:  # a function has no representation that a copy would share
+    except TypeError:  # A function has no representation that a copy would share.
         return uuid.uuid4().hex
 
 

@@ -1,8 +1,8 @@
 """Handles Avro schemas as JSON: inlines references, and builds the envelope around a record.
 
 The envelope makes Confluent's wire format plain Avro. It declares the five bytes before a record (a zero, and the
-schema id as a big-endian int) as a field: ``record {header: fixed(5), value: <schema>}``. So Avro reads and writes the
-header together with the record, and no bytes are copied to remove or add it.
+schema id as a big-endian int) as a field: ``record {header: fixed(5), value: <schema>}``. Avro therefore reads and
+writes the header together with the record, and no bytes are copied to remove or add the header.
 """
 
 from __future__ import annotations
@@ -30,15 +30,7 @@ def wire_header(schema_id: int) -> bytes:
 
 
 def parse(text: str, where: str) -> Schema:
-    """Parses a schema's JSON, which may be a bare name.
-
-    Args:
-        text: The schema as JSON.
-        where: The origin of the schema, for the error.
-
-    Raises:
-        ConfigurationError: If the text is not JSON, or not a schema.
-    """
+    """Parses a schema's JSON, which may be a bare name; raises ConfigurationError if it is not a schema."""
     try:
         found = json.loads(text)
     except ValueError as error:
@@ -51,11 +43,7 @@ def parse(text: str, where: str) -> Schema:
 
 
 def read_avsc(path: str | Path) -> str:
-    """Returns the text of a file that contains one schema.
-
-    Raises:
-        ConfigurationError: If the file cannot be read or is not JSON.
-    """
+    """Returns the text of a file that contains one schema; raises ConfigurationError if the file is not JSON."""
     try:
         text = Path(path).read_text()
     except (OSError, UnicodeDecodeError) as error:
@@ -68,11 +56,7 @@ def read_avsc(path: str | Path) -> str:
 
 
 def schema_text(given: str | Path | Mapping[str, Any], setting: str) -> str:
-    """Returns a schema as JSON text, from JSON text, the path of an ``.avsc`` file, or parsed JSON.
-
-    Raises:
-        ConfigurationError: If ``given`` is none of these.
-    """
+    """Returns a schema as JSON text, from JSON text, the path of an ``.avsc`` file, or parsed JSON."""
     if isinstance(given, Mapping):
         return json.dumps(dict(given))
     if isinstance(given, Path) or str(given).endswith(".avsc"):
@@ -103,9 +87,7 @@ def is_recursive(schema: Schema) -> bool:
 def inline(schema: Schema, references: Mapping[str, Schema]) -> Schema:
     """Returns the schema with every referenced type inlined at its first use.
 
-    Args:
-        schema: A schema that may name types that it does not define.
-        references: The schemas that define those types, under the names that the registry lists them by.
+    ``references`` has the schemas that define the types, under the names that the registry lists them by.
 
     Raises:
         ConfigurationError: If a type is not defined anywhere.
@@ -124,7 +106,8 @@ def reader_envelope(text: str) -> str:
     """Returns the schema for reading a `writer_envelope`.
 
     The schema has no header, so Avro skips the header. If the record itself may be null, the field ``ok``, which is
-    true by default, distinguishes a null value from an unreadable record. Otherwise, it is left out to save time.
+    true by default, distinguishes a null value from an unreadable record. Otherwise, the field is left out to save
+    time.
     """
     schema = json.loads(text)
     ok = [{"name": "ok", "type": "boolean", "default": True}] if may_be_null(schema) else []
@@ -132,7 +115,7 @@ def reader_envelope(text: str) -> str:
 
 
 def _envelope(fields: list[dict[str, Any]]) -> str:
-    # Without a namespace, so that the names inside keep their meaning.
+    # Use no namespace here, so that the names inside keep their meaning.
     return json.dumps({"type": "record", "name": _ENVELOPE, "fields": fields})
 
 
@@ -169,7 +152,7 @@ def _named(schema: Schema, namespace: str) -> tuple[str | None, str]:
 
 
 def _definitions(schema: Schema, namespace: str) -> Iterator[tuple[str, Schema]]:
-    """Yields all named types that a schema defines, each with its namespace, so that it can be read independently."""
+    """Yields all named types that a schema defines, each with its namespace, so that each can be read independently."""
     full, inside = _named(schema, namespace)
     if full is not None and isinstance(schema, dict):
         yield full, {**schema, "name": full.rpartition(".")[2], "namespace": inside}

@@ -24,16 +24,10 @@ class SubjectStrategy(str, Enum):
 
 
 def subject_name(strategy: SubjectStrategy | str, *, topic: str | None, field: str, record: str | None) -> str:
-    """Returns the subject of a schema.
-
-    Args:
-        strategy: The strategy.
-        topic: The topic of the records. Not needed for `SubjectStrategy.RECORD_NAME`.
-        field: ``value`` or ``key``.
-        record: The record's full name. Not needed for `SubjectStrategy.TOPIC_NAME`.
+    """Returns the subject of a schema whose field is ``value`` or ``key``.
 
     Raises:
-        ConfigurationError: If something that the strategy needs is missing.
+        ConfigurationError: If the strategy needs a topic or a record's full name, and there is none.
     """
     chosen = member("strategy", strategy, SubjectStrategy)
     one_of("field", field, ("value", "key"))

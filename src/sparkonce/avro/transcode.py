@@ -1,8 +1,8 @@
 """Rewrites records from one Avro schema to another, in Python, until the query is restarted.
 
-The JVM decodes all other records, so this code must return the same results or refuse. It refuses unions of several
-types, in which fastavro chooses a branch by the value. It also refuses schemas that fastavro cannot resolve. Java may
-be able to resolve these, since fastavro compares names where Java does not.
+The JVM decodes all other records, so this module must return the same results as the JVM or refuse. The module refuses
+unions of several types, in which fastavro chooses a branch by the value. It also refuses schemas that fastavro cannot
+resolve; Java may be able to resolve these, since fastavro compares names where Java does not.
 """
 
 from __future__ import annotations
@@ -33,10 +33,6 @@ class UnresolvableError(Exception):
 
 class Transcoder:
     """Converts records from the writer's schema to the reader's, both as bytes without a header.
-
-    Args:
-        writer: The writer's schema as JSON, with references inlined.
-        reader: The reader's schema as JSON, with references inlined.
 
     Raises:
         UnresolvableError: If Python cannot convert the records as Java would.
@@ -110,7 +106,7 @@ def _make_bytes(schema: Any, types: Mapping[str, Any]) -> None:
 
 
 def _default(schema: Any, value: Any, types: Mapping[str, Any]) -> Any:
-    if isinstance(schema, list):  # null and at most one other type; larger unions are refused
+    if isinstance(schema, list):  # Such a union has null and at most one other type; larger unions are refused.
         return value if value is None else _default(next(one for one in schema if one != "null"), value, types)
     schema = types.get(schema, schema) if isinstance(schema, str) else schema
     kind = schema if isinstance(schema, str) else schema["type"]

@@ -27,22 +27,16 @@ _SHOWS_WITHIN_S = 2.0
 
 
 def require(holds: bool, sentence: str) -> None:
-    """Fails the check if a condition does not hold, with a sentence about what the sink must do and what it did.
+    """Fails the check with an AssertionError if a condition does not hold.
 
-    Raises:
-        AssertionError: If the condition does not hold.
+    The sentence says what the sink must do and what it did.
     """
     if not holds:
         raise AssertionError(sentence)
 
 
 class Scene:
-    """The setting of one check. Everything that it opened is closed when the check is over.
-
-    Args:
-        suite: The hooks.
-        sink: The sink under test.
-    """
+    """The setting of one check. Everything that it opened is closed when the check is over."""
 
     def __init__(self, suite: SinkHooks, sink: TwoPhaseCommitSink) -> None:
         self.suite = suite
@@ -222,7 +216,7 @@ class Scene:
     def expect_only(self, *starts: int, when: str) -> None:
         """Commits one more transaction, and checks that a reader sees exactly its rows and these rows.
 
-        A system may show rows with a delay. But once later rows are visible, earlier ones that are still invisible
+        A system may show rows with a delay. However, once later rows are visible, earlier rows that are still invisible
         never appear.
         """
         later = self.prepare(_LATER, slot=99, batch=9)

@@ -42,7 +42,7 @@ _HEADERS = {
 }
 _JSON = "application/json"
 _IDLE_S = 60
-"""How many seconds a connection may be silent before it is closed."""
+"""A connection that is silent for this many seconds is closed."""
 _SMALL = 2000
 """Responses of fewer bytes are not compressed."""
 
@@ -56,23 +56,14 @@ def is_loopback(host: str) -> bool:
 
 
 class PageServer(ThreadingHTTPServer):
-    """The server of one page.
-
-    Args:
-        watcher: The page's watcher.
-        host: The address or name to listen on.
-        port: The port; 0 for any free port.
-
-    Raises:
-        OSError: If the server cannot listen on the address.
-    """
+    """The server of one page; raises OSError if it cannot listen on the address. With port 0, it uses any free port."""
 
     daemon_threads = True
 
     def __init__(self, watcher: PageWatcher, host: str, port: int) -> None:
         self.watcher, self.host = watcher, host
         self._names = {socket.gethostname().lower(), socket.getfqdn().lower()}
-        self.start = secrets.token_hex(8)  # tells the page that its numbers came from a different server
+        self.start = secrets.token_hex(8)  # This tells the page that its numbers came from a different server.
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         super().__init__((host, port), _PageHandler)
 
@@ -136,14 +127,15 @@ class _PageHandler(BaseHTTPRequestHandler):
             return
         try:
             asked = urlsplit(self.path)
-        except ValueError:  # for example, for http://[
+        except ValueError:  # Such a path is, for example, http://[.
             self._refuse(HTTPStatus.NOT_FOUND, "There is no such page.")
             return
         if asked.path in _STATIC:
             name, kind = _STATIC[asked.path]
             self._answer((files("sparkonce.ui") / "static" / name).read_bytes(), kind)
         elif found := _ICON.fullmatch(asked.path):
-            self._answer(_icon(found[1]), "image/svg+xml", kept_s=86400)  # also for a page that has lost its server
+            # The icon is also for a page that has lost its server.
+            self._answer(_icon(found[1]), "image/svg+xml", kept_s=86400)
         elif asked.path == "/api/state":
             self._answer(_plain(self.server.state()), _JSON)
         elif asked.path == "/api/timeline" and (answer := self.server.timeline(parse_qs(asked.query))) is not None:

@@ -31,7 +31,7 @@ MEASURED = 1000
 """The number of newest batches from which the usual durations are computed."""
 
 FEW = 10
-"""With fewer batches than this, there are no usual durations yet."""
+"""If there are fewer batches than this, no duration counts as usual yet."""
 
 RATE_OVER_MS = 300_000
 
@@ -55,7 +55,7 @@ class QueryState(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointReading:
-    """A checkpoint, as it was last read.
+    """A checkpoint, as it was last read. Times are in milliseconds since the epoch.
 
     Attributes:
         location: The location that the operator passed.
@@ -63,9 +63,8 @@ class CheckpointReading:
         entries: The records of its log.
         status: The state of the query; None if it could not be read.
         error: Why the last read failed; None if it succeeded.
-        read_ms: When the checkpoint was last read completely, in milliseconds since the epoch; None if it never was.
-        polled_ms: When the timeline was last read, in milliseconds since the epoch. The driver's state after that time
-            is unknown.
+        read_ms: When the checkpoint was last read completely; None if it never was.
+        polled_ms: When the timeline was last read. The driver's state after that time is unknown.
         silent_s: How long the current read has been running, in seconds; 0 if there is none.
         last: The newest number in its `PageTimeline`.
     """
@@ -83,13 +82,7 @@ class CheckpointReading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usual:
-    """The durations of batches, or of one of their phases.
-
-    Attributes:
-        p50_ms: The median, in milliseconds.
-        p95_ms: The 95th percentile, in milliseconds.
-        of: The number of measurements.
-    """
+    """The durations of batches or of one phase: the median, the 95th percentile, and the number of measurements."""
 
     p50_ms: int
     p95_ms: int
@@ -98,40 +91,28 @@ class Usual:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownQuery:
-    """A query, as the page shows it.
+    """A query, as the page shows it. Times are in milliseconds since the epoch; what is unknown is None or empty.
 
     Attributes:
-        location: The checkpoint's location.
         name: The query's name or, without one, the last part of its checkpoint's path.
-        query: The query's id; empty before its first start.
-        run: The newest run.
-        host: The driver's host.
-        state: The state.
         says: The state as a sentence; empty if the phase and its start time are enough.
         next_step: The operator's next step, if the query has stopped.
-        phase: The driver's phase; empty if unknown.
-        since_ms: When this state began; None if unknown.
-        heard_ms: When the driver last wrote to the checkpoint; None if it never has.
-        batch: The current batch or, between batches, the last one, as reported by the driver; None before the first.
-        newest: The newest batch in the log; None before the first.
-        newest_state: The state of that batch.
+        since_ms: When the query entered its state.
+        heard_ms: When the driver last wrote to the checkpoint.
+        batch: The current batch or, between batches, the last one, as reported by the driver.
+        newest: The newest batch in the log.
         rates: The rows per second over the last minutes, by sink.
         rows: The rows of the newest batch by sink, once it is decided.
-        took: The usual duration of the query's batches; None without any.
+        took: The usual duration of the query's batches.
         usual: The usual durations of the phases, by phase.
         in_doubt: The transactions that are prepared but not finished.
-        timeout_ms: The shortest lifetime of a sink's transactions; None without a limit.
+        timeout_ms: The shortest lifetime of a sink's transactions.
         log_end: The position after the last record of the log.
         next_start: The next start's first action, as a value of `NextStart`.
         next_says: The next start's first action, as a sentence.
         next_start_step: The operator's step before that start, if there is one.
-        has_timeline: False if the checkpoint has no timeline.
         error: Why the checkpoint could not be read.
-        error_step: The operator's next step after that error.
-        read_ms: When the checkpoint was last read.
-        polled_ms: See `CheckpointReading`.
-        silent_s: See `CheckpointReading`.
-        last: See `CheckpointReading`.
+        read_ms: See `CheckpointReading`, as for `polled_ms`, `silent_s` and `last`.
     """
 
     location: str
@@ -177,16 +158,9 @@ class ShownTransaction:
     """An open transaction, as the page shows it; see `sparkonce.sinks._shared.orphans.Orphan`.
 
     Attributes:
-        name: The transaction's name on the server.
-        kind: The kind of transaction, in the sink's terms.
-        query: The short form of the query's id.
-        run: The run's token.
-        batch: Spark's batch id; -1 if the server does not show it.
-        slot: The slot; -1 if the server does not show it.
         age_s: The transaction's current age, in seconds; -1 if the server does not report it.
         timeout_s: The age at which the server ends the transaction; None if unknown.
-        verdict: The verdict according to the log.
-        why: The reason for the verdict.
+        verdict: The verdict according to the log, for the reason `why`.
         holds: What the transaction blocks while it is open.
         partitions: For Kafka, the partitions that the transaction has written to.
     """
@@ -232,9 +206,7 @@ class ShownSystem:
     """A system in the operator's file, as the page shows it.
 
     Attributes:
-        name: The name in the file.
-        kind: The kind.
-        answered_ms: When it last responded; None if it never did.
+        answered_ms: When the system last responded; None if it never did.
         silent_s: How long the current request has been unanswered, in seconds; 0 if there is none.
         error: Why the system did not respond; empty if it did.
         error_step: The operator's next step after that error.
@@ -252,14 +224,10 @@ class ShownSystem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageState:
-    """Everything that the page shows at one moment.
+    """Everything that the page shows at one moment, `now_ms` in milliseconds since the epoch.
 
-    Attributes:
-        now_ms: The moment, in milliseconds since the epoch.
-        queries: The queries, in command-line order.
-        systems: The systems, in file order.
-        config: The file's path; empty without one.
-        moved: True if the page shows what a start with ``checkpoint_moved=True`` would do.
+    Queries are in the order of the command line, systems in file order. If `moved` is True, the page shows what a start
+    with ``checkpoint_moved=True`` would do.
     """
 
     now_ms: int

@@ -13,7 +13,7 @@ from sparkonce.watch.timeline import TimelineSegment
 MOST_KEPT = 12_000
 """The number of batches that are retained. A checkpoint's timeline has 10,000."""
 MOST_TOLD = 500
-"""The number of items from the log that are remembered until the timeline reports them. A log has about 100 batches."""
+"""How many items from the log are remembered until the timeline reports them. A log has about 100 batches."""
 BY_THE_LOG = "from the first transaction to the decision, according to the log"
 """The only phase of a batch that is known from the log alone."""
 _OF_THE_LOG = {
@@ -34,14 +34,9 @@ class _Names:
 
 
 class PageTimeline:
-    """A query's batches and events, with increasing numbers. Not thread-safe.
+    """A query's batches and events, numbered from `first` + 1 to `last`.
 
-    Args:
-        last: The number before the first batch or event.
-
-    Attributes:
-        first: The number before the first batch or event.
-        last: The newest number.
+    Not thread-safe.
     """
 
     def __init__(self, last: int = 0) -> None:
@@ -50,21 +45,15 @@ class PageTimeline:
         # Items that were taken from the log, as pairs of a run and either a batch or a kind of event. The run's
         # timeline may report them again later.
         self._told: dict[tuple[str, int | str], None] = {}
-        self._batches: dict[tuple[Any, ...], list[Any]] = {}  # by the values that identify a batch
+        self._batches: dict[tuple[Any, ...], list[Any]] = {}  # The keys are the values that identify a batch.
         self._events: dict[tuple[Any, ...], list[Any]] = {}
 
     def add(self, segments: Sequence[TimelineSegment], entries: Sequence[LogEntry], now_ms: int = 0) -> None:
-        """Adds the new items of a timeline and a log.
+        """Adds the new items of a timeline and a log, both read at ``now_ms``, in milliseconds since the epoch.
 
         A batch is taken from the log if it is older than the timeline, or if its run has no timeline or died before it
-        wrote the batch to one. An item that was taken from the log is not added again if the run's timeline reports it
-        later.
-
-        Args:
-            segments: The timeline's segments.
-            entries: The log's entries.
-            now_ms: When both were read, in milliseconds since the epoch. The timeline may report a decided batch up to
-                `TOLD_WITHIN_MS` late.
+        wrote the batch to one. The timeline may report a decided batch up to `TOLD_WITHIN_MS` late. An item that was
+        taken from the log is not added again if the run's timeline reports it later.
         """
         first = min((one.batch for segment in segments for one in segment.batches), default=None)
         runs = {segment.run for segment in segments}
@@ -99,7 +88,7 @@ class PageTimeline:
     def _tell(self, told: tuple[str, int | str]) -> None:
         self._told.setdefault(told)
         if len(self._told) > MOST_TOLD:
-            del self._told[next(iter(self._told))]  # the oldest
+            del self._told[next(iter(self._told))]  # Delete the oldest item.
 
     def newer(self, than: int) -> dict[str, Any]:
         """Returns the batches and events with numbers above this one as plain lists, with the names that they refer to.
@@ -136,7 +125,7 @@ class PageTimeline:
         self.last += 1
         entries[key] = [self.last, *fields]
         if len(entries) > MOST_KEPT:
-            del entries[next(iter(entries))]  # the oldest
+            del entries[next(iter(entries))]  # Delete the oldest entry.
 
 
 def _of_log(entry: LogEntry) -> WatchedBatch:

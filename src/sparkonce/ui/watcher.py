@@ -192,7 +192,7 @@ class WatchedCheckpoint(Poller):
         return run is not None and short_query(run.query) == query
 
     def may_be_of(self, query: str) -> bool:
-        """Like `is_of`, but also returns True if the log has not been read yet."""
+        """Returns True if the log belongs to the query with this short id, or has not been read yet."""
         return self.is_of(query) or (self.view is None and self._last.error is None)
 
     def newer(self, than: int) -> dict[str, Any]:
@@ -213,8 +213,8 @@ class WatchedCheckpoint(Poller):
                 found = replace(found, status=status, entries=entries, read_ms=self.now_ms())
                 self._names = names
                 if status.query is not None and self._query not in (None, status.query):
-                    with self.changed:  # somebody has started over in this folder
-                        # so that the page fetches it and drops the old one
+                    with self.changed:  # Another query has started in this folder.
+                        # The page then fetches the new timeline and drops the old one.
                         self._kept = PageTimeline(self._kept.last + 1)
                 self._query = status.query or self._query
             segments = [one for one in segments if self._query in (None, one.query)]
@@ -230,10 +230,7 @@ class WatchedCheckpoint(Poller):
 class Unjudged:
     """A query's open transactions on a system, while the query's log has not been read yet.
 
-    Attributes:
-        found: The transactions.
-        answered_ms: When the system responded.
-        polls: For each checkpoint, the number of its first poll after that response.
+    Once each checkpoint has completed the poll of this number, its log is newer than the system's answer.
     """
 
     found: Sequence[Orphan]
@@ -242,15 +239,7 @@ class Unjudged:
 
 
 class WatchedSystem(Poller):
-    """A system whose open transactions are polled. Verdicts on a query's transactions wait only for that query's log.
-
-    Args:
-        system: The system.
-        checkpoints: The page's checkpoints, with the logs.
-        every_s: The time between two polls, in seconds.
-        now_ms: The clock.
-        changed: See `Poller`.
-    """
+    """A system whose open transactions are polled. Verdicts on a query's transactions wait only for the query's log."""
 
     def __init__(
         self,
@@ -262,8 +251,9 @@ class WatchedSystem(Poller):
     ) -> None:
         super().__init__(every_s, now_ms, changed)
         self._system, self._checkpoints = system, checkpoints
-        self._unjudged: dict[str, Unjudged] = {}  # by short query id
-        self._judged: dict[str, tuple[int, Sequence[OpenTransaction]]] = {}  # with the time of the system's response
+        self._unjudged: dict[str, Unjudged] = {}  # The keys are short query ids.
+        # The first value is the time of the system's response.
+        self._judged: dict[str, tuple[int, Sequence[OpenTransaction]]] = {}
         self._held: Mapping[str, Sequence[HeldPartition]] = {}
         self._seen_ms: dict[str, int] = {}
         self._answered_ms: int | None = None
@@ -305,8 +295,8 @@ class WatchedSystem(Poller):
         theirs: dict[str, list[Orphan]] = {}
         for one in found:
             theirs.setdefault(one.query, []).append(one)
-        # Do not replace a listing that is still pending. If each new one replaced the last, a slow log would never
-        # catch up.
+        # Do not replace a listing that is still pending. If each new listing replaced the last, verdicts that wait for
+        # a slow log would never be ready.
         self._unjudged = {
             query: self._unjudged.get(query) or Unjudged(found=of_query, answered_ms=answered_ms, polls=polls)
             for query, of_query in theirs.items()
@@ -328,7 +318,7 @@ class WatchedSystem(Poller):
 
     def _has_log(self, query: str, waits: Unjudged) -> bool:
         if not query or self.now_ms() - waits.answered_ms > LOG_WITHIN_S * 1000:
-            return True  # a transaction without a query belongs to another application
+            return True  # A transaction without a query belongs to another application.
         return all(
             one.has_polled(number) or one.silent_s > LOG_WITHIN_S
             for one, number in zip(self._checkpoints, waits.polls, strict=True)
@@ -337,7 +327,7 @@ class WatchedSystem(Poller):
 
     def _judge(self, query: str, waits: Unjudged) -> None:
         views = [one.view for one in self._checkpoints if one.view is not None and one.is_of(query)]
-        newest = max(views, key=lambda view: view.end, default=None)  # if there are several copies
+        newest = max(views, key=lambda view: view.end, default=None)  # There may be several copies of a checkpoint.
         judged = [judge(self._system.name, one, newest) for one in waits.found]
         with self.changed:
             self._judged[query] = (waits.answered_ms, judged)
@@ -436,12 +426,9 @@ class PageWatcher:
             one.close()
 
     def refuse_what_is_no_checkpoint(self, timeout_s: float) -> None:
-        """Waits for the first poll of each checkpoint, and raises an error if one is not a checkpoint.
+        """Waits for the first poll of each checkpoint; raises ConfigurationError if a folder is not a checkpoint.
 
         A store that does not respond in time is not an error here: the page shows it.
-
-        Raises:
-            ConfigurationError: If a folder is not a checkpoint.
         """
         for one in self.checkpoints:
             if one.wait_for_poll(timeout_s) and isinstance(one.last.error, ConfigurationError):

@@ -24,7 +24,7 @@ logger = logging.getLogger("sparkonce")
 
 _STDERR = 2
 _TERMINAL_MAY_BE_GONE = suppress(OSError, ValueError)
-"""The terminal is closed, or a pipe has no reader. The query continues."""
+"""Suppresses the errors of a closed terminal or of a pipe without a reader, so that the query continues."""
 _EACH_SHOWN_S = 3.0
 """The time for which each query is shown if there are several."""
 
@@ -72,7 +72,7 @@ class ProgressDisplay:
             self._write(sentence)
 
     def end(self) -> None:
-        """Removes the line."""
+        """Removes the query's line from the terminal."""
         self._screen.remove(self)
 
     @property
@@ -134,11 +134,7 @@ class ProgressDisplay:
 
 
 class Screen:
-    """The terminal's last line, which the displays of all queries share by taking turns.
-
-    Args:
-        console: The console. Defaults to standard error.
-    """
+    """The terminal's last line, which the displays of all queries share by taking turns."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console
@@ -167,7 +163,7 @@ class Screen:
                     self._live.start()
 
     def remove(self, display: ProgressDisplay) -> None:
-        """Stops showing a query. The last query removes the line."""
+        """Stops showing a query. Removes the line if no other query is shown."""
         with self._lock:
             if display in self._displays:
                 self._displays.remove(display)
@@ -239,5 +235,6 @@ class _WithOrigin(logging.Formatter):
 
 _shared = Screen()
 if logging.lastResort is not None and logging.lastResort.formatter is None:
-    logging.lastResort.setFormatter(_WithOrigin())  # the handler that writes warnings if nobody has set up logging
+    # This is the handler that writes warnings if nobody has set up logging.
+    logging.lastResort.setFormatter(_WithOrigin())
 atexit.register(end_displays)

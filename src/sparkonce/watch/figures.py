@@ -35,7 +35,7 @@ class InDoubt:
     Attributes:
         transactions: The number of transactions that are prepared but not finished.
         opened_ms: When the oldest one began, in milliseconds since the epoch; None if there are none. While slots are
-            being prepared, it is the earliest time at which a transaction may have started.
+            being prepared, the earliest time at which a transaction may have started.
     """
 
     transactions: int = 0
@@ -176,14 +176,7 @@ class Watched:
 class Figures:
     """The figures of one query, across all of its runs in this process. Any thread may read them.
 
-    Args:
-        now_ms: The clock, in milliseconds since the epoch.
-        monotonic_s: A monotonic clock, in seconds.
-
-    Attributes:
-        query: Spark's query id; empty before the query has started.
-        spark_run: Spark's run id; empty before the query's first batch.
-        name: The query's name; empty if it has none.
+    `query` is empty before the query has started, `spark_run` before its first batch, and `name` if the query has none.
     """
 
     def __init__(
@@ -196,7 +189,7 @@ class Figures:
         self._changed = threading.Lock()
         self.query = self.spark_run = self.name = ""
         self._run: WatchedRun | None = None
-        self._seen: State | None = None  # The run's last state, which the run forgets when it stops.
+        self._seen: State | None = None  # This is the run's last state, which the run forgets when it stops.
         self._lifetimes_s: Mapping[str, float] = {}
         self._end_noted = False
         self._batch: int | None = None
@@ -223,18 +216,12 @@ class Figures:
         with self._changed:
             _known[query] = self
             self.query, self.name = query, name
-            if self._run is None:  # otherwise its first batch has already started
+            if self._run is None:  # Otherwise, the query's first batch has already started.
                 self.spark_run, self._end_noted = "", False
                 self._rest(Phase.IDLE)
 
     def begin_run(self, query: str, spark_run: str, run: WatchedRun) -> None:
-        """Starts tracking a new run of the query.
-
-        Args:
-            query: Spark's query id.
-            spark_run: Spark's run id.
-            run: The run.
-        """
+        """Starts tracking a new run of the query."""
         with self._changed:
             _known[query] = self
             self._update()
@@ -246,12 +233,7 @@ class Figures:
             self._note("started", None, f"Run {spark_run} begins.")
 
     def end_run(self, spark_run: str, failure: str = "") -> None:
-        """Records that a run has ended, and stops tracking it.
-
-        Args:
-            spark_run: Spark's run id. If another run has started since then, nothing is recorded.
-            failure: Spark's error; empty if the query ended normally.
-        """
+        """Records that a run has ended with Spark's error or normally, unless another run has started since then."""
         with self._changed:
             if self.spark_run not in ("", spark_run):
                 return
@@ -414,12 +396,10 @@ def _lasting(entered: Sequence[tuple[Phase, float]], until_s: float) -> list[tup
 def in_doubt(state: State | None, writing_since_ms: int | None) -> Mapping[str, InDoubt]:
     """Returns a run's open transactions that its state knows about, by sink.
 
-    Args:
-        state: The run's state, or None.
-        writing_since_ms: The earliest time at which a slot that is being prepared may have started a transaction, in
-            milliseconds since the epoch; None if no such transaction can be open.
+    A slot that is being prepared may have started a transaction since ``writing_since_ms``, in milliseconds since the
+    epoch; None if there can be no such transaction.
     """
-    # An abort leaves nothing in doubt: whether or not it succeeds, the run or the attempt is over.
+    # During an abort, nothing is in doubt: whether or not the abort succeeds, the run or the attempt is over.
     if state is None or state.phase is Phase.ABORTING:
         return {}
     handles = dict.fromkeys(handle for handle in _open(state) if handle.transaction)

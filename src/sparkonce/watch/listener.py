@@ -21,15 +21,6 @@ class QueryListener:
     """Forwards what a query does to its figures, timeline, spans and display, and to the user's listener.
 
     A batch reports only its phases. The threads that display a query read everything else from the run's state.
-
-    Args:
-        listener: The user's listener.
-        timeline: True to write the timeline into the checkpoint.
-        display: See `ProgressDisplay`.
-
-    Attributes:
-        figures: The query's figures.
-        display: The query's progress on the terminal.
     """
 
     def __init__(self, listener: Listener | None = None, *, timeline: bool = True, display: bool | None = None) -> None:
@@ -40,14 +31,7 @@ class QueryListener:
         self._timeline = TimelineWriter(None, self.figures, "")
 
     def begin_run(self, query: str, spark_run: str, run: WatchedRun, files: CheckpointFiles) -> None:
-        """Starts tracking a new run of the query.
-
-        Args:
-            query: Spark's query id.
-            spark_run: Spark's run id.
-            run: The run.
-            files: The query's checkpoint, for the timeline.
-        """
+        """Starts tracking a new run of the query."""
         self._timeline.close()
         self.figures.begin_run(query, spark_run, run)
         self._timeline = TimelineWriter(files if self._has_timeline else None, self.figures, spark_run)
@@ -78,11 +62,9 @@ class QueryListener:
         self._timeline.tell()
 
     def end_run(self, spark_run: str, failure: str = "") -> None:
-        """Stops tracking a run that has ended, and completes its timeline.
+        """Stops tracking a run that has ended with Spark's error or normally, and completes its timeline.
 
-        Args:
-            spark_run: Spark's run id. If another run has started since then, nothing is done.
-            failure: Spark's error; empty if the query ended normally.
+        Does nothing if another run has started since then.
         """
         self.figures.end_run(spark_run, failure)
         self._timeline.close(spark_run)

@@ -18,12 +18,7 @@ _REFRESHED_PER_S = 2
 
 
 class Line(Live):
-    """A live line that leaves the cursor at its start, so that output from Spark's JVM is not appended to it.
-
-    Args:
-        console: The terminal.
-        shown: Returns the text to show now.
-    """
+    """A live line that leaves the cursor at its start, so that output from Spark's JVM is not appended to it."""
 
     def __init__(self, console: Console, shown: Callable[[], str]) -> None:
         super().__init__(
@@ -31,7 +26,7 @@ class Line(Live):
             get_renderable=lambda: Text(shown(), no_wrap=True, overflow="ellipsis"),
             refresh_per_second=_REFRESHED_PER_S,
             transient=True,
-            redirect_stdout=sys.stdout.isatty(),  # never redirect output that a job writes to a file
+            redirect_stdout=sys.stdout.isatty(),  # Never redirect output that a job writes to a file.
         )
 
     def refresh(self) -> None:

@@ -1,15 +1,16 @@
 """The newest batches and events of a query, stored in its checkpoint next to the log, for any process to read.
 
-The guarantee does not depend on the timeline. It is written in the background, and entries that cannot be written are
-dropped.
+The guarantee does not depend on the timeline. A thread writes the timeline in the background, and drops entries that
+cannot be written.
 
 Layout, under ``<checkpoint>/sparkonce``::
 
     timeline/00000000000000000007-ab12cd34.000000003.json    a segment: run 7-ab12cd34, part 3
 
 A segment has at most `BATCHES_A_SEGMENT` batches. A run's newest segment is rewritten when there is news, but at most
-every `WRITTEN_EVERY_S` seconds on a disk and every `STORED_EVERY_S` seconds elsewhere. It is rewritten once a minute
-even without news. Older segments do not change. The newest `SEGMENTS_KEPT` segments of all runs are retained.
+every `WRITTEN_EVERY_S` seconds on a disk and every `STORED_EVERY_S` seconds elsewhere. The newest segment is also
+rewritten once a minute without news. Older segments do not change. The newest `SEGMENTS_KEPT` segments of all runs are
+retained.
 """
 
 from __future__ import annotations
@@ -48,14 +49,10 @@ _SILENT_MS = 3 * int(_HEARTBEAT_S) * 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunNow:
-    """A run at the time when its newest segment was written.
+    """A run at the time when its newest segment was written. Times are in milliseconds since the epoch.
 
-    Attributes:
-        written_ms: When the segment was written, in milliseconds since the epoch.
-        batch: The current batch or, between batches, the last one; None before the first.
-        phase: The current phase.
-        since_ms: When the run entered the phase, in milliseconds since the epoch.
-        in_doubt: The transactions that were prepared but not finished.
+    Between batches, `batch` is the last one; it is None before the first. `in_doubt` has the transactions that were
+    prepared but not finished.
     """
 
     written_ms: int
@@ -76,8 +73,7 @@ class TimelineSegment:
         spark_run: Spark's run id.
         name: The query's name; empty if it has none.
         host: The driver's host.
-        timeout_ms: How long the transactions of each sink may live, in milliseconds. Sinks without a timeout are left
-            out.
+        timeout_ms: How long the transactions of each sink may live. Sinks without a timeout are left out.
         now: The run at the time when the segment was written.
         batches: Committed batches, oldest first.
         events: The run's newest events at that time, oldest first.
@@ -123,13 +119,9 @@ class TimelineSegment:
 
 
 class TimelineWriter:
-    """Writes the timeline of one run in a background thread.
+    """Writes the timeline of one run in a background thread, or nothing if there are no files.
 
-    Args:
-        files: The query's checkpoint; None to write nothing.
-        figures: The query's figures.
-        spark_run: Spark's run id.
-        every_s: The time between two writes, in seconds; None for a default that suits the store.
+    The time ``every_s`` between two writes defaults to a value that suits the store.
     """
 
     def __init__(
@@ -155,10 +147,7 @@ class TimelineWriter:
         self.tell()
 
     def tell(self) -> None:
-        """Signals that there is news, such as a new phase.
-
-        Does nothing while earlier news is still waiting to be written.
-        """
+        """Signals news, such as a new phase. Does nothing while earlier news is still waiting to be written."""
         if self._files is None or self._is_new:
             return
         with self._changed:
@@ -169,7 +158,7 @@ class TimelineWriter:
                 )
                 try:
                     thread.start()
-                except RuntimeError as error:  # no more threads, or the interpreter is exiting
+                except RuntimeError as error:  # There are no more threads, or the interpreter is exiting.
                     self._is_closed = True
                     logger.warning("The timeline is not written: %s", error)
                     return
@@ -179,8 +168,7 @@ class TimelineWriter:
     def close(self, spark_run: str | None = None) -> None:
         """Writes the run's end, and ends the thread. Waits a few seconds at most, even if the store takes longer.
 
-        Args:
-            spark_run: Closes the timeline only if it belongs to this run; None for any run.
+        If ``spark_run`` is not None, closes only the timeline of that run.
         """
         if spark_run not in (None, self._spark_run):
             return
@@ -198,7 +186,7 @@ class TimelineWriter:
                 self._is_new, is_closed = False, self._is_closed
             try:
                 if not self._write(files):
-                    continue  # it is written once the run has claimed the log
+                    continue  # The timeline is written once the run has claimed the log.
             except Exception as error:  # noqa: BLE001 - whatever the store raises, the query must not depend on it
                 level = logging.DEBUG if self._said else logging.WARNING
                 logger.log(level, "The timeline in %s cannot be written: %s", files.location, error)
@@ -254,22 +242,14 @@ class TimelineWriter:
 
 
 class TimelineReader:
-    """Reads the timeline of a checkpoint repeatedly. Segments that no longer change are read only once.
-
-    Args:
-        files: The query's checkpoint.
-    """
+    """Reads the timeline of a checkpoint repeatedly. Segments that no longer change are read only once."""
 
     def __init__(self, files: CheckpointFiles) -> None:
         self._files = files.inside(FOLDER)
-        self._last: dict[str, TimelineSegment] = {}  # segments that no longer change
+        self._last: dict[str, TimelineSegment] = {}  # The values are segments that no longer change.
 
     def read(self) -> Sequence[TimelineSegment]:
-        """Returns the segments, oldest first. Segments that are damaged or in a newer version's format are left out.
-
-        Raises:
-            OSError: If the checkpoint's store cannot be read.
-        """
+        """Returns the segments, oldest first. Segments that are damaged or in a newer version's format are left out."""
         names = sorted(name for name in self._files.names(_SUBFOLDER) if name.endswith(".json"))
         found: dict[str, TimelineSegment] = {}
         for name in names:
@@ -290,7 +270,7 @@ class TimelineReader:
 
 
 def _forget_old(files: CheckpointFiles) -> None:
-    """Deletes the oldest segments, making room for one more."""
+    """Deletes the oldest segments, to make room for one more."""
     files.tidy(_SUBFOLDER)
     names = sorted(files.names(_SUBFOLDER))
     files.delete([f"{_SUBFOLDER}/{name}" for name in names[: 1 - SEGMENTS_KEPT]])
