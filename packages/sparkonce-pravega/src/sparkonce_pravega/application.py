@@ -31,14 +31,7 @@ ABORTED = "ABORTED"
 
 
 class PravegaApplication(Application):
-    """Writes files to a stream in a transaction, after recording the transaction's id.
-
-    Args:
-        folder: The sink's folder.
-        sink: The sink's name.
-        settings: One call for all rows of a batch.
-        stream: The stream.
-    """
+    """Writes files to a stream in a transaction, after recording the transaction's id."""
 
     def __init__(self, folder: WriteAheadFolder, sink: str, settings: CallSettings, stream: PravegaStream) -> None:
         super().__init__(folder, sink, settings)
@@ -50,7 +43,6 @@ class PravegaApplication(Application):
 
         Raises:
             RefusedError: If Pravega has forgotten the transaction, or if the stream is now a different one.
-            StatusUnknownError: If Pravega does not report the transaction's status.
         """
         _, begun = self._notes.last(unit.name)
         return begun is not None and self._is_committed(begun, token)
@@ -89,7 +81,7 @@ class PravegaApplication(Application):
             )
 
     def deliver(self, unit: Unit, token: ApplyToken, opened: Sequence[BinaryIO]) -> None:  # noqa: ARG002
-        """Writes the rows in a transaction, and commits it. Readers see them when it returns.
+        """Writes the rows in a transaction, and commits it. Readers see the rows when the method returns.
 
         Raises:
             RetryLaterError: If another driver is writing them, or the outcome is unknown.

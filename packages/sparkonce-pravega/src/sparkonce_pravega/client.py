@@ -1,7 +1,7 @@
 """Pravega's Java client in the JVM of the driver's session.
 
-The loop over the rows is written in Java, too, because a call through py4j costs more than an event. Janino compiles
-it, which Spark ships for compiling generated code.
+The loop over the rows is written in Java, too, because a call through py4j costs more than an event. Janino, which
+Spark ships for generated code, compiles the loop.
 """
 
 from __future__ import annotations
@@ -74,14 +74,7 @@ def reason(error: BaseException) -> str:
 
 
 class PravegaStream:
-    """A stream and its transactions.
-
-    Args:
-        spark: The driver's session, with Pravega's jars.
-        cluster: The cluster.
-        scope: The stream's scope.
-        stream: Its name.
-    """
+    """A stream and its transactions."""
 
     def __init__(self, spark: SparkSession, cluster: Pravega, scope: str, stream: str) -> None:
         self._spark = spark
@@ -92,7 +85,6 @@ class PravegaStream:
         self._events: Any = None
 
     def exists(self) -> bool:
-        """Returns True if the stream exists."""
         manager = self._pravega.admin.StreamManager.create(self._config)
         try:
             return bool(manager.checkStreamExists(self._scope, self._stream))
@@ -128,15 +120,11 @@ class PravegaStream:
         return written
 
     def segments(self) -> StreamSegments:
-        """Opens the stream's segments, to query their creation times. Use it as a context manager."""
+        """Returns the stream's segments, a context manager, to query their creation times."""
         return StreamSegments(self._jvm, self._config, self._scope, self._stream)
 
     def settled(self, writer: Any, transaction: str) -> str | None:
-        """Returns the status of a transaction once it is stable; None if Pravega does not know the transaction.
-
-        Raises:
-            StatusUnknownError: If Pravega does not report the status in time.
-        """
+        """Returns the status of a transaction once it is stable; None if Pravega does not know the transaction."""
         uuid = self._jvm.java.util.UUID.fromString(transaction)
         give_up_at = time.monotonic() + _SETTLES_WITHIN_S
         while True:
@@ -153,5 +141,5 @@ class PravegaStream:
             time.sleep(_ASK_EVERY_S)
 
     def abort(self, writer: Any, transaction: str) -> None:
-        """Aborts an open transaction. Query the status after that, because a commit may have been faster."""
+        """Aborts an open transaction. Query the status afterward, because a commit may have been faster."""
         writer.getTxn(self._jvm.java.util.UUID.fromString(transaction)).abort()

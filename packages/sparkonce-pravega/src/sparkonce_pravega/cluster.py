@@ -69,11 +69,9 @@ class Pravega:
 
     @classmethod
     def of(cls, controller: str | Pravega) -> Pravega:
-        """Returns the cluster with this controller."""
         return controller if isinstance(controller, Pravega) else cls(controller)
 
     def client_config(self, jvm: Any) -> Any:
-        """Creates the ``ClientConfig`` of Pravega's Java client, in this JVM."""
         made = jvm.io.pravega.client.ClientConfig.builder().controllerURI(jvm.java.net.URI.create(self.controller))
         made = made.validateHostName(self.check_host_name)
         if self.trust_store is not None:

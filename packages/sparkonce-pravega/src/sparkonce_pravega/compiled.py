@@ -29,11 +29,11 @@ _SERVICE = "META-INF/services/org.apache.spark.sql.sources.DataSourceRegister"
 """The file in a jar through which Spark finds a format's class."""
 
 _JAVA = 8
-"""The Java version of the sources and classes, the first for which Janino supports static interface methods."""
+"""The Java version of the sources and classes: the first version for which Janino supports static interface methods."""
 
 _adding = threading.Lock()
 _added: WeakSet[SparkContext] = WeakSet()
-"""The contexts that have the classes. That a jar exists does not prove that it was added."""
+"""The contexts that have the classes. The jar alone does not prove that: it may exist without having been added."""
 
 
 def add_source(spark: SparkSession) -> None:

@@ -1,7 +1,7 @@
 """Records of the transactions started for a batch's rows. They are durable before any event is written.
 
-They are in the sink's ledger, as ``transactions/NAME.NUMBER``. NAME is the first file's name, and NUMBER counts from
-0. A number is used only once the transaction of the previous number is known to be aborted, so only the last one
+They are in the sink's ledger, as ``transactions/NAME.NUMBER``. NAME is the first file's name, and NUMBER counts from 0.
+A number is used only once the transaction of the previous number is known to be aborted, so only the last transaction
 matters.
 """
 
@@ -18,29 +18,19 @@ _FOLDER = "transactions"
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """A transaction that was started.
-
-    Attributes:
-        id: Pravega's id, a UUID.
-        birth: A segment of the stream and its creation time; see `StreamSegments.birth` in ``segments``.
-    """
+    """A transaction that was started: Pravega's UUID, and what `StreamSegments.birth` returned for the stream."""
 
     id: str
     birth: str
 
 
 class TransactionNotes:
-    """One sink's notes of transactions. Every method raises OSError if they cannot be read or written.
-
-    Args:
-        files: The files of the sink's ledger.
-    """
+    """One sink's notes of transactions. Every method raises OSError if the notes cannot be read or written."""
 
     def __init__(self, files: CheckpointFiles) -> None:
         self._files = files
 
     def make(self) -> None:
-        """Creates the folder of the notes."""
         self._files.make(_FOLDER)
 
     def last(self, name: TransactionName) -> tuple[int, Begun | None]:

@@ -1,8 +1,9 @@
 """The segments of a stream and their creation times, which distinguish a stream from a later one with the same name.
 
-Transaction ids do not distinguish them: they are counters, and a new cluster starts counting again. Pravega's public
-client does not return creation times. The request for them is the same as in `SegmentMetadataClientImpl.fetchProperty`,
-but with a different attribute: ``Attributes.CREATION_TIME`` of Pravega's segment store.
+Transaction ids do not distinguish streams: the ids are counters, and a new cluster starts counting again. Pravega's
+public client does not return creation times. The request for creation times is the same as in
+`SegmentMetadataClientImpl.fetchProperty`, but with a different attribute: ``Attributes.CREATION_TIME`` of Pravega's
+segment store.
 """
 
 from __future__ import annotations
@@ -25,12 +26,6 @@ class StreamSegments:
     """Queries a stream's segments. Use it as a context manager.
 
     Each method raises Py4JJavaError if there is no response, and StatusUnknownError if the response is inconclusive.
-
-    Args:
-        jvm: A JVM with Pravega's client.
-        config: Its ``ClientConfig``.
-        scope: The stream's scope.
-        stream: Its name.
     """
 
     def __init__(self, jvm: Any, config: Any, scope: str, stream: str) -> None:

@@ -28,7 +28,7 @@ EVENT_LIMIT_BYTES = 8 * 2**20 - 1024
 
 
 def never(*_: object) -> None:
-    """Takes the place of the user's function, which a stream does not have."""
+    """Stands in for the user's function, because a stream has none."""
     raise NotImplementedError
 
 

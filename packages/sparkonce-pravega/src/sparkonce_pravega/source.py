@@ -29,12 +29,10 @@ class PravegaStreams(Source):
         return (source.options or {}).get("starting") == "latest"
 
     def describe_offset(self, offset: Any) -> str | None:
-        """Returns the stream with its scope."""
         keys = set(offset) if isinstance(offset, dict) else set()
         return str(offset["stream"]) if {"stream", "cut"} <= keys <= {"stream", "cut", "made", "first"} else None
 
     def check(self, spark: SparkSession, source: SourceFacts, trigger: Mapping[str, Any]) -> None:  # noqa: ARG002
-        """Checks that the controller responds, and knows the stream."""
         from sparkonce_pravega.client import PravegaStream, reason
         from sparkonce_pravega.compiled import cluster_of
 

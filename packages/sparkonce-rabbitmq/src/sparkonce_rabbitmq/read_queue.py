@@ -101,4 +101,4 @@ def read_rabbitmq_queue(
     options = QueueOptions(files=files, consumer=consumer, receiver=receiver, most=most, partitions=count)
     spark.dataSource.register(source_of(options))
     told = {"queue": queue, "identify": identified_by(receiver.identify), "acknowledge": receiver.acknowledge}
-    return spark.readStream.format(NAME).options(**told).load()  # only for the analyzer
+    return spark.readStream.format(NAME).options(**told).load()  # The options are only for the analyzer.

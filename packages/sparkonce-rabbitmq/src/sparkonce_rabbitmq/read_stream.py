@@ -86,7 +86,7 @@ def read_rabbitmq_stream(
         },
     )
     spark.dataSource.register(RabbitMQStreamSource)
-    reader = spark.readStream.format(NAME).option("streams", ", ".join(names))  # shown in the plan
+    reader = spark.readStream.format(NAME).option("streams", ", ".join(names))  # The plan shows this option.
     return reader.option(OPTION, options.text()).load()
 
 

@@ -97,11 +97,7 @@ class RabbitMQ:
         return tuple((setting, path) for setting in TLS_FILES if (path := getattr(self, setting)) is not None)
 
     def ssl_context(self) -> ssl.SSLContext | None:
-        """Creates the context of an encrypted connection; None without TLS.
-
-        Raises:
-            OSError: If a file cannot be read. The message names it.
-        """
+        """Creates the context of an encrypted connection; None without TLS. Raises OSError for an unreadable file."""
         if not self.tls:
             return None
         see_files(dict(self.files), TLS_FILES)
@@ -112,11 +108,7 @@ class RabbitMQ:
 
 
 def checked_server(server: object) -> RabbitMQ:
-    """Returns the argument if it is a `RabbitMQ` object.
-
-    Raises:
-        ConfigurationError: If it is any other object.
-    """
+    """Returns the argument; raises ConfigurationError if it is not a `RabbitMQ` object."""
     if not isinstance(server, RabbitMQ):
         raise ConfigurationError(
             f"server={shown(server)} is not a RabbitMQ.",

@@ -42,7 +42,6 @@ class RabbitMQStreams(Source):
         return "latest" in json.loads(known.get("source", "{}")).get("starting", {}).values()
 
     def describe_offset(self, offset: Any) -> str | None:
-        """Returns the names of the streams."""
         return ", ".join(offset) if rows_between({}, offset) is not None else None
 
     def rows_between(self, before: Any, after: Any) -> int | None:
@@ -80,7 +79,6 @@ class RabbitMQStreams(Source):
             )
 
     def worker_needs(self, source: SourceFacts) -> WorkerNeeds:
-        """Returns the client's module, the files that it reads, and the server's address."""
         from sparkonce_rabbitmq.server import RabbitMQ
 
         server = RabbitMQ(**_options(source).server)

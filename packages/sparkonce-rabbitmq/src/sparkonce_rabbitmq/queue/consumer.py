@@ -59,12 +59,7 @@ class ConsumerSettings:
 
 
 class QueueConsumer:
-    """The connection of a receiver, in a separate thread.
-
-    Args:
-        settings: The settings.
-        receiver: The receiver of the messages.
-    """
+    """The connection of a receiver, in a separate thread."""
 
     def __init__(self, settings: ConsumerSettings, receiver: Receiver) -> None:
         self._settings, self._receiver = settings, receiver
@@ -78,7 +73,6 @@ class QueueConsumer:
         self._delivered: deque[tuple[int, QueueMessage]] = deque()
 
     def start(self) -> None:
-        """Starts receiving."""
         self._thread.start()
 
     def wait_quiet(self, timeout_s: float) -> None:
@@ -86,7 +80,6 @@ class QueueConsumer:
         self._quiet.wait(timeout_s)
 
     def check(self) -> None:
-        """Raises the error that ended the receiver, if any."""
         if self._error is not None:
             raise self._error
 
@@ -105,8 +98,8 @@ class QueueConsumer:
                     self._receiver.claim()
                     claimed = True
                 self._receiver.settle()
-                # Poll before subscribing: if the store is unreachable, every subscription returns messages, and some
-                # queues count that.
+                # Poll before subscribing: if the store is unreachable, every subscription returns its messages to the
+                # queue, and some queues count how often messages are returned.
                 self._receiver.poll()
                 self._consume()
             except SparkonceError as error:
@@ -294,7 +287,7 @@ def queue_is_there(server: RabbitMQ, queue: str) -> None:
     """Checks that the queue exists, and that this user may log in.
 
     Raises:
-        PreflightError: If the queue does not exist, or the login is refused.
+        PreflightError: If the queue does not exist, or the server refuses the login.
         OutageError: If the server is unreachable.
     """
     try:

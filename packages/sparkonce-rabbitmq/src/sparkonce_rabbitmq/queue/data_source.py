@@ -39,7 +39,7 @@ Position = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueOptions:
-    """The settings of a source; see `read_rabbitmq_queue`. Its ``files`` give access to the query's checkpoint."""
+    """The settings of a source; see `read_rabbitmq_queue`. `files` gives access to the query's checkpoint."""
 
     files: CheckpointFiles
     consumer: ConsumerSettings
@@ -48,12 +48,11 @@ class QueueOptions:
     partitions: int
 
     def for_tasks(self) -> QueueOptions:
-        """Returns the settings without the password: tasks do not connect to a server."""
+        """Returns the settings without the password, because tasks do not connect to a server."""
         server = replace(self.consumer.server, password="")
         return replace(self, consumer=replace(self.consumer, server=server))
 
     def segments(self) -> Segments:
-        """Returns the segments of the queue."""
         return Segments(self.files.inside(FOLDER).inside(quote(self.consumer.queue, safe="")))
 
 
@@ -68,7 +67,7 @@ def source_of(options: QueueOptions) -> type[DataSource]:
     """Returns a data source with these settings, under the name `NAME`.
 
     Spark pickles the data source, so its options contain no secret. The planning process needs the password, but does
-    not pickle it for tasks: neither in the reader, nor in the source once the reader is created.
+    not pickle the password for tasks: neither in the reader, nor in the source once the reader is created.
     """
 
     class RabbitMQQueueSource(DataSource):  # type: ignore[misc]
@@ -88,11 +87,7 @@ def source_of(options: QueueOptions) -> type[DataSource]:
 
 
 class QueueReader(Limited, DataSourceStreamReader):  # type: ignore[misc]
-    """Plans batches and receives messages on the driver, and reads the batches' partitions in tasks.
-
-    Args:
-        options: The settings.
-    """
+    """Plans batches and receives messages on the driver, and reads the batches' partitions in tasks."""
 
     def __init__(self, options: QueueOptions) -> None:
         super().__init__(options.most)
@@ -108,15 +103,12 @@ class QueueReader(Limited, DataSourceStreamReader):  # type: ignore[misc]
         return {**self.__dict__, "_options": self._options.for_tasks(), "_receiver": None, "_consumer": None}
 
     def initialOffset(self) -> Position:  # noqa: N802 - Spark's
-        """Returns the position before the first message."""
         return self._at(0)
 
     def latestOffset(self, start: Position | None = None, limit: Any = None) -> Position:  # noqa: N802 - Spark's
         """Returns the position up to which the next batch reads; the batch's start if nothing is new.
 
-        Args:
-            start: The start of the batch. Spark before 4.2 does not pass it.
-            limit: Spark's limit.
+        Spark before 4.2 does not pass the start.
         """
         receiver, consumer = self._receiving()
         consumer.check()
@@ -145,7 +137,6 @@ class QueueReader(Limited, DataSourceStreamReader):  # type: ignore[misc]
         return [QueuePartition(numbers[at:to]) for at, to in pairwise(bounds)]
 
     def read(self, partition: QueuePartition) -> Iterator[pa.RecordBatch]:
-        """Yields a partition's rows."""
         segments = self._options.segments()
         for number in partition.numbers:
             yield from segments.read(number).table().to_batches()

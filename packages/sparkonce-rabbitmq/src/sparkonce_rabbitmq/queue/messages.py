@@ -64,11 +64,7 @@ Identify = Literal["message_id", "digest"] | Callable[[QueueMessage], str | byte
 
 
 def id_of(message: QueueMessage, identify: Identify) -> bytes:
-    """Returns a message's identity, in `ID_BYTES` bytes.
-
-    Raises:
-        ConfigurationError: If the message has no identity.
-    """
+    """Returns a message's identity, in `ID_BYTES` bytes; raises ConfigurationError if the message has none."""
     if identify == "digest":
         return _digest(message)
     if identify == "message_id":
@@ -117,7 +113,7 @@ _OF_SERVER = frozenset({"x-delivery-count", "x-acquired-count"})
 
 
 def _digest(message: QueueMessage) -> bytes:
-    """Returns a digest of everything that the publisher has set. The length of each part delimits it."""
+    """Returns a digest of everything that the publisher has set. The length of each part delimits the part."""
     sent = {name: value for name, value in message.headers.items() if name not in _OF_SERVER}
     headers = json.dumps(sent, sort_keys=True, default=repr)
     properties = json.dumps({**message.properties, "message_id": message.message_id, "timestamp": message.timestamp})

@@ -25,12 +25,7 @@ class FinishedSegments:
 
 
 class Progress:
-    """Reads a query's checkpoint.
-
-    Args:
-        files: The checkpoint's files.
-        identity: The identity of the segments' folder, which is part of each position of this source.
-    """
+    """Reads a query's checkpoint, whose positions of this source contain the identity of the segments' folder."""
 
     def __init__(self, files: CheckpointFiles, identity: str) -> None:
         self._spark = SparkCheckpoint(files)

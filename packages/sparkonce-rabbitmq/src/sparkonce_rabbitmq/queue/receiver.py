@@ -1,10 +1,10 @@
 """Decides what is stored from a queue, and what is acknowledged, independently of the connection.
 
-**Messages are stored before they are reported**: a message is in a durable segment before Spark learns of it. A batch
-is a range of segments, so a replay reads the same rows.
+**Messages are stored before they are reported**: a message is in a durable segment before Spark learns of the message.
+A batch is a range of segments, so a replay reads the same rows.
 
-**Messages are acknowledged last**: when their batch is finished or, optionally, when their segment is durable. If
-anything dies before that, the server delivers the messages again, and their ids are still remembered.
+**Messages are acknowledged last**: when their batch is finished or, optionally, when their segment is durable. If a
+process dies earlier, the server delivers the messages again, and the receiver recognizes their ids.
 """
 
 from __future__ import annotations
@@ -24,11 +24,7 @@ from sparkonce_rabbitmq.queue.segments import Segment, Segments, arrow_stream, n
 
 
 class Memory:
-    """Remembers the newest ids, and all ids in unfinished batches.
-
-    Args:
-        most: The number of ids to remember after their batches are finished.
-    """
+    """Remembers the ids of all messages in unfinished batches, and up to ``most`` ids of finished ones."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -46,11 +42,7 @@ class Memory:
         self._numbers.update(dict.fromkeys(identities, number))
 
     def forget(self, finished: int) -> None:
-        """Forgets the oldest ids in excess of the limit.
-
-        Args:
-            finished: The number of the first unfinished segment. Ids from there on are not forgotten.
-        """
+        """Forgets the oldest ids in excess of the limit, except those from the first unfinished segment on."""
         for identity in list(self._numbers)[: max(0, len(self._numbers) - self._most)]:
             if self._numbers[identity] >= finished:
                 return
@@ -66,11 +58,7 @@ _SPARE_SEGMENTS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReceiverSettings:
-    """The settings of a receiver; see `read_rabbitmq_queue`.
-
-    Attributes:
-        segment_bytes: The total size of message bodies at which a segment is full.
-    """
+    """The settings of a receiver; see `read_rabbitmq_queue`. `segment_bytes` limits the bodies in a segment."""
 
     identify: Identify = "message_id"
     acknowledge: Acknowledge = "finished"
@@ -94,11 +82,7 @@ class _Waiting:
 class Receiver:
     """Stores messages, and determines which ones may be acknowledged. The consumer calls it from a single thread.
 
-    Args:
-        segments: The store of messages.
-        progress: Shows which batches Spark has finished.
-        settings: The settings.
-        clock: Returns the time in seconds.
+    ``progress`` shows which batches Spark has finished.
     """
 
     def __init__(
@@ -135,16 +119,12 @@ class Receiver:
                 return
             except PutUnknownError as error:
                 raise OSError(str(error)) from error
-            except SupersededError:  # the older receiver has put a segment in the meantime
+            except SupersededError:  # The older receiver has put a segment in the meantime.
                 if not tries_left:
                     raise
 
     def take(self, tag: int, message: QueueMessage) -> None:
-        """Accepts a delivery.
-
-        Args:
-            tag: The delivery tag, which increases within a connection.
-            message: The message.
+        """Accepts a delivery, whose tag increases within a connection.
 
         Raises:
             ConfigurationError: If the message cannot be identified.
@@ -159,7 +139,7 @@ class Receiver:
             waiting.size += len(message.value)
 
     def is_full(self) -> bool:
-        """True if messages must be stored before others are accepted."""
+        """Returns True if messages must be stored before others are accepted."""
         waiting, settings = self._waiting, self._settings
         has_many = len(waiting.messages) >= settings.segment_rows or waiting.size >= settings.segment_bytes
         return has_many or waiting.tried is not None
@@ -167,12 +147,11 @@ class Receiver:
     def keep_due(self) -> bool:
         """Stores the waiting messages if there are enough of them, or if they have waited long enough.
 
-        Returns:
-            True if no messages are waiting.
+        Returns True if no messages are waiting.
 
         Raises:
             SupersededError: If another receiver has taken the queue over.
-            OSError: If the messages are not stored, or if that is unknown. Call it again.
+            OSError: If the messages are not stored, or if that is unknown. Call the method again.
         """
         waiting = self._waiting
         if not waiting.messages:
@@ -244,9 +223,7 @@ class Receiver:
     def end(self, begin: int, most_rows: int | None) -> int:
         """Returns the number after the last segment of the next batch; ``begin`` if there are no rows.
 
-        Args:
-            begin: The number of the first segment of the batch.
-            most_rows: The maximum number of rows. A batch has at least one segment with rows.
+        The batch has at most ``most_rows`` rows, but at least one segment with rows.
 
         Raises:
             SupersededError: If another query has finished that batch in the meantime and deleted its segments.
@@ -275,15 +252,15 @@ class Receiver:
     # --- how ----------------------------------------------------------------------------------------------------------
 
     def _load(self) -> None:
-        with self._lock:  # a claim may be repeated while another thread queries the end
+        with self._lock:  # A claim may be repeated while another thread queries the end.
             self._memory, self._ids, self._rows, self._files_of_ids = Memory(self._settings.remember), {}, {}, []
             self._ahead = self._next = 0
         self._finished = self._progress.poll()
         numbers = self._segments.numbers()
-        below, behind = self._finished.below, numbers[-1] + 1 if numbers else 0  # the newest segment is never deleted
+        below, behind = self._finished.below, numbers[-1] + 1 if numbers else 0  # The newest segment is never deleted.
         if (below and not numbers) or (numbers and numbers[0] > below):
             raise self._broken(f"has no segment {below}: messages that were received and not yet read are missing")
-        if behind < below:  # a segment put there would count as finished, and be acknowledged without being read
+        if behind < below:  # A segment put there would count as finished, and be acknowledged without being read.
             raise self._broken(f"ends before segment {behind}, and batches have read up to {below}: it is an old copy")
         for name, ids in self._segments.kept_ids():
             self._files_of_ids.append((name, len(ids)))

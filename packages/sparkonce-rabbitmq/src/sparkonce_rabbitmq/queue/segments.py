@@ -29,12 +29,9 @@ _DIGITS = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """Messages that were stored together.
+    """Messages that were stored together by the receiver with this token.
 
-    Attributes:
-        token: The token of the receiver that put it.
-        ids: The ids of the messages, in order.
-        rows: The messages as an Arrow stream; empty for a claim.
+    `ids` are in the order of the messages, and `rows` is an Arrow stream, which is empty for a claim.
     """
 
     token: bytes
@@ -42,12 +39,11 @@ class Segment:
     rows: bytes = b""
 
     def encode(self) -> bytes:
-        """Serializes the segment as a file."""
         return _sealed(self.token + len(self.ids).to_bytes(4, "big") + b"".join(self.ids) + self.rows)
 
     @classmethod
     def decode(cls, data: bytes, where: str) -> Segment:
-        """Deserializes a segment from the contents of a file.
+        """Deserializes a segment from a file at ``where``.
 
         Raises:
             CorruptRecordError: If the contents have changed.
@@ -60,7 +56,6 @@ class Segment:
         return cls(token=body[:_TOKEN_BYTES], ids=_split(body[begin:end]), rows=body[end:])
 
     def table(self) -> pa.Table:
-        """Returns the rows."""
         return pa.ipc.open_stream(self.rows).read_all() if self.rows else SCHEMA.empty_table()
 
 
@@ -74,11 +69,7 @@ def arrow_stream(rows: pa.RecordBatch) -> bytes:
 
 
 class Segments:
-    """The segments of a queue.
-
-    Args:
-        files: The files of the folder that contains them.
-    """
+    """The segments of a queue."""
 
     def __init__(self, files: CheckpointFiles) -> None:
         self.files = files
@@ -86,8 +77,7 @@ class Segments:
     def identity(self, identified: str) -> str:
         """Returns the id that distinguishes this folder from one that replaced it. Creates the id if it is missing.
 
-        Args:
-            identified: How messages are identified. It cannot be changed, since stored ids would not be recognized.
+        ``identified`` is the way to identify messages. It cannot be changed, since stored ids would not be recognized.
 
         Raises:
             ConfigurationError: If messages were identified differently before.
@@ -121,11 +111,7 @@ class Segments:
         return run[::-1]
 
     def read(self, number: int) -> Segment:
-        """Returns a segment.
-
-        Raises:
-            CorruptRecordError: If it is missing, or has changed.
-        """
+        """Returns a segment; raises CorruptRecordError if it is missing or has changed."""
         path = _segment(number)
         data = self.files.read(path)
         if data is None:
@@ -152,12 +138,7 @@ class Segments:
             raise superseded(self.files.location)
 
     def check_newest(self, number: int) -> None:
-        """Checks that no other receiver has put a segment after this one.
-
-        Raises:
-            SupersededError: If another receiver has done so.
-            OSError: If the store cannot be read.
-        """
+        """Checks that no other receiver has put a segment after this one; raises SupersededError if one has."""
         if self.files.exists(_segment(number + 1)):
             raise superseded(self.files.location)
 
@@ -168,9 +149,9 @@ class Segments:
         if ids:
             try:
                 self.files.put(f"{IDS}/{first:0{_DIGITS}}-{last:0{_DIGITS}}", _sealed(b"".join(ids)))
-            except PutUnknownError as error:  # the caller puts it again, with the same content
+            except PutUnknownError as error:  # The caller puts the segment again, with the same content.
                 raise OSError(str(error)) from error
-        for number, _ in segments:  # in order: see `put`
+        for number, _ in segments:  # Delete in order: see `put`.
             self.files.delete([_segment(number)])
 
     def kept_ids(self) -> list[tuple[str, tuple[bytes, ...]]]:
@@ -183,7 +164,6 @@ class Segments:
         return found
 
     def delete_ids(self, names: Sequence[str]) -> None:
-        """Deletes files of ids."""
         self.files.delete([f"{IDS}/{name}" for name in names])
 
 

@@ -53,11 +53,7 @@ class StreamCommitter(WriteAheadCommitter):
         return answers
 
     def before_decision(self, facts: Facts) -> str:
-        """Checks that each stream contains exactly the published rows; see `SinkCommitter.before_decision`.
-
-        Raises:
-            OutageError: If the server is currently unreachable.
-        """
+        """Checks that each stream contains exactly the published rows; see `SinkCommitter.before_decision`."""
         for stream in json.loads(facts.get("partitions", "[]")) or [self._stream]:
             publisher = self._publisher_of(facts["query"], stream)
             try:
@@ -80,10 +76,7 @@ class StreamCommitter(WriteAheadCommitter):
         super().conclude(batch, handles)
 
     def missing(self, handles: Sequence[Handle]) -> Sequence[Handle]:
-        """Lists handles whose rows were never published, or have higher ids than the highest in the stream.
-
-        See `SinkCommitter.missing`.
-        """
+        """Lists handles whose rows were never published, or have higher ids than the highest in the stream."""
         ids, begun = self._learn(handles)
         asked = {(name.query, stream) for name, streams in ids.items() for stream in streams}
         try:
@@ -107,7 +100,6 @@ class StreamCommitter(WriteAheadCommitter):
             raise self._unreadable(error) from error
 
     def close(self) -> None:
-        """Closes the connection."""
         super().close()
         for publisher in self._publishers.values():
             publisher.close()
@@ -120,8 +112,7 @@ class StreamCommitter(WriteAheadCommitter):
     def _learn(self, handles: Sequence[Handle]) -> tuple[Mapping[TransactionName, _IdsByStream], Set[TransactionName]]:
         """Records the highest id in the groups that these handles were published in.
 
-        Returns:
-            The ids of completely known groups, by stream, and the names of transactions whose commit has started.
+        Returns the ids of completely known groups, by stream, and the names of transactions whose commit has started.
         """
         rows = {name: handle.rows for handle in handles if (name := self._name(handle)) is not None}
         found: dict[TransactionName, _IdsByStream] = {}

@@ -1,7 +1,7 @@
 """A connection of the stream protocol: rstream's frames over a blocking socket, with a deadline for each wait.
 
-It replaces rstream's own client, which swallows socket errors, reads in pieces of 256 bytes, and waits without a
-deadline. After that client reconnects, its producer republishes automatically, and its consumer continues at a wrong
+This module replaces rstream's own client, which swallows socket errors, reads in pieces of 256 bytes, and waits without
+a deadline. After that client reconnects, its producer republishes automatically, and its consumer continues at a wrong
 offset.
 """
 
@@ -67,12 +67,7 @@ Node = tuple[str, int]
 
 
 class StreamRefusedError(Exception):
-    """The server refused a request.
-
-    Args:
-        request: A description of the request.
-        code: The server's code.
-    """
+    """The server refused a request."""
 
     def __init__(self, request: str, code: int) -> None:
         super().__init__(f"{request}: {WORDS.get(code, f'the server answers with code {code}')}")
@@ -115,7 +110,6 @@ class StreamConnection:
 
     @property
     def where(self) -> str:
-        """A description of the node."""
         return "RabbitMQ at {}:{}".format(*self.address)
 
     def close(self) -> None:
@@ -181,7 +175,7 @@ class StreamConnection:
         self._send_bytes(encode_frame(frame))
 
     def _send_bytes(self, data: bytes) -> None:
-        self._socket.settimeout(self._server.timeout_s)  # this is the limit for sending all of it
+        self._socket.settimeout(self._server.timeout_s)  # This is the time limit for sending all of the data.
         self._socket.sendall(data)
 
     def _wait_for(self, awaited: str) -> None:
@@ -190,7 +184,6 @@ class StreamConnection:
         self._awaited = awaited
 
     def _take(self) -> schema.Frame:
-        """Returns the next frame."""
         return self._handled(self._frame())
 
     def _frame(self) -> bytes:
@@ -198,11 +191,11 @@ class StreamConnection:
 
     def _handled(self, data: bytes) -> schema.Frame:
         """Decodes a frame that may be a response, and handles frames of other kinds."""
-        if data[:2] == _PARTITIONS:  # RabbitMQ 3.10 answers with the key of the request
+        if data[:2] == _PARTITIONS:  # RabbitMQ 3.10 answers with the key of the request.
             data = b"\x80" + data[1:]
         try:
             frame: Any = decode_frame(data)
-        except ValueError as error:  # including a chunk with a wrong checksum
+        except ValueError as error:  # This includes a chunk with a wrong checksum.
             raise ConnectionError(
                 f"{self.where} sent a frame that cannot be read: {error.__cause__ or error}"
             ) from None
@@ -240,7 +233,7 @@ class PublisherConnection(StreamConnection):
         return self._ask(asked, schema.QueryPublisherSequenceResponse, what).sequence
 
     def declare(self, stream: str, publisher: str) -> None:
-        """Declares the stream to publish to, and the publisher's name. An empty name means that there is none."""
+        """Declares the stream to publish to, and the publisher's name; an empty name stands for no name."""
         asked = schema.DeclarePublisher(
             next(self._numbers), publisher_id=_PUBLISHER, reference=publisher, stream=stream
         )
@@ -282,14 +275,10 @@ class _Incoming(io.RawIOBase):
 
 
 def connect_to(kind: type[Kind], server: RabbitMQ, stream: str, *, leader: bool = False) -> Kind:
-    """Returns a connection to a node that holds a stream.
+    """Returns a connection to a node that holds a stream; ``server`` may be any node of the cluster.
 
-    Args:
-        kind: The kind of connection.
-        server: The server, which may be any node of the cluster.
-        stream: The stream.
-        leader: True to connect to the leader, since messages that another node forwards may be lost. Otherwise, a
-            replica is preferred.
+    With ``leader``, connects to the leader, since messages that another node forwards may be lost. Otherwise, prefers a
+    replica.
 
     Raises:
         Exception: See `StreamConnection.refusal`, if there is no such stream, or the login is refused.
@@ -329,4 +318,4 @@ def _in_order(nodes: Iterable[Node], here: Node, *, leader: bool) -> list[Node]:
     if leader:
         return [first]
     random.shuffle(others)
-    return sorted([*others, first], key=lambda node: node != here)  # prefer the node that is already connected
+    return sorted([*others, first], key=lambda node: node != here)  # Prefer the node that is already connected.

@@ -26,13 +26,14 @@ Body = Literal["amqp", "raw"]
 
 VALUE = "value"
 PROPERTIES = ("message_id", None, "to", "subject", "reply_to", "correlation_id", "content_type")
-"""The columns that become AMQP 1.0's properties, in the order of the protocol. The second one, user-id, is omitted."""
+"""The columns that become AMQP 1.0's properties, in the order of the protocol, which has user-id in place of the None.
+The columns that become AMQP 1.0's properties, in the order of the protocol, which has user-id in place of the None."""
 
 SHORT_PROPERTIES = ("message_id", "reply_to", "correlation_id", "content_type")
 """The properties that AMQP 0-9-1 also has, with a limit of `SHORT_BYTES`.
 
-For longer values, RabbitMQ closes the connections of AMQP 0-9-1 readers. It does the same for an application property
-whose key is missing or longer. A longer `to` or `subject` can be read.
+For longer values, RabbitMQ closes the connections of AMQP 0-9-1 readers. RabbitMQ does the same for an application
+property whose key is missing or longer. Readers can read a longer `to` or `subject`.
 """
 
 SHORT_BYTES = 255
@@ -41,7 +42,7 @@ MESSAGE = "message"
 """The column in which encoded messages are staged."""
 
 FRAME_OVERHEAD_BYTES = 64
-"""An upper bound for the bytes of a frame besides a message. Header, publishing id and length take 25."""
+"""An upper bound for the bytes of a frame besides a message: header, publishing id and length together take 25."""
 
 _CLOSES = "RabbitMQ would close the connections of AMQP 0-9-1 readers at this message, and at each attempt to read on"
 _NULL = b"\x40"
@@ -53,12 +54,7 @@ _COUNT_BYTES = 4
 
 
 def columns_of(schema: pa.Schema, body: Body, route_by: str = "") -> list[str]:
-    """Returns the columns that make up a message, in order, followed by the column with the key if it is another one.
-
-    Args:
-        schema: All columns.
-        body: See `encode`.
-        route_by: The column with the key; empty if there is none.
+    """Returns the columns that make up a message, in order, followed by the key's column if it is another one.
 
     Raises:
         SchemaError: If a column is missing, unknown, or of the wrong type. The message names it.
@@ -104,12 +100,9 @@ def _is_pairs(kind: pa.DataType) -> bool:
 
 
 def encode(rows: pa.RecordBatch, body: Body, most_bytes: int) -> pa.RecordBatch:
-    """Returns the rows as messages, in the single column `MESSAGE`.
+    """Returns the rows as messages, in the single column `MESSAGE`, for the columns returned by `columns_of`.
 
-    Args:
-        rows: The columns returned by `columns_of`.
-        body: ``amqp`` for AMQP 1.0 messages; ``raw`` for the bare values.
-        most_bytes: The maximum size of a message.
+    The body is ``amqp`` for AMQP 1.0 messages, or ``raw`` for the bare values.
 
     Raises:
         PrepareError: If the stream cannot accept a row. The message names it.
@@ -206,7 +199,7 @@ def _properties(rows: pa.RecordBatch) -> pa.Array:
 
 
 def _application_properties(column: pa.Array) -> pa.Array:
-    """Returns the encoded section for each row; empty for null."""
+    """Returns the encoded application properties of each row; empty for null."""
     column = pc.fill_null(column, pa.scalar([], column.type)) if column.null_count else column
     offsets = column.offsets.to_numpy()
     pairs = column.values.slice(offsets[0], offsets[-1] - offsets[0])
@@ -222,12 +215,9 @@ def _application_properties(column: pa.Array) -> pa.Array:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """Messages that are published in one frame.
+    """Messages that are published in one frame, each with its id and length in `payload`.
 
-    Attributes:
-        first_id: The publishing id of the first message. The ids of the others follow without a gap.
-        count: The number of messages.
-        payload: The messages in the form that is sent, each with its id and its length.
+    Their publishing ids begin with `first_id`, without a gap.
     """
 
     first_id: int
@@ -236,13 +226,7 @@ class Frame:
 
 
 def frames(messages: pa.Array, first_id: int, most_bytes: int) -> Iterator[Frame]:
-    """Groups messages into frames, in order.
-
-    Args:
-        messages: The messages.
-        first_id: The publishing id of the first of them.
-        most_bytes: The maximum size of a frame's payload. No message may be larger.
-    """
+    """Groups messages into frames, in order. No message may be larger than a frame's payload."""
     count = len(messages)
     if not count:
         return
@@ -265,9 +249,7 @@ def frames(messages: pa.Array, first_id: int, most_bytes: int) -> Iterator[Frame
 class MessageWriter(WriteAheadWriter):
     """Writes one task attempt's rows as messages; see `WriteAheadWriter` and `encode`.
 
-    Args:
-        route_by: The column with the key that determines a row's partition; empty for a single stream.
-        partitions: The streams of the super stream.
+    The column ``route_by`` has the key that determines a row's partition; empty for a single stream.
     """
 
     def __init__(

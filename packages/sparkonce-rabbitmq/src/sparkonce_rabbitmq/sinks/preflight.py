@@ -33,8 +33,7 @@ _NEXT_STEPS = {
 def check_stream(settings: RabbitMQ, stream: str, publisher: str) -> int:
     """Checks that the user can publish to the stream under this name, and query the stream's contents.
 
-    Returns:
-        The maximum frame size that the server accepts.
+    Returns the maximum frame size that the server accepts.
 
     Raises:
         PreflightError: If the user cannot. The message names the setting and its value.
@@ -47,11 +46,7 @@ def check_stream(settings: RabbitMQ, stream: str, publisher: str) -> int:
 
 
 def partitions_of(settings: RabbitMQ, super_stream: str) -> Sequence[str]:
-    """Returns the streams of a super stream, in partition order.
-
-    Raises:
-        PreflightError: If the server does not return them. The message names the setting and its value.
-    """
+    """Returns the streams of a super stream, in partition order; raises PreflightError if the server does not."""
     with _refusals(settings), closing(StreamConnection(settings)) as connection:
         return connection.partitions_of(super_stream)
 

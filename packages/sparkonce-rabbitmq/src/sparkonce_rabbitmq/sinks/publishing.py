@@ -52,23 +52,14 @@ _MOST_BATCHES = (1 << (63 - _GROUP_BITS - _PLACE_BITS)) - 1
 
 @dataclass(frozen=True, slots=True)
 class Ids:
-    """The ids of the rows of one group, without a gap.
-
-    Attributes:
-        first: The first row's id.
-        last: The last row's id.
-    """
+    """The ids of the rows of one group, without a gap."""
 
     first: int
     last: int
 
     @classmethod
     def of(cls, batch: int, group: int, rows: int) -> Ids:
-        """Returns the ids of a group's rows.
-
-        Raises:
-            OverflowError: If there are too many batches, groups or rows for an id.
-        """
+        """Returns the ids of a group's rows; raises OverflowError if there are too many batches, groups or rows."""
         if not (0 <= batch < _MOST_BATCHES and 0 <= group < _MOST_GROUPS and 0 < rows <= MOST_ROWS):
             raise OverflowError(
                 f"Batch {batch} with {rows} rows in group {group} has no publishing ids: they allow for "
@@ -86,21 +77,16 @@ def batch_of(sequence: int) -> int:
 _Answer = TypeVar("_Answer")
 
 OTHERS_WITHIN_S = 10.0
-"""The time in which another driver must record that it has published the same rows, in seconds."""
+"""How long another driver may take to record that it has published the same rows, in seconds."""
 
 _CHECK_AGAIN_S = 0.2
 
 
 class Publisher:
-    """A publisher of one stream, with a name. Connects at first use, and reconnects after an error.
+    """A publisher of one stream. Connects at first use, and reconnects after an error.
 
-    Args:
-        settings: The server and the user.
-        stream: The stream's name.
-        name: The publisher's name. If it is empty, the server never treats messages as duplicates.
-
-    Attributes:
-        newest: The highest id that this publisher is known to have published; None if unknown.
+    If its name is empty, the server never treats messages as duplicates. `newest` is the highest id that this publisher
+    is known to have published; None if unknown.
     """
 
     def __init__(self, settings: RabbitMQ, stream: str, name: str) -> None:
@@ -112,27 +98,17 @@ class Publisher:
         self.newest: int | None = None
 
     def sequence(self) -> int:
-        """Returns the highest id of this publisher that the stream's leader has; 0 if it has none.
-
-        Raises:
-            OSError: If the server cannot be queried.
-            StreamRefusedError: If the server refuses.
-        """
+        """Returns the highest id of this publisher that the stream's leader has; 0 if it has none."""
         with self._lock:
             if self._connection is not None:
                 try:
                     return self._with(lambda connection: connection.sequence(self._stream, self._name))
-                except OSError:  # the connection was idle, and the server or something in between has closed it
+                except OSError:  # The connection was idle, and the server or something in between has closed it.
                     pass
             return self._with(lambda connection: connection.sequence(self._stream, self._name))
 
     def publish(self, rows: Iterable[pa.RecordBatch], first_id: int, skip: int = 0) -> None:
-        """Publishes rows, except for the first ``skip`` rows. Returns once all of them are confirmed.
-
-        Raises:
-            OSError: If the connection breaks, or the server does not confirm in time.
-            StreamRefusedError: If the server refuses.
-        """
+        """Publishes rows, except for the first ``skip`` rows. Returns once all of them are confirmed."""
         with self._lock:
             at = 0
             for batch in rows:
@@ -142,7 +118,6 @@ class Publisher:
                 self._with(partial(self._send, messages=new, first_id=start))
 
     def close(self) -> None:
-        """Closes the connection."""
         with self._lock:
             connection, self._connection = self._connection, None
             if connection is not None:
@@ -179,15 +154,7 @@ class _Share:
 
 
 class StreamApplication(Application):
-    """Publishes the rows of decided batches.
-
-    Args:
-        folder: The sink's folder.
-        sink: The sink's name.
-        settings: The settings of the calls.
-        stream: The stream for rows that name no partition.
-        publisher_of: Returns a query's publisher for a stream.
-    """
+    """Publishes the rows of decided batches. See `StreamCommitter` for the arguments."""
 
     def __init__(
         self,
@@ -247,9 +214,8 @@ class StreamApplication(Application):
 def why_behind(known: int | None, there: int) -> str:
     """Returns why nothing may be published to a stream that has lost rows; empty if it has not.
 
-    Args:
-        known: The highest id that the publisher is known to have published; None if it is unknown.
-        there: The publisher's highest id in the stream.
+    ``known`` is the highest id that the publisher is known to have published; ``there`` is its highest id in the
+    stream.
     """
     if known is None or there >= known:
         return ""
@@ -261,7 +227,7 @@ def why_behind(known: int | None, there: int) -> str:
 
 
 def ahead(there: int) -> str:
-    """Returns the message that a stream has rows that this checkpoint has no record of."""
+    """Returns the message that a stream has rows of which this checkpoint has no record."""
     return (
         f"The stream has rows of batch {batch_of(there)} of this query that this checkpoint does not know: it is an "
         "old copy, or another driver of the query is ahead."

@@ -1,6 +1,7 @@
 """Publishes rows to an exchange with publisher confirms, many messages at a time.
 
-It uses pika's callback-based connection, because the blocking one waits for each confirm before the next message.
+The publisher uses pika's callback-based connection, because the blocking one waits for each confirm before the next
+message.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class QueuePublish:
         """Yields messages, each with an id that is the same in every retry."""
         number = 0
         for batch in rows:
-            values = batch.column(VALUE).cast(pa.large_binary()).to_pylist()  # a string may contain any bytes
+            values = batch.column(VALUE).cast(pa.large_binary()).to_pylist()  # A string may contain any bytes.
             given = {name: batch.column(name).to_pylist() for name in batch.schema.names if name != VALUE}
             nothing = [None] * batch.num_rows
             keys = given.get(ROUTING_KEY) or [self.routing_key] * batch.num_rows
@@ -114,7 +115,7 @@ class _Publishing:
         channel.confirm_delivery(self._answered, callback=lambda _: self._send())
 
     def _connected(self, connection: Any) -> None:
-        if self._error is not None:  # the connection was established too late
+        if self._error is not None:  # The connection was established too late.
             connection.close()
         else:
             connection.channel(on_open_callback=self._opened)
@@ -141,7 +142,7 @@ class _Publishing:
 
     def _answered(self, frame: Any) -> None:
         method = frame.method
-        if isinstance(method, pika.spec.Basic.Nack):  # these messages stay unconfirmed, so the call cannot complete
+        if isinstance(method, pika.spec.Basic.Nack):  # These messages stay unconfirmed, so the call cannot complete.
             self._stop(ConnectionError("the server did not accept a message"))
             return
         tags = range(self._confirmed + 1, method.delivery_tag + 1) if method.multiple else (method.delivery_tag,)

@@ -54,11 +54,7 @@ def queue_columns(schema: pa.Schema) -> list[str]:
 
 
 def check_rows(rows: pa.RecordBatch) -> None:
-    """Checks that each row can be published.
-
-    Raises:
-        PrepareError: If a row cannot. The message names the column.
-    """
+    """Checks that each row can be published. The PrepareError for a row that cannot names the column."""
     for name in rows.schema.names:
         column = rows.column(name)
         if name in (VALUE, ROUTING_KEY) and column.null_count:
@@ -158,7 +154,6 @@ class RabbitMQQueueSink(WriteAheadSink):
         )
 
     def __repr__(self) -> str:
-        """Returns the sink's representation, without credentials."""
         to = f"exchange={self.exchange!r}" if self.exchange else f"queue={self.routing_key!r}"
         return f"RabbitMQQueueSink({self.server.host!r}, {to}, name={self.name!r})"
 
@@ -175,7 +170,6 @@ class RabbitMQQueueSink(WriteAheadSink):
         )
 
     def columns(self, schema: pa.Schema) -> Sequence[str]:
-        """Returns the columns of a message."""
         return queue_columns(schema)
 
     def preflight(self, query: str, recorded: Facts | None) -> Facts:
@@ -186,7 +180,7 @@ class RabbitMQQueueSink(WriteAheadSink):
         return super().preflight(query, recorded)
 
     def worker_needs(self) -> WorkerNeeds:
-        """See `TwoPhaseCommitSink.worker_needs`. At EXACTLY_ONCE, executors do not connect to the server."""
+        """Returns what executors need, which do not connect to the server at EXACTLY_ONCE."""
         rows = replace(super().worker_needs(), packages=PACKAGES)
         if self.guarantee is Guarantee.EXACTLY_ONCE:
             return rows

@@ -19,11 +19,7 @@ _SEED = 104729
 
 
 def check_key(schema: pa.Schema, route_by: str) -> None:
-    """Checks that the column with the keys exists.
-
-    Raises:
-        SchemaError: If the column is missing, or is not of type string.
-    """
+    """Checks that the column with the keys exists; raises SchemaError if it does not, or is not of type string."""
     kind = schema.field(route_by).type if route_by in schema.names else None
     if kind is None or not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
         raise SchemaError(
@@ -33,11 +29,7 @@ def check_key(schema: pa.Schema, route_by: str) -> None:
 
 
 def routes(keys: pa.Array, partitions: int) -> pa.Array:
-    """Returns the number of the partition for each key.
-
-    Raises:
-        PrepareError: If a key is null.
-    """
+    """Returns the number of the partition for each key; raises PrepareError if a key is null."""
     import mmh3
 
     if keys.null_count:
@@ -45,7 +37,7 @@ def routes(keys: pa.Array, partitions: int) -> pa.Array:
             f"{keys.null_count} of {len(keys)} rows that arrived together have no key to route by.",
             next_step="Filter such rows out, or give them a key.",
         )
-    hashed = keys.cast(pa.large_binary()).to_pylist()  # a string may contain any bytes
+    hashed = keys.cast(pa.large_binary()).to_pylist()  # A string may contain any bytes.
     return pa.array([mmh3.hash(key, _SEED, signed=False) % partitions for key in hashed], pa.int32())
 
 

@@ -1,4 +1,4 @@
-"""The settings of the sink for RabbitMQ streams, from which its writers and its committer are created."""
+"""The sink for RabbitMQ streams: its settings, from which it creates its writers and its committer."""
 
 from __future__ import annotations
 
@@ -105,7 +105,6 @@ class RabbitMQStreamSink(WriteAheadSink):
         )
 
     def __repr__(self) -> str:
-        """Returns the sink's representation, without credentials."""
         return f"RabbitMQStreamSink({self.server.host!r}, stream={self.stream!r}, name={self.name!r})"
 
     def conditions(self) -> Sequence[str]:
@@ -123,7 +122,6 @@ class RabbitMQStreamSink(WriteAheadSink):
         )
 
     def columns(self, schema: pa.Schema) -> Sequence[str]:
-        """Returns the columns of a message."""
         if self.route_by:
             check_key(schema, self.route_by)
         return columns_of(schema, self.body, self.route_by)
@@ -162,7 +160,7 @@ class RabbitMQStreamSink(WriteAheadSink):
         }
 
     def worker_needs(self) -> WorkerNeeds:
-        """See `TwoPhaseCommitSink.worker_needs`. At EXACTLY_ONCE, executors do not connect to the server."""
+        """Returns what executors need, which do not connect to the server at EXACTLY_ONCE."""
         rows = replace(super().worker_needs(), packages=PACKAGES)
         if self.guarantee is Guarantee.EXACTLY_ONCE:
             return replace(rows, modules=(*rows.modules, "mmh3")) if self.route_by else rows

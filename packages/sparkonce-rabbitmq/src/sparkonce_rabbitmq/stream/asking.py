@@ -27,26 +27,18 @@ _SURE_AFTER_S = 10.0
 
 
 class StreamAsker:
-    """Queries streams, over one connection per stream.
-
-    Args:
-        server: The server.
-        patience_s: How long the server may be unreachable, in seconds.
-    """
+    """Queries streams, over one connection per stream."""
 
     def __init__(self, server: RabbitMQ, *, patience_s: float) -> None:
         self._server, self.patience_s = server, patience_s
         self._open: dict[str, ConsumerConnection] = {}
 
     def close(self) -> None:
-        """Closes the connections."""
         for connection in self._open.values():
             connection.close()
         self._open.clear()
 
     def partitions(self, super_stream: str) -> tuple[str, ...]:
-        """Returns the streams of a super stream."""
-
         def ask() -> tuple[str, ...]:
             with closing(ConsumerConnection(self._server)) as connection:
                 return tuple(connection.partitions_of(super_stream))
@@ -54,12 +46,7 @@ class StreamAsker:
         return self._patiently(super_stream, ask)
 
     def check(self, stream: str) -> None:
-        """Checks once that a stream exists and may be read.
-
-        Raises:
-            PreflightError: If the stream does not exist or may not be read.
-            OSError, OutageError: If the server does not respond.
-        """
+        """Checks once that a stream exists and may be read."""
         self._connection(stream).first_chunk(stream, OffsetType.FIRST)
 
     def begin(self, stream: str, starting: str | datetime | int) -> Position:
@@ -86,7 +73,7 @@ class StreamAsker:
     def _begin_at(self, stream: str, milliseconds: int) -> Position:
         """Returns the position of the first chunk that is not older than a time."""
         chunk = self._chunk(stream, OffsetType.TIMESTAMP, milliseconds)
-        if chunk is None or chunk.timestamp < milliseconds:  # the server starts with the previous chunk
+        if chunk is None or chunk.timestamp < milliseconds:  # The server starts with the previous chunk.
             last = self._chunk(stream, OffsetType.LAST)
             if chunk is None or last is None or last.timestamp < milliseconds:
                 return beginning(0 if last is None else next_offset(last))
@@ -102,12 +89,7 @@ class StreamAsker:
         return found
 
     def next_position(self, start: Positions, ends: Positions, most: int | None) -> Positions:
-        """Returns the position up to which the next batch reads.
-
-        Args:
-            start: The start of the range.
-            ends: The ends of the streams.
-            most: The maximum number of messages, over all streams.
+        """Returns the position up to which the next batch reads: at most ``most`` messages over all streams.
 
         Raises:
             StaleServerError: If a stream ends before its start.
@@ -128,24 +110,19 @@ class StreamAsker:
         }
 
     def compare(self, positions: Positions) -> None:
-        """Checks that each stream still reaches a position.
-
-        Raises:
-            StaleServerError: If a stream does not.
-        """
+        """Checks that each stream still reaches a position; raises StaleServerError if one does not."""
         for stream, position in positions.items():
             self._confirm(stream, position["offset"])
 
     def _confirm(self, stream: str, known: int) -> None:
-        """Checks several times, because a new leader may not know yet that all of its messages are committed.
+        """Raises StaleServerError if a stream remains shorter than what was read from it.
 
-        Raises:
-            StaleServerError: If the stream remains shorter than what was read from it.
+        Checks several times, because a new leader may not know yet that all of its messages are committed.
         """
         give_up_at = time.monotonic() + min(_SURE_AFTER_S, self.patience_s)
         while True:
             last = self._chunk(stream, OffsetType.LAST)
-            if last is None or next_offset(last) >= known:  # retention may have deleted everything in an empty stream
+            if last is None or next_offset(last) >= known:  # Retention may have deleted everything in an empty stream.
                 return
             self._drop(stream)
             if time.monotonic() >= give_up_at:

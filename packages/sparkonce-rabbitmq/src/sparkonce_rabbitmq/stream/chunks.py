@@ -49,11 +49,7 @@ def next_offset(chunk: StreamChunk) -> int:
 
 
 def messages_of(chunk: StreamChunk) -> pa.Array:
-    """Returns the chunk's messages as a binary array.
-
-    Raises:
-        PrepareError: If the messages cannot be read.
-    """
+    """Returns the chunk's messages as a binary array; raises PrepareError if they cannot be read."""
     found = _of_one_size(chunk.data, chunk.num_entries)
     if found is None:
         found = pa.array(_cut(chunk.data, chunk.num_entries), pa.binary())
@@ -224,7 +220,7 @@ def _only_data(values: pa.Array) -> pa.Array | None:
 
 
 def _said(data: Any, starts: Any, is_long: Any) -> Any:
-    """Returns the lengths that the headers of the sections contain."""
+    """Returns the lengths in the headers of the sections."""
     said = data[starts + 4].astype(np.int64)
     long = starts[is_long]
     said[is_long] = sum(data[long + 4 + at].astype(np.int64) << (24 - 8 * at) for at in range(4))

@@ -21,10 +21,6 @@ _SUBSCRIPTION = 0
 class ConsumerConnection(StreamConnection):
     """An open connection with at most one subscription.
 
-    Args:
-        server: See `StreamConnection`.
-        address: See `StreamConnection`.
-
     Raises:
         PreflightError: If the server refuses the login or the virtual host, or is not trusted.
         OSError, OutageError: If the server does not respond.
@@ -71,11 +67,7 @@ class ConsumerConnection(StreamConnection):
         self._send(schema.Credit(subscription_id=_SUBSCRIPTION, credit=chunks))
 
     def next_chunk(self) -> schema.Deliver:
-        """Returns the subscription's next chunk.
-
-        Raises:
-            OSError: If no chunk arrives in time.
-        """
+        """Returns the subscription's next chunk; raises OSError if none arrives in time."""
         self._wait_for("a chunk")
         while not self._delivered:
             self._take()
@@ -85,7 +77,7 @@ class ConsumerConnection(StreamConnection):
         """Returns the chunk at a position, or the first one after it; None if the server currently has no such chunk.
 
         The server handles a connection's requests in order, and sends a subscription's first chunk before it reads the
-        next request. So once a second request is answered, no chunk can be in flight.
+        next request. Once the server has answered a second request, no chunk can therefore be in flight.
         """
         self.subscribe(stream, kind, offset, credit=1)
         self.nodes_of(stream)
@@ -98,7 +90,6 @@ class ConsumerConnection(StreamConnection):
         self._send(schema.StoreOffset(reference=name, stream=stream, offset=offset))
 
     def query_offset(self, stream: str, name: str) -> int:
-        """Returns the offset stored under a name."""
         frame = schema.QueryOffset(next(self._numbers), reference=name, stream=stream)
         return int(self._ask(frame, schema.QueryOffsetResponse, f"stream {stream!r}").offset)
 

@@ -65,20 +65,15 @@ class StreamOptions:
     accept_lost: dict[str, int]
 
     def text(self) -> str:
-        """Serializes the settings for `parse`."""
         return json.dumps({name: getattr(self, name) for name in self.__slots__})
 
     @classmethod
     def parse(cls, text: str) -> StreamOptions:
-        """Deserializes the settings."""
         known = json.loads(text)
         return cls(**{**known, "streams": tuple(known["streams"])})
 
     def begin(self, stream: str, *, is_added: bool = False) -> str | int | datetime:
-        """Returns where the query starts in a stream.
-
-        A stream that was added later is read from its beginning.
-        """
+        """Returns where the query starts in a stream. A stream that was added later is read from its beginning."""
         given = self.starting.get(stream, "earliest" if is_added else self.starting.get("", "earliest"))
         if isinstance(given, int) or given in ("earliest", "latest"):
             return given
@@ -93,28 +88,21 @@ class StreamPartition(InputPartition):  # type: ignore[misc]
 
 
 class RabbitMQStreamSource(DataSource):  # type: ignore[misc]
-    """The data source, under the name `NAME`."""
+    """The data source of `read_rabbitmq_stream`."""
 
     @classmethod
     def name(cls) -> str:
-        """Returns its name in ``spark.readStream.format``."""
         return NAME
 
     def schema(self) -> str:
-        """Returns its columns."""
         return AMQP_SCHEMA if StreamOptions.parse(self.options[OPTION]).amqp else SCHEMA
 
     def streamReader(self, schema: object) -> StreamReader:  # noqa: ARG002, N802 - Spark's
-        """Returns its reader."""
         return StreamReader(StreamOptions.parse(self.options[OPTION]))
 
 
 class StreamReader(Limited, DataSourceStreamReader):  # type: ignore[misc]
-    """Plans batches on the driver, and reads their partitions in tasks. It is pickled before it queries anything.
-
-    Args:
-        options: The settings.
-    """
+    """Plans batches on the driver, and reads their partitions in tasks. It is pickled before it queries anything."""
 
     def __init__(self, options: StreamOptions) -> None:
         super().__init__(options.most)
@@ -137,10 +125,8 @@ class StreamReader(Limited, DataSourceStreamReader):  # type: ignore[misc]
     def latestOffset(self, start: Positions | None = None, limit: Any = None) -> Positions:  # noqa: N802 - Spark's
         """Returns the position up to which the next batch reads; the batch's start if nothing is new.
 
-        Args:
-            start: The start of the batch. Spark before 4.2 does not pass it. It is then the end of the previous batch,
-                for which Spark has called `partitions`.
-            limit: Spark's limit.
+        Spark before 4.2 does not pass the start, which is then the end of the batch for which Spark last called
+        `partitions`.
         """
         known = start if start is not None else self._position if self._position is not None else self.initialOffset()
         try:
@@ -163,7 +149,7 @@ class StreamReader(Limited, DataSourceStreamReader):  # type: ignore[misc]
         self._target = self._asker().ends(self._all_streams())
 
     def reportLatestOffset(self) -> Positions | None:  # noqa: N802 - Spark's
-        """Returns the stream end offsets as of the last lookup, for the streaming query's progress report."""
+        """Returns the end offsets of the streams as of the last lookup, for the query's progress report."""
         return self._newest
 
     def partitions(self, start: Positions, end: Positions) -> list[StreamPartition]:
@@ -178,7 +164,6 @@ class StreamReader(Limited, DataSourceStreamReader):  # type: ignore[misc]
         return [StreamPartition(part) for part in found]
 
     def read(self, partition: StreamPartition) -> Iterator[pa.RecordBatch]:
-        """Yields a partition's rows."""
         from sparkonce_rabbitmq.stream.reading import RangeReader
 
         part = partition.part
@@ -200,7 +185,6 @@ class StreamReader(Limited, DataSourceStreamReader):  # type: ignore[misc]
             self._asker().store(end, self._options.offset_name)
 
     def stop(self) -> None:
-        """Closes the connections."""
         if self._asked is not None:
             self._asked.close()
 

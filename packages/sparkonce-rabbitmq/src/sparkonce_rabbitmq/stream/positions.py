@@ -1,9 +1,9 @@
 """Computes with positions in streams, which are plain values that Spark stores as JSON in the offset log.
 
 For each stream, a position has ``offset``, the offset of the next message, and ``first``, the offset at which the query
-started. ``first`` is needed if Spark repeats batch 0: it then queries the start again, and may get a different result.
-Once messages were read, a position also has ``chunk`` and ``at``: the first offset and the time of the chunk with the
-last message, which distinguish the stream from another one with the same name.
+started. ``first`` is needed if Spark repeats batch 0: Spark then queries the start again, and may get a different
+result. Once messages were read, a position also has ``chunk`` and ``at``: the first offset and the time of the chunk
+with the last message, which distinguish the stream from another one with the same name.
 """
 
 from __future__ import annotations
@@ -46,10 +46,7 @@ def beginning(offset: int) -> Position:
 def behind(offset: int, chunk: tuple[int, int], begun: Position) -> Position:
     """Returns the position before ``offset``, in a stream that has been read since ``begun``.
 
-    Args:
-        offset: The offset of the next message.
-        chunk: The first offset and the time of the chunk with the previous message.
-        begun: An earlier position.
+    The chunk with the previous message is given by its first offset and its time.
     """
     return {"offset": offset, "chunk": chunk[0], "at": chunk[1], "first": begun["first"]}
 

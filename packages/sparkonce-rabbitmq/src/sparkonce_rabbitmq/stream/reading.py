@@ -1,4 +1,4 @@
-"""Reads a part of a stream, either completely or with an error. It never skips messages silently."""
+"""Reads a part of a stream, either completely or with an error. Never skips messages silently."""
 
 from __future__ import annotations
 
@@ -30,14 +30,7 @@ AGAIN_S = 0.2
 
 
 class RangeReader:
-    """Reads one part of a stream, reconnecting as often as needed.
-
-    Args:
-        server: The server.
-        part: The part.
-        patience_s: How long the server may be silent, in seconds.
-        accepted: The offset below which messages may be missing.
-    """
+    """Reads one part of a stream, reconnecting as needed. Messages may be missing below the offset ``accepted``."""
 
     def __init__(self, server: RabbitMQ, part: StreamRange, *, patience_s: float, accepted: int = 0) -> None:
         self._server, self._part = server, part
@@ -76,7 +69,7 @@ class RangeReader:
                         piece = self._piece(chunk)
                         if piece is not None:
                             yield piece
-                            self._heard_at = time.monotonic()  # Spark's processing time is not the server's silence
+                            self._heard_at = time.monotonic()  # Spark's processing time is not the server's silence.
                         if self._next >= self._part.end:
                             break
                         connection.credit(1)
@@ -161,11 +154,7 @@ class RangeReader:
                 self._wait(error)
 
     def _wait(self, error: Exception) -> None:
-        """Waits before the next attempt.
-
-        Raises:
-            OutageError: If nothing has arrived for too long.
-        """
+        """Waits before the next attempt; raises OutageError if nothing has arrived for too long."""
         if time.monotonic() - self._heard_at >= self._patience_s:
             raise away(self._part.stream, error, self._patience_s) from None
         logger.warning("The stream %r is read again from offset %d on: %s", self._part.stream, self._next, error)
