@@ -30,8 +30,7 @@ Recorded = TypeVar("Recorded", Workload, RunLimits)
 class Asked:
     """The command line; see ``sparkonce verify --help``. An option that was not given is None.
 
-    Attributes:
-        a_seed: The seed to use if the command line has none.
+    `a_seed` is the seed to use if the command line has none.
     """
 
     folder: Path
@@ -53,11 +52,7 @@ class Asked:
 
 
 def options_of(asked: Asked) -> Options:
-    """Converts the command line to the options of `run`.
-
-    Raises:
-        ConfigurationError: If an option cannot be used. The message names it.
-    """
+    """Converts the command line to the options of `run`. The ConfigurationError for an unusable option names it."""
     folder = asked.folder.absolute()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigurationError(f"--out {asked.folder} is not an empty folder.", next_step="Name a new one.")

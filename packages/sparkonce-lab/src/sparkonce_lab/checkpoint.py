@@ -28,12 +28,7 @@ _PACKAGES = "spark.jars.packages"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """The location of a query's checkpoint.
-
-    Attributes:
-        files: The checkpoint's files.
-        disk: The checkpoint's disk, if that can be filled.
-    """
+    """The location of a query's checkpoint, with the checkpoint's disk if that can be filled."""
 
     files: CheckpointFiles
     disk: SmallDisk | None = None
@@ -68,11 +63,7 @@ def with_connector(location: str, conf: Mapping[str, str]) -> dict[str, str]:
 
 
 def check_place(files: CheckpointFiles) -> None:
-    """Checks that files can be put into the user's store.
-
-    Raises:
-        ConfigurationError: If they cannot.
-    """
+    """Checks that files can be put into the user's store; raises ConfigurationError if they cannot."""
     try:
         files.check()
     except OSError as error:
@@ -91,8 +82,8 @@ def new_folder(location: str, purpose: str) -> str:
 def checkpoint_disk(folder: Path, say: Callable[[str], None]) -> Iterator[Place]:
     """Creates a disk for the checkpoint and the log, in a new folder.
 
-    When the disk is removed, the folder keeps what they contain about batches (decisions, offsets and commits, but not
-    the state).
+    When the disk is removed, the folder keeps what checkpoint and log contain about batches (decisions, offsets and
+    commits, but not the state).
     """
     disk = SmallDisk(folder, _MEGABYTES)
     files = LocalFiles(folder / QUERY)
@@ -114,9 +105,6 @@ def checkpoint_away(files: CheckpointFiles, folder: Path, say: Callable[[str], N
     """Checks a store of the user's. At the end, copies what checkpoint and log contain about batches to a new folder.
 
     The checkpoint itself is not removed.
-
-    Raises:
-        ConfigurationError: If files cannot be put into the store.
     """
     check_place(files)
     try:

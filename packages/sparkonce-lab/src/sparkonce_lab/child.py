@@ -89,7 +89,6 @@ class Driver(Child):
         self.send(json.dumps(command))
 
     def hold_at(self, phase: str) -> None:
-        """Holds the driver the next time that a phase with this name begins."""
         self.command(hold=phase)
 
     def go(self) -> None:
@@ -103,7 +102,6 @@ class Driver(Child):
         super().ask_to_stop()
 
     def executors(self) -> list[int]:
-        """The process ids of executors in separate JVMs."""
         return [pid for pid, words in self._commands() if any("CoarseGrainedExecutorBackend" in word for word in words)]
 
     def workers(self) -> list[int]:

@@ -17,7 +17,7 @@ _MONOTONIC_GOES_ON = "FAKETIME_DONT_FAKE_MONOTONIC"
 
 
 def find_faketime() -> Path | None:
-    """Finds the library. Returns None if it is not installed (Debian: ``apt install libfaketime``)."""
+    """Finds the library libfaketime; None if it is not installed (Debian: ``apt install libfaketime``)."""
     for folder in _FOLDERS:
         for found in (Path(folder, _LIBRARY), *sorted(Path(folder).glob(f"*/{_LIBRARY}"))):
             if found.exists():
@@ -29,7 +29,7 @@ def adapt_python() -> None:
     """Prepares this process for a `FakeClock`. Does nothing if its clock is real.
 
     `time.sleep` (since 3.11) passes a time on the monotonic clock to clock_nanosleep. If that clock is not faked,
-    libfaketime up to 0.9.10 converts it to a time before 1970 (wolfcw/libfaketime#426).
+    libfaketime up to 0.9.10 converts the time to one before 1970 (wolfcw/libfaketime#426).
     """
 
     def sleep(seconds: float | SupportsIndex) -> None:
@@ -67,10 +67,7 @@ class FakeClock:
         self.jump(seconds)
 
     def env(self) -> Mapping[str, str]:
-        """Returns the environment of the Python process with this clock.
-
-        The names are documented in libfaketime's README.
-        """
+        """Returns the environment of the Python process with this clock, with names from libfaketime's README."""
         return {
             "LD_PRELOAD": str(self._library),
             _FILE: str(self._file),

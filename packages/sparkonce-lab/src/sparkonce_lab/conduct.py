@@ -26,12 +26,12 @@ _CHECK_EVERY_S = 0.5
 _SAMPLE_S = 5.0
 _BACK_OFF_S = (0.5, 1.0, 2.0, 5.0)
 _ARMED_S = 20.0
-"""The longest wait for a phase, in seconds. After that, the fault is injected wherever the driver is."""
+"""The longest wait for a phase, in seconds. After that, the fault is injected in whatever phase the driver is."""
 _OF_THE_FIRST_BATCH = frozenset(phase.name for phase in FIRST_BATCH)
 
 
 class StuckError(RunFailedError):
-    """Something did not happen before its deadline, which is a finding, not a failure of the verifier."""
+    """Raised if something did not happen before its deadline, which is a finding, not a failure of the verifier."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,11 +55,7 @@ class RunLimits:
 
 
 class Conductor:
-    """One query on its checkpoint, through all of its drivers.
-
-    Attributes:
-        driver: The newest driver; None while none is running.
-    """
+    """One query on its checkpoint, through all of its drivers."""
 
     def __init__(
         self,
@@ -77,7 +73,6 @@ class Conductor:
         self.recorder = recorder
         self.driver: Driver | None = None
         self.finished = 0
-        """The number of batches finished by all drivers."""
         self._checkpoint = checkpoint
         self._module = module
         self._folder = folder
@@ -97,11 +92,9 @@ class Conductor:
     # --- drivers ------------------------------------------------------------------------------------------------------
 
     def start(self, *, clock_s: int | None = None, **changed: Any) -> Driver:
-        """Starts a driver, in addition to those that are running.
+        """Starts a driver, in addition to those that are running. Changes to its configuration apply from now on.
 
-        Args:
-            clock_s: The offset of the driver's clock from its start, in seconds; None for the machine's clock.
-            changed: Changes to the configuration that apply from now on.
+        The driver's clock is ``clock_s`` seconds ahead at its start, or the machine's clock if ``clock_s`` is None.
         """
         self._clock_s = clock_s
         self.config = replace(self.config, **changed)
@@ -124,9 +117,7 @@ class Conductor:
     def kill(self, driver: Driver, *, asked: bool = True) -> None:
         """Kills a driver with all its processes (SIGKILL), or whichever of its processes are left.
 
-        Args:
-            driver: The driver.
-            asked: True if the verifier wants the driver to end. A driver that has ended on its own is judged.
+        If ``asked`` is False, the driver has ended on its own, which is judged.
         """
         driver.kill()
         self.hear(driver)
@@ -147,7 +138,7 @@ class Conductor:
         return driver
 
     def end(self) -> None:
-        """Ends every remaining process. If some attempts fail, raises the last error after all of them."""
+        """Ends every remaining process. If some attempts fail, raises the last error after all attempts."""
         with ExitStack() as stack:
             for driver in self._drivers:
                 if not driver.end_noted:
@@ -159,8 +150,7 @@ class Conductor:
     def wait(self, holds: Callable[[], bool], limit_s: float, *, keep_running: bool = True) -> bool:
         """Waits for a condition. Meanwhile, reads the drivers' events, and restarts the driver if it ended on its own.
 
-        Returns:
-            True if the condition became true in time.
+        Returns True if the condition became true in time.
         """
         give_up_at = time.monotonic() + limit_s
         while True:
@@ -180,7 +170,7 @@ class Conductor:
         """Waits like `wait`, for a condition that must become true.
 
         Raises:
-            StuckError: If it does not, or if one driver after another ends before it does.
+            StuckError: If the condition does not become true, or if one driver after another ends before it does.
         """
         came = False
 
@@ -206,7 +196,7 @@ class Conductor:
             if not driver.end_noted:
                 self.hear(driver)
                 if driver.exit_code() is not None:
-                    self.kill(driver, asked=False)  # kill its remaining processes, and record its end
+                    self.kill(driver, asked=False)  # This kills the driver's remaining processes, and records its end.
         if keep_running and self.driver is not None and self.driver.exit_code() is not None:
             self._restart()
         if time.monotonic() - self._sampled_at > _SAMPLE_S:
@@ -231,7 +221,7 @@ class Conductor:
                 case "log":
                     self.recorder.note(EventKind.LOG, **fields)
                 case "stop" if driver.asked_to_stop:
-                    # It was stopped during a batch.
+                    # The driver was stopped during a batch.
                     self.recorder.note(EventKind.LOG, level="ERROR", **fields)
                 case "stop" | "failed":
                     self.recorder.note(EventKind.STOPPED, **fields)
@@ -261,11 +251,7 @@ class Conductor:
     # --- steps --------------------------------------------------------------------------------------------------------
 
     def aim(self, step: Step) -> Driver:
-        """Brings the query to the point of a step.
-
-        Returns:
-            The driver at that point, or as close to it as it got.
-        """
+        """Brings the query to the point of a step. Returns the driver at that point, or as close to it as it got."""
         if step.phase not in _OF_THE_FIRST_BATCH or not self._unrecovered:
             self.settle(step.number)
             enough = self.finished + step.batches
@@ -325,7 +311,7 @@ class Conductor:
             nonlocal told
             if self.driver is not None and self.driver is not told:
                 told = self.driver
-                told.hold_at(phase)  # drivers that are started later get the phase from their configuration
+                told.hold_at(phase)  # Drivers that are started later get the phase from their configuration.
             return self.driver is not None and self.driver.held == phase
 
         if self._wait_at_work(is_held):

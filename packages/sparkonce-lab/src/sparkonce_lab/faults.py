@@ -35,12 +35,12 @@ class Fault(str, Enum):
 
     @property
     def of_a_system(self) -> bool:
-        """True if the fault strikes a server or connections to it. A schedule must then name the server."""
+        """True if the fault strikes a server or connections to one. A schedule must then name the server."""
         return self not in OF_THE_QUERY
 
 
 STORE = "checkpoint"
-"""The name of the checkpoint's store in schedules, in the place of a system's name."""
+"""The name of the checkpoint's store in schedules, where other steps have the name of a system."""
 
 OF_THE_QUERY = frozenset(
     {

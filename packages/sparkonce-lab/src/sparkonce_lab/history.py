@@ -1,6 +1,6 @@
 """The record of a run: events in the order they were observed, and the rows that readers found at the end.
 
-It is a folder with ``history.jsonl`` (one event per line), ``expected.parquet``, ``undisturbed.parquet``, and one
+A record is a folder with ``history.jsonl`` (one event per line), ``expected.parquet``, ``undisturbed.parquet``, and one
 ``observed-<system>.parquet`` per system. Checkers and report read nothing else.
 """
 
@@ -109,13 +109,7 @@ class EventKind(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One observation.
-
-    Attributes:
-        at_ms: Milliseconds since the run began.
-        kind: The kind of event.
-        fields: See `EventKind`.
-    """
+    """One observation, in milliseconds since the run began. See `EventKind` for the fields."""
 
     at_ms: int
     kind: EventKind
@@ -154,7 +148,6 @@ class History:
     undisturbed: pa.Table | None = None
 
     def of(self, *kinds: EventKind) -> Iterator[Event]:
-        """Yields the events of these kinds, in order."""
         return (event for event in self.events if event.kind in kinds)
 
     def first(self, kind: EventKind) -> Event | None:
@@ -170,11 +163,7 @@ class History:
 
 
 class Recorder:
-    """Records a history while it happens. Thread-safe.
-
-    Args:
-        folder: A new folder, or one without a history.
-        watch: Called with each event after it is recorded, in the thread that recorded it.
+    """Records a history in a folder while it happens. Thread-safe. The thread that recorded an event calls ``watch``.
 
     Raises:
         ConfigurationError: If the folder contains a history.

@@ -24,7 +24,8 @@ _POLL_S = 0.05
 _CHUNK = 50_000
 
 _LOG_LEVEL = 5
-"""Warnings and errors only. At level 6, librdkafka also logs events that were left when a client was closed."""
+"""librdkafka's level for warnings and errors. At level 6, it also logs events that were left when a client was closed.
+librdkafka's level for warnings and errors. At level 6, it also logs events that were left when a client was closed."""
 
 
 class Record(NamedTuple):
@@ -72,14 +73,6 @@ def create_topic(
 ) -> None:
     """Creates a topic unless it already exists, and waits until each partition has a leader.
 
-    Args:
-        bootstrap: ``bootstrap.servers``, or all of librdkafka's connection settings.
-        name: The topic.
-        partitions: The number of partitions.
-        config: The topic's own settings.
-        replicas: The number of replicas per partition. Defaults to the broker's choice.
-        timeout_s: The timeout of each step, in seconds.
-
     Raises:
         KafkaException: If the broker refuses.
         TimeoutError: If a partition does not have a leader in time.
@@ -109,14 +102,8 @@ def create_topic(
 def produce(bootstrap: str, topic: str, messages: Iterable[Mapping[str, Any]], *, timeout_s: float = TIMEOUT_S) -> None:
     """Writes records outside of transactions, and waits until all of them are acknowledged.
 
-    Never sends a record twice: if a broker becomes unreachable, it raises an error instead of retrying.
-
-    Args:
-        bootstrap: ``bootstrap.servers``.
-        topic: The topic.
-        messages: For each record, the arguments of confluent-kafka's ``Producer.produce``: ``value``, ``key``,
-            ``partition``, ``timestamp`` (milliseconds), ``headers``.
-        timeout_s: The timeout of the whole call, in seconds.
+    Each message has the arguments of confluent-kafka's ``Producer.produce``. A record is never sent twice: if a broker
+    becomes unreachable, the function raises an error instead of retrying.
 
     Raises:
         KafkaException: The first delivery error.
@@ -152,10 +139,8 @@ def produce(bootstrap: str, topic: str, messages: Iterable[Mapping[str, Any]], *
 def read_committed(bootstrap: str, topic: str, *, timeout_s: float = TIMEOUT_S) -> list[Record]:
     """Reads the records that a read_committed reader sees, from the beginning to the current last stable offset.
 
-    Does not wait for open transactions, although they determine the last stable offset.
-
-    Returns:
-        The records, by partition and offset.
+    Does not wait for open transactions, although they determine the last stable offset. Returns records by partition
+    and offset.
 
     Raises:
         KafkaException: If there is no such topic, or the broker refuses.
@@ -167,7 +152,7 @@ def read_committed(bootstrap: str, topic: str, *, timeout_s: float = TIMEOUT_S) 
 def read_uncommitted(bootstrap: str, topic: str, *, timeout_s: float = TIMEOUT_S) -> list[Record]:
     """Reads the records that a reader with Kafka's default isolation sees, including those of aborted transactions.
 
-    It returns and raises the same as `read_committed`.
+    Returns and raises the same as `read_committed`.
     """
     return _read(bootstrap, topic, "READ_UNCOMMITTED", timeout_s)
 
@@ -179,15 +164,6 @@ def end_offsets(
 
     Repeats the request if a broker does not know yet that it leads a new partition, or if it leads no partition because
     it was down.
-
-    Args:
-        bootstrap: ``bootstrap.servers``, or all of librdkafka's connection settings.
-        topic: The topic.
-        isolation: The isolation of the reader.
-        timeout_s: The timeout of each of the two requests, in seconds.
-
-    Raises:
-        KafkaException: If there is no such topic, or the broker refuses.
     """
     from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPartition
     from confluent_kafka.admin import AdminClient, OffsetSpec
@@ -223,10 +199,7 @@ def _read(bootstrap: str, topic: str, isolation: str, timeout_s: float) -> list[
 def scan(
     settings: Mapping[str, Any], topic: str, isolation: str = "READ_COMMITTED", *, timeout_s: float = TIMEOUT_S
 ) -> Iterator[list[Any]]:
-    """Reads a topic from its beginning to the current result of `end_offsets`, in chunks.
-
-    Yields:
-        confluent-kafka's messages, in order within each partition.
+    """Yields a topic's messages in chunks, from its beginning to the current result of `end_offsets`.
 
     Raises:
         KafkaException: If there is no such topic, or the broker refuses.
@@ -238,7 +211,7 @@ def scan(
     ends = end_offsets(settings, topic, isolation, timeout_s=timeout_s)
     unread = {partition: end for partition, end in ends.items() if end > 0}
     more = {
-        "group.id": "sparkonce-testing",  # required but unused: partitions are assigned manually
+        "group.id": "sparkonce-testing",  # The group is required but unused: partitions are assigned manually.
         "enable.auto.commit": False,
         "isolation.level": isolation.lower(),
         "enable.partition.eof": True,
@@ -277,12 +250,7 @@ def _record(message: Any) -> Record:
 def describe_transactions(
     bootstrap: str | Mapping[str, Any], transactional_ids: Sequence[str], *, timeout_s: float = TIMEOUT_S
 ) -> dict[str, Transaction]:
-    """Queries the coordinators about these ids. Leaves out ids that are unknown to them.
-
-    Raises:
-        TimeoutError: If a coordinator does not respond in time.
-        BrokerResponseError: If it refuses; raised by kafka-python.
-    """
+    """Queries the coordinators about these ids. Leaves out ids that are unknown to them."""
     from kafka.errors import TransactionalIdNotFoundError
 
     def one(admin: KafkaAdminClient, transactional_id: str) -> Transaction | None:
@@ -315,12 +283,7 @@ def list_transactions(
     prefix: str = "",
     timeout_s: float = TIMEOUT_S,
 ) -> dict[str, Transaction]:
-    """Lists the transactional ids of every broker, and describes them.
-
-    Raises:
-        TimeoutError: If a broker does not respond in time.
-        BrokerResponseError: If it refuses; raised by kafka-python.
-    """
+    """Lists the transactional ids of every broker, and describes them."""
     listings: dict[int, Any] = _ask(
         bootstrap, lambda admin: admin.list_transactions(state_filters=list(states) or None), timeout_s
     )
@@ -331,12 +294,7 @@ def list_transactions(
 
 
 def coordinators(bootstrap: str | Mapping[str, Any], *, timeout_s: float = TIMEOUT_S) -> dict[str, int]:
-    """Returns the broker that coordinates each transactional id.
-
-    Raises:
-        TimeoutError: If a broker does not respond in time.
-        BrokerResponseError: If it refuses; raised by kafka-python.
-    """
+    """Returns the broker that coordinates each transactional id."""
     listings: dict[int, Any] = _ask(bootstrap, lambda admin: admin.list_transactions(), timeout_s)
     return {listing.transactional_id: int(node) for node, of_node in listings.items() for listing in of_node}
 
@@ -376,11 +334,7 @@ _AT_ONCE = 10_000
 class KafkaReader:
     """Reads a topic from its beginning, with confluent-kafka's consumer.
 
-    Args:
-        settings: librdkafka's connection settings, or just ``bootstrap.servers``.
-        topic: The topic.
-        partitions: The number of its partitions.
-        wait_ms: How long the broker waits for new rows before it responds that there are none, in milliseconds.
+    If there are no new rows, the broker waits ``wait_ms`` milliseconds before it responds.
     """
 
     def __init__(self, settings: str | Mapping[str, Any], topic: str, partitions: int, *, wait_ms: int = 100) -> None:
@@ -388,14 +342,14 @@ class KafkaReader:
 
         connecting = {"bootstrap.servers": settings} if isinstance(settings, str) else settings
         more = {
-            "group.id": "sparkonce-reader",  # required but unused: partitions are assigned manually
+            "group.id": "sparkonce-reader",  # The group is required but unused: partitions are assigned manually.
             "enable.auto.commit": False,
             "isolation.level": "read_committed",
             "auto.offset.reset": "earliest",
             "fetch.wait.max.ms": wait_ms,
             "reconnect.backoff.max.ms": 200,
             "log_level": 0,
-            "error_cb": lambda _: None,  # unreachable brokers are retried
+            "error_cb": lambda _: None,  # The reader retries unreachable brokers.
         }
         self._consumer = Consumer({**connecting, **more})
         self._consumer.assign([TopicPartition(topic, each, 0) for each in range(partitions)])

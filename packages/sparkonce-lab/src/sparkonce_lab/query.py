@@ -153,8 +153,8 @@ def sinks_of(config: QueryConfig) -> dict[TwoPhaseCommitSink, View]:
     def view(kafka: bool) -> View:
         def of(batch: DataFrame) -> DataFrame:
             shown = for_kafka(batch, config.refuse_every) if kafka else batch
-            # Do not use coalesce. It groups partitions by the executors that currently hold them, but each row must be
-            # in the same slot as before if a partly lost batch is healed.
+            # Do not use coalesce. coalesce groups partitions by the executors that currently hold them, but each row
+            # must be in the same slot as before if a partly lost batch is healed.
             return shown.repartition(config.slots, "key") if config.slots else shown
 
         return of
@@ -177,21 +177,17 @@ class Gate:
         self._go = threading.Event()
 
     def hold(self, phase: str) -> None:
-        """Holds the query the next time this phase begins."""
         self._go.clear()
         self._phase = phase
 
     def go(self) -> None:
-        """Releases the query, and does not hold it at any later phase."""
         self._phase = ""
         self._go.set()
 
     def holds(self, phase: str) -> bool:
-        """Returns True if the query should be held at the beginning of this phase."""
         return phase == self._phase
 
     def pass_by(self, phase: str, batch: int) -> None:
-        """Waits if the query should be held at the beginning of this phase."""
         if self.holds(phase):
             tell("held", phase=phase, batch=batch)
             self._go.wait(_HOLD_S)
@@ -312,7 +308,7 @@ def session(config: QueryConfig) -> SparkSession:
     java = f"-Djava.io.tmpdir={config.temporary} {config.java_flags}"
     spark = (
         SparkSession.builder.config(map=dict(config.conf))
-        .config("spark.hadoop.fs.defaultFS", "file:///")  # a path is on this machine
+        .config("spark.hadoop.fs.defaultFS", "file:///")  # A path is on this machine.
         .master(config.master)
         .appName("sparkonce verify")
         .config("spark.jars", ",".join(config.jars))
@@ -325,7 +321,7 @@ def session(config: QueryConfig) -> SparkSession:
         .config(map=dict(only_the_drivers()))
         .config("spark.ui.enabled", "false")
         # Collect garbage often, and limit the tasks that Spark retains for its UI (100,000 by default, which accumulate
-        # for hours). Then the JVM's memory after an hour shows what the query really needs.
+        # for hours). The JVM's memory after an hour then shows what the query really needs.
         .config("spark.cleaner.periodicGC.interval", "2min")
         .config("spark.ui.retainedJobs", "100")
         .config("spark.ui.retainedStages", "100")

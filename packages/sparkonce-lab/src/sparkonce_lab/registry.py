@@ -100,7 +100,7 @@ class RegistryServer:
         self._thread.start()
 
     def stop(self) -> None:
-        """Refuses connections from now on."""
+        """Refuses connections until the next start."""
         if self._server is None or self._thread is None:
             return
         self._server.shutdown()

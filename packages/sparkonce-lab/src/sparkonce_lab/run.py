@@ -52,7 +52,7 @@ class Options:
     """The settings of a run.
 
     Attributes:
-        source: The Kafka with the source, which is also the system ``kafka`` if that is in ``systems``.
+        source: The Kafka with the source, which is also the system ``kafka`` if ``systems`` includes it.
         systems: The systems that the query writes to.
         folder: A new folder for history, logs, and report.
         seed: The seed of the workload and the schedule.
@@ -299,7 +299,8 @@ class _Run:
         self._recorder.note(EventKind.FED, rows=self._feeder.written)
         if self._options.fresh_end:
             conductor.stop()
-        else:  # Spark queries the ends of the partitions one by one, so no row may arrive after one that closes windows
+        # Spark queries the ends of the partitions one by one, so no row may arrive after one that closes windows.
+        else:
             conductor.pause(_QUIET_S)
         self._feeder.close_windows()
         self._say(f"{self._feeder.written:,} rows written; the last windows are closed")
@@ -320,7 +321,7 @@ class _Run:
             nonlocal asked_at
             if time.monotonic() - asked_at < _ASK_EVERY_S:
                 return False
-            with suppress(OSError):  # a later call queries the store again
+            with suppress(OSError):  # A later call queries the store again.
                 if checkpoint.finished_watermark_ms() >= watermark_ms:
                     return True
             asked_at = time.monotonic()
@@ -406,10 +407,7 @@ def read_systems(
 
 @contextmanager
 def noting(what: str, recorder: Recorder, say: Say) -> Iterator[None]:
-    """Records what cannot be read, so that everything else is still read.
-
-    The verdict then shows that nothing was checked.
-    """
+    """Records what cannot be read, and lets everything else be read. The verdict shows what was not checked."""
     try:
         yield
     except Exception as error:  # noqa: BLE001 - as above

@@ -58,11 +58,7 @@ class Step:
 
     @classmethod
     def of_json(cls, fields: Mapping[str, Any]) -> Step:
-        """Reads the output of `to_json`.
-
-        Raises:
-            ConfigurationError: If a field is missing, unknown, or invalid.
-        """
+        """Reads the output of `to_json`; raises ConfigurationError if a field is missing, unknown, or invalid."""
         try:
             step = cls(**{**fields, "fault": Fault(fields["fault"])})
             if step.phase != HALFWAY:
@@ -89,12 +85,9 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """A fault that can be injected in this run.
+    """A fault that can be injected in this run, into a system or into the query's own processes.
 
-    Attributes:
-        fault: The fault.
-        system: The system; empty for the query's own processes.
-        requests: The names of requests, for a fault of one request.
+    A fault of one request comes with the names of possible requests.
     """
 
     fault: Fault
@@ -103,7 +96,7 @@ class Choice:
 
 
 def draw(seed: int, count: int, choices: Sequence[Choice]) -> list[Step]:
-    """Draws a schedule. The same arguments return the same schedule.
+    """Draws a schedule, the same for the same arguments.
 
     All choices occur equally often, in random order. Phases also take turns. However, phases of a driver's first batch
     are only used after a step that starts a driver, and `Fault.EXPIRED` has its own phases.

@@ -62,11 +62,7 @@ class Striker:
         }
 
     def carry_out(self, steps: Sequence[Step]) -> None:
-        """Carries out all steps, and waits for the recovery from each of them.
-
-        Raises:
-            StuckError: If the query does not recover.
-        """
+        """Carries out all steps, and waits for the recovery from each of them."""
         due = time.monotonic()
         for number, step in enumerate(steps):
             following = steps[number + 1 :]
@@ -79,13 +75,10 @@ class Striker:
         self._conductor.settle(steps[-1].number if steps else 0)
 
     def start(self, steps: Sequence[Step], slots: int = 0, *, beside: bool = False, clock_s: int = 0) -> Driver:
-        """Starts a driver for the following steps.
+        """Starts a driver with this number of slots for the following steps.
 
-        Args:
-            steps: The following steps.
-            slots: The number of the driver's slots.
-            beside: True if another driver is active. The new driver is then not held for the next step.
-            clock_s: The offset of the driver's clock from its start, in seconds.
+        If another driver is active (``beside``), the new driver is not held for the next step. Its clock is ``clock_s``
+        seconds ahead at its start.
         """
         conductor = self._conductor
         conductor.expect(steps[0] if steps and not beside and not self._every_s else None)
@@ -135,7 +128,7 @@ class Striker:
         conductor.note_fault(step, driver)
         driver.pause()
         successor = self.start(following, conductor.config.slots, beside=True)
-        driver.go()  # it receives this command once it resumes
+        driver.go()  # The driver receives this command once it resumes.
         conductor.need(
             lambda: conductor.driver is not None and conductor.driver.finished >= 0,
             conductor.limits.start_s,
@@ -347,7 +340,7 @@ def words_of(why: Hindrances) -> str:
 
 
 def check_steps(steps: Sequence[Step], choices: Sequence[Choice], why: Hindrances) -> None:
-    """Refuses a schedule with impossible steps, before anything is struck.
+    """Refuses a schedule with impossible steps, before any step is carried out.
 
     Raises:
         ConfigurationError: If there are such steps. The message names each of them, and the reason.

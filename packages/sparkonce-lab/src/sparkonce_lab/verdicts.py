@@ -44,7 +44,7 @@ _WORDS = {
 NEEDS_THE_END = frozenset({Anomaly.MISSING, Anomaly.TORN, Anomaly.STATE_DIFFERS, Anomaly.LINGERING})
 """The anomalies that an unfinished run cannot show, because the query may not have written or cleaned up yet."""
 OPTIONAL = frozenset({Anomaly.GROWING})
-"""The anomalies that only a long run can show. A shorter run can pass without this check."""
+"""The anomalies that only a long run can show. A shorter run can pass without the check for them."""
 MOST_EXAMPLES = 5
 """The maximum number of examples in one verdict."""
 

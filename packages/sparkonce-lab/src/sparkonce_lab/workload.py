@@ -58,17 +58,12 @@ class Workload:
         return asdict(self)
 
     def event_ms(self, row: int) -> int:
-        """Returns the event time of the n-th row, in milliseconds since the epoch. It never decreases."""
         return self.started_ms + row * 1000 // self.rows_per_second
 
     def chunks(self, rows: int | None = None) -> Iterator[pa.RecordBatch]:
-        """Yields the rows in the order they are written.
+        """Yields the rows in order, in batches of at most `CHUNK_ROWS` rows; without end if ``rows`` is None.
 
-        Args:
-            rows: The number of rows; None for unlimited.
-
-        Yields:
-            Batches of at most `CHUNK_ROWS` rows, with the columns key, number, amount, event_ms.
+        The columns are key, number, amount and event_ms.
         """
         weights = 1.0 / np.arange(1, self.keys + 1) ** self.skew
         # Assign ranks to keys at random, so that frequent keys are not all in the first partitions.
@@ -143,14 +138,11 @@ Row = tuple[int, int, int, int]
 
 
 class Feeder(Background):
-    """Writes rows until it is stopped.
+    """Writes rows until it is stopped, and counts the acknowledged rows in `written`.
 
     Rows are written in rounds of a fraction of a second of event time. A round is acknowledged in all partitions before
     the next one begins, so partitions cannot drift apart by more than the query's watermark delay. The feeder sometimes
     pauses for seconds, which leaves the query with nothing to read.
-
-    Attributes:
-        written: The number of acknowledged rows.
     """
 
     def __init__(self, settings: Mapping[str, Any], topic: str, workload: Workload) -> None:
@@ -166,13 +158,12 @@ class Feeder(Background):
                 "enable.idempotence": True,
                 "message.timeout.ms": int(_FLUSH_S * 1000),
                 "linger.ms": 1,
-                "log_level": 0,  # brokers are taken down on purpose
+                "log_level": 0,  # Brokers are taken down on purpose.
             }
         )
         self._delivery_error: Any = None
 
     def failed(self, error: BaseException) -> BaseException:
-        """Returns an error that names the topic."""
         return RunFailedError(
             f"No rows can be written to {self._topic}: {error}", next_step="Check that its Kafka answers."
         )

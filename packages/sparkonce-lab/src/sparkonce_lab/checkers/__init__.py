@@ -1,7 +1,7 @@
 """Judges a history with pure functions, without files, servers or clocks.
 
 - ``rows`` compares the rows that must exist with those that readers found.
-- ``events`` judges everything else in the history.
+- ``events`` judges all other entries of the history.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def judge(history: History) -> tuple[Verdict, ...]:
         verdicts += events.check_early(history, system, found)
         verdicts += events.check_lingering(history, system)
         if undisturbed is not None and calm is not None:
-            # If a system has exactly the expected rows, a comparison with it gives the same result.
+            # If a system has exactly the expected rows, comparing the undisturbed rows with them gives the same result.
             other = rows.difference(undisturbed, found) if calm.count else difference
             verdicts += rows.check_undisturbed(system, undisturbed, found, other)
         if system in history.observed:

@@ -1,7 +1,8 @@
 """Judges events: what readers saw, which transactions stayed open, why queries stopped, and what kept growing.
 
-While something is broken, a query may stop with an error that names the cause, because a new driver continues. It must
-never knowingly lose rows, mistake its own log or checkpoint for another's, or stop when nothing is wrong.
+While a server or process is broken, a query may stop with an error that names the cause, because a new driver
+continues. A query must never knowingly lose rows, mistake its own log or checkpoint for another's, or stop when nothing
+is broken.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ def check_early(history: History, system: str, found: pa.Table) -> Iterator[Verd
             f"batch {batch} is there, and the newest batch ever decided is {max(decided)}" for batch in sorted(beyond)
         ]
     newest = pc.max(found["batch"]).as_py() if len(found) else None
-    # If the readers never saw the newest rows, they were offline for a while, and may have missed earlier ones, too.
+    # If the readers never saw the newest rows, they were offline for a while, and may have missed earlier rows, too.
     saw_all = newest is None or max((event["batch"] for event in seen), default=-1) >= newest
     yield Verdict(
         anomaly=Anomaly.EARLY,
@@ -173,7 +174,7 @@ _OF_SPARK = _RIVALS | _OUTAGES | _WORKERS | _LOG_DISK
 """Faults that may lead to Spark's own errors.
 
 Spark's source queries the broker. Spark's log and state are on the checkpoint's disk, where Spark also notices another
-driver's files. Its jobs fail if their workers do.
+driver's files. Spark's jobs fail if their workers do.
 """
 EXPLAINED_BY = {
     # Another run has claimed the query, or has progressed further.
@@ -195,8 +196,8 @@ EXPLAINED_BY = {
 }
 """The faults that may lead to each error. Errors that are not listed are never explained. These include
 ``TransactionLostError``, because the workload is deterministic and healing must work; ``CheckpointMismatchError``,
-``StaleLogError`` and ``CorruptRecordError``, because nobody touches the log or the checkpoint; ``ConfigurationError``;
-and errors that are neither ours nor Spark's, such as those of a client library."""
+``StaleLogError`` and ``CorruptRecordError``, because nobody touches the log or the checkpoint;
+``ConfigurationError``; and errors that are neither sparkonce's nor Spark's, such as those of a client library."""
 _OF_THE_STORE = {
     "ConfigurationError": re.compile(
         r"cannot be written to: |could not be asked to show|did not say which of two puts|cannot reach that store: "
@@ -205,17 +206,19 @@ _OF_THE_STORE = {
 }
 """The messages of a start or a run whose checkpoint store did not respond.
 
-An outage of the store explains them. A single failed request does not, because it is retried. Nothing explains a store,
-query or log that is the wrong one.
+An outage of the store explains them. A single failed request does not, because it is retried. No fault explains a
+message that the store, query or log is the wrong one.
 """
 _PLANNED = re.compile(r"has planned batch \d+ with the offsets .+: another driver runs on this checkpoint")
-"""An error that two concurrent drivers explain in S3. Spark renames by copying there, and does not separate drivers."""
+"""Part of an error that two concurrent drivers explain in S3, where Spark renames by copying and does not exclude
+others."""
 _COPIES = ("s3", "s3a")
 """The schemes of checkpoints in S3: the verifier's own, and the user's."""
 _SPARKS_OWN = frozenset({"StreamingQueryException", "Py4JJavaError", "SparkException"})
 _NOTHING_SAID = "SparkException"
 _CRASHED = "signal"
-"""The name for a driver that was ended by a signal we did not send, or that exited as if done. Nothing explains it."""
+"""The name for a driver that was ended by a signal the verifier did not send, or that exited as if done. No fault
+explains it."""
 _OURS = re.compile(r"\bsparkonce\.errors\.(\w+)")
 
 
@@ -250,7 +253,7 @@ def _stops(history: History) -> Iterator[tuple[int, Event, str, str]]:
     told: set[int] = set()
     for place, event in enumerate(history.events):
         if event.kind is EventKind.STOPPED and event["driver"] not in told:
-            told.add(event["driver"])  # skip the wrapped copy of the same error, which Spark reports, too
+            told.add(event["driver"])  # Skip the wrapped copy of the same error, which Spark reports, too.
             yield place, event, _error(event), f"{event['error']}: {event['message']}"
         elif (
             event.kind is EventKind.ENDED
@@ -262,7 +265,7 @@ def _stops(history: History) -> Iterator[tuple[int, Event, str, str]]:
 
 
 def _error(event: Event) -> str:
-    """Returns the error's name. If Spark has wrapped an error of sparkonce, it is the last such name in the traces."""
+    """Returns the name of an event's error: the last one in the traces, if Spark has wrapped one of sparkonce's."""
     inside = _OURS.findall(str(event["message"])) if event["error"] in _SPARKS_OWN else []
     return str((inside or [event["error"]])[-1])
 

@@ -1,4 +1,4 @@
-"""Compares rows: each must occur exactly as often as expected, in the right location, and nothing else may occur.
+"""Compares rows: each must occur exactly as often as expected, in the right location, and no other rows may occur.
 
 Tables are converted to a form that is fast to compare; see `plain`. The location of a row is its batch and, in Kafka,
 its partition and offset.

@@ -28,7 +28,6 @@ class Console:
 
     @property
     def seconds(self) -> float:
-        """The time since the beginning, in seconds."""
         return time.monotonic() - self._began
 
     def title(self, text: str) -> None:
@@ -42,7 +41,6 @@ class Console:
         self._print(f"{head} {body}")
 
     def detail(self, text: str) -> None:
-        """Prints a line that belongs to the previous one."""
         self._print(f"[dim]{'':19} {escape(text)}[/]")
 
     def status(self, text: str) -> None:

@@ -1,6 +1,6 @@
 """A sink whose driver can be held halfway through a batch's commits.
 
-It is a separate module because Spark pickles sinks to its workers by reference, and this module imports little.
+Spark pickles sinks to its workers by reference, so the sink is in a separate module, which imports little.
 """
 
 from __future__ import annotations
@@ -14,11 +14,9 @@ from sparkonce_lab.forwarding import ForwardingCommitter, ForwardingSink
 
 
 class HalfwaySink(ForwardingSink):
-    """Wraps a sink. Its committer pauses halfway through a batch if requested.
+    """Wraps a sink, whose committer pauses halfway through a batch if `is_held` returns True, until `wait` returns.
 
-    Attributes:
-        is_held: Returns True if it should pause. A class attribute, because only the driver has it, not the workers.
-        wait: Waits until it may continue.
+    `is_held` is a class attribute, because only the driver has it, not the workers.
     """
 
     is_held: ClassVar[Callable[[], bool]]

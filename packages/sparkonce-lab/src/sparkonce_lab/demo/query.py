@@ -1,6 +1,6 @@
 """The verifier's query for the demo, which writes only to Kafka, with sparkonce or with Spark's own sink.
 
-It runs in a separate process (``python -m sparkonce_lab.demo.query``); see `sparkonce_lab.query`.
+The query runs in a separate process (``python -m sparkonce_lab.demo.query``); see `sparkonce_lab.query`.
 """
 
 from __future__ import annotations

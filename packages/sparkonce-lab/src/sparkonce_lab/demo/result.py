@@ -41,9 +41,10 @@ class Standing:
     """A batch's progress at the time when its driver was killed.
 
     Attributes:
-        decided: True if the log contains its decision.
+        decided: True if the log contains the batch's decision.
         ended: The number of its transactions that the broker has ended.
-        open: The number of its transactions that the broker has open; for an undecided batch, of all transactions.
+        open: The number of the batch's transactions that the broker has open or, if the batch is undecided, of all open
+            ones.
     """
 
     decided: bool
@@ -51,7 +52,6 @@ class Standing:
     open: int
 
     def proves(self, point: CrashPoint) -> bool:
-        """Returns True if the kill was at this point."""
         if point is CrashPoint.PREPARED:
             return not self.decided and self.open > 0
         return self.decided and self.open > 0 and (self.ended > 0) == (point is CrashPoint.HALFWAY)
@@ -99,7 +99,6 @@ class Count:
 
     @property
     def exactly_once(self) -> bool:
-        """True if every row occurred once, with the correct values."""
         return self.missing == self.doubled == self.wrong == 0 < self.seen
 
 
@@ -124,14 +123,9 @@ def compare(expected: pa.Table, seen: pa.Table) -> Count:
 
 @dataclass(slots=True, kw_only=True)
 class Kill:
-    """One kill.
+    """One kill, aimed at a point, with the evidence in words.
 
-    Attributes:
-        driver: The number of the killed start.
-        point: The point that the kill was aimed at.
-        batch: Spark's batch id.
-        proved: True if broker, log and checkpoint confirm that the kill hit this point.
-        standing: The evidence in words.
+    It is proved if broker, log and checkpoint confirm that the kill hit this point.
     """
 
     driver: int
@@ -167,7 +161,6 @@ class Variant:
 
     @property
     def proved(self) -> bool:
-        """True if every kill hit its point, and everything was checked."""
         return self.checked and len(self.kills) == len(CrashPoint) and all(kill.proved for kill in self.kills)
 
     @property
@@ -186,5 +179,4 @@ class Result:
 
     @property
     def ok(self) -> bool:
-        """True if sparkonce kept its promise, and every kill hit its point."""
         return self.with_sparkonce.proved and self.with_sparkonce.exactly_once

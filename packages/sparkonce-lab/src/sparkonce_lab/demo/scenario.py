@@ -39,7 +39,7 @@ from sparkonce_lab.verdicts import Anomaly
 from sparkonce_lab.workload import Feeder, Workload
 
 WHOLE_BATCHES = 2
-"""The number of batches finished before each kill: the one that a start recovers, and one more."""
+"""The number of batches finished before each kill: the batch that a start recovers, and one more."""
 STEP_S = 120.0
 """The time limit of any one step, in seconds. Starting Spark and running a few batches take a tenth of it."""
 _QUERY = "sparkonce_lab.demo.query"
@@ -78,8 +78,7 @@ class Context:
 class Output(KafkaSystem):
     """The topics of one query, which remain on the broker.
 
-    Attributes:
-        aborted_rows: The number of rows that only a read_uncommitted reader sees, known once the topic was read.
+    Once the topic was read, `aborted_rows` is the number of rows that only a read_uncommitted reader sees.
     """
 
     keep_place = True
@@ -92,11 +91,7 @@ class Output(KafkaSystem):
 
 
 class Narrator:
-    """Shows a run while it happens, and determines at each kill how far the batch had progressed.
-
-    Attributes:
-        kills: The kills so far.
-    """
+    """Shows a run while it happens, and determines at each kill how far the batch had progressed."""
 
     def __init__(self, context: Context, checkpoint: CheckpointFiles) -> None:
         self.kills: list[Kill] = []
@@ -148,11 +143,7 @@ def show_kill(console: Console, number: int, kill: Kill) -> None:
 
 
 def with_sparkonce(context: Context) -> Variant:
-    """Runs the verifier with one kill at each point of the protocol.
-
-    Raises:
-        RunFailedError: If the verification cannot be completed.
-    """
+    """Runs the verifier with one kill at each point of the protocol."""
     began, folder, workload = time.monotonic(), context.folder / "sparkonce", context.workload
     context.console.title("with sparkonce")
     output = Output(context.bootstrap, partitions=workload.partitions)
@@ -200,9 +191,6 @@ def with_sparks_own(context: Context) -> Variant:
     """Kills the query with Spark's own sink between a batch's first row in the topic and Spark's record of the batch.
 
     Spark's sink neither prepares nor decides, so there is only one gap to hit instead of three. Every kill hits it.
-
-    Raises:
-        RunFailedError: If it cannot be completed.
     """
     began, folder, workload = time.monotonic(), context.folder / "spark", context.workload
     title = "with Spark's own Kafka sink"
@@ -255,7 +243,7 @@ def with_sparks_own(context: Context) -> Variant:
         count = compare(workload.expected(feeder.written), output.read())
     finally:
         for end in (conductor.end, feeder.stop, output.stop, recorder.close):
-            with suppress(Exception):  # only the first failure is reported
+            with suppress(Exception):  # Only the first failure is reported.
                 end()
     aborted, seconds = output.aborted_rows, time.monotonic() - began
     return Variant(title=title, kills=tuple(kills), count=count, aborted_rows=aborted, seconds=seconds)
@@ -339,9 +327,7 @@ def run(
     Raises:
         ConfigurationError: If Java or PySpark is missing, the folder to keep is not empty, or no checkpoint can be
             written.
-        PreflightError: If the broker's or Spark's jars cannot be downloaded.
         RunFailedError: If the demo cannot be completed.
-        ChildError: If a process of the query cannot be ended.
     """
     began = time.monotonic()
     with end_on_signals(), _folder(keep) as folder:
@@ -366,7 +352,7 @@ def run(
                 without = with_sparks_own(context) if compare else None
             finally:
                 if keep is None:
-                    cluster.brokers[0].kill()  # its data is deleted anyway
+                    cluster.brokers[0].kill()  # The broker's data is deleted anyway.
     return Result(with_sparkonce=ours, without=without, seconds=time.monotonic() - began)
 
 

@@ -34,7 +34,7 @@ _PROMISED = {
     Guarantee.AT_LEAST_ONCE: (Anomaly.MISSING, Anomaly.UNEXPECTED),
     Guarantee.EXACTLY_ONCE: (Anomaly.MISSING, Anomaly.DOUBLED, Anomaly.UNEXPECTED),
 }
-"""The anomalies that must be checked in every system. Otherwise, nothing is proved."""
+"""The anomalies that must be checked in every system at each guarantee. Otherwise, nothing is proved."""
 _OF_A_DRIVER = ("driver", "began_ms", "ended_ms", "slots", "batches", "end", "error", "message")
 _OF_A_STEP = (
     *("step", "fault", "system", "request", "aimed", "hit", "batch", "driver", "held"),
@@ -46,11 +46,9 @@ _OF_A_STEP = (
 class ReportedDriver:
     """One process of the query. A time or number is None if the history does not contain it.
 
-    Attributes:
-        code: The exit code of the process. If a signal ended it, this is the negative number of the signal.
-        error: The class of the error that stopped its query; empty if there was none.
-        stopped_ms: The time of the error.
-        phases: The times at which it entered a phase of a batch, in order.
+    `code` is the exit code of the process, or the negative number of the signal that ended it. `error` is the class of
+    the error that stopped the query at `stopped_ms`, or empty. `phases` has the times at which the process entered a
+    phase of a batch.
     """
 
     driver: int
@@ -94,8 +92,7 @@ class ReportedBatch:
 class ReportedStep:
     """One fault of the schedule and its effects; see `summary`. A time or number is None if there is none.
 
-    Attributes:
-        planned: The step in the schedule; empty if the schedule does not contain it.
+    `planned` is the step in the schedule, or empty if the schedule does not contain the step.
     """
 
     step: int

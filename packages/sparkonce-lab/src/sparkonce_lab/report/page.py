@@ -29,10 +29,9 @@ _AXIS, _FAULT, _DRIVER, _BATCHES, _READER = 16, 21, 25, 22, 16
 
 
 def write(folder: Path, history: History, verdicts: Sequence[Verdict]) -> tuple[Path, dict[str, Any]]:
-    """Writes ``report.html`` and ``report.json`` into a folder. Creates the folder if needed, and overwrites old files.
+    """Writes ``report.html`` and ``report.json`` into a folder, which is created if needed. Overwrites old files.
 
-    Returns:
-        The path of the page, and the numbers; see `summary`.
+    Returns the path of the page, and the numbers; see `summary`.
     """
     story = Story(history)
     figures = summary(story, verdicts)
@@ -120,9 +119,7 @@ def _step(story: Story, timeline: Timeline, step: ReportedStep) -> dict[str, Any
 class Mark(NamedTuple):
     """Shapes in a drawing with a common tooltip, and the step that a click on them opens.
 
-    Attributes:
-        paths: The class and data of each path. They are drawn below the texts.
-        texts: The class, x, y and words of each text.
+    `paths` has a class and data for each path, drawn below the texts, which have a class, x, y and words.
     """
 
     paths: Sequence[tuple[str, str]] = ()
@@ -151,7 +148,6 @@ class Strip:
         return GUTTER + round(WIDTH * min(1.0, max(0.0, inside)))
 
     def shows(self, from_ms: float, to_ms: float) -> bool:
-        """Returns True if any part of a time range is visible."""
         return from_ms < self.to_ms and to_ms >= self.from_ms
 
     def ticks(self, name: str, moments: Sequence[int], y: int, height: int) -> list[tuple[str, str]]:

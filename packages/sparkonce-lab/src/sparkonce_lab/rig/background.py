@@ -23,7 +23,7 @@ class Background(abc.ABC):
         self._thread.start()
 
     def check(self) -> None:
-        """Raises the error that ended the work, if any."""
+        """Raises the error that ended the work, if there is one."""
         if self._error is not None:
             raise self.failed(self._error) from self._error
 

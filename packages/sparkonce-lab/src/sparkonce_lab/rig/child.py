@@ -64,7 +64,6 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """The program's process id, which is also its session's."""
         return self._process.pid
 
     def events(self) -> list[Event]:
@@ -93,11 +92,7 @@ class Child:
         return self._process.poll()
 
     def wait(self, limit_s: float) -> None:
-        """Waits until the program has exited on its own.
-
-        Raises:
-            ChildError: If it has not exited after this many seconds.
-        """
+        """Waits until the program has exited on its own; raises ChildError if it has not after this many seconds."""
         try:
             self._process.wait(limit_s)
         except subprocess.TimeoutExpired:
@@ -122,7 +117,7 @@ class Child:
             ChildError: If a process remains.
         """
         if self._is_gone:
-            return  # by now, the system may have assigned the program's id to another process
+            return  # By now, the system may have assigned the program's id to another process.
         give_up_at = time.monotonic() + _GONE_S
         if self.exit_code() is None:
             self._process.kill()
@@ -140,7 +135,7 @@ class Child:
         self._listening.join(_GONE_S)
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
-                with suppress(BrokenPipeError):  # the program never read the last line that was sent
+                with suppress(BrokenPipeError):  # The program never read the last line that was sent.
                     pipe.close()
         self._is_gone = True
 
@@ -162,7 +157,7 @@ def session_of(leader: int) -> list[int]:
         if not entry.name.isdigit():
             continue
         with suppress(OSError, ValueError, IndexError):
-            # The name is in brackets and may contain any character. State, parent, group, and session follow it.
+            # The name is in brackets and may contain any character. State, parent, group, and session follow the name.
             state, _, _, session = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
             if int(session) == leader and state not in "ZX":
                 found.append(int(entry.name))

@@ -35,14 +35,9 @@ def affordable(megabytes: int) -> int:
 
 
 class SmallDisk:
-    """Provides a folder, on a separate disk if possible.
+    """Provides a folder on a separate disk of this size, which can be filled, or a plain one if `is_small` is False.
 
-    Args:
-        folder: The folder. It is created.
-        megabytes: The disk's size. The disk is in memory, and uses only as much memory as is written.
-
-    Attributes:
-        is_small: True if the folder is on a separate disk, which can be filled.
+    The disk is in memory, and uses only as much memory as is written.
     """
 
     def __init__(self, folder: Path, megabytes: int = 8) -> None:
@@ -57,12 +52,12 @@ class SmallDisk:
         """Fills the disk by shrinking it to the size of its contents, or to one page if it is empty.
 
         Raises:
-            TimeoutError: If other processes keep writing to it.
+            TimeoutError: If other processes keep writing to the disk.
         """
         give_up_at = time.monotonic() + _FULL_WITHIN_S
         while True:
             room = os.statvfs(self.folder)
-            used = max(1, room.f_blocks - room.f_bfree) * room.f_frsize  # a size of 0 would mean unlimited
+            used = max(1, room.f_blocks - room.f_bfree) * room.f_frsize  # A size of 0 would mean unlimited.
             if _resize(self.folder, str(used)).returncode == 0:
                 return
             if time.monotonic() > give_up_at:

@@ -38,7 +38,8 @@ _FOUND_WITHIN_S = 10.0
 def is_free(port: int) -> bool:
     """Returns True if a server can currently listen on this loopback port."""
     with socket.socket() as candidate:
-        candidate.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # like servers' own sockets
+        # The servers' own sockets have this option, too.
+        candidate.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             candidate.bind((HOST, port))
         except OSError:
@@ -52,11 +53,7 @@ def free_port() -> int:
 
 
 def free_ports(count: int) -> list[int]:
-    """Finds this many different ports on which nothing is currently listening.
-
-    Raises:
-        PreflightError: If there are not enough such ports.
-    """
+    """Finds this many different ports on which nothing is currently listening."""
     found: set[int] = set()
     give_up_at = time.monotonic() + _FOUND_WITHIN_S
     while len(found) < count:
@@ -75,8 +72,8 @@ POLL_S = 0.05
 DOWN_WITHIN_S = 30.0
 _FREEZE_POLL_S = 0.005
 
-# Waits until its standard input closes, which happens no matter how the parent dies. Then kills the process, unless the
-# process id has been reused.
+# The watchdog waits until its standard input closes, which happens no matter how the parent dies. It then kills the
+# process, unless the process id has been reused.
 _WATCHDOG = """
 read -r _
 found=$(tr '\\0' ' ' 2>/dev/null <"/proc/$1/cmdline" || ps -o command= -p "$1")
@@ -139,7 +136,6 @@ class ServerProcess:
         return self._process.poll()
 
     def signal(self, number: signal.Signals) -> None:
-        """Sends a signal, unless the process has ended."""
         if self.exit_code is None:
             self._process.send_signal(number)
 
@@ -153,7 +149,6 @@ class ServerProcess:
         return True
 
     def kill(self) -> None:
-        """Kills the process, and waits until it is gone."""
         self.signal(signal.SIGKILL)
         self._process.wait()
         self._dismiss_watchdog()
@@ -166,10 +161,9 @@ class ServerProcess:
 
 
 class Restartable:
-    """A server with at most one process at a time. A subclass starts the process, with the previous data and ports.
+    """A server with at most one process at a time, which `stop_signal` asks to shut down.
 
-    Attributes:
-        stop_signal: The signal that requests a normal shutdown.
+    A subclass starts the process, with the previous data and ports.
     """
 
     stop_signal = signal.SIGTERM
@@ -177,7 +171,6 @@ class Restartable:
 
     @property
     def pid(self) -> int | None:
-        """The process id; None if the server is not running."""
         return self._process.pid if self._process is not None and self._process.exit_code is None else None
 
     def ask_to_stop(self) -> None:
@@ -202,7 +195,6 @@ class Restartable:
         freeze(lambda: [] if self.pid is None else [self.pid])
 
     def resume(self) -> None:
-        """Continues a paused process (SIGCONT)."""
         self._signal(signal.SIGCONT)
 
     def _signal(self, *numbers: signal.Signals) -> None:
@@ -260,12 +252,10 @@ def end_on_signals() -> Iterator[None]:
 def freeze(list_pids: Callable[[], Iterable[int]], limit_s: float = 60.0) -> None:
     """Sends SIGSTOP, and waits until every thread of these processes has stopped.
 
-    Args:
-        list_pids: Lists the processes. Called repeatedly, since a process that is still running may start another one.
-        limit_s: The longest wait, in seconds.
+    ``list_pids`` is called repeatedly, since a process that is still running may start another one.
 
     Raises:
-        TimeoutError: If a process is still running at that time.
+        TimeoutError: If a process is still running after ``limit_s``.
     """
     give_up_at = time.monotonic() + limit_s
     while True:
@@ -282,7 +272,7 @@ def freeze(list_pids: Callable[[], Iterable[int]], limit_s: float = 60.0) -> Non
 
 
 def _stands_still(pid: int) -> bool:
-    """Returns True if every thread of a process is stopped or has ended. Without /proc, this is assumed."""
+    """Returns True if every thread of a process is stopped or has ended, or if there is no /proc to show it."""
     with suppress(OSError):
         for thread in Path(f"/proc/{pid}/task").iterdir():
             with suppress(FileNotFoundError, ProcessLookupError):
@@ -308,14 +298,8 @@ UP_WITHIN_S = 60.0
 class Server(Restartable, abc.ABC):
     """A server that keeps its port and its data across restarts. Use it as a context manager.
 
-    Args:
-        folder: The folder for its data and its log. The folder's path must be part of `command`, because it identifies
-            the process.
-        port: The port. Defaults to a free port.
-
-    Attributes:
-        user: The user that runs the server. Defaults to the current user.
-        up_within_s: The time limit for its start, in seconds.
+    The path of its folder must be part of `command`, because it identifies the process. The port defaults to a free
+    one. The server must be up within `up_within_s` seconds.
     """
 
     user: str | None = None
@@ -338,7 +322,6 @@ class Server(Restartable, abc.ABC):
         """Returns True if the server responds."""
 
     def env(self) -> Mapping[str, str] | None:
-        """Returns the server's environment; None for this process's environment."""
         return None
 
     @property
@@ -350,11 +333,7 @@ class Server(Restartable, abc.ABC):
         return self.folder.with_name(f"{self.folder.name}.log")
 
     def start(self) -> None:
-        """Starts the server, and waits until it responds.
-
-        Raises:
-            PreflightError: If it does not respond. The message contains the end of its log.
-        """
+        """Starts the server, and waits until it responds."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self.initialise()
         self._process = ServerProcess(

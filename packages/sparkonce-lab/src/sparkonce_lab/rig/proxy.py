@@ -7,8 +7,8 @@
         ...                             # a client of proxy.address commits, and never hears of it
         assert trap.sprung.is_set()
 
-It runs in a separate thread. Clients keep their own clocks and deadlines, so they see only what a network can do to
-them. Requests are recognized by their bytes, by preceding data (`after`), or by Kafka's API keys (`kafka_request`).
+The proxy runs in a separate thread. Clients keep their own clocks and deadlines, so they see only what a network can do
+to them. Requests are recognized by their bytes, by preceding data (`after`), or by Kafka's API keys (`kafka_request`).
 """
 
 from __future__ import annotations
@@ -58,11 +58,7 @@ class RequestFault(str, Enum):
 
 
 class Trap:
-    """Waits for one request.
-
-    Attributes:
-        sprung: Set when the request has arrived.
-    """
+    """Waits for one request, and sets `sprung` when the request has arrived."""
 
     def __init__(self, proxy: FaultProxy, kind: str, fault: RequestFault, nth: int) -> None:
         self.kind = kind
@@ -75,8 +71,7 @@ class Trap:
     def deliver(self) -> bytes:
         """Delivers a held request, and waits for its response, which no client receives.
 
-        Returns:
-            The response; empty if the server has closed the connection in the meantime, or if no request is held.
+        Returns the response; empty if the server has closed the connection in the meantime, or if no request is held.
 
         Raises:
             TimeoutError: If the server keeps the connection open but does not respond.
@@ -85,7 +80,6 @@ class Trap:
         return b"" if held is None else self._proxy.run(held[0].deliver(held[1]))
 
     def drop(self) -> None:
-        """Drops a held request, and cuts its connection."""
         held, self._held = self._held, None
         if held is not None:
             self._proxy.run(held[0].drop())
@@ -127,7 +121,7 @@ class Link:
                 await self._pump_up(self._to_server)
                 if not self._holding:
                     await self._down
-            while self._proxy.swallowing:  # in a black hole, neither side learns that the other one has given up
+            while self._proxy.swallowing:  # In a black hole, neither side learns that the other one has given up.
                 await asyncio.sleep(_QUIET_S)
         finally:
             if self._down is not None:
@@ -146,7 +140,7 @@ class Link:
         if reader is None or writer is None:
             return b""
         try:
-            await _until_quiet(reader)  # discard earlier output, including responses to earlier requests
+            await _until_quiet(reader)  # Discard earlier output, including responses to earlier requests.
             if reader.at_eof():
                 return b""
             writer.write(data)
@@ -189,8 +183,7 @@ class Link:
         else:
             self._holding = True
             if self._down is not None:
-                # Stop reading from the server. Output that it sends after this is read when the held request is
-                # delivered.
+                # Stop reading from the server. Its later output is read when the held request is delivered.
                 self._down.cancel()
             trap.hold(self, piece + await _until_quiet(self._from_client))
         if trap.fault is not RequestFault.STALLED:
@@ -251,7 +244,7 @@ def _pattern_matcher(pattern: re.Pattern[bytes]) -> Matcher:
         data, before = tail + piece, len(tail)
         tail = data[-_TAIL_BYTES:]
         for found in pattern.finditer(data):
-            if found.end() > before:  # the previous piece already reported matches that end in the tail
+            if found.end() > before:  # Matches that end in the tail were reported with the previous piece.
                 return max(0, found.start() - before)
         return None
 
@@ -259,7 +252,7 @@ def _pattern_matcher(pattern: re.Pattern[bytes]) -> Matcher:
 
 
 class FaultProxy:
-    """Sits between clients and a server. Use it as a context manager, or call `start` and `close`.
+    """Forwards data between clients and a server. Use it as a context manager, or call `start` and `close`.
 
     Attributes:
         seen: The number of requests of each name that have passed.
@@ -288,10 +281,9 @@ class FaultProxy:
         return f"{HOST}:{self.port}"
 
     def add(self, upstream: Address) -> int:
-        """Adds another server, such as a cluster node. Traps and faults apply to all servers. Only before `start`.
+        """Adds another server, such as a cluster node, and returns the port for its clients. Only before `start`.
 
-        Returns:
-            The port for its clients.
+        Traps and faults apply to all servers.
         """
         listener = socket.create_server((HOST, 0), backlog=200)
         self._listeners.append((listener, upstream))
@@ -338,11 +330,7 @@ class FaultProxy:
             self.cut()
 
     def trap(self, kind: str, fault: RequestFault, nth: int = 1) -> Trap:
-        """Sets a trap for the nth request with a name from now on. The trap springs once.
-
-        Raises:
-            KeyError: If there is no request with this name.
-        """
+        """Sets a trap for the nth request with a name from now on. The trap springs once."""
         if kind not in self.requests:
             raise KeyError(kind)
         trap = Trap(self, kind, fault, nth)
@@ -360,11 +348,9 @@ class FaultProxy:
 
     @property
     def swallowing(self) -> bool:
-        """True if bytes in either direction are discarded."""
         return self.swallows_requests or self.swallows_replies
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Runs a coroutine in the proxy's thread and waits for it."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(_LIMIT_S)
 
     def judge(self, piece: bytes, matchers: Mapping[str, Matcher]) -> tuple[Trap | None, int]:
@@ -382,7 +368,6 @@ class FaultProxy:
         return found
 
     def note_held(self, trap: Trap) -> None:
-        """Records a trap that holds a request, for `clear`."""
         self._holding.append(trap)
 
     async def _serve(self) -> None:
@@ -393,10 +378,10 @@ class FaultProxy:
         link = Link(self, upstream, (reader, writer))
         self._links[link] = running = asyncio.ensure_future(link.run())
         try:
-            with suppress(asyncio.CancelledError):  # asyncio would otherwise report the end of the proxy as an error
+            with suppress(asyncio.CancelledError):  # asyncio would otherwise report the end of the proxy as an error.
                 await running
         finally:
-            link.cut()  # also if it was cancelled before it ran
+            link.cut()  # This also cuts a link that was cancelled before it ran.
             del self._links[link]
 
     async def _cut(self) -> None:

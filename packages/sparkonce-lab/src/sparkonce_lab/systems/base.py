@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 class System(Injectable, ABC):
     """A system that a sink writes to: a server that is started here, one that a caller has started, or the user's.
 
-    Conformance suites, the crash matrix, killed queries and the verifier all use this class. It queries the server
-    directly, without the product's code, over connections that no fault strikes.
+    Conformance suites, the crash matrix, killed queries and the verifier all use this class. A system queries the
+    server directly, without the product's code, over connections that no fault strikes.
 
     ::
 
@@ -49,16 +49,11 @@ class System(Injectable, ABC):
 
     @abstractmethod
     def start(self, folder: Path) -> None:
-        """Starts the server, or connects to an existing one.
-
-        Raises:
-            PreflightError: If the server is unavailable.
-            ConfigurationError: If the user's settings cannot be used.
-        """
+        """Starts the server, or connects to an existing one."""
 
     @abstractmethod
     def stop(self) -> None:
-        """Ends everything that was started here. Unless `keep_place` is set, removes the table or topic elsewhere.
+        """Ends everything that was started here. Removes the user's table or topic, unless `keep_place` is set.
 
         May be called repeatedly, and after a failed `start`.
         """
@@ -79,12 +74,8 @@ class System(Injectable, ABC):
     def place(self, *columns: str) -> None:
         """Creates an empty table, topic, folder or bucket with a new name, which `sink` and `visible` then use.
 
-        Args:
-            columns: Definitions of columns and keys, if the server needs them. Defaults to those of the rows that a
-                verified query writes.
-
-        Raises:
-            PreflightError: If the server cannot create it.
+        If the server needs definitions of columns and keys, they default to those of the rows that a verified query
+        writes.
         """
 
     @abstractmethod
@@ -97,7 +88,6 @@ class System(Injectable, ABC):
         """Creates the sink from `arguments`, possibly in another process."""
 
     def sink(self, **options: Any) -> TwoPhaseCommitSink:
-        """Creates a sink for the table, topic, folder or bucket; see `arguments`."""
         return self.build(self.arguments(**options))
 
     @abstractmethod
@@ -112,19 +102,11 @@ class System(Injectable, ABC):
         """Lists open transactions and their remains. Raises any `Exception` while the server does not respond."""
 
     def expire(self, handle: Handle) -> bool:  # noqa: ARG002 - for those that override it
-        """Makes the server lose a prepared transaction, as a timeout or an operator would.
-
-        Returns:
-            False if that is not possible.
-        """
+        """Makes the server lose a prepared transaction, as a timeout or an operator might. False if impossible."""
         return False
 
     def restart(self) -> bool:
-        """Kills the server, and starts it again with its data.
-
-        Returns:
-            False if the server cannot be restarted.
-        """
+        """Kills the server, and starts it again with its data. Returns False if that is not possible."""
         return False
 
     def state(self) -> object:
@@ -179,11 +161,7 @@ class ServerSystem(Served, System):
 
     @abstractmethod
     def drop_place(self) -> None:
-        """Removes the table, bucket or keys from the user's server.
-
-        Raises:
-            PreflightError: If they cannot be removed.
-        """
+        """Removes the table, bucket or keys from the user's server."""
 
     @abstractmethod
     def close(self) -> None:
@@ -202,7 +180,7 @@ class ServerSystem(Served, System):
     def restart(self) -> bool:
         if self.server is None:
             return False
-        self.close()  # a connection to the stopped server would make the next request fail
+        self.close()  # A connection to the stopped server would make the next request fail.
         self.server.restart()
         return True
 
@@ -219,8 +197,7 @@ _LOGIN = re.compile(r"://.*@")
 def without_credentials(place: str) -> str:
     """Returns an address without passwords. A URL is returned without the login before its host.
 
-    Args:
-        place: A URL, or ``name=value …`` as for libpq and PyMySQL.
+    The address is a URL, or ``name=value …`` as for libpq and PyMySQL.
     """
     secret = _IN_URL if "://" in place else _IN_SETTINGS
     return _LOGIN.sub(f"://{_HIDDEN}@", secret.sub(rf"\1{_HIDDEN}", place))

@@ -39,7 +39,6 @@ class DeltaSystem(FilesSystem):
 
     @property
     def waiting(self) -> Path:
-        """The folder in which the sink's rows wait."""
         return self.folder / "rows"
 
     def jars(self) -> Sequence[Path]:
@@ -86,5 +85,5 @@ class DeltaSystem(FilesSystem):
         return [self.root / unquote(path) for path in found]
 
     def left_open(self) -> Sequence[str]:
-        """See `System.left_open`. Returns waiting rows."""
+        """Returns waiting rows."""
         return sorted(path.name for state in _WAITING for path in self.waiting.glob(f"*/{state}/*"))

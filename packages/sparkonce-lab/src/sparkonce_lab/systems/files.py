@@ -31,14 +31,9 @@ HELD = ".sparkonce/held"
 
 
 class FilesSystem(VerifiedSystem):
-    """A local folder, on a disk that can be filled if mounting is allowed, or a new folder inside the user's.
+    """A local folder, on a disk of this size that can be filled if mounting is allowed, or a new one inside ``path``.
 
-    Args:
-        path: The user's folder; None for a local one.
-        megabytes: The size of the local disk, which is in memory and uses only as much of it as is written.
-
-    Attributes:
-        folder: The folder that `place` has created.
+    The disk is in memory, and uses only as much of it as is written. `folder` is the folder that `place` has created.
     """
 
     name = "files"
@@ -110,7 +105,7 @@ class FilesSystem(VerifiedSystem):
         return [row for path in self.published() for row in rows_in(path.name, path.read_bytes(), columns)]
 
     def read(self) -> pa.Table:
-        """See `VerifiedSystem.read`. A file that is not Parquet or has other columns counts as one unreadable row."""
+        """Reads the rows. A file that is not Parquet or has other columns counts as one unreadable row."""
         import pyarrow as pa
 
         from sparkonce_lab.systems.observed import of_parquet, of_texts
@@ -118,7 +113,7 @@ class FilesSystem(VerifiedSystem):
         return pa.concat_tables([of_texts([]), *map(of_parquet, self.published())])
 
     def newest(self) -> int:
-        """See `VerifiedSystem.newest`. Reads each file's batch once."""
+        """Reads each file's batch once."""
         from sparkonce_lab.systems.observed import newest_in
 
         files = self.published()
@@ -126,7 +121,7 @@ class FilesSystem(VerifiedSystem):
         return max((self._batches[path] for path in files), default=-1)
 
     def left_open(self) -> Sequence[str]:
-        """See `System.left_open`. Returns held files."""
+        """Returns held files."""
         return sorted(str(path) for path in (self.folder / HELD).rglob("*") if path.is_file())
 
 

@@ -41,10 +41,8 @@ class HdfsSystem(ServerSystem):
     """A name node and a data node that are started here.
 
     The proxy is in front of the name node, which knows the files. Clients transfer blocks directly to and from the data
-    node. The disk that is filled is the data node's. The name node's disk contains its journal, without which it exits.
-
-    Attributes:
-        folder: The folder that `place` has chosen.
+    node. The disk that is filled is the data node's. The name node's disk contains its journal, without which the name
+    node exits.
     """
 
     name = "hdfs"
@@ -80,14 +78,14 @@ class HdfsSystem(ServerSystem):
         self._address = self.start_proxy((HOST, server.port), self.REQUESTS["held"]).address
 
     def place(self, *columns: str) -> None:  # noqa: ARG002 - files need none
-        """See `System.place`. The sink itself creates the folder."""
+        """Creates nothing on the server: the sink itself creates the folder."""
         self.folder = f"/sparkonce-verify-{secrets.token_hex(5)}"
 
     def drop_place(self) -> None:
-        """See `ServerSystem.drop_place`. Does nothing, because the server was started here."""
+        """Does nothing, because the server was started here."""
 
     def close(self) -> None:
-        """See `ServerSystem.close`. Does nothing, because every request uses a new client."""
+        """Does nothing, because every request uses a new client."""
 
     def arguments(self, **options: Any) -> dict[str, Any]:
         return {"path": f"hdfs://{self._address}{self.folder}", **options}
@@ -105,20 +103,20 @@ class HdfsSystem(ServerSystem):
         return True
 
     def visible(self, *columns: str) -> list[Any]:
-        """See `System.visible`. Fetches each file once, because published files do not change."""
+        """Fetches each file once, because published files do not change."""
         listed = [path for path in self._list() if is_published(Path(path), Path(self.folder))]
         for path in set(listed) - self._rows.keys():
             self._rows[path] = bytes(self._ask("read", path).read())
         return [row for path in listed for row in rows_in(path, self._rows[path], columns)]
 
     def left_open(self) -> Sequence[str]:
-        """See `System.left_open`. Returns held files."""
+        """Returns held files."""
         return [path for path in self._list() if path.startswith(f"{self.folder}/{HELD}/")]
 
     def _list(self) -> list[str]:
         try:
             found = self._ask("list_status", self.folder, recursive=True)
-        except FileNotFoundError:  # no run has begun
+        except FileNotFoundError:  # There is no such folder before the first run.
             return []
         return [one.path for one in found if not one.isdir]
 

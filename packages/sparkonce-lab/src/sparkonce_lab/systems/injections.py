@@ -24,12 +24,7 @@ _TRAPS = {Fault.REPLY_LOST: RequestFault.REPLY_LOST, Fault.REQUEST_LATE: Request
 
 @dataclass(frozen=True, slots=True)
 class Injection:
-    """A fault that can be injected.
-
-    Attributes:
-        begin: Injects the fault, within the given number of seconds.
-        end: Ends the fault; None if it does not last.
-    """
+    """A fault that can be injected within the given number of seconds, and ended unless it does not last."""
 
     begin: Callable[[float], None]
     end: Callable[[], object] | None = None
@@ -96,9 +91,7 @@ def of_server(server: Stoppable) -> Injections:
 def of_disk(disk: SmallDisk, server: Server | None = None) -> Injections:
     """Returns the faults of a disk that can be filled. Any other disk has none.
 
-    Args:
-        disk: The disk.
-        server: The server to restart if it has exited because it could not write.
+    The server is restarted if it has exited because it could not write.
     """
     if not disk.is_small:
         return {}
@@ -133,18 +126,11 @@ class Injectable:
         return {**dict.fromkeys(self.injections, ()), **of_requests}
 
     def inject(self, fault: Fault, *, request: str = "", within_s: float = 30.0) -> bool:
-        """Injects a fault. If the fault lasts, `lift` ends it.
+        """Injects a fault. If the fault lasts, `lift` ends it. Returns True if there is something to lift.
 
         A fault of one request sets a trap. `sprung` returns True once the request has arrived. Such a fault must always
-        be lifted: that removes a trap that has not sprung, and delivers a held request.
-
-        Args:
-            fault: One of `faults`.
-            request: The name of the request.
-            within_s: The time limit for anything that must be waited for, in seconds.
-
-        Returns:
-            True if there is something to lift.
+        be lifted: that removes a trap that has not sprung, and delivers a held request. Waits at most ``within_s``
+        seconds.
 
         Raises:
             ConfigurationError: If the fault, or the request, is not one of `faults`.
@@ -160,11 +146,7 @@ class Injectable:
         return injection.end is not None
 
     def lift(self, fault: Fault) -> None:
-        """Ends a lasting fault: restarts the server, heals connections, or delivers a held request.
-
-        Raises:
-            PreflightError: If a server does not start again.
-        """
+        """Ends a lasting fault: restarts the server, heals connections, or delivers a held request."""
         if fault in OF_REQUESTS:
             self._deliver()
         elif (end := self.injections[fault].end) is not None:
@@ -177,7 +159,7 @@ class Injectable:
     def _deliver(self) -> None:
         trap, self._trap = self._trap, None
         if trap is not None:
-            with suppress(TimeoutError):  # the request was delivered, and nobody waits for its response
+            with suppress(TimeoutError):  # The request was delivered, and nobody waits for its response.
                 trap.deliver()
         if self.proxy is not None:
             self.proxy.clear()
@@ -195,10 +177,9 @@ class Injectable:
 
 
 class Served(Injectable):
-    """One server behind a proxy: one that is started here, on a disk that can be filled if possible, or the user's.
+    """One server behind a proxy: the user's, or one that is started here, if possible on a disk that can be filled.
 
-    Attributes:
-        server: The server, if it was started here or by a caller; None for the user's server.
+    `server` is None for the user's server.
     """
 
     server: Server | None = None

@@ -145,7 +145,7 @@ class KafkaSystem(VerifiedSystem):
             self._reach()
 
     def place(self, *columns: str) -> None:  # noqa: ARG002 - a topic has none
-        """See `System.place`. Also creates the source topic, unless the cluster was started elsewhere."""
+        """Also creates the source topic, unless the cluster was started elsewhere."""
         from confluent_kafka import KafkaException
 
         self._prefix = prefix = f"sparkonce-verify-{secrets.token_hex(5)}"
@@ -172,7 +172,7 @@ class KafkaSystem(VerifiedSystem):
         try:
             admin.list_topics(timeout=_ANSWERS_WITHIN_S)
         except KafkaException as error:
-            admin.poll(0)  # collects errors that were reported in the meantime, which are more informative
+            admin.poll(0)  # This call collects errors that were reported in the meantime, which are more informative.
             why = next(iter(told), None) or error.args[0].str()
             raise PreflightError(
                 f"--bootstrap {self.bootstrap}: no broker answers within {_ANSWERS_WITHIN_S:g} s: {why}",
@@ -257,7 +257,7 @@ class KafkaSystem(VerifiedSystem):
 
     @staticmethod
     def build(arguments: Mapping[str, Any]) -> TwoPhaseCommitSink:
-        """See `System.build`. The rows have the columns ``key`` and ``value``."""
+        """Creates a sink for rows with the columns ``key`` and ``value``."""
         from sparkonce.sinks.kafka.sink import KafkaSink
 
         return KafkaSink(**arguments)
@@ -277,14 +277,14 @@ class KafkaSystem(VerifiedSystem):
         return True
 
     def visible(self, *columns: str) -> list[Any]:
-        """See `System.visible`. Returns the values as numbers, or these properties of each record."""
+        """Returns the values as numbers, or these properties of each record."""
         found = [message for chunk in scan(self.settings, self.target) for message in chunk]
         if columns:
             return [tuple(getattr(message, name)() for name in columns) for message in found]
         return [int(message.value() or b"-1") for message in found]
 
     def read(self) -> pa.Table:
-        """See `VerifiedSystem.read`. Refused rows count as read if they are among the dead letters."""
+        """Reads the rows. Refused rows count as read if they are among the dead letters."""
         import pyarrow as pa
 
         from sparkonce_lab.systems.observed import of_texts
@@ -301,7 +301,7 @@ class KafkaSystem(VerifiedSystem):
         return pa.concat_tables([*chunks, *refused] or [of_texts([])])
 
     def newest(self) -> int:
-        """See `VerifiedSystem.newest`. Reads from where the last call ended, because committed records remain."""
+        """Reads from where the last call ended, because committed records remain."""
         if self._reader is None:
             self._reader = KafkaReader(self.settings, self.target, self.partitions)
         give_up_at = time.monotonic() + _NEWEST_S
@@ -320,7 +320,7 @@ class KafkaSystem(VerifiedSystem):
         return [*list_transactions(self.settings, states=states, prefix=prefix, timeout_s=_ANSWERS_WITHIN_S).values()]
 
     def state(self) -> object:
-        """See `System.state`. Includes the known producers, because initializing an id creates a newer producer."""
+        """Includes the known producers, because initializing an id creates a newer producer."""
         known = self.transactions()
         producers = sorted((one.transactional_id, one.producer_id, one.producer_epoch) for one in known)
         return super().state(), producers

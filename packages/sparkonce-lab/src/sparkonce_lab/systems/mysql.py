@@ -30,7 +30,7 @@ MEGABYTES = 3072
 _COLUMNS = (
     "kind VARCHAR(100)",
     *(f"`{name}` BIGINT" for name in ("key", "number", "amount", "rows", "batch")),
-    "KEY (batch)",  # for `newest`
+    "KEY (batch)",  # The index makes `newest` fast.
 )
 _CONNECTS_WITHIN_S = 3
 _ANSWERS_WITHIN_S = 5
@@ -49,7 +49,7 @@ JOIN information_schema.processlist p ON p.id = t.trx_mysql_thread_id WHERE p.db
 
 
 class PreparedBranch(NamedTuple):
-    """A prepared XA transaction. ``data`` is its id, whose first ``gtrid`` bytes are followed by the branch."""
+    """A prepared XA transaction. ``data`` is its id: ``gtrid`` bytes, followed by the branch."""
 
     format_id: int
     gtrid: int
@@ -58,7 +58,6 @@ class PreparedBranch(NamedTuple):
 
     @property
     def literal(self) -> str:
-        """The transaction's id as an SQL literal."""
         return f"X'{self.data[: self.gtrid].hex()}',X'{self.data[self.gtrid :].hex()}',{self.format_id}"
 
 
@@ -76,9 +75,6 @@ class MySQLSystem(ServerSystem, VerifiedSystem):
     Attributes:
         database: The database that `place` has created. Its name is also the prefix of the sink's transactions.
         table: The table in the database.
-
-    Raises:
-        ConfigurationError: If ``commit`` has any other value, or if the settings are invalid.
     """
 
     name = "mysql"
@@ -144,7 +140,6 @@ class MySQLSystem(ServerSystem, VerifiedSystem):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """PyMySQL's settings for connecting to the database, bypassing the proxy."""
         return {**self._direct, "database": self.database}
 
     @property
@@ -161,7 +156,7 @@ class MySQLSystem(ServerSystem, VerifiedSystem):
     # --- the table ----------------------------------------------------------------------------------------------------
 
     def place(self, *columns: str) -> None:
-        """See `System.place`. The table has no unique key, so a row that is written twice occurs twice."""
+        """Creates a table without a unique key, so that a row that is written twice occurs twice."""
         import pymysql
 
         self.table = "verified"
@@ -176,10 +171,9 @@ class MySQLSystem(ServerSystem, VerifiedSystem):
         name = name or f"sparkonce_verify_{secrets.token_hex(5)}"
         self.ask(f"CREATE DATABASE {quote(name)} CHARACTER SET utf8mb4")
         self.database, self._made = name, True
-        self.close()  # so that the next connection uses the database
+        self.close()  # The next connection then uses the database.
 
     def drop_place(self) -> None:
-        """Rolls back prepared transactions, and drops the database."""
         import pymysql
 
         try:
@@ -193,7 +187,7 @@ class MySQLSystem(ServerSystem, VerifiedSystem):
             ) from None
 
     def arguments(self, **options: Any) -> dict[str, Any]:
-        """See `System.arguments`. Includes the user's password, if there is one."""
+        """Includes the user's password, if there is one."""
         to = {**self.settings, "connect_timeout": _CONNECTS_WITHIN_S}
         if self.proxy is not None:
             to |= {"host": HOST, "port": self.proxy.port}
@@ -251,7 +245,7 @@ class MySQLSystem(ServerSystem, VerifiedSystem):
     # --- what is open -------------------------------------------------------------------------------------------------
 
     def left_open(self) -> Sequence[str]:
-        """See `System.left_open`. Returns XA transactions, staging tables, and sessions in a transaction."""
+        """Returns XA transactions, staging tables, and sessions in a transaction."""
         found = self.ask(_OPEN) if self._alone else self.ask(_OPEN_IN, self.database)
         return [*self.kept(), *(f"session {number}" for (number,) in found)]
 
@@ -269,7 +263,7 @@ class MySQLSystem(ServerSystem, VerifiedSystem):
         return [str(table) for (table,) in self.ask(_STAGES.format(quote(self.database)))]
 
     def state(self) -> object:
-        """See `System.state`. There is one marker for each transaction."""
+        """Includes the markers, of which each transaction has one."""
         markers = self.ask(f"SELECT batch, slot, copy, kind FROM {self.database}.sparkonce_commits")  # noqa: S608 - ours
         return sorted(self.visible()), sorted(self.kept()), sorted(markers)
 
@@ -303,7 +297,6 @@ class MySQLSystem(ServerSystem, VerifiedSystem):
             time.sleep(_POLL_S)
 
     def connect(self, **more: Any) -> Any:
-        """Opens another connection, with additional settings."""
         import pymysql
 
         settings = self.settings if self.database else self._direct
@@ -325,5 +318,5 @@ class MySQLSystem(ServerSystem, VerifiedSystem):
 
 def _close(connection: Any) -> None:
     if connection is not None:
-        with suppress(Exception):  # the connection is abandoned, regardless of its state
+        with suppress(Exception):  # The connection is abandoned, regardless of its state.
             connection.close()

@@ -35,9 +35,6 @@ _BEFORE_A_PLACE = re.compile(r"[^\w-]")
 def parse(text: str) -> VerifiedSystem:
     """Creates a system from its name: ``kafka`` to start one, ``kafka=broker:9092`` for the user's.
 
-    Args:
-        text: A name, optionally followed by ``=`` and the address of the user's own system.
-
     Raises:
         ConfigurationError: For any other text. The message omits the part after ``=``, which may contain a password.
     """

@@ -30,12 +30,9 @@ def of_columns(written: pa.Table) -> pa.Table:
 def of_texts(
     texts: Sequence[bytes | None], partitions: Sequence[int] | None = None, offsets: Sequence[int] | None = None
 ) -> pa.Table:
-    """Returns rows that are written as ``kind,key,number,amount,rows,batch``.
+    """Returns rows that are written as ``kind,key,number,amount,rows,batch``. Other texts become unreadable rows.
 
-    Args:
-        texts: The text of each row. Anything that cannot be parsed becomes an unreadable row.
-        partitions: The partition of each row; None if the system preserves no order.
-        offsets: The offset of each row.
+    Partitions and offsets are None if the system preserves no order.
     """
     count = len(texts)
     written = _parse(texts)

@@ -66,9 +66,6 @@ class PostgresSystem(ServerSystem, VerifiedSystem):
     Attributes:
         schema: The schema that `place` has created. Its name is also the prefix of the sink's transactions.
         table: The table in the schema.
-
-    Raises:
-        ConfigurationError: If ``commit`` has any other value.
     """
 
     name = "postgres"
@@ -127,7 +124,7 @@ class PostgresSystem(ServerSystem, VerifiedSystem):
             self._direct = self._users
             try:
                 psycopg.conninfo.conninfo_to_dict(self._users)
-            except psycopg.ProgrammingError:  # the message contains the text, part of which may be a password
+            except psycopg.ProgrammingError:  # The message contains the text, part of which may be a password.
                 raise ConfigurationError(
                     "--system postgres=…: libpq cannot parse the server's address.",
                     next_step="Name it as 'host=… dbname=… user=…', with quotes around values that have spaces.",
@@ -169,7 +166,7 @@ class PostgresSystem(ServerSystem, VerifiedSystem):
     # --- the table ----------------------------------------------------------------------------------------------------
 
     def place(self, *columns: str) -> None:
-        """See `System.place`. The table has no unique key, so a row that is written twice occurs twice."""
+        """Creates a table without a unique key, so that a row that is written twice occurs twice."""
         import psycopg
 
         self.schema, self.table = f"sparkonce_verify_{secrets.token_hex(5)}", "rows"
@@ -178,12 +175,11 @@ class PostgresSystem(ServerSystem, VerifiedSystem):
             self._made = True
             self.ask(f"CREATE TABLE {self.schema}.{self.table} ({', '.join(columns or _COLUMNS)})")
             if not columns:
-                self.ask(f"CREATE INDEX ON {self.schema}.{self.table} (batch)")  # for `newest`
+                self.ask(f"CREATE INDEX ON {self.schema}.{self.table} (batch)")  # The index makes `newest` fast.
         except psycopg.Error as error:
             raise self._refused(error) from None
 
     def drop_place(self) -> None:
-        """Rolls back prepared transactions, and drops the schema."""
         import psycopg
         from psycopg import sql
 
@@ -198,7 +194,7 @@ class PostgresSystem(ServerSystem, VerifiedSystem):
             ) from None
 
     def arguments(self, **options: Any) -> dict[str, Any]:
-        """See `System.arguments`. Includes the user's password, if there is one."""
+        """Includes the user's password, if there is one."""
         own = {"conninfo": self._through, "table": self.table, "schema": self.schema, "commit": self.commit}
         return {**own, "prefix": self.schema, **options}
 
@@ -245,7 +241,7 @@ class PostgresSystem(ServerSystem, VerifiedSystem):
     # --- what is open -------------------------------------------------------------------------------------------------
 
     def left_open(self) -> Sequence[str]:
-        """See `System.left_open`. Returns prepared transactions, staged rows, and sessions in a transaction."""
+        """Returns prepared transactions, staged rows, and sessions in a transaction."""
         open_ = self.column(_OPEN, _NAME) if self._alone else self.column(_OPEN_IN, _NAME, self.schema)
         return [*self.kept(), *(f"session {session}" for session in open_)]
 
@@ -270,7 +266,7 @@ class PostgresSystem(ServerSystem, VerifiedSystem):
         return self.ask(f"SELECT name::text, state::text FROM {self.schema}.sparkonce_commits")  # noqa: S608 - ours
 
     def state(self) -> object:
-        """See `System.state`. There is one marker for each transaction."""
+        """Includes the markers, of which each transaction has one."""
         return sorted(self.visible()), sorted(self.kept()), sorted(self.markers())
 
     # --- connections --------------------------------------------------------------------------------------------------
@@ -306,5 +302,5 @@ class PostgresSystem(ServerSystem, VerifiedSystem):
     def close(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
-            with suppress(Exception):  # the connection is abandoned, regardless of its state
+            with suppress(Exception):  # The connection is abandoned, regardless of its state.
                 connection.close()

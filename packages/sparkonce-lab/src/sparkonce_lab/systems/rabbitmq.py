@@ -38,11 +38,7 @@ _POLL_S = 0.2
 
 
 class RabbitSystem(ServerSystem):
-    """A server that is started here, or one that the caller has started.
-
-    Attributes:
-        folder: The folder in which the sink's rows wait. Each `place` creates a new one.
-    """
+    """A server that is started here or by the caller. Each `place` creates a new `folder` for waiting rows."""
 
     rabbit: RabbitServer
     _parent: Path
@@ -67,20 +63,19 @@ class RabbitSystem(ServerSystem):
         self.start_proxy((HOST, self.port()), self.REQUESTS[""])
 
     def port(self) -> int:
-        """Returns the port that the sink connects to."""
         return self.rabbit.port
 
     def place(self, *columns: str) -> None:  # noqa: ARG002 - messages have none
         self.folder = self._parent / f"rows-{secrets.token_hex(5)}"
 
     def drop_place(self) -> None:
-        """See `ServerSystem.drop_place`. Does nothing, because the server is not the user's."""
+        """Does nothing, because the server is not the user's."""
 
     def close(self) -> None:
-        """See `ServerSystem.close`. Does nothing, because every request opens a connection."""
+        """Does nothing, because every request opens a connection."""
 
     def restart(self) -> bool:
-        """See `System.restart`. First waits until declarations are on disk."""
+        """First waits until declarations are on disk."""
         self.rabbit.settle()
         return super().restart()
 
@@ -114,7 +109,7 @@ class RabbitStreamSystem(RabbitSystem):
 
     name = "rabbitmq"
     REQUESTS: ClassVar[Mapping[str, Mapping[str, Request]]] = {
-        "": {"commit": re.compile(rb"\x00\x02\x00\x01\x00\x00\x00")}  # a frame that publishes
+        "": {"commit": re.compile(rb"\x00\x02\x00\x01\x00\x00\x00")}  # A frame that publishes.
     }
 
     def __init__(self, partitions: int = 0, *, server: RabbitServer | None = None) -> None:
@@ -128,7 +123,6 @@ class RabbitStreamSystem(RabbitSystem):
 
     @property
     def client(self) -> StreamClient:
-        """A client that queries the server about its streams."""
         return StreamClient(HOST, self.rabbit.stream_port)
 
     def place(self, *columns: str) -> None:
@@ -199,7 +193,6 @@ class RabbitQueueSystem(RabbitSystem):
                 channel.basic_publish("", queue, name.encode(), sent, mandatory=True)
 
     def ready(self, queue: str) -> int:
-        """Counts the messages that are waiting for a consumer."""
         with self.channel() as channel:
             return int(channel.queue_declare(queue, passive=True).method.message_count)
 
@@ -247,16 +240,7 @@ def new_super_stream(server: RabbitServer, partitions: int) -> tuple[str, Sequen
 
 @dataclass(frozen=True, slots=True)
 class StreamClient:
-    """Queries a server about streams. Each request uses a new connection.
-
-    Attributes:
-        host: The server's address.
-        port: The port of the stream protocol.
-        user: A user with all permissions.
-        password: That user's password.
-        virtual_host: The virtual host.
-        answers_within_s: The longest wait for a response, in seconds.
-    """
+    """Queries a server about streams, as a user with all permissions. Each request uses a new connection."""
 
     host: str
     port: int
@@ -277,7 +261,6 @@ class StreamClient:
         self.ask(lambda client: client.delete_stream(stream))
 
     def sequence(self, stream: str, publisher: str) -> int:
-        """Returns the highest id of a publisher."""
         found: int = self.ask(lambda client: client.query_publisher_sequence(stream, publisher))
         return found
 
@@ -300,7 +283,7 @@ class StreamClient:
     def messages(self, stream: str) -> list[bytes]:
         """Returns the current messages of a stream, in the order they were published."""
         end = f"sparkonce-end-{secrets.token_hex(8)}".encode()
-        self.publish(stream, [end])  # nothing else shows where a stream ends
+        self.publish(stream, [end])  # Nothing else shows where a stream ends.
         found: list[bytes] = self.ask(lambda client: _read(client, stream, end))
         return [one for one in found if not one.startswith(b"sparkonce-end-")]
 

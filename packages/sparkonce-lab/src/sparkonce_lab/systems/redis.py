@@ -55,9 +55,6 @@ class RedisSystem(ServerSystem, VerifiedSystem):
     Attributes:
         prefix: The prefix of every key and of the sink's transactions. `place` creates it.
         clients: A client for each server.
-
-    Raises:
-        ConfigurationError: If the URL is invalid.
     """
 
     name = "redis"
@@ -118,7 +115,6 @@ class RedisSystem(ServerSystem, VerifiedSystem):
         self._through = urlunsplit(address._replace(netloc=f"{login}{HOST}:{proxy.port}"))
 
     def watch(self, *servers: RedisServer) -> None:
-        """Connects to servers that were started here."""
         self._connect(*(server.url for server in servers))
 
     def _connect(self, *urls: str) -> None:
@@ -154,7 +150,6 @@ class RedisSystem(ServerSystem, VerifiedSystem):
         self._made = True
 
     def drop_place(self) -> None:
-        """Deletes the keys of the rows, and the sink's own keys."""
         import redis
 
         patterns = (f"{self.prefix}:*", f"{_OWN}{{{self.prefix}.*")
@@ -176,7 +171,7 @@ class RedisSystem(ServerSystem, VerifiedSystem):
                         several.execute()
 
     def arguments(self, **options: Any) -> dict[str, Any]:
-        """See `System.arguments`. Includes the user's password, if there is one."""
+        """Includes the user's password, if there is one."""
         counting = {"structure": "increment", "key_template": f"{self.prefix}:{{number}}"}
         return {"url": self._through, "cluster": len(self.clients) > 1, "prefix": self.prefix, **counting, **options}
 
@@ -220,13 +215,13 @@ class RedisSystem(ServerSystem, VerifiedSystem):
                 if len(self.clients) == 1:
                     yield from zip(wanted, client.mget(wanted) if wanted else (), strict=True)
                     continue
-                several = client.pipeline(transaction=False)  # a cluster refuses MGET for keys of several hash slots
+                several = client.pipeline(transaction=False)  # A cluster refuses MGET for keys of several hash slots.
                 for key in wanted:
                     several.get(key)
                 yield from zip(wanted, several.execute(), strict=True)
 
     def visible(self, *columns: str) -> list[Any]:
-        """See `System.visible`. Returns the number in each key, or its parts, as often as it was incremented."""
+        """Returns the number in each key, or its parts, as often as it was incremented."""
         found = []
         for key, text in self.values(f"{self.prefix}:*"):
             parts = key.decode().split(":")[1:]
@@ -248,7 +243,7 @@ class RedisSystem(ServerSystem, VerifiedSystem):
         return pa.concat_tables(found)
 
     def newest(self) -> int:
-        """See `VerifiedSystem.newest`. Each call scans only some of the keys, so the result may lag behind."""
+        """Scans only some of the keys in each call, so the result may lag behind."""
         for _ in range(_POLLS):
             self._cursor, keys = self.clients[0].scan(self._cursor, match=f"{self.prefix}:*", count=_PORTION)
             batches = (key.rpartition(b",")[2] for key in keys)
@@ -260,7 +255,7 @@ class RedisSystem(ServerSystem, VerifiedSystem):
     # --- what is open -------------------------------------------------------------------------------------------------
 
     def left_open(self) -> Sequence[str]:
-        """See `System.left_open`. Returns staged rows. The ledger, which is a hash, remains and is not included."""
+        """Returns staged rows. The ledger, which is a hash, remains and is not included."""
         return sorted(key.decode() for key in self.own_keys("list"))
 
     def own_keys(self, kind: str | None = None) -> set[bytes]:
@@ -269,7 +264,7 @@ class RedisSystem(ServerSystem, VerifiedSystem):
         return {key for client in self.clients for keys in self._scan(client, pattern, kind) for key in keys}
 
     def state(self) -> object:
-        """See `System.state`. Includes the ledgers, which contain the state of each transaction."""
+        """Includes the ledgers, which contain the state of each transaction."""
         ledgers: list[Any] = [
             (key, sorted(client.hgetall(key).items()))
             for client in self.clients
@@ -284,7 +279,7 @@ class RedisSystem(ServerSystem, VerifiedSystem):
         cursor, seen = None, set[bytes]()
         while cursor != 0:
             cursor, found = client.scan(cursor or 0, match=pattern, count=_SCAN, _type=kind)
-            keys = [key for key in dict.fromkeys(found) if key not in seen]  # a scan may return a key twice
+            keys = [key for key in dict.fromkeys(found) if key not in seen]  # A scan may return a key twice.
             seen.update(keys)
             if keys:
                 yield keys

@@ -47,9 +47,6 @@ class S3System(ServerSystem, VerifiedSystem):
         client: The boto3 client.
         bucket: The bucket that the sink writes to. It is a new one, except on the user's server.
         prefix: The prefix that the sink writes to. `place` creates it.
-
-    Raises:
-        ConfigurationError: If the location or an option is invalid.
     """
 
     name = "s3"
@@ -130,14 +127,13 @@ class S3System(ServerSystem, VerifiedSystem):
         self._made = True
 
     def drop_place(self) -> None:
-        """Aborts every upload and deletes every object."""
         for upload in self.uploads():
             self.abort_upload(upload)
         for key in self.keys():
             self.client.delete_object(Bucket=self.bucket, Key=key)
 
     def arguments(self, **options: Any) -> dict[str, Any]:
-        """See `System.arguments`. Includes the credentials if the options contain them."""
+        """Includes the credentials if the options contain them."""
         return {"path": f"s3://{self.bucket}/{self.prefix.rstrip('/')}", "store_options": self._through, **options}
 
     @staticmethod
@@ -172,16 +168,13 @@ class S3System(ServerSystem, VerifiedSystem):
         return content
 
     def visible(self, *columns: str) -> list[Any]:
-        """See `System.visible`. Fetches each object once, because published objects do not change."""
+        """Fetches each object once, because published objects do not change."""
         listed = self.published()
         self._rows |= {key: self.content(key) for key in listed if key not in self._rows}
         return [row for key in listed for row in rows_in(key, self._rows[key], columns)]
 
     def read(self) -> pa.Table:
-        """See `VerifiedSystem.read`.
-
-        An object that is not Parquet, or has different columns, counts as one unreadable row.
-        """
+        """Reads the rows. An object that is not Parquet, or has different columns, counts as one unreadable row."""
         import pyarrow as pa
 
         from sparkonce_lab.systems.observed import of_parquet, of_texts
@@ -191,7 +184,7 @@ class S3System(ServerSystem, VerifiedSystem):
             return pa.concat_tables([of_texts([]), *found])
 
     def newest(self) -> int:
-        """See `VerifiedSystem.newest`. Reads each object's batch once."""
+        """Reads each object's batch once."""
         from sparkonce_lab.systems.observed import newest_in
 
         for key in self.published():
@@ -212,5 +205,5 @@ class S3System(ServerSystem, VerifiedSystem):
         self.client.abort_multipart_upload(Bucket=self.bucket, Key=upload["Key"], UploadId=upload["UploadId"])
 
     def left_open(self) -> Sequence[str]:
-        """See `System.left_open`. Returns uploads that are neither completed nor aborted."""
+        """Returns uploads that are neither completed nor aborted."""
         return [f"{upload['Key']} {upload['UploadId']}" for upload in self.uploads()]

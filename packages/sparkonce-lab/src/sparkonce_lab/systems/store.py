@@ -60,11 +60,7 @@ class CheckpointStore(Served):
             )
 
     def start(self, folder: Path) -> None:
-        """Starts a server, or checks the user's store.
-
-        Raises:
-            ConfigurationError: If versitygw is not installed, or if files cannot be put into the store.
-        """
+        """Starts a server, or checks the user's store."""
         if self.location == OWN:
             self.conf = self._start_s3(folder)
             self.files = open_place(new_folder(f"s3a://{_BUCKET}", "verify"), self.conf)

@@ -23,7 +23,7 @@ DEFAULTS: Mapping[str, str] = {
     "auto.create.topics.enable": "false",
     # The first member of a consumer group need not wait for others.
     "group.initial.rebalance.delay.ms": "0",
-    # Creating the broker's default of 50 partitions takes noticeable time, and tests do not need them.
+    # Creating the broker's default of 50 partitions takes noticeable time, and tests do not need so many.
     "offsets.topic.num.partitions": "4",
     "transaction.state.log.num.partitions": "4",
     # Check often for transactions that exceed their timeout. The default of 10 s slows tests down.
@@ -98,13 +98,10 @@ def _escape(value: str) -> str:
 
 
 class Broker(Restartable):
-    """A node of a cluster, both broker and controller. It keeps its ports and data across restarts.
+    """A node of a cluster, both broker and controller, that keeps its ports and data across restarts.
 
-    Attributes:
-        node_id: The node's id, from 0.
-        ports: The port of each listener, by name.
-        folder: Contains ``server.properties``, ``server.log`` and ``data``.
-        overrides: Broker properties of only this node, applied at its next start.
+    Its folder contains ``server.properties``, ``server.log`` and ``data``. `overrides` has broker properties of only
+    this node, applied at its next start.
     """
 
     def __init__(self, cluster: Cluster, node_id: int, ports: Mapping[str, int]) -> None:
@@ -126,17 +123,14 @@ class Broker(Restartable):
 
     @property
     def meta_file(self) -> Path:
-        """The file that Kafka writes when it formats the data folder."""
         return self.folder / "data" / "meta.properties"
 
     @property
     def is_formatted(self) -> bool:
-        """True if there is a data folder to start with."""
         return self.meta_file.exists()
 
     @property
     def log(self) -> Path:
-        """The log file with everything that the broker prints."""
         return self.folder / "server.log"
 
     def start(self, timeout_s: float = 60.0) -> None:
@@ -168,7 +162,6 @@ class Broker(Restartable):
         )
 
     def write_properties(self) -> None:
-        """Writes the settings to `properties_file`."""
         settings = server_properties(
             self.node_id,
             self._cluster.ports,
@@ -177,16 +170,12 @@ class Broker(Restartable):
             overrides={name: _text(value) for name, value in {**self._cluster.overrides, **self.overrides}.items()},
         )
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.properties_file.touch(mode=0o600)  # listeners may have passwords
+        self.properties_file.touch(mode=0o600)  # Listeners may have passwords.
         self.properties_file.chmod(0o600)
         self.properties_file.write_text(render(settings))
 
     def wait_ready(self, nodes: set[int], give_up_at: float) -> None:
-        """Waits until this broker responds to a client, and knows that these nodes are alive.
-
-        Raises:
-            PreflightError: If it exits or is not ready by then. The message contains the end of its log.
-        """
+        """Waits until this broker responds to a client, and knows that these nodes are alive. Raises like `start`."""
         while not nodes <= self._known_nodes():
             ended = self._process is None or self._process.exit_code is not None
             if ended or time.monotonic() > give_up_at:

@@ -41,7 +41,8 @@ _ARCHIVE_TIMEOUT_S = 60.0
 _LOGGING = (
     "-Dorg.slf4j.simpleLogger.showDateTime=true",
     "-Dorg.slf4j.simpleLogger.dateTimeFormat=yyyy-MM-dd HH:mm:ss.SSS",
-    "-Dorg.slf4j.simpleLogger.log.org.apache.kafka.common.config.AbstractConfig=warn",  # prints every setting
+    # This logger prints every setting.
+    "-Dorg.slf4j.simpleLogger.log.org.apache.kafka.common.config.AbstractConfig=warn",
 )
 
 
@@ -108,7 +109,6 @@ class Cluster:
 
     @property
     def ports(self) -> Mapping[int, Mapping[str, int]]:
-        """The ports of every node's listeners, by node id and name."""
         return {broker.node_id: broker.ports for broker in self.brokers}
 
     def bootstrap_of(self, listener: str) -> str:
@@ -156,7 +156,8 @@ class Cluster:
                 broker.kill()
             shutil.rmtree(self.folder, ignore_errors=True)
             return
-        for broker in self.brokers:  # in parallel, because without a quorum, the last ones could not shut down normally
+        # Stop the brokers in parallel, because without a quorum, the last ones could not shut down normally.
+        for broker in self.brokers:
             broker.ask_to_stop()
         for broker in self.brokers:
             broker.stop()
@@ -168,7 +169,6 @@ class Cluster:
         self.close()
 
     def java_command(self, main: str, *arguments: str) -> list[str]:
-        """Returns the command that runs one of Kafka's main classes."""
         classpath = ":".join(str(jar) for jar in kafka_jars(self.version))
         return [find_java(), *self._jvm, *self._classes, "-cp", classpath, main, *arguments]
 

@@ -39,20 +39,12 @@ class Node:
 
     @property
     def running(self) -> bool:
-        """True if the recorded process is alive."""
         return is_running(self.pid, self.mark)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
-    """The record of a cluster in its folder.
-
-    Attributes:
-        folder: The folder with settings, logs and data.
-        version: Kafka's version.
-        bootstrap: ``bootstrap.servers``.
-        nodes: The nodes, by id.
-    """
+    """The record of a cluster in its folder, with Kafka's version, ``bootstrap.servers``, and the nodes by id."""
 
     folder: str
     version: str
@@ -101,8 +93,7 @@ def up(
 ) -> tuple[Recorded, bool]:
     """Starts a cluster in the folder. Changes nothing if the cluster is already running.
 
-    Returns:
-        The cluster, and True if this call started it.
+    Returns the cluster, and True if this call started it.
 
     Raises:
         ConfigurationError: If Java is missing, a port is taken, a property is malformed, or only some nodes are
@@ -142,17 +133,9 @@ def up(
 
 
 def down(folder: Path, *, delete: bool = False) -> Recorded | None:
-    """Stops the cluster in the folder.
+    """Stops the cluster in the folder, and returns its record; None if there was none.
 
-    Args:
-        folder: The cluster's folder.
-        delete: True to also delete data, logs and settings, and the folder if it is then empty.
-
-    Returns:
-        The previous record; None if there was no record.
-
-    Raises:
-        ConfigurationError: If the record cannot be read.
+    With ``delete``, also deletes data, logs and settings, and the folder if it is then empty.
     """
     if not folder.is_dir():
         return None

@@ -1,9 +1,9 @@
 """Downloads Java libraries from Maven repositories with the Ivy that PySpark ships, and archives their classes.
 
 Each set of coordinates has a folder in sparkonce's cache. The folder is created under a lock, and gets its name only
-when it is complete, so an existing folder is complete, and a second call costs nothing. With an archive of classes that
-were loaded and verified once (JEP 350), a broker starts in little more than half the time. If an archive cannot be
-created or read, the program starts without it.
+when it is complete. An existing folder is therefore complete, and a second call costs nothing. With an archive of
+classes that were loaded and verified once (JEP 350), a broker starts in little more than half the time. If an archive
+cannot be created or read, the program starts without it.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def artifact_name(jar: str) -> str:
 def resolve(
     coordinates: Sequence[str], *, exclude: Sequence[str] = (), timeout_s: float = FETCH_TIMEOUT_S
 ) -> list[Path]:
-    """Downloads artifacts with all their runtime dependencies.
+    """Downloads artifacts with all their runtime dependencies, and returns the jars, sorted by name.
 
     A set that was downloaded before comes from the cache. To use repositories other than Ivy's defaults, name an Ivy
     settings file in the environment variable SPARKONCE_IVY_SETTINGS.
@@ -76,9 +76,6 @@ def resolve(
         coordinates: The artifacts, each as ``group:artifact:version``.
         exclude: Names of artifacts to leave out, for example because Spark already has them.
         timeout_s: The timeout of the whole call, including waiting for another process, in seconds.
-
-    Returns:
-        The jars, sorted by name.
 
     Raises:
         ConfigurationError: If a coordinate is malformed, or if Java or PySpark is missing.
@@ -97,18 +94,13 @@ def resolve(
         give_up_at = time.monotonic() + timeout_s
         java = find_java()
         with file_lock(cache_folder() / "ivy.lock", give_up_at):
-            if not complete.is_dir():  # another process may have created it in the meantime
+            if not complete.is_dir():  # Another process may have created the folder in the meantime.
                 _fetch(java, _ivy_file(parts, excluded), coordinates, complete, give_up_at)
     return sorted(complete.glob("*.jar"))
 
 
 def kafka_jars(version: str = KAFKA_VERSION) -> list[Path]:
-    """Downloads the jars of a Kafka broker, with an SLF4J binding that logs to standard error.
-
-    Raises:
-        ConfigurationError: See `resolve`.
-        PreflightError: See `resolve`.
-    """
+    """Downloads the jars of a Kafka broker, with an SLF4J binding that logs to standard error. See `resolve`."""
     jars = resolve([f"org.apache.kafka:kafka_{SCALA}:{version}"])
     api = next(jar for jar in jars if artifact_name(jar.name) == "slf4j-api")
     # An SLF4J binding only works with the same version of the API, and Kafka ships no binding.
@@ -119,13 +111,7 @@ def kafka_jars(version: str = KAFKA_VERSION) -> list[Path]:
 def spark_kafka_jars(pyspark_version: str | None = None) -> list[Path]:
     """Downloads the jars for Spark's Kafka source: the connector, and the dependencies that Spark lacks.
 
-    Args:
-        pyspark_version: The connector's version, which must be Spark's own. Defaults to the installed PySpark's
-            version.
-
-    Raises:
-        ConfigurationError: See `resolve`.
-        PreflightError: See `resolve`.
+    The connector must have Spark's own version, by default that of the installed PySpark. Raises what `resolve` raises.
     """
     version = pyspark_version or importlib.metadata.version("pyspark")
     return _beside_sparks_own(f"org.apache.spark:{KAFKA_MODULE}_{SCALA}:{version}")
@@ -158,7 +144,7 @@ def _beside_sparks_own(coordinate: str) -> list[Path]:
 
 @contextmanager
 def file_lock(path: Path, give_up_at: float) -> Iterator[None]:
-    """Holds a lock between processes. The lock is also released if this process dies.
+    """Holds a lock between processes, which is also released if this process dies.
 
     Raises:
         PreflightError: If another process still holds the lock at the deadline.
@@ -244,11 +230,9 @@ def kafka_archive(version: str) -> Path:
 
 
 def archive_flags(kept: Path, run: Callable[[str], None]) -> tuple[str, ...]:
-    """Returns the JVM flags that use the archive. Creates the archive first if it does not exist.
+    """Returns the JVM flags that use the archive. If there is none, first creates one.
 
-    Args:
-        kept: The archive.
-        run: Starts the program with an additional JVM flag, and ends it normally. Raises an error if it cannot.
+    ``run`` starts the program with an additional JVM flag, and ends it normally; it raises an error if it cannot.
     """
     try:
         if not kept.exists():

@@ -54,14 +54,9 @@ public class TestHdfs {
 
 
 class Hdfs(Server):
-    """See `Server`. The address for clients is `url`.
+    """HDFS, see `Server`. The address for clients is `url`."""
 
-    Raises:
-        PreflightError: If the jars cannot be downloaded.
-        ConfigurationError: If Java is not installed.
-    """
-
-    up_within_s = 240.0  # at each start, Java first compiles the program, perhaps on a busy machine
+    up_within_s = 240.0  # At each start, Java first compiles the program, perhaps on a busy machine.
 
     def __init__(
         self, folder: Path, port: int | None = None, *, permissions: bool = False, blocks: Path | None = None

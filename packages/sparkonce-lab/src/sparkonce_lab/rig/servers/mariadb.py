@@ -25,7 +25,7 @@ _PROTOCOL = bytes([10])
 
 
 class MariaDBServer(Server):
-    """A server whose user ``root`` has no password. Its data is copied from a cached folder."""
+    """A MariaDB server whose user ``root`` has no password. Its data is copied from a cached folder."""
 
     def __init__(self, folder: Path, port: int | None = None, *, options: Mapping[str, str] | None = None) -> None:
         super().__init__(folder, port)
@@ -37,7 +37,6 @@ class MariaDBServer(Server):
 
     @property
     def settings(self) -> dict[str, object]:
-        """The settings that PyMySQL needs to connect as root."""
         return {"host": HOST, "port": self.port, "user": "root", "password": "", "ssl_disabled": True}
 
     def initialise(self) -> None:
@@ -47,10 +46,7 @@ class MariaDBServer(Server):
 
     @property
     def _temporary(self) -> Path:
-        """The folder of the server's temporary tables.
-
-        It is not shared with other servers, because a starting server deletes everything in it.
-        """
+        """The folder of temporary tables. No other server shares it, because a start deletes everything in it."""
         return self.folder.with_name(f"{self.folder.name}-tmp")
 
     def command(self) -> Sequence[str]:
@@ -132,7 +128,7 @@ def _template() -> Path:
             )
         try:
             made.rename(kept)
-        except OSError:  # another process was faster
+        except OSError:  # Another process was faster.
             if not kept.exists():
                 raise
     return kept

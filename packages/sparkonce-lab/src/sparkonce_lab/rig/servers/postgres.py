@@ -27,10 +27,7 @@ _PASSED_ON = ("PATH", "LANG", "LC_ALL", "TZ")
 
 
 def find_postgres() -> Path | None:
-    """Finds the folder of PostgreSQL's programs. If there are several versions, returns the newest.
-
-    Returns None if it is not installed.
-    """
+    """Finds the folder of PostgreSQL's programs, of the newest version if there are several; None if there is none."""
     found = find_program("postgres", *sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True))
     if found is None:
         return None
@@ -50,9 +47,6 @@ class PostgresServer(Server):
         files: Files that are copied into the data folder under these names, readable only by the server: keys,
             certificates, and ``pg_hba.conf``, which controls who may log in and how.
         programs: The folder with the server's programs. Defaults to the installed ones.
-
-    Raises:
-        PreflightError: If PostgreSQL is not installed.
     """
 
     def __init__(

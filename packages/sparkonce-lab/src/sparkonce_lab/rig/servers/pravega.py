@@ -23,12 +23,7 @@ _JARS = ("io.pravega:pravega-standalone:0.13.0", "com.google.protobuf:protobuf-j
 
 
 class PravegaServer(Server):
-    """See `Server`. The address for clients is `url`.
-
-    Raises:
-        PreflightError: If the jars cannot be downloaded.
-        ConfigurationError: If Java is not installed.
-    """
+    """A Pravega server, see `Server`. The address for clients is `url`."""
 
     up_within_s = 120.0
 
@@ -40,11 +35,9 @@ class PravegaServer(Server):
 
     @property
     def url(self) -> str:
-        """The controller's ``tcp://host:port``."""
         return f"tcp://{HOST}:{self.port}"
 
     def initialise(self) -> None:
-        """Writes the server's settings, with new ports for its other parts."""
         settings = {
             "singlenode.zk.port": free_port(),
             "singlenode.segmentStore.port": free_port(),

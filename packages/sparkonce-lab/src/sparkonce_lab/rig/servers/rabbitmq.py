@@ -101,26 +101,19 @@ class RabbitServer(Server):
 
     @staticmethod
     def is_installed() -> bool:
-        """Returns True if the server and Erlang are installed."""
         return _program("rabbitmq-server") is not None and find_program("epmd") is not None
 
     @property
     def node(self) -> str:
-        """The node's Erlang name."""
         return f"sparkonce-{self.port}@localhost"
 
     @property
     def url(self) -> str:
-        """The URL for AMQP clients."""
         return f"amqp://guest:guest@{self.address}/%2F"
 
     def initialise(self) -> None:
-        """Writes the node's settings, and starts its epmd.
-
-        Raises:
-            ConfigurationError: If RabbitMQ is not installed.
-        """
-        self._dist_port = free_port()  # a new port at each start, since another process may have taken the previous one
+        # Use a new port at each start, since another process may have taken the previous one.
+        self._dist_port = free_port()
         epmd = find_program("epmd")
         if epmd is None or not self.is_installed():
             raise ConfigurationError(
@@ -146,7 +139,7 @@ class RabbitServer(Server):
             "ERL_EPMD_PORT": str(self._epmd_port),
             "ERL_EPMD_ADDRESS": HOST,
             "ERL_CRASH_DUMP_SECONDS": "0",
-            "RUNNING_UNDER_SYSTEMD": "true",  # makes the script become the server instead of waiting for it
+            "RUNNING_UNDER_SYSTEMD": "true",  # This makes the script become the server instead of waiting for it.
             "RABBITMQ_NODENAME": self.node,
             "RABBITMQ_DIST_PORT": str(self._dist_port),
             "RABBITMQ_CONF_ENV_FILE": str(self.folder / "rabbitmq-env.conf"),
@@ -171,11 +164,7 @@ class RabbitServer(Server):
         return True
 
     def control(self, *words: str) -> str:
-        """Runs a ``rabbitmqctl`` command on the node, which takes a second or two, and returns its output.
-
-        Raises:
-            PreflightError: If the command fails.
-        """
+        """Runs a ``rabbitmqctl`` command on the node, which takes a second or two, and returns its output."""
         done = subprocess.run(
             [str(_program("rabbitmqctl")), "--quiet", "--node", self.node, *words],
             capture_output=True,
@@ -201,7 +190,7 @@ class RabbitServer(Server):
         self.control("eval", "[ok = dets:sync(Table) || Table <- dets:all()].")
 
     def stop(self, timeout_s: float = DOWN_WITHIN_S) -> bool:
-        """See `Restartable.stop`. Also ends the node's epmd."""
+        """Also ends the node's epmd."""
         in_order = super().stop(timeout_s)
         if self._epmd is not None:
             self._epmd.kill()
@@ -211,7 +200,7 @@ class RabbitServer(Server):
         """Starts an epmd that ends with this process. If a node finds none, it starts one that stays forever."""
         if self._epmd is not None and self._epmd.exit_code is None:
             return
-        marked = self.folder / "epmd"  # the path in the command line identifies this epmd
+        marked = self.folder / "epmd"  # The path in the command line identifies this epmd.
         with suppress(FileExistsError):
             marked.symlink_to(program)
         self._epmd = ServerProcess(

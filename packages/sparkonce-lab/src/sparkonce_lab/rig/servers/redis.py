@@ -26,14 +26,12 @@ class RedisServer(Server):
 
     @property
     def url(self) -> str:
-        """The URL for redis-py."""
         return f"redis://{self.address}/0"
 
     def initialise(self) -> None:
-        """Does nothing: the server needs only its folder."""
+        """Does nothing, because the server needs only its folder."""
 
     def command(self) -> Sequence[str]:
-        """Returns the program, which listens only on this machine."""
         program = find_program("redis-server")
         if program is None:
             raise ConfigurationError(
@@ -43,7 +41,6 @@ class RedisServer(Server):
         return [str(program), "--port", str(self.port), "--bind", HOST, "--dir", str(self.folder), *more]
 
     def is_up(self) -> bool:
-        """Returns True if the server has loaded its data."""
         try:
             return self.ask("PING") == "+PONG"
         except OSError:
@@ -76,7 +73,6 @@ class RedisCluster:
 
     @property
     def url(self) -> str:
-        """The URL of one node, for redis-py."""
         return self.nodes[0].url
 
     def start(self) -> None:
@@ -101,11 +97,7 @@ class RedisCluster:
         self.await_formed()
 
     def await_formed(self) -> None:
-        """Waits until every node sees that all hash slots are served.
-
-        Raises:
-            PreflightError: If the nodes do not find each other.
-        """
+        """Waits until every node sees that all hash slots are served."""
         give_up_at = time.monotonic() + _FORMS_WITHIN_S
         while not all(self._sees_all(node) for node in self.nodes):
             if time.monotonic() >= give_up_at:

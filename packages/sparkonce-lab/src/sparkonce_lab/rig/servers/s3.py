@@ -26,10 +26,7 @@ def find_versitygw() -> Path | None:
 class S3Server(Server):
     """versitygw with one administrator, `ACCESS_KEY`. Buckets are folders, and objects are files in them.
 
-    It does not support lifecycle rules. It keeps old versions if a bucket is configured to do so.
-
-    Raises:
-        ConfigurationError: If versitygw is not installed.
+    The server does not support lifecycle rules. It keeps old versions if a bucket is configured to do so.
     """
 
     def initialise(self) -> None:
@@ -56,7 +53,7 @@ class S3Server(Server):
     def is_up(self) -> bool:
         try:
             urllib.request.urlopen(self.url, timeout=1).close()  # noqa: S310 - http to loopback
-        except urllib.error.HTTPError as refused:  # the server requires a signature, so it is up
+        except urllib.error.HTTPError as refused:  # The server requires a signature, so it is up.
             refused.close()
             return True
         except OSError:
@@ -68,7 +65,6 @@ class S3Server(Server):
         return f"http://{self.address}"
 
     def settings(self, access_key: str = ACCESS_KEY, secret_key: str = SECRET_KEY) -> dict[str, str]:
-        """Returns the options that a store needs to connect to this server."""
         return {
             "endpoint_url": self.url,
             "region_name": "us-east-1",
@@ -78,11 +74,7 @@ class S3Server(Server):
         }
 
     def add_user(self, access_key: str, secret_key: str) -> None:
-        """Creates a user who has no permissions until a bucket's policy grants them.
-
-        Raises:
-            ConfigurationError: If versitygw refuses the request.
-        """
+        """Creates a user who has no permissions until a bucket's policy grants them."""
         command = [
             *(str(_program()), "admin", "--access", ACCESS_KEY, "--secret", SECRET_KEY, "--endpoint-url", self.url),
             *("create-user", "--access", access_key, "--secret", secret_key, "--role", "user"),
