@@ -83,12 +83,13 @@ class DecisionLog:
                 for data in self.read_bytes(view.end):
                     view = view.apply(view.end, self._record(view.end, data))
             except LogViolation:
-                # If the floor has risen in the meantime, this may be a void record that was written late below it.
+                # If the floor has risen during this read, the record may be void: written below the floor, too late.
                 if self.floor().position <= floor.position:
                     raise
                 view = LogView.at(self.floor())
                 continue
-            # A free position is the end of the log only if cleanup has not deleted its record during this read.
+            # A free position is the end of the log only if cleanup has not deleted the position's record during this
+            # read.
             if self.floor().position <= view.floor.position:
                 return view
         raise CorruptRecordError(
@@ -112,8 +113,8 @@ class DecisionLog:
             OSError: If the put definitely failed.
         """
         if self._decides and isinstance(record, Commit):
-            # Spark renames its files into place and never calls fsync. If a machine crash left the decision but not
-            # these files, the decision would refer to offsets and files that no longer exist.
+            # Spark renames its files into place and never calls fsync. After a machine crash that kept the decision but
+            # lost these files, the decision would refer to offsets and files that no longer exist.
             self._checkpoint.sync_spark()
         answer = self.put_bytes(position, codec.encode_record(record, at_ms=time.time_ns() // 1_000_000))
         return self._record(position, answer.standing) if isinstance(answer, Taken) else None
@@ -154,7 +155,8 @@ class DecisionLog:
         found = [first, *(self._listed(position + 1) if self._files.is_remote else ())]
         while (data := self._read(position + len(found))) is not None:
             found.append(data)
-        # A record is visible before its name is durable. Until then, a power failure could undo it.
+        # A record is visible before its name is durable. Until the name is durable, a power failure could undo the
+        # record.
         self._files.sync(_RECORDS)
         return found
 
@@ -166,7 +168,7 @@ class DecisionLog:
                 return None
             if newest != self._read_floor[0]:
                 data = self._files.read(f"{_FLOORS}/{record_name(newest)}")
-                if data is not None:  # If there is none, the floor was deleted because there is a higher one.
+                if data is not None:  # If the file is missing, it was deleted because there is a higher floor.
                     self._files.sync(_FLOORS)
                     self._read_floor = newest, data
             if newest == self._read_floor[0]:
@@ -185,7 +187,7 @@ class DecisionLog:
             self._files.tidy(folder)
 
     def _put(self, folder: str, position: int, data: bytes) -> Landed | Taken:
-        # An unmounted disk leaves an empty folder in its place. A record written there would be lost.
+        # An unmounted disk leaves an empty folder in its place. A record written into that folder would be lost.
         self._files.require(folder)
         return self._files.put(f"{folder}/{record_name(position)}", data)
 
@@ -239,7 +241,7 @@ def check_whole(files: CheckpointFiles) -> None:
     for _ in range(MOST_READS):
         floor = max(_positions(log, _FLOORS), default=0)
         there = _positions(log, _RECORDS)
-        # A listing may show a record that was written during the listing, but miss the record before it.
+        # A listing may show a record that was written during the listing, but miss an earlier record.
         missing = (
             one
             for one in range(floor, max(there, default=floor))

@@ -53,7 +53,7 @@ class Decoding:
         self._where = [F.concat(F.lit(f"{name}="), F.col(name).cast("string")) for name in located_by]
         self._options = module.check_options(options)
         known = {version.id: version for subject in subjects for version in registry.versions(subject)}
-        # Compare with the newest schema first, since most records have it. Ids are assigned in ascending order.
+        # Compare with the newest schema first, since most records have it. The registry assigns ids in ascending order.
         self._known = [known[schema_id] for schema_id in sorted(known, reverse=True)]
         self._schema, where = _reader_schema(reader, subjects, registry)
         module.check_readable(self._schema, where, self._options)

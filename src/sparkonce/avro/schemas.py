@@ -115,7 +115,7 @@ def reader_envelope(text: str) -> str:
 
 
 def _envelope(fields: list[dict[str, Any]]) -> str:
-    # Use no namespace here, so that the names inside keep their meaning.
+    # Give the envelope no namespace, so that names inside the record keep their meaning.
     return json.dumps({"type": "record", "name": _ENVELOPE, "fields": fields})
 
 

@@ -325,8 +325,8 @@ class HdfsFiles(RenamingFiles):
         return bool(self._unless_missing(path, lambda client, full: client.delete(full)))
 
     def _sync(self, folder: str) -> None:
-        # The name node shows a rename before it is in the journal. However, it acknowledges a change only once that
-        # change and all earlier ones are in the journal.
+        # The name node shows a rename before the rename is in the journal. However, the name node acknowledges a change
+        # only once that change and all earlier ones are in the journal.
         now_ms = time.time_ns() // 1_000_000
         with suppress(PermissionError):  # A user without write permission cannot write decisions.
             self._unless_missing(folder, lambda client, full: client.set_times(full, now_ms, now_ms))
@@ -376,7 +376,8 @@ class HdfsFiles(RenamingFiles):
                 raise missing_package(f"checkpoint={self._location!r}", "hdfs-native", "hdfs") from error
             if self._user:
                 os.environ.setdefault("HADOOP_USER_NAME", self._user)
-            # Let each new client start with a random name node, so that they do not all try one that does not answer.
+            # Let each new client start with a random name node, so that a name node that does not answer delays only
+            # some clients.
             settings = {f"dfs.client.failover.random.order.{self._authority}": "true", **self._settings}
             cluster = f"{self._scheme}://{self._authority}"
             try:
@@ -449,8 +450,8 @@ def without_jvm(location: str, setting: str, value: str) -> ConfigurationError:
 
 def create(client: Any, path: str, options: Any) -> Any:
     """Creates a file, and returns the object inside the client's wrapper."""
-    # The client's wrapper is an io.RawIOBase, which garbage collection closes. If the file could not be closed before,
-    # this would send a request without a deadline, in an arbitrary thread.
+    # Garbage collection closes the client's wrapper, which is an io.RawIOBase. If closing the file failed before, the
+    # wrapper would then send a request without a deadline, in an arbitrary thread.
     wrapper = client.create(path, options)
     file, wrapper.inner = wrapper.inner, _Closed()
     return file

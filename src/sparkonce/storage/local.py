@@ -168,8 +168,8 @@ class LocalFiles(CheckpointFiles):
 
 def _taken(folder: Path, final: Path) -> Taken:
     """Returns the file under a name that is taken."""
-    # The file may be from this put itself, since NFS retries a link whose reply was lost. So if the file cannot be
-    # read, the outcome of the put is unknown.
+    # The file may be from this put itself, since NFS retries a link whose reply was lost. If the file cannot be read,
+    # the outcome of the put is therefore unknown.
     try:
         standing = final.read_bytes()
         sync_folder(folder)

@@ -156,7 +156,8 @@ class ObjectFiles(CheckpointFiles):
             return None
 
     def exists(self, path: str) -> bool:
-        # An answer without a body does not distinguish a missing object from a missing bucket, but reading does.
+        # HEAD's answer, which has no body, does not distinguish a missing object from a missing bucket, but reading
+        # does.
         return self._size(path) is not None or self.read(path) is not None
 
     def open(self, path: str) -> BinaryIO | None:

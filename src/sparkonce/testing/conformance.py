@@ -192,7 +192,8 @@ class CommitChecks(SinkHooks):
         """
         with scene(self) as on:
             handles = []
-            for batch in range(3):  # Like the driver, finish each batch first, because a later one may reuse its ids.
+            # Finish each batch before the next one, as the driver does, because a later batch may reuse ids.
+            for batch in range(3):
                 handles.append(on.prepare(10 * batch, batch=batch))
                 on.expect_outcomes(on.commit(handles[batch]), COMMITTED, what=f"commit of batch {batch}")
                 on.committer.conclude(batch, [handles[batch]])

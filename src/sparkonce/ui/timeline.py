@@ -43,7 +43,7 @@ class PageTimeline:
         self.first = self.last = last
         self._runs, self._sinks, self._phases = _Names(), _Names(), _Names()
         # Items that were taken from the log, as pairs of a run and either a batch or a kind of event. The run's
-        # timeline may report them again later.
+        # timeline may report such an item again later.
         self._told: dict[tuple[str, int | str], None] = {}
         self._batches: dict[tuple[Any, ...], list[Any]] = {}  # The keys are the values that identify a batch.
         self._events: dict[tuple[Any, ...], list[Any]] = {}

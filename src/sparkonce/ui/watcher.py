@@ -295,8 +295,8 @@ class WatchedSystem(Poller):
         theirs: dict[str, list[Orphan]] = {}
         for one in found:
             theirs.setdefault(one.query, []).append(one)
-        # Do not replace a listing that is still pending. If each new listing replaced the last, verdicts that wait for
-        # a slow log would never be ready.
+        # Do not replace transactions that still wait for verdicts. If each new listing replaced the last one, a slow
+        # log would never be read in time for any verdict.
         self._unjudged = {
             query: self._unjudged.get(query) or Unjudged(found=of_query, answered_ms=answered_ms, polls=polls)
             for query, of_query in theirs.items()

@@ -154,7 +154,7 @@ class Conductor:
         """
         give_up_at = time.monotonic() + limit_s
         while True:
-            # Check the condition first, so that it is recorded before the events that follow from it.
+            # Check the condition first, so that its entry in the history precedes the events that follow from it.
             if holds():
                 return True
             self.pump(keep_running)

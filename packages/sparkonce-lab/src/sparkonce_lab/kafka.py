@@ -113,7 +113,8 @@ def produce(bootstrap: str, topic: str, messages: Iterable[Mapping[str, Any]], *
 
     give_up_at = time.monotonic() + timeout_s
     errors: list[Any] = []
-    # Without retries, nothing can be duplicated, so no producer id is needed. Getting one takes half a second.
+    # A producer without retries cannot duplicate a record, so it needs no producer id, which takes half a second to
+    # get.
     producer = Producer({"bootstrap.servers": bootstrap, "acks": "all", "retries": 0})
 
     def note(error: Any, _: Any) -> None:
@@ -216,7 +217,8 @@ def scan(
         "isolation.level": isolation.lower(),
         "enable.partition.eof": True,
         "fetch.wait.max.ms": 10,
-        # Offset 0 with this reset also means the beginning, and avoids a query for it, which takes half a second.
+        # A read starts at offset 0. If the topic begins later, this setting makes the read start at the topic's
+        # beginning. It also saves a query for the beginning, which takes half a second.
         "auto.offset.reset": "earliest",
     }
     count = 0
@@ -228,8 +230,8 @@ def scan(
             chunk = []
             for message in consumer.consume(_CHUNK, timeout=_POLL_S):
                 partition, offset, error = message.partition(), message.offset(), message.error()
-                # Consumers never receive control records or aborted rows. If those are last, only this event shows the
-                # end.
+                # Consumers never receive control records or aborted rows. If a partition ends with them, only this
+                # event shows its end.
                 if error is not None and error.code() != KafkaError._PARTITION_EOF:
                     raise KafkaException(error)
                 if error is None and offset < ends[partition]:

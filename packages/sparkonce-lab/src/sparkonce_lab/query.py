@@ -153,8 +153,8 @@ def sinks_of(config: QueryConfig) -> dict[TwoPhaseCommitSink, View]:
     def view(kafka: bool) -> View:
         def of(batch: DataFrame) -> DataFrame:
             shown = for_kafka(batch, config.refuse_every) if kafka else batch
-            # Do not use coalesce. coalesce groups partitions by the executors that currently hold them, but each row
-            # must be in the same slot as before if a partly lost batch is healed.
+            # Do not use coalesce, which groups partitions by the executors that currently hold them. To heal a partly
+            # lost batch, each row must be in the same slot as before.
             return shown.repartition(config.slots, "key") if config.slots else shown
 
         return of
@@ -289,7 +289,7 @@ def run_batches(
         try:
             exactly_once(rows.withColumn("batch", F.lit(batch).cast("bigint")), batch)
         except Exception as error:
-            # Report the original error here, because Spark wraps it in another one.
+            # Report the original error here, because Spark wraps the error in one of its own.
             if not stopping.is_set():
                 tell("stop", error=type(error).__name__, message=str(error)[:2000])
             raise
@@ -356,7 +356,7 @@ def _listen(lines: Iterator[str], gate: Gate, stopping: threading.Event) -> None
             gate.hold(command["hold"])
         if "go" in command:
             gate.go()
-    # If a server is gone as well, a normal stop may take forever, and nobody is waiting for it.
+    # If a server is also gone, a normal stop may take forever, and nobody is waiting for it.
     end = threading.Timer(_STOP_WITHIN_S, os._exit, (1,))
     end.daemon = True
     end.start()

@@ -105,7 +105,7 @@ class Striker:
         conductor.kill(driver)
         give_up_at = time.monotonic() + self._expiry_s + _EXPIRY_MARGIN_S
         left = _ask(kafka, give_up_at)
-        # If nothing is open, the driver had not reached its phase, so this counts as an ordinary kill.
+        # If the driver has left nothing open, it had not reached the step's phase, so this counts as an ordinary kill.
         conductor.note_fault(step if left else replace(step, fault=Fault.DRIVER_KILLED), driver)
         while left:
             conductor.pause(_EXPIRY_POLL_S)
@@ -281,7 +281,7 @@ def choices(
     ]
     for system in dict.fromkeys([*systems, source, *([store] if store else [])]):
         for fault, requests in system.faults().items():
-            # Do not offer aborts. Only sweeps send them, so a trap for an abort would hardly ever spring.
+            # Leave out aborts: only sweeps send them, so a trap for an abort would hardly ever spring.
             regular = tuple(request for request in requests if request != "abort")
             if system is not source or source in systems or fault not in OF_REQUESTS:
                 found.append(Choice(fault=fault, system=system.name, requests=regular))

@@ -13,8 +13,7 @@ from pyspark.sql import functions as F
 from sparkonce import ExactlyOnce, KafkaSink, await_end, read_kafka, spark_packages
 
 BROKER = {"bootstrap.servers": os.environ.get("BROKER", "127.0.0.1:9092")}
-# Without this setting, it would report an unreachable broker 20 times a second.
-admin = AdminClient({**BROKER, "log_level": 2})
+admin = AdminClient({**BROKER, "log_level": 2})  # without this, it would report an unreachable broker 20 times a second
 try:
     there = admin.list_topics(timeout=5).topics
 except KafkaException as error:
@@ -33,9 +32,8 @@ producer.flush()
 
 # %% The job: adds whatever has arrived since the last run to the totals.
 spark = (
-    # This setting matters if the session starts Spark here.
-    SparkSession.builder.config("spark.jars.packages", spark_packages())
-    .config("spark.sql.shuffle.partitions", 2)  # The number of transactions per batch; Spark's default is 200.
+    SparkSession.builder.config("spark.jars.packages", spark_packages())  # in case Spark starts here
+    .config("spark.sql.shuffle.partitions", 2)  # transactions per batch; Spark's default is 200
     .config("spark.ui.showConsoleProgress", "false")  # Spark's progress bar would overwrite sparkonce's line
     .getOrCreate()
 )

@@ -85,9 +85,9 @@ def json_text(column: pa.Array, name: str) -> pa.Array:
 
 def _list(column: pa.Array, name: str) -> pa.Array:
     if not len(column):
-        # If all enclosing lists are empty, Spark's JVM sends no offsets at all, not even the first one.
+        # If all enclosing lists are empty, Spark's JVM sends an empty buffer of offsets, without even the first offset.
         return pa.array([], STRING)
-    # Convert all elements in one call. The list's offsets then show which texts belong to which list.
+    # Convert the elements of all lists in one call. The offsets then show which texts belong to which list.
     offsets = np.frombuffer(column.buffers()[1], np.int64 if types.is_large_list(column.type) else np.int32)
     offsets = offsets[column.offset : column.offset + len(column) + 1].astype(np.int64)
     elements = _or_null(column.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0])), name)

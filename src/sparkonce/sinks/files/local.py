@@ -190,11 +190,12 @@ class LocalStore(RenamingStore):
             if durable[final.parent].outcome not in COMMITTED:
                 answers[number] = durable[final.parent]
                 continue
-            # If the held name reappears after a crash, the next commit or sweep finds both names, and removes it again.
+            # If the held name reappears after a crash, the next commit or sweep finds both names, and removes the held
+            # one again.
             freed = _caught(_unlink, self._held_path(fields))
             if freed.outcome not in COMMITTED:
                 answers[number] = freed
-        # From now on, readers may delete the published files. If a held name reappeared then, its file would be
+        # After this, readers may delete the published files. If a held name reappeared then, its file would be
         # published again.
         if not any(one.outcome in COMMITTED for one in answers):
             return answers
@@ -229,7 +230,8 @@ class LocalStore(RenamingStore):
             mine = gone.stat()
             gone.unlink()
         # Check the published name last: a driver that has found the held name can link the file as long as the file has
-        # any name. A listing only shows the held name, so the final path is unknown, and the inode must decide.
+        # any name. If the handle was created from a listing, which shows only held names, its final path is unknown,
+        # and the inode must decide.
         path = str(fields.get("path") or held.stem)
         final = self._path(path)
         try:

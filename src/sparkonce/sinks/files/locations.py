@@ -129,15 +129,15 @@ def needs_in(path: str, options: Mapping[str, Any], *, modules: tuple[str, ...])
     """Returns the modules, files and addresses that writers need on the executors' hosts."""
     scheme = scheme_of(path)
     if scheme == "file":
-        # An executor that cannot see this file has a different disk mounted at the path. The first preflight creates
-        # the file, so before that there is nothing to check.
+        # An executor that cannot see this file has a different disk mounted at the path. Before the first preflight,
+        # which creates the file, there is nothing to check.
         mark = local_folder(path) / ID
         return WorkerNeeds(modules=modules, files=(("path", str(mark)),) if mark.exists() else ())
     if scheme == "hdfs":
         addresses = addresses_of(path, 0)
         return WorkerNeeds(modules=modules, addresses=tuple(one for one in addresses if one[1]))
     endpoint, bundle = str(options.get("endpoint_url") or ""), options.get("verify")
-    # boto3 uses a proxy from the environment, and may not reach anything without it.
+    # boto3 uses a proxy from the environment, without which the server may be unreachable.
     addresses = () if getproxies() else addresses_of(endpoint, 443 if endpoint.startswith("https:") else 80)
     files = (("verify", bundle),) if isinstance(bundle, str) else ()
     return WorkerNeeds(modules=modules, files=files, addresses=addresses)

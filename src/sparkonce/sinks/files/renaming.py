@@ -172,8 +172,8 @@ class RenamingStore(FileStore):
 
     def _of_damaged(self, fields: Fields, final: Any) -> Finished:
         """Returns the answer for a staged file whose bytes are not the sealed ones."""
-        # If the file already has its final name, both names lead to the same bytes. If it does not, readers have never
-        # seen it.
+        # If the file already has its final name, both names lead to the same bytes. If it does not, no reader has seen
+        # the file.
         if self._is_there(final):
             if self._matches(final, fields):
                 return Finished(outcome=Outcome.ALREADY_COMMITTED)
@@ -185,7 +185,7 @@ class RenamingStore(FileStore):
     def _without_both(self, fields: Fields, final: Any) -> Finished:
         """Returns the answer for a file that has neither its held nor its final name."""
         if not self._has_held_folder():
-            # If all files are missing, the disk is not mounted, this is another cluster, or the folder is gone.
+            # If all files are missing, the disk is not mounted, the folder is gone, or this is another cluster.
             return Finished(outcome=Outcome.UNKNOWN, reason=f"{self._held} is not there: {self.absent}")
         # Check the held name first, since another driver removes it last.
         if any(self._is_listed(path) for path in (f"{HELD_FOLDER}/{fields['held']}", str(fields["path"]))):
@@ -223,7 +223,8 @@ class RenamingStore(FileStore):
                 return Finished(outcome=Outcome.ALREADY_COMMITTED)
             return Finished(outcome=Outcome.UNKNOWN, reason=f"{final}: {FOREIGN}")
         except FileNotFoundError:
-            # Check the held name first: another driver only removes it when or after it gives the file its final name.
+            # Check the held name first: another driver removes the held name only when or after it gives the file its
+            # final name.
             if self._is_there(held):
                 return Finished(outcome=Outcome.RETRY, reason=f"{final}: {FOLDER_GONE}")
             if not self._is_there(final):

@@ -152,8 +152,8 @@ class BatchProducer:
         if isinstance(partitions, int):
             return self._produce(topic, partitions, messages, rows)
         # Make one call per partition, because librdkafka never frees a row for a partition that does not exist. Rows
-        # whose partition librdkafka chooses must keep their place among the others, because both may go to the same
-        # partition.
+        # whose partition librdkafka chooses must keep their order relative to the other rows, because both may go to
+        # the same partition.
         runs = np.cumsum(np.diff(partitions == rd.CHOSEN_PARTITION, prepend=False))
         order = np.lexsort((partitions, runs))
         starts = np.flatnonzero(np.diff(runs[order]) | np.diff(partitions[order])) + 1
@@ -218,7 +218,7 @@ class BatchProducer:
         Raises:
             KafkaException: If the producer has failed permanently.
         """
-        # Poll from one thread at a time, so that reports stay in order. Another thread may be processing some now.
+        # Poll from one thread at a time, so that reports stay in order. Another thread may be polling now.
         if not self._polling.acquire(blocking=timeout_s > 0, timeout=timeout_s or -1):
             return
         try:
@@ -306,7 +306,7 @@ class BatchProducer:
 
     def _topic(self, name: str) -> int:
         if name not in self._topics:
-            # librdkafka would read a name only up to its first NUL, and returns null for a name that is too long.
+            # librdkafka reads a name only up to its first NUL, and returns null for a name that is too long.
             handle = None if "\0" in name else self._library.topic_new(self._handle, name.encode(), None)
             if not handle:
                 raise KafkaException(KafkaError(KafkaError._INVALID_ARG, "Kafka has no topics of such a name"))

@@ -143,7 +143,7 @@ class KafkaMonitor(Monitor):
                 if one.view.state.startswith(BEING_ENDED):
                     continue
                 if one.is_over:
-                    # The transaction may have ended after its producer was described. The next poll will show that.
+                    # The transaction may have ended after its producer was described, which the next poll will show.
                     if self._over.get(one.partition) != one.offset:
                         self._over[one.partition] = one.offset
                         continue

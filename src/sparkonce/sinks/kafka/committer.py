@@ -465,7 +465,7 @@ class RetentionCheck:
         self._has_checked |= not unknown
         self._damaged = damaged
         suspects = list(damaged)
-        # If a transaction is still open after its rows were found to be missing, no reader has read it.
+        # If a transaction is still open after its rows were found to be missing, no reader has read the rows.
         views = self.client.describe_transactions(suspects, deadline_s=deadline_s) if suspects else []
         held |= {
             one: undescribed_outcome(view) for one, view in zip(suspects, views, strict=True) if is_undescribed(view)
@@ -540,7 +540,8 @@ class RetentionCheck:
 
 def _may_be_old(began_ms: int) -> bool:
     """Returns True if a transaction is older than a minute, or its clock is ahead by more than that."""
-    # A clock that is less than a minute ahead counts as correct. Otherwise, every batch would be checked.
+    # A clock that is less than a minute ahead counts as correct. Otherwise, a driver whose clock is slightly slow would
+    # check every batch.
     return abs(time.time_ns() // 1_000_000 - began_ms) >= _YOUNG_MS
 
 

@@ -61,7 +61,7 @@ _OURS = {
     # The list of a large cluster's transactions can be long.
     "receive_message_max_bytes": 100_000_000,
     "proxy_url": "sparkonce://direct",
-    # Reconnect soon to a broker that is back after it was unreachable for minutes.
+    # Reconnect soon to a broker that is reachable again after minutes.
     "reconnect_backoff_max_ms": 1000,
 }
 
@@ -147,7 +147,7 @@ class KafkaConnection:
     def _send(self, request: Request, node_id: int | str | None, deadline_s: float) -> Any:
         manager = self.manager
         try:
-            # Do not use `manager.send`: after a lost connection, it bootstraps on its own, without a deadline.
+            # Do not use `manager.send`, which looks up the brokers again after a lost connection, without a deadline.
             chosen = manager.least_loaded_node() if node_id is None else node_id
             connection = manager.get_connection(chosen, refresh_metadata_on_err=False)
             return request, connection, connection.send_request(request, request_timeout_ms=_left_ms(deadline_s))
@@ -157,7 +157,7 @@ class KafkaConnection:
 
     async def _response(self, sent: tuple[Request, Any, Any], deadline_s: float) -> Response:
         request, connection, future = sent
-        # A request's own timeout only starts once its connection is open, so also limit the wait here.
+        # A request's own timeout only starts once the connection is open, so also limit the wait here.
         try:
             response = await self.manager.wait_for(future, _left_ms(deadline_s))
         except _NO_ANSWER as error:
@@ -174,15 +174,15 @@ class KafkaConnection:
         self._net = net = NetworkSelector(**self._settings)
         net.start()
         _SAY_LESS.add(net._io_thread)
-        # Create the manager on the network thread, where the deadline applies: with client.dns.lookup, it queries a DNS
-        # server.
+        # Create the manager on the network thread, where the deadline applies: with client.dns.lookup, the manager
+        # queries a DNS server.
         made = net.call_soon_with_future(lambda: KafkaConnectionManager(net, **{**_OURS, **self._settings}))
         self._manager = self._wait(made, deadline_s)
         self._wait(self._manager.call_soon(self._bootstrap, deadline_s), deadline_s)
 
     async def _bootstrap(self, deadline_s: float) -> None:
         """Queries each bootstrap server once for the cluster's brokers."""
-        # kafka-python's own bootstrap retries until the deadline, and then does not report what was wrong.
+        # kafka-python's own lookup of the brokers retries until the deadline, and then does not report what was wrong.
         servers = self.manager.cluster.bootstrap_brokers()
         random.shuffle(servers)
         reasons = []
@@ -226,7 +226,7 @@ class KafkaConnection:
         manager, net, self._manager, self._net = self._manager, self._net, None, None
         if net is None:
             return
-        # Stop the network thread first: kafka-python's connections must not be closed while it runs.
+        # Stop the network thread first: kafka-python's connections must not be closed while the thread runs.
         thread = net._io_thread
         net.stop(timeout_ms=_STOP_WITHIN_S * 1000)
         if thread.is_alive():

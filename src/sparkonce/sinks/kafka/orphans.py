@@ -199,7 +199,8 @@ def list_blocking(settings: str | Mapping[str, Any], targets: Collection[Target]
         known = {one.producer_id: view for one, view in zip(asked, views, strict=True)}
         parts = [replace(one, view=_described(known.get(one.producer_id))) for one in parts]
         if any(one.is_over for one in parts):
-            # Ask the leaders again: a transaction that has ended since their first answer is no longer open there.
+            # Ask the leaders again: a transaction that has ended since their first answer is no longer open in their
+            # second.
             still, refused = open_parts(client, held, deadline_s)
             open_now = {(one.partition, one.offset, one.producer_id) for one in still}
             parts = [one for one in parts if (one.partition, one.offset, one.producer_id) in open_now]

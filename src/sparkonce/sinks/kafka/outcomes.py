@@ -206,8 +206,8 @@ def confirm_forgotten(verdict: Finished, transaction: KafkaTransaction, now: Des
         return verdict
     owner = now.transaction
     is_next = transaction.epoch == LAST_EPOCH and owner.epoch == 0 and owner.producer_id != transaction.producer_id
-    # An abort of the id's next transaction could look the same, but there is none yet: a worker reuses an id only in
-    # the batch after next (see `LanePool`), and by then this transaction is finished.
+    # An abort of the id's next transaction could look the same, but there is no such transaction yet: a worker reuses
+    # an id only in the batch after next (see `LanePool`), and by then this transaction is finished.
     if is_next and now.state == "CompleteAbort":
         reason = f"INVALID_PRODUCER_ID_MAPPING: aborted at the producer id's last epoch. {_view(now)}"
         return Finished(outcome=Outcome.LOST, reason=reason)
@@ -235,8 +235,8 @@ def confirm_lost(verdict: Finished, transaction: KafkaTransaction, now: Descript
         return Finished(outcome=Outcome.UNKNOWN, reason=f"{reason} {_OLDER}")
     own_next = KafkaTransaction(transaction.transactional_id, transaction.producer_id, transaction.epoch + 1)
     # Aborting an open transaction raises the epoch by one and leaves the state CompleteAbort; initializing the producer
-    # after that raises it once more. So if the next epoch is in any other state, the transaction had already ended,
-    # perhaps with a commit.
+    # after that raises the epoch once more. If the next epoch is in any other state, the transaction had therefore
+    # already ended, perhaps with a commit.
     if owner == own_next and now.state not in _ABORTED_STATES:
         return Finished(outcome=Outcome.UNKNOWN, reason=f"{reason} That commit may have been this transaction's.")
     return Finished(outcome=Outcome.LOST, reason=reason)
@@ -248,7 +248,9 @@ def is_behind(transaction: KafkaTransaction, now: Description | BrokerAnswer) ->
     This does not cover a description for which `is_empty` is True, because some brokers also show it after a commit.
     """
     if isinstance(now, BrokerAnswer):
-        return False  # The coordinator forgets ids that were idle for a long time, so an unknown id shows nothing.
+        # The coordinator forgets ids that were idle for a long time, so an unknown id does not show that the log is
+        # behind.
+        return False
     return _is_older(now.transaction, transaction) or (
         now.transaction == transaction and now.state in {"Ongoing", *_ABORTED_STATES}
     )

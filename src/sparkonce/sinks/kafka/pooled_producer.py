@@ -343,15 +343,16 @@ class PooledProducer:
         """
         try:
             getattr(self.producer, method)(timeout_s)
-        # A concurrent call in another thread gets a SystemError without a cause, or the bare KafkaError. KafkaError is
-        # not an exception: neither Exception nor BaseException catches it, and it would end the worker.
+        # A concurrent call in another thread gets a SystemError without a cause, or the bare KafkaError. Since
+        # KafkaError is not an exception class, neither Exception nor BaseException catches it, and it would end the
+        # worker.
         except (KafkaException, KafkaError, SystemError) as error:
             reason = _fatal_reason(error) or (self.transactional_id and self.abort_reason()) or repr(error)
             self.reports.fatal = self.reports.fatal or reason
 
     def destroy(self) -> None:
         """Ends the producer without a request to the broker: an open transaction stays open."""
-        # Not ``Producer.close()``, which aborts an open transaction (since confluent-kafka 2.16).
+        # Do not use ``Producer.close()``, which aborts an open transaction (since confluent-kafka 2.16).
         if isinstance(self.producer, BatchProducer):
             self.producer.destroy()
         del self.producer

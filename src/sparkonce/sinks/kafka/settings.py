@@ -28,7 +28,8 @@ Older brokers abort such a transaction after 24 days.
 """
 
 DEFAULTS: Mapping[str, Any] = {
-    # Java's partitioner sends equal keys to the same partitions as the topic's other producers do.
+    # This is the partitioner of Kafka's Java client, so equal keys go to the same partitions as from the topic's other
+    # producers.
     "partitioner": "murmur2_random",
     "delivery.report.only.error": True,
     "enable.idempotence": True,

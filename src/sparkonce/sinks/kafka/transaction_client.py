@@ -230,8 +230,8 @@ class TransactionClient:
                 found.update((name, broker) for name in names if name.startswith(start))
             still_silent = {broker for broker, answer in refused.items() if answer.code is None}
             if silent - still_silent:
-                # A broker that did not answer is back or was removed, so other brokers may now coordinate its ids.
-                # Query all brokers again.
+                # The set of brokers has changed: a broker that did not answer is back or was removed. Other brokers may
+                # now coordinate its ids, so query all brokers again.
                 answered.clear()
             answered.update(replies.keys() - refused)
             silent = still_silent
@@ -386,7 +386,8 @@ class TransactionClient:
             return False
         self._coordinators[kind, found.key] = found.node_id
         for number in range(self._connections):
-            # kafka-python keeps one connection per node id, and turns this one into "coordinator-<id>".
+            # kafka-python keeps one connection per node id, and names the connection for this node id
+            # "coordinator-<id>".
             own_id = f"{found.node_id}.{number}"
             node = SimpleNamespace(error_code=NONE, node_id=own_id, host=found.host, port=found.port)
             self._connection.manager.cluster.add_coordinator(node, kind, f"connection {number}")

@@ -331,8 +331,7 @@ class KafkaWriter(SinkWriter):
             raise PrepareError(f"Kafka's producer failed permanently: {pooled.reports.fatal}.")
         if not pooled.reports.refused:
             return
-        # If librdkafka already knows the topic, it refuses these rows immediately. Raise the same error as in that
-        # case.
+        # If librdkafka already knows the topic, it refuses such rows immediately. Raise the same error in both cases.
         if pooled.reports.missing_partition:
             raise _no_such_partition(*pooled.reports.missing_partition)
         if pooled.reports.missing_topic:

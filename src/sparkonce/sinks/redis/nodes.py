@@ -95,7 +95,7 @@ class Nodes:
         try:
             pool = redis.Redis.from_url(endpoint.url, **{**defaults, **endpoint.options}).connection_pool
         except (ValueError, TypeError):
-            # Do not show redis-py's message: it contains the text after the colon, which may be part of a password
+            # Do not show redis-py's message, which contains the text after the colon: that may be part of a password
             # instead of a port.
             shown = shown_url(endpoint.url)
             raise ConfigurationError(

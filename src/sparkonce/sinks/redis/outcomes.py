@@ -45,7 +45,7 @@ class Refusal:
     @property
     def is_outage(self) -> bool:
         """Returns True if a retry may succeed because the server is unreachable or temporarily accepts nothing."""
-        # An unreadable TLS file also means that there is no response, but it is not an outage.
+        # The connection also gets no response if a TLS file is unreadable, but that is not an outage.
         return _meaning(self).outage and not self.text.startswith(("FileNotFoundError", "PermissionError"))
 
 
@@ -83,7 +83,7 @@ _ERRORS: Mapping[str, Meaning] = {
     "CROSSSLOT": Meaning(Outcome.UNKNOWN, "Keys of two hash slots in one request, which is an error in sparkonce."),
 }
 _PHRASES: tuple[tuple[str, Meaning], ...] = (
-    # The error of a script whose key has moved to another node together with its slot.
+    # This is the error of a script whose key has moved to another node together with its slot.
     ("access a non local key in a cluster node", Meaning(Outcome.RETRY, _MOVING, outage=True)),
     # Redis 7.0 refuses commands and keys inside a script with this message, without the prefix NOPERM.
     ("The user executing the script can't", Meaning(Outcome.UNKNOWN, _GRANT)),
@@ -164,7 +164,7 @@ _CLUSTER: Mapping[str, Meaning] = {
 }
 
 
-# The prefix that Redis 6 adds to the error of a command in a script. If the script does not catch the error, the prefix
+# Redis 6 adds this prefix to the error of a command in a script. If the script does not catch the error, the prefix
 # contains the location twice.
 _IN_SCRIPT = r"(?:ERR )?(?:Error running script \(call to \w+\): )?(?:@user_script: ?\d+: )*-?"
 

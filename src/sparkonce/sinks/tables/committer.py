@@ -311,7 +311,8 @@ def read_rows(spark: SparkSession, urls: Sequence[str], schema: StructType | str
     """Returns the rows in these files."""
     # Never skip files, regardless of the session's settings for missing or damaged files.
     reader = spark.read.option("ignoreMissingFiles", False).option("ignoreCorruptFiles", False)
-    # Never shift dates, regardless of the session's settings for files of Spark 2: these files never used its calendar.
+    # Never shift dates, regardless of the session's settings for files of Spark 2, because rows never wait in its old
+    # calendar.
     reader = reader.option("datetimeRebaseMode", "CORRECTED").option("int96RebaseMode", "CORRECTED")
     # Spark interprets paths as patterns.
     return reader.schema(schema).parquet(*(re.sub(_OF_PATTERNS, _ESCAPED, url) for url in urls))

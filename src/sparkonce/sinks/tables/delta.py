@@ -198,7 +198,7 @@ class _DeltaTable(Table):
         conf.set(f"{_DELTA}.commitInfo.userMetadata", label.to_text())
         # By default, Delta copies a source whose rows might differ when they are read again. These files never change.
         conf.set(f"{_DELTA}.merge.materializeSource", "none")
-        # Delta casts values if needed, but it cannot cast a nullable field to one that must not be null.
+        # Delta casts values if needed, but cannot cast a nullable field to a field that must not be null.
         rows = never_null_inside(rows, self.schema().fields)
         made = self._handle().alias(TARGET).merge(rows.alias(SOURCE)._jdf, plan.on)
         for one in plan.clauses:
@@ -299,7 +299,8 @@ class _DeltaTable(Table):
 
 
 def _application(unit: Unit) -> str:
-    # The id contains the run, so that a restored log never conflicts with versions of another run. It also contains the
-    # unit, because a slot of a batch may be written again with different rows, as a different unit.
+    # The id contains the run, so that versions written after the log was restored never conflict with versions of
+    # another run. The id also contains the unit, because a slot of a batch may be written again with different rows, as
+    # a different unit.
     name = unit.name
     return f"{name.prefix}.{name.query}.{name.token.position}-{name.token.nonce}.{name.slot}.{unit.number}"

@@ -207,7 +207,7 @@ class _IcebergTable(Table):
         return f"{self._name}.`branch_{branch}`"
 
     def _stage(self, write: Callable[[str], None], unit: Unit, label: Label, alone: bool) -> None:
-        # Each attempt has its own branch, so the branch ends with what this attempt has written.
+        # Each attempt has its own branch, so the branch contains only what this attempt has written.
         branch = f"{unit.name}.{secrets.token_hex(4)}"
         self._load().manageSnapshots().createBranch(branch).commit()
         try:
@@ -227,7 +227,8 @@ class _IcebergTable(Table):
         table = self._load()
         found = dict.fromkeys(_notes(table).values())
         if newest is None:
-            # Ignore snapshots that were rolled back. If no note mentions them, their rows may be written again.
+            # Ignore snapshots that were rolled back: if no note mentions such a snapshot, its rows may be written
+            # again.
             for snapshot_id in self.spark._jvm.org.apache.iceberg.util.SnapshotUtil.currentAncestorIds(table):
                 summary = table.snapshot(snapshot_id).summary()
                 label = Label.of_text(summary.get(_STAGED) or summary.get(_PUBLISHED))

@@ -175,8 +175,8 @@ class WriteAheadCommitter(HandleCommitter[TransactionName]):
                         self._folder.delete_rows(call)
                     continue
                 for entry in call if number not in own else ():
-                    # If the folder was restored from an earlier state, its files may not be marked as started. Treat
-                    # this like any other repeat.
+                    # If the folder was restored from an earlier state, its files may not be marked as started. Handle
+                    # this call like any other repeated call.
                     self._folder.take(entry.name)
                 units.append(Unit(tuple(call), repeated=number not in own, number=number))
         return units

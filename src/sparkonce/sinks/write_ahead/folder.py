@@ -212,7 +212,7 @@ class DiskFolder(WriteAheadFolder):
         return next((state for state in states if str(name) in os.listdir(self.root / state.value)), None)  # noqa: PTH208
 
     def discard(self, name: TransactionName) -> RowsState | None:
-        # Delete the open file first: a writer that wakes up cannot prepare a file that is no longer open.
+        # Delete the open file first: a paused writer that continues cannot prepare a file that is no longer open.
         for state in (RowsState.OPEN, RowsState.PREPARED):
             self.path(state, name).unlink(missing_ok=True)
         return self.find(name)
@@ -275,8 +275,7 @@ class StoredFolder(WriteAheadFolder):
     def keep(self, name: TransactionName, file: BinaryIO) -> bool:
         file.seek(0)
         self.files.put_large(_rows(name), file)
-        # Check for an abort after the put: either it is visible here, or its delete comes after the put and removes the
-        # rows.
+        # Check for an abort after the put: either the abort is visible here, or it deletes the rows after the put.
         if self._fate(name) != _DISCARDED:
             return True
         self.files.delete([_rows(name)])
@@ -287,7 +286,7 @@ class StoredFolder(WriteAheadFolder):
         return self.files.exists(_rows(name)) and put_note(self.files, _fate_of(name), _STARTED)
 
     def find(self, name: TransactionName) -> RowsState | None:
-        # Read the mark last: whoever deletes the rows in the meantime has put a mark first.
+        # Read the mark last: a process that deletes the rows in the meantime has put its mark first.
         if self.files.exists(_rows(name)):
             fate = self._fate(name)
             if fate != _DISCARDED:

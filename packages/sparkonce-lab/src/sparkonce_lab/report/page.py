@@ -23,7 +23,8 @@ _MOST_STRIPS = 12
 _STRIPS_MS = tuple(1_000 * s for s in (10, 15, 30, 60, 120, 300, 600, 900, 1_800, 3_600, 7_200, 14_400))
 _TICKS_MS = (10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 15_000, 30_000, 60_000, 120_000, 300_000, 600_000)
 
-# Dimensions in the units of the drawing: widths of the lane names and the time axis, and heights of the axis and lanes.
+# Dimensions in the units of the drawing: the widths of the lane names and of the time axis, and the heights of the axis
+# and of a lane.
 GUTTER, WIDTH = 86, 1_000
 _AXIS, _FAULT, _DRIVER, _BATCHES, _READER = 16, 21, 25, 22, 16
 

@@ -157,7 +157,8 @@ def session_of(leader: int) -> list[int]:
         if not entry.name.isdigit():
             continue
         with suppress(OSError, ValueError, IndexError):
-            # The name is in brackets and may contain any character. State, parent, group, and session follow the name.
+            # In this file, the process's name is in brackets and may contain any character. State, parent, group, and
+            # session follow it.
             state, _, _, session = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
             if int(session) == leader and state not in "ZX":
                 found.append(int(entry.name))

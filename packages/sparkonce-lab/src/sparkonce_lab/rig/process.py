@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 HOST = "127.0.0.1"
 
-# These ports are below those that systems assign to outgoing connections. Otherwise, a client that tries to reach a
-# stopped server could be assigned the server's own port, connect to itself, and keep the server from starting again.
+# Systems assign ports above these to outgoing connections. Otherwise, a client that tries to reach a stopped server
+# could be assigned the server's own port, connect to itself, and keep the server from starting again.
 _PORTS = range(20_000, 32_000)
 _FOUND_WITHIN_S = 10.0
 
@@ -276,7 +276,7 @@ def _stands_still(pid: int) -> bool:
     with suppress(OSError):
         for thread in Path(f"/proc/{pid}/task").iterdir():
             with suppress(FileNotFoundError, ProcessLookupError):
-                # The state follows the name, which is in brackets and may contain any character.
+                # In this file, the thread's state follows its name, which is in brackets and may contain any character.
                 if (thread / "stat").read_text().rpartition(")")[2].split()[0] not in "TtZX":
                     return False
     return True

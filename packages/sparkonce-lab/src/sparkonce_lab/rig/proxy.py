@@ -183,7 +183,7 @@ class Link:
         else:
             self._holding = True
             if self._down is not None:
-                # Stop reading from the server. Its later output is read when the held request is delivered.
+                # Stop reading from the server. What the server sends later is read when the held request is delivered.
                 self._down.cancel()
             trap.hold(self, piece + await _until_quiet(self._from_client))
         if trap.fault is not RequestFault.STALLED:
@@ -392,7 +392,8 @@ class FaultProxy:
         for listener, _ in self._listeners:
             self._loop.remove_reader(listener)
         self.swallows_requests = self.swallows_replies = False
-        # Let asyncio finish accepting clients: if it is interrupted, or its server is closed, their sockets stay open.
+        # Let asyncio finish accepting clients. If it is interrupted, or its server is closed, the clients' sockets stay
+        # open.
         while waiting := asyncio.all_tasks() - {asyncio.current_task()}:
             for running in self._links.values():
                 running.cancel()

@@ -68,7 +68,7 @@ class System(Injectable, ABC):
         finally:
             self.stop()
 
-    # The arguments of `place` and `visible` depend on the server. They are columns, partitions, or key patterns.
+    # The arguments of `place` and `visible` depend on the server: they are columns, partitions, or key patterns.
 
     @abstractmethod
     def place(self, *columns: str) -> None:

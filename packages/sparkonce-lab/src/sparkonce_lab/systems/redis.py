@@ -165,7 +165,7 @@ class RedisSystem(ServerSystem, VerifiedSystem):
             for pattern in patterns:
                 for keys in self._scan(client, pattern):
                     with client.pipeline(transaction=False) as several:
-                        # Delete them one by one, since a cluster node accepts no command with keys of several slots.
+                        # Delete one key at a time, since a cluster node accepts no command with keys of several slots.
                         for key in keys:
                             several.unlink(key)
                         several.execute()

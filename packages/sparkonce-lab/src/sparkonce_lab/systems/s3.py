@@ -53,7 +53,7 @@ class S3System(ServerSystem, VerifiedSystem):
     # Match only files with rows, because a starting run also writes a test file.
     REQUESTS: ClassVar[Mapping[str, Mapping[str, Request]]] = {
         "held": {
-            # Wait for the body: the client sends the header first, and then waits for permission to send the body.
+            # Match the body: the client sends the header first, and then waits for permission to send the body.
             "prepare": after(re.compile(rb"PUT [^ ]*/part-[^ ]*[?&]partNumber="), b""),
             "commit": re.compile(rb"POST [^ ]*/part-[^ ]*[?&]uploadId="),
             "abort": re.compile(rb"DELETE [^ ]*/part-[^ ]*[?&]uploadId="),

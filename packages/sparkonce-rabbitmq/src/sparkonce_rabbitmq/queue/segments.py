@@ -133,7 +133,7 @@ class Segments:
         found = self.files.put(_segment(number), data)
         if not isinstance(found, Landed) and found.standing != data:
             raise superseded(self.files.location)
-        # The number may only be free because newer receivers have already deleted their segment.
+        # The number may only be free because newer receivers have put a segment there and deleted it again.
         if self.numbers()[-1] != number:
             raise superseded(self.files.location)
 

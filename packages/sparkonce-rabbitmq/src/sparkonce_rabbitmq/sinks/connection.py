@@ -291,7 +291,8 @@ def connect_to(kind: type[Kind], server: RabbitMQ, stream: str, *, leader: bool 
         connection.close()
         raise
     wanted = _in_order(nodes, connection.advertised, leader=leader)
-    # A node's own address may be unreachable from here, and is not needed if the connection already leads to that node.
+    # A node's own address may be unreachable from this machine, and is not needed if the connection already leads to
+    # the node.
     if wanted[0] == connection.advertised:
         return connection
     problem: Exception | None = None

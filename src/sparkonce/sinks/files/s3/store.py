@@ -324,7 +324,8 @@ class Uploader:
 
     def send(self, key: str, upload: Future[str], number: int, body: bytes | bytearray) -> Future[str]:
         """Waits until there is memory for a part, then uploads it in the background. The future returns its ETag."""
-        self._slots.acquire()  # A part that ends releases its memory, and each part has a timeout.
+        # This wait ends, because a part that ends releases its memory, and each part has a timeout.
+        self._slots.acquire()
         try:
             future = self._pool.submit(self._send, key, upload, number, body)
         except BaseException:

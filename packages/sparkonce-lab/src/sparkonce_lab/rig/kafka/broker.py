@@ -28,7 +28,7 @@ DEFAULTS: Mapping[str, str] = {
     "transaction.state.log.num.partitions": "4",
     # Check often for transactions that exceed their timeout. The default of 10 s slows tests down.
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": "500",
-    # After a crash, a broker is refused until its old session has expired (default: 9 s).
+    # A restarted broker is refused until its session from before a crash has expired (default: 9 s).
     "broker.session.timeout.ms": "3000",
     "broker.heartbeat.interval.ms": "500",
     # Rows with old timestamps must not disappear from a trial.
@@ -175,7 +175,7 @@ class Broker(Restartable):
         self.properties_file.write_text(render(settings))
 
     def wait_ready(self, nodes: set[int], give_up_at: float) -> None:
-        """Waits until this broker responds to a client, and knows that these nodes are alive. Raises like `start`."""
+        """Waits until this broker responds to a client, and knows these other nodes. Raises the errors of `start`."""
         while not nodes <= self._known_nodes():
             ended = self._process is None or self._process.exit_code is not None
             if ended or time.monotonic() > give_up_at:
@@ -192,7 +192,8 @@ class Broker(Restartable):
 
         try:
             socket.create_connection((HOST, self.ports[PLAINTEXT]), timeout=1).close()
-            # Use a new client each time. A client that knows other brokers could get the response from one of them.
+            # Create a new client for each attempt: a client that knows other brokers could get the response from one of
+            # them.
             client = AdminClient({"bootstrap.servers": self.address, "log_level": 0})
             return set(client.list_topics(timeout=2).brokers)
         except (OSError, KafkaException):

@@ -56,7 +56,7 @@ public class TestHdfs {
 class Hdfs(Server):
     """HDFS, see `Server`. The address for clients is `url`."""
 
-    up_within_s = 240.0  # At each start, Java first compiles the program, perhaps on a busy machine.
+    up_within_s = 240.0  # Java compiles the program at each start, perhaps on a busy machine.
 
     def __init__(
         self, folder: Path, port: int | None = None, *, permissions: bool = False, blocks: Path | None = None

@@ -65,8 +65,8 @@ class MariaDBServer(Server):
             _LOG_SIZE,
             "--innodb-buffer-pool-size=64M",
             "--skip-name-resolve",
-            # A certificate in `more` turns TLS on again. Without this option, MariaDB 11.4 would generate a key at each
-            # start, which takes seconds.
+            # A certificate in `more` turns TLS on again. Without ``--skip-ssl``, MariaDB 11.4 would generate a key at
+            # each start, which takes seconds.
             "--skip-ssl",
             *more,
         ]

@@ -64,7 +64,7 @@ class RedisCluster:
             "cluster-require-full-coverage": "no",
             **(settings or {}),
         }
-        # Set cluster-port. By default, it is the port plus 10,000, which a client's connection may have taken by then.
+        # Set cluster-port: its default is the port plus 10,000, which a client's connection may already use.
         ports = free_ports(6)
         self.nodes = [
             RedisServer(folder / f"node{number}", ports[number], {**more, "cluster-port": str(ports[number + 3])})
