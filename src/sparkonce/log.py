@@ -60,7 +60,7 @@ class DecisionLog:
 
     @property
     def location(self) -> str:
-        """The log's folder with links resolved. It is the same for every path that leads to it."""
+        """The log's folder with links resolved, which is the same for every path that leads to the folder."""
         return self._files.resolved
 
     # --- values -----------------------------------------------------------------------------------------------------

@@ -220,9 +220,9 @@ class SinkCommitter(abc.ABC):
         """Concludes a decided batch once its handles are all committed, before Spark considers it done.
 
         Optional. Use it to write data about a whole batch, such as a list of its files, and to clean up after older
-        batches. It is called again with the same handles if a run takes over a batch that an earlier run had finished.
-        It is not called for a batch in which the sink has no slots, so cleanup must not depend on certain batch
-        numbers.
+        batches. The method is called again with the same handles if a run takes over a batch that an earlier run had
+        finished. The method is not called for a batch in which the sink has no slots, so cleanup must not depend on
+        certain batch numbers.
 
         Args:
             batch: Spark's batch id.
@@ -381,7 +381,7 @@ class TwoPhaseCommitSink(abc.ABC):
         """The settings of the sink's Kafka cluster, under librdkafka's names; None if it does not write to Kafka.
 
         `sparkonce.explain` uses the settings to query the brokers' limits and to judge Kafka's readers. A start uses
-        them to warn if the query reads its own `target_name`. `GroupOffsets` may add offsets to the sink's
+        the settings to warn if the query reads its own `target_name`. `GroupOffsets` may add offsets to the sink's
         transactions.
         """
         return None
@@ -469,7 +469,7 @@ class TwoPhaseCommitSink(abc.ABC):
         return None
 
     def worker_needs(self) -> WorkerNeeds:
-        """Returns what the writers need on the executors' hosts. It is checked before the first batch. Optional."""
+        """Returns what the writers need on the executors' hosts. Checked before the first batch. Optional."""
         return WorkerNeeds()
 
     @abc.abstractmethod

@@ -98,7 +98,7 @@ def decode_registry_avro(
     metric: str = "sparkonce_avro",
     **settings: Any,
 ) -> DataFrame:
-    """Adds a column with the decoded records. It can also drop records that cannot be decoded.
+    """Adds a column with the decoded records. Can also drop records that cannot be decoded.
 
     Args:
         df: A DataFrame with the column, and the columns that identify a record.

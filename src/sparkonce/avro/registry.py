@@ -188,7 +188,7 @@ class SchemaRegistry:
         return self._ask(what, lambda client: client.get_version(subject, number, deleted=True)).schema
 
     def _ask(self, what: str, question: Callable[[Any], T]) -> T:
-        """Calls the client, which handles retries and timeouts, and converts its errors to ours."""
+        """Calls the client, which handles retries and timeouts, and converts its errors to sparkonce's."""
         from confluent_kafka.schema_registry.error import SchemaRegistryError
 
         try:

@@ -1,7 +1,7 @@
 """Handles Avro schemas as JSON: inlines references, and builds the envelope around a record.
 
-The envelope makes Confluent's wire format plain Avro. It declares the five bytes before a record (a zero, and the
-schema id as a big-endian int) as a field: ``record {header: fixed(5), value: <schema>}``. Avro therefore reads and
+The envelope makes Confluent's wire format plain Avro. The envelope declares the five bytes before a record (a zero, and
+the schema id as a big-endian int) as a field: ``record {header: fixed(5), value: <schema>}``. Avro therefore reads and
 writes the header together with the record, and no bytes are copied to remove or add the header.
 """
 

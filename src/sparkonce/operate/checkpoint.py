@@ -205,7 +205,7 @@ def read_checkpoint(files: CheckpointFiles, *, moved: bool = False) -> Checkpoin
 def check_checkpoint(files: CheckpointFiles, *, moved: bool = False) -> Sequence[Check]:
     """Checks whether a start on this checkpoint would be accepted, for example before an old copy is restored.
 
-    Returns the checks in order. Each depends on the ones before it, so the first one that fails is the last.
+    Returns the checks in order. Each check depends on the previous ones, so the first check that fails is the last.
 
     Raises:
         ConfigurationError: If the folder is not a checkpoint.

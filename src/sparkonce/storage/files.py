@@ -41,7 +41,7 @@ class Taken:
 
 
 class PutUnknownError(Exception):
-    """The reply to a put was lost. It may have succeeded, or may still succeed later."""
+    """The reply to a put was lost. The put may have succeeded, or may still succeed later."""
 
 
 _PASSING = frozenset(
@@ -111,7 +111,7 @@ class CheckpointFiles(SmallFiles):
 
     @property
     def resolved(self) -> str:
-        """The location with links resolved. It is the same for every path that leads to the folder."""
+        """The location with links resolved, which is the same for every path that leads to the folder."""
         return self.location
 
     @property
@@ -147,7 +147,8 @@ class CheckpointFiles(SmallFiles):
     def require(self, folder: str) -> None:
         """Raises OSError if the store has folders, and a subfolder that was created no longer exists.
 
-        If a disk is not mounted, its files must not seem to be missing, and new files must not go to a different disk.
+        If a disk is not mounted, its files must not be taken for missing, and new files must not be written to another
+        disk.
         """
 
     def sync(self, folder: str) -> None:

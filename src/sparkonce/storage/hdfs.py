@@ -424,7 +424,7 @@ _PROVIDERS = tuple(
     f"org.apache.hadoop.hdfs.server.namenode.ha.{name}"
     for name in ("ConfiguredFailoverProxyProvider", "RequestHedgingProxyProvider")
 )
-"""The classes that find the active name node. They only differ in which one they try first."""
+"""The classes that find the active name node, which only differ in which name node they try first."""
 
 
 def checked_settings(location: str, settings: Mapping[str, str]) -> dict[str, str]:

@@ -302,7 +302,7 @@ def _obstore() -> Any:
 
 
 def _given(keys: Mapping[str, str]) -> dict[str, Any]:
-    """Returns keys in the form that the client expects. They do not expire."""
+    """Returns keys in the form that the client expects for keys that do not expire."""
     return {"token": None, **keys, "expires_at": None}
 
 

@@ -1,8 +1,8 @@
 """Compares end offsets of Spark's sources, each a line of canonical JSON.
 
 An offset of Spark's file source, such as ``{"logOffset":2}``, is the number of an entry in the source's own log, and
-does not identify the files in that entry. As long as Spark retains the entry, `SparkCheckpoint` adds a digest of it:
-``{"files":"…","logOffset":2}``.
+does not identify the files in that entry. As long as Spark retains the entry, `SparkCheckpoint` adds a digest of the
+entry's files: ``{"files":"…","logOffset":2}``.
 """
 
 from __future__ import annotations

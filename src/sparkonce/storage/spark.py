@@ -1,10 +1,10 @@
 """Reads Spark's own checkpoint folder: the query's id, each batch's input offsets, and which batches are done.
 
-This is the format of Spark 4.0 to 4.3. The file ``metadata`` is JSON with the key ``id``. Spark writes ``offsets/N``
-before it runs batch N, and ``commits/N`` afterwards. ``offsets/N`` has a line with its version, ``v1``, a JSON line
-with watermark, timestamp and settings, and then one JSON line per source. In version ``v2``, which Spark 4.2 and later
-write with ``spark.sql.streaming.offsetLog.formatVersion=2``, the sources' lines are in no particular order, and each
-begins with the source's name and a colon, such as ``0:`` for the first source without a name.
+The format is that of Spark 4.0 to 4.3. The file ``metadata`` is JSON with the key ``id``. Spark writes ``offsets/N``
+before it runs batch N, and ``commits/N`` afterward. ``offsets/N`` has a line with its version, ``v1``, a JSON line with
+watermark, timestamp and settings, and then one JSON line per source. In version ``v2``, which Spark 4.2 and later write
+with ``spark.sql.streaming.offsetLog.formatVersion=2``, the sources' lines are in no particular order, and each begins
+with the source's name and a colon, such as ``0:`` for the first source without a name.
 """
 
 from __future__ import annotations

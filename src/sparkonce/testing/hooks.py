@@ -29,7 +29,7 @@ def needs(hook: str) -> Callable[[_Check], _Check]:
 class _LeftOut:
     """Stands in for a check that a suite does not have.
 
-    It is not callable, so pytest and unittest do not collect it.
+    An object of this class is not callable, so pytest and unittest do not collect it.
     """
 
     def __init__(self, check: Any) -> None:

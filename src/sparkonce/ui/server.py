@@ -76,8 +76,8 @@ class PageServer(ThreadingHTTPServer):
     def takes(self, host_header: str) -> bool:
         """Returns True if a request's Host header addresses this server.
 
-        This prevents DNS rebinding, in which a foreign site's name resolves to this server, so that the site's pages
-        can read its responses. A numeric address cannot belong to another site.
+        The check prevents DNS rebinding, in which a foreign site's name resolves to this server, so that the site's
+        pages can read its responses. A numeric address cannot belong to another site.
         """
         try:
             name = (urlsplit(f"//{host_header}").hostname or "").rstrip(".")

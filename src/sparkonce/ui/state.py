@@ -22,7 +22,8 @@ from sparkonce.watch.figures import InDoubt, WatchedBatch
 from sparkonce.watch.timeline import TimelineSegment
 
 NOT_HEARD_MS = 180_000
-"""The driver counts as silent after this time without a report. It reports once a minute, even without news."""
+"""The driver counts as silent after this time without a report. A live driver reports once a minute, even without news.
+The driver counts as silent after this time without a report. A live driver reports once a minute, even without news."""
 
 TOLD_WITHIN_MS = 45_000
 """A live driver reports that it finishes a batch within this time, since it writes its timeline at least every 15 s."""
@@ -182,7 +183,7 @@ class ShownTransaction:
     def of(
         cls, one: OpenTransaction, since_answer_s: float, partitions: Sequence[HeldPartition] = ()
     ) -> ShownTransaction:
-        """Converts a listed transaction, and adds the seconds since the server responded to its age."""
+        """Converts a listed transaction. Adds the seconds since the server responded to the transaction's age."""
         found = one.found
         timeout_s = found.timeout_s if isinstance(found, KafkaOrphan) else None
         return cls(
@@ -338,7 +339,7 @@ def _decided_since(reading: CheckpointReading, segment: TimelineSegment) -> LogE
 
 
 def usual_of(times_ms: Iterable[int]) -> Usual:
-    """Returns the percentiles of some durations. There must be at least one."""
+    """Returns the percentiles of at least one duration."""
     ordered = sorted(times_ms)
 
     def rank(part: float) -> int:
@@ -348,7 +349,7 @@ def usual_of(times_ms: Iterable[int]) -> Usual:
 
 
 def longest_usual_ms(usual: Usual | None, at_least_ms: int) -> int:
-    """Returns the time after which something is taking unusually long."""
+    """Returns the time after which a batch or phase takes unusually long."""
     known = usual is not None and usual.of >= FEW
     return max(at_least_ms, LONGER_THAN_USUAL * usual.p95_ms if usual is not None and known else 5 * 60_000)
 

@@ -47,7 +47,8 @@ READ_AGAIN_S = 30.0
 """A checkpoint whose file names are unchanged is read again after this time."""
 
 LOG_WITHIN_S = 20.0
-"""How long a verdict waits for the log to be read after the system responded. Then the last read counts."""
+"""How long a verdict waits for the log to be read after the system responded. After that, the verdict uses the last
+read."""
 
 MOST_DESCRIBED = 20
 """The number of Kafka's transactions, oldest first, whose partitions are looked up."""

@@ -8,7 +8,7 @@ Layout, under ``<checkpoint>/sparkonce``::
     timeline/00000000000000000007-ab12cd34.000000003.json    a segment: run 7-ab12cd34, part 3
 
 A segment has at most `BATCHES_A_SEGMENT` batches. A run's newest segment is rewritten when there is news, but at most
-every `WRITTEN_EVERY_S` seconds on a disk and every `STORED_EVERY_S` seconds elsewhere. The newest segment is also
+every `WRITTEN_EVERY_S` seconds on a disk and every `STORED_EVERY_S` seconds in a store. The newest segment is also
 rewritten once a minute without news. Older segments do not change. The newest `SEGMENTS_KEPT` segments of all runs are
 retained.
 """

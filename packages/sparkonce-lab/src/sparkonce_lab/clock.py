@@ -42,7 +42,7 @@ def adapt_python() -> None:
 def let_java_start() -> None:
     """Prepares a process with a fake clock for starting a JVM.
 
-    With libfaketime 0.9.10, every wait in a JVM ends immediately if the monotonic clock is not faked, so nothing works.
+    With libfaketime 0.9.10, every wait in a JVM ends immediately if the monotonic clock is not faked, so no JVM works.
     Both clocks of a JVM therefore jump, as they may after a machine was suspended.
     """
     os.environ.pop(_MONOTONIC_GOES_ON, None)

@@ -55,7 +55,7 @@ class RunLimits:
 
 
 class Conductor:
-    """One query on its checkpoint, through all of its drivers."""
+    """Keeps one query running on its checkpoint, through all of the query's drivers."""
 
     def __init__(
         self,
@@ -117,7 +117,8 @@ class Conductor:
     def kill(self, driver: Driver, *, asked: bool = True) -> None:
         """Kills a driver with all its processes (SIGKILL), or whichever of its processes are left.
 
-        If ``asked`` is False, the driver has ended on its own, which is judged.
+        If the verifier did not ask for the driver's end, ``asked`` is False, and the checkers judge why the driver
+        ended.
         """
         driver.kill()
         self.hear(driver)

@@ -42,8 +42,8 @@ amounts in the window; and as ``rows``, the number of rows that it sums up.
 OBSERVED = pa.schema([*ROWS, ("batch", pa.int64()), ("partition", pa.int32()), ("offset", pa.int64())])
 """The schema of rows that a reader found in a system, with the batch that wrote them.
 
-They also have a partition and an offset if the system preserves an order (Kafka); otherwise, both are -1. Anything that
-cannot be read as a row has the kind ``strange``, and is an `sparkonce_lab.verdicts.Anomaly.UNEXPECTED`.
+The rows also have a partition and an offset if the system preserves an order (Kafka); otherwise, both are -1. Anything
+that cannot be read as a row has the kind ``strange``, and is an `sparkonce_lab.verdicts.Anomaly.UNEXPECTED`.
 """
 
 
@@ -109,7 +109,7 @@ class EventKind(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One observation, in milliseconds since the run began. See `EventKind` for the fields."""
+    """One observation. `at_ms` counts from the beginning of the run. See `EventKind` for the fields."""
 
     at_ms: int
     kind: EventKind

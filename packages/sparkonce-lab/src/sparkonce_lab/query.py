@@ -1,10 +1,10 @@
-"""The query under verification. It reads rows from Kafka, and writes them and sums by key and window to all systems.
+"""The query under verification reads rows from Kafka, and writes the rows and sums by key and window to all systems.
 
-It runs in a separate process (``python -m sparkonce_lab.query``). The process reports events as lines of JSON on
-standard output. From standard input, it reads its `QueryConfig` and then commands, also as lines of JSON. (Arguments
-would be visible to anyone, and the settings may include passwords.) When standard input is closed, the process stops,
-so it cannot outlive the process that started it. There are two commands: ``{"hold": "DECIDING"}`` holds the query the
-next time that this phase begins, and ``{"go": true}`` releases it.
+The query runs in a separate process (``python -m sparkonce_lab.query``). The process reports events as lines of JSON on
+standard output. From standard input, the process reads its `QueryConfig` and then commands, also as lines of JSON.
+(Arguments would be visible to anyone, and the settings may include passwords.) When standard input is closed, the
+process stops, so it cannot outlive the process that started it. There are two commands: ``{"hold": "DECIDING"}`` holds
+the query the next time that this phase begins, and ``{"go": true}`` releases it.
 """
 
 from __future__ import annotations

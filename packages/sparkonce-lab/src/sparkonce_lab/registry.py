@@ -1,8 +1,8 @@
 """A small Schema Registry for tests, in this process and on a loopback port, which can fail in various ways.
 
-It supports the requests of confluent-kafka's client, with Confluent's error codes: registering (with references,
-BACKWARD or NONE compatibility, and schemas of any type), lookups, versions, ids, soft deletes, and the compatibility
-setting.
+The registry supports the requests of confluent-kafka's client, with Confluent's error codes: registering (with
+references, BACKWARD or NONE compatibility, and schemas of any type), lookups, versions, ids, soft deletes, and the
+compatibility setting.
 """
 
 from __future__ import annotations
@@ -369,7 +369,7 @@ def _error(code: int, message: str) -> dict[str, Any]:
 
 
 def _shown(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the fields that a real registry shows. It omits the type AVRO, and references if there are none."""
+    """Returns the fields that a real registry shows. Like a real registry, omits the type AVRO and empty references."""
     shown = {"schema": schema["schema"]}
     if schema["schemaType"] != "AVRO":
         shown["schemaType"] = schema["schemaType"]

@@ -14,7 +14,7 @@ from sparkonce_lab.faults import ENDS_THE_DRIVER, OF_REQUESTS, Fault
 EVERY_BATCH = (Phase.WRITING, Phase.DECIDING, Phase.FINISHING, Phase.SWEEPING_OWN, Phase.IDLE)
 """The phases that a schedule targets. Most batches go through all of them."""
 FIRST_BATCH = (Phase.READING, Phase.CLAIMING, Phase.SWEEPING, Phase.REPLAYING)
-"""The phases of a driver's first batch. They can be struck while a driver recovers from the previous step."""
+"""The phases of a driver's first batch. A fault can strike there while a driver recovers from the previous step."""
 HALFWAY = "HALFWAY"
 """A point in `Phase.FINISHING` where half of a batch's transactions are committed. Only the demo uses it."""
 

@@ -119,10 +119,10 @@ class Striker:
         conductor.note_over(step)
 
     def _pause_driver(self, step: Step, driver: Driver, following: Sequence[Step]) -> None:
-        """Pauses the driver until its successor has finished a batch. One of the two must then end on its own.
+        """Pauses the driver until its successor has finished a batch. One of the two drivers must then end on its own.
 
-        Normally, that is the paused driver. If it was paused before it had claimed the query, its claim is the newer
-        one, and the successor must end.
+        Normally, the paused driver ends. If it was paused before it had claimed the query, its claim is newer than the
+        successor's, and the successor must end.
         """
         conductor = self._conductor
         conductor.note_fault(step, driver)

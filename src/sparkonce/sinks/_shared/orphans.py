@@ -1,7 +1,7 @@
 """An open transaction, session or table of sparkonce, as listed by ``sparkonce transactions list`` for operators.
 
-A system that can list them has a module with a function ``list_open(settings)``. It returns `Orphan` values or values
-of a derived class, whose additional fields the command shows under their ``head``.
+A system that can list open transactions has a module with a function ``list_open(settings)``, which returns `Orphan`
+values or values of a derived class. The command shows the additional fields of a derived class under their ``head``.
 """
 
 from __future__ import annotations

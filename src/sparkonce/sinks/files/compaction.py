@@ -4,7 +4,7 @@
 publish these under new names.
 2. Write the manifest of the next generation (see `sparkonce.sinks.files.manifests`). From then on, readers of whole
 batches use the new files.
-3. Later, delete the replaced files. Until then, readers may still have them in an earlier listing.
+3. Later, delete the replaced files. Until then, readers may still have the replaced files in an earlier listing.
 
 If a compaction is killed before it has written its generation, the next compaction writes a generation that excludes
 it, because each generation number can be taken only once. The next compaction then deletes the files of the killed one,
@@ -140,7 +140,7 @@ class _Wanted:
 
 
 class _Compactor:
-    """One compaction of the files of one prefix and query, based on one generation."""
+    """One compaction of the files of one prefix and query, which starts from one generation."""
 
     def __init__(self, store: FileStore, wanted: _Wanted, base: Generation) -> None:
         self._store = store

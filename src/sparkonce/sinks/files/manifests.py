@@ -7,9 +7,9 @@ merged again. The folder therefore contains about four hundred files, plus one f
 
 A generation, ``_manifest/compacted~<number>.<prefix>.<query>.0-0.merged``, describes the result of compacting old
 batches, and overrides their manifests. A generation lists the compacted batches, all their files, and the files that
-were replaced. It is written only if its number is free, so only one of two concurrent compactions wins. The batches'
-manifests do not change. Versions that do not support compaction refuse the folder because of the generation's name and
-format.
+were replaced. The generation is written only if its number is free, so only one of two concurrent compactions wins. The
+batches' manifests do not change. Versions that do not support compaction refuse the folder because of the generation's
+name and format.
 """
 
 from __future__ import annotations

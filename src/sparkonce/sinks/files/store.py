@@ -1,7 +1,7 @@
 """The contract of a store, and what all stores share.
 
-A store stages files, publishes each of them once, and lists those that are still staged. It also has small files, such
-as manifests. All stores share the following:
+A store stages files, publishes each of them once, and lists those that are still staged. A store also has small files,
+such as manifests. All stores share the following:
 
 - the format of a transaction's handle, which contains the transaction's files or refers to a list of them
 - the rules that derive a transaction's outcome from those of its files

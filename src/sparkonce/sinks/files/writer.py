@@ -26,7 +26,8 @@ GATHERED_BYTES = 64 << 20
 """The size of the Arrow data that a slot collects over all partitions before it encodes them."""
 
 SPLIT_BYTES = 8 << 20
-"""The size of the Arrow data to collect before it is split into partitions. Each split has a cost per partition."""
+"""The size of the Arrow data to collect before it is split into partitions. Each split costs time for each partition.
+The size of the Arrow data to collect before it is split into partitions. Each split costs time for each partition."""
 
 _SEALING_THREADS = 4
 

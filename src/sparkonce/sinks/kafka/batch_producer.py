@@ -4,7 +4,7 @@ confluent-kafka's ``produce`` takes a call and a Python object for each row. Her
 from Arrow's buffers, without copying them (docs/benchmark.md has the figures). `BorrowedBuffers` keeps the buffers
 alive until the rows have been delivered. librdkafka's batch call supports neither headers nor timestamps, so rows with
 them go through confluent-kafka's producer. `BatchProducer` has the same methods as that producer, and raises the same
-errors. It counts deliveries from the brokers' reports.
+errors. `BatchProducer` counts deliveries from the brokers' reports.
 
 `client_log` reduces librdkafka's log, in which each producer reports an unreachable broker several times a second.
 """
@@ -133,8 +133,8 @@ class BatchProducer:
     def produce(self, topic: str, rows: pa.RecordBatch) -> int:
         """Queues rows, and returns their number.
 
-        librdkafka reads the values from Arrow's memory, which stays alive until they are delivered. It copies keys, and
-        the values of rows whose partition it chooses.
+        librdkafka reads the values from Arrow's memory, which stays alive until they are delivered. librdkafka copies
+        keys, and the values of rows whose partition it chooses.
 
         Raises:
             KafkaException: If librdkafka refuses a row. Other rows may be queued.

@@ -54,8 +54,8 @@ BEING_ENDED = "Prepare"
 class KafkaMonitor(Monitor):
     """Compares each partition's last stable offset with its end, which takes two small requests to each broker.
 
-    Only for partitions that stay blocked, the monitor also describes the producers. It has its own connection, so
-    commits need not wait for it.
+    Only for partitions that stay blocked, the monitor also describes the producers. The monitor has its own connection,
+    so commits need not wait for a poll.
 
     Args:
         settings: The sink's settings, with librdkafka's names.

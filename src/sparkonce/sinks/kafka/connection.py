@@ -66,7 +66,7 @@ _OURS = {
 }
 
 _NO_ANSWER = (KafkaError, OSError)
-"""The errors that kafka-python raises if there is no answer. It raises OSError for an unreadable certificate file."""
+"""The errors that kafka-python raises if there is no answer: OSError stands for an unreadable certificate file."""
 
 _SAY_LESS: WeakSet[threading.Thread] = WeakSet()
 """The threads in which kafka-python works for a `KafkaConnection`."""
@@ -75,8 +75,8 @@ _SAY_LESS: WeakSet[threading.Thread] = WeakSet()
 def _say_less(record: logging.LogRecord) -> bool:
     """Lowers kafka-python's log records about our connections to DEBUG.
 
-    The caller gets each failure as a `BrokerAnswer` anyway. Otherwise, a broker that closes an idle connection would
-    cause six warnings.
+    The caller gets each failure as a `BrokerAnswer` anyway. Without this filter, a broker that closes an idle
+    connection would cause six warnings.
     """
     if record.levelno > logging.DEBUG and threading.current_thread() in _SAY_LESS:
         record.levelno, record.levelname = logging.DEBUG, logging.getLevelName(logging.DEBUG)

@@ -245,7 +245,8 @@ def confirm_lost(verdict: Finished, transaction: KafkaTransaction, now: Descript
 def is_behind(transaction: KafkaTransaction, now: Description | BrokerAnswer) -> bool:
     """Returns True if the coordinator's log ends before the commit of a transaction that was committed.
 
-    This does not cover a description for which `is_empty` is True, because some brokers also show it after a commit.
+    Returns False for a description for which `is_empty` is True, because some brokers also return such a description
+    after a commit.
     """
     if isinstance(now, BrokerAnswer):
         # The coordinator forgets ids that were idle for a long time, so an unknown id does not show that the log is

@@ -1,4 +1,4 @@
-"""The Kafka sink and its settings. It creates the writers and the committer."""
+"""The Kafka sink: its settings, from which it creates the writers and the committer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PORT = 9092
 class KafkaSink(TwoPhaseCommitSink):
     """Writes rows to Kafka in transactions that the driver commits.
 
-    It expects the same columns as Spark's own Kafka sink.
+    The sink expects the same columns as Spark's own Kafka sink.
 
     Readers must set ``isolation.level=read_committed``, which is not Kafka's default.
 
@@ -130,7 +130,7 @@ class KafkaSink(TwoPhaseCommitSink):
         return 0 if self.topic is None else partitions_of(self.settings, self.topic) or 0
 
     def conditions(self) -> Sequence[str]:
-        """Returns a condition for transactions that never time out: somebody has to end them."""
+        """Returns a condition for transactions that never time out: an operator has to end them."""
         if self.guarantee is not Guarantee.EXACTLY_ONCE or self.settings.get(_TIMEOUT_SETTING) != NEVER_MS:
             return ()
         return (

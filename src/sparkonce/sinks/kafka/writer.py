@@ -224,8 +224,9 @@ class KafkaWriter(SinkWriter):
     def prepare(self) -> Mapping[str, str | int]:
         """Sends all rows, and checks that each of them was delivered.
 
-        librdkafka only checks this in its own commit, which counts failed delivery reports (``txn_dr_fails`` in
-        rdkafka_txnmgr.c). Here, the number of rows that the brokers acknowledged must equal the number of rows written.
+        librdkafka only checks deliveries in its own commit, which counts failed delivery reports (``txn_dr_fails`` in
+        rdkafka_txnmgr.c). Since the driver commits, this method compares the number of rows that the brokers
+        acknowledged with the number of rows written.
         """
         pooled = self._open_producer()
         self._flush(pooled)

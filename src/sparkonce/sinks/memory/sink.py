@@ -1,4 +1,4 @@
-"""The sink that writes to a `MemoryServer`. It cannot leave the process, so Spark's workers cannot use it."""
+"""The sink that writes to a `MemoryServer`. The sink cannot leave the process, so Spark's workers cannot use it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Maps Redis's errors, and the ledger's states at a commit, to an outcome and a sentence. Others are UNKNOWN.
+"""Maps Redis's errors, and the ledger's states at a commit, to an outcome and a sentence. Unlisted ones are UNKNOWN.
 
 LOST is certain because Redis logs all writes in one order. A crash (with ``appendfsync everysec``), a failover to a
 replica or a restored backup loses the end of that log, never something in the middle. If a transaction on a single
@@ -6,12 +6,13 @@ server is absent from the ledger, or open in it, its rows have therefore not bee
 them after it wrote the missing entry, so they would be lost, too. Two checks come first:
 
 - The ledger itself must exist, since a server that has lost everything shows nothing.
-- The ledger must count at least as many commits as the transaction saw when it began. If it counts fewer, earlier
-  batches are lost, too, and writing this batch again does not restore them.
+- The ledger must count at least as many commits as the transaction saw when it began. If the ledger counts fewer,
+  earlier batches are lost, too, and writing this batch again does not restore them.
 
 In a cluster, each node may lose the end of its log independently. LOST then requires an abort in the ledger, or staged
-rows that have outlived their time to live. In the latter case, the process that recorded them as prepared must have
-been master ever since, and must have recorded nothing more.
+rows that have outlived their time to live. If staged rows have outlived their time to live, the server process that
+recorded the rows as prepared must have been master ever since, and must have recorded nothing more about the
+transaction.
 
 A missing key proves nothing, because keys expire and are deleted.
 """

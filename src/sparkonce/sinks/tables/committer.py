@@ -196,7 +196,8 @@ class TableCommitter(WriteAheadCommitter):
     def check_prepared(self, handles: Sequence[Handle]) -> str:
         """Refuses rows that the table would only refuse at the commit. See `SinkCommitter.check_prepared`.
 
-        These are several rows with the same key, and inserted rows that break a rule of the table.
+        A table would refuse several rows with the same key at the commit, and inserted rows that break one of its
+        rules.
         """
         names = [entry.name for handle in handles if (entry := Entry.of_handle(handle)) is not None]
         merge, table = self._merge, self._table

@@ -188,7 +188,7 @@ class _DeltaTable(Table):
     def merge(self, rows: DataFrame, plan: MergePlan, unit: Unit, label: Label) -> None:
         """Merges rows in one version that carries the label. See `Table.merge`.
 
-        Delta skips and refuses merges like appends. It also refuses a merge if others have changed the merged rows
+        Delta skips and refuses merges like appends. Delta also refuses a merge if others have changed the merged rows
         since the merge read them. An append gets the label through its options; a MERGE gets it through the session's
         settings.
         """
@@ -256,7 +256,8 @@ class _DeltaTable(Table):
     def has(self, label: Label) -> bool:
         """Reads the newest entry of the table's log, since reading the history would need a Spark job.
 
-        Reads the history if others have written since then, or if a catalog stores the entry elsewhere.
+        Reads the history anyway if others have written after the label, or if a catalog stores the newest entry
+        elsewhere.
         """
         return label == self._newest_label() or super().has(label)
 

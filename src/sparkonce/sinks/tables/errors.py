@@ -10,8 +10,8 @@ from sparkonce.errors import one_line
 _FINAL_STATES = ("21", "22", "23", "42", "KD000")
 """The SQLSTATE classes of errors about the rows and the table.
 
-They cover cardinality, data, constraints, names, permissions, and (KD000) data that does not fit the table;
-see https://spark.apache.org/docs/latest/sql-error-conditions-sqlstates.html
+The classes cover cardinality, data, constraints, names, permissions, and (KD000) data that does not fit the table; see
+https://spark.apache.org/docs/latest/sql-error-conditions-sqlstates.html
 """
 
 _FINAL_CONDITIONS = frozenset({"_LEGACY_ERROR_TEMP_DELTA_0007"})

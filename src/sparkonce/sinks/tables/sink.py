@@ -138,7 +138,8 @@ class TableSink(WriteAheadSink, abc.ABC):
             self._new = self._missing(table, columns, there)
         compared = by_name.keys() & there.keys()
         if merge is not None and not takes_all:
-            # Compare keys, too: duplicates are found with the rows' types, but matches with the table's types.
+            # Compare the keys' types, too: duplicates are found with the rows' types, but matches with the table's
+            # types.
             compared &= {one.lower() for one in (*merge.on, *merge.order_by)}
         for name in compared:
             column = by_name[name]

@@ -125,7 +125,7 @@ class Table(abc.ABC):
         """The table's name in Spark SQL."""
 
     def add_columns(self, fields: Sequence[StructField]) -> None:
-        """Adds columns. They are null in existing rows, so everything nested in them must be nullable as well."""
+        """Adds columns, which are null in existing rows, so everything nested in them must be nullable as well."""
         types = self.spark._jvm.org.apache.spark.sql.types.DataType
         columns = (f"{quoted(one.name)} {types.fromJson(nullable(one.dataType).json()).sql()}" for one in fields)
         self.spark.sql(f"ALTER TABLE {self.sql_name} ADD COLUMNS ({', '.join(columns)})")

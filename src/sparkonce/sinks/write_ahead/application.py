@@ -1,7 +1,7 @@
 """The user's function, and how it is called. A call is only repeated if its outcome is unknown.
 
-The first part defines what the function receives, returns and raises, and what its author declares about it. Then come
-the call itself and `Calls`, which runs several in parallel and waits for them up to a deadline.
+The first part defines what the function receives, returns and raises, and what the function's author declares. The
+second part makes the call. `Calls` runs several calls in parallel, and waits for them up to a deadline.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ class Application:
         give(self._settings.apply, opened, token)
 
     def _note(self, unit: Unit, found: Outcome) -> Finished:
-        """Records that the rows are applied, and deletes them. If that fails, the next call only repeats this step."""
+        """Records that the rows are applied, and deletes them. If this step fails, the next call only repeats it."""
         try:
             self._folder.note_done(unit.entries)
             self._folder.delete_rows(unit.entries)

@@ -20,8 +20,8 @@ On an object store or HDFS, a transaction's state is decided by a put that succe
     fate/NAME    ``started``, put by a commit, or ``discarded``, put by an abort: only the first of them succeeds
 
 A writer fills a temporary file on its own machine, so unsealed rows leave nothing on the store for a sweep to find. If
-rows arrive on the store after they were discarded, no commit uses them. Their writer, the next sweep, or the cleanup of
-their batch's markers deletes them.
+rows arrive on the store after they were discarded, no commit uses the rows. The rows' writer, the next sweep, or the
+cleanup of the batch's markers deletes them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The write-ahead sink: its settings and preflight. It creates the writers and the committer."""
+"""The write-ahead sink: its settings, its preflight, and the creation of its writers and its committer."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class WriteAheadSink(TwoPhaseCommitSink):
     """Passes rows to a function once their batch is decided, for any system that a function can write to.
 
     Until then, the rows wait as compressed Parquet files in a folder that the driver and all executors can access. The
-    function runs on the driver, and again for the same rows if it is unknown whether the first call completed. Its
-    author declares what a repeated call does to the target, which determines the guarantee for readers.
+    function runs on the driver, and again for the same rows if it is unknown whether the first call completed. The
+    function's author declares what a repeated call does to the target, which determines the guarantee for readers.
 
     Args:
         apply: The function, which gets a slot's rows and the token that names them, see

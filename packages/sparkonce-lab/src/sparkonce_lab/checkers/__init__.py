@@ -41,8 +41,7 @@ def judge(history: History) -> tuple[Verdict, ...]:
         verdicts += events.check_early(history, system, found)
         verdicts += events.check_lingering(history, system)
         if undisturbed is not None and calm is not None:
-            # If a system has exactly the expected rows, they differ from the undisturbed rows in the same way as the
-            # system's rows.
+            # If the undisturbed rows are exactly the expected ones, a comparison with them gives the same difference.
             other = rows.difference(undisturbed, found) if calm.count else difference
             verdicts += rows.check_undisturbed(system, undisturbed, found, other)
         if system in history.observed:

@@ -194,10 +194,10 @@ EXPLAINED_BY = {
     "Py4JJavaError": _OF_SPARK,
     "SparkException": _OF_SPARK,
 }
-"""The faults that may lead to each error. Errors that are not listed are never explained. These include
+"""The faults that may lead to each error. No fault explains an error that is not listed, such as
 ``TransactionLostError``, because the workload is deterministic and healing must work; ``CheckpointMismatchError``,
 ``StaleLogError`` and ``CorruptRecordError``, because nobody touches the log or the checkpoint;
-``ConfigurationError``; and errors that are neither sparkonce's nor Spark's, such as those of a client library."""
+``ConfigurationError``; or an error of a client library."""
 _OF_THE_STORE = {
     "ConfigurationError": re.compile(
         r"cannot be written to: |could not be asked to show|did not say which of two puts|cannot reach that store: "
@@ -223,7 +223,7 @@ _OURS = re.compile(r"\bsparkonce\.errors\.(\w+)")
 
 
 def check_stops(history: History) -> Iterator[Verdict]:
-    """Finds STOPPED: a query stopped on its own, or a driver exited without a request and without an error.
+    """Finds STOPPED: a query stopped on its own, or a driver exited unasked and without an error.
 
     A fault explains its errors from `EventKind.FAULT` to `EventKind.RECOVERED`. Two concurrent drivers explain the
     errors of both drivers while there are two of them, and those of the older one after that.

@@ -115,8 +115,8 @@ def total(times: pa.Table) -> int:
 def check_rows(system: str, expected: pa.Table, found: pa.Table, unlike: Difference) -> Iterator[Verdict]:
     """Judges MISSING, DOUBLED and UNEXPECTED.
 
-    Each occurrence of a row beyond the first one counts as doubled. Each occurrence of an unexpected row counts. If a
-    sum has a wrong amount, that sum is unexpected, and the correct one is missing.
+    Each occurrence of a row beyond the first one counts as doubled. Each occurrence of an unexpected row counts as
+    unexpected. If a sum has a wrong amount, that sum is unexpected, and the correct one is missing.
     """
     for anomaly, times, looked_at in (
         (Anomaly.MISSING, unlike.missing, len(expected)),

@@ -125,7 +125,7 @@ def compare(expected: pa.Table, seen: pa.Table) -> Count:
 class Kill:
     """One kill, aimed at a point, with the evidence in words.
 
-    It is proved if broker, log and checkpoint confirm that the kill hit this point.
+    A kill is proved if broker, log and checkpoint confirm that it hit its point.
     """
 
     driver: int

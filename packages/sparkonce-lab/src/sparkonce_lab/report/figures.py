@@ -34,7 +34,7 @@ _PROMISED = {
     Guarantee.AT_LEAST_ONCE: (Anomaly.MISSING, Anomaly.UNEXPECTED),
     Guarantee.EXACTLY_ONCE: (Anomaly.MISSING, Anomaly.DOUBLED, Anomaly.UNEXPECTED),
 }
-"""The anomalies that must be checked in every system at each guarantee. Otherwise, nothing is proved."""
+"""For each guarantee, the anomalies that must be checked in every system. Otherwise, the run proves nothing."""
 _OF_A_DRIVER = ("driver", "began_ms", "ended_ms", "slots", "batches", "end", "error", "message")
 _OF_A_STEP = (
     *("step", "fault", "system", "request", "aimed", "hit", "batch", "driver", "held"),
@@ -159,7 +159,7 @@ class Story:
         self.systems = list(dict.fromkeys([*map(str, self.asked.get("systems") or ()), *history.observed, *told]))
 
     def after(self, step: ReportedStep) -> int:
-        """Returns the end of a step's effects: its recovery or, without one, the next fault or the end of the run."""
+        """Returns the end of a step's effects: the recovery or, if there was none, the next fault or the run's end."""
         if step.recovered_ms is not None:
             return step.recovered_ms
         later = (one.fault_ms for one in self.steps if one.step > step.step and one.fault_ms is not None)

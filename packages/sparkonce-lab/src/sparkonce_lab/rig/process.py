@@ -1,6 +1,7 @@
 """A server's process, with ports that stay the same across restarts, and the base class of all servers.
 
-A server can be stopped or killed, and be started again with its data. It ends when this process ends, at the latest.
+A server can be stopped or killed, and be started again with its data. The server ends when this process ends, at the
+latest.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
 
 HOST = "127.0.0.1"
 
-# Systems assign ports above these to outgoing connections. Otherwise, a client that tries to reach a stopped server
-# could be assigned the server's own port, connect to itself, and keep the server from starting again.
+# Systems assign higher ports than these to outgoing connections. Otherwise, a client that tries to reach a stopped
+# server could be assigned that server's port, connect to itself, and keep the server from starting again.
 _PORTS = range(20_000, 32_000)
 _FOUND_WITHIN_S = 10.0
 

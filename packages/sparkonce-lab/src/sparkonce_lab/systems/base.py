@@ -139,8 +139,8 @@ class VerifiedSystem(System):
     def newest(self) -> int:
         """Returns the newest batch from which a reader of committed rows currently sees a row; -1 if there is none.
 
-        One thread calls this several times a second. Raises any `Exception` while the system does not respond, in which
-        case it must give up within seconds.
+        One thread calls this method several times a second. Raises any `Exception` while the system does not respond,
+        in which case it must give up within seconds.
         """
 
 

@@ -184,7 +184,7 @@ def waiting_rows(folder: Path) -> list[str]:
 
 
 def expire_rows(folder: Path, handle: Handle) -> bool:
-    """Deletes the rows of a prepared transaction. They have no timeout, but somebody may delete files."""
+    """Deletes the rows of a prepared transaction, which have no timeout, as somebody might do while cleaning up."""
     found = [path for path in folder.rglob(str(handle["name"])) if path.parent.name in ("prepared", "rows")]
     for path in found:
         path.unlink()

@@ -187,7 +187,7 @@ class Served(Injectable):
     _disk: SmallDisk | None = None
 
     def start_own(self, server: Server, megabytes: int | None) -> None:
-        """Starts a server on a disk of this size, in megabytes, or less if memory is short. None means no such disk."""
+        """Starts a server on a disk of this size, in megabytes, or less if memory is short. None: no such disk."""
         if megabytes is not None:
             self._disk = SmallDisk(server.folder, affordable(megabytes))
         self.server = self._own = server

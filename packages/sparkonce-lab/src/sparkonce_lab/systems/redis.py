@@ -286,7 +286,7 @@ class RedisSystem(ServerSystem, VerifiedSystem):
 
 
 class RedisClusterSystem(RedisSystem):
-    """Three masters that are started here. Each announces the proxy's port as its own."""
+    """A cluster of three masters that are started here. Each master announces the proxy's port as its own."""
 
     name = "redis-cluster"
 

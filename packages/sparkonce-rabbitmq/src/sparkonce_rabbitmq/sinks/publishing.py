@@ -204,7 +204,7 @@ class StreamApplication(Application):
         self._begun.discard(token.id)
 
     def _wait_for_others(self, token: ApplyToken, there: int) -> None:
-        """Raises an error, because somebody has published under these ids. If it is a driver, it soon records that."""
+        """Raises an error: another process has published under these ids. If a driver has, a retry finds its record."""
         since = self._ahead_since.setdefault(token.id, time.monotonic())
         if time.monotonic() - since >= OTHERS_WITHIN_S:
             raise RefusedError(ahead(there))

@@ -37,7 +37,7 @@ OPTION = "source"
 _BRIEF_S = 2.0
 """The driver's longest wait for a server that has responded before, in seconds.
 
-After that, it tries again at Spark's next call, so that the query can be stopped in the meantime.
+After that, the driver tries again at Spark's next call, so that the query can be stopped in the meantime.
 """
 
 _TASK_PATIENCE_S = 30.0
@@ -102,7 +102,7 @@ class RabbitMQStreamSource(DataSource):  # type: ignore[misc]
 
 
 class StreamReader(Limited, DataSourceStreamReader):  # type: ignore[misc]
-    """Plans batches on the driver, and reads their partitions in tasks. It is pickled before it queries anything."""
+    """Plans batches on the driver, and reads their partitions in tasks. Spark pickles the unused reader."""
 
     def __init__(self, options: StreamOptions) -> None:
         super().__init__(options.most)

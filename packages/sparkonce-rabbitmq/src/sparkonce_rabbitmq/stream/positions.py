@@ -54,7 +54,7 @@ def behind(offset: int, chunk: tuple[int, int], begun: Position) -> Position:
 def shares(available: Mapping[str, int], most: int | None) -> Mapping[str, int]:
     """Returns the number of messages of each stream in a batch: all, or ``most`` in proportion to the available ones.
 
-    Each stream that has messages gets at least one, so that no stream waits forever.
+    A batch has at least one message of each stream that has any, so that no stream waits forever.
     """
     total = sum(available.values())
     if most is None or total <= most:

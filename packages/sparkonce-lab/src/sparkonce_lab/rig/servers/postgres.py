@@ -38,8 +38,8 @@ def find_postgres() -> Path | None:
 class PostgresServer(Server):
     """A PostgreSQL server with the superuser ``postgres``, who needs no password.
 
-    PostgreSQL does not run as root. If this process does, the server runs as the user ``postgres``, who must be able to
-    access the folder. Pytest's own folders are therefore not suitable.
+    PostgreSQL does not run as root. If this process runs as root, the server runs as the user ``postgres``, who must be
+    able to access the folder. Pytest's own folders are therefore not suitable.
 
     Args:
         settings: Server settings, such as ``{"max_prepared_transactions": "0"}``.
@@ -110,7 +110,7 @@ class PostgresServer(Server):
         return said[:1] == [str(self.pid)] and said[-1] == "ready"
 
     def kill(self) -> None:
-        """Kills all processes of the server. It cannot start again before the last of them is gone."""
+        """Kills all processes of the server. PostgreSQL cannot start again before the last of them is gone."""
         mains = [] if self.pid is None else [str(self.pid)]
         children = [pid for main in mains for pid in _children(main)]
         super().kill()
@@ -174,7 +174,7 @@ class PostgresServer(Server):
 
 @cache
 def _template_folder(programs: Path) -> Path:  # noqa: ARG001 - each version has separate data
-    """Returns the data that ``initdb`` creates once for all servers of this process. It has one system_identifier."""
+    """Returns the data that ``initdb`` creates once, with one system_identifier, for all servers of this process."""
     parent = Path(tempfile.mkdtemp(prefix="sparkonce-postgres-template-"))
     parent.chmod(0o755)
     atexit.register(shutil.rmtree, parent, ignore_errors=True)

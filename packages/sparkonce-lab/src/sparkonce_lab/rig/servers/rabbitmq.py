@@ -37,7 +37,7 @@ _NODE_ENV = ("RABBITMQ_", "ERL_")
 
 
 class RabbitServer(Server):
-    """One node. It shares nothing with other nodes on this machine, since it has a separate epmd and Erlang cookie.
+    """A RabbitMQ node with its own epmd and Erlang cookie, so that it shares nothing with other nodes on this machine.
 
     The user ``guest`` has the password ``guest`` and all permissions in the virtual host ``/``.
 
