@@ -351,7 +351,7 @@ class HdfsFiles(RenamingFiles):
         deadline_s = self._more["deadline_s"] or DEADLINE_S
         (answer,) = within(deadline_s, [lambda: request(client, self._full(path))])
         if isinstance(answer, TimeoutError) and answer.errno is None:
-            # Drop the client, which would try the same name node again, although that node may hang.
+            # Drop the client: it would send the next request to the same name node, which may hang.
             self._clients.pop(os.getpid(), None)
             raise OSError(errno.ETIMEDOUT, f"no answer within {deadline_s:g} s", self._shown(path))
         if isinstance(answer, BaseException):

@@ -217,8 +217,8 @@ def scan(
         "isolation.level": isolation.lower(),
         "enable.partition.eof": True,
         "fetch.wait.max.ms": 10,
-        # A read starts at offset 0. If the topic begins later, this setting makes the read start at the topic's
-        # beginning. It also saves a query for the beginning, which takes half a second.
+        # Reads start at offset 0 or, with this setting, at the first offset of a topic that begins later. Looking the
+        # beginning up would take half a second.
         "auto.offset.reset": "earliest",
     }
     count = 0

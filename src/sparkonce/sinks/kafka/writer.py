@@ -422,9 +422,8 @@ def _too_large(chunk: Chunk, limit: int) -> PrepareError:
 class TopicLookup:
     """Asks the brokers if topics exist.
 
-    All answers must report for `gone_after_s` seconds that a topic does not exist, because a broker may lag behind.
-    librdkafka itself waits as long for a topic that may be about to appear. If the producer is transactional, the
-    brokers also have a topic for transactions.
+    A topic counts as missing once all answers have said so for `gone_after_s` seconds, because a broker may lag behind.
+    librdkafka itself waits as long for a topic that may be about to appear.
     """
 
     def __init__(self, settings: Mapping[str, Any], *, is_transactional: bool) -> None:
@@ -435,7 +434,8 @@ class TopicLookup:
     def is_there(self, topics: Collection[str]) -> dict[str, bool]:
         """Returns True for each topic that exists, and False for others. Leaves out topics without an answer.
 
-        Ignores a broker that does not know Kafka's own transaction topic, because the broker has just started.
+        If the producer is transactional, ignores the answer of a broker that does not even know Kafka's own topic for
+        transactions: the broker has just started.
         """
         guard = [_SURELY_THERE] if self._is_transactional else []
         asked = TopicCollection([*sorted(topics)[:_MOST_TOPICS], *guard])

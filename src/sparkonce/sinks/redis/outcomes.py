@@ -10,9 +10,8 @@ them after it wrote the missing entry, so they would be lost, too. Two checks co
   earlier batches are lost, too, and writing this batch again does not restore them.
 
 In a cluster, each node may lose the end of its log independently. LOST then requires an abort in the ledger, or staged
-rows that have outlived their time to live. If staged rows have outlived their time to live, the server process that
-recorded the rows as prepared must have been master ever since, and must have recorded nothing more about the
-transaction.
+rows that have outlived their time to live. In the case of expired rows, the server process that recorded the rows as
+prepared must have been master ever since, and must have recorded nothing more about the transaction.
 
 A missing key proves nothing, because keys expire and are deleted.
 """

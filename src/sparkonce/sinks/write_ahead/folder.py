@@ -275,7 +275,8 @@ class StoredFolder(WriteAheadFolder):
     def keep(self, name: TransactionName, file: BinaryIO) -> bool:
         file.seek(0)
         self.files.put_large(_rows(name), file)
-        # Check for an abort after the put: either the abort is visible here, or it deletes the rows after the put.
+        # Check for an abort after the put. If the abort is not visible here, it comes after the put, and deletes the
+        # rows.
         if self._fate(name) != _DISCARDED:
             return True
         self.files.delete([_rows(name)])

@@ -290,7 +290,7 @@ def _is_explained(events: Sequence[Event], steps: Sequence[Struck], place: int, 
 def _is_rival(events: Sequence[Event], step: Struck, place: int, driver: int) -> bool:
     """Returns True if the driver was one of two rivals, and was not the only one left at that point of the history.
 
-    The second driver takes a while to start, and a superseded one takes a while to notice. Either may happen after a
+    The second driver takes a while to start, and a superseded one takes a while to notice. Both may happen after a
     batch was finished.
     """
     next_fault = next(
