@@ -84,7 +84,7 @@ class Transcoder:
         target = io.BytesIO()
         try:
             schemaless_writer(target, self._reader, value)
-        except Exception as error:  # noqa: BLE001 - whatever the error is, the record itself was readable
+        except Exception as error:  # noqa: BLE001 - the record was readable, whatever the error is
             raise _unresolvable("write", error) from None
         return target.getvalue()
 

@@ -151,7 +151,7 @@ def _stop(system: VerifiedSystem | CheckpointStore, say: Say) -> None:
 def _try(end: Callable[[], None], say: Say) -> None:
     try:
         end()
-    except Exception as error:  # noqa: BLE001 - whatever it is, the others must be stopped, too
+    except Exception as error:  # noqa: BLE001 - the other systems must be stopped after any error
         say(str(error) or repr(error))
 
 

@@ -296,7 +296,7 @@ class _IcebergTable(Table):
         try:
             try:
                 self.discard(branch)
-            except Exception:  # noqa: BLE001 - somebody else in this session has reloaded the table in between
+            except Exception:  # noqa: BLE001 - other code in this session has reloaded the table in between
                 self.discard(branch)
         except Exception as error:  # noqa: BLE001 - no reader sees the branch, and a sweep finds it
             log.warning("The branch %s of %s is left to a later sweep: %s", branch, self._name, error_message(error))

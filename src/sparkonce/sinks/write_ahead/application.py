@@ -149,7 +149,7 @@ class Application:
             return self._refuse(unit, f"The function refuses the rows: {error}")
         except UnreadRowsError as error:
             return self._refuse(unit, str(error))
-        except Exception as error:  # noqa: BLE001 - the function is the user's, and so are its errors
+        except Exception as error:  # noqa: BLE001 - the user's function may raise any error
             return Finished(outcome=Outcome.RETRY, reason=f"The function failed: {type(error).__name__}: {error}")
         return self._note(unit, found)
 

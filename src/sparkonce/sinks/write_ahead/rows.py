@@ -69,7 +69,7 @@ class RowsFile:
             try:
                 if one is not None:
                     one.close()
-            except OSError:  # noqa: PERF203 - the second one is closed even if the first one fails
+            except OSError:  # noqa: PERF203 - close the second file even if the first fails
                 continue
 
     def _write_down(self) -> None:

@@ -109,7 +109,7 @@ class PostgresSystem(ServerSystem, VerifiedSystem):
     def missing(cls) -> str:
         return "" if find_postgres() else MISSING
 
-    def start(self, folder: Path) -> None:  # noqa: ARG002 - PostgreSQL cannot use one that only root can reach
+    def start(self, folder: Path) -> None:  # noqa: ARG002 - PostgreSQL cannot use a folder that only root can reach
         import psycopg
 
         if self._borrowed is not None:

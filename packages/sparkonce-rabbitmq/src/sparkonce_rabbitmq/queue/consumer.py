@@ -210,7 +210,7 @@ class QueueConsumer:
         except OSError as error:
             self._store_away(error)
             again_s = _BACKOFF_S
-        except Exception as error:  # noqa: BLE001 - whatever it is, the loop must end with it
+        except Exception as error:  # noqa: BLE001 - the loop must end with any error
             self._end(error)
         self._connection.ioloop.call_later(again_s, self._turn)
 

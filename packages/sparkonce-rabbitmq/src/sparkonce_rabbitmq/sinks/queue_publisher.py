@@ -129,7 +129,7 @@ class _Publishing:
                     break
                 key, body, properties = found
                 self._channel.basic_publish(self._exchange, key, body, properties, mandatory=True)
-            except Exception as error:  # noqa: BLE001 - whatever it is, the loop must end with it
+            except Exception as error:  # noqa: BLE001 - the loop must end with any error
                 self._stop(error)
                 return
             self._sent += 1

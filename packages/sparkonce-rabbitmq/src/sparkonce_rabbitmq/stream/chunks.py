@@ -230,7 +230,7 @@ def _said(data: Any, starts: Any, is_long: Any) -> Any:
 def _parts(value: bytes, rows: pa.RecordBatch, number: int) -> tuple[bytes, Any, Any]:
     try:
         return _taken_apart(value)
-    except Exception as error:  # noqa: BLE001 - whatever it is: rstream's decoder trusts what it reads
+    except Exception as error:  # noqa: BLE001 - rstream's decoder may raise any error
         stream, offset = rows.column("stream")[number].as_py(), rows.column("offset")[number].as_py()
         raise PrepareError(
             f"Message {offset} of the stream {stream!r} is not AMQP 1.0: {type(error).__name__}: {error}.",
