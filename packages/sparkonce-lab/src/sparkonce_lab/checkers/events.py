@@ -253,7 +253,7 @@ def _stops(history: History) -> Iterator[tuple[int, Event, str, str]]:
     told: set[int] = set()
     for place, event in enumerate(history.events):
         if event.kind is EventKind.STOPPED and event["driver"] not in told:
-            told.add(event["driver"])  # Skip the wrapped copy of the same error, which Spark reports, too.
+            told.add(event["driver"])  # Skip the copy of the same error that Spark has wrapped and reports, too.
             yield place, event, _error(event), f"{event['error']}: {event['message']}"
         elif (
             event.kind is EventKind.ENDED

@@ -124,7 +124,8 @@ class PostgresSystem(ServerSystem, VerifiedSystem):
             self._direct = self._users
             try:
                 psycopg.conninfo.conninfo_to_dict(self._users)
-            except psycopg.ProgrammingError:  # The message contains the text, part of which may be a password.
+            # The error's message contains the connection string, part of which may be a password.
+            except psycopg.ProgrammingError:
                 raise ConfigurationError(
                     "--system postgres=…: libpq cannot parse the server's address.",
                     next_step="Name it as 'host=… dbname=… user=…', with quotes around values that have spaces.",

@@ -2,9 +2,9 @@
 
 The stream's leader remembers the highest publishing id of each publisher, and drops a message whose id is not higher. A
 row is therefore in the stream once, no matter how often it is published, provided that **ids are accepted without
-gaps**. This holds because each process that publishes a group of rows first queries the highest id, continues directly
-after it, and sends one frame at a time. It also holds for concurrent processes: each of them sends a row only after all
-previous rows were confirmed to it, which means that they were accepted from some process.
+gaps**. There are no gaps because each process that publishes a group of rows first queries the highest id, continues
+directly after it, and sends one frame at a time. Concurrent processes leave no gaps either: each process sends a row
+only after the leader has confirmed all previous rows to it, whichever process had published them.
 
 All processes compute the same ids. An id consists of the batch's number plus one, the number of the group of slots that
 were committed together, and the row's position in that group, so ids increase in publishing order.

@@ -88,7 +88,7 @@ def _user() -> str:
 
 
 def _base(program: Path) -> Path:
-    """Returns the folder of an installation. Its files need not be where the program was compiled to look for them."""
+    """Returns the folder of an installation, which may differ from the folder that was compiled into the program."""
     return program.resolve().parents[1]
 
 
