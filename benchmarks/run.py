@@ -17,6 +17,7 @@ import platform
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -72,6 +73,7 @@ def main() -> int:
     results: dict[str, Any] = {"machine": _machine(), "quick": given.quick, "rounds": given.rounds}
     try:
         with machine() as bench:
+            results["machine"]["files"] = tempfile.gettempdir()
             for kind in given.only:
                 _MEASURE[kind](bench, given, results)
     except KeyboardInterrupt:
