@@ -14,9 +14,6 @@ SOURCES = [package for one in DISTRIBUTIONS for package in sorted((one / "src").
 MODULES = sorted(path for source in SOURCES for path in source.rglob("*.py"))
 assert len(DISTRIBUTIONS) == len(SOURCES) > 1, SOURCES
 
-Found = list[tuple[int, str]]
-"""Lines of one file, with what is wrong there."""
-
 
 def name(path: Path) -> str:
     """The path inside sparkonce, or for another package, the path including the package."""
@@ -40,13 +37,7 @@ def tree(path: Path) -> ast.Module:
 
 @cache
 def nodes(source: ast.AST) -> tuple[ast.AST, ...]:
-    """Everything in a tree, in the order of ``ast.walk``: a dozen rules want it."""
     return tuple(ast.walk(source))
-
-
-def lines(path: Path, found: Iterable[tuple[int, str]]) -> list[str]:
-    """Prefixes each finding with its file and line, in the format that editors can open."""
-    return [f"{path.relative_to(ROOT)}:{line}: {wrong}" for line, wrong in found]
 
 
 def nobody(does: Iterable[str], otherwise: str) -> None:

@@ -27,14 +27,6 @@ PROJECT = PROJECTS[ROOT]
 OURS = {str(one["project"]["name"]) for one in PROJECTS.values()}
 
 
-def versions() -> dict[str, set[str]]:
-    """Returns the locked versions of each package."""
-    found: dict[str, set[str]] = {}
-    for one in map(Requirement, re.findall(r"^(\S.*?) \\$", LOCK, re.M)):
-        found.setdefault(canonicalize_name(one.name), set()).add(str(one.specifier).removeprefix("=="))
-    return found
-
-
 def asked_for() -> dict[str, list[Requirement]]:
     """Lists the requirements of each of our projects, by project and extra, and the development packages."""
     found = {"dev": PROJECT["dependency-groups"]["dev"]}
@@ -64,6 +56,13 @@ def test_our_distributions_need_each_other_in_this_version() -> None:
 
 def test_the_lock_fits_what_the_project_asks_for() -> None:
     """This fails if somebody changes pyproject.toml without running `python3 dev.py lock`."""
+
+    def versions() -> dict[str, set[str]]:
+        found: dict[str, set[str]] = {}
+        for one in map(Requirement, re.findall(r"^(\S.*?) \\$", LOCK, re.M)):
+            found.setdefault(canonicalize_name(one.name), set()).add(str(one.specifier).removeprefix("=="))
+        return found
+
     known = versions()
     stale = [
         f"{group}: {one}"

@@ -23,59 +23,49 @@ BLOCKS = [block for page in (*PAGES, *DOCSTRINGS) for block in python_blocks(pag
 _EXTRA = re.compile(r"sparkonce\[([\w,]+)\]")
 
 
-def type_check(wanted: list[Block], folder: Path) -> list[str]:
-    """Returns mypy's errors for these blocks, with the lines of their pages. One mypy process checks all of them."""
-    (folder / "given.py").write_text(GIVEN)
-    lines = {}
-    for page in sorted({block.page for block in wanted}):
-        earlier: list[Block] = []
-        for block in (one for one in wanted if one.page == page):
-            (folder / f"{block.module}.py").write_text(program(block, earlier, given_names()))
-            lines[block.module] = block
-            earlier.append(block)
-    files = [str(path) for path in sorted(folder.glob("*.py"))]
-    command = [sys.executable, "-m", "mypy", "--no-error-summary", "--no-pretty", *files]
-    # Uses the same paths as the check of src/, so that its cache is reused.
-    done = subprocess.run(command, cwd=ROOT, env={**os.environ, "MYPYPATH": "src"}, capture_output=True, text=True)
-    assert done.returncode in (0, 1), done.stdout + done.stderr
-    said = []
-    for module, line, what in re.findall(r"(\w+)\.py:(\d+): error: (.*)", done.stdout):
-        block = lines[module]
-        said.append(f"{block.page.relative_to(ROOT)}:{block.line + int(line) - LINES_BEFORE - 1}: {what}")
-    assert bool(said) == bool(done.returncode), done.stdout
-    return sorted(said)
-
-
-def unknown_names(block: Block) -> Iterator[str]:
-    """Yields imported names that the package does not have, since mypy accepts any name from a lazy module."""
-    for node in ast.walk(block.tree):
-        if isinstance(node, ast.Import):
-            asked = [(alias.name, "") for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            asked = [(str(node.module), alias.name) for alias in node.names]
-        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "sparkonce":
-            asked = [("sparkonce", node.attr)]
-        else:
-            continue
-        yield from (f"{block.where}: {module} {name}" for module, name in asked if not _is_there(module, name))
-
-
-def _is_there(module: str, name: str) -> bool:
-    try:
-        found = import_module(module)
-        return not name or hasattr(found, name) or import_module(f"{module}.{name}") is not None
-    except ImportError:
-        return False
-
-
 @pytest.mark.xdist_group("mypy")  # its cache is a single file
 def test_names_and_arguments_are_the_real_ones(tmp_path: Path) -> None:
+    """One mypy process checks all blocks. It uses the same paths as the check of src/, so that its cache is reused."""
     assert len(BLOCKS) > 30
-    nobody(type_check(BLOCKS, tmp_path), "import what is used, and call it as it is defined")
+    (tmp_path / "given.py").write_text(GIVEN)
+    made: dict[str, Block] = {}
+    for block in BLOCKS:
+        earlier = [one for one in made.values() if one.page == block.page]
+        (tmp_path / f"{block.module}.py").write_text(program(block, earlier, given_names()))
+        made[block.module] = block
+    files = [str(path) for path in sorted(tmp_path.glob("*.py"))]
+    command = [sys.executable, "-m", "mypy", "--no-error-summary", "--no-pretty", *files]
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ, "MYPYPATH": "src"}, capture_output=True, text=True)
+    wrong = []
+    for module, line, what in re.findall(r"(\w+)\.py:(\d+): error: (.*)", done.stdout):
+        block = made[module]
+        wrong.append(f"{block.page.relative_to(ROOT)}:{block.line + int(line) - LINES_BEFORE - 1}: {what}")
+    nobody(sorted(wrong), "import what is used, and call it as it is defined")
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_what_is_imported_is_there() -> None:
-    nobody((one for block in BLOCKS for one in unknown_names(block)), "name what is there")
+    """Mypy accepts any name from a lazy module."""
+
+    def is_there(module: str, name: str) -> bool:
+        try:
+            found = import_module(module)
+            return not name or hasattr(found, name) or import_module(f"{module}.{name}") is not None
+        except ImportError:
+            return False
+
+    def imported(node: ast.AST) -> list[tuple[str, str]]:
+        if isinstance(node, ast.Import):
+            return [(alias.name, "") for alias in node.names]
+        if isinstance(node, ast.ImportFrom):
+            return [(str(node.module), alias.name) for alias in node.names]
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "sparkonce":
+            return [("sparkonce", node.attr)]
+        return []
+
+    for block in BLOCKS:
+        missing = [one for node in ast.walk(block.tree) for one in imported(node) if not is_there(*one)]
+        assert missing == [], block.where
 
 
 def test_code_is_no_wider_than_its_column() -> None:
@@ -94,39 +84,38 @@ def test_code_is_no_wider_than_its_column() -> None:
 # --- command lines --------------------------------------------------------------------------------------------------
 
 
-def refused(line: str) -> str:
-    """Returns the command's own error message for a line, without running it, or an empty string if it is valid."""
-    import typer
-    from typer.main import get_command
-
-    from sparkonce.cli.main import app
-
-    words = [word for word in shlex.split(line, comments=True) if word != "…"][1:]
-    command: Any = get_command(app)
-    context = command.make_context("sparkonce", list(words), resilient_parsing=True)
-    try:
-        while hasattr(command, "resolve_command"):
-            if not words:
-                return ""
-            if words[0].startswith("-"):
-                command.make_context("sparkonce", list(words))
-                return ""
-            name, command, words = command.resolve_command(context, words)
-            if command is None:
-                return f"no command of sparkonce: {line}"
-            context = command.make_context(name, list(words), parent=context, resilient_parsing=True)
-        if words:  # a single word is just the name of the command
-            command.make_context(context.info_name, list(words), parent=context.parent)
-    except (typer.Exit, SystemExit):
-        return ""
-    except typer.BadParameter as error:
-        return "" if error.message.endswith("does not exist.") else error.message  # a file of the reader's
-    except Exception as error:  # noqa: BLE001 - the errors come from typer's bundled click or from click itself
-        return f"{type(error).__name__}: {getattr(error, 'message', error)}"
-    return ""
-
-
 def test_every_command_line_is_one_that_the_command_takes() -> None:
+    def refused(line: str) -> str:
+        """Returns the command's own error message for a line, or an empty string if it is valid."""
+        import typer
+        from typer.main import get_command
+
+        from sparkonce.cli.main import app
+
+        words = [word for word in shlex.split(line, comments=True) if word != "…"][1:]
+        command: Any = get_command(app)
+        context = command.make_context("sparkonce", list(words), resilient_parsing=True)
+        try:
+            while hasattr(command, "resolve_command"):
+                if not words:
+                    return ""
+                if words[0].startswith("-"):
+                    command.make_context("sparkonce", list(words))
+                    return ""
+                name, command, words = command.resolve_command(context, words)
+                if command is None:
+                    return f"no command of sparkonce: {line}"
+                context = command.make_context(name, list(words), parent=context, resilient_parsing=True)
+            if words:  # a single word is just the name of the command
+                command.make_context(context.info_name, list(words), parent=context.parent)
+        except (typer.Exit, SystemExit):
+            return ""
+        except typer.BadParameter as error:
+            return "" if error.message.endswith("does not exist.") else error.message  # a file of the reader's
+        except Exception as error:  # noqa: BLE001 - the errors come from typer's bundled click or from click itself
+            return f"{type(error).__name__}: {getattr(error, 'message', error)}"
+        return ""
+
     inline = re.compile(r"(?<!`)`(sparkonce [^`…]+)`")
 
     def command_lines() -> Iterator[tuple[str, str]]:
