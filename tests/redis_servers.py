@@ -1,53 +1,26 @@
-"""Redis for tests: one for each module, a cluster for all, connections of the tests' own, a query that writes to it."""
+"""Redis for tests: connections of their own, the keys of a whole cluster, and a query that writes to it."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 import pyarrow as pa
-import pytest
 import redis
 
 from one_run import open_writer, prepare
-from shared_servers import redis_cluster
 from sparkonce.protocol.handles import Handle, Outcome
 from sparkonce.protocol.ownership import Token, TransactionName
 from sparkonce.sink import Owner, SinkCommitter, SinkWriter
 from sparkonce.sinks.redis import names
 from sparkonce.sinks.redis.sink import RedisSink
-from sparkonce_lab.rig.servers.redis import RedisCluster, RedisServer
+from sparkonce_lab.rig.servers.redis import RedisServer
 from sparkonce_lab.systems.redis import RedisSystem
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    with RedisServer(tmp_path_factory.mktemp("redis") / "data") as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
-def cluster() -> RedisCluster:
-    """A cluster takes seconds to form, so all modules share one. It is empty when a module starts."""
-    started = redis_cluster()
-    for node in started.nodes:
-        with witness(node) as connection:
-            connection.flushall()
-    return started
-
-
-@pytest.fixture
-def client(server: RedisServer) -> Iterator[Any]:
-    """A witness, and an empty server."""
-    with witness(server) as connection:
-        connection.flushall()
-        yield connection
-
-
 def witness(server: RedisServer) -> Any:
-    """Opens a separate connection."""
     return redis.Redis(port=server.port, protocol=2)
 
 
@@ -72,8 +45,6 @@ def own(key: bytes) -> bool:
 
 
 class Query:
-    """A run that writes through one sink."""
-
     def __init__(self, sink: RedisSink) -> None:
         self.sink = sink
         self.query = secrets.token_hex(6)
@@ -87,7 +58,6 @@ class Query:
         return [answer.outcome for answer in self.committer.commit(handles)]
 
     def write(self, rows: Mapping[str, Any], batch: int = 0) -> None:
-        """Prepares and commits."""
         assert self.commit(self.prepare(pa.record_batch(rows), batch=batch)) == [Outcome.COMMITTED]
 
     @property

@@ -10,7 +10,12 @@ import boto3
 import pyarrow.parquet as pq
 from botocore.config import Config
 
+from shared_servers import s3_server
 from sparkonce.protocol.ownership import Token, TransactionName
+from sparkonce.sinks.files.names import file_path
+from sparkonce.sinks.files.s3.store import S3Store
+from sparkonce.sinks.files.store import Fields, FileStore
+from sparkonce.storage.objects import ObjectAccess, ObjectFiles
 from sparkonce_lab.rig.servers.s3 import ACCESS_KEY, SECRET_KEY, S3Server
 from sparkonce_lab.systems.s3 import S3System
 
@@ -27,16 +32,16 @@ def s3_client(server: S3Server) -> Any:
 
 
 class Bucket(S3System):
-    """A new bucket that only the test uses."""
+    """A new bucket that only the test uses, by default on the server that all tests of the process share."""
 
-    def __init__(self, server: S3Server) -> None:
-        super().__init__(server=server)
-        self.server, self.client = server, s3_client(server)
+    def __init__(self, server: S3Server | None = None) -> None:
+        self.server = server or s3_server()
+        super().__init__(server=self.server)
+        self.client = s3_client(self.server)
         self.name = self.bucket = f"test-{secrets.token_hex(6)}"
         self.client.create_bucket(Bucket=self.name)
 
     def objects(self, prefix: str = "out/a=") -> dict[str, bytes]:
-        """Returns the objects that every reader sees, by key."""
         return {key: self.content(key) for key in self.keys(prefix)}
 
     def published(self) -> dict[str, bytes]:
@@ -53,6 +58,24 @@ class Bucket(S3System):
         """Ends an upload as a lifecycle rule does."""
         (found,) = [one for one in self.uploads() if one["UploadId"] == upload_id]
         self.abort_upload(found)
+
+    def store(self, *, page: int = 1000, **settings: Any) -> S3Store:
+        """A sink's store in this bucket, or through a proxy: ``endpoint_url=between.url``."""
+        return S3Store(f"s3://{self.name}/out", {**self.server.settings(), **settings}, page=page)
+
+    def files(self, prefix: str, url: str = "", name: str = "", **keys: str) -> ObjectFiles:
+        """Checkpoint files below this key, through a proxy's URL, in another bucket or with other keys if given."""
+        options = {"endpoint": url or self.server.url, "region": "us-east-1", "conditional_put": "etag"}
+        keys = {"access_key_id": ACCESS_KEY, "secret_access_key": SECRET_KEY, **keys}
+        access = ObjectAccess(kind="s3", bucket=name or self.name, options=options, keys=keys, allow_http=True)
+        return ObjectFiles(f"s3a://{access.bucket}/{prefix}", prefix, access)
+
+
+def seal(store: FileStore, content: bytes = b"rows", *, folder: str = "a=1") -> Fields:
+    name = new_name()
+    held = store.stage(name, file_path(folder, name, 0, ".txt"))
+    held.stream.write(content)
+    return held.seal()
 
 
 def new_name(query: str = "0123456789ab", *, prefix: str = "files", position: int = 7) -> TransactionName:

@@ -8,7 +8,6 @@ import pytest
 
 from conformance.system_suite import WaitingSuite
 from conformance.write_ahead_targets import AppendingTarget, KeyedTarget, WriteAheadSystem
-from object_files import object_files
 from plain_store import PlainStore
 from s3_bucket import Bucket
 from shared_servers import USES_HDFS, hdfs_server, s3_server
@@ -68,11 +67,9 @@ class TestWholeBatchesOnAStoreWithoutRenames(TestOnAStoreWithoutRenames):
 
 
 class TestInABucket(TestOnAStoreWithoutRenames):
-    """On a real S3 server."""
-
     @staticmethod
     def store(folder: Path) -> CheckpointFiles:
-        return object_files(Bucket(s3_server()), folder.as_posix().strip("/"))
+        return Bucket().files(folder.as_posix().strip("/"))
 
     def restart_server(self) -> bool:
         s3_server().restart()

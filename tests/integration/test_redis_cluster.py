@@ -11,7 +11,7 @@ import pytest
 from redis.crc import key_slot
 
 from eventually import eventually
-from redis_servers import Everywhere, Query, cluster
+from redis_servers import Everywhere, Query
 from shared_servers import needs_redis
 from sparkonce.protocol.handles import Finished, Handle, Outcome
 from sparkonce.protocol.ownership import TransactionName
@@ -22,8 +22,6 @@ from sparkonce.sinks.redis.committer import RedisCommitter
 from sparkonce.sinks.redis.names import HASH_SLOTS, LedgerEntry, unpack_slots
 from sparkonce.sinks.redis.sink import RedisSink
 from sparkonce_lab.rig.servers.redis import RedisCluster
-
-__all__ = ["cluster"]
 
 pytestmark = needs_redis
 
@@ -153,7 +151,6 @@ def late(query: Query, cluster: RedisCluster) -> Iterator[SinkCommitter]:
 
 
 def home_of(handle: Handle) -> int:
-    """Returns the node of the handle's ledger."""
     name = TransactionName.parse(str(handle[names.TRANSACTION]))
     assert name is not None
     return names.ledger_of(name).hash_slot * 3 // HASH_SLOTS

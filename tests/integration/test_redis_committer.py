@@ -1,5 +1,8 @@
+"""Commits on a Redis server: repeated, refused, lost, and replayed; and the list of what is unfinished."""
+
 from __future__ import annotations
 
+import json
 import shutil
 import threading
 import time
@@ -12,11 +15,16 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from typer.testing import CliRunner
 
-from redis_servers import Query, client, server, staged
+from redis_servers import Query, staged
 from shared_servers import needs_redis
+from small_job import SmallJob
+from sparkonce.cli.main import app
 from sparkonce.errors import PrepareError, UnknownOutcomeError
+from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.handles import Handle, Outcome
+from sparkonce.protocol.state import Phase
 from sparkonce.sink import SinkCommitter
 from sparkonce.sinks.redis import committer as committing
 from sparkonce.sinks.redis import names, scripts
@@ -24,9 +32,7 @@ from sparkonce.sinks.redis.encoding import CHUNK_VALUES
 from sparkonce.sinks.redis.nodes import Nodes
 from sparkonce.sinks.redis.outcomes import Refusal
 from sparkonce.sinks.redis.sink import RedisSink
-from sparkonce_lab.rig.servers.redis import RedisServer
-
-__all__ = ["client", "server"]
+from sparkonce_lab.rig.servers.redis import RedisCluster, RedisServer
 
 pytestmark = needs_redis
 
@@ -354,3 +360,81 @@ def test_missing_is_what_the_ledger_ought_to_know_and_does_not(server: RedisServ
     half_s = query.sink.ledger_ttl_s // 2
     assert query.committer.missing([replace(newest, opened_ms=now_ms - half_s * 1000)]) == []
     query.close()
+
+
+# --- ``sparkonce transactions list --system redis`` lists what is unfinished, and changes nothing ---------------------
+
+
+def listed(url: str, *more: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(
+        CliRunner()
+        .invoke(app, ["transactions", "list", "--system", "redis", "--settings", url, "--json", *more])
+        .output
+    )
+    return found
+
+
+def test_what_is_not_finished_is_listed_and_not_changed(server: RedisServer, client: Any) -> None:
+    rows = pa.record_batch({"key": ["a", "b"], "value": ["1", "2"]})
+    query = Query(RedisSink(server.url, prefix="shop"))
+    assert listed(server.url) == []
+    query.write({"key": ["z"], "value": ["0"]})
+    handle = query.prepare(rows, batch=1, slot=3)
+    query.open(rows, batch=2)
+    before = {key: client.dump(key) for key in client.keys("*")}
+    open_, prepared = sorted(listed(server.url), key=lambda one: str(one["kind"]))
+    assert [prepared[name] for name in ("kind", "name", "batch", "slot")] == ["prepared", handle["transaction"], 1, 3]
+    assert (open_["kind"], open_["query"], open_["batch"]) == ("open", query.query, 2)
+    assert 0 <= prepared["age_s"] < 60
+    assert listed(server.url, "--older-than-s", "3600") == []
+    assert {key: client.dump(key) for key in client.keys("*")} == before
+    query.close()
+
+
+def test_all_nodes_of_a_cluster_are_searched(cluster: RedisCluster) -> None:
+    queries = [Query(RedisSink(cluster.nodes[0].url, cluster=True)) for _ in range(6)]
+    handles = [query.prepare(pa.record_batch({"key": ["a"], "value": ["1"]})) for query in queries]
+    found = {one["name"] for one in listed(cluster.nodes[1].url)}
+    assert {str(handle["transaction"]) for handle in handles} <= found
+    for query, handle in zip(queries, handles, strict=True):
+        query.commit(handle)
+        query.close()
+
+
+# --- which values of a key a reader sees while a killed run's batch is written again ----------------------------------
+
+
+ONCE, AT_LEAST_ONCE = Guarantee.EXACTLY_ONCE, Guarantee.AT_LEAST_ONCE
+
+
+@pytest.mark.parametrize(
+    ("guarantee", "died_in", "wanted"),
+    [
+        (AT_LEAST_ONCE, Phase.DECIDING, [0, 1, 2, 3, 4, 4, 3, 4, 5, 6]),  # shows older values again
+        (ONCE, Phase.DECIDING, [0, 0, 2, 2, 2, 2, 2, 4, 4, 6]),
+        (ONCE, Phase.FINISHING, [0, 0, 2, 2, 2, 4, 4, 6]),
+    ],
+)
+def test_a_replay_shows_older_values_only_if_it_is_at_least_once(
+    server: RedisServer, client: Any, tmp_path: Path, guarantee: Guarantee, died_in: Phase, wanted: list[int]
+) -> None:
+    """Each of two slots sets one key to the next version. It is read before each slot, and after each run."""
+    seen: list[int] = []
+
+    def read() -> None:
+        seen.append(int(client.get("version") or 0))
+
+    def rows(batch: int, slot: int) -> pa.RecordBatch:
+        read()
+        return pa.record_batch({"key": ["version"], "value": [1 + batch * 2 + slot]})
+
+    job = SmallJob(tmp_path, lambda: [RedisSink(server.url, guarantee=guarantee)], rows, slots=2)
+    job.run(0)
+    job.kill(1, died_in, after=read)
+    job.run(1)
+    job.run(2)
+    read()
+    assert seen == wanted
+    assert (seen == sorted(seen)) == (guarantee is ONCE)
+    conditions = RedisSink(server.url, guarantee=guarantee).conditions()
+    assert any("older values again, until it catches up" in one for one in conditions) == (guarantee is AT_LEAST_ONCE)

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from redis_servers import Query, client, cluster, server, witness
+from redis_servers import Query, witness
 from shared_servers import needs_redis
 from small_job import SmallJob
 from sparkonce.errors import PreflightError, SparkonceError
@@ -19,8 +19,6 @@ from sparkonce.protocol.state import Phase
 from sparkonce.sinks.redis.committer import KEPT_BATCHES
 from sparkonce.sinks.redis.sink import RedisSink
 from sparkonce_lab.rig.servers.redis import RedisCluster, RedisServer
-
-__all__ = ["client", "cluster", "server"]
 
 pytestmark = needs_redis
 

@@ -7,14 +7,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from redis_servers import Query, client, own, server
+from redis_servers import Query, own
 from shared_servers import needs_redis
 from sparkonce.errors import PrepareError
 from sparkonce.guarantees import Guarantee
 from sparkonce.sinks.redis.sink import RedisSink
 from sparkonce_lab.rig.servers.redis import RedisServer
-
-__all__ = ["client", "server"]
 
 pytestmark = needs_redis
 

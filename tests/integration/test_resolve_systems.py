@@ -1,9 +1,10 @@
-"""``sparkonce transactions`` over one unit of PostgreSQL, MariaDB, Redis and files, on real servers."""
+"""``sparkonce transactions`` over one unit of several real systems, with its log on a disk or in a store."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from redis_servers import Everywhere
 from redis_servers import witness as redis_client
+from s3_bucket import Bucket
 from shared_servers import needs_postgres, needs_redis
 from small_job import SmallJob
 from sparkonce.cli.main import app
@@ -23,7 +26,8 @@ from sparkonce.sinks.files.sink import FilesSink
 from sparkonce.sinks.redis.sink import RedisSink
 from sparkonce.sinks.sql.mysql.sink import MySQLSink
 from sparkonce.sinks.sql.postgres.sink import PostgresSink
-from sparkonce_lab.rig.servers.redis import RedisServer
+from sparkonce_lab.rig.servers.redis import RedisCluster, RedisServer
+from sparkonce_lab.rig.servers.s3 import ACCESS_KEY, SECRET_KEY
 from sparkonce_lab.systems.mysql import MySQLSystem
 from sparkonce_lab.systems.postgres import PostgresSystem
 
@@ -43,6 +47,12 @@ def wanted(batches: int) -> list[int]:
     return [10 * batch + slot for batch in range(batches) for slot in range(SLOTS)]
 
 
+def command(config: Path, *words: str) -> Any:
+    done = CliRunner().invoke(app, ["transactions", *words, "--config", str(config), "--format", "json"])
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
 class Unit:
     """A query with six sinks, the operator's file for them, and witnesses."""
 
@@ -58,6 +68,7 @@ class Unit:
         self.job = SmallJob(folder / "checkpoint", self.sinks, rows, slots=SLOTS)
         self.config = folder / "systems.yaml"
         self.config.write_text(yaml.safe_dump(self.file()))
+        self.command = partial(command, self.config)
 
     def sinks(self) -> Sequence[TwoPhaseCommitSink]:
         to, settings = self.postgres.server.conninfo(), self.mariadb.settings
@@ -89,16 +100,9 @@ class Unit:
         self.job.kill(batch, phase)
         self.job.put_sparks_files(batch)
 
-    def command(self, *words: str) -> Any:
-        done = CliRunner().invoke(app, ["transactions", *words, "--config", str(self.config), "--format", "json"])
-        assert done.exit_code == 0, done.output
-        return json.loads(done.stdout)
-
-    def verdicts(self) -> dict[str, set[str]]:
-        found: dict[str, set[str]] = {}
-        for one in self.command("list", "--checkpoint", str(self.job.checkpoint), "--query", self.job.query):
-            found.setdefault(one["system"], set()).add(one["verdict"])
-        return found
+    def verdicts(self) -> set[tuple[str, str]]:
+        found = self.command("list", "--checkpoint", str(self.job.checkpoint), "--query", self.job.query)
+        return {(one["system"], one["verdict"]) for one in found}
 
     def visible(self) -> dict[str, list[int]]:
         found = {f"pg.{table}": [int(one) for (one,) in self.postgres.ask(read)] for table, read in READ.items()}
@@ -131,7 +135,7 @@ def everywhere(numbers: list[int]) -> dict[str, list[int]]:
 def test_all_systems_end_as_the_log_says(unit: Unit, phase: Phase, verdict: str, batches: int) -> None:
     unit.job.run(0)
     unit.die_at(phase, 1)
-    assert unit.verdicts() == {system: {verdict} for system in ("pg", "my", "cache", "out")}
+    assert unit.verdicts() == {(system, verdict) for system in ("pg", "my", "cache", "out")}
     assert unit.visible() == everywhere(wanted(1))
     told = unit.command("describe", unit.postgres.prepared()[0], "--checkpoint", str(unit.job.checkpoint))
     assert (told["system"], told["kind"], told["verdict"]) == ("pg", "prepared", verdict)
@@ -172,3 +176,53 @@ def test_rows_whose_keys_came_after_the_decision_are_left_out_if_an_operator_say
     assert unit.visible() == everywhere(wanted(1))
     read = "SELECT id, value FROM staged ORDER BY id"
     assert unit.postgres.ask(read) == list(unit.mariadb.ask(read)) == [(0, "b"), (1, "a")]
+
+
+# --- the checkpoint and the files are in a bucket, and Redis is a cluster ---------------------------------------------
+
+
+def test_both_end_as_the_log_in_the_store_says(
+    cluster: RedisCluster, bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = bucket.files("checkpoints/totals")
+    path, options = f"s3://{bucket.name}/out", dict(bucket.server.settings())
+    monkeypatch.setenv("AWS_ENDPOINT_URL", bucket.server.url)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
+    redis = Everywhere(*cluster.nodes)
+    redis.clear()
+    config = tmp_path / "systems.yaml"
+    systems = {
+        "out": {"system": "files", "path": path, **options},
+        "cache": {"system": "redis", "url": cluster.url},
+    }
+    config.write_text(yaml.safe_dump({"systems": systems}))
+
+    def sinks() -> Sequence[TwoPhaseCommitSink]:
+        return [
+            FilesSink(path, name="out", store_options=options),
+            RedisSink(cluster.url, cluster=True, name="cache"),
+        ]
+
+    def verdicts() -> set[tuple[str, str]]:
+        told = command(config, "list", "--checkpoint", checkpoint.location, "--query", job.query)
+        return {(one["system"], one["verdict"]) for one in told}
+
+    def check_visible(batches: int) -> None:
+        assert sorted(bucket.numbers("id")) == wanted(batches)
+        assert sorted(int(key) for key in redis.data()) == wanted(batches)
+
+    job = SmallJob(tmp_path / "none", sinks, rows, slots=SLOTS)
+    job.files_of_checkpoint = checkpoint
+    job.run(0)
+    job.kill(1, Phase.FINISHING)
+    job.put_sparks_files(1)
+    assert verdicts() == {("out", "commit"), ("cache", "commit")}
+    check_visible(1)
+    done = command(config, "resolve", checkpoint.location, "--yes")
+    assert (done["lost"], done["left"], done["open"]) == (0, [], [])
+    assert (done["batch"], done["committed"]) == (1, 2 * SLOTS)
+    check_visible(2)
+    assert verdicts() == set()
+    job.run(1, 2)
+    check_visible(3)

@@ -6,46 +6,34 @@ The results are checked with another client, boto3.
 from __future__ import annotations
 
 import errno
+import io
+import os
 import pickle
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from object_files import object_files
+from plain_store import PlainStore
 from s3_between import CUT_REPLY, GO_ON, Between, Reply, Request, refusal
 from s3_bucket import Bucket
-from shared_servers import s3_server
+from shared_servers import USES_HDFS, hdfs_server
 from sparkonce.errors import ConfigurationError
 from sparkonce.storage import objects
-from sparkonce.storage.files import PROVED, RACES, Landed, PutUnknownError, Taken, prove
+from sparkonce.storage.files import PROVED, RACES, CheckpointFiles, Landed, PutUnknownError, Taken, prove
+from sparkonce.storage.hdfs import HdfsFiles
 from sparkonce.storage.objects import ObjectFiles
 from sparkonce.storage.opening import open_location
 from sparkonce_lab.rig.servers.s3 import ACCESS_KEY, SECRET_KEY, S3Server
 
 
-@pytest.fixture(scope="module")
-def bucket() -> Bucket:
-    return Bucket(s3_server())
-
-
-@pytest.fixture
-def files(bucket: Bucket, request: pytest.FixtureRequest) -> ObjectFiles:
-    return object_files(bucket, request.node.name)
-
-
-@pytest.fixture
-def between(bucket: Bucket) -> Iterator[Between]:
-    with Between(bucket.server.port).running() as between:
-        yield between
-
-
 @pytest.mark.parametrize("prefix", ["a b/c%20d", "p%2Fq", "ä#[]{}~^|&+=;,@:$'()!", "deep/er"])
 def test_a_key_is_the_path_as_it_is_written(bucket: Bucket, prefix: str) -> None:
-    files = object_files(bucket, prefix)
+    files = bucket.files(prefix)
     assert files.put("log/0", b"one") == Landed()
     assert files.put("log/0", b"two") == Taken(standing=b"one")
     assert files.read("log/0") == b"one"
@@ -79,7 +67,8 @@ def test_the_keys_of_a_profile_open_the_store(bucket: Bucket, monkeypatch: pytes
         open_location(f"s3a://{bucket.name}/profile", settings).read("one")
 
 
-def test_more_files_are_listed_than_one_answer_holds(files: ObjectFiles) -> None:
+def test_more_files_are_listed_than_one_answer_holds(bucket: Bucket) -> None:
+    files = bucket.files("ck")
     for number in range(1001):
         files.replace(f"log/{number}", b"")
     assert len(files.names("log")) == 1001
@@ -99,13 +88,13 @@ def test_an_answer_that_comes_too_late_is_unknown(
     between.act = slow
     try:
         with pytest.raises(PutUnknownError, match="No answer in time"):
-            object_files(bucket, "late", between.url).put("0", b"mine")
+            bucket.files("late", between.url).put("0", b"mine")
     finally:
         done.set()
 
 
 def test_a_conflict_while_another_put_is_under_way_is_asked_again(bucket: Bucket, between: Between) -> None:
-    files = object_files(bucket, "conflict", between.url)
+    files = bucket.files("conflict", between.url)
     for data, expected in ((b"mine", Landed()), (b"other", Taken(standing=b"mine"))):
         answers = iter([refusal(409, "ConditionalRequestConflict")])
         between.act = lambda request, answers=answers: next(answers, GO_ON) if request.method == "PUT" else GO_ON
@@ -118,7 +107,7 @@ def test_a_conflict_that_does_not_end_is_unknown(
     monkeypatch.setattr(objects, "DEADLINE_S", 1.0)
     between.act = lambda request: refusal(409, "ConditionalRequestConflict") if request.method == "PUT" else GO_ON
     with pytest.raises(PutUnknownError, match="409"):
-        object_files(bucket, "conflicts", between.url).put("0", b"mine")
+        bucket.files("conflicts", between.url).put("0", b"mine")
 
 
 @pytest.mark.parametrize(
@@ -134,7 +123,7 @@ def test_a_conflict_that_does_not_end_is_unknown(
     ],
 )
 def test_a_refusal_surely_did_not_land(bucket: Bucket, between: Between, status: int, code: str, number: int) -> None:
-    files = object_files(bucket, f"refused-{code}", between.url)
+    files = bucket.files(f"refused-{code}", between.url)
     between.act = lambda request: refusal(status, code) if request.method == "PUT" else GO_ON
     with pytest.raises(OSError, match=code) as refused:
         files.put("0", b"mine")
@@ -143,7 +132,7 @@ def test_a_refusal_surely_did_not_land(bucket: Bucket, between: Between, status:
 
 
 def test_a_refusal_after_a_lost_answer_is_unknown(bucket: Bucket, between: Between) -> None:
-    files = object_files(bucket, "lost-then-refused", between.url)
+    files = bucket.files("lost-then-refused", between.url)
     answers = iter([CUT_REPLY, refusal(403, "AccessDenied")])
     between.act = lambda request: next(answers) if request.method == "PUT" else GO_ON
     with pytest.raises(PutUnknownError):
@@ -153,7 +142,7 @@ def test_a_refusal_after_a_lost_answer_is_unknown(bucket: Bucket, between: Betwe
 def test_what_is_taken_and_cannot_be_read_is_unknown(
     bucket: Bucket, between: Between, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    files = object_files(bucket, "unread", between.url)
+    files = bucket.files("unread", between.url)
     files.put("0", b"mine")
     between.act = lambda request: GO_ON if request.method == "PUT" else refusal(403, "AccessDenied")
     with pytest.raises(PutUnknownError, match="could not be read"):
@@ -161,7 +150,7 @@ def test_what_is_taken_and_cannot_be_read_is_unknown(
 
 
 def test_a_request_that_reads_is_repeated(bucket: Bucket, between: Between) -> None:
-    files = object_files(bucket, "reads", between.url)
+    files = bucket.files("reads", between.url)
     files.put("log/0", b"mine")
     for act in (lambda: files.read("log/0") == b"mine", lambda: files.names("log") == ["0"]):
         answers = iter([refusal(503, "SlowDown"), CUT_REPLY])
@@ -170,7 +159,7 @@ def test_a_request_that_reads_is_repeated(bucket: Bucket, between: Between) -> N
 
 
 def test_a_missing_bucket_is_no_missing_file(bucket: Bucket) -> None:
-    files = object_files(bucket, "ck", name="nobody-made-it")
+    files = bucket.files("ck", name="nobody-made-it")
     for ask in (lambda: files.read("0"), lambda: files.names(""), lambda: files.put("0", b"")):
         with pytest.raises(OSError, match=r"NoSuchBucket") as missing:
             ask()
@@ -180,7 +169,7 @@ def test_a_missing_bucket_is_no_missing_file(bucket: Bucket) -> None:
 
 
 def test_wrong_keys_are_told_without_a_word_of_them(bucket: Bucket) -> None:
-    files = object_files(bucket, "ck", secret_access_key="very-secret")  # noqa: S106 - wrong on purpose
+    files = bucket.files("ck", secret_access_key="very-secret")  # noqa: S106 - wrong on purpose
     with pytest.raises(ConfigurationError, match="SignatureDoesNotMatch") as refused:
         files.check()
     assert refused.value.__cause__ is None
@@ -197,14 +186,14 @@ def test_a_user_who_may_only_read_is_refused(tmp_path: Path) -> None:
             "Action": ["s3:GetObject", "s3:ListBucket"],
             "Resource": ["arn:aws:s3:::{bucket.name}", "arn:aws:s3:::{bucket.name}/*"]}}]}}"""
         bucket.client.put_bucket_policy(Bucket=bucket.name, Policy=policy)
-        object_files(bucket, "ck").put("0", b"there")
-        files = object_files(bucket, "ck", access_key_id="reader", secret_access_key="reader-secret")  # noqa: S106
+        bucket.files("ck").put("0", b"there")
+        files = bucket.files("ck", access_key_id="reader", secret_access_key="reader-secret")  # noqa: S106
         assert files.read("0") == b"there"
         with pytest.raises(ConfigurationError, match=r"AccessDenied.*Next: Allow this user"):
             files.check()
 
 
-def test_a_process_that_was_forked_from_a_user_of_the_client_is_told_so(files: ObjectFiles) -> None:
+def test_a_process_that_was_forked_from_a_user_of_the_client_is_told_so(bucket: Bucket) -> None:
     code = """
 import os, pickle, sys
 files = pickle.loads(sys.stdin.buffer.read())
@@ -217,7 +206,9 @@ if os.fork() == 0:
     os._exit(0)
 os.wait()
 """
-    run = subprocess.run([sys.executable, "-c", code], input=pickle.dumps(files), capture_output=True, timeout=60)
+    run = subprocess.run(
+        [sys.executable, "-c", code], input=pickle.dumps(bucket.files("ck")), capture_output=True, timeout=60
+    )
     assert b"forked" in run.stdout, run.stderr.decode()
 
 
@@ -225,7 +216,7 @@ os.wait()
 
 
 def test_a_store_proves_itself_once(bucket: Bucket, between: Between) -> None:
-    files = object_files(bucket, "proof", between.url)
+    files = bucket.files("proof", between.url)
     prove(files)
     races = [one for one in between.seen if one.method == "PUT" and ".races-" in one.path]
     assert len(races) == 2 * RACES
@@ -237,13 +228,13 @@ def test_a_store_proves_itself_once(bucket: Bucket, between: Between) -> None:
     assert len(between.seen) > 2 * RACES
     between.seen.clear()
     # the checkpoint's data, now on another store
-    prove(object_files(bucket, "proof", between.url.replace("127.0.0.1", "localhost")))
+    prove(bucket.files("proof", between.url.replace("127.0.0.1", "localhost")))
     assert len(between.seen) > 2 * RACES
 
 
 def test_a_store_with_two_winners_is_refused(bucket: Bucket, between: Between) -> None:
     """The proxy removes the condition from one put of the last race, like a store that checks first and then writes."""
-    files = object_files(bucket, "two-winners", between.url)
+    files = bucket.files("two-winners", between.url)
     races: list[str] = []
 
     def unconditional(request: Request) -> str | Reply:
@@ -261,14 +252,14 @@ def test_a_store_with_two_winners_is_refused(bucket: Bucket, between: Between) -
 
 
 def test_a_store_without_conditions_is_refused(bucket: Bucket, between: Between) -> None:
-    files = object_files(bucket, "no-condition", between.url)
+    files = bucket.files("no-condition", between.url)
     between.act = lambda request: Reply(200, b"", (("ETag", '"00"'),)) if request.method == "PUT" else GO_ON
     with pytest.raises(ConfigurationError, match="only if none has its name"):
         prove(files)
 
 
 def test_a_race_without_a_known_end_is_held_again(bucket: Bucket, between: Between) -> None:
-    files = object_files(bucket, "unknown-race", between.url)
+    files = bucket.files("unknown-race", between.url)
     lost: set[str] = set()
 
     def lose_one(request: Request) -> str | Reply:
@@ -284,7 +275,69 @@ def test_a_race_without_a_known_end_is_held_again(bucket: Bucket, between: Betwe
 
 
 def test_a_store_that_never_tells_is_named(bucket: Bucket, between: Between) -> None:
-    files = object_files(bucket, "never", between.url)
+    files = bucket.files("never", between.url)
     between.act = lambda request: refusal(500, "InternalError") if ".races-" in request.path else GO_ON
     with pytest.raises(ConfigurationError, match="did not say which of two puts"):
         prove(files)
+
+
+# --- files of any size: either complete or absent, and readable in parts ----------------------------------------------
+
+LARGE = 20 * 2**20 + 7
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("store", ["bucket", "folder", pytest.param("hdfs", marks=USES_HDFS)])
+def test_a_large_file_is_read_as_it_was_put(tmp_path: Path, bucket: Bucket, store: str) -> None:
+    files: CheckpointFiles = bucket.files("x") if store == "bucket" else PlainStore(tmp_path)
+    if store == "hdfs":
+        files = HdfsFiles(f"{hdfs_server().url}{tmp_path}")
+    data = os.urandom(LARGE)
+    assert not files.exists("rows/a")
+    assert files.open("rows/a") is None
+    given = io.BytesIO(b"before" + data)
+    given.seek(6)
+    files.put_large("rows/a", given)
+    assert files.exists("rows/a")
+    assert list(files.names("rows")) == ["a"]
+    with files.open("rows/a") as file:  # type: ignore[union-attr]
+        assert file.read() == data
+        assert file.seek(LARGE - 5) == LARGE - 5
+        assert file.read(100) == data[-5:]
+        assert file.read(1) == b""
+        assert file.seek(-3, os.SEEK_END) == LARGE - 3
+        assert file.read() == data[-3:]
+        with pytest.raises(OSError, match="fileno"):
+            file.fileno()
+
+
+def test_arrow_reads_rows_from_a_store(bucket: Bucket) -> None:
+    files, table = bucket.files("x"), pa.table({"number": range(100_000)})
+    written = io.BytesIO()
+    pq.write_table(table, written)
+    written.seek(0)
+    files.put_large("rows/a", written)
+    with files.open("rows/a") as file:  # type: ignore[union-attr]
+        assert pq.read_table(file) == table
+    files.put_large("empty", io.BytesIO())
+    with files.open("empty") as file:  # type: ignore[union-attr]
+        assert file.read() == b""
+
+
+def test_nobody_sees_a_part_of_a_file_whose_parts_did_not_all_arrive(
+    bucket: Bucket, between: Between, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(objects, "DEADLINE_S", 1.0)
+    between.act = lambda request: refusal(403, "AccessDenied") if "partNumber=3" in request.path else GO_ON
+    with pytest.raises(OSError, match="403"):
+        bucket.files("x", url=between.url).put_large("rows/a", io.BytesIO(os.urandom(LARGE)))
+    assert any("partNumber=3" in one.path for one in between.seen)
+    assert not bucket.files("x").exists("rows/a")
+    assert bucket.keys("x/") == []
+
+
+def test_a_bucket_that_is_gone_is_not_taken_for_a_missing_file(bucket: Bucket) -> None:
+    files = bucket.files("x", name="never-made")
+    for ask in (files.exists, files.open):
+        with pytest.raises(OSError, match="404"):
+            ask("rows/a")
