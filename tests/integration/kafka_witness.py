@@ -121,7 +121,6 @@ class Witness:
             return list(pool.map(lambda value: self.prepare(topic, value), values))
 
     def state(self, *handles: Handle) -> set[str]:
-        """Returns the states of these transactions."""
         names = [str(handle["transactional_id"]) for handle in handles]
         return {one.state for one in describe_transactions(self.bootstrap, names, timeout_s=LIMIT_S).values()}
 

@@ -1,19 +1,24 @@
+"""Commits and aborts on a real broker, also while it crashes or hangs. Every answer is either RETRY or correct."""
+
 from __future__ import annotations
 
+import logging
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 
 import pytest
 
-from integration.kafka_witness import Witness, new_name, until_final
+from integration.kafka_witness import Witness, eventually, new_name, until_final
+from shared_servers import KILLS_BROKER, broker_to_kill
 from sparkonce.errors import UnknownOutcomeError
-from sparkonce.protocol.handles import Finished, Handle, Outcome, transaction_fields
+from sparkonce.protocol.handles import Handle, Outcome, transaction_fields
 from sparkonce.protocol.ownership import Token, TransactionalId
 from sparkonce.sink import Owner
 from sparkonce.sinks.kafka.committer import KafkaCommitter
+from sparkonce.sinks.kafka.outcomes import INVALID_PRODUCER_ID_MAPPING, BrokerAnswer, KafkaTransaction
 from sparkonce_lab.rig.kafka import Cluster
 
 pytestmark = pytest.mark.kafka
@@ -37,10 +42,6 @@ def replaced(handle: Handle, **fields: str | int) -> Handle:
     return Handle(sink="kafka", slot=0, transaction=transaction_fields({**dict(handle.transaction), **fields}))
 
 
-def outcomes(finished: Sequence[Finished]) -> list[Outcome]:
-    return [one.outcome for one in finished]
-
-
 def test_a_commit_after_the_broker_timed_it_out_is_lost(
     witness: Witness, topic: str, committer: KafkaCommitter
 ) -> None:
@@ -49,7 +50,7 @@ def test_a_commit_after_the_broker_timed_it_out_is_lost(
     (lost,) = committer.commit([prepared.handle])
     assert lost.outcome is Outcome.LOST
     assert "CompleteAbort" in lost.reason
-    assert outcomes(committer.abort([prepared.handle])) == [Outcome.ABORTED]
+    assert committer.abort([prepared.handle])[0].outcome is Outcome.ABORTED
     assert witness.committed(topic) == []
 
 
@@ -153,6 +154,94 @@ def test_a_network_thread_that_has_died_is_replaced(
     monkeypatch.setattr(net, "_poll_once", fail)
     net.wakeup()
     thread.join()
-    assert outcomes(committer.commit([prepared.handle])) == [Outcome.COMMITTED]
+    assert committer.commit([prepared.handle])[0].outcome is Outcome.COMMITTED
     assert committer._client._connection._net is not net
     assert witness.committed(topic) == ["a"]
+
+
+# --- a broker that restarts, hangs or is killed -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def fragile() -> Iterator[tuple[Cluster, Witness, KafkaCommitter]]:
+    """A broker that the test may kill, a witness of it, and a committer that gives up after two seconds."""
+    cluster = broker_to_kill()
+    with closing(KafkaCommitter({"bootstrap.servers": cluster.bootstrap}, "kafka", attempt_timeout_s=2.0)) as committer:
+        yield cluster, Witness(cluster.bootstrap), committer
+
+
+@pytest.mark.slow
+@KILLS_BROKER
+def test_an_abort_and_a_sweep_after_an_orderly_restart(
+    fragile: tuple[Cluster, Witness, KafkaCommitter], caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster, witness, committer = fragile
+    caplog.set_level(logging.DEBUG, "kafka")
+    topic = witness.create_topic()
+    name = TransactionalId(prefix="swept", query="0" * 12, token=Token(0, "0" * 8), worker="0" * 12, lane=0)
+    prepared = witness.prepare(topic, "a", transactional_id=str(name))
+    owner = Owner(query=name.query, token=name.token, facts={"prefix": "swept"})
+    before = committer.list_lingering([owner])
+    cluster.brokers[0].restart()
+    eventually(lambda: "socket disconnected" in caplog.text, bool)
+    # A closed connection is not worth a warning: whoever sends the next request reports the consequences.
+    assert [one for one in caplog.records if one.name.startswith("kafka.") and one.levelno >= logging.WARNING] == []
+    assert [handle.transaction for handle in before] == [prepared.handle.transaction]
+    assert until_final(committer.abort, before) == [Outcome.ABORTED]
+    assert committer.list_lingering([owner]) == []
+    assert until_final(committer.commit, [prepared.handle]) == [Outcome.LOST]
+    witness.await_state("CompleteAbort", prepared.handle)
+    assert witness.committed(topic) == []
+
+
+@KILLS_BROKER
+def test_a_broker_that_hangs_is_no_answer(fragile: tuple[Cluster, Witness, KafkaCommitter]) -> None:
+    cluster, witness, _ = fragile
+    settings = {"bootstrap.servers": cluster.bootstrap}
+    topic = witness.create_topic()
+    prepared = witness.prepare_all(topic, ["a", "b"])
+    handles = [one.handle for one in prepared]
+    with (
+        closing(KafkaCommitter(settings, "kafka")) as patient,
+        closing(KafkaCommitter(settings, "kafka", attempt_timeout_s=0.3)) as hasty,
+    ):
+        assert until_final(hasty.commit, handles[:1]) == [Outcome.COMMITTED]
+        cluster.brokers[0].pause()
+        try:
+            # Once over open connections, and once without any.
+            for _ in range(2):
+                assert {one.outcome for one in hasty.commit(handles)} == {Outcome.RETRY}
+        finally:
+            cluster.brokers[0].resume()
+        assert until_final(patient.commit, handles) == [Outcome.COMMITTED] * 2
+    witness.await_state("CompleteCommit", *handles)
+    assert witness.committed(topic) == ["a", "b"]
+
+
+@pytest.mark.slow
+@KILLS_BROKER
+def test_only_what_has_left_may_arrive_late(fragile: tuple[Cluster, Witness, KafkaCommitter]) -> None:
+    """An abort that was sent but not answered may arrive late. One whose connection was refused cannot."""
+    cluster, _, committer = fragile
+    client = committer._client
+    nobodys = KafkaTransaction("nobody's", 0, 0)
+
+    def end(within_s: float) -> BrokerAnswer:
+        return client.end_transactions([nobodys], commit=False, deadline_s=time.monotonic() + within_s)[0]
+
+    eventually(lambda: end(60.0).code, lambda code: code == INVALID_PRODUCER_ID_MAPPING)
+    cluster.brokers[0].pause()
+    try:
+        hung = end(0.5)
+    finally:
+        cluster.brokers[0].resume()
+    assert (hung.code, hung.never_sent) == (None, False)
+    eventually(lambda: end(60.0).code, lambda code: code == INVALID_PRODUCER_ID_MAPPING)
+    cluster.brokers[0].kill()
+    client.close()  # a connection that was closed unnoticed still accepts writes
+    try:
+        refused = end(0.5)
+    finally:
+        cluster.brokers[0].start()
+    assert (refused.code, refused.never_sent) == (None, True)
+    eventually(lambda: end(60.0).code, lambda code: code == INVALID_PRODUCER_ID_MAPPING)

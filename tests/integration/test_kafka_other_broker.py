@@ -27,9 +27,6 @@ pytestmark = pytest.mark.kafka
 log = logging.getLogger(__name__)
 
 BATCHES, SLOTS, ROWS = 7, 2, 5
-STARTS = 20
-
-
 SLOW = pytest.mark.slow
 
 
@@ -78,21 +75,17 @@ def test_each_row_is_there_once_whatever_is_refused(
                     job.kill(batch, phase)
                 except (SparkonceError, AssertionError) as error:
                     log.warning("batch %d, to die while %s: %s", batch, phase.value, error)
-            run(job, batch)
+            for start in range(20):  # only refused requests may have stopped it
+                try:
+                    job.run(batch)
+                    break
+                except SparkonceError as error:
+                    log.warning("batch %d, start %d: %s: %s", batch, start, type(error).__name__, error)
+            else:
+                pytest.fail(f"batch {batch} was not through after 20 starts")
         refused = kafka.rest()
         log.warning("refused: %s", refused)
         found = Counter(int(record.value or b"-1") for record in read_committed(kafka.bootstrap, "out"))
         assert found == Counter(range(BATCHES * SLOTS * ROWS))
         assert list_transactions(kafka.bootstrap, states=["Ongoing"]) == {}
         assert refused
-
-
-def run(job: SmallJob, batch: int) -> None:
-    """Restarts the job until the batch is done. Only refused requests may have stopped it."""
-    for start in range(STARTS):
-        try:
-            job.run(batch)
-            return
-        except SparkonceError as error:  # noqa: PERF203 - a start takes longer
-            log.warning("batch %d, start %d: %s: %s", batch, start, type(error).__name__, error)
-    pytest.fail(f"batch {batch} was not through after {STARTS} starts")

@@ -1,20 +1,33 @@
+"""What a start asks of a broker and refuses, and what it says of timeouts, also of none."""
+
 from __future__ import annotations
 
 import logging
+import secrets
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
 from uuid import UUID
 
+import pyarrow as pa
 import pytest
 from confluent_kafka import TopicCollection
 
-from integration.kafka_witness import LIMIT_S, Witness, new_name
+import one_run
+from integration.kafka_witness import LIMIT_S, Witness, new_name, until_final
 from sparkonce.errors import ConfigurationError, PreflightError
 from sparkonce.guarantees import Guarantee
-from sparkonce.sink import Facts
+from sparkonce.protocol.handles import Handle, Outcome
+from sparkonce.protocol.ownership import Token
+from sparkonce.sink import Facts, Owner
 from sparkonce.sinks.kafka import preflight as preflight_module
+from sparkonce.sinks.kafka.committer import KafkaCommitter
 from sparkonce.sinks.kafka.preflight import preflight
+from sparkonce.sinks.kafka.settings import NEVER_MS
 from sparkonce.sinks.kafka.sink import KafkaSink
+from sparkonce_lab.clock import FakeClock, find_faketime
 from sparkonce_lab.rig.kafka import Cluster
 
 pytestmark = pytest.mark.kafka
@@ -29,24 +42,10 @@ Check = Callable[..., Facts]
 def check(broker: Cluster) -> Check:
     """Runs preflight with defaults for what a test does not care about."""
 
-    def run(
-        settings: dict[str, object] | None = None,
-        *,
-        topic: str | None = None,
-        guarantee: Guarantee = Guarantee.EXACTLY_ONCE,
-        prefix: str | None = None,
-        timeout_ms: int | None = None,
-        recorded: Facts | None = None,
-    ) -> Facts:
-        return preflight(
-            {"bootstrap.servers": broker.bootstrap, **(settings or {})},
-            topic=topic,
-            guarantee=guarantee,
-            prefix=prefix,
-            timeout_ms=timeout_ms,
-            query=QUERY,
-            recorded=recorded,
-        )
+    def run(settings: dict[str, object] | None = None, **more: Any) -> Facts:
+        asked = {"topic": None, "guarantee": Guarantee.EXACTLY_ONCE, "prefix": None, "timeout_ms": None, **more}
+        whole = {"bootstrap.servers": broker.bootstrap, **(settings or {})}
+        return preflight(whole, query=QUERY, **{"recorded": None, **asked})
 
     return run
 
@@ -175,3 +174,70 @@ def test_a_topic_that_no_row_could_be_written_to(witness: Witness, check: Check)
     topic = witness.create_topic(min_insync_replicas="2")
     with pytest.raises(PreflightError, match=rf"topic='{topic}' has 1 replicas but min\.insync\.replicas=2"):
         check(topic=topic)
+
+
+# --- transactions without a timeout, on a broker that allows it -------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def patient() -> Iterator[Cluster]:
+    overrides = {
+        "transaction.max.timeout.ms": NEVER_MS,
+        "transaction.abort.timed.out.transaction.cleanup.interval.ms": 100,
+        "log.retention.ms": -1,
+    }
+    with Cluster(overrides=overrides) as made:
+        yield made
+
+
+def sink_on(cluster: Cluster, topic: str, timeout: object = None) -> tuple[KafkaSink, Facts]:
+    chosen = {} if timeout is None else {"transaction.timeout.ms": timeout}
+    sink = KafkaSink({"bootstrap.servers": cluster.bootstrap, **chosen}, topic=topic)
+    return sink, sink.preflight(QUERY, None)
+
+
+def test_never_is_said_to_users_and_readers(patient: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+    witness = Witness(patient.bootstrap)
+    sink, facts = sink_on(patient, witness.create_topic())
+    assert (facts["transaction_timeout_ms"], sink.transaction_timeout_s(facts)) == ("3600000", 3600.0)
+    assert sink.conditions() == ()
+    caplog.set_level("INFO", "sparkonce")
+    sink, facts = sink_on(patient, witness.create_topic(retention_ms="604800000"), "never")
+    assert facts["transaction_timeout_ms"] == str(NEVER_MS)
+    assert sink.transaction_timeout_s(facts) is None
+    assert f"transaction.timeout.ms={NEVER_MS} (never times out)" in caplog.text
+    assert "retention.ms=604800000" in caplog.text
+    (condition,) = sink.conditions()
+    assert "never time out" in condition
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_faketime() is None, reason="libfaketime is not installed")
+def test_a_month_later_it_can_still_be_committed(
+    patient: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def prepare(topic: str, timeout: object) -> Handle:
+        sink, facts = sink_on(patient, topic, timeout)
+        run = Owner(query=QUERY, token=Token(1, secrets.token_hex(4)), facts=facts)
+        return one_run.prepare(sink, pa.record_batch({"value": [str(timeout)]}), run=run)
+
+    witness = Witness(patient.bootstrap)
+    a_month_s = 30 * 86_400  # more than 2**31 ms, which is how long older brokers wait
+    library = find_faketime()
+    assert library is not None
+    never, hour = witness.create_topic(), witness.create_topic()
+    lasting, bounded = prepare(never, "never"), prepare(hour, 3_600_000)
+    witness.await_state("Ongoing", lasting, bounded)
+    (node,) = patient.brokers
+    node.stop()
+    # Its clock is ahead from then on, and this process's, whose libraries are loaded already, is not.
+    for name, value in FakeClock(library, tmp_path / "clock", a_month_s).env().items():
+        if name != "FAKETIME_DONT_FAKE_MONOTONIC":  # see `let_java_start`
+            monkeypatch.setenv(name, value)
+    node.start()
+    witness.await_state("CompleteAbort", bounded)
+    witness.await_state("Ongoing", lasting)
+    with closing(KafkaCommitter({"bootstrap.servers": patient.bootstrap}, "kafka")) as committer:
+        assert until_final(committer.commit, [lasting, bounded]) == [Outcome.COMMITTED, Outcome.LOST]
+    assert witness.committed(never) == ["never"]
+    assert witness.committed(hour) == []
