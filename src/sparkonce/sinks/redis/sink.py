@@ -72,7 +72,7 @@ class RedisSink(TwoPhaseCommitSink):
         amount: See the table.
         ttl: A column with the key's time to live in seconds, counted from when the row is applied; null for no limit.
         ttl_s: The time to live of all rows, in seconds.
-        guarantee: See the first paragraph.
+        guarantee: EXACTLY_ONCE stages rows until their batch is decided; AT_LEAST_ONCE writes rows immediately.
         cluster: True for a Redis Cluster.
         sentinels: The addresses of Sentinels, ``[("host", 26379)]``. The master's address then comes from them instead
             of the URL.

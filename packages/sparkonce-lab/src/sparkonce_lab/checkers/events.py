@@ -184,7 +184,7 @@ EXPLAINED_BY = {
     "PrepareError": _RIVALS | _OUTAGES | _WORKERS | _LOG_DISK | _CLOCK,
     # The batch outlived its transactions because a server did not respond or the driver was paused.
     "TransactionTooOldError": _RIVALS | _OUTAGES,
-    # A deadline has passed. It may also pass while the driver is paused.
+    # A deadline has passed, perhaps because the driver was paused.
     "UnknownOutcomeError": _RIVALS | _OUTAGES | _LOG_DISK | _CLOCK,
     # A driver that starts during an outage cannot query the server.
     "PreflightError": _OUTAGES | _CLOCK,

@@ -55,7 +55,7 @@ class RabbitMQStreamSink(WriteAheadSink):
         body: ``amqp``: AMQP 1.0 messages, as written and read by RabbitMQ's own clients. ``raw``: bare bytes.
         wait_s: How long a commit waits for its rows to be published before the driver retries, in seconds.
         folder: The folder in which rows wait. Defaults to the query's checkpoint. See `WriteAheadSink`.
-        guarantee: See the first paragraphs.
+        guarantee: EXACTLY_ONCE publishes decided rows from the driver; AT_LEAST_ONCE publishes rows from the executors.
         name: A name that is unique within the query and stays the same after a restart. It is part of the publisher's
             name.
 

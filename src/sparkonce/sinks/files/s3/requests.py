@@ -167,7 +167,8 @@ _RIGHT = "Nothing is lost yet: grant the right before a lifecycle rule aborts th
 _SLOWER = Meaning(_RETRY, "The store asks for fewer requests.")
 _CONFLICT = Meaning(_RETRY, "Another request for the same object is in progress.")
 _MEANINGS = {
-    # These are all codes that botocore considers throttling, from any AWS service, because other stores use them, too.
+    # These are all codes that botocore considers throttling, even those of other AWS services, because other stores use
+    # them.
     "SlowDown": _SLOWER,
     "BandwidthLimitExceeded": _SLOWER,
     "EC2ThrottledException": _SLOWER,
