@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cluster.standalone import Standalone
-from cluster.stores import open_folder
+from cluster.submit import open_folder
 from sparkonce_lab.rig.kafka import Cluster
 
 
@@ -18,7 +18,7 @@ def kafka() -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def spark_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
-    with Standalone(tmp_path_factory.mktemp("standalone"), workers=3) as running:
+    with Standalone(tmp_path_factory.mktemp("standalone")) as running:
         yield running
 
 

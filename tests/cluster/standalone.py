@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from eventually import eventually
-from spark.processes import kill, path_of_tests
+from spark.harness import command_of, kill, path_of_tests
 from sparkonce.operate.java import find_java
 from sparkonce_lab.rig.child import session_of
 from sparkonce_lab.rig.kafka.jars import SCALA, spark_jars_folder
@@ -60,11 +60,7 @@ class Daemon:
         """Returns its processes with these words in their command lines."""
         if self._process is None:
             return []
-        return [pid for pid in session_of(self._process.pid) if words in _command(pid)]
-
-    def executors(self) -> list[int]:
-        """Returns the processes of its executors, without their Python workers."""
-        return self.processes("CoarseGrainedExecutorBackend")
+        return [pid for pid in session_of(self._process.pid) if words.encode() in command_of(pid)]
 
     def kill(self) -> None:
         """Kills everything that runs there (SIGKILL), as the loss of a machine does."""
@@ -77,34 +73,23 @@ class Daemon:
 
 
 class Standalone:
-    """A master, and workers that each act as a host. Use it as a context manager.
+    """A master, and three workers with one core that each act as a host. Use it as a context manager."""
 
-    Args:
-        folder: The folder for everything that it leaves behind.
-        workers: The number of workers, each with one core.
-
-    Attributes:
-        url: The value for Spark's ``master``.
-        workers: The workers.
-    """
-
-    def __init__(self, folder: Path, *, workers: int = 2) -> None:
+    def __init__(self, folder: Path) -> None:
         self.url = ""
         self.workers: list[Daemon] = []
         self._folder = folder
-        self._hosts = [f"127.0.0.{number}" for number in range(2, 2 + workers)]
         ports = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
         self._master = Daemon(folder / "master", "master.Master", r"Starting Spark master at (spark://\S+)", *ports)
 
     def __enter__(self) -> Standalone:
         self.url = self._master.start()
-        for number, host in enumerate(self._hosts):
+        for number in range(3):
             folder = self._folder / f"worker-{number}"
-            where = ("--host", host, "--port", "0", "--webui-port", "0", "--work-dir", str(folder / "work"))
-            size = ("--cores", "1", "--memory", "1g")
-            worker = Daemon(folder, "worker.Worker", "(Successfully registered)", *where, *size, self.url)
-            self.workers.append(worker)
-            worker.start()
+            where = ("--host", f"127.0.0.{number + 2}", "--port", "0", "--webui-port", "0")
+            size = ("--work-dir", str(folder / "work"), "--cores", "1", "--memory", "1g")
+            self.workers.append(Daemon(folder, "worker.Worker", "(Successfully registered)", *where, *size, self.url))
+            self.workers[-1].start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -112,16 +97,9 @@ class Standalone:
             daemon.kill()
 
     def executors(self) -> list[int]:
-        """Returns the processes of all executors."""
-        return [pid for worker in self.workers for pid in worker.executors()]
+        """Returns the processes of all executors, without their Python workers."""
+        return [pid for worker in self.workers for pid in worker.processes("CoarseGrainedExecutorBackend")]
 
     def ever_started(self) -> int:
         """Counts the executors of all applications so far, including those that are gone."""
         return sum(1 for worker in self.workers for _ in worker.folder.glob("work/app-*/*"))
-
-
-def _command(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").replace("\0", " ")
-    except OSError:
-        return ""

@@ -7,37 +7,41 @@ import os
 import pwd
 import shutil
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from spark import pipeline
+from spark.harness import Run, path_of_tests
 from spark.pipeline import Config
-from spark.processes import Run, path_of_tests
 from sparkonce_lab.rig.child import Child
 from sparkonce_lab.rig.kafka.jars import spark_jars_folder
 
-PROGRAM = str(Path(__file__).with_name("program.py"))
+PROGRAM = pipeline.__file__
 PYTHON_RUNNER = "org.apache.spark.deploy.PythonRunner"
 """Runs a Python program as the JVM's main class, which is what spark-submit itself does in client mode."""
+OTHER_USER = "daemon"
+"""Starts a driver on another machine."""
 
-# Another user must be able to read Python and the jars, which are in our folders.
-_READS = ("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search")
-_GROUP_WRITES = 0o002
+
+@contextmanager
+def open_folder(owner: str | None = None) -> Iterator[Path]:
+    """A temporary folder that other users can reach and that the group of `OTHER_USER` can write to."""
+    with tempfile.TemporaryDirectory(prefix="sparkonce-shared-", ignore_cleanup_errors=True) as folder:
+        shutil.chown(folder, owner, OTHER_USER)
+        Path(folder).chmod(0o2775)
+        yield Path(folder)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """Where a driver is started.
+    """Where a driver is started."""
 
-    Attributes:
-        host: Its address, to which executors connect.
-        folder: The working folder, and the home.
-        user: The user who starts it; by default, the user who runs the tests.
-    """
-
-    host: str = "127.0.0.1"
-    folder: str = ""
-    user: str = ""
+    host: str = "127.0.0.1"  # to which executors connect
+    folder: str = ""  # the working folder, and the home
+    user: str = ""  # by default, the user who runs the tests
 
 
 def submit_words(config: Config, *, cluster_mode: bool = False) -> list[str]:
@@ -58,14 +62,7 @@ def submit_words(config: Config, *, cluster_mode: bool = False) -> list[str]:
 
 
 class Submitted(Run):
-    """A query's driver as spark-submit starts it: JVM and Python in one session, executors elsewhere.
-
-    Args:
-        temporary: The folder for everything that Spark leaves behind when it is killed.
-        log: The file for its output.
-        machine: The machine that it runs on.
-        command: The command that is typed there.
-    """
+    """A query's driver as spark-submit starts it: JVM and Python in one session, executors elsewhere."""
 
     def __init__(self, temporary: str, log: Path, machine: Machine, command: Sequence[str]) -> None:
         arguments = [json.dumps(asdict(machine)), *command]
@@ -77,7 +74,7 @@ def become(machine: Machine, command: Sequence[str]) -> None:
     """Switches to the machine, and replaces this process with the command."""
     os.environ.pop("SPARK_HOME", None)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # spark-submit writes there what the program writes to stderr
-    os.umask(_GROUP_WRITES)
+    os.umask(0o002)  # the group may write
     if machine.folder:
         os.chdir(machine.folder)
         os.environ["HOME"] = machine.folder
@@ -85,7 +82,9 @@ def become(machine: Machine, command: Sequence[str]) -> None:
     if machine.user:
         group = str(pwd.getpwnam(machine.user).pw_gid)
         os.environ["USER"] = os.environ["LOGNAME"] = machine.user
-        words = ["setpriv", f"--reuid={machine.user}", f"--regid={group}", "--clear-groups", *_READS, *words]
+        # That user must be able to read Python and the jars, which are in our folders.
+        reads = ("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search")
+        words = ["setpriv", f"--reuid={machine.user}", f"--regid={group}", "--clear-groups", *reads, *words]
     os.execv(shutil.which(words[0]) or words[0], words)  # noqa: S606 - a list of arguments, built by us
 
 

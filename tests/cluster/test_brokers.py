@@ -8,8 +8,7 @@ import pytest
 
 from eventually import eventually
 from integration.kafka_witness import Witness
-from spark.harness import PARTITIONS, Job
-from spark.kills import hold_at
+from spark.harness import PARTITIONS, Job, hold_at
 from sparkonce_lab.rig.kafka import Cluster
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(3600)]
@@ -38,5 +37,4 @@ def test_a_partition_without_a_leader_is_waited_for(tmp_path: Path) -> None:
             eventually(lambda: "has a leader" in run.log.read_text(), "the query waits for the leader")
             broker.start()
             run.finish()
-            verdict = job.judge()
-            assert verdict.is_exactly_once, verdict
+            assert job.judge() == ""

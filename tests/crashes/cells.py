@@ -101,11 +101,12 @@ a late request.
 
 CHOICES: dict[str, Mapping[str, Collection[str]]] = {
     "every kill": {**_CORE, KILL: POINTS},
+    "every kill outside the driver": {**_CORE, KILL: (Phase.DECIDING.name, *IN_WRITERS, *IN_COMMITTER)},
     "core": _CORE,
     "one": {REPLY_LOST: (COMMIT,)},
     "none": {},
 }
-"""The cells of the first tier. All others are slow."""
+"""The cells of the first tier. All others are slow. `spark/test_kills.py` kills a query into Kafka in every phase."""
 
 
 def is_chosen(cell: Cell, target: Target) -> bool:

@@ -45,30 +45,17 @@ Rows = Callable[[int, int], pa.RecordBatch]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """The order for a child. Pickled.
-
-    Attributes:
-        sink: The real sink.
-        rows: Returns this many rows, numbered from the given number.
-        checkpoint: The query's checkpoint.
-        first: The first batch to run.
-        last: The last batch to run.
-        point: Where it waits for its parent the first time that it gets there; empty for nowhere.
-        batch: The batch in which it waits.
-        waits: See `Target.waits`.
-        deadline_s: How long the driver retries before it stops.
-        log: Where it logs.
-    """
+    """What a child has to do. Pickled."""
 
     sink: TwoPhaseCommitSink
     rows: Rows
     checkpoint: Path
-    first: int
+    first: int  # the first batch to run
     last: int
-    point: str = ""
-    batch: int = -1
-    waits: Mapping[str, int]
-    deadline_s: float = 20.0
+    point: str = ""  # where it waits for its parent the first time that it gets there
+    batch: int = -1  # in which it waits
+    waits: Mapping[str, int]  # see `Target.waits`
+    deadline_s: float = 20.0  # how long the driver retries before it stops
     log: Path
 
 
@@ -82,7 +69,7 @@ def is_empty(batch: int) -> bool:
     return batch % 5 == 3
 
 
-def run(order: Order, channel: socket.socket) -> None:
+def carry_out(order: Order, channel: socket.socket) -> None:
     """Runs until it returns, or until SIGKILL."""
     log = os.open(order.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
@@ -90,7 +77,11 @@ def run(order: Order, channel: socket.socket) -> None:
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(relativeCreated)d %(name)s: %(message)s")
     logging.getLogger("sparkonce").setLevel(logging.DEBUG)
     horizon.KEEP_BATCHES, horizon.TIDY_EVERY_BATCHES = KEPT_BATCHES, 1
-    _shorten(order.waits)
+    for place, seconds in order.waits.items():
+        module, _, name = place.partition(":")
+        found = importlib.import_module(module)
+        assert hasattr(found, name), f"{module} has no {name} any more"
+        setattr(found, name, seconds)
     gate = Gate(order, channel)
     try:
         _run(order, gate)
@@ -99,14 +90,6 @@ def run(order: Order, channel: socket.socket) -> None:
     except Exception as error:
         gate.tell(BROKEN, f"{type(error).__name__}: {error}")
         raise
-
-
-def _shorten(waits: Mapping[str, int]) -> None:
-    for place, seconds in waits.items():
-        module, _, name = place.partition(":")
-        found = importlib.import_module(module)
-        assert hasattr(found, name), f"{module} has no {name} any more"
-        setattr(found, name, seconds)
 
 
 def _run(order: Order, gate: Gate) -> None:
@@ -119,6 +102,13 @@ def _run(order: Order, gate: Gate) -> None:
         if slot == STRUCK_SLOT:
             gate.arrive(point, at)
 
+    def listen(phase: Phase, batch: int) -> None:
+        logging.getLogger("crashes").info("batch %d: %s", batch, phase.name)
+        gate.arrive(phase.name, batch)
+
+    def offsets(number: int) -> tuple[str, ...]:
+        return (f'{{"t":{{"0":{number}}}}}',)
+
     # Points that change how a sink is called are only instrumented if the run is to be held there.
     points = {*IN_WRITERS, *IN_COMMITTER} - ({HALFWAY, WRITTEN} - {order.point})
     sink = GatedSink(order.sink, arrive, points)
@@ -129,24 +119,13 @@ def _run(order: Order, gate: Gate) -> None:
         sinks={sink.name: sink},
         log=DecisionLog(LocalFiles(order.checkpoint)),
         timing=Timing(outage_patience_s=order.deadline_s, sweep_every_s=0.0),
-        listener=lambda phase, batch: _listen(phase, batch, gate, order),
+        listener=listen,
     )
     for now in range(order.first, order.last + 1):
-        driver.run_batch(_asked(now), _Work(sink, order.rows, now))
+        asked = BatchAsked(batch=now, offsets=offsets(now), previous_offsets=offsets(now - 1) if now else None)
+        driver.run_batch(asked, _Work(sink, order.rows, now))
         gate.tell(DONE, now)
     driver.close()
-
-
-def _listen(phase: Phase, batch: int, gate: Gate, order: Order) -> None:
-    logging.getLogger("crashes").info("batch %d: %s", batch, phase.name)
-    gate.arrive(phase.name, batch)
-
-
-def _asked(batch: int) -> BatchAsked:
-    def line(number: int) -> tuple[str, ...]:
-        return (f'{{"t":{{"0":{number}}}}}',)
-
-    return BatchAsked(batch=batch, offsets=line(batch), previous_offsets=line(batch - 1) if batch else None)
 
 
 class Gate:

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import os
+import select
+import signal
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
+from enum import Enum
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from crashes.cells import (
     CUT,
@@ -26,14 +34,16 @@ from crashes.cells import (
     ZOMBIE,
     Cell,
 )
-from crashes.child import DIE, DIE_LATER, GO, Order, is_empty, numbers
-from crashes.runs import Run
+from crashes.child import ARRIVED, BROKEN, DIE, DIE_LATER, DONE, GO, STOPPED, Order, carry_out, is_empty, numbers
 from crashes.target import ABORT, Target
-from crashes.verdict import DoesNotRecover, Late, Verdict
-from crashes.watcher import Watcher, decided
+from sparkonce.protocol.codec import decode_record
+from sparkonce.protocol.view import Amend, Commit
 from sparkonce_lab.faults import Fault
+from sparkonce_lab.rig.background import Background
 from sparkonce_lab.rig.disk import SmallDisk
+from sparkonce_lab.rig.process import freeze
 from sparkonce_lab.rig.proxy import RequestFault, Trap
+from striking.points import CONCLUDED
 from zygote import Zygote
 
 WARM_BATCHES = 5
@@ -47,16 +57,169 @@ _REQUEST_FAULTS = {
     LATE: RequestFault.HELD,
     LATE_KILLED: RequestFault.STALLED,
 }
+_OF_EVERY_RUN = ("pandas", "pyarrow.pandas_compat", "encodings.idna", "crashes.child")
+
+
+class DoesNotRecover(AssertionError):  # noqa: N818 - it is what it says
+    """Runs without faults keep stopping."""
+
+
+class Late(str, Enum):
+    """What a request that was delivered late did."""
+
+    CHANGED = "changed something"
+    WITHOUT_EFFECT = "was answered, without effect"
+    ENDED = "found its connection ended by the server"
+
+
+class Verdict(NamedTuple):
+    """The outcome of a cell.
+
+    Attributes:
+        violations: What must not happen, in numbers; empty if all is well.
+        missed: Why the cell, or its late request, did not do what it should; empty if it did.
+        late: What the late request did; None in cells without one.
+    """
+
+    violations: str
+    missed: str
+    late: Late | None
+
+
+class Run:
+    """A run in a child process. Fails if it takes too long to reach its point, or its end."""
+
+    def __init__(self, zygote: Zygote, order: Order, limit_s: float) -> None:
+        self.order = order
+        self.done: list[int] = []  # batches that Spark would have recorded
+        self.concluded: list[int] = []  # batches whose sink was told so
+        self.arrived = self.ended = False
+        self.stopped = ""  # the driver's error that ended it
+        self.broken = ""  # any other error that ended it
+        self._limit_s = limit_s
+        self._pid, self._channel = zygote.fork(partial(carry_out, order))
+        self._channel.setblocking(False)
+        self._buffer = b""
+
+    def until_arrival(self) -> bool:
+        """Waits until it reaches the point, or ends. Returns True if it got there."""
+        self._read(lambda: self.arrived)
+        return self.arrived
+
+    def finish(self) -> None:
+        self._read(lambda: False)
+
+    def finish_within(self, seconds: float) -> bool:
+        """Listens for a while. Returns True if it has ended."""
+        self._read(lambda: False, seconds)
+        return self.ended
+
+    def answer(self, word: str) -> None:
+        self._channel.sendall(f"{word}\n".encode())
+
+    def pause(self) -> None:
+        freeze(lambda: [self._pid])
+
+    def resume(self) -> None:
+        os.kill(self._pid, signal.SIGCONT)
+
+    def kill(self) -> None:
+        """Kills it wherever it is, unless it has ended. While its connection is open, its process id is its own."""
+        if not self.finish_within(0):
+            os.kill(self._pid, signal.SIGKILL)
+            self.finish()
+
+    def close(self) -> None:
+        self.kill()
+        self._channel.close()
+
+    def _read(self, enough: Callable[[], bool], limit_s: float | None = None) -> None:
+        give_up_at = time.monotonic() + (self._limit_s if limit_s is None else limit_s)
+        while not self.ended and not enough():
+            left_s = give_up_at - time.monotonic()
+            if select.select([self._channel], [], [], max(0.0, left_s))[0]:
+                self._take()
+            elif limit_s is not None:
+                return
+            else:
+                os.kill(self._pid, signal.SIGKILL)
+                raise AssertionError(f"a run hangs for {self._limit_s:g} s; see {self.order.log}")
+
+    def _take(self) -> None:
+        try:
+            data = self._channel.recv(65_536)
+        except ConnectionResetError:
+            data = b""
+        self.ended = not data
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        for kind, what in map(json.loads, lines):
+            if kind in (DONE, CONCLUDED):
+                (self.done if kind == DONE else self.concluded).append(what)
+            elif kind == ARRIVED:
+                self.arrived = True
+            elif kind == STOPPED:
+                self.stopped = what
+            elif kind == BROKEN:
+                self.broken = what
+
+
+def decided(checkpoint: Path) -> int:
+    """The newest batch for which the log has a decision; -1 if there is none."""
+    newest = -1
+    for path in (checkpoint / "sparkonce" / "records").glob("[0-9]*"):
+        with suppress(FileNotFoundError):  # tidied meanwhile
+            record = decode_record(path.read_bytes())
+            if isinstance(record, Commit | Amend):
+                newest = max(newest, record.batch)
+    return newest
+
+
+class Watcher(Background):
+    """A reader that polls a target continuously, and checks whether rows are visible before they are decided.
+
+    Attributes:
+        seen: Every number that was ever seen.
+        early: Numbers that were seen before their batch was decided.
+        turn: Held by whoever queries the target, whose connection is not thread-safe.
+    """
+
+    def __init__(self, target: Target, checkpoint: Path) -> None:
+        super().__init__("watcher", 60.0)
+        self.seen: set[int] = set()
+        self.early: set[int] = set()
+        self.turn = threading.Lock()
+        self._target, self._checkpoint = target, checkpoint
+
+    def __enter__(self) -> Watcher:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+        assert not self._thread.is_alive(), "the watcher hangs"
+
+    def poll(self, *, whole: bool = False) -> list[int]:
+        """What is currently visible. Raises an error if the server does not respond."""
+        with self.turn:
+            found = sorted(self._target.visible() if whole else self._target.glance())
+            # Read the log after the rows: a batch that is not in the log by now was not in it when its rows were seen.
+            if new := set(found) - self.seen:
+                newest = decided(self._checkpoint)
+                self.early |= {number for number in new if number // 1000 > newest}
+                self.seen |= new
+            return found
+
+    def work(self) -> None:
+        while not self.stopping.is_set():
+            began = time.monotonic()
+            with suppress(Exception):  # a server under attack may refuse
+                self.poll()
+            # Leave most of the machine to what is being watched.
+            self.stopping.wait(max(0.005, 2 * (time.monotonic() - began)))
 
 
 class Job:
-    """A query with its own checkpoint and target table, topic or folder.
-
-    Args:
-        target: A started target.
-        zygote: Forks its runs.
-        folder: A new folder.
-    """
+    """A query with its own checkpoint and table, topic or folder in a started target."""
 
     def __init__(self, target: Target, zygote: Zygote, folder: Path) -> None:
         self.target = target
@@ -95,17 +258,16 @@ class Job:
             missed = self._at_request(cell, watcher) if cell.is_request else self._at_point(cell, watcher)
             self._recover()
             missing, doubled, unexpected = self._count(watcher)
-        return Verdict(
-            missing=missing,
-            doubled=doubled,
-            unexpected=unexpected,
-            early=len(watcher.early),
-            lingering=self._lingering(),
-            unconcluded=tuple(batch for batch in range(self._next) if batch not in self._concluded),
-            broken=tuple(run.broken for run in self._runs[first:] if run.broken),
-            missed=missed,
-            late=self._late,
-        )
+        wrong = {
+            "missing": missing,  # decided rows that no reader sees
+            "doubled": doubled,
+            "unexpected": unexpected,  # rows that no batch has, or that were seen once and are gone
+            "early": len(watcher.early),
+            "lingering": list(self._lingering()),  # what the server still has open after the last sweep
+            "never concluded": [batch for batch in range(self._next) if batch not in self._concluded],
+            "broken": [run.broken for run in self._runs[first:] if run.broken],
+        }
+        return Verdict(", ".join(f"{name}: {found}" for name, found in wrong.items() if found), missed, self._late)
 
     # --- striking ---------------------------------------------------------------------------------------------------
 
@@ -154,14 +316,14 @@ class Job:
         elif fault == RESTART:
             target.inject(Fault.SERVER_KILLED)
             run.answer(GO)
-            target.lift(Fault.SERVER_KILLED)
+            target.system.lift(Fault.SERVER_KILLED)
         elif fault == LOG_FULL:
             self._for_a_while(run, self.disk.fill, self.disk.free)
         elif fault == MEMORY_FULL:
             self._for_a_while(run, partial(target.limit_memory, 1), partial(target.limit_memory, 0))
         else:
             lasting = {HOLE: Fault.BLACK_HOLE, PAUSE: Fault.SERVER_PAUSED, DISK_FULL: Fault.TARGET_DISK_FULL}[fault]
-            self._for_a_while(run, partial(target.inject, lasting), partial(target.lift, lasting))
+            self._for_a_while(run, partial(target.inject, lasting), partial(target.system.lift, lasting))
         run.finish()
 
     def _for_a_while(self, run: Run, begin: Callable[[], None], end: Callable[[], None]) -> None:
@@ -198,10 +360,10 @@ class Job:
         self._recover()
         self._count(watcher)  # waits until everything is visible
         with watcher.turn:
-            before = self.target.state()
+            before = self.target.system.state()
         if trap.deliver():
             with watcher.turn:
-                self._late = Late.WITHOUT_EFFECT if self.target.state() == before else Late.CHANGED
+                self._late = Late.WITHOUT_EFFECT if self.target.system.state() == before else Late.CHANGED
         else:
             self._late = Late.ENDED
         allowed = {Late.CHANGED: self.target.changes_late, Late.ENDED: self.target.ends_sessions}
@@ -280,6 +442,58 @@ class Job:
 
     def _lingering(self) -> tuple[str, ...]:
         give_up_at = time.monotonic() + self.target.gone_within_s
-        while (found := tuple(self.target.lingering())) and time.monotonic() < give_up_at:
+        while (found := tuple(self.target.system.left_open())) and time.monotonic() < give_up_at:
             time.sleep(_POLL_S)
         return found
+
+
+class StartedTargets:
+    """Keeps one target running, with one job. The next target takes over its server if it needs the same one."""
+
+    def __init__(self, zygote: Zygote, folder: Path) -> None:
+        self._zygote, self._folder = zygote, folder
+        self._number = 0
+        self._target: Target | None = None
+        self._job: Job | None = None
+
+    def strike(self, target: Target, cell: Cell) -> Verdict:
+        """Carries out a cell in the target's job, or in a new one."""
+        if self._target is not target:
+            self._change_to(target)
+        job = self._job or Job(target, self._zygote, self._new_folder("job"))
+        # A failed cell ends the job, so that the next one is not blamed for what it left behind.
+        self._job = None
+        try:
+            verdict = job.strike(cell)
+            if not verdict.violations and not verdict.missed:
+                self._job = job
+            return verdict
+        finally:
+            if self._job is None:
+                job.close()
+
+    def _change_to(self, target: Target) -> None:
+        before = self._target
+        if before is not None and before.server == target.server:
+            self._end_job()
+            target.system = before.system
+        else:
+            self.close()
+            target.start(self._new_folder(target.name))
+        self._target = target
+        self._zygote.load([*_OF_EVERY_RUN, target.rows.__module__, *target.preload])
+
+    def _new_folder(self, name: str) -> Path:
+        self._number += 1
+        return self._folder / f"{name}-{self._number}"
+
+    def _end_job(self) -> None:
+        job, self._job = self._job, None
+        if job is not None:
+            job.close()
+
+    def close(self) -> None:
+        self._end_job()
+        target, self._target = self._target, None
+        if target is not None:
+            target.stop()

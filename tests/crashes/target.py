@@ -85,13 +85,6 @@ class Target:
         self.system = self.make()
         self.system.start(folder)
 
-    def take_over(self, before: Target) -> bool:
-        """Continues with the system of another target, if that has the same server."""
-        if before.server != self.server:
-            return False
-        self.system = before.system
-        return True
-
     def stop(self) -> None:
         self.system.stop()
 
@@ -101,7 +94,7 @@ class Target:
         return getattr(self.system, "proxy", None)
 
     def new_place(self) -> None:
-        """Creates an empty table, topic or folder, which `make_sink`, `visible` and `lingering` use from now on."""
+        """Creates an empty table, topic or folder, which `make_sink` and `visible` use from now on."""
         if self.proxy is not None:
             self.proxy.requests = self.requests
         self.system.place(*self.columns)
@@ -117,19 +110,8 @@ class Target:
         """What the continuous reader sees, which may lag a little behind `visible`."""
         return self.visible()
 
-    def lingering(self) -> Sequence[str]:
-        """What any run has open."""
-        return self.system.left_open()
-
-    def state(self) -> object:
-        """What a late request may have changed."""
-        return self.system.state()
-
     def inject(self, fault: Fault) -> None:
         self.system.inject(fault)
-
-    def lift(self, fault: Fault) -> None:
-        self.system.lift(fault)
 
     def limit_memory(self, most: int) -> None:
         """Limits the server's memory to this many bytes; 0 for unlimited."""

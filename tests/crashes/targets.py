@@ -106,7 +106,7 @@ KAFKA = KafkaTarget(
     changes_late=(ABORT,),  # because it raises the id's epoch
     marks=(pytest.mark.kafka,),
     cannot=(DISK_FULL, MEMORY_FULL),
-    choice="every kill",
+    choice="every kill outside the driver",
     rows=text_rows,
     shows_within_s=10.0,
 )

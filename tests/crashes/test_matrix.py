@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import pytest
 
 from crashes.cells import EVERY, LOG_FULL, Cell, is_chosen, unmeant
-from crashes.started import StartedTargets
+from crashes.job import StartedTargets
 from crashes.target import Target
 from crashes.targets import TARGETS
 from sparkonce_lab.rig.disk import cannot_mount

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 
 import pytest
 
 from conformance.folder_sink import FolderCommitter, FolderWriter
 from crashes.cells import CUT, HALVED, KILL, LATE, ORPHAN, REPLY_LOST, Cell
-from crashes.started import StartedTargets
+from crashes.job import DoesNotRecover, Late, StartedTargets
 from crashes.target import COMMIT, Target
-from crashes.toy import REQUESTS, toy
-from crashes.verdict import DoesNotRecover, Late
+from crashes.toy import REQUESTS, ToySystem, toy
 from sparkonce.errors import PreflightError
 from sparkonce.protocol.handles import Finished, Handle, Outcome
 from sparkonce.protocol.state import Phase
@@ -94,20 +94,14 @@ CAUGHT = [
 ]
 
 
+@cache
 def broken(half: type) -> Target:
     return toy(half, preload=[__name__])
 
 
-@pytest.fixture(scope="module")
-def targets() -> dict[type, Target]:
-    return {}
-
-
 @pytest.mark.parametrize(("kind", "cell", "seen"), CAUGHT)
-def test_a_broken_sink_is_caught(
-    started: StartedTargets, targets: dict[type, Target], kind: type, cell: Cell, seen: str
-) -> None:
-    verdict = started.strike(targets.setdefault(kind, broken(kind)), cell)
+def test_a_broken_sink_is_caught(started: StartedTargets, kind: type, cell: Cell, seen: str) -> None:
+    verdict = started.strike(broken(kind), cell)
     assert verdict.missed == ""
     assert seen in verdict.violations
 
@@ -119,7 +113,7 @@ def test_a_late_request_that_changes_something_is_told_from_others(started: Star
 
 
 def test_a_late_request_that_is_not_delivered_is_none(started: StartedTargets) -> None:
-    class EndsConnections(Target):
+    class EndsConnections(ToySystem):
         """Called once the next run has recovered."""
 
         def state(self) -> object:
@@ -127,7 +121,7 @@ def test_a_late_request_that_is_not_delivered_is_none(started: StartedTargets) -
             self.lift(Fault.SERVER_KILLED)
             return super().state()
 
-    verdict = started.strike(toy(kind=EndsConnections), Cell(COMMIT, LATE))
+    verdict = started.strike(toy(system=EndsConnections), Cell(COMMIT, LATE))
     assert verdict.late is Late.ENDED
     assert "found its connection ended" in verdict.missed
 

@@ -124,7 +124,7 @@ class ToySystem(ServerSystem):
             connection.close()
 
 
-def toy(half: type | None = None, *, kind: type[Target] = Target, **more: Any) -> Target:
+def toy(half: type | None = None, *, system: type[ToySystem] = ToySystem, **more: Any) -> Target:
     """A target. A fault lasts longer than `DEADLINE_S`, so that a client gives up meanwhile."""
     given = {"requests": REQUESTS, "options": {"half": half}, "cannot": (DISK_FULL, MEMORY_FULL), **more}
-    return kind("toy", ToySystem, gone_within_s=0.5, while_s=1.5, **given)
+    return Target("toy", system, gone_within_s=0.5, while_s=1.5, **given)

@@ -20,6 +20,8 @@ from sparkonce_lab.rig.kafka.jars import spark_avro_jars, spark_kafka_jars
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from spark.in_process import Stream
+
 HERE = Path(__file__).parent
 
 
@@ -97,6 +99,14 @@ def travels(request: pytest.FixtureRequest) -> Iterator[None]:
 
     with travelling(request.module):
         yield
+
+
+@pytest.fixture
+def stream(spark: SparkSession, kafka: Cluster, tmp_path: Path) -> Stream:
+    """A query's source, target and checkpoint. Its rows have the keys and values `IDS`, in three batches by default."""
+    from spark.in_process import IDS, Stream
+
+    return Stream(spark, kafka, tmp_path, IDS)
 
 
 @pytest.fixture

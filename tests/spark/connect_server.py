@@ -18,8 +18,7 @@ from typing import Any
 import pyspark
 
 from eventually import LIMIT_S, eventually
-from spark.harness import AnyJob
-from spark.processes import kill, path_of_tests
+from spark.harness import AnyJob, kill, path_of_tests
 from sparkonce_lab.rig.child import Child, session_of
 from sparkonce_lab.rig.kafka.jars import spark_kafka_jars
 from sparkonce_lab.rig.process import last_lines
@@ -29,14 +28,7 @@ CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
 
 
 class ConnectServer(Child):
-    """A server with its JVM, its workers, and the processes of its queries' functions, until `kill`.
-
-    Args:
-        folder: The folder for its log and everything that Spark leaves behind.
-        cores: The number of its executor's cores.
-        spark: Additional Spark settings.
-        env: Additional environment variables.
-    """
+    """A server with its JVM, its workers, and the processes of its queries' functions, until `kill`."""
 
     def __init__(
         self,
@@ -92,14 +84,7 @@ class ConnectServer(Child):
 
 
 class Client(Child):
-    """The process of `spark.connect_job`, which starts the queries of these jobs on a server.
-
-    Args:
-        server: The server.
-        jobs: The jobs.
-        log: The file for its output.
-        changed: Additional fields of `Config`.
-    """
+    """The process of `spark.connect_job`, which starts the queries of these jobs on a server."""
 
     def __init__(self, server: ConnectServer, jobs: Sequence[AnyJob], log: Path, **changed: Any) -> None:
         texts = [replace(job.config, **changed).to_json() for job in jobs]

@@ -105,7 +105,7 @@ def crash_at(phase: Phase, batch: int) -> Callable[[Phase, int], None]:
     return call_at(phase, batch, crash)
 
 
-class _Recording(ExactlyOnce):
+class Query(ExactlyOnce):
     """Records the error that stopped it, since Spark only passes on its text."""
 
     error: SparkonceError | CrashError | None = None
@@ -117,16 +117,28 @@ class _Recording(ExactlyOnce):
             self.error = error
             raise
 
+    def write(self, rows: DataFrame) -> None:
+        """Writes everything that is available now.
+
+        Raises:
+            SparkonceError, CrashError: The error that stopped the query.
+        """
+        query = self.start(rows, trigger={"availableNow": True})
+        try:
+            ended(query)
+        except StreamingQueryException:
+            if self.error is None:
+                raise
+            raise self.error from None
+
+
+IDS = [f"{number:05d}" for number in range(1_000)]
+
 
 class Stream:
-    """A job with a source, a target and a checkpoint, on a session that others use too.
+    """A query with a source, a target and a checkpoint, on a session that others use too.
 
-    Args:
-        spark: The session.
-        kafka: The broker.
-        folder: A new folder, or one with a checkpoint.
-        ids: The keys and values of the source's rows, one partition after the other.
-        partitions: The number of partitions of the source and of the target.
+    The ids are the keys and values of the source's rows, one partition after the other.
     """
 
     def __init__(
@@ -170,23 +182,12 @@ class Stream:
         sinks: Callable[[KafkaSink], Sinks] = lambda kafka: kafka,
         **more: Any,
     ) -> list[BatchProgress]:
-        """Writes all rows currently in the source to the target, or to the sinks that ``sinks`` makes from its sink.
-
-        Raises:
-            SparkonceError, CrashError: The error that stopped the query.
-        """
+        """Writes all rows currently in the source to the target, or to the sinks that ``sinks`` makes from its sink."""
         servers = {"bootstrap.servers": self.bootstrap, **(settings or {})}
         kafka = KafkaSink(servers, **{"topic": self.target, **(sink or {})})
-        folder = str(checkpoint or self.checkpoint)
-        exactly_once = _Recording(sinks(kafka), checkpoint=folder, display=False, **more)
-        query = exactly_once.start(plan(self.records(rows_per_batch)), trigger={"availableNow": True})
-        try:
-            ended(query)
-        except StreamingQueryException:
-            if exactly_once.error is None:
-                raise
-            raise exactly_once.error from None
-        return exactly_once.progress()
+        query = Query(sinks(kafka), checkpoint=str(checkpoint or self.checkpoint), display=False, **more)
+        query.write(plan(self.records(rows_per_batch)))
+        return query.progress()
 
     def keys(self, topic: str = "") -> list[str]:
         """Reads the keys in a topic, read_committed, sorted, once the broker has written all markers."""
@@ -212,53 +213,3 @@ def write_batch(
     facts = sink.preflight("0123456789ab", None)
     owner = Owner(query="0123456789ab", token=Token(claim, "0" * 8), facts=facts)
     return SparkWork(rows, batch, shares(views_of(sink)), *more, **options).write({sink.name: owner}, None)
-
-
-ROWS = [f"row-{number:03d}" for number in range(60)]
-
-
-def run(writer: Any, *, table: str | None = None) -> StreamingQuery:
-    """Starts the writer on everything that its source has now, and waits for the end."""
-    started = writer.trigger(availableNow=True)
-    return ended(started.start() if table is None else started.toTable(table))
-
-
-def forget(folder: Path, keep: int = 0) -> None:
-    """Deletes the entries of one of Spark's logs from a number on, with their checksums."""
-    numbers = [entry for entry in folder.iterdir() if entry.name.isdigit() and int(entry.name) >= keep]
-    assert numbers, f"{folder} has no entry from {keep} on"
-    for entry in numbers:
-        entry.unlink()
-        (folder / f".{entry.name}.crc").unlink(missing_ok=True)
-
-
-def forget_commit(checkpoint: Path) -> None:
-    """Simulates a driver that died after its sink committed the last batch, and before Spark recorded that."""
-    commits = checkpoint / "commits"
-    forget(commits, max(int(entry.name) for entry in commits.iterdir() if entry.name.isdigit()))
-
-
-def write_lines(folder: Path, name: str, lines: Iterable[str]) -> Path:
-    """Writes a text file for a streaming source. It is created elsewhere and renamed into place."""
-    folder.mkdir(parents=True, exist_ok=True)
-    made = folder.parent / f".{folder.name}-{name}"
-    made.write_text("".join(f"{line}\n" for line in lines))
-    return made.rename(folder / name)
-
-
-def read_lines(spark: SparkSession, folder: Path, **options: Any) -> DataFrame:
-    return spark.readStream.format("text").options(**options).load(str(folder))
-
-
-class Batches:
-    """A function for ``foreachBatch`` that keeps its rows, like a system without transactions.
-
-    Attributes:
-        taken: The batch and the rows of each call.
-    """
-
-    def __init__(self) -> None:
-        self.taken: list[tuple[int, list[Any]]] = []
-
-    def __call__(self, rows: DataFrame, batch: int) -> None:
-        self.taken.append((batch, sorted(tuple(row) for row in rows.collect())))

@@ -48,57 +48,31 @@ _POLL_S = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """One start of the query. If several start together, the first one's process settings apply.
-
-    Attributes:
-        bootstrap: ``bootstrap.servers``.
-        sources: The source topics.
-        files: The folder whose files are read instead.
-        target: The target topic.
-        checkpoint: The query's checkpoint folder.
-        temporary: The folder for everything that Spark leaves behind when it is killed.
-        jars: The value of ``spark.jars``.
-        jvm_flags: The flags of the driver's JVM.
-        gate: The address of the test's gate.
-        points: The points besides its phases at which the query arrives at the gate, see `striking.points`.
-        program: A program and its arguments, which runs instead of a plan, as a user would run it.
-        plan: ``module:function`` of the plan, see `spark.plans`.
-        sinks: The arguments of each sink, by the name of its system.
-        query: Additional arguments of `ExactlyOnce`.
-        output_mode: Spark's output mode.
-        master: Spark's master.
-        slots: ``spark.sql.shuffle.partitions``, which a stateful query keeps from its first start.
-        rows_per_batch: ``maxOffsetsPerTrigger``.
-        keep_batches: How many batches the log keeps.
-        tidy_every_batches: How many more batches may accumulate before the log is cleaned up.
-        trigger: Spark's trigger, with which the query ends on its own when everything is written.
-        spark: Additional Spark settings.
-        sql: Additional Spark SQL settings for this query only.
-    """
+    """One start of the query. If several start together, the first one's process settings apply."""
 
     bootstrap: str
     sources: tuple[str, ...]
-    files: str = ""
+    files: str = ""  # the folder whose files are read instead
     target: str
     checkpoint: str
-    temporary: str
+    temporary: str  # the folder for everything that Spark leaves behind when it is killed
     jars: tuple[str, ...]
-    jvm_flags: str
-    gate: str
-    points: tuple[str, ...] = ()
-    program: tuple[str, ...] = ()
+    jvm_flags: str  # of the driver
+    gate: str  # the address of the test's gate
+    points: tuple[str, ...] = ()  # the points besides its phases at which it arrives at the gate, see `striking.points`
+    program: tuple[str, ...] = ()  # a program and its arguments, which runs instead of a plan, as a user would run it
     plan: str = "spark.plans:distinct"
-    sinks: dict[str, dict[str, Any]] = field(default_factory=dict)
-    query: dict[str, Any] = field(default_factory=dict)
+    sinks: dict[str, dict[str, Any]] = field(default_factory=dict)  # the arguments of each, by the name of its system
+    query: dict[str, Any] = field(default_factory=dict)  # additional arguments of `ExactlyOnce`
     output_mode: str = "append"
     master: str = "local[2]"
-    slots: int = 4
+    slots: int = 4  # spark.sql.shuffle.partitions, which a stateful query keeps from its first start
     rows_per_batch: int = 5000
-    keep_batches: int = 100
-    tidy_every_batches: int = 2
-    trigger: dict[str, Any] = field(default_factory=lambda: {"availableNow": True})
-    spark: dict[str, str] = field(default_factory=dict)
-    sql: dict[str, str] = field(default_factory=dict)
+    keep_batches: int = 100  # how many batches the log keeps
+    tidy_every_batches: int = 2  # how many more may accumulate before the log is cleaned up
+    trigger: dict[str, Any] = field(default_factory=lambda: {"availableNow": True})  # it ends when all is written
+    spark: dict[str, str] = field(default_factory=dict)  # additional Spark settings
+    sql: dict[str, str] = field(default_factory=dict)  # additional Spark SQL settings of this query only
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

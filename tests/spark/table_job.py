@@ -9,12 +9,10 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 from one_run import prepare
-from spark.in_process import crash_at, ended
-from sparkonce import ExactlyOnce
+from spark.in_process import CrashError, Query, crash_at
 from sparkonce.protocol.handles import Handle, Outcome
 from sparkonce.protocol.ownership import Token
 from sparkonce.protocol.state import Phase
@@ -86,12 +84,7 @@ def killed(*_: object) -> None:
 
 
 class TableJob(abc.ABC):
-    """A table and a run that writes to it.
-
-    Args:
-        spark: A session with the catalogs of the tables.
-        folder: A new folder.
-    """
+    """A table and a run that writes to it."""
 
     def __init__(self, spark: SparkSession, folder: Path) -> None:
         self.spark, self.folder = spark, folder
@@ -137,20 +130,16 @@ class TableJob(abc.ABC):
         """The part of the orders that is written."""
         return orders
 
-    def query(self, listener: Callable[[Phase, int], None] | None = None) -> str:
-        """Writes all current orders, in batches of two files. Returns the error that stopped it, if any."""
+    def query(self, listener: Callable[[Phase, int], None] | None = None) -> None:
+        """Writes all current orders, in batches of two files. Raises what stopped it."""
         rows = self.spark.readStream.schema("id bigint").option("maxFilesPerTrigger", 2)
-        once = ExactlyOnce(self.sink(), checkpoint=str(self.folder / "query"), listener=listener, display=False)
         orders = self.of_orders(rows.json(str(self.folder / "orders")).withColumnRenamed("id", "number"))
-        try:
-            ended(once.start(orders, trigger={"availableNow": True}))
-        except StreamingQueryException as error:
-            return str(error)
-        return ""
+        Query(self.sink(), checkpoint=str(self.folder / "query"), listener=listener, display=False).write(orders)
 
     def query_that_crashes(self, phase: Phase) -> list[int]:
         """Returns the sent numbers, after a query has crashed in its second batch and continued."""
         sent = make_orders(self.folder / "orders", files=4)
-        assert "CrashError" in self.query(crash_at(phase, 1))
-        assert self.query() == ""
+        with pytest.raises(CrashError):
+            self.query(crash_at(phase, 1))
+        self.query()
         return sent

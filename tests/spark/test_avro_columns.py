@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from datetime import date, datetime, timezone
 from decimal import Decimal
@@ -24,6 +26,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 from pyspark.sql.avro.functions import from_avro
 
+from eventually import LIMIT_S
 from spark.harness import new_name
 from sparkonce.avro import (
     SchemaRegistry,
@@ -36,14 +39,14 @@ from sparkonce.avro import (
 from sparkonce.avro.schemas import wire_header
 from sparkonce.errors import ConfigurationError, RegistryError, SchemaError
 from sparkonce_lab.registry import RegistryServer
+from sparkonce_lab.rig.kafka import spark_avro_jars
+from startup import jvm_flags
 
 pytestmark = [
     pytest.mark.spark,
     # PySpark does not close the sockets over which it brings results.
     pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
 ]
-
-COLUMNS = "topic string, partition int, offset long, value binary"
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +73,7 @@ class Orders:
         If one of two tasks fails, Spark also kills the other's Python, which may affect the next query.
         """
         records = [("orders", 3, 70 + number, one) for number, one in enumerate(values)]
-        return self.spark.createDataFrame(records, COLUMNS).coalesce(1)
+        return self.spark.createDataFrame(records, "topic string, partition int, offset long, value binary").coalesce(1)
 
     def decoded(self, df: DataFrame, **more: Any) -> list[Any]:
         column = from_registry_avro("value", **self.given, **more)
@@ -435,3 +438,55 @@ def test_a_missing_module_is_told(spark: SparkSession, monkeypatch: pytest.Monke
         match=r"does not have spark-avro(.|\n)*--packages org\.apache\.spark:spark-avro_2\.13:4\.0\.0",
     ):
         to_avro_file("r", V1)
+
+
+@pytest.mark.slow
+def test_with_avros_limits_a_length_that_no_record_has_is_a_dead_letter(tmp_path: Path) -> None:
+    """The length could crash a Spark session, so this one is in a process of its own."""
+    program = """
+import json, logging, sys
+from pyspark.sql import SparkSession
+from sparkonce.avro import SchemaRegistry, decode_registry_avro
+from sparkonce.avro.schemas import wire_header
+from sparkonce.avro import limits
+from sparkonce_lab.registry import RegistryServer
+from sparkonce_lab.rig.kafka import spark_avro_jars
+from startup import jvm_flags
+
+jars, flags, folder = sys.argv[1:]
+logging.basicConfig(filename=f"{folder}/log", level="WARNING")
+builder = SparkSession.builder.master("local[1]").config("spark.jars", jars).config("spark.ui.enabled", "false")
+builder = builder.config("spark.driver.bindAddress", "127.0.0.1").config("spark.driver.host", "127.0.0.1")
+builder = builder.config("spark.driver.memory", "512m")
+spark = builder.config(limits.DRIVER, flags.replace("LIMITS", limits.java_options())).getOrCreate()
+kinds = ["string", "bytes", {"type": "array", "items": "null"}, {"type": "map", "values": "null"}]
+found = []
+with RegistryServer() as server:
+    for number, kind in enumerate(kinds):
+        subject = f"orders-{number}"
+        schema = {"type": "record", "name": f"R{number}", "fields": [{"name": "a", "type": kind}]}
+        # A length of 1.9 GB in five bytes.
+        rows = [(wire_header(server.register(subject, schema)) + bytes([0x80, 0xE0, 0xFF, 0x93, 0x0E]),)]
+        df = spark.createDataFrame(rows, "value binary").repartition(1)
+        decoded = decode_registry_avro(
+            df, subject=subject, registry=SchemaRegistry({"url": server.url}), on_error="dead-letter",
+            later_ids="stop", located_by=(),
+        )
+        found += [row["dead_letter"]["reason"] for row in decoded.collect()]
+print(json.dumps(found))
+"""
+    flags = f"{jvm_flags()} -Djava.io.tmpdir={tmp_path} LIMITS"
+    arguments = [",".join(map(str, spark_avro_jars())), flags, str(tmp_path)]
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    reasons = json.loads(done.stdout.strip().splitlines()[-1])
+    assert len(reasons) == 4
+    assert all("it is not a record of schema id" in one for one in reasons)
+    assert "OutOfMemoryError" not in (tmp_path / "log").read_text()

@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from eventually import eventually
 from spark.harness import new_name
-from spark.in_process import MARKS, CrashError, Stream, call_at, crash_at
+from spark.in_process import IDS, MARKS, CrashError, Stream, call_at, crash_at
 from sparkonce.errors import (
     CheckpointMismatchError,
     StaleLogError,
@@ -20,16 +20,6 @@ from sparkonce.protocol.state import Phase
 from sparkonce_lab.rig.kafka import Cluster
 
 pytestmark = MARKS
-
-IDS = [f"{number:05d}" for number in range(1_000)]
-"""Three batches of at most 400 rows, in groups of four rows from each of four partitions."""
-
-LOG = "sparkonce"
-
-
-@pytest.fixture
-def stream(spark: SparkSession, kafka: Cluster, tmp_path: Path) -> Stream:
-    return Stream(spark, kafka, tmp_path, IDS)
 
 
 @pytest.mark.slow
@@ -63,12 +53,6 @@ def test_a_copied_checkpoint_is_refused_and_the_original_goes_on(stream: Stream,
     assert stream.transactions("Ongoing") == {}
 
 
-FORGETFUL = {
-    "transactional.id.expiration.ms": 15_000,
-    "transaction.remove.expired.transaction.cleanup.interval.ms": 500,
-}
-
-
 @pytest.mark.slow
 def test_an_operator_notes_a_batch_as_done_of_which_nobody_knows(spark: SparkSession, tmp_path: Path) -> None:
     """As described in docs/operations.md. The state continues, so earlier rows count as duplicates afterwards."""
@@ -76,7 +60,11 @@ def test_an_operator_notes_a_batch_as_done_of_which_nobody_knows(spark: SparkSes
     def without_duplicates(rows: DataFrame) -> DataFrame:
         return rows.dropDuplicates(["key"])
 
-    with Cluster(overrides=FORGETFUL) as forgetful:
+    soon = {
+        "transactional.id.expiration.ms": 15_000,
+        "transaction.remove.expired.transaction.cleanup.interval.ms": 500,
+    }
+    with Cluster(overrides=soon) as forgetful:
         stream = Stream(spark, forgetful, tmp_path, IDS)
         with pytest.raises(CrashError):
             stream.run(without_duplicates, listener=crash_at(Phase.SWEEPING_OWN, 1))

@@ -8,67 +8,32 @@ a query continues until another client starts it again.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 from confluent_kafka import Producer
 
 from eventually import LIMIT_S, eventually
-from shared_servers import needs_postgres, postgres_server
+from shared_servers import needs_postgres
 from spark.connect_server import Client, ConnectServer
-from spark.harness import Job
-from spark.kills import WITHIN_TASKS, Observation, from_batch, hold_at, observe
+from spark.harness import WITHIN_TASKS, Job, Observation, hold_at, hold_cell, kill, observe
 from spark.pipeline import ENDED, KAFKA, REFUSED
-from spark.processes import kill
-from spark.test_kills import (
-    DECIDED,
-    KILLS,
-    LOST_TIMEOUT_MS,
-    ROWS,
-    ROWS_PER_BATCH,
-    STATEFUL,
-    SYSTEMS,
-    what_is_lost,
-    written,
-)
+from spark.test_kills import EVERY, KILLS, ROWS, SYSTEMS, units, what_is_lost, written
 from sparkonce_lab.rig.kafka import Cluster
-from sparkonce_lab.systems.base import VerifiedSystem
-from sparkonce_lab.systems.files import FilesSystem
-from sparkonce_lab.systems.postgres import PostgresSystem
 from striking.gate import Hold
-from striking.points import BEFORE_CONCLUDE, FIRST, HALFWAY, PREPARED, WRITTEN
+from striking.points import HALFWAY
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(3600), needs_postgres]
 
-EVERY: Mapping[str, Any] = {
-    "rows": ROWS,
-    "rows_per_batch": ROWS_PER_BATCH,
-    "slots": 2,
-    "keep_batches": 2,
-    "tidy_every_batches": 1,
-    "points": (WRITTEN, PREPARED, HALFWAY, BEFORE_CONCLUDE),
-}
 CORES = 2 + sum(point in WITHIN_TASKS for kills in KILLS for point, _ in kills)
 
 
 @pytest.fixture
 def jobs(kafka: Cluster, tmp_path: Path) -> Iterator[Sequence[Job]]:
     with ExitStack() as stack:
-
-        def new_systems() -> Iterator[VerifiedSystem]:
-            for system in (PostgresSystem(commit="staged", server=postgres_server()), FilesSystem(tmp_path)):
-                yield stack.enter_context(system.placed(tmp_path, "id text", "batch bigint"))
-
-        def new_job(number: int) -> Job:
-            plan = "spark.plans:distinct" if number in STATEFUL else "spark.plans:stateless"
-            systems, again = list(new_systems()), number in STATEFUL
-            job = Job(kafka.bootstrap, tmp_path / str(number), again=again, plan=plan, systems=systems, **EVERY)
-            return stack.enter_context(job)
-
-        yield [new_job(number) for number in range(len(KILLS))]
+        yield units(stack, kafka, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +49,7 @@ def test_each_row_is_there_once_whatever_is_killed(jobs: Sequence[Job], tmp_path
         going_on: list[Hold] = []
         for strike in range(2):
             cells = {job: pair[strike] for job, pair in zip(jobs, kills, strict=True)}
-            holds = {job: held(job, *cell) for job, cell in cells.items()}
+            holds = {job: hold_cell(cell, job) for job, cell in cells.items()}
             client = Client(server, jobs, tmp_path / f"client-{strike}.log")
             for job, hold in holds.items():
                 await_arrival(job, hold, client)
@@ -104,8 +69,8 @@ def test_each_row_is_there_once_whatever_is_killed(jobs: Sequence[Job], tmp_path
         server.kill()
 
     for number, job in enumerate(jobs):
-        for strike, (point, _) in enumerate(kills[number]):
-            check_observation(seen[strike][number], point)
+        for strike in seen:
+            strike[number].check()
         found = job.visible()
         assert found[KAFKA] == found["postgres"] == found["files"], "the systems differ in a batch"
         assert sorted(row for row, _ in found[KAFKA].elements()) == job.ids
@@ -116,7 +81,7 @@ def test_lost_transactions_of_a_decided_batch_are_written_again(kafka: Cluster, 
     """Half of the batch is committed. A plan that gives other rows stops instead, and names what is lost."""
     with ExitStack() as stack:
 
-        def new_job(name: str, plan: str = "spark.plans:distinct", timeout_ms: int = LOST_TIMEOUT_MS) -> Job:
+        def new_job(name: str, plan: str = "spark.plans:distinct", timeout_ms: int = 10_000) -> Job:
             settings = {"transaction.timeout.ms": timeout_ms}
             return stack.enter_context(Job(kafka.bootstrap, tmp_path / name, plan=plan, settings=settings, **EVERY))
 
@@ -143,8 +108,7 @@ def test_lost_transactions_of_a_decided_batch_are_written_again(kafka: Cluster, 
             after = job.log().decision(1)
             assert after is not None
             assert {one.slot for one in set(before.handles) - set(after.handles)} == slots
-            verdict = job.judge()
-            assert verdict.is_exactly_once, verdict
+            assert job.judge() == ""
 
         before, slots = lost[moody]
         refused, ended = moody.gate.last(REFUSED), moody.gate.last(ENDED)
@@ -156,10 +120,6 @@ def test_lost_transactions_of_a_decided_batch_are_written_again(kafka: Cluster, 
         assert moody.log().decision(1) == before
         assert moody.transactions("Ongoing") == {}
         assert "TransactionLostError" in ended.told["failed"], "the client's exception says it"
-
-
-def held(job: Job, point: str, told: Mapping[str, Any]) -> Hold:
-    return hold_at(point, job, None if point in FIRST else from_batch(job.decided() + 1), **told)
 
 
 def await_arrival(job: Job, hold: Hold, client: Client) -> None:
@@ -189,15 +149,3 @@ def struck(fault: str, server: ConnectServer, client: Client, jobs: Sequence[Job
 def await_processes_gone(jobs: Sequence[Job], what: str) -> None:
     processes = [phase.pid for job in jobs if (phase := job.phase()) is not None]
     eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in processes), what)
-
-
-def check_observation(observation: Observation, point: str) -> None:
-    for kind in SYSTEMS:
-        early = [row for row in observation.visible[kind] if row[1] > observation.decided]
-        assert not early, f"{kind} shows rows of a batch that was not decided at {point}: {early[:3]}"
-    if point in (WRITTEN, PREPARED, "WRITING", "DECIDING"):
-        assert observation.decided < observation.batch
-    if point in DECIDED:
-        assert observation.decided == observation.batch
-    if point in (WRITTEN, PREPARED, HALFWAY, "DECIDING", "FINISHING"):
-        assert observation.is_open, f"nothing is open, so the kill proves nothing: {observation}"

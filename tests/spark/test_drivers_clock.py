@@ -18,7 +18,9 @@ from startup import jvm_flags
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 
-_PROGRAM = """
+@pytest.mark.skipif(find_faketime() is None, reason="libfaketime is not installed")
+def test_only_the_drivers_clock_is_another(tmp_path: Path) -> None:
+    program = """
 import json, sys, time
 from sparkonce_lab.clock import adapt_python
 from sparkonce_lab.query import QueryConfig, session
@@ -35,10 +37,6 @@ jvm_s = spark.sparkContext._jvm.System.currentTimeMillis() / 1000
 print(json.dumps({"driver": time.time(), "jvm": jvm_s, "worker": rows[0].s}))
 spark.stop()
 """
-
-
-@pytest.mark.skipif(find_faketime() is None, reason="libfaketime is not installed")
-def test_only_the_drivers_clock_is_another(tmp_path: Path) -> None:
     day_s = 86_400
     library = find_faketime()
     assert library is not None
@@ -54,7 +52,7 @@ def test_only_the_drivers_clock_is_another(tmp_path: Path) -> None:
     )
     before = time.time()
     done = subprocess.run(
-        [sys.executable, "-c", _PROGRAM, config.to_json()],
+        [sys.executable, "-c", program, config.to_json()],
         env={
             **os.environ,
             "PYSPARK_PYTHON": sys.executable,

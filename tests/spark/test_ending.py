@@ -14,7 +14,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 from rich.console import Console
 
@@ -25,33 +24,22 @@ from sparkonce import ExactlyOnce, KafkaSink, await_end
 from sparkonce.errors import PrepareError
 from sparkonce.protocol.state import Phase
 from sparkonce.watch.display import ProgressDisplay, Screen
-from sparkonce_lab.rig.kafka import Cluster
 from startup import jvm_flags
 
 pytestmark = [*MARKS, pytest.mark.usefixtures("travels")]
-
-IDS = [f"{number:05d}" for number in range(1_000)]
 
 
 def refuse(value: str) -> str:
     raise ValueError(f"not {value}")
 
 
-def refused(rows: DataFrame) -> DataFrame:
-    return rows.withColumn("value", F.udf(refuse)("value"))
-
-
-def dying(rows: DataFrame) -> DataFrame:
-    return rows.withColumn("value", F.udf(lambda _: os.kill(os.getpid(), signal.SIGKILL))("value"))
-
-
 def test_an_error_of_the_users_own_is_all_that_is_told(
-    spark: SparkSession, kafka: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    stream: Stream, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    stream = Stream(spark, kafka, tmp_path, IDS)
     line = refuse.__code__.co_firstlineno + 1
-    sink = KafkaSink({"bootstrap.servers": kafka.bootstrap}, topic=stream.target)
-    query = ExactlyOnce(sink, checkpoint=str(tmp_path / "cp")).start(refused(stream.records(400)), query_name="sums")
+    refused = stream.records(400).withColumn("value", F.udf(refuse)("value"))
+    sink = KafkaSink({"bootstrap.servers": stream.bootstrap}, topic=stream.target)
+    query = ExactlyOnce(sink, checkpoint=str(tmp_path / "cp")).start(refused, query_name="sums")
     with pytest.raises(SystemExit) as ended:
         await_end(query)
     assert ended.value.code == 1
@@ -62,19 +50,16 @@ def test_an_error_of_the_users_own_is_all_that_is_told(
     gc.collect()
 
 
-def test_a_worker_that_died_is_told_as_one(spark: SparkSession, kafka: Cluster, tmp_path: Path) -> None:
-    stream = Stream(spark, kafka, tmp_path, IDS)
+def test_a_worker_that_died_is_told_as_one(stream: Stream) -> None:
+    dies = F.udf(lambda _: os.kill(os.getpid(), signal.SIGKILL))
     with pytest.raises(PrepareError, match=r"^A Python worker died on \S+ executor driver: Task \d") as told:
-        stream.run(dying)
+        stream.run(lambda rows: rows.withColumn("value", dies("value")))
     assert "dmesg" in told.value.next_step
     assert "PythonRunner" not in str(told.value)
 
 
-def test_where_a_query_goes_on_is_said(
-    spark: SparkSession, kafka: Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_where_a_query_goes_on_is_said(stream: Stream, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    stream = Stream(spark, kafka, tmp_path, IDS)
     for phase in (Phase.DECIDING, Phase.FINISHING):
         with pytest.raises(CrashError):
             stream.run(listener=crash_at(phase, 1))
@@ -86,8 +71,7 @@ def test_where_a_query_goes_on_is_said(
     assert "Resuming after batch 2." in caplog.messages
 
 
-def test_what_spark_says_of_a_kafka_source_is_seen(spark: SparkSession, kafka: Cluster, tmp_path: Path) -> None:
-    stream = Stream(spark, kafka, tmp_path, IDS)
+def test_what_spark_says_of_a_kafka_source_is_seen(stream: Stream, tmp_path: Path) -> None:
     file = io.StringIO()
     screen = Screen(Console(file=file, force_terminal=True, width=120))
     kept = FolderSink(tmp_path / "sink")
@@ -109,7 +93,11 @@ def test_what_spark_says_of_a_kafka_source_is_seen(spark: SparkSession, kafka: C
     gc.collect()
 
 
-JOB = """
+@pytest.mark.slow
+def test_a_job_that_gets_a_signal_ends_in_order(tmp_path: Path) -> None:
+    """Ctrl-C reaches everything that runs in the terminal. PySpark's own handler would make the current batch fail."""
+    job, said = tmp_path / "job.py", tmp_path / "said"
+    job.write_text("""
 import sys
 from pyspark.sql import SparkSession
 from sparkonce import ExactlyOnce, FilesSink
@@ -120,14 +108,7 @@ spark = SparkSession.builder.master("local[2]").config(map=settings).getOrCreate
 rows = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 4).load()
 sink = FilesSink(f"{folder}/out", format="json")
 query = ExactlyOnce(sink, checkpoint=f"{folder}/checkpoint").start(rows, trigger="100 milliseconds")
-"""
-
-
-@pytest.mark.slow
-def test_a_job_that_gets_a_signal_ends_in_order(tmp_path: Path) -> None:
-    """Ctrl-C reaches everything that runs in the terminal. PySpark's own handler would make the current batch fail."""
-    job, said = tmp_path / "job.py", tmp_path / "said"
-    job.write_text(JOB)
+""")
     program = "from sparkonce.cli.main import app; app()"
     with said.open("w") as file:
         run = subprocess.Popen(

@@ -13,9 +13,7 @@ from pathlib import Path
 import pytest
 
 from eventually import LIMIT_S, eventually
-from spark.harness import AnyJob
-from spark.kills import hold_at
-from spark.processes import Run
+from spark.harness import AnyJob, Run, hold_at
 from sparkonce.protocol.ownership import TransactionalId
 from sparkonce_lab.kafka import read_committed, read_uncommitted
 from sparkonce_lab.registry import RegistryServer

@@ -5,15 +5,14 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
 from spark.harness import new_name
-from spark.in_process import MARKS, CrashError, Stream, crash_at, ended
+from spark.in_process import IDS, MARKS, CrashError, Stream, crash_at, ended
 from sparkonce import ExactlyOnce, KafkaSink, read_kafka
 from sparkonce.errors import PreflightError
 from sparkonce.protocol.state import Phase
@@ -21,17 +20,9 @@ from sparkonce.sink import Facts
 from sparkonce.sources import topics as kafka_checks
 from sparkonce.spark import classic
 from sparkonce_lab.kafka import create_topic, produce
-from sparkonce_lab.rig.kafka import Cluster
 from sparkonce_lab.rig.process import free_port
 
 pytestmark = MARKS
-
-IDS = [f"{number:03d}" for number in range(40)]
-
-
-@pytest.fixture
-def stream(spark: SparkSession, kafka: Cluster, tmp_path: Path) -> Stream:
-    return Stream(spark, kafka, tmp_path, IDS)
 
 
 @pytest.fixture
@@ -125,12 +116,11 @@ def test_what_is_decided_is_finished_without_asking_source_or_executors(
 
 @pytest.mark.parametrize("more", [0, 2])
 def test_a_partition_that_the_source_brings_along_is_refused_or_told(
-    spark: SparkSession, kafka: Cluster, tmp_path: Path, said: Callable[[], str], more: int
+    stream: Stream, said: Callable[[], str], more: int
 ) -> None:
     """The rows would go to their original partitions, whatever their key, or nowhere if there is no such partition."""
-    stream = Stream(spark, kafka, tmp_path, IDS)
     wide = new_name("wide")
-    create_topic(kafka.bootstrap, wide, stream.partitions + more)
+    create_topic(stream.bootstrap, wide, stream.partitions + more)
     rows = source(stream, topics=wide)
     words = "the column 'partition' of the Kafka source, and are written by it"
     if more:

@@ -6,18 +6,16 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 from kafka.protocol.producer.transaction import AddOffsetsToTxnRequest, TxnOffsetCommitRequest
-from pyspark.sql import SparkSession
 
 from eventually import eventually
 from spark.harness import new_name
-from spark.in_process import MARKS, CrashError, Stream, crash_at
+from spark.in_process import IDS, MARKS, CrashError, Stream, crash_at
 from sparkonce import ExactlyOnce, GroupOffsets, Guarantee, KafkaSink
 from sparkonce.errors import ConfigurationError, PrepareError
 from sparkonce.protocol.state import Phase
@@ -29,7 +27,6 @@ from sparkonce_lab.rig.kafka import Cluster
 
 pytestmark = MARKS
 
-IDS = [f"{number:05d}" for number in range(1_000)]
 BATCH = 400
 LIMIT_S = 30.0
 
@@ -73,11 +70,6 @@ class Group:
         (found,) = eventually(stable, "the group's offsets are stable")
         assert {partition.topic for partition in found} <= {self._stream.source}
         return sum(int(partition.offset) for partition in found)
-
-
-@pytest.fixture
-def stream(spark: SparkSession, kafka: Cluster, tmp_path: Path) -> Stream:
-    return Stream(spark, kafka, tmp_path, IDS)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A query whose checkpoint is in an S3 bucket.
+"""Queries whose checkpoint is in an S3 bucket, also those of Spark Connect, and theirs on HDFS.
 
 Needs Hadoop's connector, 600 MB of jars, and so is not in CI::
 
@@ -9,22 +9,24 @@ Needs Hadoop's connector, 600 MB of jars, and so is not in CI::
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import secrets
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 
+from eventually import LIMIT_S
 from object_files import object_files
 from s3_bucket import Bucket
-from shared_servers import s3_server
-from spark.harness import Job
-from spark.kills import hold_at
+from shared_servers import USES_HDFS, hdfs_server, s3_server
+from spark.connect_server import Client, ConnectServer
+from spark.harness import PARTITIONS, Job, Run, hold_at, kill
 from spark.pipeline import ENDED, REFUSED
-from spark.processes import Run
 from sparkonce.log import DecisionLog
 from sparkonce.protocol.ownership import short_query
 from sparkonce.protocol.view import LogView
 from sparkonce.storage.files import CheckpointFiles
+from sparkonce.storage.hdfs import HdfsFiles
 from sparkonce_lab.rig.kafka import Cluster
 from sparkonce_lab.rig.kafka.jars import spark_s3a_class_path
 from sparkonce_lab.rig.servers.s3 import ACCESS_KEY, SECRET_KEY
@@ -33,14 +35,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.slow, pytest.mar
 
 
 class StoredJob(Job):
-    """A job whose checkpoint is not on a local disk.
-
-    Args:
-        kafka: The broker.
-        folder: A new folder.
-        files: The checkpoint's files.
-        spark: Spark's settings for their store.
-    """
+    """A job whose checkpoint is not on a local disk. Spark needs settings for its store."""
 
     def __init__(
         self, kafka: Cluster, folder: Path, files: CheckpointFiles, spark: Mapping[str, str] | None = None
@@ -86,6 +81,13 @@ class ObjectJob(StoredJob):
         )
 
 
+class HdfsJob(StoredJob):
+    """A job whose checkpoint is in a new folder of HDFS."""
+
+    def __init__(self, kafka: Cluster, folder: Path) -> None:
+        super().__init__(kafka, folder, HdfsFiles(f"{hdfs_server().url}/checkpoints/{secrets.token_hex(6)}"))
+
+
 @pytest.mark.parametrize("phase", ["FINISHING", "DECIDING"])
 def test_a_driver_that_is_killed_loses_and_doubles_nothing(kafka: Cluster, tmp_path: Path, phase: str) -> None:
     with ObjectJob(kafka, tmp_path / "job") as job:
@@ -100,8 +102,7 @@ def test_a_driver_that_is_killed_loses_and_doubles_nothing(kafka: Cluster, tmp_p
         proved = json.loads(job.files.read("sparkonce/proved") or b"")
         assert (proved["races"], proved["client"]) == (20, "ObjectFiles")
         assert not [one for one in job.bucket.keys("") if "/.races-" in one or "/.sparkonce-" in one]
-        verdict = job.judge()
-        assert verdict.is_exactly_once, verdict
+        assert job.judge() == ""
 
 
 @pytest.mark.parametrize("phase", ["CLAIMING", "WRITING", "DECIDING", "FINISHING"])
@@ -132,5 +133,43 @@ def test_two_drivers_on_one_checkpoint(kafka: Cluster, tmp_path: Path, phase: st
         if all(codes):
             job.start().finish()
         assert any(one in reasons[0] for one in stopped) or codes[0] == 0, reasons
-        verdict = job.judge()
-        assert verdict.is_exactly_once, verdict
+        assert job.judge() == ""
+
+
+@USES_HDFS
+@pytest.mark.parametrize("new_job", [ObjectJob, HdfsJob])
+def test_a_query_of_spark_connect_that_is_killed_loses_and_doubles_nothing(
+    kafka: Cluster, tmp_path: Path, new_job: Callable[[Cluster, Path], StoredJob]
+) -> None:
+    """Its process is killed when a batch is decided, and the whole server when the next one is not yet."""
+    with new_job(kafka, tmp_path / "job") as job:
+        server = ConnectServer(tmp_path / "first", spark=job.config.spark)
+        try:
+            decided = hold_at("FINISHING", job, batch=1)
+            client = Client(server, [job], tmp_path / "1.log")
+            process = decided.wait(client.check).pid
+            assert job.decided() == 1
+            kill(process)
+            client.wait(LIMIT_S)
+            client.kill()
+            decided.cancel()
+
+            not_decided = hold_at("DECIDING", job, batch=2)
+            client = Client(server, [job], tmp_path / "2.log")
+            not_decided.wait(client.check)
+            assert job.decided() == 1
+            server.kill()
+            client.kill()
+            not_decided.cancel()
+
+            server = ConnectServer(tmp_path / "second", spark=job.config.spark)
+            Client(server, [job], tmp_path / "3.log").finish()
+        finally:
+            server.kill()
+        decision = DecisionLog(job.files).read(LogView()).decision(1)
+        assert decision is not None
+        assert len(decision.handles) == PARTITIONS, "each partition is a slot, although the batch is small"
+        assert job.decided() == 2
+        assert job.judge() == ""
+        if isinstance(job, ObjectJob):
+            assert json.loads(job.files.read("sparkonce/proved") or b"")["client"] == "ObjectFiles"

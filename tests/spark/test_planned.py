@@ -11,7 +11,7 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
-from spark.in_process import SPARK, stopped
+from spark.in_process import SPARK, Query, stopped
 from sparkonce import ExactlyOnce, FilesSink
 from sparkonce.errors import CheckpointMismatchError
 from sparkonce.spark.checkpoints import planned
@@ -19,26 +19,6 @@ from sparkonce.spark.checkpoints import planned
 pytestmark = SPARK
 
 ROWS = 10
-
-
-class Overwritten(ExactlyOnce):
-    """Sees different offsets for one batch than those the query has planned it with."""
-
-    batch = 1
-    error: CheckpointMismatchError | None = None
-
-    def __call__(self, df: DataFrame, batch: int) -> None:
-        file = Path(self.checkpoint, "offsets", str(batch))
-        if batch == self.batch:
-            version, settings, line = file.read_text().splitlines()
-            offset = json.loads(line)
-            file.write_text("\n".join([version, settings, json.dumps({**offset, "offset": offset["offset"] + 7})]))
-            file.with_name(f".{batch}.crc").unlink(missing_ok=True)
-        try:
-            super().__call__(df, batch)
-        except CheckpointMismatchError as error:
-            self.error = error
-            raise
 
 
 def written(folder: Path) -> list[int]:
@@ -57,11 +37,23 @@ def start(once: ExactlyOnce, spark: SparkSession, until: int) -> None:
 
 
 def test_a_batch_that_was_planned_with_other_offsets_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    class Overwritten(Query):
+        """Sees different offsets for batch 1 than those the query has planned it with."""
+
+        def __call__(self, df: DataFrame, batch: int) -> None:
+            if batch == 1:
+                file = Path(self.checkpoint, "offsets", "1")
+                version, settings, line = file.read_text().splitlines()
+                offset = json.loads(line)
+                file.write_text("\n".join([version, settings, json.dumps({**offset, "offset": offset["offset"] + 7})]))
+                file.with_name(".1.crc").unlink(missing_ok=True)
+            super().__call__(df, batch)
+
     out, checkpoint = tmp_path / "out", str(tmp_path / "checkpoint")
     once = Overwritten(FilesSink(out), checkpoint=checkpoint)
     with pytest.raises(StreamingQueryException, match="has planned batch 1 with the offsets"):
         start(once, spark, 3)
-    assert once.error is not None
+    assert isinstance(once.error, CheckpointMismatchError)
     assert "it resumes with the offsets in the checkpoint" in once.error.next_step
     assert written(out) == list(range(ROWS))
     resumed = ExactlyOnce(FilesSink(out), checkpoint=checkpoint)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 from shared_servers import rabbit_server
-from spark.in_process import LIMIT_S, SPARK, crash_at, ended, stopped
+from spark.in_process import LIMIT_S, SPARK, CrashError, Query, crash_at, ended, stopped
 from sparkonce import ExactlyOnce, FilesSink, Guarantee, explain
 from sparkonce.analysis.findings import Role
 from sparkonce.errors import PreflightError
@@ -42,14 +43,7 @@ def numbered(first: int, end: int) -> list[bytes]:
 
 
 class Reading:
-    """A query that keeps the rows of its batches, on one checkpoint.
-
-    Args:
-        spark: The session.
-        server: The server.
-        folder: The checkpoint folder.
-        given: The arguments of `read_rabbitmq_stream`.
-    """
+    """A query that keeps the rows of its batches, on one checkpoint."""
 
     def __init__(self, spark: SparkSession, rabbit: RabbitStreamSystem, folder: Path, **given: Any) -> None:
         self.checkpoint = folder / "checkpoint"
@@ -138,15 +132,9 @@ def test_a_query_of_ours_reads_it_exactly_once(spark: SparkSession, rabbit: Rabb
     for end in (300, 350):
         once = ExactlyOnce(FilesSink(tmp_path / "out"), checkpoint=str(tmp_path / "checkpoint"), display=False)
         ended(once.start(rows.selectExpr("cast(value as string) as value"), trigger={"availableNow": True}))
-        found = [one for path in whole_batches(tmp_path / "out") for one in read_values(path)]
+        found = [one for path in whole_batches(tmp_path / "out") for one in pq.read_table(path)["value"].to_pylist()]
         assert sorted(found, key=int) == [str(number) for number in range(end)]
         rabbit.client.publish(stream, numbered(300, 350))
-
-
-def read_values(path: Any) -> Iterator[str]:
-    import pyarrow.parquet as pq
-
-    yield from pq.read_table(path).column("value").to_pylist()
 
 
 def test_explain_knows_the_source(spark: SparkSession, rabbit: RabbitStreamSystem, tmp_path: Path) -> None:
@@ -171,17 +159,14 @@ def test_a_query_that_crashes_at_each_phase(spark: SparkSession, rabbit: RabbitS
     rabbit.place()
     sent = make_orders(tmp_path / "orders", files=8)
     rows = spark.readStream.schema("id bigint").option("maxFilesPerTrigger", 2).json(str(tmp_path / "orders"))
-    for phase in (Phase.CLAIMING, Phase.WRITING, Phase.DECIDING, Phase.FINISHING, Phase.IDLE, None):
-        listener = None if phase is None else crash_at(phase, 1)
-        once = ExactlyOnce(
-            rabbit.sink(folder=None), checkpoint=str(tmp_path / "checkpoint"), listener=listener, display=False
-        )
-        query = once.start(rows.selectExpr("cast(id as string) as value"), trigger={"availableNow": True})
-        try:
-            assert query.awaitTermination(LIMIT_S)
-        except StreamingQueryException as error:
-            if "CrashError" not in str(error):
-                raise
-        finally:
-            query.stop()
+
+    def run(listener: Callable[[Phase, int], None] | None = None) -> None:
+        sink, checkpoint = rabbit.sink(folder=None), str(tmp_path / "checkpoint")
+        values = rows.selectExpr("cast(id as string) as value")
+        Query(sink, checkpoint=checkpoint, listener=listener, display=False).write(values)
+
+    for phase in (Phase.WRITING, Phase.CLAIMING, Phase.DECIDING, Phase.FINISHING, Phase.IDLE):
+        with pytest.raises(CrashError):
+            run(crash_at(phase, 1))
+    run()
     assert sorted(rabbit.visible()) == sent

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import closing
+from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
 import pytest
 from confluent_kafka import Producer
+from confluent_kafka.admin import (
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ResourcePatternType,
+    ResourceType,
+)
 from pyspark.sql import DataFrame, SparkSession
 
 from secured import PASSWORD, make_keys, secured_cluster
@@ -125,61 +132,32 @@ def test_two_isolation_levels_are_refused(spark: SparkSession) -> None:
         read_kafka(spark, settings, topics="t")
 
 
-@pytest.fixture(scope="module")
-def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_keys(tmp_path_factory.mktemp("keys"))
-
-
-@pytest.fixture(scope="module")
-def secured(keys: Path) -> Iterator[Cluster]:
-    with secured_cluster(keys) as cluster, closing(cluster):
-        yield cluster
-
-
 @pytest.mark.slow
-def test_librdkafkas_settings_lead_through_tls_and_logins(
-    spark: SparkSession, secured: Cluster, keys: Path, tmp_path: Path
-) -> None:
-    def allow_reading(bootstrap: str, user: str, topic: str) -> None:
-        from confluent_kafka.admin import (
-            AclBinding,
-            AclOperation,
-            AclPermissionType,
-            AdminClient,
-            ResourcePatternType,
-            ResourceType,
-        )
-
-        admin = AdminClient({"bootstrap.servers": bootstrap})
-        kinds = [
-            (ResourceType.TOPIC, topic, ResourcePatternType.LITERAL),
-            (ResourceType.GROUP, "*", ResourcePatternType.LITERAL),
-        ]
-        bindings = [
-            AclBinding(kind, name, pattern, f"User:{user}", "*", AclOperation.READ, AclPermissionType.ALLOW)
-            for kind, name, pattern in kinds
-        ]
-        for answer in admin.create_acls(bindings).values():
+def test_librdkafkas_settings_lead_through_tls_and_logins(spark: SparkSession, tmp_path: Path) -> None:
+    keys = make_keys(tmp_path)
+    with secured_cluster(keys) as secured:
+        topic = filled_topic(secured.bootstrap)
+        tls = {
+            "bootstrap.servers": secured.bootstrap_of("TLS"),
+            "security.protocol": "ssl",
+            "ssl.ca.location": str(keys / "ca.pem"),
+            "ssl.certificate.location": str(keys / "client.pem"),
+            "ssl.key.location": str(keys / "client.java.key"),
+            "ssl.key.password": PASSWORD,
+        }
+        with pytest.raises(ConfigurationError, match="PBES2"):
+            read_kafka(spark, {**tls, "ssl.key.location": str(keys / "client.locked.key")}, topics=topic)
+        assert numbers(read_kafka(spark, tls, topics=topic), tmp_path) == list(range(10))
+        readable = [(ResourceType.TOPIC, topic), (ResourceType.GROUP, "*")]
+        rule = ("User:plain", "*", AclOperation.READ, AclPermissionType.ALLOW)
+        rules = [AclBinding(kind, name, ResourcePatternType.LITERAL, *rule) for kind, name in readable]
+        for answer in AdminClient({"bootstrap.servers": secured.bootstrap}).create_acls(rules).values():
             answer.result(LIMIT_S)
-
-    topic = filled_topic(secured.bootstrap)
-    tls = {
-        "bootstrap.servers": secured.bootstrap_of("TLS"),
-        "security.protocol": "ssl",
-        "ssl.ca.location": str(keys / "ca.pem"),
-        "ssl.certificate.location": str(keys / "client.pem"),
-        "ssl.key.location": str(keys / "client.java.key"),
-        "ssl.key.password": PASSWORD,
-    }
-    with pytest.raises(ConfigurationError, match="PBES2"):
-        read_kafka(spark, {**tls, "ssl.key.location": str(keys / "client.locked.key")}, topics=topic)
-    assert numbers(read_kafka(spark, tls, topics=topic), tmp_path) == list(range(10))
-    allow_reading(secured.bootstrap, "plain", topic)
-    login = {
-        "bootstrap.servers": secured.bootstrap_of("SASL"),
-        "security.protocol": "sasl_plaintext",
-        "sasl.mechanisms": "PLAIN",
-        "sasl.username": "plain",
-        "sasl.password": PASSWORD,
-    }
-    assert numbers(read_kafka(spark, login, topics=topic), tmp_path) == list(range(10))
+        login = {
+            "bootstrap.servers": secured.bootstrap_of("SASL"),
+            "security.protocol": "sasl_plaintext",
+            "sasl.mechanisms": "PLAIN",
+            "sasl.username": "plain",
+            "sasl.password": PASSWORD,
+        }
+        assert numbers(read_kafka(spark, login, topics=topic), tmp_path) == list(range(10))

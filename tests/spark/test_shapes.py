@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
 from spark.harness import new_name
-from spark.in_process import MARKS, CrashError, Stream, crash_at
+from spark.in_process import IDS, MARKS, CrashError, Stream, crash_at
 from sparkonce.protocol.state import Phase
 from sparkonce.spark.work import row_hash
 from sparkonce_lab.kafka import create_topic, read_committed
-from sparkonce_lab.rig.kafka import Cluster
 
 pytestmark = MARKS
 
-IDS = [f"{number:05d}" for number in range(1_000)]
 HEADERS = "array<struct<key:string,value:binary>>"
 
 
-def test_nulls_headers_timestamps_and_topics_arrive_as_they_are(
-    spark: SparkSession, kafka: Cluster, tmp_path: Path
-) -> None:
+def test_nulls_headers_timestamps_and_topics_arrive_as_they_are(stream: Stream) -> None:
     def as_sent(number: int, even: str, odd: str, partitions: int) -> tuple[object, ...]:
         """Computes in plain Python what `rich` returns for a number."""
         text = IDS[number].encode()
@@ -42,9 +37,8 @@ def test_nulls_headers_timestamps_and_topics_arrive_as_they_are(
             number + 1_000_000,
         )
 
-    stream = Stream(spark, kafka, tmp_path, IDS)
     other = new_name("other")
-    create_topic(kafka.bootstrap, other, stream.partitions)
+    create_topic(stream.bootstrap, other, stream.partitions)
 
     def rich(rows: DataFrame) -> DataFrame:
         number = F.col("value").cast("int")
@@ -70,7 +64,7 @@ def test_nulls_headers_timestamps_and_topics_arrive_as_they_are(
     found = Counter(
         (topic, record.partition, record.key, record.value, record.headers, record.timestamp_ms)
         for topic in (stream.target, other)
-        for record in read_committed(kafka.bootstrap, topic)
+        for record in read_committed(stream.bootstrap, topic)
     )
     assert found == expected
 

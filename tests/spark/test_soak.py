@@ -18,8 +18,7 @@ import pytest
 
 from eventually import eventually
 from shared_servers import needs_postgres
-from spark.harness import AnyJob
-from spark.processes import path_of_tests
+from spark.harness import AnyJob, path_of_tests
 from spark.soak_job import ROWS, SLOTS
 from sparkonce.files import read_manifests
 from sparkonce.protocol.horizon import KEEP_BATCHES, TIDY_EVERY_BATCHES

@@ -14,16 +14,13 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
 from conformance.folder_sink import FolderSink
 from spark.harness import new_name
-from spark.in_process import LIMIT_S, MARKS, Stream
+from spark.in_process import IDS, LIMIT_S, MARKS, Stream
 from sparkonce import ExactlyOnce, KafkaSink
 from sparkonce.errors import ConfigurationError, PrepareError
 from sparkonce.spark.views import Share, Sinks, computed_once
 from sparkonce_lab.kafka import create_topic
-from sparkonce_lab.rig.kafka import Cluster
 
 pytestmark = [*MARKS, pytest.mark.usefixtures("travels")]
-
-IDS = [f"{number:05d}" for number in range(1_000)]
 
 
 class Unit:
@@ -32,10 +29,10 @@ class Unit:
     The sums have one slot, the topics have four.
     """
 
-    def __init__(self, spark: SparkSession, kafka: Cluster, folder: Path) -> None:
-        self.stream = Stream(spark, kafka, folder, IDS)
+    def __init__(self, stream: Stream, folder: Path) -> None:
+        self.stream = stream
         self.other = new_name("other")
-        create_topic(kafka.bootstrap, self.other, 2)
+        create_topic(stream.bootstrap, self.other, 2)
         self.folder = folder / "sums"
         self.tenths: Callable[[DataFrame], DataFrame] = lambda df: df.where("key like '%0'")
 
@@ -67,8 +64,8 @@ def sums(df: DataFrame) -> DataFrame:
 
 
 @pytest.fixture
-def unit(spark: SparkSession, kafka: Cluster, tmp_path: Path) -> Unit:
-    return Unit(spark, kafka, tmp_path)
+def unit(stream: Stream, tmp_path: Path) -> Unit:
+    return Unit(stream, tmp_path)
 
 
 def test_each_sink_takes_its_view_and_the_batch_is_computed_once(unit: Unit) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import urllib.request
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,72 +11,45 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client.parser import text_string_to_metric_families
-from pyspark.sql import SparkSession
 
 from eventually import eventually
-from spark.in_process import MARKS, Stream
+from spark.in_process import IDS, MARKS, Stream
 from sparkonce import serve_metrics
 from sparkonce.protocol.state import Phase
 from sparkonce.storage.local import LocalFiles
 from sparkonce.storage.spark import SparkCheckpoint
 from sparkonce.watch.timeline import TimelineReader, TimelineSegment
-from sparkonce_lab.rig.kafka import Cluster
 
 pytestmark = [*MARKS, pytest.mark.usefixtures("travels")]
-
-IDS = [f"{number:05d}" for number in range(1_000)]
-
-
-@pytest.fixture(scope="module")
-def metrics_port() -> int:
-    return serve_metrics(0)
-
-
-@pytest.fixture(scope="module")
-def exported() -> Iterator[InMemorySpanExporter]:
-    """Sets up OpenTelemetry, which a process can do only once, and collects what is exported."""
-    exporter, provider = InMemorySpanExporter(), TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    trace.set_tracer_provider(provider)
-    yield exporter
-    provider.shutdown()
-
-
-@pytest.fixture
-def spans(exported: InMemorySpanExporter) -> InMemorySpanExporter:
-    exported.clear()
-    return exported
-
-
-def scraped(port: int, query: str) -> dict[tuple[str, ...], float]:
-    """Returns a query's samples by name and by the values of their own labels."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
-        text = answer.read().decode()
-    return {
-        (sample.name, *(value for label, value in sorted(sample.labels.items()) if label not in ("query", "name"))): (
-            sample.value
-        )
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-        if sample.labels.get("query") == query
-    }
 
 
 def query_of(stream: Stream) -> str:
     return SparkCheckpoint(LocalFiles(stream.checkpoint)).query_id() or ""
 
 
-def test_all_see_the_same_batches(
-    spark: SparkSession, kafka: Cluster, tmp_path: Path, metrics_port: int, spans: InMemorySpanExporter
-) -> None:
-    def _attribute(span: ReadableSpan, name: str) -> Any:
+def test_all_see_the_same_batches(stream: Stream) -> None:
+    def attribute(span: ReadableSpan, name: str) -> Any:
         assert span.attributes is not None
         return span.attributes[name]
 
-    stream = Stream(spark, kafka, tmp_path, IDS)
+    spans, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(spans))
+    trace.set_tracer_provider(provider)  # which a process can do only once
+    port = serve_metrics(0)
     done = stream.run(rows_per_batch=400)
+    provider.shutdown()
     assert stream.keys() == IDS
-    found = scraped(metrics_port, query_of(stream))
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
+        families = list(text_string_to_metric_families(answer.read().decode()))
+    query = query_of(stream)
+    found = {
+        (sample.name, *(value for label, value in sorted(sample.labels.items()) if label not in ("query", "name"))): (
+            sample.value
+        )
+        for family in families
+        for sample in family.samples
+        if sample.labels.get("query") == query
+    }
     assert found[("sparkonce_batches_total",)] == len(done) == 3
     assert found["sparkonce_rows_total", "kafka"] == len(IDS)
     assert found[("sparkonce_transactions_total",)] == sum(one.transactions for one in done)
@@ -98,18 +69,17 @@ def test_all_see_the_same_batches(
     ]
     assert [name for name, _ in segment.batches[1].phases][:2] == [Phase.WRITING.value, Phase.VALIDATING.value]
     whole = [span for span in spans.get_finished_spans() if span.name == "sparkonce.batch"]
-    assert [_attribute(span, "sparkonce.batch") for span in whole] == [0, 1, 2]
-    assert sum(_attribute(span, "sparkonce.rows.kafka") for span in whole) == len(IDS)
+    assert [attribute(span, "sparkonce.batch") for span in whole] == [0, 1, 2]
+    assert sum(attribute(span, "sparkonce.rows.kafka") for span in whole) == len(IDS)
     parts = [span for span in spans.get_finished_spans() if span.parent == whole[1].get_span_context()]
-    assert [_attribute(span, "sparkonce.phase") for span in parts] == [name for name, _ in segment.batches[1].phases]
+    assert [attribute(span, "sparkonce.phase") for span in parts] == [name for name, _ in segment.batches[1].phases]
     assert (parts[0].start_time, parts[-1].end_time) == (whole[1].start_time, whole[1].end_time)
 
 
-def test_spark_says_what_its_jobs_are_for(spark: SparkSession, kafka: Cluster, tmp_path: Path) -> None:
-    stream = Stream(spark, kafka, tmp_path, IDS[:10])
-    stream.run()
+def test_spark_says_what_its_jobs_are_for(stream: Stream) -> None:
+    stream.run(rows_per_batch=1_000)
     query = query_of(stream)
-    jobs = spark.sparkContext._jsc.sc().statusStore().jobsList(None)
+    jobs = stream.spark.sparkContext._jsc.sc().statusStore().jobsList(None)
     told = [jobs.apply(number).description() for number in range(jobs.size())]
     mine = [text.get() for text in told if text.isDefined() and query in text.get()]
     assert mine

@@ -6,18 +6,18 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
-from conformance.write_ahead_targets import AppendingTarget, Target
+from conformance.write_ahead_targets import AppendingTarget
 from http_bulk import BulkApi
-from spark.in_process import MARKS, crash_at
-from sparkonce import ExactlyOnce, WriteAheadSink
+from spark.in_process import MARKS, CrashError, Query, crash_at
+from sparkonce import WriteAheadSink
 from sparkonce.protocol.state import Phase
 from sparkonce.write_ahead import Applies, ApplyToken, RefusedError, RetryLaterError
 from sparkonce_lab.rig.kafka.jars import cache_folder
@@ -29,30 +29,21 @@ LIMIT_S = 500
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def run(spark: SparkSession, folder: Path, target: Target, *, crash: Phase | None = None) -> None:
-    """Writes all orders, unless it crashes in batch 1."""
-    rows = spark.readStream.schema("id bigint").option("maxFilesPerTrigger", 2).json(str(folder / "orders"))
-    sink = WriteAheadSink(target, applies=Applies.NEITHER)
-    listener = None if crash is None else crash_at(crash, 1)
-    once = ExactlyOnce(sink, checkpoint=str(folder / "checkpoint"), listener=listener, display=False)
-    query = once.start(rows.withColumnRenamed("id", "number"), trigger={"availableNow": True})
-    try:
-        assert query.awaitTermination(LIMIT_S)
-    except StreamingQueryException as error:
-        if "CrashError" not in str(error):
-            raise
-    finally:
-        query.stop()
-
-
 def test_a_query_that_crashes_at_each_phase(spark: SparkSession, tmp_path: Path) -> None:
     """The driver crashes between calls of the function, so that even calls that must not be repeated are not."""
-    phases = [Phase.CLAIMING, Phase.WRITING, Phase.DECIDING, Phase.FINISHING, Phase.IDLE]
     sent = make_orders(tmp_path / "orders", files=8)
     target = AppendingTarget(tmp_path / "target")
-    for phase in phases:
-        run(spark, tmp_path, target, crash=phase)
-    run(spark, tmp_path, target)
+    rows = spark.readStream.schema("id bigint").option("maxFilesPerTrigger", 2).json(str(tmp_path / "orders"))
+
+    def run(listener: Callable[[Phase, int], None] | None = None) -> None:
+        sink = WriteAheadSink(target, applies=Applies.NEITHER)
+        query = Query(sink, checkpoint=str(tmp_path / "checkpoint"), listener=listener, display=False)
+        query.write(rows.withColumnRenamed("id", "number"))
+
+    for phase in (Phase.WRITING, Phase.CLAIMING, Phase.DECIDING, Phase.FINISHING, Phase.IDLE):
+        with pytest.raises(CrashError):
+            run(crash_at(phase, 1))
+    run()
     assert sorted(target.visible()) == sent
     waiting = tmp_path / "checkpoint" / "sparkonce-write-ahead" / "write-ahead"
     left = {state: [path.name for path in (waiting / state).iterdir()] for state in ("open", "prepared", "started")}

@@ -1,6 +1,6 @@
 """What a checkpoint folder shows, with folders as Spark 4.0 leaves them.
 
-Real ones are tested in spark/test_explain_*.
+Real ones are tested in spark/test_explain.py.
 """
 
 from __future__ import annotations
