@@ -121,7 +121,7 @@ def test_a_late_request_that_is_not_delivered_is_none(started: StartedTargets) -
             self.lift(Fault.SERVER_KILLED)
             return super().state()
 
-    verdict = started.strike(toy(system=EndsConnections), Cell(COMMIT, LATE))
+    verdict = started.strike(toy(system=EndsConnections, server="its own"), Cell(COMMIT, LATE))
     assert verdict.late is Late.ENDED
     assert "found its connection ended" in verdict.missed
 
