@@ -43,7 +43,6 @@ SPARK_STOPS = ('the return value of "scala.Option.get()" is null', "Python worke
 Spark 4.1.1's Kafka source stops after it has replayed a batch. Spark waits only ten seconds for a Python process that
 it starts for a data source or a stateful function, which may be too short on a busy machine.
 """
-_POLL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +69,7 @@ class Config:
     rows_per_batch: int = 5000
     keep_batches: int = 100  # how many batches the log keeps
     tidy_every_batches: int = 2  # how many more may accumulate before the log is cleaned up
+    one_by_one: bool = False  # waits until the query is in its first batch before another one starts
     trigger: dict[str, Any] = field(default_factory=lambda: {"availableNow": True})  # it ends when all is written
     spark: dict[str, str] = field(default_factory=dict)  # additional Spark settings
     sql: dict[str, str] = field(default_factory=dict)  # additional Spark SQL settings of this query only
@@ -153,11 +153,7 @@ def listen(config: Config, phase: Phase, batch: int) -> None:
 
 
 def start(spark: SparkSession, config: Config) -> StreamingQuery:
-    """Starts a query with its own SQL settings, and waits until it is in its first batch.
-
-    Spark waits only ten seconds for a Python process that it starts for `transformWithStateInPandas`, which may be too
-    short while other queries start.
-    """
+    """Starts a query with its own SQL settings."""
     from sparkonce import ExactlyOnce
     from sparkonce.errors import SparkonceError
 
@@ -186,7 +182,7 @@ def start(spark: SparkSession, config: Config) -> StreamingQuery:
     rows: DataFrame = getattr(importlib.import_module(module), function)(own, config)
     writer = rows.writeStream.outputMode(config.output_mode).foreachBatch(run_batch)
     query = writer.option("checkpointLocation", config.checkpoint).trigger(**config.trigger).start()
-    while query.isActive and not begun.wait(_POLL_S):
+    while config.one_by_one and query.isActive and not begun.wait(0.1):
         pass
     return query
 

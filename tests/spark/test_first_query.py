@@ -63,13 +63,13 @@ def not_run(stream: Stream, df: DataFrame, **sinks: Any) -> None:
 
 @pytest.mark.parametrize(
     ("servers", "words"),
-    [("127.0.0.1:{port}", "did not answer within 3 s"), ("no.such.host.invalid:9092", "DNS Resolution failure")],
+    [("127.0.0.1:{port}", "did not answer within 1 s"), ("no.such.host.invalid:9092", "DNS Resolution failure")],
 )
 def test_a_source_whose_brokers_are_not_there_is_refused_by_name(
     stream: Stream, servers: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert kafka_checks.LIMIT_S == 15.0
-    monkeypatch.setattr(kafka_checks, "LIMIT_S", 3.0)
+    monkeypatch.setattr(kafka_checks, "LIMIT_S", 1.0)
     servers = servers.format(port=free_port())
     with pytest.raises(PreflightError, match=rf"(?s)Kafka source's bootstrap.servers='{servers}'.*{words}") as told:
         run(stream, source(stream, servers, topics=stream.source))
@@ -84,7 +84,10 @@ def test_a_source_whose_brokers_are_not_there_is_refused_by_name(
         ({"partitions": {"{source}": [0, 4]}}, "'{source}', which this query reads, has no partition 4: it has 4"),
     ],
 )
-def test_a_topic_that_is_missing_is_refused_by_name(stream: Stream, which: dict[str, Any], words: str) -> None:
+def test_a_topic_that_is_missing_is_refused_by_name(
+    stream: Stream, which: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kafka_checks, "_SURE_AFTER_S", 0.0)
     names = {"source": stream.source, "missing": new_name("missing")}
 
     def named(value: Any) -> Any:

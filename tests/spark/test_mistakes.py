@@ -24,6 +24,7 @@ from mistakes import NOTHING, Mistake, keep, said
 from spark.harness import new_name
 from spark.in_process import MARKS, ended, stopped
 from sparkonce.errors import CheckpointMismatchError, PreflightError, PrepareError, SchemaError, StaleLogError
+from sparkonce.sinks.kafka import preflight
 from sparkonce.spark.start import first_batch
 from sparkonce_lab.kafka import create_topic, produce
 from sparkonce_lab.rig.kafka import Cluster
@@ -315,7 +316,15 @@ def names(place: Place) -> dict[str, Any]:
 
 
 def test_what_a_start_refuses(place: Place, names: dict[str, Any]) -> None:
-    keep("start", [(one, said(one, names)) for one in START], place.folder)
+    rows = []
+    for one in START:
+        with pytest.MonkeyPatch.context() as patch:
+            if "127.0.0.1:1" in one.code:  # nothing answers there, however long it is asked
+                patch.setattr(preflight, "TIMEOUT_S", 1.0)
+            if "missing" in one.code:
+                patch.setattr(preflight, "SURE_AFTER_S", 0.0)
+            rows.append((one, said(one, names)))
+    keep("start", rows, place.folder)
     assert not list(place.folder.rglob("offsets")), "no query had started"
     gc.collect()  # the sockets must not surface in another test
 

@@ -13,52 +13,39 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from conformance.folder_sink import FolderSink
+from conformance.folder_sink import FolderCommitter, FolderSink, FolderWriter
 from eventually import eventually
 from spark.in_process import LIMIT_S, MARKS
 from sparkonce import ExactlyOnce
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.state import Phase
-from sparkonce.sink import Owner, SinkCommitter, SinkWriter, WriterContext
+from sparkonce.sink import Owner, WriterContext
 from sparkonce.spark.query_end import wait_until_closed
-from sparkonce_lab.forwarding import ForwardingCommitter, ForwardingWriter
 
 pytestmark = [*MARKS, pytest.mark.usefixtures("travels")]
 
 WAITING, SWEPT = "waiting", "swept"
 
 
-class _LateSink(FolderSink):
-    """Its slots begin only after the sweep that follows them, if they live that long."""
+class LateWriter(FolderWriter):
+    """Begins only after the sweep that follows its slot, if it lives that long."""
 
-    def writer(self, context: WriterContext) -> SinkWriter:
-        return _LateWriter(super().writer(context), self.root)
-
-    def committer(self) -> SinkCommitter:
-        return _TellingCommitter(super().committer(), self.root)
-
-
-class _LateWriter(ForwardingWriter):
-    def __init__(self, real: SinkWriter, root: Path) -> None:
-        super().__init__(real)
-        self._root = root
+    def __init__(self, sink: FolderSink, context: WriterContext) -> None:
+        super().__init__(sink, context)
+        self.root = sink.root
 
     def begin(self) -> None:
-        (self._root / WAITING).touch()
-        while not (self._root / SWEPT).exists():
+        (self.root / WAITING).touch()
+        while not (self.root / SWEPT).exists():
             time.sleep(0.01)
-        self._real.begin()
+        super().begin()
 
 
-class _TellingCommitter(ForwardingCommitter):
-    def __init__(self, real: SinkCommitter, root: Path) -> None:
-        super().__init__(real)
-        self._root = root
-
+class TellingCommitter(FolderCommitter):
     def list_lingering(self, owners: Sequence[Owner]) -> Sequence[Handle]:
-        found = self._real.list_lingering(owners)
-        if (self._root / WAITING).exists():
-            (self._root / SWEPT).touch()
+        found = super().list_lingering(owners)
+        if (self.sink.root / WAITING).exists():
+            (self.sink.root / SWEPT).touch()
         return found
 
 
@@ -72,7 +59,9 @@ def active_tasks(spark: SparkSession, query: StreamingQuery) -> int:
 def test_a_stopped_query_sweeps_when_its_tasks_have_ended(spark: SparkSession, tmp_path: Path) -> None:
     root = tmp_path / "sink"
     rows = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 2).load()
-    once = ExactlyOnce(_LateSink(root), checkpoint=str(tmp_path / "checkpoint"), display=False)
+    sink = FolderSink(root)
+    sink.halves = (LateWriter, TellingCommitter)
+    once = ExactlyOnce(sink, checkpoint=str(tmp_path / "checkpoint"), display=False)
     query = once.start(rows.withColumnRenamed("value", "number"))
     eventually((root / WAITING).exists, "a slot is about to begin")
     query.stop()
@@ -83,24 +72,24 @@ def test_a_stopped_query_sweeps_when_its_tasks_have_ended(spark: SparkSession, t
     assert not [path for state in ("open", "prepared") for path in (root / state).iterdir()]
 
 
-class _CountedSink(FolderSink):
-    """Counts how many of its committers are open."""
-
+class CountedCommitter(FolderCommitter):
     open = 0
+    """How many are open."""
 
-    def committer(self) -> SinkCommitter:
-        self.open += 1
-        return _CountedCommitter(super().committer(), self)
-
-
-class _CountedCommitter(ForwardingCommitter):
-    def __init__(self, real: SinkCommitter, sink: _CountedSink) -> None:
-        super().__init__(real)
-        self._sink = sink
+    def __init__(self, sink: FolderSink) -> None:
+        super().__init__(sink)
+        CountedCommitter.open += 1
 
     def close(self) -> None:
         super().close()
-        self._sink.open -= 1
+        CountedCommitter.open -= 1
+
+
+@pytest.fixture
+def sink(tmp_path: Path) -> FolderSink:
+    CountedCommitter.open, made = 0, FolderSink(tmp_path / "sink")
+    made.halves = (FolderWriter, CountedCommitter)
+    return made
 
 
 def numbers(spark: SparkSession, folder: Path, number: int) -> DataFrame:
@@ -112,10 +101,9 @@ def numbers(spark: SparkSession, folder: Path, number: int) -> DataFrame:
 
 @pytest.mark.parametrize("once_all_is_read", [True, False])
 def test_a_query_that_has_ended_frees_its_connections(
-    spark: SparkSession, tmp_path: Path, *, once_all_is_read: bool
+    spark: SparkSession, tmp_path: Path, sink: FolderSink, *, once_all_is_read: bool
 ) -> None:
     """Users need not close it: the object, and Spark's reference to it, may live as long as the session."""
-    sink = _CountedSink(tmp_path / "sink")
     rows = numbers(spark, tmp_path / "source", 0)
     once = ExactlyOnce(sink, checkpoint=str(tmp_path / "checkpoint"), display=False)
     query = once.start(rows, trigger={"availableNow": True} if once_all_is_read else None)
@@ -123,16 +111,17 @@ def test_a_query_that_has_ended_frees_its_connections(
         assert query.awaitTermination(LIMIT_S)
     else:
         eventually(once.progress, "a batch is committed")
-        assert sink.open == 1
+        assert CountedCommitter.open == 1
         query.stop()
-    eventually(lambda: sink.open == 0, "the committer is closed")
+    eventually(lambda: CountedCommitter.open == 0, "the committer is closed")
     assert len(once.progress()) == 1
     gc.collect()
 
 
 @pytest.mark.parametrize("closes", [True, False])
-def test_a_query_of_another_writer_is_closed_when_it_ends(spark: SparkSession, tmp_path: Path, *, closes: bool) -> None:
-    sink = _CountedSink(tmp_path / "sink")
+def test_a_query_of_another_writer_is_closed_when_it_ends(
+    spark: SparkSession, tmp_path: Path, sink: FolderSink, *, closes: bool
+) -> None:
     rows = numbers(spark, tmp_path / "source", 0)
     once = ExactlyOnce(sink, checkpoint=str(tmp_path / "checkpoint"), display=False)
     once.close()
@@ -144,7 +133,7 @@ def test_a_query_of_another_writer_is_closed_when_it_ends(spark: SparkSession, t
             once.close()
         else:
             wait_until_closed(query.runId)
-        assert sink.open == 0
+        assert CountedCommitter.open == 0
         watched = once.listener.figures.watched()
         assert (watched.name, watched.phase, watched.batch) == ("totals", Phase.IDLE, number - 1)
         assert [one.kind for one in watched.events] == ["started", "ended"]
@@ -154,7 +143,7 @@ def test_a_query_of_another_writer_is_closed_when_it_ends(spark: SparkSession, t
 @pytest.mark.slow
 def test_a_query_of_another_writer_that_is_stopped_in_a_batch_has_ended(spark: SparkSession, tmp_path: Path) -> None:
     """The query ends without an error, since somebody stopped it on purpose and no alarm is needed."""
-    once = ExactlyOnce(_CountedSink(tmp_path / "sink"), checkpoint=str(tmp_path / "checkpoint"), display=False)
+    once = ExactlyOnce(FolderSink(tmp_path / "sink"), checkpoint=str(tmp_path / "checkpoint"), display=False)
     began = tmp_path / "began"
 
     def hold(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
