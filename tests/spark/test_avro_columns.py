@@ -236,9 +236,10 @@ def test_what_cannot_be_decoded_goes_where_the_user_says(orders: Orders) -> None
     (kept,) = decode_registry_avro(df, **orders.given, on_error="drop").collect()
     assert kept["record"]["id"] == 1
     assert set(kept.asDict()) == {"topic", "partition", "offset", "value", "record"}
-    for reason, value, later_ids in zip(BAD, values, ("stop", "stop", "stop", "stop", "ask"), strict=True):
+    (first, *_, last), later_ids = zip(BAD, values, strict=True), ("stop", "ask")
+    for (reason, value), later in zip((first, last), later_ids, strict=True):
         with pytest.raises(PySparkException) as stopped:
-            orders.decoded(orders.rows(good, value), later_ids=later_ids)
+            orders.decoded(orders.rows(good, value), later_ids=later)
         assert "topic=orders partition=3 offset=71" in str(stopped.value)
         assert reason in str(stopped.value)
 

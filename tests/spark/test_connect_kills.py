@@ -33,7 +33,7 @@ CORES = 2 + sum(point in WITHIN_TASKS for kills in KILLS for point, _ in kills)
 @pytest.fixture
 def jobs(kafka: Cluster, tmp_path: Path) -> Iterator[Sequence[Job]]:
     with ExitStack() as stack:
-        yield units(stack, kafka, tmp_path)
+        yield units(stack, kafka, tmp_path, len(KILLS))
 
 
 @pytest.mark.parametrize(
