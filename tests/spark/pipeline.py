@@ -27,6 +27,7 @@ from striking.gate import arrive, come_to
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
     from sparkonce.protocol.state import Phase
     from sparkonce.sink import TwoPhaseCommitSink
@@ -114,11 +115,7 @@ def gated(config: Config, sink: TwoPhaseCommitSink) -> GatedSink:
 
 
 def main(texts: Sequence[str]) -> int:
-    from sparkonce.protocol import horizon
-
     configs = [Config.of_json(text) for text in texts]
-    # Cleans up every second batch instead of every twentieth, so that kills can hit the cleanup too.
-    horizon.KEEP_BATCHES, horizon.TIDY_EVERY_BATCHES = configs[0].keep_batches, configs[0].tidy_every_batches
     if configs[0].program:
         run_program(configs[0])
         return 0
@@ -152,36 +149,49 @@ def listen(config: Config, phase: Phase, batch: int) -> None:
     arrive(config.gate, PHASE, phase=phase.name, batch=batch)
 
 
-def start(spark: SparkSession, config: Config) -> StreamingQuery:
-    """Starts a query with its own SQL settings."""
-    from sparkonce import ExactlyOnce
-    from sparkonce.errors import SparkonceError
+class Commit:
+    """The function of ``foreachBatch``: tags the rows, and reports what stops the query. Spark Connect pickles it."""
 
+    def __init__(self, config: Config, listener: Callable[[Phase, int], None], **more: Any) -> None:
+        from sparkonce import ExactlyOnce
+
+        self._config = config
+        sinks, given = make_sinks(config), {**config.query, **more}
+        self._once = ExactlyOnce(sinks, checkpoint=config.checkpoint, listener=listener, **given)
+
+    def __call__(self, rows: DataFrame, batch: int) -> None:
+        from sparkonce.errors import SparkonceError
+        from sparkonce.protocol import horizon
+
+        # Cleans up every second batch instead of every twentieth, so that kills can hit the cleanup too.
+        horizon.KEEP_BATCHES, horizon.TIDY_EVERY_BATCHES = self._config.keep_batches, self._config.tidy_every_batches
+        try:
+            self._once(tagged(rows, batch), batch)
+        except SparkonceError as error:
+            details = {name: repr(value) for name, value in error.details.items()}
+            told = {"message": str(error), "batch": batch, "details": details}
+            arrive(self._config.gate, REFUSED, kind=type(error).__name__, **told)
+            raise
+
+
+def writer_of(spark: SparkSession, config: Config, commit: Commit) -> DataStreamWriter:
+    """Returns the query, not yet started, with its own SQL settings in its own session."""
+    for name, value in {**sql_settings(config), **config.sql}.items():
+        spark.conf.set(name, value)
+    module, _, function = config.plan.partition(":")
+    rows: DataFrame = getattr(importlib.import_module(module), function)(spark, config)
+    writer = rows.writeStream.outputMode(config.output_mode).foreachBatch(commit)
+    return writer.option("checkpointLocation", config.checkpoint).trigger(**config.trigger)
+
+
+def start(spark: SparkSession, config: Config) -> StreamingQuery:
     begun = threading.Event()
 
     def begin(phase: Phase, batch: int) -> None:
         begun.set()
         listen(config, phase, batch)
 
-    exactly_once = ExactlyOnce(
-        make_sinks(config), checkpoint=config.checkpoint, listener=begin, display=False, **config.query
-    )
-
-    def run_batch(rows: DataFrame, batch: int) -> None:
-        try:
-            exactly_once(tagged(rows, batch), batch)
-        except SparkonceError as error:
-            details = {name: repr(value) for name, value in error.details.items()}
-            arrive(config.gate, REFUSED, kind=type(error).__name__, message=str(error), batch=batch, details=details)
-            raise
-
-    own = spark.newSession()
-    for name, value in {**sql_settings(config), **config.sql}.items():
-        own.conf.set(name, value)
-    module, _, function = config.plan.partition(":")
-    rows: DataFrame = getattr(importlib.import_module(module), function)(own, config)
-    writer = rows.writeStream.outputMode(config.output_mode).foreachBatch(run_batch)
-    query = writer.option("checkpointLocation", config.checkpoint).trigger(**config.trigger).start()
+    query = writer_of(spark.newSession(), config, Commit(config, begin, display=False)).start()
     while config.one_by_one and query.isActive and not begun.wait(0.1):
         pass
     return query

@@ -19,12 +19,12 @@ from sparkonce_lab.rig.kafka import Cluster
 
 pytestmark = MARKS
 
-IDS = [f"{number:05d}" for number in range(400)]
-LIVES = {"transaction.timeout.ms": 2_000}
+IDS = [f"{number:05d}" for number in range(200)]
+LIVES = {"transaction.timeout.ms": 1_000}
 
 
 def slowly(rows: DataFrame) -> DataFrame:
-    """All rows take four seconds. They are large, so Python passes them on a hundred at a time."""
+    """All rows take two seconds. They are large, so Python passes them on a hundred at a time."""
 
     @F.udf("string")
     def work(value: str) -> str:
@@ -43,7 +43,7 @@ def stream(own_session: SparkSession, kafka: Cluster, tmp_path: Path) -> Stream:
 def test_it_is_computed_first_and_then_written(stream: Stream, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "sparkonce"):
         (done,) = stream.run(slowly, settings=LIVES)
-    assert "transactions of sink kafka live 2 s: what it wrote is undone" in caplog.text
+    assert "transactions of sink kafka live 1 s: what it wrote is undone" in caplog.text
     assert done.rows == {"kafka": len(IDS)}
     assert stream.keys() == IDS
     assert stream.transactions("Ongoing") == {}
@@ -72,5 +72,5 @@ def test_a_batch_that_is_not_decided_can_be_taken_apart(stream: Stream, tmp_path
         stream.run(listener=crash_at(Phase.DECIDING, 1))
     for name in ("1", ".1.crc"):
         (stream.checkpoint / "offsets" / name).replace(tmp_path / name)
-    assert [done.rows["kafka"] for done in stream.run(rows_per_batch=100)] == [100] * 4
+    assert [done.rows["kafka"] for done in stream.run(rows_per_batch=50)] == [50] * 4
     assert stream.keys() == sorted(IDS * 2)
