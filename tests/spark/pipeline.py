@@ -70,7 +70,6 @@ class Config:
     rows_per_batch: int = 5000
     keep_batches: int = 100  # how many batches the log keeps
     tidy_every_batches: int = 2  # how many more may accumulate before the log is cleaned up
-    one_by_one: bool = False  # waits until the query is in its first batch before another one starts
     trigger: dict[str, Any] = field(default_factory=lambda: {"availableNow": True})  # it ends when all is written
     spark: dict[str, str] = field(default_factory=dict)  # additional Spark settings
     sql: dict[str, str] = field(default_factory=dict)  # additional Spark SQL settings of this query only
@@ -185,6 +184,11 @@ def writer_of(spark: SparkSession, config: Config, commit: Commit) -> DataStream
 
 
 def start(spark: SparkSession, config: Config) -> StreamingQuery:
+    """Starts a query, and waits until it is in its first batch.
+
+    Spark waits only ten seconds for a Python process that it starts for `transformWithStateInPandas`, which may be too
+    short while other queries start, and so are short transactions of queries that all begin together.
+    """
     begun = threading.Event()
 
     def begin(phase: Phase, batch: int) -> None:
@@ -192,7 +196,7 @@ def start(spark: SparkSession, config: Config) -> StreamingQuery:
         listen(config, phase, batch)
 
     query = writer_of(spark.newSession(), config, Commit(config, begin, display=False)).start()
-    while config.one_by_one and query.isActive and not begun.wait(0.1):
+    while query.isActive and not begun.wait(0.1):
         pass
     return query
 

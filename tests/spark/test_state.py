@@ -300,9 +300,6 @@ class StateJob(AnyJob):
             keep_batches=3,
             tidy_every_batches=1,
             points=INSIDE,
-            # Spark waits only ten seconds for a Python process that it starts for `transformWithStateInPandas`, which
-            # may be too short while other queries start.
-            one_by_one=True,
             sql={"spark.sql.streaming.noDataMicroBatches.enabled": str(case.no_data).lower(), **STORES[case.store]},
         )
 
