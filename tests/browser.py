@@ -56,7 +56,6 @@ class Browser:
             self.call(f"{domain}.enable")
 
     def call(self, method: str, **params: Any) -> dict[str, Any]:
-        """Sends a command to the browser, and returns the answer."""
         self._number += 1
         answer = self._answers[self._number] = queue.Queue()
         asked = {"id": self._number, "method": method, "params": params}
@@ -68,13 +67,11 @@ class Browser:
         return result
 
     def run(self, code: str) -> Any:
-        """Returns the value of an expression in the page."""
         found = self.call("Runtime.evaluate", expression=code, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in found, found["exceptionDetails"]
         return found["result"].get("value")
 
     def open(self, url: str) -> None:
-        """Opens a page in a window of the default size."""
         self.prefer(prefers_color_scheme="light")
         self.resize(width=1280)
         self.call("Page.navigate", url=url)
@@ -97,14 +94,12 @@ class Browser:
         self.call("Emulation.setEmulatedMedia", features=wanted)
 
     def key(self, name: str) -> None:
-        """Presses a key on the keyboard."""
         code: dict[str, Any] = {"key": name, "windowsVirtualKeyCode": KEYS[name]}
         code |= {"text": "\r"} if name == "Enter" else {}  # buttons are found by their text
         for kind in ("keyDown", "keyUp"):
             self.call("Input.dispatchKeyEvent", type=kind, **code)
 
     def mouse(self, kind: str, x: float, y: float, **more: Any) -> None:
-        """Moves the mouse, presses a button, or turns the wheel."""
         self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, **more)
 
     def until(self, code: str, is_good: Callable[[Any], bool] = bool) -> Any:
@@ -119,7 +114,6 @@ class Browser:
         return last[0]
 
     def close(self) -> None:
-        """Ends the browser."""
         self._process.terminate()
         self._process.wait(LIMIT_S)
         self._reader.join(LIMIT_S)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import secrets
 from base64 import b64encode
 from collections.abc import Iterator
@@ -13,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from conformance.checkpoint_suite import CheckpointSuite
-from conformance.network_suite import Faulty, NetworkSuite, RefusalSuite, Refusing
+from conformance.checkpoint_suite import CheckpointSuite, Faulty, NetworkSuite, RefusalSuite, Refusing
 from jvm import hadoop_files
 from shared_servers import USES_HDFS, hdfs_server
 from sparkonce.spark.checkpoints import hadoop
@@ -119,45 +117,40 @@ class TestHdfsNativeBehindFaults(NetworkSuite):
             yield Faulty(files, HdfsFiles(server.url + folder), lose_reply, lose_replies, proxy.swallow, heal)
 
 
-class HdfsRefusals(RefusalSuite):
+class TestHdfsThatRefuses(RefusalSuite):
     """The refusals of a name node. An administrator's commands need a JVM."""
 
-    jvm: Any
-    patch: pytest.MonkeyPatch
-
-    @abc.abstractmethod
-    def opened(self, url: str) -> CheckpointFiles:
-        """A folder, accessed by the superuser."""
-
-    @abc.abstractmethod
-    def as_somebody_else(self, url: str) -> CheckpointFiles:
-        """The same folder, accessed by another user."""
+    @pytest.fixture(params=["by the JVM", "native"])
+    def is_native(self, request: pytest.FixtureRequest) -> bool:
+        return bool(request.param == "native")
 
     @pytest.fixture(params=["safe mode", "quota of names", "quota of space", "mode of the folder"])
     def refusing(
-        self, request: pytest.FixtureRequest, jvm: Any, folder: str, monkeypatch: pytest.MonkeyPatch
+        self, request: pytest.FixtureRequest, is_native: bool, jvm: Any, folder: str, monkeypatch: pytest.MonkeyPatch
     ) -> Refusing:
-        self.jvm, self.patch = jvm, monkeypatch
         url = hdfs_server().url + folder
         clean = hadoop_files(jvm, url)
-        there = jvm.org.apache.hadoop.fs.Path(f"{url}/a")
-        admin = clean._fs
-        modes = jvm.org.apache.hadoop.fs.permission.FsPermission
+        there, admin = jvm.org.apache.hadoop.fs.Path(f"{url}/a"), clean._fs
+        modes, safe = jvm.org.apache.hadoop.fs.permission.FsPermission, jvm.org.apache.hadoop.fs.SafeModeAction
+        users, unlimited = jvm.org.apache.hadoop.security.UserGroupInformation, 2**63 - 1
         by_mode = request.param == "mode of the folder"
-        files = self.as_somebody_else(url) if by_mode else self.opened(url)
-        if by_mode:
+        ours = users.getLoginUser()
+        if by_mode:  # the files are accessed by somebody else
             clean.put("a/-1", b"makes the folder")
             admin.setPermission(there, modes("777"))
+            monkeypatch.setenv("HADOOP_USER_NAME", "somebody-else")
+            users.setLoginUser(users.createRemoteUser("somebody-else"))
+        files = HdfsFiles(url) if is_native else hadoop_files(jvm, url)
+        users.setLoginUser(ours)
 
         @contextmanager
         def during() -> Iterator[None]:
-            safe = jvm.org.apache.hadoop.fs.SafeModeAction
             if request.param == "safe mode":
                 admin.setSafeMode(safe.ENTER)
             elif request.param == "quota of names":
-                admin.setQuota(there, 2, 2**63 - 1)
+                admin.setQuota(there, 2, unlimited)
             elif request.param == "quota of space":
-                admin.setQuota(there, 2**63 - 1, 1)
+                admin.setQuota(there, unlimited, 1)
             else:
                 admin.setPermission(there, modes("755"))
             try:
@@ -169,26 +162,3 @@ class HdfsRefusals(RefusalSuite):
                     admin.setQuota(there, -1, -1)
 
         return Refusing(files, clean, during(), passes=not by_mode)
-
-
-class TestHdfsThatRefuses(HdfsRefusals):
-    def opened(self, url: str) -> CheckpointFiles:
-        return hadoop_files(self.jvm, url)
-
-    def as_somebody_else(self, url: str) -> CheckpointFiles:
-        users = self.jvm.org.apache.hadoop.security.UserGroupInformation
-        ours = users.getLoginUser()
-        users.setLoginUser(users.createRemoteUser("somebody-else"))
-        try:
-            return hadoop_files(self.jvm, url)
-        finally:
-            users.setLoginUser(ours)
-
-
-class TestHdfsNativeThatRefuses(HdfsRefusals):
-    def opened(self, url: str) -> CheckpointFiles:
-        return HdfsFiles(url)
-
-    def as_somebody_else(self, url: str) -> CheckpointFiles:
-        self.patch.setenv("HADOOP_USER_NAME", "somebody-else")
-        return HdfsFiles(url)

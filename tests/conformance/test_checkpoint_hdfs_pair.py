@@ -95,8 +95,6 @@ public class TestHdfs {
 
 
 class _Node(Hdfs):
-    """One of the two name nodes."""
-
     def __init__(self, folder: Path, role: str, settings: Mapping[str, str], port: int) -> None:
         super().__init__(folder, port)
         self.role = role
@@ -174,7 +172,6 @@ class HdfsPair:
         self.active.ask("active")
 
     def restart_other(self) -> None:
-        """Starts the other name node again, as the standby."""
         self._nodes[1].restart()
 
     def __enter__(self) -> Self:
@@ -229,8 +226,6 @@ def test_races_while_the_active_name_node_dies(pair: HdfsPair, jvm: Any, how: Ca
     """A writer that was told that its put succeeded finds its data afterwards, and no other writer was told so."""
 
     def found_at_last(files: CheckpointFiles, name: str) -> bytes | None:
-        """Retries until there is an answer."""
-
         def ask() -> list[bytes | None]:
             with suppress(OSError):
                 return [files.read(name)]

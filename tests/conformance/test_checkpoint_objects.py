@@ -14,13 +14,19 @@ from pickle import dumps
 
 import pytest
 
-from conformance.checkpoint_suite import RECORD, CheckpointSuite, claim, commit
-from conformance.network_suite import Faulty, NetworkSuite, RefusalSuite, Refusing
+from conformance.checkpoint_suite import (
+    RECORD,
+    CheckpointSuite,
+    Faulty,
+    NetworkSuite,
+    RefusalSuite,
+    Refusing,
+    claim,
+    commit,
+)
 from eventually import eventually
-from object_files import object_files
 from s3_between import CUT_REPLY, GO_ON, Act, Between, Reply, Request, refusal
 from s3_bucket import Bucket
-from shared_servers import s3_server
 from sparkonce.log import DecisionLog
 from sparkonce.protocol.view import LogView
 from sparkonce.storage import objects
@@ -30,7 +36,7 @@ from sparkonce.storage.objects import ObjectFiles
 
 @cache
 def bucket() -> Bucket:
-    return Bucket(s3_server())
+    return Bucket()
 
 
 def new_prefix() -> str:
@@ -40,7 +46,7 @@ def new_prefix() -> str:
 class TestObjects(CheckpointSuite):
     @pytest.fixture
     def files(self) -> CheckpointFiles:
-        return object_files(bucket(), new_prefix())
+        return bucket().files(new_prefix())
 
     def another(self, files: CheckpointFiles) -> CheckpointFiles:
         return files.inside("")
@@ -111,9 +117,9 @@ class TestObjectsBehindANetwork(NetworkSuite):
             def hurry() -> CheckpointFiles:
                 monkeypatch.setattr(objects, "REQUEST_S", 1)
                 monkeypatch.setattr(objects, "DEADLINE_S", 4.0)
-                return object_files(bucket(), prefix, between.url)
+                return bucket().files(prefix, between.url)
 
-            files, clean = object_files(bucket(), prefix, between.url), object_files(bucket(), prefix)
+            files, clean = bucket().files(prefix, between.url), bucket().files(prefix)
             yield Behind(between=between, files=files, clean=clean, hurry=hurry)
 
     @pytest.fixture
@@ -192,5 +198,5 @@ class TestObjectsThatAreRefused(RefusalSuite):
                 between.act = lambda _: GO_ON
 
             during: AbstractContextManager[None] = refused()
-            files, clean = object_files(bucket(), prefix, between.url), object_files(bucket(), prefix)
+            files, clean = bucket().files(prefix, between.url), bucket().files(prefix)
             yield Refusing(files=files, clean=clean, during=during, passes=request.param == "full")

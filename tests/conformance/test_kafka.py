@@ -16,9 +16,6 @@ from sparkonce_lab.systems.kafka import KafkaSystem
 
 pytestmark = pytest.mark.kafka
 
-OLDEST = "3.0.0"
-"""The oldest supported broker version, see docs/versions.md."""
-
 
 class KafkaSuite(SystemSuite):
     visible_within_s = 30.0
@@ -34,33 +31,32 @@ class KafkaSuite(SystemSuite):
         return pa.record_batch({"value": [f"{number}".zfill(1_100_000)]})
 
 
-class TestKafkaSink(KafkaSuite):
-    restart_server = SinkHooks.restart_server  # the broker is shared by all tests and must not be killed
+class SharedBroker(KafkaSuite):
+    """A broker that all tests share, so that it must not be killed."""
+
+    restart_server = SinkHooks.restart_server
+    broker = "broker"
 
     @pytest.fixture(autouse=True)
-    def _cluster(self, broker: Cluster) -> None:
-        self.cluster = broker
-
-    @pytest.fixture(autouse=True)
-    def _system(self, _cluster: None, tmp_path: Path) -> None:
+    def _system(self, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+        self.cluster = request.getfixturevalue(self.broker)
         self.begin(tmp_path)
 
 
-@pytest.mark.slow
-class TestOtherBroker(KafkaSuite):
-    """The suite on franz-go's broker, which reports every finished transaction as Empty, committed or aborted."""
+class TestKafkaSink(SharedBroker):
+    pass
 
-    restart_server = SinkHooks.restart_server
+
+@pytest.mark.slow
+class TestOtherBroker(SharedBroker):
+    """franz-go's broker, which reports every finished transaction as Empty, committed or aborted."""
+
+    broker = "other"
     leaves_traces = False
     test_a_transaction_that_timed_out_is_lost = None  # it stays unknown
     test_an_abort_after_the_commit_comes_too_late = None  # the abort of a transaction that has ended succeeds
     test_concluding_a_batch_changes_nothing_for_readers = None  # the same
     test_a_handle_that_names_nothing_is_never_committed = None  # the broker compares the producer id alone
-
-    @pytest.fixture(autouse=True)
-    def _system(self, other: OtherBroker, tmp_path: Path) -> None:
-        self.cluster = other
-        self.begin(tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -70,20 +66,15 @@ def other() -> Iterator[OtherBroker]:
 
 
 @pytest.mark.slow
-class TestOldestBroker(KafkaSuite):
-    """On the oldest broker that is promised, which aborts in the first protocol of transactions."""
+class TestOldestBroker(SharedBroker):
+    """The oldest broker that docs/versions.md promises, which aborts in the first protocol of transactions."""
 
-    restart_server = SinkHooks.restart_server
-
-    @pytest.fixture(autouse=True)
-    def _system(self, oldest: Cluster, tmp_path: Path) -> None:
-        self.cluster = oldest
-        self.begin(tmp_path)
+    broker = "oldest"
 
 
 @pytest.fixture(scope="module")
-def oldest() -> object:
-    with Cluster(version=OLDEST, overrides={"auto.create.topics.enable": "false"}) as cluster:
+def oldest() -> Iterator[Cluster]:
+    with Cluster(version="3.0.0", overrides={"auto.create.topics.enable": "false"}) as cluster:
         yield cluster
 
 

@@ -17,7 +17,7 @@ from hdfs_native import Client
 
 from integration.files_scene import QUERY, Life
 from s3_bucket import Bucket
-from shared_servers import USES_HDFS, hdfs_server, s3_server
+from shared_servers import USES_HDFS, hdfs_server
 from sparkonce.errors import CorruptRecordError, FilesGoneError
 from sparkonce.files import Compacted, compact, read_manifests, whole_batches
 from sparkonce.sinks.files import committer, compaction, manifests
@@ -32,7 +32,6 @@ ROWS = list(range(4 * BATCHES))
 
 
 def run_batch(life: Life, batch: int) -> None:
-    """Writes four rows, of two days."""
     rows = list(range(4 * batch, 4 * batch + 4))
     life.run_batch(pa.table({"number": rows, "day": [1, 1, 2, 2]}), batch=batch)
 
@@ -73,7 +72,7 @@ def test_files_of_old_batches_become_one_in_each_folder(store: str, tmp_path: Pa
     if store == "disk":
         url, read = str(tmp_path), pq.ParquetFile
     elif store == "s3":
-        bucket = Bucket(s3_server())
+        bucket = Bucket()
         url, options = f"s3://{bucket.name}/out", bucket.server.settings()
         read = lambda path: pq.ParquetFile(pa.BufferReader(bucket.content(path.removeprefix(f"s3://{bucket.name}/"))))  # noqa: E731
     else:

@@ -14,7 +14,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from confluent_kafka import ConsumerGroupTopicPartitions, Producer, TopicPartition
 from confluent_kafka.admin import (
@@ -33,7 +32,7 @@ from canary import CANARY, said_of
 from canary import check as look_everywhere
 from integration.kafka_witness import LIMIT_S, Witness, eventually, new_name, until_final
 from secured import ELSEWHERE, PASSWORD, SERVER, make_certificate, make_keys, secured_cluster
-from small_job import SmallJob
+from small_job import SmallJob, one_row, values_of
 from sparkonce.errors import ConfigurationError, PreflightError, SparkonceError
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.handles import Outcome
@@ -214,12 +213,6 @@ def test_a_wrong_password(sasl: Callable[..., Settings], monkeypatch: pytest.Mon
         check({**sasl("PLAIN", "plain"), "sasl.password": "wrong"})
 
 
-def source_of(settings: Settings, topic: str, **more: str) -> SourceFacts:
-    """Returns Spark's source with the Java client settings that `read_kafka` derives from these."""
-    options = {f"kafka.{name}": one for name, one in {**consumer_settings(settings), **more}.items()}
-    return SourceFacts(format="kafka", options={"subscribe": topic, **options})
-
-
 @leaves_sockets
 def test_a_start_asks_a_sources_brokers_as_javas_client_would(
     witness: Witness,
@@ -230,6 +223,10 @@ def test_a_start_asks_a_sources_brokers_as_javas_client_would(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    def source_of(settings: Settings, topic: str, **more: str) -> SourceFacts:
+        options = {f"kafka.{name}": one for name, one in {**consumer_settings(settings), **more}.items()}
+        return SourceFacts(format="kafka", options={"subscribe": topic, **options})
+
     tls["ssl.key.location"] = str(keys / "client.java.key")
     one_file = keys / "client.both.pem"
     one_file.write_text((keys / "client.java.key").read_text() + (keys / "client.pem").read_text())
@@ -368,7 +365,7 @@ class Rights:
             inside = "kafka" if joined else None
             return [GroupReporter(GroupOffsets(self.group, self.settings, in_transaction_of=inside))]
 
-        return SmallJob(checkpoint, sinks, values, reporters=reporters, source=self.source, deadline_s=deadline_s)
+        return SmallJob(checkpoint, sinks, one_row, reporters=reporters, source=self.source, deadline_s=deadline_s)
 
     def group_offset(self) -> int:
         wanted = ConsumerGroupTopicPartitions(self.group, [TopicPartition(self.source, 0)])
@@ -389,14 +386,6 @@ def add_login(
     change = UserScramCredentialUpsertion(user, ScramCredentialInfo(mechanism, 4096), password.encode())
     for done in witness.admin.alter_user_scram_credentials([change]).values():
         done.result(LIMIT_S)
-
-
-def values(batch: int, slot: int) -> pa.RecordBatch:
-    return pa.record_batch({"value": [f"{batch}.{slot}.{place}" for place in range(2)]})
-
-
-def expected(batches: int) -> list[str]:
-    return sorted(f"{batch}.{slot}.{place}" for batch in range(batches) for slot in range(2) for place in range(2))
 
 
 def test_who_holds_back_readers_is_told_to_those_who_may_read(
@@ -438,7 +427,7 @@ def test_a_whole_job_with_the_least_rights(
     rights.give(*rights.least)
     job = rights.job(tmp_path, joined=joined)
     job.live()
-    assert witness.committed(rights.topic) == expected(4)
+    assert witness.committed(rights.topic) == values_of(0, 1, 2, 3)
     assert rights.group_offset() == 3
     ids = [one for one in list_transactions(cluster.bootstrap) if one.startswith(rights.prefix)]
     assert ids
@@ -472,7 +461,7 @@ def test_a_right_that_is_taken_away_is_named_and_nothing_is_lost(
     assert repr(rights.topic if right == "topic" else rights.prefix) in str(refused.value)
     rights.give(right)
     job.run(1, 2)
-    assert witness.committed(rights.topic) == expected(3)
+    assert witness.committed(rights.topic) == values_of(0, 1, 2)
 
 
 @pytest.mark.parametrize(
@@ -500,10 +489,10 @@ def test_offsets_that_may_not_be_told_are_a_warning_and_rows_go_on(
     told = [one.getMessage() for one in caplog.records if f"Offsets of the group {rights.group!r}" in one.getMessage()]
     assert told
     assert all(re.search(named, one) for one in told), told
-    assert witness.committed(rights.topic) == expected(1)
+    assert witness.committed(rights.topic) == values_of(0)
     rights.give(right)
     job.run(1)
-    assert (witness.committed(rights.topic), rights.group_offset()) == (expected(2), 1)
+    assert (witness.committed(rights.topic), rights.group_offset()) == (values_of(0, 1), 1)
 
 
 @leaves_sockets

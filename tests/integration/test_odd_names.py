@@ -17,7 +17,6 @@ import pyarrow.parquet as pq
 import pytest
 from psycopg import sql
 
-from integration.s3_scene import bucket, s3
 from s3_bucket import Bucket
 from shared_servers import needs_postgres, new_mariadb
 from small_job import SmallJob
@@ -33,8 +32,6 @@ from sparkonce.sinks.sql.postgres.orphans import list_open as list_orphans
 from sparkonce.sinks.sql.postgres.sink import PostgresSink
 from sparkonce_lab.systems.mysql import MySQLSystem
 from sparkonce_lab.systems.postgres import PostgresSystem
-
-__all__ = ["bucket", "s3"]
 
 DROP = "DROP TABLE innocent"
 EVERYTHING = f"t\"'`\\); {DROP}; -- %s %% {{}} $1 /*\n數"

@@ -54,13 +54,11 @@ class StreamScene:
         self._opened: list[StreamCommitter] = []
 
     def sink(self, files: CheckpointFiles | None = None, **changed: Any) -> RabbitMQStreamSink:
-        """Returns the sink, configured with its checkpoint."""
         sink = RabbitMQStreamSink(**{"server": self.server, "stream": self.stream, "body": "raw", **changed})
         sink.use_checkpoint(files or LocalFiles(self.root))
         return sink
 
     def prepare(self, bodies: Sequence[str], batch: int = 0, slot: int = 0, **kept: Any) -> Handle:
-        """Prepares the rows of a slot."""
         return prepare(self.sink(**kept), pa.record_batch({"value": list(bodies)}), batch=batch, slot=slot)
 
     def committer(self, **kept: Any) -> StreamCommitter:
@@ -71,17 +69,14 @@ class StreamScene:
         return made
 
     def close(self) -> None:
-        """Closes everything that was opened."""
         for one in self._opened:
             one.close()
 
     def finish(self, committer: StreamCommitter, batch: int, *handles: Handle) -> None:
-        """Commits and concludes a batch, and checks that this succeeds."""
         assert [one.outcome.value for one in committer.commit(handles)] == ["committed"] * len(handles)
         committer.conclude(batch, handles)
 
     def bodies(self) -> list[str]:
-        """Returns the bodies that a reader sees."""
         return [body.decode() for body in self.witness.messages(self.stream)]
 
 

@@ -50,7 +50,6 @@ def asker(rabbit: RabbitStreamSystem) -> Iterator[StreamAsker]:
 
 
 def end_of(rabbit: RabbitStreamSystem, stream: str) -> int:
-    """Returns the offset after a stream's last message."""
     with closing(StreamAsker(rabbit.settings(), patience_s=30)) as asker:
         return asker.ends((stream,))[stream].get("offset", 0)
 
@@ -76,7 +75,6 @@ def plan(asker: StreamAsker, start: Positions, most: int | None = None) -> Posit
 
 
 def all_batches(asker: StreamAsker, start: Positions, most: int) -> Iterator[tuple[Positions, Positions]]:
-    """Plans batches until nothing is left."""
     while (end := plan(asker, start, most)) != start:
         yield start, end
         start = end

@@ -39,17 +39,10 @@ def one():
         yield cluster
 
 
-def transactional(cluster, transactional_id, **settings):
-    producer = Producer(
-        {"bootstrap.servers": cluster.bootstrap, "transactional.id": transactional_id, "log_level": 0, **settings}
-    )
-    producer.init_transactions(30)
-    return producer
-
-
 def test_a_reader_stops_before_an_open_transaction_and_does_not_wait_for_it(one):
     create_topic(one.bootstrap, "open")
-    producer = transactional(one, "open-id")
+    producer = Producer({"bootstrap.servers": one.bootstrap, "transactional.id": "open-id", "log_level": 0})
+    producer.init_transactions(30)
     for value, end in ((b"aborted", producer.abort_transaction), (b"kept", producer.commit_transaction)):
         producer.begin_transaction()
         producer.produce("open", value)
@@ -146,22 +139,19 @@ def test_a_broker_takes_its_classes_from_an_archive(one):
 
 
 @pytest.mark.slow
-def test_an_archive_of_classes_is_made_where_there_is_none(tmp_path, monkeypatch):
+@pytest.mark.parametrize("content", [None, b"", b"not an archive"], ids=["none", "could-not-be-made", "does-not-fit"])
+def test_a_broker_starts_with_any_archive_of_its_classes_and_makes_one_where_there_is_none(
+    content, tmp_path, monkeypatch
+):
     kept = tmp_path / "classes" / "kafka.jsa"
+    if content is not None:
+        kept.parent.mkdir()
+        kept.write_bytes(content)
     monkeypatch.setattr(cluster_module, "kafka_archive", lambda _: kept)
     with Cluster() as cluster:
-        assert str(kept) in Path(f"/proc/{cluster.brokers[0].pid}/maps").read_text()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("content", [b"", b"not an archive"], ids=["could-not-be-made", "does-not-fit"])
-def test_a_broker_starts_without_an_archive_of_its_classes(content, tmp_path, monkeypatch):
-    kept = tmp_path / "classes.jsa"
-    kept.write_bytes(content)
-    monkeypatch.setattr(cluster_module, "kafka_archive", lambda _: kept)
-    with Cluster() as cluster:
-        assert str(kept) not in Path(f"/proc/{cluster.brokers[0].pid}/maps").read_text()
-    assert kept.read_bytes() == content
+        used = str(kept) in Path(f"/proc/{cluster.brokers[0].pid}/maps").read_text()
+    assert used == (content is None)
+    assert used or kept.read_bytes() == content
 
 
 def test_without_an_archive_nothing_stops(tmp_path, caplog):

@@ -16,10 +16,9 @@ import pyarrow as pa
 import pytest
 from psycopg import sql
 
-from object_files import object_files
 from redis_servers import witness as witness_of
 from s3_bucket import Bucket
-from shared_servers import needs_postgres, needs_redis, postgres_with_passwords, redis_server, s3_server
+from shared_servers import needs_postgres, needs_redis, postgres_with_passwords, redis_server
 from small_job import SmallJob, one_row, values_of
 from sparkonce.errors import (
     ConfigurationError,
@@ -238,68 +237,53 @@ def test_a_provider_of_logins_for_redis_is_asked_at_each_connection(redis_login:
 
 # --- S3 --------------------------------------------------------------------------------------------------------------
 
-PROCESS = """
-import datetime, json, sys
-soon = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(minutes=5)
-print(json.dumps({"Version": 1, "Expiration": soon.isoformat(), **json.load(open(sys.argv[1]))}))
-"""
-
-
-class Keys:
-    """Two users of a bucket, only one of which has access at a time, and a profile whose keys come from a program."""
-
-    def __init__(self, bucket: Bucket, folder: Path) -> None:
-        self.bucket = bucket
-        self.users = [(f"user-{secrets.token_hex(4)}", secrets.token_hex(16)) for _ in range(2)]
-        for user in self.users:
-            bucket.server.add_user(*user)
-        self.given = folder / "keys.json"
-        program = folder / "give_keys.py"
-        program.write_text(PROCESS)
-        self.config = folder / "aws.config"
-        command = f"{sys.executable} {program} {self.given}"
-        self.profile = f"rotated-{secrets.token_hex(4)}"  # a process caches the client of a profile
-        self.config.write_text(f"[profile {self.profile}]\ncredential_process = {command}\n")
-        self.change(0)
-
-    def change(self, number: int) -> None:
-        self.allow(number)
-        self.give(number)
-
-    def allow(self, *numbers: int) -> None:
-        arn = f"arn:aws:s3:::{self.bucket.name}"
-        who = [self.users[number][0] for number in numbers]
-        allowed = {"Effect": "Allow", "Principal": who, "Action": "s3:*", "Resource": [arn, f"{arn}/*"]}
-        policy = {"Version": "2012-10-17", "Statement": [allowed]}
-        self.bucket.client.put_bucket_policy(Bucket=self.bucket.name, Policy=json.dumps(policy))
-
-    def give(self, number: int) -> None:
-        access, secret = self.users[number]
-        self.given.write_text(json.dumps({"AccessKeyId": access, "SecretAccessKey": secret}))
-
-    def sink(self, **given: str) -> FilesSink:
-        place = {"endpoint_url": self.bucket.server.url, "region_name": "us-east-1", "addressing_style": "path"}
-        return FilesSink(f"s3://{self.bucket.name}/out", format="text", store_options={**place, **given})
-
-    def visible(self) -> list[str]:
-        return sorted(line for text in self.bucket.published().values() for line in text.decode().splitlines())
-
 
 @pytest.fixture
-def rotated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Keys:
-    keys = Keys(Bucket(s3_server()), tmp_path)
-    monkeypatch.setenv("AWS_CONFIG_FILE", str(keys.config))
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
-    return keys
+def users(bucket: Bucket) -> list[tuple[str, str]]:
+    """Two users, only one of whom has access to the bucket at a time."""
+    made = [(f"user-{secrets.token_hex(4)}", secrets.token_hex(16)) for _ in range(2)]
+    for user in made:
+        bucket.server.add_user(*user)
+    allow(bucket, made[0])
+    return made
+
+
+def allow(bucket: Bucket, user: tuple[str, str]) -> None:
+    arn = f"arn:aws:s3:::{bucket.name}"
+    allowed = {"Effect": "Allow", "Principal": [user[0]], "Action": "s3:*", "Resource": [arn, f"{arn}/*"]}
+    policy = json.dumps({"Version": "2012-10-17", "Statement": [allowed]})
+    bucket.client.put_bucket_policy(Bucket=bucket.name, Policy=policy)
 
 
 @pytest.mark.slow
-def test_keys_of_s3_that_expire_are_asked_for_again(rotated: Keys, tmp_path: Path) -> None:
-    """One user starts an upload, and the other one completes it."""
-    run(
-        job_of(tmp_path, lambda: rotated.sink(profile_name=rotated.profile)), lambda: rotated.change(1), Phase.FINISHING
+def test_keys_of_s3_that_expire_are_asked_for_again(
+    bucket: Bucket, users: list[tuple[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One user starts an upload, and the other one completes it. The keys of their profile come from a program."""
+    given, program, config = tmp_path / "keys.json", tmp_path / "give_keys.py", tmp_path / "aws.config"
+    program.write_text(
+        "import datetime, json, sys\n"
+        "soon = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(minutes=5)\n"
+        "keys = json.load(open(sys.argv[1]))\n"
+        'print(json.dumps({"Version": 1, "Expiration": soon.isoformat(), **keys}))\n'
     )
-    assert rotated.visible() == values_of(0, 1)
+    profile = f"rotated-{secrets.token_hex(4)}"  # a process caches the client of a profile
+    config.write_text(f"[profile {profile}]\ncredential_process = {sys.executable} {program} {given}\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+
+    def change(user: tuple[str, str]) -> None:
+        allow(bucket, user)
+        given.write_text(json.dumps({"AccessKeyId": user[0], "SecretAccessKey": user[1]}))
+
+    def sink() -> FilesSink:
+        place = {"endpoint_url": bucket.server.url, "region_name": "us-east-1", "addressing_style": "path"}
+        return FilesSink(f"s3://{bucket.name}/out", format="text", store_options={**place, "profile_name": profile})
+
+    change(users[0])
+    run(job_of(tmp_path, sink), lambda: change(users[1]), Phase.FINISHING)
+    seen = sorted(line for text in bucket.published().values() for line in text.decode().splitlines())
+    assert seen == values_of(0, 1)
 
 
 # --- a checkpoint in S3 ----------------------------------------------------------------------------------------------
@@ -313,38 +297,39 @@ def test_keys_of_s3_that_expire_are_asked_for_again(rotated: Keys, tmp_path: Pat
     ],
 )
 def test_keys_of_the_checkpoint_that_were_given_need_a_start(
-    rotated: Keys, tmp_path: Path, phase: Phase, refused: int, seen: tuple[int, ...]
+    bucket: Bucket,
+    users: list[tuple[str, str]],
+    tmp_path: Path,
+    phase: Phase,
+    refused: int,
+    seen: tuple[int, ...],
 ) -> None:
     """Decided transactions are still committed. The store only refuses the next decision."""
 
-    def lines_of(folder: Path) -> list[str]:
-        return sorted(line for file in folder.glob("*.txt") for line in file.read_text().splitlines())
+    def visible() -> list[str]:
+        return sorted(line for file in out.glob("*.txt") for line in file.read_text().splitlines())
 
-    place = "checkpoints/totals"
-
-    def log_with(keys: Keys, user: int) -> ObjectFiles:
-        """Returns the checkpoint's folder with the keys of one of the users."""
-        access, secret = keys.users[user]
-        return object_files(keys.bucket, place, access_key_id=access, secret_access_key=secret)
+    def log_with(access: str, secret: str) -> ObjectFiles:
+        return bucket.files("checkpoints/totals", access_key_id=access, secret_access_key=secret)
 
     out = tmp_path / "out"
     job = job_of(tmp_path, lambda: FilesSink(out, format="text"))
-    job.files_of_checkpoint = log_with(rotated, 0)
+    job.files_of_checkpoint = log_with(*users[0])
 
     def listen(entered: Phase, batch: int) -> None:
         if (entered, batch) == (phase, 1):
-            rotated.change(1)
+            allow(bucket, users[1])
 
     with pytest.raises(
         LogError, match=rf"decision of batch {refused} could not be written: .*403 AccessDenied"
     ) as told:
         job.run(0, 1, 2, listener=listen)
     assert "keys that its store accepts" in told.value.next_step
-    assert lines_of(out) == values_of(*seen)
+    assert visible() == values_of(*seen)
     with pytest.raises(ConfigurationError, match="cannot be written to: HTTP 403 AccessDenied"):
         job.files_of_checkpoint.check()
     with pytest.raises(LogError, match=r"cannot be read: .*403 AccessDenied"):
         job.run(refused)
-    job.files_of_checkpoint = log_with(rotated, 1)
+    job.files_of_checkpoint = log_with(*users[1])
     job.run(*range(refused, 4))
-    assert lines_of(out) == values_of(0, 1, 2, 3)
+    assert visible() == values_of(0, 1, 2, 3)

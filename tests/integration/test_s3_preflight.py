@@ -13,10 +13,10 @@ from typing import Any
 import botocore.auth
 import pytest
 
-from integration.s3_scene import between, bucket, new_store, s3, seal
 from s3_between import GO_ON, Between, Reply, Request, refusal
-from s3_bucket import Bucket
+from s3_bucket import Bucket, seal
 from secured import make_keys
+from shared_servers import s3_server
 from sparkonce import FilesSink, Guarantee
 from sparkonce.errors import PreflightError, PrepareError
 from sparkonce.protocol.handles import Outcome
@@ -24,8 +24,6 @@ from sparkonce.sinks.files.s3 import preflight
 from sparkonce.sinks.files.s3.store import S3Store
 from sparkonce_lab.rig.process import free_port
 from sparkonce_lab.rig.servers.s3 import S3Server
-
-__all__ = ["between", "bucket", "s3"]
 
 RIGHTS = {
     "s3:ListBucket",
@@ -40,11 +38,11 @@ RIGHTS = {
 
 
 @pytest.fixture(scope="module")
-def user(s3: S3Server) -> tuple[str, str]:
-    """Returns the access key and secret of a user without permissions."""
-    access_key, secret_key = f"user-{secrets.token_hex(4)}", secrets.token_hex(16)
-    s3.add_user(access_key, secret_key)
-    return access_key, secret_key
+def user() -> tuple[str, str]:
+    """The access key and secret of a user without permissions."""
+    user = f"user-{secrets.token_hex(4)}", secrets.token_hex(16)
+    s3_server().add_user(*user)
+    return user
 
 
 def store_of(bucket: Bucket, user: tuple[str, str]) -> S3Store:
@@ -67,7 +65,7 @@ def leftovers(bucket: Bucket) -> tuple[Sequence[Any], Sequence[str]]:
 
 
 def test_a_good_bucket_is_said_which_it_is_and_left_clean(bucket: Bucket) -> None:
-    store = new_store(bucket)
+    store = bucket.store()
     expected = {"endpoint": bucket.server.url, "bucket": bucket.name, "folder": "out/"}
     assert store.check() == store.check() == expected
     assert leftovers(bucket) == ([], [])
@@ -80,10 +78,10 @@ def test_what_a_killed_trial_left_is_removed_once_nobody_can_be_at_it(
     bucket.client.create_multipart_upload(**trial)
     bucket.client.put_object(**trial, Body=b"sparkonce")
     bucket.client.put_object(Bucket=bucket.name, Key="out/.sparkonce/checked", Body=b"somebody's")
-    new_store(bucket).check()
+    bucket.store().check()
     assert [len(left) for left in leftovers(bucket)] == [1, 2], "another query may be starting"
     monkeypatch.setattr(preflight, "_FORSAKEN_AFTER_S", 0.0)
-    new_store(bucket).check()
+    bucket.store().check()
     assert leftovers(bucket) == ([], ["out/.sparkonce/checked"])
 
 
@@ -91,7 +89,7 @@ def test_a_store_that_takes_damaged_parts_is_a_condition(bucket: Bucket, between
     def take_all(request: Request) -> str | Reply:
         return Reply(200, b"", (("ETag", '"any"'),)) if request.is_part and request.body == b"Sparkonce" else GO_ON
 
-    store = new_store(bucket, endpoint_url=between.url)
+    store = bucket.store(endpoint_url=between.url)
     store.check()
     assert not [one for one in store.conditions() if "SHA-256" in one], "this one refuses them"
     between.act = take_all
@@ -100,7 +98,7 @@ def test_a_store_that_takes_damaged_parts_is_a_condition(bucket: Bucket, between
     for answer, code in ((refusal(503, "SlowDown"), "SlowDown"), (refusal(429, "TooMany"), "TooMany")):
         between.act = lambda request, answer=answer: answer if request.body == b"Sparkonce" else GO_ON
         with pytest.raises(PreflightError, match=code):
-            new_store(bucket, endpoint_url=between.url, attempts=1).check()
+            bucket.store(endpoint_url=between.url, attempts=1).check()
     assert leftovers(bucket) == ([], [])
 
 
@@ -166,7 +164,7 @@ def test_without_the_right_to_look_nothing_is_lost(bucket: Bucket, user: tuple[s
 
 
 def test_a_clock_that_is_off_is_named(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = new_store(bucket)
+    store = bucket.store()
     fields = seal(store)
     now = botocore.auth.get_current_datetime
     monkeypatch.setattr(
@@ -191,9 +189,9 @@ def test_a_clock_that_is_off_is_named(bucket: Bucket, monkeypatch: pytest.Monkey
 def test_a_store_without_conditions_is_refused_unless_told(bucket: Bucket, between: Between, answer: Reply) -> None:
     between.act = lambda request: answer if request.is_complete else GO_ON
     with pytest.raises(PreflightError, match="if_none_match"):
-        new_store(bucket, endpoint_url=between.url).check()
+        bucket.store(endpoint_url=between.url).check()
     assert leftovers(bucket) == ([], [])
-    new_store(bucket, endpoint_url=between.url, if_none_match=False).check()
+    bucket.store(endpoint_url=between.url, if_none_match=False).check()
     assert leftovers(bucket) == ([], [])
 
 
@@ -201,7 +199,7 @@ def test_without_conditions_none_is_sent(bucket: Bucket, between: Between) -> No
     sent: list[str | None] = []
     between.listen = lambda request, given: sent.append(given.get("If-None-Match")) if request.is_complete else None
     for setting in (True, False):
-        store = new_store(bucket, endpoint_url=between.url, if_none_match=setting)
+        store = bucket.store(endpoint_url=between.url, if_none_match=setting)
         assert [one.outcome for one in store.publish([seal(store)])] == [Outcome.COMMITTED]
     assert sent == ["*", None]
 
@@ -220,7 +218,7 @@ def test_other_etags_than_md5_will_do(bucket: Bucket, between: Between) -> None:
         return GO_ON
 
     between.act = etag
-    store = new_store(bucket, endpoint_url=between.url)
+    store = bucket.store(endpoint_url=between.url)
     fields = seal(store)
     metadata = {"x-amz-meta-sparkonce-upload": str(fields["mark"])}
     assert str(fields["checksum"]).startswith("sha256:")
@@ -231,7 +229,7 @@ def test_other_etags_than_md5_will_do(bucket: Bucket, between: Between) -> None:
 
 def test_versions_are_a_condition(bucket: Bucket) -> None:
     bucket.client.put_bucket_versioning(Bucket=bucket.name, VersioningConfiguration={"Status": "Enabled"})
-    store = new_store(bucket)
+    store = bucket.store()
     store.check()
     assert "old versions" in store.conditions()[-1]
 
@@ -244,10 +242,8 @@ def test_credentials_of_the_environment_are_found(bucket: Bucket, monkeypatch: p
     assert S3Store(f"s3://{bucket.name}/out", settings).check()["bucket"] == bucket.name
 
 
-def test_a_certificate_is_verified(tmp_path: Path, s3: S3Server) -> None:
+def test_a_certificate_is_verified(tmp_path: Path) -> None:
     class TlsServer(S3Server):
-        """The same server behind TLS."""
-
         keys: Path
 
         def command(self) -> Sequence[str]:
@@ -273,23 +269,18 @@ def test_a_certificate_is_verified(tmp_path: Path, s3: S3Server) -> None:
             S3Store("s3://bucket/out", {**settings, "verify": str(tmp_path / "ca.pem")}).check()
 
 
-def test_a_bucket_or_store_that_is_not_there_is_named(s3: S3Server) -> None:
+def test_a_bucket_or_store_that_is_not_there_is_named() -> None:
+    settings = s3_server().settings()
     with pytest.raises(PreflightError, match="no bucket 'nobodys'"):
-        S3Store("s3://nobodys/out", s3.settings()).check()
+        S3Store("s3://nobodys/out", settings).check()
     url = f"http://127.0.0.1:{free_port()}"
     with pytest.raises(PreflightError, match=f"endpoint_url='{url}'"):
-        S3Store("s3://bucket/out", {**s3.settings(), "endpoint_url": url, "attempts": 1}).check()
+        S3Store("s3://bucket/out", {**settings, "endpoint_url": url, "attempts": 1}).check()
 
 
 # --- the sink over the store -----------------------------------------------------------------------------------------
 
 QUERY = "0123456789ab"
-RULES = b"""<LifecycleConfiguration>
-<Rule><ID>uploads</ID><Status>Enabled</Status><Filter><Prefix>out/</Prefix></Filter>
-<AbortIncompleteMultipartUpload><DaysAfterInitiation>3</DaysAfterInitiation></AbortIncompleteMultipartUpload></Rule>
-<Rule><ID>tidy</ID><Status>Enabled</Status><Filter><Prefix>out/</Prefix></Filter>
-<Expiration><Days>30</Days></Expiration></Rule>
-</LifecycleConfiguration>"""
 
 
 def new_sink(bucket: Bucket, *, guarantee: Guarantee = Guarantee.EXACTLY_ONCE, **options: Any) -> FilesSink:
@@ -298,26 +289,26 @@ def new_sink(bucket: Bucket, *, guarantee: Guarantee = Guarantee.EXACTLY_ONCE, *
 
 
 def test_a_lifecycle_rule_is_the_timeout_and_another_a_condition(bucket: Bucket, between: Between) -> None:
-    between.act = lambda request: Reply(200, RULES) if request.path.endswith("?lifecycle") else GO_ON
+    rules = b"""<LifecycleConfiguration>
+<Rule><ID>uploads</ID><Status>Enabled</Status><Filter><Prefix>out/</Prefix></Filter>
+<AbortIncompleteMultipartUpload><DaysAfterInitiation>3</DaysAfterInitiation></AbortIncompleteMultipartUpload></Rule>
+<Rule><ID>tidy</ID><Status>Enabled</Status><Filter><Prefix>out/</Prefix></Filter>
+<Expiration><Days>30</Days></Expiration></Rule>
+</LifecycleConfiguration>"""
     sink = new_sink(bucket, endpoint_url=between.url)
+    before = sink.preflight(QUERY, None)
+    assert sink.transaction_timeout_s(before) is None
     assert not any("'tidy'" in one for one in sink.conditions())
-    facts = sink.preflight(QUERY, None)
-    assert sink.transaction_timeout_s(facts) == 3 * 24 * 3600
+    between.act = lambda request: Reply(200, rules) if request.path.endswith("?lifecycle") else GO_ON
+    facts = sink.preflight(QUERY, before)
+    assert sink.transaction_timeout_s(facts) == 3 * 24 * 3600, "another rule is not another bucket"
     assert any("'tidy'" in one and "30 days" in one for one in sink.conditions())
     direct = new_sink(bucket, endpoint_url=between.url, guarantee=Guarantee.AT_LEAST_ONCE)
     assert direct.transaction_timeout_s(facts) is None
 
 
-def test_a_changed_lifecycle_rule_is_no_other_place(bucket: Bucket, between: Between) -> None:
-    sink = new_sink(bucket, endpoint_url=between.url)
-    before = sink.preflight(QUERY, None)
-    assert sink.transaction_timeout_s(before) is None
-    between.act = lambda request: Reply(200, RULES) if request.path.endswith("?lifecycle") else GO_ON
-    assert sink.transaction_timeout_s(sink.preflight(QUERY, before)) == 3 * 24 * 3600
-
-
-def test_another_bucket_is_refused(bucket: Bucket, s3: S3Server) -> None:
+def test_another_bucket_is_refused(bucket: Bucket) -> None:
     """Its answer for the last batch's uploads would be that they are lost."""
     facts = new_sink(bucket).preflight(QUERY, None)
     with pytest.raises(PreflightError, match="bucket"):
-        new_sink(Bucket(s3)).preflight(QUERY, facts)
+        new_sink(Bucket()).preflight(QUERY, facts)

@@ -10,9 +10,8 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from integration.s3_scene import between, bucket, new_store, s3, seal
 from s3_between import CUT_REPLY, GO_ON, Between, Reply, Request, refusal
-from s3_bucket import Bucket
+from s3_bucket import Bucket, seal
 from sparkonce.errors import UnknownOutcomeError
 from sparkonce.protocol.handles import COMMITTED, Finished, Handle, Outcome, transaction_fields
 from sparkonce.sinks.files.committer import FilesCommitter
@@ -21,12 +20,10 @@ from sparkonce.sinks.files.s3.settings import MIB
 from sparkonce.sinks.files.s3.store import S3Store
 from sparkonce.sinks.files.store import Fields, FileState, FileStore, fields_of
 
-__all__ = ["between", "bucket", "s3"]
-
 
 @pytest.fixture
 def store(bucket: Bucket) -> Iterator[S3Store]:
-    opened = new_store(bucket)
+    opened = bucket.store()
     yield opened
     opened.close()
 
@@ -53,8 +50,8 @@ def test_a_file_shows_once_it_is_published(bucket: Bucket, store: S3Store) -> No
 
 
 def test_a_lost_reply_is_asked_for_again(bucket: Bucket, between: Between) -> None:
-    fields = seal(new_store(bucket))
-    store = new_store(bucket, endpoint_url=between.url)
+    fields = seal(bucket.store())
+    store = bucket.store(endpoint_url=between.url)
     between.act = lambda request: CUT_REPLY if request.is_complete else GO_ON
     assert publish(store, fields).outcome is Outcome.RETRY
     assert sum(request.is_complete for request in between.seen) == 1  # boto3 did not retry on its own
@@ -81,8 +78,8 @@ GONE = refusal(404, "NoSuchUpload")
 )
 def test_a_store_that_refuses_once_is_asked_again(bucket: Bucket, between: Between, answer: Reply) -> None:
     """Each kind of request is refused once. boto3 does not retry, so our own error table decides about each answer."""
-    fields = seal(new_store(bucket))
-    store = new_store(bucket, endpoint_url=between.url, attempts=1)
+    fields = seal(bucket.store())
+    store = bucket.store(endpoint_url=between.url, attempts=1)
     refused: set[tuple[str, bool]] = set()
 
     def refuse_once(request: Request) -> str | Reply:
@@ -108,9 +105,9 @@ def test_a_busy_store_does_not_make_a_loss_of_what_was_published(
 
     Each of the following requests is refused once, without a body.
     """
-    fields = seal(new_store(bucket))
+    fields = seal(bucket.store())
     if published:
-        publish(new_store(bucket), fields)
+        publish(bucket.store(), fields)
     else:
         bucket.abort(str(fields["upload_id"]))
     refused: set[str] = set()
@@ -123,7 +120,7 @@ def test_a_busy_store_does_not_make_a_loss_of_what_was_published(
         return Reply(429, b"") if is_first else GO_ON
 
     between.act = refuse_once
-    store = new_store(bucket, endpoint_url=between.url, attempts=1)
+    store = bucket.store(endpoint_url=between.url, attempts=1)
     final = Outcome.ALREADY_COMMITTED if published else Outcome.LOST
     assert [publish(store, fields).outcome for _ in range(3)] == [Outcome.RETRY, Outcome.RETRY, final]
     assert refused == {"GET", "HEAD"}
@@ -131,8 +128,8 @@ def test_a_busy_store_does_not_make_a_loss_of_what_was_published(
 
 def test_done_without_an_object_is_not_done(bucket: Bucket, between: Between) -> None:
     """Versitygw reports success while another completion is still in progress."""
-    fields = seal(new_store(bucket))
-    store = new_store(bucket, endpoint_url=between.url)
+    fields = seal(bucket.store())
+    store = bucket.store(endpoint_url=between.url)
     done = f"<CompleteMultipartUploadResult><ETag>{fields['checksum']}</ETag></CompleteMultipartUploadResult>"
     between.act = lambda request: Reply(200, done.encode()) if request.is_complete else GO_ON
     assert publish(store, fields).outcome is Outcome.RETRY
@@ -173,12 +170,12 @@ def test_one_that_was_deleted_is_unknown_where_versions_are_kept(bucket: Bucket,
 
     Versitygw does so only with GetObject, so it stays undetected there.
     """
-    fields = seal(new_store(bucket))
-    publish(new_store(bucket), fields)
+    fields = seal(bucket.store())
+    publish(bucket.store(), fields)
     bucket.client.delete_object(Bucket=bucket.name, Key=key(fields))
     marked = Reply(404, b"", (("x-amz-delete-marker", "true"),))
     between.act = lambda request: GONE if request.is_complete else marked if request.method == "HEAD" else GO_ON
-    store = new_store(bucket, endpoint_url=between.url)
+    store = bucket.store(endpoint_url=between.url)
     assert publish(store, fields).outcome is Outcome.UNKNOWN
     assert store.states([fields]) == [FileState.UNKNOWN]
 
@@ -202,7 +199,7 @@ def at_work(bucket: Bucket, fields: Fields) -> Iterator[None]:
     folder.rename(working)
     yield
     working.rename(folder)
-    assert publish(new_store(bucket), fields).outcome is Outcome.COMMITTED
+    assert publish(bucket.store(), fields).outcome is Outcome.COMMITTED
 
 
 def handle_of(*files: Fields) -> Handle:
@@ -234,7 +231,7 @@ def test_a_completion_that_begins_while_the_rest_is_given_up_is_waited_for(
 
 
 def test_what_is_left_of_a_lost_one_is_given_up_also_where_no_answer_comes(bucket: Bucket, between: Between) -> None:
-    store = new_store(bucket, endpoint_url=between.url, attempts=1)
+    store = bucket.store(endpoint_url=between.url, attempts=1)
     lost, left = seal(store), seal(store)
     handle, committer = handle_of(lost, left), FilesCommitter(store, "files", manifest=False)
     bucket.abort(str(lost["upload_id"]))
@@ -255,8 +252,8 @@ def test_a_missing_part_is_never_published(bucket: Bucket, store: S3Store) -> No
 
 def test_a_part_that_arrives_while_aborting_is_aborted_too(bucket: Bucket, between: Between) -> None:
     """S3's manual: aborting can leave parts that were in progress."""
-    fields = seal(new_store(bucket))
-    store = new_store(bucket, endpoint_url=between.url)
+    fields = seal(bucket.store())
+    store = bucket.store(endpoint_url=between.url)
     first = [Reply(204, b"")]
     between.act = lambda request: first.pop() if request.method == "DELETE" and first else GO_ON
     assert [one.outcome for one in store.discard([fields])] == [Outcome.ABORTED]
@@ -274,7 +271,7 @@ def test_two_clients_publish_the_same_at_once(bucket: Bucket, store: S3Store) ->
         return answers
 
     with ThreadPoolExecutor(2) as pool:
-        for answers in pool.map(publish_all, [store, new_store(bucket)]):
+        for answers in pool.map(publish_all, [store, bucket.store()]):
             assert answers <= COMMITTED
     assert bucket.objects() == {key(fields): content for fields, content in zip(files, contents, strict=True)}
     assert bucket.uploads() == []

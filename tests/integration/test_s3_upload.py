@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from integration.s3_scene import between, bucket, new_store, s3
 from s3_between import CUT_REPLY, GO_ON, Between, Reply, Request, damaged, refusal
 from s3_bucket import Bucket, new_name
 from sparkonce.errors import PrepareError, UnknownOutcomeError
@@ -24,8 +23,6 @@ from sparkonce.sinks.files.s3 import preflight, store
 from sparkonce.sinks.files.s3.settings import MIB
 from sparkonce.sinks.files.s3.store import S3Store
 from sparkonce.sinks.files.store import StagedFile
-
-__all__ = ["between", "bucket", "s3"]
 
 
 def hold(store: S3Store, name: TransactionName | None = None, *, folder: str = "a=1", number: int = 0) -> StagedFile:
@@ -38,7 +35,7 @@ def hold(store: S3Store, name: TransactionName | None = None, *, folder: str = "
 
 @pytest.mark.parametrize("size", [0, 1, 5 * MIB, 5 * MIB + 1, 12 * MIB], ids=str)
 def test_a_file_of_any_size_is_whole(bucket: Bucket, size: int) -> None:
-    store = new_store(bucket, part_size_bytes=5 * MIB)
+    store = bucket.store(part_size_bytes=5 * MIB)
     held = hold(store)
     content = secrets.token_bytes(size)
     for start in range(0, size, 3 * MIB):
@@ -55,7 +52,7 @@ def test_a_file_of_any_size_is_whole(bucket: Bucket, size: int) -> None:
 
 def test_a_damaged_part_is_refused(bucket: Bucket, between: Between) -> None:
     between.act = lambda request: damaged(request) if request.is_part else GO_ON
-    held = hold(new_store(bucket, endpoint_url=between.url, attempts=1))
+    held = hold(bucket.store(endpoint_url=between.url, attempts=1))
     held.stream.write(b"rows")
     with pytest.raises(PrepareError, match="UploadPart"):
         held.seal()
@@ -66,7 +63,7 @@ def test_a_damaged_part_is_refused(bucket: Bucket, between: Between) -> None:
 def test_an_upload_whose_beginning_was_not_answered_is_swept(bucket: Bucket, between: Between) -> None:
     first = [CUT_REPLY]
     between.act = lambda request: first.pop() if request.method == "POST" and first else GO_ON
-    store = new_store(bucket, endpoint_url=between.url)
+    store = bucket.store(endpoint_url=between.url)
     name = new_name()
     held = hold(store, name)
     held.stream.write(b"rows")
@@ -82,7 +79,7 @@ def test_an_upload_whose_beginning_was_not_answered_is_swept(bucket: Bucket, bet
 
 def test_a_failure_stops_the_writer_early(bucket: Bucket, between: Between) -> None:
     between.act = lambda request: refusal(403, "AccessDenied") if request.method == "POST" else GO_ON
-    held = hold(new_store(bucket, endpoint_url=between.url, part_size_bytes=5 * MIB, upload_threads=1))
+    held = hold(bucket.store(endpoint_url=between.url, part_size_bytes=5 * MIB, upload_threads=1))
     with pytest.raises(PrepareError, match="s3:PutObject"):
         held.stream.write(bytes(25 * MIB))
     held.discard()
@@ -92,7 +89,7 @@ def test_a_failure_stops_the_writer_early(bucket: Bucket, between: Between) -> N
 
 
 def test_giving_up_leaves_nothing(bucket: Bucket) -> None:
-    store = new_store(bucket, part_size_bytes=5 * MIB)
+    store = bucket.store(part_size_bytes=5 * MIB)
     begun, written, sealed = hold(store), hold(store), hold(store)
     written.stream.write(bytes(6 * MIB))
     sealed.stream.write(b"rows")
@@ -122,7 +119,7 @@ def test_giving_up_waits_for_parts_under_way(bucket: Bucket, between: Between, m
 
     monkeypatch.setattr(store, "wait_for", waits)
     between.act = slowly
-    held = hold(new_store(bucket, endpoint_url=between.url, part_size_bytes=5 * MIB))
+    held = hold(bucket.store(endpoint_url=between.url, part_size_bytes=5 * MIB))
     held.stream.write(bytes(5 * MIB))
     assert arrived.wait(30)
     held.discard()
@@ -131,7 +128,7 @@ def test_giving_up_waits_for_parts_under_way(bucket: Bucket, between: Between, m
 
 
 def test_what_is_swept_while_it_is_written_is_not_sealed(bucket: Bucket) -> None:
-    store = new_store(bucket, part_size_bytes=5 * MIB)
+    store = bucket.store(part_size_bytes=5 * MIB)
     held = hold(store)
     held.stream.write(bytes(5 * MIB))
     held.stream.write(b"the next part")
@@ -152,7 +149,7 @@ def test_what_is_swept_while_it_is_written_is_not_sealed(bucket: Bucket) -> None
 
 
 def test_all_that_is_held_is_listed_and_nothing_of_others(bucket: Bucket) -> None:
-    store = new_store(bucket, page=2)
+    store = bucket.store(page=2)
     own = [new_name(position=position) for position in range(5)]
     for name in own:
         for number in range(2):
@@ -170,7 +167,7 @@ def test_all_that_is_held_is_listed_and_nothing_of_others(bucket: Bucket) -> Non
 
 def test_two_uploads_of_one_key_are_both_listed(bucket: Bucket) -> None:
     """Page by page: the second page begins within the key."""
-    store = new_store(bucket, page=1)
+    store = bucket.store(page=1)
     name = new_name()
     for _ in range(3):
         hold(store, name).seal()
@@ -187,7 +184,7 @@ def test_a_store_that_lists_uploads_only_by_whole_keys_or_buckets_is_swept_and_n
         return Reply(200, b"<ListMultipartUploadsResult/>") if is_by_prefix else GO_ON
 
     between.act = minio
-    store = new_store(bucket, endpoint_url=between.url)
+    store = bucket.store(endpoint_url=between.url)
     store.check()
     assert "does not list open uploads by prefix" in caplog.text
     assert store.timeout_s() == preflight.DAY_S
@@ -199,7 +196,7 @@ def test_a_store_that_lists_uploads_only_by_whole_keys_or_buckets_is_swept_and_n
 
 def test_a_listing_that_is_not_answered_is_not_empty(bucket: Bucket, between: Between) -> None:
     between.act = lambda _: refusal(503, "SlowDown")
-    store = new_store(bucket, endpoint_url=between.url, attempts=1)
+    store = bucket.store(endpoint_url=between.url, attempts=1)
     with pytest.raises(UnknownOutcomeError, match="ListMultipartUploads"):
         list(store.list_staged())
     with pytest.raises(UnknownOutcomeError, match="ListObjectsV2"):
@@ -216,7 +213,7 @@ def test_a_listing_that_is_not_answered_is_not_empty(bucket: Bucket, between: Be
 
 
 def test_small_files_are_put_read_listed_and_deleted(bucket: Bucket) -> None:
-    store = new_store(bucket, page=2)
+    store = bucket.store(page=2)
     assert store.get("lists/1 ü.json") is None
     assert store.list_names("lists") == []
     for number in range(5):
@@ -257,7 +254,7 @@ for _ in range(chunks):
 held.seal()
 print(peak_bytes() - before)
 """
-    given = pickle.dumps((new_store(bucket), new_name(), 1_000_000, 200))
+    given = pickle.dumps((bucket.store(), new_name(), 1_000_000, 200))
     run = subprocess.run(
         [sys.executable, "-c", program], input=given, capture_output=True, timeout=120, check=False, env=os.environ
     )

@@ -16,7 +16,6 @@ from psycopg import sql
 
 from canary import CANARY, check, everything_told, rows, said_of
 from integration.kafka_witness import new_name
-from integration.s3_scene import bucket, s3
 from s3_bucket import Bucket
 from shared_servers import needs_postgres, needs_redis, postgres_with_passwords
 from small_job import SmallJob
@@ -29,8 +28,6 @@ from sparkonce.sinks.write_ahead.sink import WriteAheadSink
 from sparkonce_lab.rig.servers.redis import RedisServer
 from sparkonce_lab.systems.mysql import MySQLSystem
 from sparkonce_lab.systems.postgres import PostgresSystem
-
-__all__ = ["bucket", "s3"]
 
 
 @pytest.fixture(scope="module")

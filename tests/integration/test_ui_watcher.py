@@ -5,17 +5,19 @@ from __future__ import annotations
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from eventually import eventually
+from integration.kafka_witness import Witness, new_name
 from page_scene import PageScene, many, now_ms
 from sparkonce.errors import PreflightError
-from sparkonce.operate.systems import NamedSystem, OperatorFile, SystemKind
-from sparkonce.protocol.ownership import short_query
+from sparkonce.operate.systems import NamedSystem, OperatorFile, SystemKind, read_file
+from sparkonce.protocol.ownership import Token, TransactionalId, short_query
 from sparkonce.sinks._shared.orphans import Orphan
 from sparkonce.storage.local import LocalFiles
 from sparkonce.ui.alarms import SILENT_S, alarms_of
@@ -155,7 +157,6 @@ def test_nothing_is_read_before_somebody_looks(scene: PageScene) -> None:
 
 
 def verdicts(watcher: PageWatcher) -> dict[str, str]:
-    """Keyed by the end of each transaction's name."""
     return {one.name.rpartition(".")[2]: one.verdict for one in watcher.state().systems[0].open}
 
 
@@ -239,3 +240,55 @@ def test_another_query_in_the_folder_replaces_what_was_shown(scene: PageScene) -
     assert one.last.status is not None
     assert one.last.status.query == other.query
     assert one.is_of(short_query(other.query))
+
+
+@pytest.mark.kafka
+def test_transactions_on_a_real_broker_have_a_verdict_a_timeout_and_a_lag(
+    witness: Witness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene, topic = PageScene(tmp_path / "totals"), witness.create_topic()
+    scene.write(many(60, now_ms()))
+    query = short_query(scene.query)
+    position, _, nonce = scene.run.partition("-")
+    ids = [
+        str(TransactionalId(prefix=new_name("orders"), query=query, token=token, worker="a" * 12, lane=0))
+        for token in (Token(int(position), nonce), Token(7, "00000007"))  # of the newest run, and of an unknown run
+    ]
+    mine, unknown = (
+        witness.prepare(topic, *values, transactional_id=name) for name, values in zip(ids, ("ab", "c"), strict=True)
+    )
+    file = tmp_path / "systems.yaml"
+    file.write_text(
+        f"systems:\n  kafka: {{bootstrap.servers: '{witness.bootstrap}'}}\n"
+        "  gone: {system: redis, url: 'redis://127.0.0.1:1/0'}\n"
+    )
+    files = {"totals": LocalFiles(scene.path)}
+    monkeypatch.setattr("sparkonce.ui.alarms.STRANGE_S", 0.0)
+    with closing(PageWatcher(files, read_file(str(file), {}), checkpoints_every_s=0.1, systems_every_s=0.1)) as watcher:
+
+        def found() -> dict[str, Any]:
+            return {one.name: one for one in watcher.state().systems[0].open}
+
+        eventually(lambda: set(ids) <= found().keys(), "both are listed", limit_s=LIMIT_S)
+        one, other = (found()[name] for name in ids)
+        assert (one.verdict, other.verdict) == ("under way", "not known")
+        assert 0 <= one.age_s < one.timeout_s == 60.0
+        (part,) = one.partitions
+        assert (part.topic, part.begins, part.readable, part.end, part.blocks) == (topic, 0, 0, 3, True)
+        (late,) = other.partitions
+        assert (late.begins, late.readable, late.blocks) == (2, 0, False)
+        eventually(lambda: watcher.state().systems[1].error, "the other one is said to be away", limit_s=LIMIT_S)
+        assert watcher.state().systems[1].answered_ms is None
+
+        monkeypatch.setattr("sparkonce.ui.watcher.targets_of", lambda _: {(topic, "")})
+        billing = witness.prepare(topic, "theirs", transactional_id=new_name("billing"))
+        name = str(billing.handle["transactional_id"])
+        eventually(lambda: name in found(), "another application's is shown, too", limit_s=LIMIT_S)
+        one = found()[name]
+        assert (one.verdict, one.query, one.timeout_s, one.age_s >= 0) == ("foreign", "", 60.0, True)
+        assert [part.blocks for part in one.partitions] == [False], "behind those of the query"
+        for ours in (mine, unknown):
+            ours.producer.abort_transaction()
+        title = "kafka: another application's transaction blocks readers"
+        eventually(lambda: title in [one.title for one in alarms_of(watcher.state())], "an alarm", limit_s=LIMIT_S)
+        billing.producer.abort_transaction()

@@ -16,9 +16,8 @@ from pathlib import Path
 import pytest
 
 from eventually import LIMIT_S
-from object_files import object_files
 from s3_bucket import Bucket
-from shared_servers import USES_HDFS, hdfs_server, s3_server
+from shared_servers import USES_HDFS, hdfs_server
 from spark.connect_server import Client, ConnectServer
 from spark.harness import PARTITIONS, Job, Run, hold_at, kill
 from spark.pipeline import ENDED, REFUSED
@@ -65,11 +64,11 @@ class ObjectJob(StoredJob):
     """A job whose checkpoint is in a new bucket."""
 
     def __init__(self, kafka: Cluster, folder: Path) -> None:
-        self.bucket = bucket = Bucket(s3_server())
+        self.bucket = bucket = Bucket()
         super().__init__(
             kafka,
             folder,
-            object_files(bucket, "checkpoints/to%20tals"),
+            bucket.files("checkpoints/to%20tals"),
             {
                 "spark.driver.extraClassPath": spark_s3a_class_path(),
                 "spark.hadoop.fs.s3a.endpoint": bucket.server.url,
