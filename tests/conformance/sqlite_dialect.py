@@ -21,17 +21,20 @@ from sparkonce.protocol.handles import Finished, Outcome
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sink import Facts
 from sparkonce.sinks._shared.committing import Claims
-from sparkonce.sinks.sql.dialect import Dialect, StagedCopy
-from sparkonce.sinks.sql.settings import APPEND, STAGED, UPSERT, Limits, Target, quoted
-from sparkonce.sinks.sql.sink import SqlSink
-from sparkonce.sinks.sql.transactions import (
+from sparkonce.sinks.sql.dialect import (
     KEPT_BATCHES,
     MARKED,
+    Dialect,
     HandleFields,
     Location,
+    Names,
     SqlTransaction,
+    StagedCopy,
+    StagesFound,
     absent_verdict,
 )
+from sparkonce.sinks.sql.settings import APPEND, STAGED, UPSERT, Limits, Target, quoted
+from sparkonce.sinks.sql.sink import SqlSink
 from sparkonce.sinks.sql.writer import Copy
 
 MARKERS = (
@@ -119,12 +122,10 @@ def verdict(connection: Connection, name: TransactionName) -> Finished:
         "SELECT max(batch) FROM sparkonce_commits WHERE prefix = ? AND query = ? AND state = ?",
         (name.prefix, name.query, DONE),
     ).fetchone()
-    return absent_verdict(name, -1 if newest is None else newest, "Neither its rows nor its marker are there.")
+    return absent_verdict(name, newest, "Neither its rows nor its marker are there.")
 
 
-def not_committed(
-    connection: Connection, names: Sequence[TransactionName], _location: Location
-) -> list[TransactionName]:
+def not_committed(connection: Connection, names: Names, _location: Location) -> list[TransactionName]:
     def is_gone(name: TransactionName) -> bool:
         state, _ = state_of(connection, name)
         return state != DONE and (bool(state) or verdict(connection, name).outcome is Outcome.LOST)
@@ -137,9 +138,7 @@ def begin(connection: Connection, *_: object) -> bool:
     return True
 
 
-def stages(
-    connection: Connection, _location: Location, names: Sequence[TransactionName], commit: bool
-) -> tuple[dict[TransactionName, StagedCopy | None], dict[TransactionName, Finished]]:
+def stages(connection: Connection, _location: Location, names: Names, commit: bool) -> StagesFound:
     waiting: dict[TransactionName, StagedCopy | None] = {}
     answers: dict[TransactionName, Finished] = {}
     for name in names:
@@ -251,15 +250,11 @@ SQLITE_DIALECT = Dialect(
     fields=HandleFields(names={"kind": "commit", "name": "name", "server": "path"}),
     connect=connect,
     is_idle=lambda connection: not connection.in_transaction,
-    is_alive=lambda _: True,
     within=lambda *_: nullcontext(),
-    refreshed=lambda connection: connection,
     finished=finished,
     prepare_error=prepare_error,
     list_open=list_open,
-    left_by=lambda *_: (),
     end_writers=lambda *_: True,
-    settle=None,
     finish_prepared=lambda *_: Finished(outcome=Outcome.UNKNOWN, reason="SQLite prepares no transactions."),
     begin=begin,
     stages=stages,
@@ -268,32 +263,27 @@ SQLITE_DIALECT = Dialect(
         connection, [one.name for one in merged], "UPDATE sparkonce_commits SET state = ?", DONE
     ),
     drop=lambda connection, _, names, __: end(connection, names, "DELETE FROM sparkonce_commits"),
-    roll_back=lambda connection: connection.execute("ROLLBACK"),
     refusers=lambda *_: True,
     settled=settled,
     refers_to_unit=lambda *_: False,
     named=lambda *_: "",
-    fragile=None,
     not_committed=not_committed,
     committed=committed,
     tidy=tidy,
     has_transactional_ddl=False,
     take=lambda copy: connect(copy.conninfo, "", copy.limits),
-    give_back=lambda _, connection: connection.close(),
     open=open_copy,
     rows=TableRows,
-    execute=lambda connection, statement: connection.execute(statement),
     prepare=lambda *_: None,  # each write is already on disk
     staging_table=staging_table,
-    is_about_row=lambda error: isinstance(error, sqlite3.IntegrityError | sqlite3.DataError),
-    message=str,
+    row_refusal=lambda error: str(error) if isinstance(error, sqlite3.IntegrityError | sqlite3.DataError) else "",
 )
 
 
 class SqliteTable(SqlSink):
     """The sink: a file, and a table that is there."""
 
-    commit, limits = STAGED, Limits()
+    limits = Limits()
 
     def __init__(
         self,
@@ -304,7 +294,7 @@ class SqliteTable(SqlSink):
         key_columns: tuple[str, ...] = (),
         guarantee: Guarantee = Guarantee.EXACTLY_ONCE,
     ) -> None:
-        super().__init__(name, guarantee)
+        super().__init__(name, guarantee, STAGED, "sparkonce", 100)
         self.conninfo = path
         self.target = Target(table=table, mode=UPSERT if key_columns else APPEND, keys=key_columns)
 
@@ -319,7 +309,7 @@ class SqliteTable(SqlSink):
         with closing(connect(self.conninfo, "", Limits())) as connection:
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute(MARKERS)
-        return {"prefix": f"sparkonce.{self.name}", "path": self.conninfo}
+        return {"prefix": self.prefix, "path": self.conninfo}
 
     def dialect(self) -> tuple[Dialect, str]:
         return SQLITE_DIALECT, f"SQLite at {self.conninfo}"

@@ -16,11 +16,11 @@ from one_run import finish, outcomes, prepare
 from sparkonce.errors import PrepareError, UnknownOutcomeError
 from sparkonce.protocol.handles import Handle, Outcome
 from sparkonce.protocol.ownership import TransactionName
+from sparkonce.sinks.sql.dialect import Location, SqlTransaction
 from sparkonce.sinks.sql.mysql import finishing
 from sparkonce.sinks.sql.mysql.dialect import MYSQL_DIALECT
-from sparkonce.sinks.sql.mysql.names import FORMAT_ID, Xid, lock_name, stage_table
+from sparkonce.sinks.sql.mysql.settings import FORMAT_ID, Xid, lock_name, stage_table
 from sparkonce.sinks.sql.mysql.sink import MySQLSink
-from sparkonce.sinks.sql.transactions import Location, SqlTransaction
 from sparkonce.testing.scene import Scene
 from sparkonce_lab.systems.mysql import MySQLSystem
 

@@ -13,9 +13,8 @@ from integration.mysql_scene import Numbers, name_of
 from sparkonce.cli.main import app
 from sparkonce.errors import ConfigurationError
 from sparkonce.protocol.handles import Outcome
-from sparkonce.sinks.sql.mysql.names import Xid, lock_name, stage_table
 from sparkonce.sinks.sql.mysql.orphans import MySQLOrphan, list_open
-from sparkonce.sinks.sql.mysql.settings import parse_settings
+from sparkonce.sinks.sql.mysql.settings import Xid, lock_name, parse_settings, stage_table
 from sparkonce.sinks.sql.mysql.sink import MySQLSink
 from sparkonce.testing.scene import Scene
 from sparkonce_lab.systems.mysql import MySQLSystem

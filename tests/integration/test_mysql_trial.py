@@ -16,7 +16,7 @@ from integration.mysql_scene import Numbers, name_of, visible
 from sparkonce.errors import PreflightError, PrepareError, UnknownOutcomeError
 from sparkonce.protocol.handles import Handle, Outcome
 from sparkonce.sinks.sql.mysql import finishing
-from sparkonce.sinks.sql.mysql.names import stage_table
+from sparkonce.sinks.sql.mysql.settings import stage_table
 from sparkonce.sinks.sql.mysql.sink import MySQLSink
 from sparkonce.testing.hooks import SinkHooks
 from sparkonce.testing.scene import Scene

@@ -25,8 +25,8 @@ from sparkonce.guarantees import Guarantee
 from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.sinks.files.names import values_of
 from sparkonce.sinks.files.sink import FilesSink
-from sparkonce.sinks.sql.mysql.names import quote
 from sparkonce.sinks.sql.mysql.orphans import list_open as list_mysql_orphans
+from sparkonce.sinks.sql.mysql.settings import quote
 from sparkonce.sinks.sql.mysql.sink import MySQLSink
 from sparkonce.sinks.sql.postgres.orphans import list_open as list_orphans
 from sparkonce.sinks.sql.postgres.sink import PostgresSink

@@ -20,13 +20,13 @@ from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.handles import Finished, Handle, Outcome
 from sparkonce.protocol.ownership import Token
 from sparkonce.sinks.sql.committer import AT_ONCE
+from sparkonce.sinks.sql.dialect import KEPT_BATCHES
 from sparkonce.sinks.sql.pool import IdlePool
 from sparkonce.sinks.sql.postgres import finishing
-from sparkonce.sinks.sql.postgres.connection import connect, is_alive, is_idle
+from sparkonce.sinks.sql.postgres.connection import connect, is_idle
 from sparkonce.sinks.sql.postgres.settings import Conninfo
 from sparkonce.sinks.sql.postgres.sink import PostgresSink
 from sparkonce.sinks.sql.settings import Limits
-from sparkonce.sinks.sql.transactions import KEPT_BATCHES
 from sparkonce_lab.systems.postgres import PostgresSystem
 
 pytestmark = needs_postgres
@@ -344,7 +344,7 @@ def test_a_server_that_stands_still_is_not_waited_for_beyond_the_deadline(
 def test_a_connection_that_comes_back_after_the_others_were_closed_is_closed(postgres: PostgresSystem) -> None:
     """It was returned by a thread that nobody waits for anymore."""
     to = Conninfo.of(postgres.server.conninfo())
-    connections = IdlePool(lambda: connect(to), is_idle=is_idle, is_alive=is_alive)
+    connections = IdlePool(lambda: connect(to), is_idle=is_idle)
     with connections.lent(), connections.lent() as idle:
         pass
     assert not idle.closed

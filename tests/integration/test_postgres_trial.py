@@ -143,7 +143,7 @@ def test_a_table_that_can_refuse_nothing_more_is_not_merged_twice(
     postgres.ask(statement)
     given = sink(postgres, **({"mode": "upsert", "key_columns": ["id"]} if "KEY (id)" in statement else {}))
     handle = prepare(given, rows(1))
-    monkeypatch.setattr("sparkonce.sinks.sql.postgres.finishing.merge", None)
+    monkeypatch.setattr("sparkonce.sinks.sql.postgres.finishing.merge_steps", None)
     assert check(given, handle) == ""
 
 

@@ -21,12 +21,12 @@ from simulation.systems import System, Writer
 from sparkonce.errors import PrepareError
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sinks.sql.committer import SqlCommitter
+from sparkonce.sinks.sql.dialect import Location, SqlTransaction
 from sparkonce.sinks.sql.mysql.connection import MARIADB
 from sparkonce.sinks.sql.mysql.dialect import MYSQL_DIALECT
-from sparkonce.sinks.sql.mysql.names import Xid
 from sparkonce.sinks.sql.mysql.outcomes import NO_SUCH_THREAD, XAER_NOTA
+from sparkonce.sinks.sql.mysql.settings import Xid
 from sparkonce.sinks.sql.settings import TWO_PHASE, Limits
-from sparkonce.sinks.sql.transactions import Location, SqlTransaction
 
 if TYPE_CHECKING:
     from simulation.engine import Simulation
@@ -146,7 +146,7 @@ class Link:
             self.open = error.args[0] == SPECIFIC_ACCESS_DENIED
             raise
 
-    def run(self, statement: str, values: Sequence[Any] = ()) -> None:
+    def execute(self, statement: str, values: Sequence[Any] = ()) -> None:
         server = self.system
         verb, _, rest = statement.partition(" ")
         if verb == "XA":
@@ -183,7 +183,7 @@ class Link:
 DIALECT = replace(
     MYSQL_DIALECT,
     connect=lambda server, *_: Link(server),
-    is_alive=lambda _: False,
+    is_idle=lambda _: False,
     within=lambda *_: nullcontext(),
 )
 

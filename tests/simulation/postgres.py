@@ -22,12 +22,12 @@ from simulation.systems import System, Writer
 from sparkonce.errors import PrepareError
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sinks.sql.committer import SqlCommitter
+from sparkonce.sinks.sql.dialect import Location, SqlTransaction
 from sparkonce.sinks.sql.postgres import finishing as product
 from sparkonce.sinks.sql.postgres.dialect import POSTGRES_DIALECT
 from sparkonce.sinks.sql.postgres.finishing import MarkerState
-from sparkonce.sinks.sql.postgres.names import BackendName
+from sparkonce.sinks.sql.postgres.settings import BackendName
 from sparkonce.sinks.sql.settings import STAGED, TWO_PHASE, Limits, Target
-from sparkonce.sinks.sql.transactions import Location, SqlTransaction
 
 if TYPE_CHECKING:
     from simulation.engine import Simulation

@@ -31,14 +31,14 @@ from sparkonce.sinks.files.s3.requests import TRANSACTION, UPLOAD, name_text
 from sparkonce.sinks.kafka.committer import fields_of, transaction_of
 from sparkonce.sinks.redis import names as redis
 from sparkonce.sinks.sql.committer import SqlCommitter
+from sparkonce.sinks.sql.dialect import Location, SqlTransaction
 from sparkonce.sinks.sql.mysql import finishing as mysql_markers
 from sparkonce.sinks.sql.mysql.dialect import MYSQL_DIALECT
-from sparkonce.sinks.sql.mysql.names import FORMAT_ID, StagingTable, Xid, stage_table
+from sparkonce.sinks.sql.mysql.settings import FORMAT_ID, StagingTable, Xid, stage_table
 from sparkonce.sinks.sql.postgres.dialect import POSTGRES_DIALECT
-from sparkonce.sinks.sql.postgres.names import BackendName, staging_table
+from sparkonce.sinks.sql.postgres.settings import BackendName, staging_table
 from sparkonce.sinks.sql.postgres.statements import create_commits
 from sparkonce.sinks.sql.settings import Limits, Target, UpsertRules
-from sparkonce.sinks.sql.transactions import Location, SqlTransaction
 from sparkonce.sinks.tables.table import Label
 from sparkonce.sinks.write_ahead.ledger import Entry, entries_of, text_of
 from sparkonce.storage.local import LocalFiles

@@ -24,7 +24,7 @@ from sparkonce.protocol import codec
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.ownership import Token
 from sparkonce.protocol.view import Claim, Commit
-from sparkonce.sinks.sql.mysql.names import StagingTable
+from sparkonce.sinks.sql.mysql.settings import StagingTable
 from sparkonce.sinks.sql.settings import Target
 from sparkonce.sinks.write_ahead.ledger import Ledger, entries_of
 from sparkonce.storage.local import LocalFiles

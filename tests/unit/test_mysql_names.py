@@ -11,12 +11,12 @@ from sparkonce.errors import PrepareError
 from sparkonce.protocol.handles import Outcome
 from sparkonce.protocol.ownership import Token, TransactionName
 from sparkonce.sinks.sql.mysql import encoding
+from sparkonce.sinks.sql.mysql.catalog import MySQLColumn
 from sparkonce.sinks.sql.mysql.connection import MARIADB, MYSQL, flavour_of, numbers_of
 from sparkonce.sinks.sql.mysql.encoding import check, nested_text
-from sparkonce.sinks.sql.mysql.names import FORMAT_ID, Xid
 from sparkonce.sinks.sql.mysql.outcomes import finished
+from sparkonce.sinks.sql.mysql.settings import FORMAT_ID, Xid
 from sparkonce.sinks.sql.mysql.statements import merge_steps, upsert_tail
-from sparkonce.sinks.sql.mysql.target import MySQLColumn
 from sparkonce.sinks.sql.settings import Target
 
 NAME = TransactionName(

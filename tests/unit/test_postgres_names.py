@@ -9,14 +9,13 @@ from psycopg.errors import ProtocolViolation
 
 from sparkonce.errors import ConfigurationError, PreflightError
 from sparkonce.protocol.ownership import Token, TransactionName
+from sparkonce.sinks.sql.dialect import Location, SqlTransaction
 from sparkonce.sinks.sql.postgres.connection import warn_of_wire
 from sparkonce.sinks.sql.postgres.dialect import POSTGRES_DIALECT
-from sparkonce.sinks.sql.postgres.names import BackendName, staging_table
 from sparkonce.sinks.sql.postgres.preflight import _check_transactions
-from sparkonce.sinks.sql.postgres.settings import Conninfo
+from sparkonce.sinks.sql.postgres.settings import BackendName, Conninfo, staging_table
 from sparkonce.sinks.sql.postgres.sink import PostgresSink
 from sparkonce.sinks.sql.settings import Target
-from sparkonce.sinks.sql.transactions import Location, SqlTransaction
 
 LONGEST = TransactionName(
     prefix="p" * 100, query="0123456789ab", token=Token(10**19 - 1, "f" * 8), batch=10**18, slot=10**8, copy="c" * 12

@@ -24,12 +24,12 @@ from sparkonce.sinks._shared.error_table import UNLISTED, ErrorTable, Meaning
 from sparkonce.sinks._shared.preflight import Attempts, check_same, refusal
 from sparkonce.sinks.files import committer as files
 from sparkonce.sinks.redis import committer as redis
-from sparkonce.sinks.sql import transactions as sql
+from sparkonce.sinks.sql import dialect as sql
 from sparkonce.sinks.sql.committer import SqlCommitter
+from sparkonce.sinks.sql.dialect import Location, SqlTransaction
 from sparkonce.sinks.sql.pool import IdlePool, has_nothing_to_read
 from sparkonce.sinks.sql.postgres.dialect import POSTGRES_DIALECT
 from sparkonce.sinks.sql.settings import Limits, named, with_source
-from sparkonce.sinks.sql.transactions import Location, SqlTransaction
 from sparkonce.sinks.write_ahead import committer as write_ahead
 
 COMMITTED = Finished(outcome=Outcome.COMMITTED)
@@ -188,8 +188,7 @@ def database(server: Server) -> SqlCommitter:
         tidy=lambda *_: None,
         errors=(ServerError,),
         connect=connect,
-        is_idle=lambda session: not session.closed,
-        is_alive=lambda session: session.has is server.has,
+        is_idle=lambda session: not session.closed and session.has is server.has,
         within=lambda *_: threading.Lock(),
         finished=lambda error: Finished(outcome=Outcome.RETRY, reason=f"{error}."),
         not_committed=lambda session, names, _: [name for name in names if name.batch not in session.has],
@@ -256,9 +255,7 @@ def test_so_many_are_kept_and_the_others_closed() -> None:
             server.sessions.append(Session(server.has))
             return server.sessions[-1]
 
-        return IdlePool(
-            connect, is_idle=lambda one: not one.closed, is_alive=lambda one: one.has is server.has, most=most
-        )
+        return IdlePool(connect, is_idle=lambda one: not one.closed and one.has is server.has, most=most)
 
     server = Server()
     kept = pool(server)

@@ -18,10 +18,10 @@ from sparkonce.sink import Owner, WriterContext
 from sparkonce.sinks.files.local import LocalStore
 from sparkonce.sinks.files.store import FileState
 from sparkonce.sinks.kafka.writer import KafkaWriter, WriterLimits
+from sparkonce.sinks.sql.dialect import Location
 from sparkonce.sinks.sql.postgres.encoding import ServerType, encode_rows, encoder
 from sparkonce.sinks.sql.postgres.finishing import MarkerState, verdict
 from sparkonce.sinks.sql.postgres.writer import CopyRows
-from sparkonce.sinks.sql.transactions import Location
 from sparkonce.sinks.write_ahead.folder import DiskFolder, RowsState
 from sparkonce.sinks.write_ahead.ledger import Ledger
 from sparkonce.sinks.write_ahead.rows import read

@@ -24,10 +24,9 @@ from sparkonce.protocol.ownership import TransactionName
 from sparkonce.protocol.traces import Trace
 from sparkonce.sink import Facts, Owner
 from sparkonce.sinks._shared.committing import FOREIGN, Claims, Every, HandleCommitter, finish_each
-from sparkonce.sinks.sql.dialect import Dialect, Session, StagedCopy
-from sparkonce.sinks.sql.pool import IdlePool
+from sparkonce.sinks.sql.dialect import GONE, OPEN, Dialect, Location, Session, SqlTransaction, StagedCopy
+from sparkonce.sinks.sql.pool import IdlePool, closed_on_error
 from sparkonce.sinks.sql.settings import APPEND, STAGED, TWO_PHASE, Limits, Target
-from sparkonce.sinks.sql.transactions import GONE, OPEN, Location, SqlTransaction
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +41,10 @@ NOT_HERE = "The table shows none of the batch's rows; another sink of the query 
 _BUSY = Finished(outcome=Outcome.RETRY, reason="Another connection is merging rows of this query.")
 
 Answers = dict[SqlTransaction, Finished]
+Counts = Mapping[TransactionName, int]
+"""The number of rows that each task attempt has prepared."""
+
+StagedCopies = Mapping[TransactionName, StagedCopy]
 
 
 class SqlCommitter(HandleCommitter[SqlTransaction]):
@@ -75,7 +78,7 @@ class SqlCommitter(HandleCommitter[SqlTransaction]):
         self._on_conflict = on_conflict
         self._newest: tuple[Handle, ...] = ()
         self._tidying = Every(TIDY_EVERY)
-        self._sessions = IdlePool(self._connect, is_idle=dialect.is_idle, is_alive=dialect.is_alive)
+        self._sessions = IdlePool(self._connect, is_idle=dialect.is_idle)
 
     # --- SinkCommitter ----------------------------------------------------------------------------------------------
 
@@ -130,9 +133,7 @@ class SqlCommitter(HandleCommitter[SqlTransaction]):
     def check_prepared(self, handles: Sequence[Handle]) -> str:
         """Merges the staged rows of all slots and rolls back, to find rows that the table refuses before the decision.
 
-        Raises:
-            PrepareError: If the table refuses a row, with the server's message.
-            UnknownOutcomeError: If the server does not answer, or the table is locked.
+        Raises `PrepareError` if it refuses a row, and `UnknownOutcomeError` if it is locked or does not answer.
         """
         read = {one: handle.rows for handle in handles if isinstance(one := self._read(handle), SqlTransaction)}
         for location, rows in _groups(one for one in read if one.kind == STAGED):
@@ -149,13 +150,13 @@ class SqlCommitter(HandleCommitter[SqlTransaction]):
         """Lists the transactions that the markers show as committed."""
         if "prefix" not in facts:
             return ()
-        location = Location.of(facts, self._dialect.fields.names)
+        fields = self._dialect.fields
         with self.asking("what it remembers of this query") as session:
-            found = list(self._dialect.committed(session, facts["prefix"], query, location))
-        write = self._dialect.fields.write
-        return [
-            Trace(token=one.name.token, committed=transaction_fields(write(one)), batch=one.name.batch) for one in found
-        ]
+            found = self._dialect.committed(session, facts["prefix"], query, Location.of(facts, fields.names))
+            return [
+                Trace(token=one.name.token, committed=transaction_fields(fields.write(one)), batch=one.name.batch)
+                for one in found
+            ]
 
     def missing(self, handles: Sequence[Handle]) -> Sequence[Handle]:
         """Returns the handles whose transactions the server has not committed. See `SinkCommitter.missing`."""
@@ -197,28 +198,18 @@ class SqlCommitter(HandleCommitter[SqlTransaction]):
 
     @contextmanager
     def asking(self, what: str) -> Iterator[Session]:
-        """Lends a session for a query about several transactions.
-
-        Raises:
-            UnknownOutcomeError: If the server returns any error.
-        """
+        """Lends a session for a query about several transactions. Any error becomes an `UnknownOutcomeError`."""
         try:
             with self.lent() as session:
                 yield session
         except self._dialect.errors as error:
-            raise UnknownOutcomeError(
-                f"{self._server} did not report {what}: {self._dialect.finished(error).reason}",
-                next_step=NOTHING_UNDONE,
-            ) from error
+            problem = f"{self._server} did not report {what}: {self._dialect.finished(error).reason}"
+            raise UnknownOutcomeError(problem, next_step=NOTHING_UNDONE) from error
 
     def _connect(self) -> Session:
         session = self._dialect.connect(self._conninfo, f"sparkonce driver {self._name}", self._limits)
-        try:
-            with self._dialect.within(session, self._limits.answer_s):
-                self._check_newest(session)
-        except BaseException:
-            session.close()
-            raise
+        with closed_on_error(session), self._dialect.within(session, self._limits.answer_s):
+            self._check_newest(session)
         return session
 
     def _give_up_at(self) -> float:
@@ -231,11 +222,7 @@ class SqlCommitter(HandleCommitter[SqlTransaction]):
         self._newest = tuple(handle for handle in handles if handle.transaction) or self._newest
 
     def _check_newest(self, session: Session) -> None:
-        """Refuses a server without the latest finished batch.
-
-        Raises:
-            StaleServerError: If that batch is missing. The message names the sink and the batch.
-        """
+        """Raises `StaleServerError` if the server does not have the latest finished batch."""
         if self._newest and (gone := self._not_committed(session, self._newest)):
             raise went_back(self._name, str(gone[0][self._dialect.fields.names["name"]]))
 
@@ -252,9 +239,8 @@ class SqlCommitter(HandleCommitter[SqlTransaction]):
     # --- finishing --------------------------------------------------------------------------------------------------
 
     def _finish(self, wanted: Mapping[SqlTransaction, Handle], *, commit: bool) -> Answers:
-        answers: Answers = {}
-        for one in (one for one in wanted if one.kind == OPEN):
-            answers[one] = FOREIGN if commit else self._abort_session(one)
+        open_ = [one for one in wanted if one.kind == OPEN]
+        answers: Answers = {one: FOREIGN if commit else self._abort_session(one) for one in open_}
         prepared = [one for one in wanted if one.kind == TWO_PHASE]
         answers |= finish_each(prepared, lambda one: self._finish_prepared(one, commit), at_once=AT_ONCE)
         for location, group in _groups(one for one in wanted if one.kind == STAGED):
@@ -281,17 +267,10 @@ class SqlCommitter(HandleCommitter[SqlTransaction]):
                 left = [self._dialect.fields.handle(self._name, each) for each in self._dialect.left_by(session, one)]
         except self._dialect.errors as error:
             return self._dialect.finished(error)
-        answers = self.abort(left) if left else ()
-        return answers[0] if answers else Finished(outcome=Outcome.ABORTED)
+        return next(iter(self.abort(left)), Finished(outcome=Outcome.ABORTED))
 
     def _finish_staged(
-        self,
-        session: Session,
-        location: Location,
-        group: Sequence[SqlTransaction],
-        rows: Mapping[TransactionName, int],
-        *,
-        commit: bool,
+        self, session: Session, location: Location, group: Sequence[SqlTransaction], rows: Counts, *, commit: bool
     ) -> dict[TransactionName, Finished]:
         dialect = self._dialect
         session = dialect.refreshed(session)
@@ -301,7 +280,7 @@ class SqlCommitter(HandleCommitter[SqlTransaction]):
         try:
             waiting, answers = dialect.stages(session, location, list(rows), commit)
             stages = {name: stage for name, stage in waiting.items() if stage is not None}
-            wrong = self._merge(session, location, stages, rows, self._on_conflict) if stages else None
+            wrong = self._merge(session, location, stages, rows, is_trial=False) if stages else None
         except PrepareError as damaged:
             dialect.roll_back(session)
             unknown = Finished(outcome=Outcome.UNKNOWN, reason=damaged.message, next_step=damaged.next_step)
@@ -318,21 +297,14 @@ class SqlCommitter(HandleCommitter[SqlTransaction]):
         return {**answers, **dict.fromkeys(waiting, done)}
 
     def _merge(
-        self,
-        session: Session,
-        location: Location,
-        stages: Mapping[TransactionName, StagedCopy],
-        rows: Mapping[TransactionName, int],
-        on_conflict: str = "",
-        *,
-        is_trial: bool = False,
+        self, session: Session, location: Location, stages: StagedCopies, rows: Counts, *, is_trial: bool
     ) -> Finished | None:
         """Merges rows into their tables. Returns an answer if the rows or a table have changed."""
         for stage, members in _by_target(stages):
             settled: StagedCopy | Finished = stage
-            if on_conflict and stage.target.mode == APPEND:
-                settled = self._dialect.settled(session, stage, on_conflict)
-                log.warning("Rows that are in the way of table %s: on_conflict=%r.", stage.target, on_conflict)
+            if self._on_conflict and not is_trial and stage.target.mode == APPEND:
+                settled = self._dialect.settled(session, stage, self._on_conflict)
+                log.warning("Rows that are in the way of table %s: on_conflict=%r.", stage.target, self._on_conflict)
             if isinstance(settled, Finished):
                 return settled
             tables = {name: (stages[name].table, rows[name]) for name in members}
@@ -340,7 +312,7 @@ class SqlCommitter(HandleCommitter[SqlTransaction]):
                 return Finished(outcome=Outcome.UNKNOWN, reason=wrong)
         return None
 
-    def _try_merge(self, session: Session, location: Location, rows: Mapping[TransactionName, int]) -> str:
+    def _try_merge(self, session: Session, location: Location, rows: Counts) -> str:
         """Merges these rows and rolls back, if their tables may refuse a row. Returns the problem; empty if none."""
         dialect, names = self._dialect, list(rows)
         waiting, _ = dialect.stages(session, location, names, True)
@@ -392,7 +364,7 @@ def _groups(some: Any) -> list[tuple[Location, list[SqlTransaction]]]:
     return [(location, group) for (location, _, _), group in found.items()]
 
 
-def _by_target(stages: Mapping[TransactionName, StagedCopy]) -> list[tuple[StagedCopy, list[TransactionName]]]:
+def _by_target(stages: StagedCopies) -> list[tuple[StagedCopy, list[TransactionName]]]:
     """Returns the names of staged transactions in slot order, grouped by target and columns."""
     found: dict[tuple[Target, tuple[str, ...]], list[TransactionName]] = {}
     for name in sorted(stages, key=lambda one: (one.slot, one.copy)):

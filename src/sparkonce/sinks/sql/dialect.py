@@ -1,17 +1,22 @@
-"""The functions that differ between databases. Each database's package provides a set of them."""
+"""The functions that differ between databases, and the values that they share. Each database's package provides a set.
+
+A task attempt's transaction is a value, which a handle represents. Its name says enough to finish it in any process.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from sparkonce.protocol.handles import Finished
+from sparkonce.protocol.handles import Finished, Handle, Outcome, Scalar, transaction_fields
+from sparkonce.protocol.horizon import SINKS_KEEP_BATCHES
 from sparkonce.protocol.ownership import TransactionName
+from sparkonce.sink import Facts
 from sparkonce.sinks._shared.committing import Claims
-from sparkonce.sinks.sql.settings import Limits, Target
-from sparkonce.sinks.sql.transactions import HandleFields, Location, SqlTransaction
+from sparkonce.sinks.sql.settings import STAGED, TWO_PHASE, Limits, Target
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -20,7 +25,114 @@ if TYPE_CHECKING:
     from sparkonce.sinks.sql.writer import Copy
 
 Session = Any
-"""A connection of the database's client library, or a value that holds one."""
+"""A connection of the database's client library, with a method ``execute``, or a value that holds one."""
+
+KEPT_BATCHES = SINKS_KEEP_BATCHES
+"""The number of batches whose markers are kept."""
+
+OPEN = "open"
+"""The kind of a transaction that is still being written. Only `list_lingering` creates handles of this kind."""
+
+DIRECT = "direct"
+"""The kind of a transaction that ends with its writer. Its rows become visible at prepare."""
+
+GONE = Finished(outcome=Outcome.ABORTED, reason="It was already gone.")
+MARKED = Finished(outcome=Outcome.ALREADY_COMMITTED, reason="Its marker is there.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Location:
+    """The database that holds a transaction, if the server reveals it.
+
+    Attributes:
+        server: The server's own id; empty if it has none or does not allow reading it.
+        database: The database's name; empty if the connection alone determines it.
+        schema: The schema of the markers and staging tables; empty if there are no schemas.
+    """
+
+    server: str
+    database: str = ""
+    schema: str = ""
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Scalar] | Facts, names: Mapping[str, str]) -> Location:
+        """Returns the location in these facts or handle fields, by `HandleFields.names`."""
+        return cls(**{part: str(fields[names[part]]) for part in cls.__slots__ if part in names})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SqlTransaction:
+    """The transaction of a task attempt, as described by a handle.
+
+    Attributes:
+        kind: ``two_phase`` if it is prepared, ``staged`` if its rows are in a staging table, or `OPEN`.
+        name: Its name, a `TransactionName`. For an `OPEN` transaction, it is the name of the session.
+        location: The database that holds it.
+        begun_ms: When it began, in milliseconds since the epoch by the server's clock; 0 if its handle does not record
+            it.
+    """
+
+    kind: str
+    name: Any
+    location: Location
+    begun_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandleFields:
+    """The fields of a dialect's handles.
+
+    Attributes:
+        names: The handle's field for each attribute of `SqlTransaction` and `Location` that is stored.
+        session: Parses the name of an open session; None if a session shows its transaction's name.
+    """
+
+    names: Mapping[str, str]
+    session: Callable[[str], Any] | None = None
+
+    def read(self, fields: Mapping[str, Scalar]) -> SqlTransaction | None:
+        """Returns the transaction in a handle's fields; None if the fields belong to another sink."""
+        if set(fields) != set(self.names.values()):
+            return None
+        kind, text = str(fields[self.names["kind"]]), str(fields[self.names["name"]])
+        begun_ms = fields[self.names["begun_ms"]] if "begun_ms" in self.names else 0
+        kinds = (TWO_PHASE, STAGED, *([OPEN] if self.session else []))
+        name = self.session(text) if self.session and kind == OPEN else TransactionName.parse(text)
+        if kind not in kinds or name is None or not isinstance(begun_ms, int):
+            return None
+        return SqlTransaction(kind=kind, name=name, location=Location.of(fields, self.names), begun_ms=begun_ms)
+
+    def write(self, one: SqlTransaction) -> dict[str, Scalar]:
+        """Returns the fields of a transaction's handle."""
+        there = {**{part: getattr(one.location, part) for part in Location.__slots__}, "kind": one.kind}
+        there |= {"name": str(one.name), "begun_ms": one.begun_ms}
+        return {field: there[attribute] for attribute, field in self.names.items()}
+
+    def handle(self, sink: str, one: SqlTransaction) -> Handle:
+        """Returns a handle that an abort accepts."""
+        fields = transaction_fields(self.write(one))
+        return Handle(sink=sink, slot=0, opened_ms=one.begun_ms, transaction=fields)
+
+
+def absent_verdict(name: TransactionName, newest: int | None, lost: str) -> Finished:
+    """Returns the outcome of a transaction that does not exist and, when checked after that, has no marker.
+
+    `newest` is the latest batch of its query and prefix that has a marker. `lost` is the reason for LOST, which is
+    returned if the marker cannot have been deleted.
+    """
+    if newest is not None and newest >= name.batch + KEPT_BATCHES:
+        reason = f"Batch {newest} is committed: the marker of batch {name.batch} may have been tidied away."
+        return Finished(outcome=Outcome.UNKNOWN, reason=reason)
+    return Finished(outcome=Outcome.LOST, reason=lost)
+
+
+def previous_id(word: str, now: object, comment: object) -> str:
+    """Returns the id that a server had before, if the comment on the markers is ``<word> <now> was <before>``.
+
+    In a copy elsewhere, such a comment has no effect, because the copy has a different id.
+    """
+    moved = re.fullmatch(rf"{word} (\S+) was (\S+)", str(comment or "").strip())
+    return moved[2] if moved is not None and moved[1] == str(now) else str(now)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +142,14 @@ class StagedCopy:
     table: str
     target: Target
     columns: tuple[str, ...]
+
+
+Names = Sequence[TransactionName]
+StagesFound = tuple[dict[TransactionName, "StagedCopy | None"], dict[TransactionName, Finished]]
+"""The result of `Dialect.stages`."""
+
+StagedTables = Mapping[TransactionName, tuple[str, int]]
+"""Staging tables, each with the number of rows that were prepared."""
 
 
 class Rows(Protocol):
@@ -57,8 +177,7 @@ class Dialect:
         errors: The exceptions that the client library raises if there is no answer.
         fields: The fields of handles.
         connect: Opens a session for the driver. Its arguments are the address, the program's name and the time limits.
-        is_idle: Returns True if a session is open and not in a transaction.
-        is_alive: Returns True if the server has kept an idle session open.
+        is_idle: Returns True if a session is not in a transaction, and neither side has closed it.
         within: Returns a context in which calls on the session fail after this many seconds.
         refreshed: Returns the session with the current server's id, since a proxy may have switched servers.
         finished: Translates an error of a commit or an abort into an outcome.
@@ -83,7 +202,8 @@ class Dialect:
         settled: Applies an operator's choice for conflicting keys to staged rows that should have been appended.
         refers_to_unit: Returns True if an error is about a foreign key to rows that another sink of the batch may have.
         named: Describes the constraint that an error is about; empty if there is none.
-        fragile: Returns why rows are not safe in a table, for example because it is unlogged; empty if they are.
+        fragile: Returns why rows are not safe in a table, for example because it is unlogged; empty if they are. None
+            if they always are.
         not_committed: Returns the names that are not committed here, unless their markers may have been tidied away.
         committed: Lists the committed transactions of a prefix and query, according to the markers.
         tidy: Deletes what finished transactions have left and, if it is due, what much older batches have left.
@@ -94,51 +214,43 @@ class Dialect:
         open: Begins a task attempt's transaction. Returns the time by the server's clock, in milliseconds since the
             epoch; 0 if the database's handles do not record it.
         rows: Creates the `Rows` of a task attempt, and its marker or staging table if the kind of commit has one.
-        execute: Runs a statement in a writer's session.
         prepare: Makes a task attempt's rows durable by preparing or committing the transaction.
         staging_table: Returns the name of a task attempt's staging table.
-        is_about_row: Returns True if the server rejected a row because of its values.
-        message: Returns the server's message without the values of rows.
+        row_refusal: Returns the server's message if it rejected a row because of its values; empty otherwise.
     """
 
     errors: tuple[type[Exception], ...]
     fields: HandleFields
     connect: Callable[[Any, str, Limits], Session]
     is_idle: Callable[[Session], bool]
-    is_alive: Callable[[Session], bool]
     within: Callable[[Session, float], AbstractContextManager[None]]
-    refreshed: Callable[[Session], Session]
+    refreshed: Callable[[Session], Session] = lambda session: session
     finished: Callable[[Exception], Finished]
     prepare_error: Callable[..., PrepareError]
     list_open: Callable[[Session, Claims, Location], Iterable[SqlTransaction]]
-    left_by: Callable[[Session, SqlTransaction], Sequence[SqlTransaction]]
+    left_by: Callable[[Session, SqlTransaction], Sequence[SqlTransaction]] = lambda *_: ()
     end_writers: Callable[[Session, Sequence[SqlTransaction], float], bool]
-    settle: Callable[[Session, Sequence[TransactionName], float], None] | None
+    settle: Callable[[Session, Names, float], None] | None = None
     finish_prepared: Callable[[Session, SqlTransaction, bool, float], Finished]
-    begin: Callable[[Session, Location, Sequence[TransactionName], Limits, bool], bool]
-    stages: Callable[
-        [Session, Location, Sequence[TransactionName], bool],
-        tuple[dict[TransactionName, StagedCopy | None], dict[TransactionName, Finished]],
-    ]
-    merge: Callable[[Session, Location, StagedCopy, Mapping[TransactionName, tuple[str, int]], bool], str]
+    begin: Callable[[Session, Location, Names, Limits, bool], bool]
+    stages: Callable[[Session, Location, Names, bool], StagesFound]
+    merge: Callable[[Session, Location, StagedCopy, StagedTables, bool], str]
     commit: Callable[[Session, Location, Sequence[SqlTransaction]], None]
-    drop: Callable[[Session, Location, Sequence[TransactionName], float], None]
-    roll_back: Callable[[Session], None]
+    drop: Callable[[Session, Location, Names, float], None]
+    roll_back: Callable[[Session], None] = lambda session: session.execute("ROLLBACK")
     refusers: Callable[[Session, StagedCopy], bool]
     settled: Callable[[Session, StagedCopy, str], StagedCopy | Finished]
-    refers_to_unit: Callable[[Session, Exception, Sequence[TransactionName], Location], bool]
+    refers_to_unit: Callable[[Session, Exception, Names, Location], bool]
     named: Callable[[Session, Any, Target], str]
-    fragile: Callable[[Session, Target], str] | None
-    not_committed: Callable[[Session, Sequence[TransactionName], Location], Sequence[TransactionName]]
+    fragile: Callable[[Session, Target], str] | None = None
+    not_committed: Callable[[Session, Names, Location], Names]
     committed: Callable[[Session, str, str, Location], Iterable[SqlTransaction]]
     tidy: Callable[[Session, Sequence[SqlTransaction], int, bool], None]
     has_transactional_ddl: bool
     take: Callable[[Copy], Session]
-    give_back: Callable[[Any, Session], None]
+    give_back: Callable[[Any, Session], None] = lambda _, session: session.close()
     open: Callable[[Session, Copy], int]
     rows: Callable[[Session, Copy, int, pa.Schema], Rows]
-    execute: Callable[[Session, str], object]
     prepare: Callable[[Session, Copy], None]
     staging_table: Callable[[TransactionName], str]
-    is_about_row: Callable[[Any], bool]
-    message: Callable[[Any], str]
+    row_refusal: Callable[[Any], str]

@@ -12,41 +12,34 @@ from typing import Any, Generic, TypeVar
 C = TypeVar("C", bound=Any)
 
 
-class IdlePool(Generic[C]):
-    """Idle connections to one server. Thread-safe.
+@contextmanager
+def closed_on_error(connection: C) -> Iterator[C]:
+    """Closes a connection after an error."""
+    try:
+        yield connection
+    except BaseException:
+        connection.close()
+        raise
 
-    Args:
-        connect: Opens a connection.
-        is_idle: Returns True if a connection is open and not in a transaction, so that it can be reused.
-        is_alive: Returns True if the server has kept the connection open while it was idle; see `has_nothing_to_read`.
-        most: The maximum number of idle connections.
+
+class IdlePool(Generic[C]):
+    """Idle connections to one server, at most `most`. Thread-safe.
+
+    `is_idle` returns True if a connection is not in a transaction, and neither side has closed it.
     """
 
-    def __init__(
-        self,
-        connect: Callable[[], C],
-        *,
-        is_idle: Callable[[C], bool],
-        is_alive: Callable[[C], bool],
-        most: int = 8,
-    ) -> None:
+    def __init__(self, connect: Callable[[], C], *, is_idle: Callable[[C], bool], most: int = 8) -> None:
         self._connect = connect
         self._is_idle = is_idle
-        self._is_alive = is_alive
         self._most = most
         self._lock = threading.Lock()
         self._idle: list[C] = []
-        self._closed = False
 
     @contextmanager
     def lent(self) -> Iterator[C]:
         """Lends a connection. It is kept for reuse unless an error occurs."""
-        connection = self.take()
-        try:
+        with closed_on_error(self.take()) as connection:
             yield connection
-        except BaseException:
-            connection.close()
-            raise
         self.give_back(connection)
 
     def take(self) -> C:
@@ -56,7 +49,7 @@ class IdlePool(Generic[C]):
                 connection = self._idle.pop() if self._idle else None
             if connection is None:
                 return self._connect()
-            if self._is_alive(connection):
+            if self._is_idle(connection):
                 return connection
             connection.close()
 
@@ -64,7 +57,7 @@ class IdlePool(Generic[C]):
         """Keeps a connection that can be reused; otherwise closes it."""
         is_idle = self._is_idle(connection)
         with self._lock:
-            if is_idle and not self._closed and len(self._idle) < self._most:
+            if is_idle and len(self._idle) < self._most:
                 self._idle.append(connection)
                 return
         connection.close()
@@ -77,9 +70,8 @@ class IdlePool(Generic[C]):
             connection.close()
 
     def close(self) -> None:
-        """Closes the idle connections. From now on, also closes those that other threads give back."""
-        with self._lock:
-            self._closed = True
+        """Closes the idle connections, and from now on those that other threads give back."""
+        self._most = 0
         self.drop()
 
 

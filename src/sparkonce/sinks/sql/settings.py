@@ -14,31 +14,11 @@ from typing import Any, ClassVar
 from sparkonce.arguments import nonempty, one_of
 from sparkonce.errors import ConfigurationError, SchemaError
 from sparkonce.protocol.codec import read_json
-from sparkonce.sinks._shared.settings import columns, seconds
+from sparkonce.sinks._shared.settings import columns
 
 APPEND, UPSERT = "append", "upsert"
-MODES = (APPEND, UPSERT)
 STAGED, TWO_PHASE = "staged", "two_phase"
-COMMITS = (STAGED, TWO_PHASE)
 CONFLICTS = ("update", "nothing")
-
-
-def commit(value: str) -> str:
-    """Returns a database sink's kind of commit, `STAGED` or `TWO_PHASE`, after checking the setting."""
-    return one_of("commit", value, COMMITS)
-
-
-def mode(value: str, key_columns: Any) -> tuple[str, tuple[str, ...]]:
-    """Returns a table sink's mode, append or upsert, and its key columns, which only upserts have."""
-    keys = columns("key_columns", key_columns)
-    if (one_of("mode", value, MODES) == UPSERT) != bool(keys):
-        raise ConfigurationError(
-            f"mode={value!r} with key_columns={list(keys)}: upserts need them, and nothing else does.",
-            next_step="Name the columns of a unique key for mode='upsert', or leave them out.",
-            setting="key_columns",
-        )
-    return value, keys
-
 
 _SKIPPED = r"""[eE]'(?:[^'\\]|\\.|'')*'|'(?:[^']|'')*'|"(?:[^"]|"")*"|`(?:[^`]|``)*`|--[^\n]*|/\*.*?\*/"""
 _NAME = r"""(?:"(?P<double>(?:[^"]|"")*)"|`(?P<back>(?:[^`]|``)*)`|(?P<plain>\w+))"""
@@ -63,29 +43,20 @@ class UpsertRules:
 
     @classmethod
     def of(cls, mode: str, on_conflict: str = "update", **given: Any) -> UpsertRules:
-        """Returns the rules. Each setting may be None.
-
-        Raises:
-            ConfigurationError: If one contradicts another or the mode.
-        """
+        """Returns the rules. Each setting may be None, and is refused if it contradicts another or the mode."""
         found = {setting: value for setting, value in given.items() if value is not None}
         for setting, value in found.items():
             example = "a column's name" if setting == "order_by" else "a condition in SQL, such as source.n > target.n"
             nonempty(setting, value, example=example)
             if mode != UPSERT or on_conflict == "nothing":
                 other = f"mode={mode!r}" if mode != UPSERT else "on_conflict='nothing', which keeps the table's row"
-                raise ConfigurationError(
-                    f"{setting}={value!r} with {other}.",
-                    next_step=f"Leave {setting} out, or set mode='upsert', which replaces rows.",
-                    setting=setting,
-                )
+                step = f"Leave {setting} out, or set mode='upsert', which replaces rows."
+                raise ConfigurationError(f"{setting}={value!r} with {other}.", next_step=step, setting=setting)
         rules = cls(**found)
         if any(side != "source" for side, _ in named(rules.delete_when)):
-            raise ConfigurationError(
-                f"delete_when={rules.delete_when!r} reads target.…, but a row itself determines whether it deletes.",
-                next_step="Write it over source.… alone, such as source.value IS NULL.",
-                setting="delete_when",
-            )
+            what = f"delete_when={rules.delete_when!r} reads target.…, but a row itself determines whether it deletes."
+            step = "Write it over source.… alone, such as source.value IS NULL."
+            raise ConfigurationError(what, next_step=step, setting="delete_when")
         return rules
 
     @property
@@ -107,11 +78,7 @@ class UpsertRules:
         return [name for key, name in found.items() if key in read]
 
     def check_columns(self, columns: Iterable[str], *, fold: bool = False) -> None:
-        """Checks that the rows have the columns that the rules read.
-
-        Raises:
-            SchemaError: If a column is missing. The message names it.
-        """
+        """Raises `SchemaError` if the rows lack a column that the rules read."""
         known = {name.lower() if fold else name for name in columns}
         read = [("order_by", self.order_by)] if self.order_by else []
         for setting, condition in self.conditions.items():
@@ -123,9 +90,6 @@ class UpsertRules:
                     next_step="Add the column to the query, or correct the name.",
                     setting=setting,
                 )
-
-
-NO_RULES = UpsertRules()
 
 
 def named(condition: str) -> list[tuple[str, str]]:
@@ -172,20 +136,26 @@ class Target:
     mode: str = APPEND
     keys: tuple[str, ...] = ()
     on_conflict: str = "update"
-    rules: UpsertRules = NO_RULES
+    rules: UpsertRules = UpsertRules()
 
     def __str__(self) -> str:
-        return f"{quoted(self.schema)}.{quoted(self.table)}" if self.schema else repr(self.table)
+        return quoted(self.schema, self.table) if self.schema else repr(self.table)
 
-    def check(self) -> None:
-        """Raises `ConfigurationError` if the settings contradict each other."""
-        one_of("on_conflict", self.on_conflict, CONFLICTS)
-        if self.mode != UPSERT and self.on_conflict != "update":
-            raise ConfigurationError(
-                f"mode={self.mode!r} with on_conflict={self.on_conflict!r}, which is for upserts.",
-                next_step="Leave it out, or set mode='upsert'.",
-                setting="on_conflict",
-            )
+    @classmethod
+    def of(
+        cls, table: str, mode: str, key_columns: Any, *, schema: str = "", on_conflict: str = "update", **rules: Any
+    ) -> Target:
+        """Returns the target. Raises `ConfigurationError` if a setting is wrong or contradicts another."""
+        keys = columns("key_columns", key_columns)
+        if (one_of("mode", mode, (APPEND, UPSERT)) == UPSERT) != bool(keys):
+            what = f"mode={mode!r} with key_columns={list(keys)}: upserts need them, and nothing else does."
+            step = "Name the columns of a unique key for mode='upsert', or leave them out."
+            raise ConfigurationError(what, next_step=step, setting="key_columns")
+        given = UpsertRules.of(mode, on_conflict, **rules)
+        if one_of("on_conflict", on_conflict, CONFLICTS) != "update" and mode != UPSERT:
+            what = f"mode={mode!r} with on_conflict={on_conflict!r}, which is for upserts."
+            raise ConfigurationError(what, next_step="Leave it out, or set mode='upsert'.", setting="on_conflict")
+        return cls(schema=schema, table=table, mode=mode, keys=keys, on_conflict=on_conflict, rules=given)
 
     def to_text(self, columns: tuple[str, ...]) -> str:
         """Returns the target and the written columns as text, for the marker of staged rows."""
@@ -205,11 +175,7 @@ class Target:
 
     @classmethod
     def from_text(cls, text: str) -> tuple[Target, tuple[str, ...]]:
-        """Reads the output of `to_text`.
-
-        Raises:
-            ValueError: If the text is not the output of `to_text`.
-        """
+        """Reads the output of `to_text`. Raises `ValueError` for any other text."""
         try:
             fields = read_json(text.encode())
             columns = tuple(map(str, fields.pop("columns")))
@@ -236,13 +202,7 @@ class Limits:
     lock_s: float = 10.0
     answer_s: float = 15.0
 
-    def check(self) -> None:
-        """Raises `ConfigurationError` if a limit is invalid."""
-        seconds("slot_timeout_s", self.slot_s)
-        seconds("commit_timeout_s", self.commit_s)
-        seconds("lock_timeout_s", self.lock_s)
 
-
-def quoted(name: str) -> str:
-    """Returns a quoted name, so that statements suggested by a message can be run as they are."""
-    return '"' + name.replace('"', '""') + '"'
+def quoted(*names: str) -> str:
+    """Returns a quoted name, with its schema if that is given, too."""
+    return ".".join('"' + name.replace('"', '""') + '"' for name in names)

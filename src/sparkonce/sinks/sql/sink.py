@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from sparkonce.arguments import one_of
 from sparkonce.guarantees import Guarantee
 from sparkonce.sink import SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
-from sparkonce.sinks.sql.settings import STAGED, Limits, Target
-from sparkonce.sinks.sql.transactions import DIRECT
+from sparkonce.sinks._shared.settings import name_prefix
+from sparkonce.sinks.sql.dialect import DIRECT
+from sparkonce.sinks.sql.settings import STAGED, TWO_PHASE, Limits, Target
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -31,11 +33,14 @@ class SqlSink(TwoPhaseCommitSink):
 
     conninfo: Any
     target: Target
-    commit: str
-    prefix: str
     limits: Limits
     schema: pa.Schema | None = None
     decided_conflicts: str = ""
+
+    def __init__(self, name: str, guarantee: Guarantee, commit: str, prefix: str, most_bytes: int) -> None:
+        super().__init__(name, guarantee)
+        self.commit = one_of("commit", commit, (STAGED, TWO_PHASE))
+        self.prefix = name_prefix(prefix, name, most_bytes=most_bytes)
 
     @property
     def kind(self) -> str:
@@ -58,7 +63,7 @@ class SqlSink(TwoPhaseCommitSink):
         return SqlWriter(self.dialect()[0], self.conninfo, self.target, self.kind, self.limits, context)
 
     def committer(self) -> SinkCommitter:
-        """Returns the committer, which finishes transactions of either kind, regardless of the current ``commit``."""
+        """Returns the committer, which finishes transactions of either kind, regardless of ``commit``."""
         from sparkonce.sinks.sql.committer import SqlCommitter
 
         dialect, server = self.dialect()

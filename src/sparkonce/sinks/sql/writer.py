@@ -15,8 +15,8 @@ from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sink import Facts, Refused, SinkWriter, WriterContext
 from sparkonce.sinks._shared.arrow import offered
 from sparkonce.sinks.sql.committer import SqlCommitter
+from sparkonce.sinks.sql.dialect import DIRECT, Location, SqlTransaction
 from sparkonce.sinks.sql.settings import Limits, Target
-from sparkonce.sinks.sql.transactions import DIRECT, Location, SqlTransaction
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -28,16 +28,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copy:
-    """The work of one task attempt.
-
-    Attributes:
-        conninfo: The server's address and the user's credentials, in the dialect's form.
-        target: The table and its rules.
-        commit: ``staged``, ``two_phase`` or `DIRECT`.
-        limits: The time limits of each kind of request.
-        facts: The facts of the run.
-        name: The transaction's name.
-    """
+    """The work of one task attempt. `commit` is ``staged``, ``two_phase`` or `DIRECT`."""
 
     conninfo: Any = field(repr=False)
     target: Target
@@ -90,22 +81,22 @@ class SqlWriter(SinkWriter):
 
     def _attempt(self, to: Rows, rows: pa.RecordBatch) -> str:
         """Writes these rows and returns an empty string, or writes none of them and returns the reason."""
-        dialect, session, reason = self._dialect, self._open(), ""
-        dialect.execute(session, "SAVEPOINT sparkonce_rows")
+        session, reason = self._open(), ""
+        session.execute("SAVEPOINT sparkonce_rows")
         try:
             to.write(rows, alone=True)
         except OutageError:
             raise
         except PrepareError as error:
             reason = error.message
-        except dialect.errors as error:
-            if not dialect.is_about_row(error):
+        except self._dialect.errors as error:
+            reason = self._dialect.row_refusal(error)
+            if not reason:
                 raise
-            reason = dialect.message(error)
         if reason:
             to.reset()
-            dialect.execute(session, "ROLLBACK TO SAVEPOINT sparkonce_rows")
-        dialect.execute(session, "RELEASE SAVEPOINT sparkonce_rows")
+            session.execute("ROLLBACK TO SAVEPOINT sparkonce_rows")
+        session.execute("RELEASE SAVEPOINT sparkonce_rows")
         return reason
 
     def prepare(self) -> Mapping[str, str | int]:

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from sparkonce.errors import ConfigurationError, PreflightError
-from sparkonce.sinks.sql.mysql.names import Xid, quote, stage_table
-from sparkonce.sinks.sql.mysql.settings import parse_settings
+from sparkonce.sinks.sql.mysql.settings import Xid, parse_settings, quote, stage_table
 from sparkonce_lab.rig.process import HOST
 from sparkonce_lab.rig.proxy import after
 from sparkonce_lab.rig.servers.mariadb import MISSING, NEXT, MariaDBServer

@@ -20,7 +20,7 @@ from sparkonce.arguments import missing_package
 from sparkonce.errors import one_line
 from sparkonce.sinks._shared.settings import see_files
 from sparkonce.sinks.sql.mysql.settings import TLS_FILES, connection_settings
-from sparkonce.sinks.sql.pool import has_nothing_to_read
+from sparkonce.sinks.sql.pool import closed_on_error, has_nothing_to_read
 
 try:
     import pymysql
@@ -79,7 +79,7 @@ class Connection(pymysql.connections.Connection):  # type: ignore[misc]  # PyMyS
         found = self.rows(statement, values)
         return found[0] if found else ()
 
-    def run(self, statement: str, values: Sequence[Any] = ()) -> Loaded:
+    def execute(self, statement: str, values: Sequence[Any] = ()) -> Loaded:
         """Runs a statement that returns no rows."""
         with self.cursor() as cursor:
             affected = cursor.execute(statement, values or None)
@@ -100,7 +100,11 @@ class Connection(pymysql.connections.Connection):  # type: ignore[misc]  # PyMyS
             for start in range(0, len(piece), _PACKET_BYTES):
                 self.write_packet(piece[start : start + _PACKET_BYTES])
         self.write_packet(b"")
-        done = self._read_ok_packet_of_load()
+        answer = self._read_packet()
+        if not answer.is_ok_packet():
+            raise pymysql.err.InternalError(0, "the server did not end LOAD DATA LOCAL with OK")
+        done = pymysql.connections.OKPacketWrapper(answer)
+        self.server_status = done.server_status
         return Loaded(int(done.affected_rows), int(done.warning_count))
 
     def first_warnings(self) -> str:
@@ -114,8 +118,8 @@ class Connection(pymysql.connections.Connection):  # type: ignore[misc]  # PyMyS
         if self.open:
             super().close()
 
-    def is_alive(self) -> bool:
-        """Returns True if the server has kept this connection open while it was idle."""
+    def is_idle(self) -> bool:
+        """Returns True if neither side has closed this connection."""
         return bool(self.open) and has_nothing_to_read(self._sock.fileno())
 
     @contextmanager
@@ -128,24 +132,11 @@ class Connection(pymysql.connections.Connection):  # type: ignore[misc]  # PyMyS
         finally:
             self._read_timeout, self._write_timeout = before
 
-    def _read_ok_packet_of_load(self) -> Any:
-        packet = self._read_packet()
-        if not packet.is_ok_packet():
-            raise pymysql.err.InternalError(0, "the server did not end LOAD DATA LOCAL with OK")
-        done = pymysql.connections.OKPacketWrapper(packet)
-        self.server_status = done.server_status
-        return done
-
 
 def connect(
     settings: Mapping[str, Any], *, program: str, timeout_s: float, lock_wait_s: int, connect_timeout_s: int = 10
 ) -> Connection:
-    """Opens a connection and sets it up.
-
-    Raises:
-        pymysql.err.MySQLError: If the server refuses or does not answer.
-        OSError: If a file of the settings cannot be read.
-    """
+    """Opens a connection and sets it up. Raises one of `SERVER_ERRORS`."""
     arguments = connection_settings(settings)
     see_files(arguments, TLS_FILES)
     arguments.pop("local_infile", None)
@@ -162,12 +153,9 @@ def connect(
         program_name=program,
         init_command=_SESSION.format(lock_s=lock_wait_s),
     )
-    try:
-        connection.run("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
+    with closed_on_error(connection):
+        connection.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
         connection.flavour = flavour_of(str(connection.row("SELECT VERSION()")[0]))
-    except BaseException:
-        connection.close()
-        raise
     return connection
 
 

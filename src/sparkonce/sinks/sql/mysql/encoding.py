@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from sparkonce.errors import PrepareError
 from sparkonce.sinks._shared.arrow import all_finite, bytes_of, cut, halves, json_text, offsets_of, plain_text
-from sparkonce.sinks.sql.mysql.target import MySQLColumn, kind_of
+from sparkonce.sinks.sql.mysql.catalog import MySQLColumn, kind_of
 
 LARGEST_PIECE_BYTES = 128 * 1024 * 1024
 """Larger record batches are split in half, because an Arrow string array is limited to 2 GiB."""
@@ -28,15 +28,10 @@ _FREE_TEXT = frozenset({"string", "nested"})
 
 
 def load_text(rows: pa.RecordBatch, columns: Sequence[MySQLColumn]) -> Iterator[memoryview]:
-    """Yields lines for LOAD DATA: tab-separated fields, backslashes before special characters, binaries in hexadecimal.
-
-    Raises:
-        PrepareError: If the server would change a value. The message names the column.
-    """
+    """Yields lines for LOAD DATA: tab-separated fields with backslash escapes, binaries in hexadecimal."""
     for piece in halves(rows, LARGEST_PIECE_BYTES):
-        fields = [
-            _escape(cells, _LOAD_ESCAPES) if kind in _FREE_TEXT else cells for cells, _, kind in _cells(piece, columns)
-        ]
+        cells = _cells(piece, columns)
+        fields = [_escape(texts, _LOAD_ESCAPES) if kind in _FREE_TEXT else texts for texts, kind in cells]
         # A newline joined to the last field of each row copies less data than any other way to end lines.
         fields[-1] = pc.binary_join_element_wise(fields[-1], "", "\n", **_nulls("\\N"))
         lines = pc.binary_join_element_wise(*fields, "\t", **_nulls("\\N")) if len(fields) > 1 else fields[0]
@@ -47,12 +42,9 @@ def insert_values(rows: pa.RecordBatch, columns: Sequence[MySQLColumn], most_byt
     """Yields tuples for ``INSERT … VALUES``, separated by commas, in pieces of at most this many bytes.
 
     A larger row becomes a separate piece. The server rejects it with an error that names max_allowed_packet.
-
-    Raises:
-        PrepareError: If the server would change a value. The message names the column.
     """
     for piece in halves(rows, LARGEST_PIECE_BYTES):
-        fields = [_for_insert(cells, column, values) for cells, column, values in _cells(piece, columns)]
+        fields = [_for_insert(texts, kind) for texts, kind in _cells(piece, columns)]
         fields[0] = pc.binary_join_element_wise("(", fields[0], "", **_nulls("NULL"))
         fields[-1] = pc.binary_join_element_wise(fields[-1], "),", "", **_nulls("NULL"))
         tuples = pc.binary_join_element_wise(*fields, ",", **_nulls("NULL")) if len(fields) > 1 else fields[0]
@@ -74,32 +66,24 @@ def column_list(columns: Sequence[MySQLColumn], kinds: Sequence[str], quoted: Se
     return f"({', '.join(targets)})" + (f" SET {', '.join(made)}" if made else "")
 
 
-def _cells(rows: pa.RecordBatch, columns: Sequence[MySQLColumn]) -> Iterator[tuple[pa.Array, MySQLColumn, str]]:
+def _cells(rows: pa.RecordBatch, columns: Sequence[MySQLColumn]) -> Iterator[tuple[pa.Array, str]]:
+    """Yields each column as text, without escapes and with nulls, and its kind."""
+    # Format floats as 64 bits: the shortest text of a 32-bit float is a different number in 64 bits, and that of the
+    # largest ones exceeds the server's FLOAT. Write times without a zone: Arrow stores UTC, the session's time zone.
+    plain = {"boolean": pa.int8(), "float": pa.float64(), "timestamp": _MICROSECONDS}
     for values, column in zip(rows.columns, columns, strict=True):
         kind = kind_of(values.type)
         check(values, column, kind)
-        if kind == "float":
-            # Format as 64 bits: the shortest text of a 32-bit float is a different number in 64 bits, and that of the
-            # largest ones exceeds the server's FLOAT.
-            values = pc.cast(values, pa.float64())
-        yield _text(values, column, kind), column, kind
+        if kind == "binary":
+            yield _hexadecimal(values), kind
+        elif kind == "nested":
+            yield nested_text(values, column.name), kind
+        else:
+            values = values.cast(plain.get(kind, values.type))
+            yield plain_text(values, column.name).cast(pa.string()), kind
 
 
-def _text(values: pa.Array, column: MySQLColumn, kind: str) -> pa.Array:
-    """Returns each value as text, without escaping; null stays null."""
-    if kind == "boolean":
-        values = pc.cast(values, pa.int8())
-    elif kind == "timestamp":
-        # Write the time without a zone: Arrow stores it in UTC, which is the session's time zone.
-        values = pc.cast(values, _MICROSECONDS)
-    elif kind == "binary":
-        return _hexadecimal(values)
-    elif kind == "nested":
-        return nested_text(values, column.name)
-    return plain_text(values, column.name).cast(pa.string())
-
-
-def _for_insert(cells: pa.Array, _column: MySQLColumn, kind: str) -> pa.Array:
+def _for_insert(cells: pa.Array, kind: str) -> pa.Array:
     if kind in _BARE:
         return cells
     if kind in _FREE_TEXT:
@@ -116,16 +100,10 @@ def _escape(texts: pa.Array, escapes: Sequence[tuple[str, str]]) -> pa.Array:
 
 
 def nested_text(values: pa.Array, name: str) -> pa.Array:
-    """Returns arrays and structs as JSON; null stays null.
-
-    Raises:
-        PrepareError: If a number is NaN or infinite, which JSON does not support, or a string is not UTF-8.
-    """
+    """Returns arrays and structs as JSON; null stays null. Refuses what JSON does not support."""
     if not all_finite(values):
-        raise PrepareError(
-            f"Column {name!r} contains an array or a struct with NaN or an infinity, and JSON has no such numbers.",
-            next_step="Filter or replace them in the query.",
-        )
+        what = f"Column {name!r} contains an array or a struct with NaN or an infinity, and JSON has no such numbers."
+        raise PrepareError(what, next_step="Filter or replace them in the query.")
     return json_text(values, name).cast(pa.string())
 
 
@@ -149,11 +127,7 @@ def _nulls(text: str) -> dict[str, str]:
 
 
 def check(values: pa.Array, column: MySQLColumn, kind: str) -> None:
-    """Checks that the server would store the values unchanged.
-
-    Raises:
-        PrepareError: If it would silently change a value. The message names the column.
-    """
+    """Raises `PrepareError` if the server would silently change a value."""
     if values.null_count and not column.nullable:
         raise _refused(column, "they contain NULL, and the column is NOT NULL")
     if kind == "timestamp":
@@ -245,6 +219,5 @@ def _within(values: pa.Array, least: int | None, most: int | None) -> bool:
 
 
 def _refused(column: MySQLColumn, why: str, next_step: str = "correct the rows, or the table.") -> PrepareError:
-    return PrepareError(
-        f"Column {column.name!r} ({column.full_type}) cannot take the rows: {why}.", next_step=next_step
-    )
+    what = f"Column {column.name!r} ({column.full_type}) cannot take the rows: {why}."
+    return PrepareError(what, next_step=next_step)

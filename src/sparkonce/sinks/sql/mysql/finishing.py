@@ -19,36 +19,32 @@ import hashlib
 import logging
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from sparkonce.errors import PrepareError
 from sparkonce.protocol.handles import Finished, Outcome
 from sparkonce.protocol.ownership import Token, TransactionName
 from sparkonce.sinks._shared.committing import Claims
-from sparkonce.sinks.sql.dialect import StagedCopy
-from sparkonce.sinks.sql.mysql.connection import (
-    MARIADB,
-    Connection,
-    MySQLError,
-    number_of,
-    server_message,
+from sparkonce.sinks.sql.dialect import (
+    KEPT_BATCHES,
+    MARKED,
+    Location,
+    Names,
+    SqlTransaction,
+    StagedCopy,
+    StagedTables,
+    StagesFound,
+    absent_verdict,
+    previous_id,
 )
-from sparkonce.sinks.sql.mysql.names import StagingTable, Xid, lock_name, quote, stage_table
-from sparkonce.sinks.sql.mysql.outcomes import (
-    DUPLICATE_KEY,
-    LOCKED,
-    NO_PARENT,
-    NO_SUCH_TABLE,
-    NO_SUCH_THREAD,
-    ROLLED_BACK,
-    XAER_NOTA,
-    finished,
-)
+from sparkonce.sinks.sql.mysql import outcomes
+from sparkonce.sinks.sql.mysql.catalog import describe, unique_keys
+from sparkonce.sinks.sql.mysql.connection import Connection, MySQLError, number_of, server_message
+from sparkonce.sinks.sql.mysql.settings import StagingTable, Xid, lock_name, quote, stage_table
 from sparkonce.sinks.sql.mysql.statements import ROW, merge_steps
-from sparkonce.sinks.sql.mysql.target import columns_of_key, describe, may_refuse
 from sparkonce.sinks.sql.settings import STAGED, TWO_PHASE, UPSERT, Limits, Target
-from sparkonce.sinks.sql.transactions import KEPT_BATCHES, MARKED, Location, SqlTransaction, absent_verdict
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +66,6 @@ TABLES = {
 _COLUMNS = "prefix, query, batch, copy, slot, position, nonce, kind, begun_ms"
 KNOWN_COLUMNS = {COMMITS: frozenset({*_COLUMNS.split(", "), "connection"}), SERVERS: frozenset({"host", "id"})}
 """The columns of each table."""
-_MOVED = re.compile(r"server (?P<new>\S+) was (?P<old>\S+)")
 _HOST = "CONCAT(@@hostname, ':', @@port)"
 DRAW_IDENTITY = f"INSERT IGNORE INTO {SERVERS} (host, id) SELECT {_HOST}, %s"
 _DIRTY = "SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED"
@@ -79,20 +74,10 @@ _DIRTY = "SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED"
 def insert(connection: Connection, one: SqlTransaction) -> None:
     """Writes the marker in the open transaction."""
     name = one.name
-    connection.run(
-        f"INSERT INTO {COMMITS} ({_COLUMNS}, connection) "  # noqa: S608 - ours
-        "VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, CONNECTION_ID())",
-        (
-            name.prefix.encode(),
-            name.query.encode(),
-            name.batch,
-            name.copy.encode(),
-            name.slot,
-            name.token.position,
-            name.token.nonce.encode(),
-            one.kind.encode(),
-            one.begun_ms,
-        ),
+    values = (name.prefix, name.query, name.batch, name.copy, name.slot, name.token.position, name.token.nonce)
+    connection.execute(
+        f"INSERT INTO {COMMITS} ({_COLUMNS}, connection) VALUES ({', '.join(['%s'] * 9)}, CONNECTION_ID())",
+        (*values, one.kind, one.begun_ms),
     )
 
 
@@ -103,69 +88,67 @@ def marked(connection: Connection, names: Iterable[TransactionName]) -> set[Tran
         groups.setdefault((name.prefix, name.query, name.batch), []).append(name)
     found: set[TransactionName] = set()
     for (prefix, query, batch), wanted in groups.items():
-        placeholders = ", ".join(["%s"] * len(wanted))
-        of_batch = "batch = %s" if batch else "batch >= %s"
-        rows = connection.rows(
-            f"SELECT {_COLUMNS} FROM {COMMITS} WHERE prefix = %s AND query = %s AND {of_batch} "  # noqa: S608 - ours
-            f"AND copy IN ({placeholders})",
-            (prefix.encode(), query.encode(), batch, *(name.copy.encode() for name in wanted)),
-        )
-        there = {Xid.of(_transaction(row, "").name) for row in rows}
+        of_batch, copies = "=" if batch else ">=", ", ".join(["%s"] * len(wanted))
+        where = f"prefix = %s AND query = %s AND batch {of_batch} %s AND copy IN ({copies})"
+        rows = _read(connection, where, prefix, query, batch, *(name.copy for name in wanted))
+        there = {Xid.of(one.name) for one in rows}
         found |= {name for name in wanted if Xid.of(name) in there}
     return found
 
 
-def markers_of(connection: Connection, prefix: str, query: str, server: str) -> list[SqlTransaction]:
+def markers_of(connection: Connection, prefix: str, query: str) -> list[SqlTransaction]:
     """Returns all of a query's markers that the session can see."""
-    rows = connection.rows(
-        f"SELECT {_COLUMNS} FROM {COMMITS} WHERE prefix = %s AND query = %s",  # noqa: S608 - ours
-        (prefix.encode(), query.encode()),
-    )
-    return [_transaction(row, server) for row in rows]
+    return _read(connection, "prefix = %s AND query = %s", prefix, query)
+
+
+def _read(connection: Connection, where: str, *values: object) -> list[SqlTransaction]:
+    location, found = Location(server=connection.server), []
+    for row in connection.rows(f"SELECT {_COLUMNS} FROM {COMMITS} WHERE {where}", values):
+        known: list[Any] = [value.decode() if isinstance(value, bytes) else value for value in row]
+        prefix, query, batch, copy, slot, position, nonce, kind, begun_ms = known
+        token = Token(position, nonce)
+        name = TransactionName(prefix=prefix, query=query, token=token, batch=batch, slot=slot, copy=copy)
+        found.append(SqlTransaction(kind=kind, name=name, location=location, begun_ms=begun_ms))
+    return found
 
 
 def queries(connection: Connection) -> list[tuple[str, str]]:
     """Returns the prefix and query of all markers, including those of uncommitted transactions."""
-    connection.run(_DIRTY)
-    rows = connection.rows(f"SELECT DISTINCT prefix, query FROM {COMMITS}")  # noqa: S608 - ours
-    return [(_text(prefix), _text(query)) for prefix, query in rows]
+    connection.execute(_DIRTY)
+    rows = connection.rows(f"SELECT DISTINCT prefix, query FROM {COMMITS}")
+    return [(prefix.decode(), query.decode()) for prefix, query in rows]
 
 
-def unsettled(connection: Connection, prefix: str, query: str, server: str) -> list[SqlTransaction]:
+def unsettled(connection: Connection, prefix: str, query: str) -> list[SqlTransaction]:
     """Returns a query's open and prepared transactions, from a dirty read. Leaves out those that are just committed."""
-    connection.run(_DIRTY)
-    with_open = markers_of(connection, prefix, query, server)
-    settled = {one.name for one in markers_of(connection, prefix, query, server)} if with_open else set()
+    connection.execute(_DIRTY)
+    with_open = markers_of(connection, prefix, query)
+    settled = {one.name for one in markers_of(connection, prefix, query)} if with_open else set()
     return [one for one in with_open if one.name not in settled]
 
 
 def is_seen(connection: Connection, name: TransactionName) -> bool:
     """Returns True if a transaction still exists: a dirty read shows its marker, whether committed or not."""
-    connection.run(_DIRTY)
+    connection.execute(_DIRTY)
     return bool(marked(connection, [name]))
 
 
 def _absent(connection: Connection, name: TransactionName, lost: str) -> Finished:
-    (newest,) = connection.row(
-        f"SELECT MAX(batch) FROM {COMMITS} WHERE prefix = %s AND query = %s",  # noqa: S608 - ours
-        (name.prefix.encode(), name.query.encode()),
-    )
-    return absent_verdict(name, -1 if newest is None else int(newest), lost)
+    query = f"SELECT MAX(batch) FROM {COMMITS} WHERE prefix = %s AND query = %s"
+    return absent_verdict(name, connection.row(query, (name.prefix, name.query))[0], lost)
 
 
 def identity(connection: Connection) -> str:
     """Returns the server's identity; empty if the sink has never been started on the server.
 
-    MySQL has ``server_uuid``, which changes after a failover. The comment on the table of markers may therefore name
-    the previous server, ``server <new> was <old>``, which has no effect on any other server. MariaDB has no such id, so
-    the first start generates one, and stores it with the host name and port. A replica, a restored copy and a clone
-    contain that row, too, but have a different host name or port.
+    MySQL has ``server_uuid``, which changes after a failover, see `previous_id`. MariaDB has no such id, so the first
+    start generates one, and stores it with the host name and port. A replica, a restored copy and a clone contain that
+    row, too, but have a different host name or port.
     """
     if connection.flavour.identity is not None:
         server, comment = connection.row(connection.flavour.identity)
-        moved = _MOVED.fullmatch(str(comment or "").strip())
-        return moved["old"] if moved is not None and moved["new"] == str(server) else str(server)
-    found = connection.row(f"SELECT id FROM {SERVERS} WHERE host = {_HOST}")  # noqa: S608 - ours
+        return previous_id("server", server, comment)
+    found = connection.row(f"SELECT id FROM {SERVERS} WHERE host = {_HOST}")
     return found[0].decode() if found else ""
 
 
@@ -175,19 +158,12 @@ def refreshed(connection: Connection) -> Connection:
     return connection
 
 
-def not_committed(
-    connection: Connection, names: Sequence[TransactionName], location: Location
-) -> list[TransactionName]:
+def not_committed(connection: Connection, names: Names, location: Location) -> list[TransactionName]:
     """Returns the names without a marker on the server that prepared them, except those whose marker may be deleted."""
     if location.server != connection.server:
         return []
     there = marked(connection, names)
     return [one for one in names if one not in there and _absent(connection, one, "").outcome is Outcome.LOST]
-
-
-def committed(connection: Connection, prefix: str, query: str, _location: Location) -> list[SqlTransaction]:
-    """Returns the transactions that a query has committed and whose markers still exist."""
-    return markers_of(connection, prefix, query, connection.server)
 
 
 def tidy(connection: Connection, known: Sequence[SqlTransaction], batch: int, is_due: bool) -> None:
@@ -199,36 +175,17 @@ def tidy(connection: Connection, known: Sequence[SqlTransaction], batch: int, is
             mine = [one for one in mine if (one.prefix, one.query) == (prefix, query) and one.batch < batch]
             _drop_all(connection, sorted(marked(connection, mine), key=str))
             if batch > KEPT_BATCHES:
-                connection.run(
-                    f"DELETE FROM {COMMITS} WHERE prefix = %s AND query = %s AND batch < %s",  # noqa: S608 - ours
-                    (prefix.encode(), query.encode(), batch - KEPT_BATCHES),
-                )
+                delete = f"DELETE FROM {COMMITS} WHERE prefix = %s AND query = %s AND batch < %s"
+                connection.execute(delete, (prefix, query, batch - KEPT_BATCHES))
     except MySQLError as error:
-        if number_of(error) not in LOCKED:
+        if number_of(error) not in outcomes.LOCKED:
             raise
         log.info("Old markers or staging tables are left for later: %s.", server_message(error))
 
 
-def _drop_all(connection: Connection, names: Sequence[TransactionName]) -> None:
+def _drop_all(connection: Connection, names: Names) -> None:
     if names:
-        connection.run("DROP TABLE IF EXISTS " + ", ".join(quote(stage_table(name.copy)) for name in names))
-
-
-def _transaction(row: Sequence[object], server: str) -> SqlTransaction:
-    prefix, query, batch, copy, slot, position, nonce, kind, begun_ms = row
-    name = TransactionName(
-        prefix=_text(prefix),
-        query=_text(query),
-        token=Token(int(str(position)), _text(nonce)),
-        batch=int(str(batch)),
-        slot=int(str(slot)),
-        copy=_text(copy),
-    )
-    return SqlTransaction(kind=_text(kind), name=name, location=Location(server=server), begun_ms=int(str(begun_ms)))
-
-
-def _text(value: object) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)
+        connection.execute("DROP TABLE IF EXISTS " + ", ".join(quote(stage_table(name.copy)) for name in names))
 
 
 # --- writers, and what they have prepared ----------------------------------------------------------------------------
@@ -251,14 +208,12 @@ _FORGOTTEN = Finished(
 def list_open(connection: Connection, claims: Claims, _location: Location) -> list[SqlTransaction]:
     """Lists open and prepared branches, and staging tables."""
     location = Location(server=connection.server)
-    found = {one.name: one for whose in claims for one in unsettled(connection, *whose, connection.server)}
+    found = {one.name: one for whose in claims for one in unsettled(connection, *whose)}
     copies = {name.copy for name in found}
     branches = [xid.named() for xid in recovered(connection) if xid.copy not in copies]
     found |= {name: SqlTransaction(kind=TWO_PHASE, name=name, location=location) for name in branches}
-    found |= {
-        one.name: SqlTransaction(kind=STAGED, name=one.name, location=location, begun_ms=one.begun_ms)
-        for one in list_staging_tables(connection)
-    }
+    for one in list_staging_tables(connection):
+        found[one.name] = SqlTransaction(kind=STAGED, name=one.name, location=location, begun_ms=one.begun_ms)
     own = {name: one for name, one in found.items() if claims.has(name)}
     settled = marked(connection, own)
     return [one for name, one in own.items() if name not in settled]
@@ -297,9 +252,9 @@ def end_holder(connection: Connection, name: TransactionName) -> bool:
     if holder is None or int(holder) == connection.thread_id():
         return False
     try:
-        connection.run(f"KILL CONNECTION {int(holder)}")
+        connection.execute(f"KILL CONNECTION {int(holder)}")
     except MySQLError as error:
-        if number_of(error) != NO_SUCH_THREAD:
+        if number_of(error) != outcomes.NO_SUCH_THREAD:
             raise
     return True
 
@@ -311,7 +266,6 @@ def finish_prepared(connection: Connection, one: SqlTransaction, commit: bool, g
 
 
 def _wrong_server(connection: Connection, location: Location) -> Finished | None:
-    """Returns UNKNOWN for a transaction on another server, which cannot be seen from here."""
     if connection.server == location.server:
         return None
     return Finished(
@@ -336,12 +290,12 @@ def commit_prepared(connection: Connection, name: TransactionName, give_up_at: f
         if refusal is None:
             answered = Outcome.COMMITTED
         elif not _is_absent(refusal):
-            return finished(refusal)
+            return outcomes.finished(refusal)
         elif xid in recovered(connection):
             if time.monotonic() >= ask_until:
                 # The batch is decided, so the writer is done, and its connection only delays the commit.
                 end_holder(connection, name)
-                return finished(refusal)
+                return outcomes.finished(refusal)
             time.sleep(_ASK_AGAIN_S)
             continue
         if marked(connection, [name]):
@@ -357,7 +311,7 @@ def rollback_prepared(connection: Connection, name: TransactionName, give_up_at:
     while True:
         refusal = _try(connection, f"XA ROLLBACK {xid}")
         if refusal is not None and not _is_absent(refusal):
-            return finished(refusal)
+            return outcomes.finished(refusal)
         listed = xid in recovered(connection)
         if not listed and marked(connection, [name]):
             return MARKED
@@ -370,12 +324,12 @@ def rollback_prepared(connection: Connection, name: TransactionName, give_up_at:
 
 
 def _is_absent(refusal: Exception) -> bool:
-    return number_of(refusal) == XAER_NOTA or number_of(refusal) in ROLLED_BACK
+    return number_of(refusal) == outcomes.XAER_NOTA or number_of(refusal) in outcomes.ROLLED_BACK
 
 
 def _try(connection: Connection, statement: str) -> Exception | None:
     try:
-        connection.run(statement)
+        connection.execute(statement)
     except MySQLError as error:
         if not connection.open:
             raise
@@ -410,9 +364,7 @@ def list_staging_tables(connection: Connection) -> list[StagingTable]:
     return [one for one in found if one is not None]
 
 
-def begin_merge(
-    connection: Connection, _location: Location, names: Sequence[TransactionName], _limits: Limits, is_trial: bool
-) -> bool:
+def begin_merge(connection: Connection, _location: Location, names: Names, _limits: Limits, is_trial: bool) -> bool:
     """Begins a merge or a trial, under a lock that only one connection at a time holds for a query.
 
     The server releases the lock once the connection has ended and its transaction is finished. The next holder
@@ -431,15 +383,13 @@ def begin_merge(
         # driver can then merge. Killing a busy connection would gain nothing.
         if holder not in (None, connection.thread_id()) and connection.row(_IDLE, (int(holder), _IDLE_S)):
             with contextlib.suppress(MySQLError):
-                connection.run(f"KILL CONNECTION {int(holder)}")
+                connection.execute(f"KILL CONNECTION {int(holder)}")
     if got == 1:
-        connection.run("START TRANSACTION")
+        connection.execute("START TRANSACTION")
     return bool(got == 1)
 
 
-def stages(
-    connection: Connection, location: Location, names: Sequence[TransactionName], commit: bool
-) -> tuple[dict[TransactionName, StagedCopy | None], dict[TransactionName, Finished]]:
+def stages(connection: Connection, location: Location, names: Names, commit: bool) -> StagesFound:
     """Returns the staged rows of transactions that are not committed, and the answers for all others."""
     if (wrong := _wrong_server(connection, location)) is not None:
         return {}, dict.fromkeys(names, wrong)
@@ -448,42 +398,37 @@ def stages(
     if not commit:
         return dict.fromkeys(left), answers
     there = {one.name: one.target for one in list_staging_tables(connection)} if left else {}
-    answers |= {name: _not_listed(connection, name) for name in left if name not in there}
-    return {name: _stage(connection, name, there[name]) for name in left if name in there}, answers
-
-
-def _stage(connection: Connection, name: TransactionName, target: Target) -> StagedCopy:
-    table = stage_table(name.copy)
-    names = [column.name for column in describe(connection, table)]
-    if ROW not in names:
-        raise PrepareError(
-            f"Staging table {table} does not have column {ROW}, the order of its rows: it has {names}.",
-            next_step="Put the column back; or drop the table: then its rows count as lost, and are written again.",
-        )
-    return StagedCopy(table=table, target=target, columns=tuple(names[names.index(ROW) + 1 :]))
+    waiting: dict[TransactionName, StagedCopy | None] = {}
+    for name in left:
+        if name not in there:
+            answers[name] = _not_listed(connection, name)
+            continue
+        table = stage_table(name.copy)
+        columns = [column.name for column in describe(connection, table)]
+        if ROW not in columns:
+            what = f"Staging table {table} does not have column {ROW}, the order of its rows: it has {columns}."
+            step = "Put the column back; or drop the table: then its rows count as lost, and are written again."
+            raise PrepareError(what, next_step=step)
+        written = tuple(columns[columns.index(ROW) + 1 :])
+        waiting[name] = StagedCopy(table=table, target=there[name], columns=written)
+    return waiting, answers
 
 
 def _not_listed(connection: Connection, name: TransactionName) -> Finished:
     """Returns the answer for a staging table that is missing from the list of tables."""
     # information_schema only lists tables on which the user has a privilege.
     try:
-        connection.rows(f"SELECT 1 FROM {quote(stage_table(name.copy))} LIMIT 0")  # noqa: S608 - quoted
+        connection.rows(f"SELECT 1 FROM {quote(stage_table(name.copy))} LIMIT 0")
     except MySQLError as error:
         if not connection.open:
             raise
-        if number_of(error) != NO_SUCH_TABLE:
-            return finished(error)
+        if number_of(error) != outcomes.NO_SUCH_TABLE:
+            return outcomes.finished(error)
         return _absent(connection, name, _STAGE_LOST)
     return _UNREADABLE
 
 
-def move(
-    connection: Connection,
-    _location: Location,
-    stage: StagedCopy,
-    tables: Mapping[TransactionName, tuple[str, int]],
-    is_trial: bool,
-) -> str:
+def move(connection: Connection, _location: Location, stage: StagedCopy, tables: StagedTables, is_trial: bool) -> str:
     """Moves the rows of staging tables. Checks that all prepared rows have arrived, and are unchanged."""
     every = list(tables.values())
     for group in [every] if stage.target.rules.given() else [[one] for one in every]:
@@ -492,7 +437,7 @@ def move(
         changed = f"into {stage.target} would have changed rows, and was rolled back"
         try:
             for step in merge_steps(names, stage.target, stage.columns):
-                merged = connection.run(step)
+                merged = connection.execute(step)
                 if merged.warnings:
                     return f"The merge of {listed} {changed}: {connection.first_warnings()}."
         except MySQLError as error:
@@ -503,7 +448,7 @@ def move(
             came = merged.rows
             if stage.target.mode == UPSERT:  # the affected-row count of an upsert is not its number of rows
                 # Counting after the merge also detects a row that was deleted in between.
-                (came,) = connection.row(f"SELECT COUNT(*) FROM {quote(table)}")  # noqa: S608 - quoted
+                (came,) = connection.row(f"SELECT COUNT(*) FROM {quote(table)}")
             if came != rows:
                 return (
                     f"The merge of {table} {changed}: {came} rows arrived, but {rows} were prepared. Restore the "
@@ -522,11 +467,11 @@ def commit_merge(connection: Connection, _location: Location, merged: Sequence[S
     """Writes the markers, and commits. The staging tables are dropped later, because that would end the transaction."""
     for one in merged:
         insert(connection, one)
-    connection.run("COMMIT")
+    connection.execute("COMMIT")
     roll_back(connection)
 
 
-def drop(connection: Connection, _location: Location, names: Sequence[TransactionName], give_up_at: float) -> None:
+def drop(connection: Connection, _location: Location, names: Names, give_up_at: float) -> None:
     """Drops staging tables."""
     # A connection that was just killed may still lock a table while it rolls back. Each attempt waits for that.
     while True:
@@ -534,45 +479,32 @@ def drop(connection: Connection, _location: Location, names: Sequence[Transactio
             _drop_all(connection, names)
             break
         except MySQLError as error:
-            if number_of(error) not in LOCKED or time.monotonic() >= give_up_at:
+            if number_of(error) not in outcomes.LOCKED or time.monotonic() >= give_up_at:
                 raise
     roll_back(connection)
 
 
 def roll_back(connection: Connection) -> None:
     """Rolls the transaction back if it is still open, and releases the lock."""
-    connection.run("ROLLBACK")
+    connection.execute("ROLLBACK")
     connection.row("SELECT RELEASE_ALL_LOCKS()")
 
 
-def refusers(connection: Connection, stage: StagedCopy) -> bool:
-    """Returns True if the target may refuse a row that its staging table has accepted."""
-    target = stage.target
-    return bool(target.rules.conditions) or may_refuse(
-        connection, target.table, stage.columns, target.keys, has_checks=connection.flavour is MARIADB
-    )
-
-
-def refers_to_unit(
-    connection: Connection, error: Exception, names: Sequence[TransactionName], _location: Location
-) -> bool:
+def refers_to_unit(connection: Connection, error: Exception, names: Names, _location: Location) -> bool:
     """Returns True if a foreign key refers to rows that another sink of the batch may have."""
-    found = _PARENT.search(str(error.args[-1])) if number_of(error) == NO_PARENT else None
+    found = _PARENT.search(str(error.args[-1])) if number_of(error) == outcomes.NO_PARENT else None
     if found is None:
         return False
     one, parent = names[0], found[1].replace("``", "`")
+    stages = [stage for stage in list_staging_tables(connection) if stage.target.table == parent]
     others = [xid.named() for xid in recovered(connection)]
-    others += [
-        stage.name
-        for stage in list_staging_tables(connection)
-        if stage.target.table == parent and stage.name.batch == one.batch
-    ]
+    others += [stage.name for stage in stages if stage.name.batch == one.batch]
     return any(name.query == one.query and name.prefix != one.prefix for name in others)
 
 
 def named(connection: Connection, error: Exception, target: Target) -> str:
     """Returns the key that a row duplicates, with its columns."""
-    key = _KEY.search(server_message(error)) if number_of(error) == DUPLICATE_KEY else None
+    key = _KEY.search(server_message(error)) if number_of(error) == outcomes.DUPLICATE_KEY else None
     if key is None:
         return ""
-    return f"key {key[1]!r} ({', '.join(columns_of_key(connection, target.table, key[1]))})"
+    return f"key {key[1]!r} ({', '.join(unique_keys(connection, target.table)[0].get(key[1], []))})"

@@ -13,12 +13,11 @@ from typing import Any
 
 from sparkonce.sinks._shared.orphans import Orphan, shown
 from sparkonce.sinks._shared.preflight import Attempts
+from sparkonce.sinks.sql.dialect import SqlTransaction
 from sparkonce.sinks.sql.mysql import finishing
 from sparkonce.sinks.sql.mysql.connection import SERVER_ERRORS, Connection, connect, numbered_message
-from sparkonce.sinks.sql.mysql.names import Xid, lock_name, quote, stage_table
-from sparkonce.sinks.sql.mysql.settings import address, parse_settings
+from sparkonce.sinks.sql.mysql.settings import Xid, address, lock_name, parse_settings, quote, stage_table
 from sparkonce.sinks.sql.settings import TWO_PHASE
-from sparkonce.sinks.sql.transactions import SqlTransaction
 
 ANSWER_WITHIN_S = 30.0
 _ROWS = ("the locks of its rows",)
@@ -53,13 +52,7 @@ class MySQLOrphan(Orphan):
 def list_open(settings: str | Mapping[str, Any]) -> list[MySQLOrphan]:
     """Lists all open objects of sparkonce that this user may see, in all databases, oldest first.
 
-    Args:
-        settings: PyMySQL's settings as for the sink, as a mapping or as parsed by `parse_settings`. ``database`` is
-            optional.
-
-    Raises:
-        ConfigurationError: If a setting does not exist.
-        PreflightError: If the server does not answer.
+    `settings` are PyMySQL's settings as for the sink, or a line for `parse_settings`. ``database`` is optional.
     """
     parsed = parse_settings(settings) if isinstance(settings, str) else settings
     with Attempts(SERVER_ERRORS, numbered_message).of(
@@ -80,50 +73,36 @@ def _find(connection: Connection) -> Iterator[MySQLOrphan]:
     # Check the states in the order a transaction passes through them, so that a moving one is seen at least once.
     now_ms = int(connection.row("SELECT CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS UNSIGNED)")[0])
     branches: dict[Xid, tuple[str, SqlTransaction]] = {}
-    for (name,) in connection.rows(_DATABASES):
-        database = str(name)
+    for (database,) in connection.rows(_DATABASES):
         connection.select_db(database)
-        yield from _stages(connection, database, now_ms)
-        branches |= {Xid.of(marker.name): (database, marker) for marker in _not_committed(connection)}
+        stages, merged, open_ = finishing.list_staging_tables(connection), set(), []
+        if connection.rows(_HAS_MARKERS, (finishing.COMMITS,)):
+            merged = finishing.marked(connection, [one.name for one in stages])
+            queries = finishing.queries(connection)
+            open_ = [one for whose in queries for one in finishing.unsettled(connection, *whose)]
+        for stage in stages:
+            table = stage_table(stage.name.copy)
+            size, holder = connection.row(_SIZE, (lock_name(stage.name.copy), table)) or (0, None)
+            holds = f"{int(size or 0) // 1024} KiB for {stage.target.table}"
+            holds += "" if holder is None else f", connection {holder}"
+            more = {"age_s": (now_ms - stage.begun_ms) / 1000, "holds": (holds,), "database": database}
+            kind, name = "merged" if stage.name in merged else "staged", f"{quote(database)}.{quote(table)}"
+            yield MySQLOrphan.of(stage.name, kind=kind, name=name, **more)
+        # Skip the markers of staged rows: a merge writes them, and its tables are listed anyway.
+        branches |= {Xid.of(one.name): (database, one) for one in open_ if one.kind == TWO_PHASE}
     for xid in finishing.recovered(connection):
         if xid not in branches:
             yield MySQLOrphan.of(xid, kind="prepared", name=str(xid), age_s=-1, holds=_ROWS, database="")
     for xid, (database, marker) in branches.items():
         connection.select_db(database)
         (holder,) = connection.row("SELECT IS_USED_LOCK(%s)", (lock_name(xid.copy),))
-        holds, kind = _ROWS, ""
+        kind, held = "", _ROWS
         if holder is not None:
-            kind, holds = "session", (f"connection {holder}",)
+            kind, held = "session", (f"connection {holder}",)
         elif xid in finishing.recovered(connection):
             kind = "prepared"
         elif not finishing.marked(connection, [marker.name]) and finishing.is_seen(connection, marker.name):
             kind = "hidden"
         if kind:
-            more = {"age_s": (now_ms - marker.begun_ms) / 1000, "holds": holds, "database": database}
+            more = {"age_s": (now_ms - marker.begun_ms) / 1000, "holds": held, "database": database}
             yield MySQLOrphan.of(marker.name, kind=kind, name=str(xid), **more)
-
-
-def _not_committed(connection: Connection) -> list[SqlTransaction]:
-    if not connection.rows(_HAS_MARKERS, (finishing.COMMITS,)):
-        return []
-    found = [one for whose in finishing.queries(connection) for one in finishing.unsettled(connection, *whose, "")]
-    # Skip the markers of staged rows: a merge writes them, and its tables are listed anyway.
-    return [marker for marker in found if marker.kind == TWO_PHASE]
-
-
-def _stages(connection: Connection, database: str, now_ms: int) -> Iterator[MySQLOrphan]:
-    stages = finishing.list_staging_tables(connection)
-    done = (
-        finishing.marked(connection, [one.name for one in stages])
-        if connection.rows(_HAS_MARKERS, (finishing.COMMITS,))
-        else ()
-    )
-    for stage in stages:
-        table = stage_table(stage.name.copy)
-        size, holder = connection.row(_SIZE, (lock_name(stage.name.copy), table)) or (0, None)
-        holds = f"{int(size or 0) // 1024} KiB for {stage.target.table}"
-        if holder is not None:
-            holds += f", connection {holder}"
-        kind = "merged" if stage.name in done else "staged"
-        more = {"age_s": (now_ms - stage.begun_ms) / 1000, "holds": (holds,), "database": database}
-        yield MySQLOrphan.of(stage.name, kind=kind, name=f"{quote(database)}.{quote(table)}", **more)

@@ -10,11 +10,16 @@ from sparkonce.errors import ConfigurationError
 from sparkonce.guarantees import Guarantee
 from sparkonce.needs import WorkerNeeds, files_of
 from sparkonce.sink import Facts
-from sparkonce.sinks._shared import settings as shared
-from sparkonce.sinks.sql import settings as sql_settings
-from sparkonce.sinks.sql.mysql.names import COMMENT_LIMIT, PREFIX_LIMIT_BYTES, longest_comment
-from sparkonce.sinks.sql.mysql.settings import TLS_FILES, address, connection_settings
-from sparkonce.sinks.sql.settings import TWO_PHASE, UPSERT, Limits, Target, UpsertRules
+from sparkonce.sinks._shared.settings import seconds
+from sparkonce.sinks.sql.mysql.settings import (
+    COMMENT_LIMIT,
+    PREFIX_LIMIT_BYTES,
+    TLS_FILES,
+    address,
+    connection_settings,
+    longest_comment,
+)
+from sparkonce.sinks.sql.settings import TWO_PHASE, Limits, Target
 from sparkonce.sinks.sql.sink import SqlSink
 
 if TYPE_CHECKING:
@@ -77,23 +82,21 @@ class MySQLSink(SqlSink):
         commit_timeout_s: float = 300.0,
         lock_timeout_s: float = 10.0,
     ) -> None:
-        super().__init__(name, guarantee)
         need_package("MySQLSink", "PyMySQL", "pymysql", "mysql")
+        super().__init__(name, guarantee, commit, prefix, PREFIX_LIMIT_BYTES)
         self.conninfo = connection_settings(settings)
-        mode, keys = sql_settings.mode(mode, key_columns)
-        rules = UpsertRules.of(mode, order_by=order_by, update_when=update_when, delete_when=delete_when)
         table = nonempty("table", table, example="the name of the target table")
-        self.target = Target(table=table, mode=mode, keys=keys, rules=rules)
-        self.commit = sql_settings.commit(commit)
+        self.target = Target.of(
+            table, mode, key_columns, order_by=order_by, update_when=update_when, delete_when=delete_when
+        )
+        rules = self.target.rules
         if rules.given() and (self.commit == TWO_PHASE or guarantee is not Guarantee.EXACTLY_ONCE):
             setting = next(iter(rules.given()))
-            raise ConfigurationError(
+            what = (
                 f"{setting} with commit={commit!r} and guarantee={guarantee.name}: rows are compared when a staged "
-                "batch is merged.",
-                next_step="Leave commit and guarantee out.",
-                setting=setting,
+                "batch is merged."
             )
-        self.prefix = shared.name_prefix(prefix, name, most_bytes=PREFIX_LIMIT_BYTES)
+            raise ConfigurationError(what, next_step="Leave commit and guarantee out.", setting=setting)
         if (size := longest_comment(self.prefix, self.target)) > COMMENT_LIMIT:
             raise ConfigurationError(
                 f"table, key_columns and conditions take {size} characters of a staging table's comment, and "
@@ -103,8 +106,8 @@ class MySQLSink(SqlSink):
             )
         self.limits = Limits(
             slot_s=REPLY_S,
-            commit_s=shared.seconds("commit_timeout_s", commit_timeout_s, least=1),
-            lock_s=shared.seconds("lock_timeout_s", lock_timeout_s, least=1),
+            commit_s=seconds("commit_timeout_s", commit_timeout_s, least=1),
+            lock_s=seconds("lock_timeout_s", lock_timeout_s, least=1),
             answer_s=ANSWER_S,
         )
 
@@ -117,20 +120,17 @@ class MySQLSink(SqlSink):
         """Returns the conditions on which the guarantee depends."""
         if self.guarantee is not Guarantee.EXACTLY_ONCE:
             return ()
-        conditions = [
+        kept = [
             "innodb_flush_log_at_trx_commit stays 1, and what the server says is on disk is on disk",
             "the table sparkonce_commits is neither emptied nor restored without the target table",
             "after a failover the new primary has all that the old one had committed or prepared; one without the "
             "newest finished batch is detected, and stops the query",
             "the target has no triggers that write to non-transactional tables",
         ]
-        if self.commit == TWO_PHASE:
-            conditions.append("readers do not use READ UNCOMMITTED, and may see one slot's rows before another's")
-            if self.target.mode == UPSERT:
-                conditions.append("rows are partitioned by key: no key is in two slots of a batch")
-        else:
-            conditions.append("readers do not use READ UNCOMMITTED")
-        return conditions
+        if self.commit != TWO_PHASE:
+            return [*kept, "readers do not use READ UNCOMMITTED"]
+        by_key = ["rows are partitioned by key: no key is in two slots of a batch"] if self.target.keys else []
+        return [*kept, "readers do not use READ UNCOMMITTED, and may see one slot's rows before another's", *by_key]
 
     def columns(self, schema: pa.Schema) -> Sequence[str]:
         """Returns all columns. Arrays and structs are written as JSON.
@@ -138,7 +138,7 @@ class MySQLSink(SqlSink):
         Raises:
             SchemaError: If the sink does not support a column's type, or a key column is missing. The message names it.
         """
-        from sparkonce.sinks.sql.mysql.target import check_kinds, check_names
+        from sparkonce.sinks.sql.mysql.catalog import check_kinds, check_names
 
         names = super().columns(schema)
         check_kinds(schema)

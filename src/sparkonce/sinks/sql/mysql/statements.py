@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from sparkonce.sinks.sql.merging import condition, conditions, same_keys, staged_columns
+from sparkonce.sinks.sql.mysql.catalog import MySQLColumn
 from sparkonce.sinks.sql.mysql.connection import Flavour
-from sparkonce.sinks.sql.mysql.names import quote
-from sparkonce.sinks.sql.mysql.target import MySQLColumn
-from sparkonce.sinks.sql.settings import APPEND, Target, read_by
+from sparkonce.sinks.sql.mysql.settings import quote
+from sparkonce.sinks.sql.settings import APPEND, Target
+
+ROW = "sparkonce_row"
+"""The column of a staging table that numbers its rows. It is not written to the target."""
 
 
 def load_into(table: str, column_list: str) -> str:
@@ -37,57 +41,45 @@ def merge_steps(stages: Sequence[str], target: Target, columns: Sequence[str]) -
     Without rules, rows are merged in the order they were written. With rules, one row wins for each key. New
     keys are inserted first, which locks the rows of all keys: nobody can change them during the comparison.
     """
-    keys, rules, table = target.keys, target.rules, quote(target.table)
+    keys, rules, table, into = target.keys, target.rules, quote(target.table), insert_into(target.table, columns)
     if not rules.given():
         names = ", ".join(f"sparkonce_stage.{quote(column)}" for column in columns)
-        statement = (
-            f"{insert_into(target.table, columns)} SELECT {names} "  # noqa: S608 - quoted
-            f"FROM {quote(stages[0])} AS sparkonce_stage ORDER BY sparkonce_row"
-        )
+        statement = f"{into} SELECT {names} FROM {quote(stages[0])} AS sparkonce_stage ORDER BY {ROW}"
         if target.mode == APPEND:
             return [statement]
-        first = f"{table}.{quote(columns[0])}"
-        sets = f"{first} = {first}"
-        if target.on_conflict == "update":
-            sets = ", ".join(f"{table}.{quote(one)} = sparkonce_stage.{quote(one)}" for one in updated(columns, keys))
+        source, others = "sparkonce_stage", updated(columns, keys)
+        if target.on_conflict != "update":
+            source, others = table, list(columns[:1])
+        sets = ", ".join(f"{table}.{quote(one)} = {source}.{quote(one)}" for one in others)
         return [f"{statement} ON DUPLICATE KEY UPDATE {sets}"]
-    listed = ", ".join(map(quote, columns))
-    more = rules.staged_only(sorted(read_by(rules.delete_when)), columns, fold=True)
-    staged = ", ".join(map(quote, [*columns, *more]))
+    staged = ", ".join(map(quote, staged_columns(target, columns, fold=True)))
     # Combine the rows of all slots first. Otherwise, a row could delete a key before an older row in a later slot is
     # merged, which would insert the key again.
     rows = " UNION ALL ".join(
-        f"SELECT {staged}, sparkonce_row, {slot} AS sparkonce_slot FROM {quote(stage)}"  # noqa: S608 - quoted
-        for slot, stage in enumerate(stages)
+        f"SELECT {staged}, {ROW}, {slot} AS sparkonce_slot FROM {quote(stage)}" for slot, stage in enumerate(stages)
     )
-    last = [f"{quote(rules.order_by)} DESC"] if rules.order_by else []
-    last += ["sparkonce_slot DESC", "sparkonce_row DESC"]
-    rank = f"ROW_NUMBER() OVER (PARTITION BY {', '.join(map(quote, keys))} ORDER BY {', '.join(last)})"
+    order = f"{quote(rules.order_by)} DESC, " if rules.order_by else ""
+    order += f"sparkonce_slot DESC, {ROW} DESC"
+    rank = f"ROW_NUMBER() OVER (PARTITION BY {', '.join(map(quote, keys))} ORDER BY {order}) AS sparkonce_rank"
     newest = (
-        f"(SELECT {staged} FROM (SELECT {staged}, {rank} AS sparkonce_rank FROM ({rows}) AS sparkonce_stages) "  # noqa: S608 - quoted
-        "AS sparkonce_ranked WHERE sparkonce_rank = 1) AS source"
+        f"(SELECT {staged} FROM (SELECT {staged}, {rank} FROM ({rows}) AS sparkonce_stages) AS sparkonce_ranked "
+        "WHERE sparkonce_rank = 1) AS source"
     )
-    same = " AND ".join(f"target.{quote(key)} = source.{quote(key)}" for key in keys)
-    joined = f"{table} AS target JOIN {newest} ON {same}"
-    newer, order = [], quote(rules.order_by)
-    if rules.order_by:
-        newer = [f"(target.{order} IS NULL OR source.{order} >= target.{order})"]
-    steps, remaining = [], []
+    joined = f"{table} AS target JOIN {newest} ON {same_keys(target, quote)}"
+    steps, kept = [], ""
     if rules.delete_when:
-        steps.append(f"DELETE target FROM {joined} WHERE {' AND '.join([*newer, _condition(rules.delete_when)])}")
-        remaining = [f"{_condition(rules.delete_when)} IS NOT TRUE"]
-    where = f" WHERE {remaining[0]}" if remaining else ""
+        deleted = conditions(target, quote, rules.delete_when)
+        steps = [f"DELETE target FROM {joined} WHERE {' AND '.join(deleted)}"]
+        kept = f"{condition(rules.delete_when)} IS NOT TRUE"
+    new = f"SELECT {', '.join(map(quote, columns))} FROM {newest}{kept and f' WHERE {kept}'}"
     key = f"{table}.{quote(keys[0])}"
-    new = f"SELECT {listed} FROM {newest}{where}"  # noqa: S608 - quoted
-    steps.append(f"{insert_into(target.table, columns)} {new} ON DUPLICATE KEY UPDATE {key} = {key}")
-    update = [*newer, *([_condition(rules.update_when)] if rules.update_when else []), *remaining]
     sets = ", ".join(f"target.{quote(one)} = source.{quote(one)}" for one in updated(columns, keys))
-    steps.append(f"UPDATE {joined} SET {sets} WHERE {' AND '.join(update)}")  # noqa: S608 - quoted
-    return steps
-
-
-def _condition(text: str) -> str:
-    return f"(\n{text}\n)"
+    replaced = " AND ".join(filter(None, [*conditions(target, quote, rules.update_when), kept]))
+    return [
+        *steps,
+        f"{into} {new} ON DUPLICATE KEY UPDATE {key} = {key}",
+        f"UPDATE {joined} SET {sets} WHERE {replaced}",
+    ]
 
 
 def updated(columns: Sequence[str], keys: Sequence[str]) -> list[str]:
@@ -95,10 +87,6 @@ def updated(columns: Sequence[str], keys: Sequence[str]) -> list[str]:
     lower = {key.lower() for key in keys}
     others = [column for column in columns if column.lower() not in lower]
     return others or list(columns[:1])
-
-
-ROW = "sparkonce_row"
-"""The column of a staging table that numbers its rows. It is not written to the target."""
 
 
 def stage_columns(columns: Sequence[MySQLColumn], known: Collection[str]) -> list[str]:

@@ -6,22 +6,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sparkonce.errors import PrepareError
-from sparkonce.sinks.sql.mysql.connection import (
-    FIRST_WARNINGS,
-    MARIADB,
-    Connection,
-    Loaded,
-    MySQLError,
-    connect,
-)
+from sparkonce.sinks.sql.dialect import DIRECT, Location, SqlTransaction
+from sparkonce.sinks.sql.mysql.catalog import bind, checks_of, describe, kind_of
+from sparkonce.sinks.sql.mysql.connection import FIRST_WARNINGS, MARIADB, Connection, Loaded, MySQLError, connect
 from sparkonce.sinks.sql.mysql.encoding import column_list, insert_values, load_text
 from sparkonce.sinks.sql.mysql.finishing import identity, insert
-from sparkonce.sinks.sql.mysql.names import StagingTable, Xid, lock_name, plain_literal, quote, stage_table
 from sparkonce.sinks.sql.mysql.outcomes import ABOUT_ROWS
+from sparkonce.sinks.sql.mysql.settings import StagingTable, Xid, lock_name, plain_literal, quote, stage_table
 from sparkonce.sinks.sql.mysql.statements import insert_into, load_into, stage_columns, upsert_tail
-from sparkonce.sinks.sql.mysql.target import bind, checks_of, describe, kind_of
+from sparkonce.sinks.sql.pool import closed_on_error
 from sparkonce.sinks.sql.settings import STAGED, TWO_PHASE, UPSERT
-from sparkonce.sinks.sql.transactions import DIRECT, Location, SqlTransaction
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -36,11 +30,7 @@ _PACKET_BYTES = 1024 * 1024
 
 
 def take(copy: Copy) -> Connection:
-    """Connects. Connections are not reused, because the server only releases a prepared branch when they end.
-
-    Raises:
-        PrepareError: If the connection leads to a different server than the one on which the query was started.
-    """
+    """Connects to the server of the query. No connection is reused: its end releases a prepared branch."""
     name = copy.name
     connection = connect(
         copy.conninfo,
@@ -48,18 +38,14 @@ def take(copy: Copy) -> Connection:
         timeout_s=copy.limits.slot_s,
         lock_wait_s=int(copy.limits.lock_s),
     )
-    try:
+    with closed_on_error(connection):
         wanted = copy.facts.get("server", "")
         if copy.commit != DIRECT and (server := identity(connection)) != wanted:
-            raise PrepareError(
-                f"The settings lead to the server {server or 'without an id'!r}, and the query was started on "
-                f"{wanted!r}.",
-                next_step="A load balancer or a failover may have moved the workers: let all reach one primary.",
-            )
-        return connection
-    except BaseException:
-        connection.close()
-        raise
+            shown = server or "without an id"
+            what = f"The settings lead to the server {shown!r}, and the query was started on {wanted!r}."
+            step = "A load balancer or a failover may have moved the workers: let all reach one primary."
+            raise PrepareError(what, next_step=step)
+    return connection
 
 
 def open_copy(connection: Connection, copy: Copy) -> int:
@@ -68,7 +54,7 @@ def open_copy(connection: Connection, copy: Copy) -> int:
         "SELECT CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS UNSIGNED), GET_LOCK(%s, 0)", (lock_name(copy.name.copy),)
     )
     if copy.commit == TWO_PHASE:
-        connection.run(f"XA START {Xid.of(copy.name)}")
+        connection.execute(f"XA START {Xid.of(copy.name)}")
         location = Location(server=copy.facts["server"])
         insert(connection, SqlTransaction(kind=TWO_PHASE, name=copy.name, location=location, begun_ms=int(begun)))
     return int(begun)
@@ -92,7 +78,7 @@ class TableRows:
         if copy.commit == STAGED:
             self._make_stage(begun_ms, {column.name for column in known})
         if copy.commit != TWO_PHASE:
-            connection.run("START TRANSACTION")
+            connection.execute("START TRANSACTION")
 
     def write(self, rows: pa.RecordBatch, *, alone: bool = False) -> None:
         """Encodes rows, and sends the text once it is long enough."""
@@ -139,7 +125,7 @@ class TableRows:
             parts += [f"CONSTRAINT {quote(name)} CHECK ({condition})" for name, condition in checks.items()]
         stage = StagingTable(name=copy, begun_ms=begun_ms, target=target)
         self._table, self._replaces = stage_table(copy.copy), False
-        self._connection.run(
+        self._connection.execute(
             f"CREATE TABLE {quote(self._table)} ({', '.join(parts)}) "
             f"ENGINE=InnoDB COMMENT={plain_literal(stage.comment())}"
         )
@@ -174,7 +160,7 @@ class TableRows:
 def prepare(connection: Connection, copy: Copy) -> None:
     """Prepares the branch, or commits the transaction."""
     if copy.commit == TWO_PHASE:
-        connection.run(f"XA END {Xid.of(copy.name)}")
-        connection.run(f"XA PREPARE {Xid.of(copy.name)}")
+        connection.execute(f"XA END {Xid.of(copy.name)}")
+        connection.execute(f"XA PREPARE {Xid.of(copy.name)}")
     else:
-        connection.run("COMMIT")
+        connection.execute("COMMIT")

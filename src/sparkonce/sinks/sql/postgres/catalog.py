@@ -13,7 +13,7 @@ from psycopg import sql
 from sparkonce.errors import SchemaError
 from sparkonce.sinks._shared.preflight import refusal
 from sparkonce.sinks.sql.postgres.connection import Connection
-from sparkonce.sinks.sql.postgres.encoding import Encode, ReadText, ServerType, encoder, is_text_read, staged_type
+from sparkonce.sinks.sql.postgres.encoding import Encode, ReadText, ServerType, encoder, staged_type
 from sparkonce.sinks.sql.settings import Target, quoted
 
 MEND_PARTITION = "ALTER TABLE … SET LOGGED; take a foreign partition off by ALTER TABLE … DETACH PARTITION."
@@ -41,66 +41,54 @@ class PostgresColumn:
     computed: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class CatalogTable:
     """The table.
 
     Attributes:
         oid: The table's oid.
-        signature: A value that changes with the table's columns and their types.
         kind: ``pg_class.relkind``.
-        fragile: The tables (itself or partitions) that may lose rows in a crash, and why; empty if there are none.
         row_security: True if policies apply to this role.
+        signature: A value that changes with the table's columns and their types.
+        fragile: The tables (itself or partitions) that may lose rows in a crash, and why; empty if there are none.
         rules: ``pg_rewrite.ev_type`` of its rules ON INSERT (3) and ON UPDATE (2).
         columns: The columns in the table's order.
         checks: Its check constraints, each with its name, the columns that it uses and its condition in SQL.
     """
 
     oid: int
-    signature: str
     kind: str
-    fragile: str
     row_security: bool
+    signature: str
+    fragile: str
     rules: str
     columns: tuple[PostgresColumn, ...]
     checks: tuple[tuple[str, tuple[str, ...], str], ...]
 
     def check(self, schema: pa.Schema, target: Target) -> None:
-        """Checks that all columns of the query can be written.
-
-        Raises:
-            SchemaError: If columns do not fit. The message names all of them.
-        """
-        table = self.staged(schema, target)
-        columns = {column.name: column for column in table.columns}
-        problems = table._unknown(schema, target)
-        found = [_problem(field, columns[field.name], target) for field in schema if field.name in columns]
-        problems += [problem for problem in found if problem is not None]
-        given = set(schema.names)
-        missing = [one.name for one in self.columns if one.required and not one.filled and one.name not in given]
-        if missing:
-            problems.append(
-                SchemaError(
-                    f"Table {target} has columns that may not be null, have no default, and are not in the query: "
-                    f"{missing}.",
-                    next_step="Add them to the query, or give them a default.",
-                )
+        """Raises `SchemaError`, with all problems, if a column of the query cannot be written."""
+        columns = {column.name: column for column in self.staged(schema, target).columns}
+        problems: dict[str, str] = {}
+        if unknown := [name for name in schema.names if name not in columns]:
+            alike = {name: one for name in unknown for one in columns if one.lower() == name.lower()}
+            meant = "".join(f" {name!r} is {one!r} there." for name, one in alike.items())
+            problems[f"Table {target} has no column {', '.join(map(repr, unknown))}.{meant}"] = (
+                "Add what is missing to the table, or drop or rename it in the query; names are compared exactly."
             )
-        problems += [
-            SchemaError(f"Column {name!r} of key_columns is not in the query.", next_step="Add it.")
-            for name in target.keys
-            if name not in given
-        ]
+        found = [_problem(field, columns[field.name], target) for field in schema if field.name in columns]
+        problems |= {problem.message: problem.next_step for problem in found if problem is not None}
+        needed = [one.name for one in self.columns if one.required and not one.filled]
+        if missing := [name for name in needed if name not in schema.names]:
+            what = "has columns that may not be null, have no default, and are not in the query"
+            problems[f"Table {target} {what}: {missing}."] = "Add them to the query, or give them a default."
+        for name in (name for name in target.keys if name not in schema.names):
+            problems[f"Column {name!r} of key_columns is not in the query."] = "Add it."
         if problems:
-            steps = dict.fromkeys(problem.next_step for problem in problems)
-            raise SchemaError(" ".join(problem.message for problem in problems), next_step=" ".join(steps))
+            raise SchemaError(" ".join(problems), next_step=" ".join(dict.fromkeys(problems.values())))
         target.rules.check_columns(schema.names)
 
     def staged(self, schema: pa.Schema, target: Target) -> CatalogTable:
-        """Returns the table with additional columns of the rows that only determine whether a row deletes.
-
-        Staging tables have these columns.
-        """
+        """Returns the table as its staging tables are: with columns that only determine whether a row deletes."""
         there = (column.name for column in self.columns)
         more = [
             PostgresColumn(name=name, type=kind, declared=kind.shown, required=False, filled=True, computed=False)
@@ -109,28 +97,8 @@ class CatalogTable:
         ]
         return replace(self, columns=(*self.columns, *more))
 
-    def _unknown(self, schema: pa.Schema, target: Target) -> list[SchemaError]:
-        """Returns the problem that the table lacks columns of the query; empty if it has all of them."""
-        there = [column.name for column in self.columns]
-        unknown = [name for name in schema.names if name not in there]
-        if not unknown:
-            return []
-        alike = {name: one for name in unknown for one in there if one.lower() == name.lower()}
-        meant = "".join(f" {name!r} is {one!r} there." for name, one in alike.items())
-        return [
-            SchemaError(
-                f"Table {target} has no column {', '.join(map(repr, unknown))}.{meant}",
-                next_step="Add what is missing to the table, or drop or rename it in the query; names are compared "
-                "exactly.",
-            )
-        ]
-
     def encoders(self, schema: pa.Schema, read: ReadText) -> list[Encode]:
-        """Returns the encoder of each column.
-
-        Raises:
-            SchemaError: If the table has changed so that a column no longer fits.
-        """
+        """Returns the encoder of each column. Raises `SchemaError` if one no longer fits the table."""
         columns = {column.name: column for column in self.columns}
         made = []
         for field in schema:
@@ -139,30 +107,19 @@ class CatalogTable:
             made.append(encoder(field.name, field.type, columns[field.name].type, read))
         return made
 
-    def is_text_read(self, schema: pa.Schema) -> bool:
-        """Returns True if the server parses the values of any column from text."""
-        types = {column.name: column.type for column in self.columns}
-        return any(is_text_read(field.type, types[field.name]) for field in schema)
-
 
 def read_table(connection: Connection, target: Target) -> CatalogTable | None:
     """Reads the table as this role sees it; None if it does not exist."""
     found = connection.execute(_TABLE, (target.schema, target.table)).fetchone()
     if found is None:
         return None
-    oid, kind, row_security, signature, fragile, rules = found
-    rows = connection.execute(_COLUMNS, (oid,)).fetchall()
+    rows = connection.execute(_COLUMNS, (found[0],)).fetchall()
     types = _read_types(connection, {row[2] for row in rows})
-    checks = connection.execute(_CHECKS, (oid,)).fetchall()
+    checks = connection.execute(_CHECKS, (found[0],)).fetchall()
     return CatalogTable(
-        oid=oid,
-        signature=signature,
-        kind=kind,
-        fragile=fragile,
-        row_security=row_security,
-        rules=rules,
-        columns=tuple(_column(row, types) for row in rows),
-        checks=tuple((name, tuple(about), condition) for name, about, condition in checks),
+        *found,
+        tuple(_column(row, types) for row in rows),
+        tuple((name, tuple(about), condition) for name, about, condition in checks),
     )
 
 
@@ -187,16 +144,14 @@ def list_changes(target: Target, schema: str, staged: Sequence[str]) -> sql.Comp
 
 
 def _problem(field: pa.Field, column: PostgresColumn, target: Target) -> SchemaError | None:
-    if column.computed:
-        return SchemaError(
-            f"Column {field.name!r} of table {target} is GENERATED ALWAYS: the server fills it.",
-            next_step="Drop it in the query.",
-        )
     try:
-        encoder(field.name, field.type, column.type)
+        if not column.computed:
+            encoder(field.name, field.type, column.type)
+            return None
     except SchemaError as error:
         return error
-    return None
+    what = f"Column {field.name!r} of table {target} is GENERATED ALWAYS: the server fills it."
+    return SchemaError(what, next_step="Drop it in the query.")
 
 
 def _column(row: tuple[Any, ...], types: dict[int, dict[str, Any]]) -> PostgresColumn:
@@ -248,11 +203,7 @@ def unique_keys(connection: Connection, oid: int) -> Sequence[tuple[frozenset[st
 
 
 def check_keys(connection: Connection, target: Target, table: CatalogTable) -> None:
-    """Checks that a table can be upserted.
-
-    Raises:
-        PreflightError: If it cannot. The message names ``key_columns``.
-    """
+    """Raises `PreflightError` if a table cannot be upserted by these key columns."""
     fitting = [found for found in unique_keys(connection, table.oid) if found[0] == frozenset(target.keys)]
     if not fitting:
         why = (
@@ -356,7 +307,7 @@ GROUP BY i.indexrelid, i.indisprimary ORDER BY i.indisprimary DESC, i.indexrelid
 
 
 def may_on_schema(connection: Connection, schema: str, right: str) -> bool | None:
-    """Returns True if this role has the privilege ``USAGE`` or ``CREATE`` on a schema; None if it is missing."""
+    """Returns True if this role has the privilege on a schema; None if there is no such schema."""
     row = connection.execute(
         "SELECT pg_catalog.has_schema_privilege(oid, %s) FROM pg_catalog.pg_namespace WHERE nspname = %s",
         (right, schema),
@@ -459,6 +410,6 @@ def named(connection: Connection, error: psycopg.Error, _target: Target) -> str:
         "SELECT pg_catalog.pg_get_constraintdef(oid) FROM pg_catalog.pg_constraint "
         "WHERE conname = %(name)s AND conrelid = pg_catalog.to_regclass(%(table)s) "
         "UNION ALL SELECT pg_catalog.pg_get_indexdef(pg_catalog.to_regclass(%(index)s)) LIMIT 1",
-        {"name": name, "table": f"{quoted(schema)}.{quoted(table)}", "index": f"{quoted(schema)}.{quoted(name)}"},
+        {"name": name, "table": quoted(schema, table), "index": quoted(schema, name)},
     ).fetchall()
     return str(rows[0][0] or "") if rows else ""

@@ -74,14 +74,9 @@ def _cut(connection: Connection) -> None:
 
 
 def is_idle(connection: Connection) -> bool:
-    """Returns True if a connection is open and not in a transaction."""
-    return not connection.closed and connection.info.transaction_status == TransactionStatus.IDLE
-
-
-def is_alive(connection: Connection) -> bool:
-    """Returns True if the server has kept an idle connection open."""
+    """Returns True if a connection is not in a transaction, and neither side has closed it."""
     try:
-        return has_nothing_to_read(connection.fileno())
+        return connection.info.transaction_status == TransactionStatus.IDLE and has_nothing_to_read(connection.fileno())
     except psycopg.Error:
         return False
 
@@ -93,7 +88,7 @@ _pools_lock = threading.Lock()
 def pool_of_process(conninfo: Conninfo) -> IdlePool[Connection]:
     """Returns the idle connections of this process: a Python worker runs one task after another."""
     with _pools_lock:
-        made = IdlePool(lambda: connect(conninfo), is_idle=is_idle, is_alive=is_alive)
+        made = IdlePool(lambda: connect(conninfo), is_idle=is_idle)
         return _pools.setdefault((os.getpid(), conninfo), made)
 
 
@@ -106,14 +101,10 @@ def close_all() -> None:
             _pools.pop(key).close()
 
 
-def begin(limits: Limits, statement_s: float, application_name: str, idle_s: float) -> sql.Composed:
+def begin(limits: Limits, statement_s: float, application_name: str, idle_s: float) -> sql.SQL:
     """Returns the statements that begin a transaction. Its settings do not depend on server, role or database.
 
-    Args:
-        limits: The time limits, of which the one for locks is used.
-        statement_s: The time limit of one statement, in seconds.
-        application_name: The session's name during the transaction.
-        idle_s: How long the server waits for the client's next statement, with all locks held, in seconds.
+    A statement may take `statement_s`. The server waits `idle_s` for the next one, with all locks held.
     """
     settings = {
         "statement_timeout": _ms(statement_s),
@@ -121,27 +112,20 @@ def begin(limits: Limits, statement_s: float, application_name: str, idle_s: flo
         "idle_in_transaction_session_timeout": _ms(idle_s),
         "application_name": application_name,
     }
-    parts: list[sql.Composable] = [
-        sql.SQL("set_config({}, {}, true)").format(name, value) for name, value in settings.items()
-    ]
+    parts = [f"set_config('{name}', '{value}', true)" for name, value in settings.items()]
     # Only replace 'off', which makes the server lose commits that it has confirmed. Other values of a server or a role,
     # such as remote_write, stay.
     parts.append(
-        sql.SQL(
-            "CASE current_setting('synchronous_commit') WHEN 'off' "
-            "THEN set_config('synchronous_commit', 'on', true) END"
-        )
+        "CASE current_setting('synchronous_commit') WHEN 'off' THEN set_config('synchronous_commit', 'on', true) END"
     )
     # PostgreSQL 17 added transaction_timeout. At BEGIN, the server starts its timer with the role's or the database's
     # value, and never extends it. Turn it off before setting a different value.
     parts += [
-        sql.SQL(
-            "CASE WHEN current_setting('transaction_timeout', true) IS NOT NULL "
-            "THEN set_config('transaction_timeout', {}, true) END"
-        ).format(value)
+        "CASE WHEN current_setting('transaction_timeout', true) IS NOT NULL "
+        f"THEN set_config('transaction_timeout', '{value}', true) END"
         for value in ("0", _ms(2 * statement_s))
     ]
-    return sql.SQL("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; SELECT {};").format(sql.SQL(", ").join(parts))
+    return sql.SQL(f"BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; SELECT {', '.join(parts)};")
 
 
 def _ms(seconds: float) -> str:

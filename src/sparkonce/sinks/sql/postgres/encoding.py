@@ -176,10 +176,7 @@ _INTEGERS: Mapping[str, tuple[str, pa.DataType]] = {
     "int4": (">i4", pa.int32()),
     "int8": (">i8", pa.int64()),
 }
-_FLOATS: Mapping[str, tuple[str, pa.DataType]] = {
-    "float4": (">f4", pa.float32()),
-    "float8": (">f8", pa.float64()),
-}
+_FLOATS: Mapping[str, tuple[str, pa.DataType]] = {"float4": (">f4", pa.float32()), "float8": (">f8", pa.float64())}
 _SPARK: Mapping[str, tuple[str, str]] = {
     "bool": ("boolean", "bool"),
     "int8": ("byte", "int2"),
@@ -227,21 +224,15 @@ class ServerType:
 
 
 def staged_type(column: str, kind: pa.DataType) -> ServerType:
-    """Returns the type for a column of a staging table that the target does not have.
-
-    Raises:
-        SchemaError: If PostgreSQL has no equivalent of the type. The message names the column.
-    """
+    """Returns the type for a column of a staging table that the target does not have."""
     _, name = _SPARK.get(str(kind), ("", ""))
     if pa.types.is_timestamp(kind) and kind.tz is not None:
         name = "timestamptz"
     elif pa.types.is_decimal128(kind):
         name = "numeric"
     if not name:
-        raise SchemaError(
-            f"Column {column!r}, by which rows delete, is a {kind}, and the table does not have it.",
-            next_step="Compute a boolean column in the query, and read that.",
-        )
+        what = f"Column {column!r}, by which rows delete, is a {kind}, and the table does not have it."
+        raise SchemaError(what, next_step="Compute a boolean column in the query, and read that.")
     return ServerType(shown=name, name=name)
 
 
@@ -256,8 +247,7 @@ def _unread(*_: object) -> list[Part]:
 def encoder(column: str, actual: pa.DataType, wanted: ServerType, read: ReadText = _unread) -> Encode:
     """Returns the encoder of a column. Without `read`, texts that the server must parse are not supported.
 
-    Raises:
-        SchemaError: If the column cannot store the type, or only with a loss.
+    Raises `SchemaError` if the column cannot store the type, or only with a loss.
     """
     if isinstance(actual, pa.ListType | pa.LargeListType) and wanted.element is not None:
         element = encoder(column, actual.value_type, wanted.element, read)
@@ -308,10 +298,8 @@ def _integer(column: str, actual: pa.DataType, wanted: ServerType) -> Encode | N
     name = wanted.name
     if name == "numeric":
         if wanted.modifier >= 0 and _scale(wanted) < 0:
-            raise SchemaError(
-                f"Column {column!r} is {_SPARK[str(actual)][0]}, and {wanted.shown} would round it.",
-                next_step="Give the column a scale of 0 or more.",
-            )
+            what = f"Column {column!r} is {_SPARK[str(actual)][0]}, and {wanted.shown} would round it."
+            raise SchemaError(what, next_step="Give the column a scale of 0 or more.")
         return lambda values: _decimals(values.cast(pa.decimal128(19, 0)))
     if name not in _INTEGERS:
         return None
@@ -324,10 +312,9 @@ def _keeps_scale(column: str, actual: pa.DataType, wanted: ServerType) -> bool:
         return True
     precision, scale = (wanted.modifier - 4) >> 16 & 0xFFFF, _scale(wanted)
     if scale < actual.scale:
-        raise SchemaError(
-            f"Column {column!r} is decimal({actual.precision},{actual.scale}), and {wanted.shown} would round it.",
-            next_step=f"Cast it to decimal({min(precision, 38)},{max(scale, 0)}) in the query, or widen the column.",
-        )
+        what = f"Column {column!r} is decimal({actual.precision},{actual.scale}), and {wanted.shown} would round it."
+        step = f"Cast it to decimal({min(precision, 38)},{max(scale, 0)}) in the query, or widen the column."
+        raise SchemaError(what, next_step=step)
     return True
 
 
@@ -351,10 +338,8 @@ def _bounded(values: pa.Array, column: str, most: int) -> list[Part]:
     # The server refuses values that are too long, but silently truncates trailing spaces (manual, "Character Types").
     long = values.filter(pc.greater(pc.utf8_length(values), most))
     if len(long) and pc.any(pc.less_equal(pc.utf8_length(pc.ascii_rtrim(long, " ")), most)).as_py():
-        raise PrepareError(
-            f"Column {column!r} has a string with trailing spaces that varchar({most}) would cut off.",
-            next_step="Use rtrim in the query, or widen the column.",
-        )
+        what = f"Column {column!r} has a string with trailing spaces that varchar({most}) would cut off."
+        raise PrepareError(what, next_step="Use rtrim in the query, or widen the column.")
     return _bytes(values)
 
 
@@ -364,9 +349,8 @@ def _uuids(values: pa.Array, column: str) -> list[Part]:
     plain = pc.ascii_lower(pc.replace_substring(bare, "-", ""))
     wrong = pc.filter(values, pc.invert(pc.match_substring_regex(plain, "^[0-9a-f]{32}$")))
     if len(wrong):
-        raise PrepareError(
-            f"Column {column!r} has a string that is not a UUID.", next_step="Correct it, or make the column text."
-        )
+        what = f"Column {column!r} has a string that is not a UUID."
+        raise PrepareError(what, next_step="Correct it, or make the column text.")
     digits = np.frombuffer(row_bytes(pc.fill_null(plain, "0" * 32).cast(pa.binary()))[0], np.uint8).reshape(-1, 32)
     halves = np.where(digits >= ord("a"), digits - ord("a") + 10, digits - ord("0"))
     whole = (halves[:, ::2] << 4 | halves[:, 1::2]).astype(np.uint8)
@@ -455,10 +439,8 @@ def _refused(column: str, actual: pa.DataType, wanted: ServerType) -> SchemaErro
     else:
         step = "Cast it in the query to a type that fits without a loss, see docs/postgres.md."
     family = next((hint for start, hint in _HINTS.items() if shown.removeprefix("large_").startswith(start)), "")
-    return SchemaError(
-        f"Column {column!r} is {spark}, and in the table {wanted.shown}: such values are not written there.",
-        next_step=family or step,
-    )
+    what = f"Column {column!r} is {spark}, and in the table {wanted.shown}: such values are not written there."
+    return SchemaError(what, next_step=family or step)
 
 
 _GROUP = 4
@@ -586,9 +568,7 @@ class _Dump(Dumper):
 def read_texts(connection: Connection, column: str, wanted: ServerType, values: pa.Array) -> list[Part]:
     """Returns the binary lengths and bytes of a column's values, see `ReadText`.
 
-    Raises:
-        PrepareError: If the server cannot parse a text, or would not store it unchanged. The message names the column.
-        psycopg.Error: If the server does not answer.
+    Raises `PrepareError` if the server cannot parse a text, or would not store it unchanged.
     """
     # money parses digits according to the locale.
     text = "CAST(t AS numeric)" if wanted.name == "money" else "t"
@@ -608,10 +588,8 @@ def read_texts(connection: Connection, column: str, wanted: ServerType, values: 
             raise
         raise prepare_error(error, f"{what} has a string that the server does not accept") from None
     if changed is not None:
-        raise PrepareError(
-            f"{what} has {values[changed - 1].as_py()[:_SHOWN]!r}, of which the server would keep only a part.",
-            next_step="Correct such rows in the query, or widen the column.",
-        )
+        problem = f"{what} has {values[changed - 1].as_py()[:_SHOWN]!r}, of which the server would keep only a part."
+        raise PrepareError(problem, next_step="Correct such rows in the query, or widen the column.")
     sizes = np.frombuffer(lengths, ">i4")
     ends = np.zeros(len(sizes) + 1, np.int32)
     np.cumsum(np.maximum(sizes, 0), out=ends[1:])

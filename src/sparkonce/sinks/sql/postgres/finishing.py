@@ -7,9 +7,8 @@ updating the marker and dropping the staging table happen in one transaction.
 
 from __future__ import annotations
 
-import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import psycopg
@@ -20,30 +19,34 @@ from sparkonce.protocol.handles import Finished, Outcome
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sinks._shared.committing import Claims
 from sparkonce.sinks.sql.committer import NOT_HERE
-from sparkonce.sinks.sql.dialect import StagedCopy
-from sparkonce.sinks.sql.postgres.catalog import list_changes, read_table, unique_keys
-from sparkonce.sinks.sql.postgres.connection import Connection, begin
-from sparkonce.sinks.sql.postgres.names import BackendName, staging_table
-from sparkonce.sinks.sql.postgres.outcomes import NOT_FOUND
-from sparkonce.sinks.sql.postgres.settings import COMMITS_TABLE
-from sparkonce.sinks.sql.postgres.statements import COMMITTED_STATE, STAGED_STATE, commits, merge
-from sparkonce.sinks.sql.settings import STAGED, TWO_PHASE, UPSERT, Limits, Target, quoted
-from sparkonce.sinks.sql.transactions import (
+from sparkonce.sinks.sql.dialect import (
     GONE,
     KEPT_BATCHES,
     MARKED,
     OPEN,
     Location,
+    Names,
     SqlTransaction,
+    StagedCopy,
+    StagedTables,
+    StagesFound,
     absent_verdict,
+    previous_id,
 )
+from sparkonce.sinks.sql.postgres.catalog import list_changes, read_table, unique_keys
+from sparkonce.sinks.sql.postgres.connection import Connection, begin
+from sparkonce.sinks.sql.postgres.outcomes import NOT_FOUND
+from sparkonce.sinks.sql.postgres.settings import COMMITS_TABLE, BackendName, staging_table
+from sparkonce.sinks.sql.postgres.statements import COMMITTED_STATE, STAGED_STATE, commits, merge_steps
+from sparkonce.sinks.sql.settings import STAGED, TWO_PHASE, UPSERT, Limits, Target, quoted
 
 _SOON_S = 0.01
 _TERMINATE = """
 SELECT pg_catalog.pg_terminate_backend(pid) FROM pg_catalog.pg_stat_activity
 WHERE application_name = ANY (%s) AND datname = pg_catalog.current_database() AND pid <> pg_catalog.pg_backend_pid()
 """
-_MOVED = re.compile(r"system (?P<new>[0-9]+) was (?P<old>[0-9]+)")
+_SESSIONS = "SELECT application_name FROM pg_catalog.pg_stat_activity WHERE datname = pg_catalog.current_database()"
+_PREPARED = "SELECT gid FROM pg_catalog.pg_prepared_xacts WHERE database = pg_catalog.current_database()"
 _SYSTEM = """
 SELECT system_identifier::text, (
     SELECT pg_catalog.obj_description(c.oid, 'pg_class')
@@ -64,14 +67,14 @@ class MarkerState:
         state: Its marker's state; None if there is no marker.
         is_prepared: True if it is one of the prepared transactions.
         location: The database that was queried.
-        newest: The latest batch of its query and prefix that has a marker; -1 if there is none.
+        newest: The latest batch of its query and prefix that has a marker.
         row_security: True if row-level security may hide markers from this role.
     """
 
     state: str | None
     is_prepared: bool
     location: Location
-    newest: int
+    newest: int | None
     row_security: bool
 
 
@@ -97,7 +100,7 @@ def look_for(connection: Connection, name: TransactionName, location: Location) 
         state=state,
         is_prepared=is_prepared,
         location=Location(server=server, database=database, schema=location.schema),
-        newest=-1 if newest is None else newest,
+        newest=newest,
         row_security=row_security,
     )
 
@@ -123,45 +126,36 @@ def verdict(found: MarkerState, name: TransactionName, location: Location) -> Fi
     return absent_verdict(name, found.newest, "Neither the transaction nor its marker is there.")
 
 
-def not_committed(
-    connection: Connection, names: Sequence[TransactionName], location: Location
-) -> list[TransactionName]:
+def not_committed(connection: Connection, names: Names, location: Location) -> list[TransactionName]:
     """Returns the names that are not committed here. Leaves out those whose markers may have been tidied away."""
-    there = {one.name for one in _marked(connection, location, names, COMMITTED_STATE)}
+    texts = [str(name) for name in names]
+    there = {one.name for one in _read(connection, location, COMMITTED_STATE, "name = ANY ({})", texts)}
 
     def is_gone(name: TransactionName) -> bool:
         found = look_for(connection, name, location)
-        if found.state == COMMITTED_STATE:
-            return False
-        is_there = found.state is not None or found.is_prepared
-        return is_there or verdict(found, name, location).outcome is Outcome.LOST
+        if found.state is not None or found.is_prepared:
+            return found.state != COMMITTED_STATE
+        return verdict(found, name, location).outcome is Outcome.LOST
 
     return [name for name in names if name not in there and is_gone(name)]
 
 
-def _marked(
-    connection: Connection, location: Location, names: Sequence[TransactionName], state: str
-) -> Iterator[SqlTransaction]:
-    yield from _read(connection, location, sql.SQL("name = ANY ({})").format([str(name) for name in names]), state)
-
-
 def committed(connection: Connection, prefix: str, query: str, location: Location) -> Iterator[SqlTransaction]:
     """Yields each transaction that a query has committed and whose marker still exists."""
-    found = _read(connection, location, sql.SQL("query = {} AND prefix = {}").format(query, prefix), COMMITTED_STATE)
+    found = _read(connection, location, COMMITTED_STATE, "query = {} AND prefix = {}", query, prefix)
     yield from (one for one in found if (one.name.prefix, one.name.query) == (prefix, query))
 
 
 def list_staged(connection: Connection, location: Location, queries: Sequence[str]) -> list[TransactionName]:
     """Returns the names of these queries' staged rows that are neither committed nor aborted."""
-    found = _read(connection, location, sql.SQL("query = ANY ({})").format(list(queries)), STAGED_STATE)
-    return [one.name for one in found]
+    return [one.name for one in _read(connection, location, STAGED_STATE, "query = ANY ({})", list(queries))]
 
 
-def _read(connection: Connection, location: Location, where: sql.Composed, state: str) -> Iterator[SqlTransaction]:
-    query = sql.SQL("SELECT name, target FROM {} WHERE {} AND state = {}").format(
-        commits(location.schema), where, state
-    )
-    for text, target in connection.execute(query).fetchall():
+def _read(
+    connection: Connection, location: Location, state: str, where: str, *values: object
+) -> Iterator[SqlTransaction]:
+    query = sql.SQL(f"SELECT name, target FROM {{}} WHERE state = {{}} AND {where}")
+    for text, target in connection.execute(query.format(commits(location.schema), state, *values)).fetchall():
         if (name := TransactionName.parse(text)) is not None:
             # Only staged rows have a description of their target.
             yield SqlTransaction(kind=STAGED if target else TWO_PHASE, name=name, location=location)
@@ -171,27 +165,21 @@ def read_system(connection: Connection, schema: str) -> str:
     """Returns the cluster's system identifier, which its copies share; empty if this role may not read it.
 
     The identifier changes with pg_upgrade, and with a dump and restore. The comment on the table of markers may
-    therefore name a cluster's predecessor: ``system <new> was <old>``. This has no effect in a copy elsewhere, whose
-    identifier is a different one.
+    therefore name a cluster's predecessor, see `previous_id`.
     """
-    ((allowed,),) = connection.execute(
-        "SELECT pg_catalog.has_function_privilege('pg_catalog.pg_control_system()', 'EXECUTE')"
-    ).fetchall()
-    if not allowed:
+    may = "SELECT pg_catalog.has_function_privilege('pg_catalog.pg_control_system()', 'EXECUTE')"
+    if connection.execute(may).fetchall() != [(True,)]:
         return ""
     ((system, comment),) = connection.execute(_SYSTEM, (schema, COMMITS_TABLE)).fetchall()
-    moved = _MOVED.fullmatch(str(comment or "").strip())
-    return moved["old"] if moved is not None and moved["new"] == system else str(system)
+    return previous_id("system", system, comment)
 
 
 def tidy(connection: Connection, known: Sequence[SqlTransaction], batch: int, _is_due: bool) -> None:
     """Deletes the markers of batches that no log mentions any longer."""
-    for schema, prefix, query in {(one.location.schema, one.name.prefix, one.name.query): None for one in known}:
-        connection.execute(
-            sql.SQL("DELETE FROM {} WHERE query = {} AND prefix = {} AND state = {} AND batch < {}").format(
-                commits(schema), query, prefix, COMMITTED_STATE, batch - KEPT_BATCHES
-            )
-        )
+    delete = sql.SQL("DELETE FROM {} WHERE query = {} AND prefix = {} AND state = {} AND batch < {}")
+    for schema, prefix, query in {(one.location.schema, one.name.prefix, one.name.query) for one in known}:
+        values = (query, prefix, COMMITTED_STATE, batch - KEPT_BATCHES)
+        connection.execute(delete.format(commits(schema), *values))
 
 
 # --- writers, and what they have prepared ----------------------------------------------------------------------------
@@ -210,17 +198,13 @@ def list_open(connection: Connection, claims: Claims, location: Location) -> Ite
 
 def list_sessions(connection: Connection) -> list[BackendName]:
     """Returns the writing sessions in this database."""
-    rows = connection.execute(
-        "SELECT application_name FROM pg_catalog.pg_stat_activity WHERE datname = pg_catalog.current_database()"
-    ).fetchall()
+    rows = connection.execute(_SESSIONS).fetchall()
     return [name for (text,) in rows if (name := BackendName.parse(text)) is not None]
 
 
 def list_prepared(connection: Connection) -> list[TransactionName]:
     """Returns sparkonce's prepared transactions in this database."""
-    rows = connection.execute(
-        "SELECT gid FROM pg_catalog.pg_prepared_xacts WHERE database = pg_catalog.current_database()"
-    ).fetchall()
+    rows = connection.execute(_PREPARED).fetchall()
     return [name for (gid,) in rows if (name := TransactionName.parse(gid)) is not None]
 
 
@@ -263,9 +247,7 @@ def finish_prepared(connection: Connection, one: SqlTransaction, commit: bool, _
 # --- staged copies ---------------------------------------------------------------------------------------------------
 
 
-def begin_merge(
-    connection: Connection, location: Location, names: Sequence[TransactionName], limits: Limits, _is_trial: bool
-) -> bool:
+def begin_merge(connection: Connection, location: Location, names: Names, limits: Limits, _is_trial: bool) -> bool:
     """Begins the transaction, and locks the existing markers. Other sessions wait for these locks.
 
     All drivers lock in the same order, so that they cannot deadlock.
@@ -278,14 +260,8 @@ def begin_merge(
     return True
 
 
-def stages(
-    connection: Connection, location: Location, names: Sequence[TransactionName], commit: bool
-) -> tuple[dict[TransactionName, StagedCopy | None], dict[TransactionName, Finished]]:
-    """Returns the staged rows of transactions that are not committed, and the answers for all others.
-
-    Raises:
-        PrepareError: If a marker is damaged.
-    """
+def stages(connection: Connection, location: Location, names: Names, commit: bool) -> StagesFound:
+    """Returns the staged rows of transactions that are not committed, and the answers for all others."""
     found = _markers(connection, location, names)
     waiting: dict[TransactionName, StagedCopy | None] = {}
     answers: dict[TransactionName, Finished] = {}
@@ -303,9 +279,7 @@ def stages(
     return waiting, answers
 
 
-def _markers(
-    connection: Connection, location: Location, names: Sequence[TransactionName]
-) -> dict[str, tuple[str, str]]:
+def _markers(connection: Connection, location: Location, names: Names) -> dict[str, tuple[str, str]]:
     """Returns the state and the target of each existing marker, by its name."""
     query = sql.SQL("SELECT name, state, target FROM {} WHERE name = ANY ({})").format(
         commits(location.schema), [str(name) for name in names]
@@ -325,38 +299,29 @@ def _target_of(location: Location, name: str, text: str) -> tuple[Target, tuple[
         ) from error
 
 
-def move(
-    connection: Connection,
-    location: Location,
-    stage: StagedCopy,
-    tables: Mapping[TransactionName, tuple[str, int]],
-    is_trial: bool,
-) -> str:
+def move(connection: Connection, location: Location, stage: StagedCopy, tables: StagedTables, is_trial: bool) -> str:
     """Locks staging tables, checks that each holds as many rows as were prepared, and moves them to the target.
 
     Never returns LOST: the rows may still be restored, and the decision covers the rows of other slots.
     """
     staged = [table for table, _ in tables.values()]
-    tabled = [sql.Identifier(location.schema, table) for table in staged]
-    counts = sql.SQL(" UNION ALL ").join(
-        sql.SQL("SELECT {}, count(*) FROM {}").format(number, table) for number, table in enumerate(tabled)
-    )
+    tabled = [quoted(location.schema, table) for table in staged]
     # Send one message. If the counts are wrong or the table has changed, everything is rolled back, including the
     # merge.
     steps = [
-        sql.SQL("LOCK TABLE {} IN ACCESS EXCLUSIVE MODE").format(sql.SQL(", ").join(tabled)),
-        counts,
-        merge(stage.target, stage.columns, tabled),
-        *([sql.SQL("SET CONSTRAINTS ALL IMMEDIATE")] if is_trial else []),
-        list_changes(stage.target, location.schema, staged),
+        f"LOCK TABLE {', '.join(tabled)} IN ACCESS EXCLUSIVE MODE",
+        " UNION ALL ".join(f"SELECT {number}, count(*) FROM {table}" for number, table in enumerate(tabled)),
+        *merge_steps(stage.target, stage.columns, tabled),
+        *(["SET CONSTRAINTS ALL IMMEDIATE"] if is_trial else []),
     ]
-    cursor = connection.execute(sql.SQL("; ").join(steps))
+    changes = list_changes(stage.target, location.schema, staged)
+    cursor = connection.execute(sql.SQL("; ").join([*map(sql.SQL, steps), changes]))
     cursor.nextset()
     counted: dict[int, int] = dict(cursor.fetchall())
     for number, (name, (_, rows)) in enumerate(tables.items()):
         if counted[number] != rows:
             return (
-                f"Staging table {tabled[number].as_string(connection)} holds {counted[number]} rows, and {rows} were "
+                f"Staging table {tabled[number]} holds {counted[number]} rows, and {rows} were "
                 f"prepared. {NOT_HERE} Restore the rows; or, if they are permanently gone, drop the table, and in the "
                 f"same transaction the row {str(name)!r} of {COMMITS_TABLE}: then they count as lost, and are written "
                 "again."
@@ -386,43 +351,33 @@ def settled(connection: Connection, stage: StagedCopy, on_conflict: str) -> Stag
     fitting = [keys for keys, not_null, alike in known if not_null and alike and keys <= set(stage.columns)]
     if fitting:
         return replace(stage, target=replace(target, mode=UPSERT, keys=tuple(sorted(fitting[0]))))
-    return Finished(
-        outcome=Outcome.UNKNOWN,
-        reason=f"Table {target} has no unique index on written NOT NULL columns, by which rows could be replaced.",
-        next_step="Run the command with --on-conflict nothing.",
-    )
+    reason = f"Table {target} has no unique index on written NOT NULL columns, by which rows could be replaced."
+    return Finished(outcome=Outcome.UNKNOWN, reason=reason, next_step="Run the command with --on-conflict nothing.")
 
 
 def commit_merge(connection: Connection, location: Location, merged: Sequence[SqlTransaction]) -> None:
     """Updates the markers, drops the staging tables, and commits."""
-    names = [one.name for one in merged]
-    update = sql.SQL("UPDATE {} SET state = {} WHERE name = ANY ({})").format(
-        commits(location.schema), COMMITTED_STATE, [str(name) for name in names]
-    )
-    _end(connection, [update, *_drop(location, names)] if names else [])
+    _end(connection, location, "UPDATE {} SET state = {} WHERE name = ANY ({})", [one.name for one in merged])
 
 
-def drop(connection: Connection, location: Location, names: Sequence[TransactionName], _give_up_at: float) -> None:
+def drop(connection: Connection, location: Location, names: Names, _give_up_at: float) -> None:
     """Drops the staging tables, deletes their markers, and commits."""
-    delete = sql.SQL("DELETE FROM {} WHERE name = ANY ({})").format(
-        commits(location.schema), [str(name) for name in names]
-    )
-    _end(connection, [*_drop(location, names), delete] if names else [])
+    _end(connection, location, "DELETE FROM {0} WHERE name = ANY ({2})", names)
 
 
-def _drop(location: Location, names: Sequence[TransactionName]) -> list[sql.Composed]:
-    tables = sql.SQL(", ").join(sql.Identifier(location.schema, staging_table(name)) for name in names)
-    return [sql.SQL("DROP TABLE IF EXISTS {}").format(tables)]
-
-
-def _end(connection: Connection, steps: Sequence[sql.Composed]) -> None:
+def _end(connection: Connection, location: Location, change: str, names: Names) -> None:
+    steps: list[sql.Composable] = []
+    if names:
+        tables = sql.SQL(", ").join(sql.Identifier(location.schema, staging_table(name)) for name in names)
+        steps = [
+            sql.SQL(change).format(commits(location.schema), COMMITTED_STATE, [str(name) for name in names]),
+            sql.SQL("DROP TABLE IF EXISTS {}").format(tables),
+        ]
     # Send one message, so that the server completes it even if this driver dies.
     connection.execute(sql.SQL("; ").join([*steps, sql.SQL("COMMIT")]))
 
 
-def refers_to_unit(
-    connection: Connection, error: Exception, names: Sequence[TransactionName], location: Location
-) -> bool:
+def refers_to_unit(connection: Connection, error: Exception, names: Names, location: Location) -> bool:
     """Returns True if a foreign key refers to rows that another sink of the batch may have."""
     if not isinstance(error, psycopg.errors.ForeignKeyViolation):
         return False

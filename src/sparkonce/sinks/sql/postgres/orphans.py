@@ -14,9 +14,8 @@ from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sinks._shared.orphans import Orphan, shown
 from sparkonce.sinks._shared.preflight import Attempts
 from sparkonce.sinks.sql.postgres.connection import Connection, connect, within
-from sparkonce.sinks.sql.postgres.names import BackendName, staging_table
 from sparkonce.sinks.sql.postgres.outcomes import server_message
-from sparkonce.sinks.sql.postgres.settings import COMMITS_TABLE, Conninfo
+from sparkonce.sinks.sql.postgres.settings import COMMITS_TABLE, BackendName, Conninfo, staging_table
 from sparkonce.sinks.sql.postgres.statements import STAGED_STATE, commits
 
 ANSWER_WITHIN_S = 30.0
@@ -70,16 +69,9 @@ class PostgresOrphan(Orphan):
 
 
 def list_open(settings: str | Mapping[str, Any]) -> list[PostgresOrphan]:
-    """Lists all open objects of sparkonce in one database, oldest first.
+    """Lists all open objects of sparkonce in one database, oldest first. `settings` are the sink's ``conninfo``.
 
     Every role sees the locks of other roles. Staged rows are shown to roles that may read the tables of markers.
-
-    Args:
-        settings: ``conninfo``, as for the sink.
-
-    Raises:
-        ConfigurationError: If psycopg is not installed, or the settings are not libpq's.
-        PreflightError: If the server does not answer.
     """
     to = Conninfo.of(settings)
     attempts = Attempts((psycopg.Error,), server_message)

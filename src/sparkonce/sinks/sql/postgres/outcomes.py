@@ -68,10 +68,7 @@ _MEANINGS: Mapping[str, Meaning] = {
     "": Meaning(_RETRY, "No answer: the connection could not be made, or was lost.", outage=True),
     "08": Meaning(_RETRY, "The connection failed.", outage=True),
     "25006": Meaning(
-        _RETRY,
-        "The server is a standby now.",
-        "Connect to the primary (target_session_attrs=read-write).",
-        outage=True,
+        _RETRY, "The server is a standby now.", "Connect to the primary (target_session_attrs=read-write).", outage=True
     ),
     **dict.fromkeys(("25P03", "25P04"), _PAUSED),
     **dict.fromkeys(("40001", "40P01"), Meaning(_RETRY, "Another transaction was in the way.")),
@@ -198,9 +195,9 @@ def finished(error: Exception) -> Finished:
     return FINISHING.finished(code_of(error), str(error), shown=server_message(error))
 
 
-def is_about_row(error: psycopg.Error) -> bool:
-    """Returns True if the server refused a row because of its values: a type, a constraint, or a trigger's error."""
-    return code_of(error).startswith(_ABOUT_ROWS)
+def row_refusal(error: psycopg.Error) -> str:
+    """Returns the server's message if it refused a row because of a type, a constraint or a trigger's error."""
+    return server_message(error) if code_of(error).startswith(_ABOUT_ROWS) else ""
 
 
 def is_outage(error: psycopg.Error) -> bool:

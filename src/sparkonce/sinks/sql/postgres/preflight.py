@@ -9,33 +9,22 @@ from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import psycopg
-from psycopg import sql
 
 from sparkonce.errors import ANEW, PreflightError
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sink import Facts
 from sparkonce.sinks._shared.preflight import Attempts, check_columns, check_same, refusal
-from sparkonce.sinks.sql.postgres.catalog import (
-    MEND_PARTITION,
-    CatalogTable,
-    check_keys,
-    list_refusers,
-    may_on_schema,
-    read_table,
-    row_triggers,
-    unique_keys,
-)
+from sparkonce.sinks.sql.dialect import DIRECT
+from sparkonce.sinks.sql.postgres import catalog
+from sparkonce.sinks.sql.postgres.catalog import CatalogTable
 from sparkonce.sinks.sql.postgres.connection import Connection, connect, warn_of_wire, within
 from sparkonce.sinks.sql.postgres.finishing import read_system
 from sparkonce.sinks.sql.postgres.outcomes import POOL_TRANSACTIONS, STATEMENT_POOLING, server_message
 from sparkonce.sinks.sql.postgres.settings import COMMITS_TABLE, Conninfo
 from sparkonce.sinks.sql.postgres.statements import COMMITS_COLUMNS, create_commits, merge_steps
 from sparkonce.sinks.sql.settings import APPEND, TWO_PHASE, UPSERT, quoted, read_by
-from sparkonce.sinks.sql.transactions import DIRECT
 
 if TYPE_CHECKING:
-    from typing_extensions import LiteralString
-
     from sparkonce.sinks.sql.postgres.sink import PostgresSink
 
 log = logging.getLogger(__name__)
@@ -65,21 +54,12 @@ WHERE n.nspname = %s AND c.relname = %s
 
 
 def preflight(sink: PostgresSink, query: str, recorded: Facts | None) -> tuple[Facts, CatalogTable]:
-    """Checks server, table, limits and permissions, and creates the table of markers if it does not exist.
-
-    Raises:
-        PreflightError: If a check fails. The message names the setting and its value.
-    """
+    """Checks server, table, limits and permissions, and creates the table of markers if it does not exist."""
     recorded = recorded or {}
     if sink.kind != DIRECT:
-        check_same(
-            "commits_schema",
-            sink.commits_schema,
-            recorded,
-            "commits",
-            "this query has its markers and staging tables in schema {before}",
-            f"Set commits_schema={{before}}, whatever the schema of the table is, or {ANEW}.",
-        )
+        why = "this query has its markers and staging tables in schema {before}"
+        step = f"Set commits_schema={{before}}, whatever the schema of the table is, or {ANEW}."
+        check_same("commits_schema", sink.commits_schema, recorded, "commits", why, step)
     with _connected(sink) as connection:
         warn_of_wire(connection)
         facts = _check_server(connection, sink, recorded)
@@ -98,21 +78,17 @@ def preflight(sink: PostgresSink, query: str, recorded: Facts | None) -> tuple[F
 
 
 def read_target(sink: PostgresSink) -> CatalogTable:
-    """Reads only the table, for callers that need its columns before the preflight.
-
-    Raises:
-        PreflightError: If the table does not exist or is not writable.
-    """
+    """Reads only the table, for callers that need its columns before the preflight."""
     with _connected(sink) as connection:
         return _check_table(connection, sink)
 
 
 @contextmanager
 def _connected(sink: PostgresSink) -> Iterator[Connection]:
-    attempts = Attempts((psycopg.Error,), server_message)
+    what = f"Checking PostgreSQL at {sink.conninfo}"
     with (
         closing(_connect(sink.conninfo)) as connection,
-        attempts.of(f"Checking PostgreSQL at {sink.conninfo}", "See the server's message and its log."),
+        Attempts((psycopg.Error,), server_message).of(what, "See the server's message and its log."),
         within(connection, TIMEOUT_S),
     ):
         yield connection
@@ -127,11 +103,9 @@ def _connect(conninfo: Conninfo) -> Connection:
             why = server_message(error)
         # Retry nothing else: some servers lock out users who repeatedly use a wrong password.
         if not any(one in why for one in _STARTING) or time.monotonic() >= give_up_at:
-            raise PreflightError(
-                f"PostgreSQL at {conninfo} cannot be reached: {why}.",
-                next_step="Check the address, that the server runs, the credentials and pg_hba.conf.",
-                setting="conninfo",
-            )
+            what = f"PostgreSQL at {conninfo} cannot be reached: {why}."
+            step = "Check the address, that the server runs, the credentials and pg_hba.conf."
+            raise PreflightError(what, next_step=step, setting="conninfo")
         time.sleep(_PAUSE_S)
 
 
@@ -142,18 +116,12 @@ def _check_server(connection: Connection, sink: PostgresSink, recorded: Facts) -
         "pg_catalog.current_database()::text, pg_catalog.pg_backend_pid()",
     )
     if version < OLDEST:
-        raise refusal(
-            "server_version_num",
-            version,
-            f"PostgreSQL {OLDEST // 10_000} is the oldest that is supported",
-            "Update the server.",
-        )
+        why = f"PostgreSQL {OLDEST // 10_000} is the oldest that is supported"
+        raise refusal("server_version_num", version, why, "Update the server.")
     if standby:
-        raise PreflightError(
-            f"The server at {sink.conninfo} is a standby (pg_is_in_recovery), which takes no rows.",
-            next_step="Connect to the primary: name all hosts and set target_session_attrs=read-write.",
-            setting="conninfo",
-        )
+        what = f"The server at {sink.conninfo} is a standby (pg_is_in_recovery), which takes no rows."
+        step = "Connect to the primary: name all hosts and set target_session_attrs=read-write."
+        raise PreflightError(what, next_step=step, setting="conninfo")
     if pid != connection.info.backend_pid:
         log.info(
             "There is a connection pooler in front of PostgreSQL at %s. Sessions and transactions may be pooled, but "
@@ -167,12 +135,20 @@ def _check_server(connection: Connection, sink: PostgresSink, recorded: Facts) -
         # Handles contain the system id, too. If the privilege is granted later, the id must not appear to have changed.
         facts["system"] = ""
     if before != facts:
-        raise PreflightError(
-            f"conninfo leads to database {database!r} of system {facts['system'] or '?'}, and this query has written "
-            f"to {before['database']!r} of system {before['system']}: its open transactions are there.",
-            next_step=_next_step_for(sink, before["system"], facts["system"]),
-            setting="conninfo",
+        then, now = before["system"], facts["system"]
+        step = f"Connect to the previous database, or {ANEW}."
+        if not now:
+            step = "GRANT EXECUTE ON FUNCTION pg_catalog.pg_control_system() TO the role of the query, as before."
+        elif then != now:
+            step += (
+                " If this is the same server after pg_upgrade, or that whole database was moved here: COMMENT ON TABLE "
+                f"{quoted(sink.commits_schema)}.{COMMITS_TABLE} IS 'system {now} was {then}'."
+            )
+        problem = (
+            f"conninfo leads to database {database!r} of system {now or '?'}, and this query has written "
+            f"to {before['database']!r} of system {then}: its open transactions are there."
         )
+        raise PreflightError(problem, next_step=step, setting="conninfo")
     return facts
 
 
@@ -184,28 +160,13 @@ def _check_transactions(connection: Connection, sink: PostgresSink) -> None:
     except psycopg.errors.ProtocolViolation as error:
         if STATEMENT_POOLING not in str(error):
             raise
-        raise PreflightError(
-            f"The server at {sink.conninfo} takes no transactions: {server_message(error)}.",
-            next_step=POOL_TRANSACTIONS,
-            setting="conninfo",
-        ) from None
-
-
-def _next_step_for(sink: PostgresSink, before: str, now: str) -> str:
-    advice = f"Connect to the previous database, or {ANEW}."
-    if not now:
-        return "GRANT EXECUTE ON FUNCTION pg_catalog.pg_control_system() TO the role of the query, as before."
-    if before == now:
-        return advice
-    return (
-        f"{advice} If this is the same server after pg_upgrade, or that whole database was moved here: COMMENT ON "
-        f"TABLE {quoted(sink.commits_schema)}.{COMMITS_TABLE} IS 'system {now} was {before}'."
-    )
+        what = f"The server at {sink.conninfo} takes no transactions: {server_message(error)}."
+        raise PreflightError(what, next_step=POOL_TRANSACTIONS, setting="conninfo") from None
 
 
 def _check_table(connection: Connection, sink: PostgresSink) -> CatalogTable:
     target = sink.target
-    table = read_table(connection, target)
+    table = catalog.read_table(connection, target)
     if table is None:
         schema, dot, name = target.table.partition(".")
         raise PreflightError(
@@ -216,23 +177,18 @@ def _check_table(connection: Connection, sink: PostgresSink) -> CatalogTable:
             setting="table",
         )
     if table.kind not in _TABLES:
-        raise PreflightError(
-            f"{target} is a {_KINDS.get(table.kind, table.kind)}, and rows go into tables.",
-            next_step="Name the table itself.",
-            setting="table",
-        )
+        what = f"{target} is a {_KINDS.get(table.kind, table.kind)}, and rows go into tables."
+        raise PreflightError(what, next_step="Name the table itself.", setting="table")
     rights = ["INSERT"] if target.mode == APPEND else ["INSERT", "SELECT", "UPDATE"]
-    missing = _missing(connection, _MAY_ON_A_COLUMN, table.oid, rights)
-    missing += _missing(connection, _MAY, table.oid, ["DELETE"] if target.rules.delete_when else [])
+    missing = _missing(connection, "has_any_column_privilege", table.oid, rights)
+    missing += _missing(connection, "has_table_privilege", table.oid, ["DELETE"] * bool(target.rules.delete_when))
     _check_usage(connection, target.schema, "schema")
     if missing:
-        raise PreflightError(
-            f"No permission on table {target}: {', '.join(missing)} missing.",
-            next_step=f"GRANT {', '.join(missing)} ON {target} TO the role of the query.",
-            setting="table",
-        )
+        what = f"No permission on table {target}: {', '.join(missing)} missing."
+        step = f"GRANT {', '.join(missing)} ON {target} TO the role of the query."
+        raise PreflightError(what, next_step=step, setting="table")
     if target.mode == UPSERT:
-        check_keys(connection, target, table)
+        catalog.check_keys(connection, target, table)
         _check_conditions(connection, sink, table)
     return table
 
@@ -242,27 +198,24 @@ def _check_conditions(connection: Connection, sink: PostgresSink, table: Catalog
     target, schema = sink.target, sink.schema
     if not target.rules.conditions:
         return
-    staged: sql.Composable = sql.Identifier(target.schema, target.table)
-    known = {column.name for column in table.columns}
+    staged, known = str(target), {column.name for column in table.columns}
     if schema is None and target.rules.staged_only(read_by(target.rules.delete_when), known):
         return  # without the types of columns that only the rows have, nothing can be planned
     more = [one for one in table.staged(schema, target).columns if one.name not in known] if schema is not None else []
     if more:
-        nulls = [sql.SQL("NULL::{} AS {}").format(sql.SQL(one.declared), sql.Identifier(one.name)) for one in more]
-        staged = sql.SQL("(SELECT *, ctid, {} FROM {}) AS t").format(sql.SQL(", ").join(nulls), staged)
+        nulls = ", ".join(f"NULL::{one.declared} AS {quoted(one.name)}" for one in more)
+        staged = f"(SELECT *, ctid, {nulls} FROM {staged}) AS t"
     columns = [column.name for column in table.columns if not column.computed]
     try:
         for step in merge_steps(target, columns, [staged]):
-            connection.execute(sql.SQL("EXPLAIN ") + step)
+            connection.execute(f"EXPLAIN {step}")
     except psycopg.Error as error:
         if (error.sqlstate or "")[:2] not in _WRONG_SQL:
             raise
         shown = " and ".join(f"{setting}={condition!r}" for setting, condition in target.rules.conditions.items())
-        raise PreflightError(
-            f"PostgreSQL refuses {shown} for table {target}: {server_message(error)}.",
-            next_step="Write it in PostgreSQL's SQL, over source.… (the batch's row) and target.… (the table's row).",
-            setting=next(iter(target.rules.conditions)),
-        ) from None
+        what = f"PostgreSQL refuses {shown} for table {target}: {server_message(error)}."
+        advice = "Write it in PostgreSQL's SQL, over source.… (the batch's row) and target.… (the table's row)."
+        raise PreflightError(what, next_step=advice, setting=next(iter(target.rules.conditions))) from None
 
 
 def _warn_of_changes(connection: Connection, sink: PostgresSink, table: CatalogTable) -> None:
@@ -272,7 +225,7 @@ def _warn_of_changes(connection: Connection, sink: PostgresSink, table: CatalogT
             "out or send them elsewhere; with commit='two_phase', which copies, they do not.",
             sink.target,
         )
-    if count := row_triggers(connection, table.oid):
+    if count := catalog.row_triggers(connection, table.oid):
         log.warning(
             "Table %s has %d trigger(s) BEFORE INSERT FOR EACH ROW. They may silently change rows, or leave them out: "
             "progress counts the rows that were sent to the table.",
@@ -282,51 +235,39 @@ def _warn_of_changes(connection: Connection, sink: PostgresSink, table: CatalogT
 
 def _check_durable(connection: Connection, sink: PostgresSink, table: CatalogTable) -> None:
     if table.fragile:
-        raise PreflightError(
-            f"Rows of table {sink.target} may go where they are not safe: {table.fragile}.",
-            next_step=MEND_PARTITION,
-            setting="table",
-        )
+        what = f"Rows of table {sink.target} may go where they are not safe: {table.fragile}."
+        raise PreflightError(what, next_step=catalog.MEND_PARTITION, setting="table")
     (fsync,) = _row(connection, "SELECT pg_catalog.current_setting('fsync')")
     if fsync != "on":
-        raise refusal(
-            "fsync",
-            fsync,
-            "the server may lose confirmed commits when its machine crashes",
-            "Set fsync=on, or choose another guarantee.",
-        )
+        why = "the server may lose confirmed commits when its machine crashes"
+        raise refusal("fsync", fsync, why, "Set fsync=on, or choose another guarantee.")
 
 
 def _check_two_phase(connection: Connection, sink: PostgresSink, query: str, table: CatalogTable) -> None:
     (most,) = _row(connection, "SELECT pg_catalog.current_setting('max_prepared_transactions')::int")
     if most == 0:
-        raise refusal(
-            "max_prepared_transactions",
-            most,
-            "the server takes no prepared transactions",
+        step = (
             "Set max_prepared_transactions above the slots of all queries together and restart the server, or use "
-            "commit='staged', which needs none.",
+            "commit='staged', which needs none."
         )
-    gids = [gid for (gid,) in connection.execute("SELECT gid FROM pg_catalog.pg_prepared_xacts").fetchall()]
+        raise refusal("max_prepared_transactions", most, "the server takes no prepared transactions", step)
+    rows = connection.execute("SELECT gid FROM pg_catalog.pg_prepared_xacts").fetchall()
+    names = [TransactionName.parse(gid) for (gid,) in rows]
     # Do not count this query's own transactions, which are finished or swept before it writes.
-    others = [gid for gid in gids if not _is_own(gid, sink.prefix, query)]
-    if len(others) >= most:
+    others = sum(name is None or (name.prefix, name.query) != (sink.prefix, query) for name in names)
+    if others >= most:
         raise PreflightError(
-            f"max_prepared_transactions={most}, and {len(others)} are in use by others.",
+            f"max_prepared_transactions={most}, and {others} are in use by others.",
             next_step="Raise it and restart the server, or finish abandoned ones (`sparkonce transactions list "
             "--system postgres` lists sparkonce's, pg_prepared_xacts all).",
             setting="max_prepared_transactions",
         )
-    log.info(
-        "max_prepared_transactions=%d, of which %d are free; each slot of a batch takes one.", most, most - len(others)
-    )
+    free = most - others
+    log.info("max_prepared_transactions=%d, of which %d are free; each slot of a batch takes one.", most, free)
     if table.row_security:
-        raise PreflightError(
-            f"Row-level security applies to this role on table {sink.target}, and COPY does not work then.",
-            next_step="Use commit='staged', or a role with BYPASSRLS.",
-            setting="commit",
-        )
-    if keys := unique_keys(connection, table.oid):
+        what = f"Row-level security applies to this role on table {sink.target}, and COPY does not work then."
+        raise PreflightError(what, next_step="Use commit='staged', or a role with BYPASSRLS.", setting="commit")
+    if keys := catalog.unique_keys(connection, table.oid):
         log.warning(
             "Table %s has %d unique index(es). With commit='two_phase' a retried slot waits for its first attempt, if "
             "that was prepared and its worker lost, until lock_timeout_s ends the batch; commit='staged' does not.",
@@ -335,15 +276,12 @@ def _check_two_phase(connection: Connection, sink: PostgresSink, query: str, tab
 
 
 def _check_staged(connection: Connection, sink: PostgresSink) -> None:
-    found = may_on_schema(connection, sink.commits_schema, "CREATE")
+    found = catalog.may_on_schema(connection, sink.commits_schema, "CREATE")
     if not found:
-        raise refusal(
-            "commits_schema",
-            repr(sink.commits_schema),
-            "there is no such schema" if found is None else "no permission to make staging tables in it",
-            f"CREATE SCHEMA {quoted(sink.commits_schema)}, or GRANT CREATE, USAGE on it TO the query's role.",
-        )
-    if refusers := list_refusers(connection, sink.target):
+        why = "there is no such schema" if found is None else "no permission to make staging tables in it"
+        step = f"CREATE SCHEMA {quoted(sink.commits_schema)}, or GRANT CREATE, USAGE on it TO the query's role."
+        raise refusal("commits_schema", repr(sink.commits_schema), why, step)
+    if refusers := catalog.list_refusers(connection, sink.target):
         log.info(
             "Table %s has %s. With commit='staged' each batch is merged on trial before it is decided, see "
             "docs/postgres.md.",
@@ -352,15 +290,12 @@ def _check_staged(connection: Connection, sink: PostgresSink) -> None:
 
 
 def _check_commits(connection: Connection, sink: PostgresSink, *, is_new: bool) -> None:
-    name = f"{quoted(sink.commits_schema)}.{quoted(COMMITS_TABLE)}"
+    name = quoted(sink.commits_schema, COMMITS_TABLE)
     _check_usage(connection, sink.commits_schema, "commits_schema")
     found = connection.execute(_COMMITS, (sink.commits_schema, COMMITS_TABLE)).fetchone()
     if found is None and not is_new:
-        raise PreflightError(
-            f"The table of markers {name} is gone, and without it this query's commits are unknown.",
-            next_step=f"Restore it, with all its rows, or {ANEW}.",
-            setting="commits_schema",
-        )
+        problem = f"The table of markers {name} is gone, and without it this query's commits are unknown."
+        raise PreflightError(problem, next_step=f"Restore it, with all its rows, or {ANEW}.", setting="commits_schema")
     if found is None:
         statement = create_commits(sink.commits_schema).as_string(connection)
         try:
@@ -376,54 +311,32 @@ def _check_commits(connection: Connection, sink: PostgresSink, *, is_new: bool) 
                 ) from None
         found = connection.execute(_COMMITS, (sink.commits_schema, COMMITS_TABLE)).fetchone()
     oid, is_durable, row_security, columns = found or (0, False, False, ())
-    missing = _missing(connection, _MAY, oid, _RIGHTS)
-    if missing:
-        raise PreflightError(
-            f"No permission on the table of markers {name}: {', '.join(missing)} missing.",
-            next_step=f"GRANT {', '.join(missing)} ON {name} TO the role of the query, or set commits_schema.",
-            setting="commits_schema",
-        )
+    if missing := _missing(connection, "has_table_privilege", oid, _RIGHTS):
+        what = f"No permission on the table of markers {name}: {', '.join(missing)} missing."
+        step = f"GRANT {', '.join(missing)} ON {name} TO the role of the query, or set commits_schema."
+        raise PreflightError(what, next_step=step, setting="commits_schema")
     check_columns("commits_schema", f"{sink.commits_schema}.{COMMITS_TABLE}", columns, COMMITS_COLUMNS)
     if not is_durable:
-        raise PreflightError(
-            f"{name} is a view, or is unlogged: markers would be lost when the server crashes.",
-            next_step="Make it an ordinary table: ALTER TABLE … SET LOGGED.",
-            setting="commits_schema",
-        )
+        what = f"{name} is a view, or is unlogged: markers would be lost when the server crashes."
+        step = "Make it an ordinary table: ALTER TABLE … SET LOGGED."
+        raise PreflightError(what, next_step=step, setting="commits_schema")
     if row_security:
-        raise PreflightError(
-            f"Row-level security applies to this role on the table of markers {name}: markers may be hidden from it.",
-            next_step=f"ALTER TABLE {name} DISABLE ROW LEVEL SECURITY, or give the role BYPASSRLS.",
-            setting="commits_schema",
-        )
+        what = f"Row-level security applies to this role on the table of markers {name}: markers may be hidden from it."
+        step = f"ALTER TABLE {name} DISABLE ROW LEVEL SECURITY, or give the role BYPASSRLS."
+        raise PreflightError(what, next_step=step, setting="commits_schema")
 
 
 def _check_usage(connection: Connection, schema: str, setting: str) -> None:
     # The catalog shows tables and privileges even to roles that may not use the schema.
-    if may_on_schema(connection, schema, "USAGE") is False:
-        raise refusal(
-            setting,
-            repr(schema),
-            "no permission on the schema: USAGE missing",
-            f"GRANT USAGE ON SCHEMA {quoted(schema)} TO the role of the query.",
-        )
+    if catalog.may_on_schema(connection, schema, "USAGE") is False:
+        why = "no permission on the schema: USAGE missing"
+        raise refusal(setting, repr(schema), why, f"GRANT USAGE ON SCHEMA {quoted(schema)} TO the role of the query.")
 
 
-_MAY = "SELECT pg_catalog.has_table_privilege(%s::oid, %s)"
-_MAY_ON_A_COLUMN = "SELECT pg_catalog.has_any_column_privilege(%s::oid, %s)"
+def _missing(connection: Connection, may: str, oid: int, rights: Sequence[str]) -> list[str]:
+    query = f"SELECT pg_catalog.{may}(%s::oid, %s)"
+    return [right for right in rights if not _row(connection, query, oid, right)[0]]
 
 
-def _missing(connection: Connection, may: LiteralString, oid: int, rights: Sequence[str]) -> list[str]:
-    return [right for right in rights if not _row(connection, may, oid, right)[0]]
-
-
-def _is_own(gid: str, prefix: str, query: str) -> bool:
-    name = TransactionName.parse(gid)
-    return name is not None and (name.prefix, name.query) == (prefix, query)
-
-
-def _row(connection: Connection, query: LiteralString, *values: object, **named: object) -> tuple[Any, ...]:
-    row = connection.execute(query, named or values).fetchone()
-    if row is None:
-        raise RuntimeError("the catalog gave no row")
-    return row
+def _row(connection: Connection, query: str, *values: object) -> tuple[Any, ...]:
+    return connection.execute(query, values).fetchall()[0]

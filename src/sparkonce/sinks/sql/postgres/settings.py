@@ -1,14 +1,17 @@
-"""The user's settings for the database connection, as plain values that can be pickled and compared."""
+"""The settings of a connection, as plain values that can be pickled and compared, and the names on the server."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from zlib import crc32
 
 from sparkonce.arguments import mapping, missing_package
 from sparkonce.errors import ConfigurationError
 from sparkonce.needs import files_of
+from sparkonce.protocol.ownership import Token, TransactionName
 
 COMMITS_TABLE = "sparkonce_commits"
 
@@ -23,6 +26,10 @@ _DEFAULTS = {
     "keepalives_count": "3",
     "application_name": "sparkonce",
 }
+_BACKEND = re.compile(
+    r"so\.(?P<prefix>[0-9a-f]{8})\.(?P<query>[0-9a-f]{12})\.(?P<position>0|[1-9a-f][0-9a-f]{0,15})-(?P<nonce>[0-9a-f]{8})"
+    r"\.(?P<copy>[0-9a-f]{12})"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +61,7 @@ class Conninfo:
 
     @classmethod
     def of(cls, conninfo: str | Mapping[str, Any]) -> Conninfo:
-        """Parses a connection string, a URI or a mapping.
-
-        Raises:
-            ConfigurationError: If psycopg is not installed, or a setting is not libpq's. The message omits the
-                settings, because one may be a password.
-        """
+        """Parses a connection string, a URI or a mapping. Errors omit the settings: one may be a password."""
         try:
             import psycopg
             import psycopg.conninfo
@@ -74,17 +76,13 @@ class Conninfo:
                 # libpq checks the names of settings only in a string.
                 parameters = psycopg.conninfo.conninfo_to_dict(psycopg.conninfo.make_conninfo(**conninfo))
         except psycopg.ProgrammingError:
-            raise ConfigurationError(
-                "conninfo is not a connection string that libpq understands, or has a setting that it does not know.",
-                next_step=_hint(conninfo),
-                setting="conninfo",
-            ) from None
+            what = "conninfo is not a connection string that libpq understands, or has a setting that it does not know."
+            raise ConfigurationError(what, next_step=_hint(conninfo), setting="conninfo") from None
         encoding = str(parameters.get("client_encoding", "UTF8")).upper().replace("-", "")
         if encoding != "UTF8":
-            raise ConfigurationError(
-                f"client_encoding={parameters['client_encoding']!r}: rows come from Spark as UTF-8.",
-                next_step="Leave client_encoding out; the server converts to its own encoding.",
-            )
+            what = f"client_encoding={parameters['client_encoding']!r}: rows come from Spark as UTF-8."
+            step = "Leave client_encoding out; the server converts to its own encoding."
+            raise ConfigurationError(what, next_step=step)
         whole = {**_DEFAULTS, **parameters, "client_encoding": "UTF8"}
         return cls(tuple(sorted((name, str(value)) for name, value in whole.items() if value is not None)))
 
@@ -106,3 +104,39 @@ def check_identifier(setting: str, name: str) -> None:
             "them NUL.",
             next_step="Give schema and table separately, each exactly as the catalog has it, without quotes.",
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackendName:
+    """The application_name of an open session: the transaction's name, shortened to PostgreSQL's 63 bytes."""
+
+    prefix: int
+    query: str
+    token: Token
+    copy: str
+
+    def __str__(self) -> str:
+        return f"so.{self.prefix:08x}.{self.query}.{self.token.position:x}-{self.token.nonce}.{self.copy}"
+
+    @classmethod
+    def of(cls, name: TransactionName) -> BackendName:
+        """Returns the name for a transaction."""
+        return cls(prefix=crc32(name.prefix.encode()), query=name.query, token=name.token, copy=name.copy)
+
+    @classmethod
+    def parse(cls, text: str) -> BackendName | None:
+        """Parses a name. Returns None if it is not one of sparkonce's."""
+        match = _BACKEND.fullmatch(text)
+        if match is None:
+            return None
+        token = Token(int(match["position"], 16), match["nonce"])
+        return cls(prefix=int(match["prefix"], 16), query=match["query"], token=token, copy=match["copy"])
+
+    def belongs_to(self, prefix: str, query: str, tokens: frozenset[Token]) -> bool:
+        """Returns True if one of these runs of this query created it."""
+        return self.prefix == crc32(prefix.encode()) and self.query == query and self.token in tokens
+
+
+def staging_table(name: TransactionName) -> str:
+    """Returns the name of a task attempt's staging table. Its marker has the full transaction name."""
+    return f"sparkonce_{name.query}_{name.copy}"

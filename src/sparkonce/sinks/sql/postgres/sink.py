@@ -11,10 +11,9 @@ from sparkonce.guarantees import Guarantee
 from sparkonce.needs import WorkerNeeds
 from sparkonce.protocol.ownership import NAME_PREFIX_LIMIT_BYTES
 from sparkonce.sink import Facts
-from sparkonce.sinks._shared import settings as shared
-from sparkonce.sinks.sql import settings as sql_settings
+from sparkonce.sinks._shared.settings import seconds
 from sparkonce.sinks.sql.postgres.settings import Conninfo, check_identifier
-from sparkonce.sinks.sql.settings import STAGED, TWO_PHASE, UPSERT, Limits, Target, UpsertRules
+from sparkonce.sinks.sql.settings import STAGED, TWO_PHASE, UPSERT, Limits, Target
 from sparkonce.sinks.sql.sink import SqlSink
 
 if TYPE_CHECKING:
@@ -77,23 +76,21 @@ class PostgresSink(SqlSink):
         commit_timeout_s: float = 300.0,
         lock_timeout_s: float = 10.0,
     ) -> None:
-        super().__init__(name, guarantee)
         need_package("PostgresSink", "psycopg", "psycopg", "postgres")
-        mode, keys = sql_settings.mode(mode, key_columns)
-        check_identifier("schema", schema)
-        check_identifier("table", table)
-        self.target = Target(
+        super().__init__(name, guarantee, commit, prefix, NAME_PREFIX_LIMIT_BYTES)
+        self.commits_schema = schema if commits_schema is None else commits_schema
+        for setting, value in (("schema", schema), ("table", table), ("commits_schema", self.commits_schema)):
+            check_identifier(setting, value)
+        self.target = Target.of(
+            table,
+            mode,
+            key_columns,
             schema=schema,
-            table=table,
-            mode=mode,
-            keys=keys,
             on_conflict=on_conflict,
-            rules=UpsertRules.of(
-                mode, on_conflict, order_by=order_by, update_when=update_when, delete_when=delete_when
-            ),
+            order_by=order_by,
+            update_when=update_when,
+            delete_when=delete_when,
         )
-        self.target.check()
-        self.commit = sql_settings.commit(commit)
         if mode == UPSERT and commit == TWO_PHASE:
             raise ConfigurationError(
                 "commit='two_phase' with mode='upsert': two slots, or two attempts of one, that have the same key "
@@ -101,11 +98,11 @@ class PostgresSink(SqlSink):
                 next_step="Leave commit out: commit='staged' writes the whole batch in one transaction.",
                 setting="commit",
             )
-        self.commits_schema = schema if commits_schema is None else commits_schema
-        check_identifier("commits_schema", self.commits_schema)
-        self.prefix = shared.name_prefix(prefix, name, most_bytes=NAME_PREFIX_LIMIT_BYTES)
-        self.limits = Limits(slot_s=slot_timeout_s, commit_s=commit_timeout_s, lock_s=lock_timeout_s)
-        self.limits.check()
+        self.limits = Limits(
+            slot_s=seconds("slot_timeout_s", slot_timeout_s),
+            commit_s=seconds("commit_timeout_s", commit_timeout_s),
+            lock_s=seconds("lock_timeout_s", lock_timeout_s),
+        )
         self.conninfo = Conninfo.of(conninfo)
         self._table: CatalogTable | None = None
 
@@ -145,8 +142,11 @@ class PostgresSink(SqlSink):
                 them.
         """
         if self.schema is None or not self.schema.equals(schema):
+            from sparkonce.sinks.sql.postgres.preflight import read_target
+
             super().columns(schema)
-            self._known_table().check(schema, self.target)
+            self._table = self._table or read_target(self)
+            self._table.check(schema, self.target)
             self.schema = schema
         return tuple(schema.names)
 
@@ -167,10 +167,3 @@ class PostgresSink(SqlSink):
         from sparkonce.sinks.sql.postgres.dialect import POSTGRES_DIALECT
 
         return POSTGRES_DIALECT, f"PostgreSQL at {self.conninfo}"
-
-    def _known_table(self) -> CatalogTable:
-        if self._table is None:
-            from sparkonce.sinks.sql.postgres.preflight import read_target
-
-            self._table = read_target(self)
-        return self._table

@@ -1,4 +1,4 @@
-"""This sink's SQL statements. psycopg quotes every name, and turns every value into a parameter or a literal."""
+"""This sink's SQL statements. Names are quoted, and psycopg turns values into literals."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ from collections.abc import Sequence
 from psycopg import sql
 
 from sparkonce.protocol.ownership import TransactionName
+from sparkonce.sinks.sql.merging import condition, conditions, same_keys, staged_columns
 from sparkonce.sinks.sql.postgres.catalog import CatalogTable, PostgresColumn
-from sparkonce.sinks.sql.postgres.names import staging_table
-from sparkonce.sinks.sql.postgres.settings import COMMITS_TABLE
-from sparkonce.sinks.sql.settings import Target, read_by, with_source
+from sparkonce.sinks.sql.postgres.settings import COMMITS_TABLE, staging_table
+from sparkonce.sinks.sql.settings import APPEND, Target, quoted
 
 STAGED_STATE = "staged"
 COMMITTED_STATE = "committed"
-
-_SLOT, _PLACE = sql.Identifier("sparkonce slot"), sql.Identifier("sparkonce place")
+_ORDER = '"sparkonce slot"{0}, "sparkonce place"{0}'
 
 
 def commits(schema: str) -> sql.Identifier:
@@ -45,7 +44,7 @@ def insert_marker(schema: str, name: TransactionName, state: str, target: str) -
 
 def create_staging(
     schema: str, name: TransactionName, table: CatalogTable, target: Target, columns: Sequence[str]
-) -> sql.Composed:
+) -> str:
     """Creates a task attempt's staging table: the written columns, and the target's checks that use only them.
 
     With these checks, the server refuses a row that violates one before the batch is decided.
@@ -56,95 +55,53 @@ def create_staging(
         definition(known[name], may_be_null=bool(target.rules.delete_when) and name not in target.keys)
         for name in columns
     ]
-    for check, about, condition in table.checks:
-        if set(about) <= set(columns):
-            parts.append(sql.SQL("CONSTRAINT {} CHECK ({})").format(sql.Identifier(check), sql.SQL(condition)))
-    return sql.SQL("CREATE TABLE {} ({}) WITH (autovacuum_enabled = false);").format(
-        sql.Identifier(schema, staging_table(name)), sql.SQL(", ").join(parts)
-    )
+    parts += [
+        f"CONSTRAINT {quoted(check)} CHECK ({text})"
+        for check, about, text in table.checks
+        if set(about) <= set(columns)
+    ]
+    staging = quoted(schema, staging_table(name))
+    return f"CREATE TABLE {staging} ({', '.join(parts)}) WITH (autovacuum_enabled = false);"
 
 
-def definition(column: PostgresColumn, *, may_be_null: bool) -> sql.Composed:
+def definition(column: PostgresColumn, *, may_be_null: bool) -> str:
     """Returns the definition of a staging table's column."""
     # The server has formatted the type, so no quotes are needed.
-    not_null = sql.SQL("" if may_be_null or not column.required else " NOT NULL")
-    return sql.SQL("{} {}{}").format(sql.Identifier(column.name), sql.SQL(column.declared), not_null)
+    return f"{quoted(column.name)} {column.declared}{'' if may_be_null or not column.required else ' NOT NULL'}"
 
 
-def merge(target: Target, columns: Sequence[str], staged: Sequence[sql.Composable]) -> sql.Composed:
-    """Moves the rows of staging tables into the target, see `merge_steps`."""
-    return sql.SQL("; ").join(merge_steps(target, columns, staged))
-
-
-def merge_steps(target: Target, columns: Sequence[str], staged: Sequence[sql.Composable]) -> list[sql.Composed]:
-    """Returns the statements that move the rows of staging tables to the target."""
-    table = sql.Identifier(target.schema, target.table)
-    into = sql.SQL("INSERT INTO {} AS target ({})").format(table, _names(columns))
-    if target.mode == "append":
-        return [sql.SQL("{} SELECT {} FROM {}").format(into, _names(columns), one) for one in staged]
-    staged_columns = [*columns, *target.rules.staged_only(sorted(read_by(target.rules.delete_when)), columns)]
-    numbered = [
-        sql.SQL("SELECT {}, {} AS {}, ctid AS {} FROM {}").format(_names(staged_columns), number, _SLOT, _PLACE, one)
-        for number, one in enumerate(staged)
-    ]
-    rows = sql.SQL(" UNION ALL ").join(numbered)
+def merge_steps(target: Target, columns: Sequence[str], staged: Sequence[str]) -> list[str]:
+    """Returns the statements that move the rows of staging tables, named in SQL, to the target."""
+    rules, written, keys = target.rules, names(columns), names(target.keys)
+    into = f"INSERT INTO {target} AS target ({written})"
+    if target.mode == APPEND:
+        return [f"{into} SELECT {written} FROM {one}" for one in staged]
+    read = names(staged_columns(target, columns))
+    rows = " UNION ALL ".join(
+        f'SELECT {read}, {slot} AS "sparkonce slot", ctid AS "sparkonce place" FROM {one}'
+        for slot, one in enumerate(staged)
+    )
     if target.on_conflict == "nothing":
         # Without key columns, ON CONFLICT DO NOTHING applies to every unique index and exclusion constraint.
-        arbiter = sql.SQL("({})").format(_names(target.keys)) if target.keys else sql.SQL("")
+        arbiter = f"({keys})" if keys else ""
         return [
-            sql.SQL("{} SELECT {} FROM ({}) AS r ORDER BY {}, {} ON CONFLICT {} DO NOTHING").format(
-                into, _names(columns), rows, _SLOT, _PLACE, arbiter
-            )
+            f"{into} SELECT {written} FROM ({rows}) AS r ORDER BY {_ORDER.format('')} ON CONFLICT {arbiter} DO NOTHING"
         ]
-    last = [sql.SQL("{} DESC").format(one) for one in (_SLOT, _PLACE)]
-    if target.rules.order_by:
-        last.insert(0, sql.SQL("{} DESC NULLS LAST").format(sql.Identifier(target.rules.order_by)))
-    newest = sql.SQL("SELECT DISTINCT ON ({}) {} FROM ({}) AS r ORDER BY {}, {}").format(
-        _names(target.keys), _names(staged_columns), rows, _names(target.keys), sql.SQL(", ").join(last)
-    )
-    steps: list[sql.Composed] = []
-    keep: sql.Composable = sql.SQL("")
-    if target.rules.delete_when:
-        condition = _condition(target.rules.delete_when)
-        same = sql.SQL(" AND ").join(
-            sql.SQL("target.{} = source.{}").format(*[sql.Identifier(key)] * 2) for key in target.keys
-        )
-        deletes = [same, *_newer(target, "source"), condition]
-        steps.append(
-            sql.SQL("DELETE FROM {} AS target USING ({}) AS source WHERE {}").format(
-                table, newest, sql.SQL(" AND ").join(deletes)
-            )
-        )
-        keep = sql.SQL(" WHERE ({}) IS NOT TRUE").format(condition)
-    upsert = sql.SQL("{} SELECT {} FROM ({}) AS source{} ON CONFLICT ({}) DO {}").format(
-        into, _names(columns), newest, keep, _names(target.keys), _update(target, columns)
-    )
-    return [*steps, upsert]
+    order = f"{quoted(rules.order_by)} DESC NULLS LAST, " if rules.order_by else ""
+    order = f"{keys}, {order}{_ORDER.format(' DESC')}"
+    newest = f"(SELECT DISTINCT ON ({keys}) {read} FROM ({rows}) AS r ORDER BY {order}) AS source"
+    steps, kept, action = [], "", "NOTHING"
+    if rules.delete_when:
+        deleted = [same_keys(target, quoted), *conditions(target, quoted, rules.delete_when)]
+        steps = [f"DELETE FROM {target} AS target USING {newest} WHERE {' AND '.join(deleted)}"]
+        kept = f" WHERE {condition(rules.delete_when)} IS NOT TRUE"
+    if others := [quoted(column) for column in columns if column not in target.keys]:
+        replaced = " AND ".join(conditions(target, quoted, rules.update_when, "EXCLUDED"))
+        sets = ", ".join(f"{column} = EXCLUDED.{column}" for column in others)
+        action = f"UPDATE SET {sets}{replaced and f' WHERE {replaced}'}"
+    return [*steps, f"{into} SELECT {written} FROM {newest}{kept} ON CONFLICT ({keys}) DO {action}"]
 
 
-def _update(target: Target, columns: Sequence[str]) -> sql.Composable:
-    others = [sql.Identifier(column) for column in columns if column not in target.keys]
-    if not others:
-        return sql.SQL("NOTHING")
-    sets = sql.SQL(", ").join(sql.SQL("{} = EXCLUDED.{}").format(column, column) for column in others)
-    conditions = _newer(target, "EXCLUDED")
-    if target.rules.update_when:
-        conditions.append(_condition(with_source(target.rules.update_when, "EXCLUDED")))
-    where = sql.SQL(" WHERE {}").format(sql.SQL(" AND ").join(conditions)) if conditions else sql.SQL("")
-    return sql.SQL("UPDATE SET {}{}").format(sets, where)
-
-
-def _newer(target: Target, source: str) -> list[sql.Composable]:
-    """Returns the condition that the batch's row is not older than the table's row. Null is older than any value."""
-    if not target.rules.order_by:
-        return []
-    column = sql.Identifier(target.rules.order_by)
-    return [sql.SQL("(target.{} IS NULL OR {}.{} >= target.{})").format(column, sql.SQL(source), column, column)]
-
-
-def _condition(text: str) -> sql.Composable:
-    return sql.SQL("(\n") + sql.SQL(text) + sql.SQL("\n)")
-
-
-def _names(columns: Sequence[str]) -> sql.Composed:
-    return sql.SQL(", ").join(map(sql.Identifier, columns))
+def names(columns: Sequence[str]) -> str:
+    """Returns quoted names, separated by commas."""
+    return ", ".join(map(quoted, columns))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
 from contextlib import ExitStack, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -12,14 +11,13 @@ import psycopg
 from psycopg import sql
 
 from sparkonce.errors import PrepareError
+from sparkonce.sinks.sql.dialect import DIRECT
 from sparkonce.sinks.sql.postgres import statements
 from sparkonce.sinks.sql.postgres.catalog import MEND_PARTITION, CatalogTable, read_signature, read_table
 from sparkonce.sinks.sql.postgres.connection import Connection, begin, within
-from sparkonce.sinks.sql.postgres.encoding import HEADER, TRAILER, encode_rows, read_texts
-from sparkonce.sinks.sql.postgres.names import BackendName, staging_table
-from sparkonce.sinks.sql.postgres.settings import Conninfo
-from sparkonce.sinks.sql.settings import STAGED, TWO_PHASE, UPSERT, Target
-from sparkonce.sinks.sql.transactions import DIRECT
+from sparkonce.sinks.sql.postgres.encoding import HEADER, TRAILER, encode_rows, is_text_read, read_texts
+from sparkonce.sinks.sql.postgres.settings import BackendName, Conninfo, staging_table
+from sparkonce.sinks.sql.settings import APPEND, STAGED, TWO_PHASE, UPSERT, Target, quoted
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -53,15 +51,20 @@ class CopyRows:
             there = {column.name for column in known.columns}
             self._written = tuple(name for name in schema.names if name in there)
             self._encoders = table.encoders(schema, partial(read_texts, connection))
-            self._is_text_read = table.is_text_read(schema)
+            types = {column.name: column.type for column in table.columns}
+            self._is_text_read = any(is_text_read(field.type, types[field.name]) for field in schema)
             self._signature = table.signature
             connection.execute(self._opening(table))
 
     def write(self, rows: pa.RecordBatch, *, alone: bool = False) -> None:
         """Sends rows. With `alone`, they get a separate COPY."""
         with within(self._connection, self._job.limits.slot_s):
-            if alone or self._is_text_read:  # the server cannot parse texts in the middle of a COPY
-                self._copy_whole(list(encode_rows(rows, self._encoders)), rows.num_rows)
+            if alone or self._is_text_read:
+                pieces = list(encode_rows(rows, self._encoders))  # the server cannot parse texts during a COPY
+                self._start_copy(freeze=False)
+                for piece in pieces:
+                    self._copy.write(piece)
+                self._end_copy(rows.num_rows)
                 return
             if self._copy is None:
                 self._start_copy(freeze=self._job.commit == STAGED)
@@ -78,17 +81,14 @@ class CopyRows:
         # had changed before that, the server would silently read, for example, the bytes of a bigint as a double.
         signature, fragile = read_signature(connection, job.target)
         if signature != self._signature:
-            raise PrepareError(
-                f"Table {job.target} was changed while the batch was written.",
-                next_step="Start the query again if its columns are to change too; the batch is written again.",
-            )
+            step = "Start the query again if its columns are to change too; the batch is written again."
+            raise PrepareError(f"Table {job.target} was changed while the batch was written.", next_step=step)
         if fragile and job.commit != DIRECT:
-            raise PrepareError(
-                f"Rows of table {job.target} may go where they are not safe: {fragile}.", next_step=MEND_PARTITION
-            )
-        connection.execute(sql.SQL("SET LOCAL statement_timeout = {}").format(round(job.limits.commit_s * 1000)))
+            what = f"Rows of table {job.target} may go where they are not safe: {fragile}."
+            raise PrepareError(what, next_step=MEND_PARTITION)
+        connection.execute(f"SET LOCAL statement_timeout = {round(job.limits.commit_s * 1000)}")
         if job.commit == DIRECT and job.target.mode == UPSERT:
-            connection.execute(statements.merge(job.target, self._written, [sql.Identifier(_DIRECT_STAGING)]))
+            connection.execute("; ".join(statements.merge_steps(job.target, self._written, [_DIRECT_STAGING])))
 
     def reset(self) -> None:
         """Abandons the COPY, after an error or once the connection is closed."""
@@ -100,41 +100,30 @@ class CopyRows:
         connection, job = self._connection, self._job
         with within(connection, job.limits.answer_s + job.limits.lock_s):
             self._cursor = connection.cursor()
-            schema, name = job.target.schema, job.target.table
+            table = str(job.target)
             if job.commit == STAGED:
-                schema, name = job.facts["commits"], staging_table(job.name)
+                table = quoted(job.facts["commits"], staging_table(job.name))
             elif job.commit == DIRECT and job.target.mode == UPSERT:
-                schema, name = "pg_temp", _DIRECT_STAGING
-            copying = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT binary, FREEZE {})")
-            columns = sql.SQL(", ").join(map(sql.Identifier, self._columns))
-            statement = copying.format(sql.Identifier(schema, name), columns, freeze)
+                table = f"pg_temp.{_DIRECT_STAGING}"
+            statement = f"COPY {table} ({statements.names(self._columns)}) FROM STDIN (FORMAT binary, FREEZE {freeze})"
             self._copy = self._copying.enter_context(self._cursor.copy(statement))
             self._copy.write(HEADER)
 
-    def _copy_whole(self, pieces: Iterable[memoryview], rows: int) -> None:
-        """Writes rows in a separate COPY."""
-        self._start_copy(freeze=False)
-        for piece in pieces:
-            self._copy.write(piece)
-        self._end_copy(rows)
-
-    def _opening(self, table: CatalogTable) -> sql.Composed:
+    def _opening(self, table: CatalogTable) -> sql.SQL | sql.Composed:
         """Returns the statements that precede the rows, sent in one round trip."""
         job = self._job
         if job.commit == DIRECT:
-            if job.target.mode == "append":
-                return sql.Composed([sql.SQL("SELECT 1")])
+            if job.target.mode == APPEND:
+                return sql.SQL("SELECT 1")
             known = {column.name: column for column in table.columns}
-            parts = [statements.definition(known[name], may_be_null=True) for name in self._columns]
-            return sql.SQL("CREATE TEMP TABLE {} ({}) ON COMMIT DROP").format(
-                sql.Identifier(_DIRECT_STAGING), sql.SQL(", ").join(parts)
-            )
+            parts = ", ".join(statements.definition(known[name], may_be_null=True) for name in self._columns)
+            return sql.SQL(f"CREATE TEMP TABLE {_DIRECT_STAGING} ({parts}) ON COMMIT DROP")
         schema = job.facts["commits"]
         if job.commit == TWO_PHASE:
             return statements.insert_marker(schema, job.name, statements.COMMITTED_STATE, "")
         text = job.target.to_text(self._written)
         marker = statements.insert_marker(schema, job.name, statements.STAGED_STATE, text)
-        return marker + statements.create_staging(schema, job.name, table, job.target, self._columns)
+        return marker + sql.SQL(statements.create_staging(schema, job.name, table, job.target, self._columns))
 
     def _end_copy(self, rows: int) -> None:
         job = self._job
@@ -144,10 +133,8 @@ class CopyRows:
         except ValueError as error:
             # psycopg reads only one response. If the session was terminated, a pooler adds its own response to the
             # server's.
-            raise PrepareError(
-                f"Batch {job.name.batch}, slot {job.name.slot}: the server ended the session of the COPY: {error}.",
-                next_step="See the server's log; the batch is written again.",
-            ) from None
+            what = f"Batch {job.name.batch}, slot {job.name.slot}: the server ended the session of the COPY: {error}."
+            raise PrepareError(what, next_step="See the server's log; the batch is written again.") from None
         taken, self._copy = self._cursor.rowcount, None
         # A staging table accepts all rows. The target may have triggers that leave rows out.
         if job.commit == STAGED and taken != rows:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from sparkonce.errors import PreflightError, SchemaError
-from sparkonce.sinks.sql.mysql.connection import Connection
+from sparkonce.sinks.sql.mysql.connection import MARIADB, Connection
 from sparkonce.sinks.sql.settings import Target
 
 _COLUMNS = (
@@ -26,7 +26,7 @@ _CHECKS = (
     "SELECT CONSTRAINT_NAME, CHECK_CLAUSE FROM information_schema.CHECK_CONSTRAINTS "
     "WHERE CONSTRAINT_SCHEMA = DATABASE() AND TABLE_NAME = %s ORDER BY CONSTRAINT_NAME"
 )
-KEYS = (
+_KEYS = (
     "SELECT INDEX_NAME, COLUMN_NAME, SUB_PART FROM information_schema.STATISTICS WHERE TABLE_SCHEMA = DATABASE() "
     "AND TABLE_NAME = %s AND NON_UNIQUE = 0 ORDER BY INDEX_NAME, SEQ_IN_INDEX"
 )
@@ -92,12 +92,12 @@ class MySQLColumn:
     name: str
     type: str
     full_type: str
-    nullable: bool
-    optional: bool
-    automatic: bool
-    generated: bool
-    fraction_digits: int
-    collation: str
+    nullable: bool = True
+    optional: bool = True
+    automatic: bool = False
+    generated: bool = False
+    fraction_digits: int = 6
+    collation: str = ""
 
     @property
     def digits(self) -> int | None:
@@ -130,35 +130,36 @@ def checks_of(connection: Connection, table: str, columns: Sequence[str]) -> dic
     }
 
 
-def may_refuse(
-    connection: Connection, table: str, columns: Sequence[str], keys: Sequence[str], *, has_checks: bool
-) -> bool:
+def may_refuse(connection: Connection, target: Target, columns: Sequence[str]) -> bool:
     """Returns True if a table may refuse a row that its staging table has accepted.
 
-    With `has_checks`, staging tables also have the CHECKs that use only written columns.
+    On MariaDB, staging tables also have the CHECKs that use only written columns.
     """
+    table, keys = target.table, target.keys
+    if target.rules.conditions:
+        return True
     written = {column.lower() for column in columns}
     known = describe(connection, table)
     # Ignore keys that the server generates, about which a trial merge would prove nothing.
     drawn = {one.name.lower() for one in known if one.automatic} - written
-    unique: dict[str, set[str]] = {}
-    for index, column, part in connection.rows(KEYS, (table,)):
-        name = "" if part is not None else str(column).lower()
-        unique.setdefault(str(index), set()).add(name)
-    others = [parts for parts in unique.values() if parts != {key.lower() for key in keys} and not parts & drawn]
-    if others or any(one.generated for one in known):
+    unique, partial = unique_keys(connection, table)
+    lower = {index: {name.lower() for name in names} for index, names in unique.items()}
+    own = {index for index in lower.keys() - partial if lower[index] == {key.lower() for key in keys}}
+    if any(not lower[index] & drawn for index in lower.keys() - own) or any(one.generated for one in known):
         return True
     (count,) = connection.row(_REFUSERS, (table, table, table, "UPDATE" if keys else "", table, table))
-    if count:
-        return True
-    if not has_checks:
-        return bool(connection.rows(_ANY_CHECK, (table,)))
+    if count or connection.flavour is not MARIADB:
+        return bool(count or connection.rows(_ANY_CHECK, (table,)))
     return len(connection.rows(_CHECKS, (table,))) > len(checks_of(connection, table, columns))
 
 
-def columns_of_key(connection: Connection, table: str, key: str) -> list[str]:
-    """Returns the columns of a unique key."""
-    return [str(column) for index, column, _ in connection.rows(KEYS, (table,)) if index == key]
+def unique_keys(connection: Connection, table: str) -> tuple[dict[str, list[str]], set[str]]:
+    """Returns the columns of each unique key, by the key's name, and the keys that cover only a part of a column."""
+    rows = connection.rows(_KEYS, (table,))
+    found: dict[str, list[str]] = {}
+    for index, column, _ in rows:
+        found.setdefault(str(index), []).append(str(column))
+    return found, {str(index) for index, _, part in rows if part is not None}
 
 
 def _column(row: Sequence[object]) -> MySQLColumn:
@@ -191,36 +192,28 @@ def kind_of(kind: pa.DataType) -> str:
         (lambda one: pa.types.is_binary(one) or pa.types.is_large_binary(one), "binary"),
         (pa.types.is_date32, "date"),
         (pa.types.is_timestamp, "timestamp"),
-        (lambda one: _is_nested(one) and is_json(one), "nested"),
+        (_is_nested_json, "nested"),
     )
     return next((name for test, name in tests if test(kind)), "")
 
 
-def is_json(kind: pa.DataType) -> bool:
-    """Returns True if a type has a lossless form in JSON."""
+def _is_nested_json(kind: pa.DataType) -> bool:
+    """Returns True for an array or a struct with a lossless form in JSON."""
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return is_json(kind.value_type)
-    if pa.types.is_struct(kind):
-        return all(is_json(kind.field(index).type) for index in range(kind.num_fields))
-    return kind_of(kind) not in {"", "binary", "nested"}
+        return _is_json(kind.value_type)
+    return bool(pa.types.is_struct(kind)) and all(map(_is_json, (field.type for field in kind)))
 
 
-def _is_nested(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_struct(kind))
+def _is_json(kind: pa.DataType) -> bool:
+    return kind_of(kind) not in {"", "binary"}
 
 
 def check_kinds(schema: pa.Schema) -> None:
-    """Checks that the sink supports every column's type, regardless of the table.
-
-    Raises:
-        SchemaError: If it does not. The message names the column and its type.
-    """
+    """Raises `SchemaError` if the sink does not support a column's type, regardless of the table."""
     for field in schema:
         if not kind_of(field.type):
-            raise SchemaError(
-                f"Column {field.name!r} is a {field.type}, which the sink cannot write.",
-                next_step="Cast it, turn it into a string (to_json), or drop it.",
-            )
+            what = f"Column {field.name!r} is a {field.type}, which the sink cannot write."
+            raise SchemaError(what, next_step="Cast it, turn it into a string (to_json), or drop it.")
 
 
 _STAGED = {
@@ -240,25 +233,14 @@ def _staged_column(field: pa.Field) -> MySQLColumn:
     """Returns a staging table's column that the target lacks. Such a column only determines whether a row deletes."""
     kind = kind_of(field.type)
     full = f"decimal({field.type.precision},{field.type.scale})" if kind == "decimal" else _STAGED[kind]
-    return MySQLColumn(
-        name=field.name,
-        type=full.partition("(")[0],
-        full_type=full,
-        nullable=True,
-        optional=True,
-        automatic=False,
-        generated=False,
-        fraction_digits=6,
-        collation="CHARACTER SET utf8mb4 COLLATE utf8mb4_bin" if full == "longtext" else "",
-    )
+    collation = "CHARACTER SET utf8mb4 COLLATE utf8mb4_bin" if full == "longtext" else ""
+    return MySQLColumn(name=field.name, type=full.partition("(")[0], full_type=full, collation=collation)
 
 
 def bind(target: Target, columns: Sequence[MySQLColumn], schema: pa.Schema) -> list[MySQLColumn]:
     """Returns the table's column for each column of the rows, or the staging table's, see `UpsertRules.staged_only`.
 
-    Raises:
-        PreflightError: If the table lacks a column, if the rows lack a required one, or if the table cannot store a
-            column unchanged. The message names the column.
+    Raises `PreflightError` if a column is missing, or the table cannot store it unchanged.
     """
     table = target.table
     by_name = {column.name.lower(): column for column in columns}
@@ -267,31 +249,23 @@ def bind(target: Target, columns: Sequence[MySQLColumn], schema: pa.Schema) -> l
     bound = [_bound(table, by_name, field) for field in schema]
     written = {column.name for column in bound}
     if len(written) != len(bound):
-        raise PreflightError(
-            f"Columns {schema.names} name a column of table {table!r} twice: its names are the same in either case.",
-            next_step="Rename or drop one of them.",
-        )
+        what = f"Columns {schema.names} name a column of table {table!r} twice: its names are the same in either case."
+        raise PreflightError(what, next_step="Rename or drop one of them.")
     missing = [column.name for column in columns if not column.optional and column.name not in written]
     if missing:
-        raise PreflightError(
-            f"Table {table!r} needs a value in {missing}, which have no default and are not among the rows' columns.",
-            next_step="Add them to the DataFrame, or give them a default in the table.",
-        )
+        what = f"Table {table!r} needs a value in {missing}, which have no default and are not among the rows' columns."
+        raise PreflightError(what, next_step="Add them to the DataFrame, or give them a default in the table.")
     return bound
 
 
 def _bound(table: str, by_name: dict[str, MySQLColumn], field: pa.Field) -> MySQLColumn:
     column = by_name.get(field.name.lower())
     if column is None:
-        raise PreflightError(
-            f"Table {table!r} has no column {field.name!r}; it has {sorted(one.name for one in by_name.values())}.",
-            next_step="Rename or drop the column, or add it to the table.",
-        )
+        what = f"Table {table!r} has no column {field.name!r}; it has {sorted(one.name for one in by_name.values())}."
+        raise PreflightError(what, next_step="Rename or drop the column, or add it to the table.")
     if column.generated:
-        raise PreflightError(
-            f"Column {column.name!r} of table {table!r} is generated by the server.",
-            next_step="Drop it from the DataFrame.",
-        )
+        what = f"Column {column.name!r} of table {table!r} is generated by the server."
+        raise PreflightError(what, next_step="Drop it from the DataFrame.")
     kind = kind_of(field.type)
     taken = TAKES.get(kind, frozenset())
     is_whole = kind == "decimal" and field.type.scale == 0 and column.full_type.startswith("bigint")
@@ -307,15 +281,9 @@ def _bound(table: str, by_name: dict[str, MySQLColumn], field: pa.Field) -> MySQ
 
 
 def check_names(schema: pa.Schema, key_columns: Sequence[str]) -> None:
-    """Checks that the rows have the key columns of an upsert.
-
-    Raises:
-        SchemaError: If one is missing. The message names it.
-    """
+    """Raises `SchemaError` if the rows lack a key column of an upsert."""
     have = {name.lower() for name in schema.names}
     for key in key_columns:
         if key.lower() not in have:
-            raise SchemaError(
-                f"key_columns names {key!r}, and the rows have {schema.names}.",
-                next_step="Add the column to the DataFrame, or name another.",
-            )
+            what = f"key_columns names {key!r}, and the rows have {schema.names}."
+            raise SchemaError(what, next_step="Add the column to the DataFrame, or name another.")
