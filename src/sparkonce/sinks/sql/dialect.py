@@ -110,8 +110,7 @@ class HandleFields:
 
     def handle(self, sink: str, one: SqlTransaction) -> Handle:
         """Returns a handle that an abort accepts."""
-        fields = transaction_fields(self.write(one))
-        return Handle(sink=sink, slot=0, opened_ms=one.begun_ms, transaction=fields)
+        return Handle(sink=sink, slot=0, opened_ms=one.begun_ms, transaction=transaction_fields(self.write(one)))
 
 
 def absent_verdict(name: TransactionName, newest: int | None, lost: str) -> Finished:

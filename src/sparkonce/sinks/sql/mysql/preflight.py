@@ -88,9 +88,6 @@ def preflight(sink: MySQLSink, recorded: Facts | None) -> Facts:
     return {"prefix": sink.prefix, "server": server, "database": database, "table": sink.target.table}
 
 
-# --- the server ------------------------------------------------------------------------------------------------------
-
-
 def _variables(connection: Connection) -> dict[str, str]:
     names = ", ".join(f"'{name}'" for name in _VARIABLES.split())
     rows = connection.rows(f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({names})")
@@ -149,9 +146,6 @@ def _note_server(connection: Connection, variables: Mapping[str, str], sink: MyS
             variables["max_connections"],
             free,
         )
-
-
-# --- the table -------------------------------------------------------------------------------------------------------
 
 
 def _check_table(connection: Connection, sink: MySQLSink) -> list[MySQLColumn]:
@@ -221,9 +215,6 @@ def _check_writing(connection: Connection, sink: MySQLSink, columns: Sequence[My
     what = f"Writing to table {sink.target} on {connection.flavour.name}"
     with _attempts.of(what, f"Grant {rights} on it to the user of the settings."):
         connection.execute(nothing)
-
-
-# --- what commits ----------------------------------------------------------------------------------------------------
 
 
 def _make_table(connection: Connection, name: str, *, is_new: bool = True) -> None:

@@ -14,14 +14,6 @@ ROW = "sparkonce_row"
 """The column of a staging table that numbers its rows. It is not written to the target."""
 
 
-def load_into(table: str, column_list: str) -> str:
-    """Returns a LOAD DATA statement for the text of `sparkonce.sinks.sql.mysql.encoding.load_text`."""
-    return (
-        f"LOAD DATA LOCAL INFILE 'sparkonce' INTO TABLE {quote(table)} CHARACTER SET utf8mb4 "
-        f"FIELDS TERMINATED BY '\\t' ESCAPED BY '\\\\' LINES TERMINATED BY '\\n' {column_list}"
-    )
-
-
 def insert_into(table: str, columns: Sequence[str]) -> str:
     """Returns the beginning of an INSERT statement."""
     return f"INSERT INTO {quote(table)} ({', '.join(quote(column) for column in columns)})"

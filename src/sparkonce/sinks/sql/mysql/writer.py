@@ -13,7 +13,7 @@ from sparkonce.sinks.sql.mysql.encoding import column_list, insert_values, load_
 from sparkonce.sinks.sql.mysql.finishing import identity, insert
 from sparkonce.sinks.sql.mysql.outcomes import ABOUT_ROWS
 from sparkonce.sinks.sql.mysql.settings import StagingTable, Xid, lock_name, plain_literal, quote, stage_table
-from sparkonce.sinks.sql.mysql.statements import insert_into, load_into, stage_columns, upsert_tail
+from sparkonce.sinks.sql.mysql.statements import insert_into, stage_columns, upsert_tail
 from sparkonce.sinks.sql.pool import closed_on_error
 from sparkonce.sinks.sql.settings import STAGED, TWO_PHASE, UPSERT
 
@@ -100,7 +100,11 @@ class TableRows:
             return
         kinds = [kind_of(field.type) for field in self._schema]
         quoted = [quote(column.name) for column in self._bound]
-        loaded = self._connection.load(load_into(self._table, column_list(self._bound, kinds, quoted)), pieces)
+        statement = (
+            f"LOAD DATA LOCAL INFILE 'sparkonce' INTO TABLE {quote(self._table)} CHARACTER SET utf8mb4 "
+            "FIELDS TERMINATED BY '\\t' ESCAPED BY '\\\\' LINES TERMINATED BY '\\n' "
+        )
+        loaded = self._connection.load(statement + column_list(self._bound, kinds, quoted), pieces)
         # LOAD DATA LOCAL turns every error into a warning. For example, it leaves out a row with a duplicate key.
         if loaded != Loaded(rows, 0):
             raise self._incomplete(loaded, rows)

@@ -82,18 +82,11 @@ def look_for(connection: Connection, name: TransactionName, location: Location) 
     """Looks up one transaction. Raises `psycopg.Error` if the server does not answer."""
     table = commits(location.schema)
     query = sql.SQL(
-        "SELECT (SELECT state FROM {table} WHERE name = {name}), "
-        "EXISTS (SELECT FROM pg_catalog.pg_prepared_xacts WHERE gid = {name}), pg_catalog.current_database()::text, "
-        "(SELECT max(batch) FROM {table} WHERE query = {query} AND prefix = {prefix} AND state = {committed}), "
-        "pg_catalog.row_security_active({table_name}::text)"
-    ).format(
-        table=table,
-        table_name=table.as_string(connection),
-        name=str(name),
-        query=name.query,
-        prefix=name.prefix,
-        committed=COMMITTED_STATE,
-    )
+        "SELECT (SELECT state FROM {0} WHERE name = {1}), "
+        "EXISTS (SELECT FROM pg_catalog.pg_prepared_xacts WHERE gid = {1}), pg_catalog.current_database()::text, "
+        "(SELECT max(batch) FROM {0} WHERE query = {2} AND prefix = {3} AND state = {4}), "
+        "pg_catalog.row_security_active({5}::text)"
+    ).format(table, str(name), name.query, name.prefix, COMMITTED_STATE, table.as_string(connection))
     ((state, is_prepared, database, newest, row_security),) = connection.execute(query).fetchall()
     server = read_system(connection, location.schema) if location.server else ""
     return MarkerState(
