@@ -116,11 +116,9 @@ def read_table(connection: Connection, target: Target) -> CatalogTable | None:
     rows = connection.execute(_COLUMNS, (found[0],)).fetchall()
     types = _read_types(connection, {row[2] for row in rows})
     checks = connection.execute(_CHECKS, (found[0],)).fetchall()
-    return CatalogTable(
-        *found,
-        tuple(_column(row, types) for row in rows),
-        tuple((name, tuple(about), condition) for name, about, condition in checks),
-    )
+    constraints = tuple((name, tuple(about), condition) for name, about, condition in checks)
+    known: list[Any] = [*found, tuple(_column(row, types) for row in rows), constraints]
+    return CatalogTable(*known)
 
 
 def read_signature(connection: Connection, target: Target) -> tuple[str, str]:
