@@ -50,11 +50,9 @@ StagedCopies = Mapping[TransactionName, StagedCopy]
 class SqlCommitter(HandleCommitter[SqlTransaction]):
     """Commits and aborts by name, from any process.
 
-    Args:
-        server: The server's name in messages, without credentials.
-        target: The table of staged rows, which is checked before each decision; None if rows are not staged.
-        on_conflict: An operator's choice for appended rows whose key already exists: ``nothing`` leaves them out,
-            ``update`` replaces the existing rows. If it is empty, the merge fails.
+    `target` is the table of staged rows, which is checked before each decision; None if rows are not staged.
+    `on_conflict` is an operator's choice for appended rows whose key already exists: ``nothing`` leaves them out,
+    ``update`` replaces the existing rows. If it is empty, the merge fails.
     """
 
     def __init__(
@@ -83,7 +81,6 @@ class SqlCommitter(HandleCommitter[SqlTransaction]):
     # --- SinkCommitter ----------------------------------------------------------------------------------------------
 
     def transaction_of(self, handle: Handle) -> SqlTransaction | Finished:
-        """Returns the transaction that a handle refers to, or `FOREIGN`."""
         return self._dialect.fields.read(dict(handle.transaction)) or FOREIGN
 
     def commit_all(self, wanted: Mapping[SqlTransaction, Handle]) -> Answers:
@@ -108,7 +105,6 @@ class SqlCommitter(HandleCommitter[SqlTransaction]):
         return self._finish(wanted, commit=False)
 
     def list_lingering(self, owners: Sequence[Owner]) -> Sequence[Handle]:
-        """Lists prepared transactions, staged rows, and transactions that are still being written."""
         claims = Claims(owners)
         found: dict[SqlTransaction, None] = {}
         names = self._dialect.fields.names
@@ -147,7 +143,6 @@ class SqlCommitter(HandleCommitter[SqlTransaction]):
         return ""
 
     def list_traces(self, query: str, facts: Facts) -> Sequence[Trace]:
-        """Lists the transactions that the markers show as committed."""
         if "prefix" not in facts:
             return ()
         fields = self._dialect.fields
@@ -159,7 +154,6 @@ class SqlCommitter(HandleCommitter[SqlTransaction]):
             ]
 
     def missing(self, handles: Sequence[Handle]) -> Sequence[Handle]:
-        """Returns the handles whose transactions the server has not committed. See `SinkCommitter.missing`."""
         with self.asking("which markers it has") as session:
             gone = self._not_committed(session, handles)
         if not gone:
@@ -178,7 +172,6 @@ class SqlCommitter(HandleCommitter[SqlTransaction]):
             self._tidying.done(batch)
 
     def close(self) -> None:
-        """Closes the sessions."""
         self._sessions.close()
 
     # --- sessions ---------------------------------------------------------------------------------------------------

@@ -103,7 +103,6 @@ class HandleFields:
         return SqlTransaction(kind=kind, name=name, location=Location.of(fields, self.names), begun_ms=begun_ms)
 
     def write(self, one: SqlTransaction) -> dict[str, Scalar]:
-        """Returns the fields of a transaction's handle."""
         there = {**{part: getattr(one.location, part) for part in Location.__slots__}, "kind": one.kind}
         there |= {"name": str(one.name), "begun_ms": one.begun_ms}
         return {field: there[attribute] for attribute, field in self.names.items()}

@@ -65,7 +65,6 @@ class UpsertRules:
         return {setting: text for setting, text in self.given().items() if setting != "order_by"}
 
     def given(self) -> dict[str, str]:
-        """Returns the rules that are set, by the names of their settings."""
         values = {setting: str(getattr(self, setting)) for setting in self.SETTINGS}
         return {setting: value for setting, value in values.items() if value}
 
@@ -122,13 +121,8 @@ def with_source(condition: str, name: str) -> str:
 class Target:
     """The table that rows go to, and the rules for a row whose key already exists.
 
-    Attributes:
-        schema: The table's schema; empty if the connection's database contains the table.
-        table: Its name, exactly as in the catalog.
-        mode: ``append`` or ``upsert``.
-        keys: The columns of the unique index that determines conflicts, for ``upsert``.
-        on_conflict: One of `CONFLICTS`, for ``upsert``.
-        rules: Determines which row wins among those with the same key, for ``upsert``.
+    `schema` is empty if the connection's database contains the table. Only upserts have `keys` (the columns of the
+    unique index that determines conflicts), `on_conflict` (one of `CONFLICTS`) and `rules`.
     """
 
     schema: str = ""

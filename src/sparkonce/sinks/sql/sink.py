@@ -20,15 +20,8 @@ if TYPE_CHECKING:
 class SqlSink(TwoPhaseCommitSink):
     """Writes rows to a table of a database. Subclasses provide the settings and the dialect.
 
-    Attributes:
-        conninfo: The server's address and the user's credentials, in the dialect's form.
-        target: The table and the rules for its rows.
-        commit: ``staged`` or ``two_phase``.
-        prefix: The first part of all transaction names.
-        limits: The time limits of each kind of request.
-        schema: The schema of the rows, once it is known.
-        decided_conflicts: An operator's choice for appended rows whose keys now exist in the table: one of `CONFLICTS`.
-            Empty to leave these rows staged.
+    `decided_conflicts` is an operator's choice for appended rows whose keys now exist in the table: one of `CONFLICTS`,
+    or empty to leave these rows staged.
     """
 
     conninfo: Any
@@ -53,7 +46,6 @@ class SqlSink(TwoPhaseCommitSink):
 
     @property
     def tells_refused(self) -> bool:
-        """See `TwoPhaseCommitSink.tells_refused`."""
         return True
 
     def writer(self, context: WriterContext) -> SinkWriter:

@@ -68,12 +68,10 @@ class SqlWriter(SinkWriter):
                 self._begun_ms = self._dialect.open(self._session, self._copy)
 
     def write(self, rows: pa.RecordBatch) -> None:
-        """Sends rows. See `SinkWriter.write`."""
         with self._explained():
             self._to_rows(rows.schema).write(rows)
 
     def offer(self, rows: pa.RecordBatch) -> Refused:
-        """Writes rows after a savepoint. Splits them in half if the server refuses them. See `SinkWriter.offer`."""
         with self._explained():
             to = self._to_rows(rows.schema)
             with self._dialect.within(self._open(), self._copy.limits.slot_s):
@@ -100,7 +98,6 @@ class SqlWriter(SinkWriter):
         return reason
 
     def prepare(self) -> Mapping[str, str | int]:
-        """Sends the remaining rows, and prepares or commits. See `SinkWriter.prepare`."""
         session, limits = self._open(), self._copy.limits
         with self._explained(), self._dialect.within(session, limits.commit_s + limits.answer_s):
             if self._rows is None:

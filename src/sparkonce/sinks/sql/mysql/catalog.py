@@ -78,13 +78,10 @@ class MySQLColumn:
     """A column of the target table.
 
     Attributes:
-        name: The column's name, as spelled in the table.
         type: The type's name in lower case, such as ``int``.
         full_type: The type with length and sign, such as ``int(10) unsigned``.
-        nullable: True if it accepts NULL.
         optional: True if a row may be inserted without it.
         automatic: True if it is AUTO_INCREMENT.
-        generated: True if the server computes it.
         fraction_digits: The digits of fractional seconds, for ``datetime``, ``timestamp`` and ``time``.
         collation: Character set and collation, as part of a column definition; empty for types that have none.
     """

@@ -60,9 +60,7 @@ class Loaded:
 class Connection(pymysql.connections.Connection):  # type: ignore[misc]  # PyMySQL has no types
     """A connection, for one thread at a time.
 
-    Attributes:
-        flavour: The kind of server.
-        server: The server's identity, see `sparkonce.sinks.sql.mysql.finishing.identity`; empty until it has been read.
+    `server` is its identity, see `sparkonce.sinks.sql.mysql.finishing.identity`; empty until it has been read.
     """
 
     flavour: Flavour
@@ -75,18 +73,15 @@ class Connection(pymysql.connections.Connection):  # type: ignore[misc]  # PyMyS
             return list(cursor.fetchall())
 
     def row(self, statement: str, values: Sequence[Any] = ()) -> tuple[Any, ...]:
-        """Returns the first row; empty if there is none."""
         found = self.rows(statement, values)
         return found[0] if found else ()
 
     def execute(self, statement: str, values: Sequence[Any] = ()) -> Loaded:
-        """Runs a statement that returns no rows."""
         with self.cursor() as cursor:
             affected = cursor.execute(statement, values or None)
             return Loaded(int(affected), int(cursor.warning_count))
 
     def send(self, statement: bytes) -> Loaded:
-        """Runs a statement that consists of literal bytes."""
         self.query(statement)
         return Loaded(int(self._affected_rows), int(self._result.warning_count))
 
@@ -108,7 +103,6 @@ class Connection(pymysql.connections.Connection):  # type: ignore[misc]  # PyMyS
         return Loaded(int(done.affected_rows), int(done.warning_count))
 
     def first_warnings(self) -> str:
-        """Returns the first warnings of the last statement."""
         return "; ".join(
             f"{level} {number}: {without_values(message)}" for level, number, message in self.rows(FIRST_WARNINGS)
         )
@@ -119,7 +113,6 @@ class Connection(pymysql.connections.Connection):  # type: ignore[misc]  # PyMyS
             super().close()
 
     def is_idle(self) -> bool:
-        """Returns True if neither side has closed this connection."""
         return bool(self.open) and has_nothing_to_read(self._sock.fileno())
 
     @contextmanager
@@ -191,9 +184,7 @@ class Flavour:
     """The statements and limits of one of the servers.
 
     Attributes:
-        name: Its name in messages.
-        oldest: The oldest version that is supported, as numbers.
-        why_oldest: What older versions lack.
+        oldest: The oldest version that is supported; `why_oldest` says what older ones lack.
         recover: Lists prepared transactions, with ids that do not depend on the character set.
         identity: Reads the server's own id, and the comment of the table of markers; None if the server has no id, see
             `sparkonce.sinks.sql.mysql.finishing`.

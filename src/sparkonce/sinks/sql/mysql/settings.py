@@ -128,16 +128,13 @@ class Xid:
 
     @property
     def gtrid(self) -> bytes:
-        """The global part."""
         return f"{self.query}.{self.token.position}-{self.token.nonce}.{self.copy}".encode()
 
     @property
     def bqual(self) -> bytes:
-        """The branch qualifier."""
         return self.prefix.encode()
 
     def __str__(self) -> str:
-        """Returns the xid in the form that XA statements expect."""
         return f"X'{self.gtrid.hex()}',X'{self.bqual.hex()}',{FORMAT_ID}"
 
     def named(self) -> TransactionName:
@@ -162,7 +159,6 @@ class StagingTable:
     target: Target
 
     def comment(self) -> str:
-        """Returns the comment that `parse` reads."""
         fields = {
             "sparkonce": str(self.name),
             "begun_ms": self.begun_ms,

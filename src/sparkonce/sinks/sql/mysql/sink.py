@@ -112,12 +112,10 @@ class MySQLSink(SqlSink):
         )
 
     def __repr__(self) -> str:
-        """Returns the sink's representation, without credentials."""
         database = f"{address(self.conninfo)}/{self.conninfo['database']}"
         return f"MySQLSink({database}, table={self.target}, name={self.name!r})"
 
     def conditions(self) -> Sequence[str]:
-        """Returns the conditions on which the guarantee depends."""
         if self.guarantee is not Guarantee.EXACTLY_ONCE:
             return ()
         kept = [
@@ -157,7 +155,6 @@ class MySQLSink(SqlSink):
         return preflight(self, recorded)
 
     def worker_needs(self) -> WorkerNeeds:
-        """See `TwoPhaseCommitSink.worker_needs`."""
         host, port = str(self.conninfo.get("host") or ""), self.conninfo.get("port") or _PORT
         # The defaults file may name the server, so its address is unknown here.
         known = not self.conninfo.keys() & {"unix_socket", "read_default_file"}
@@ -168,7 +165,6 @@ class MySQLSink(SqlSink):
         )
 
     def dialect(self) -> tuple[Dialect, str]:
-        """See `SqlSink.dialect`."""
         from sparkonce.sinks.sql.mysql.dialect import MYSQL_DIALECT
 
         return MYSQL_DIALECT, f"The server at {address(self.conninfo)}"

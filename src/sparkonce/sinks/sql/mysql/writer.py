@@ -93,7 +93,6 @@ class TableRows:
                 self.finish()
 
     def finish(self) -> None:
-        """Sends the buffered text."""
         pieces, rows = self._pieces, self._rows
         self.reset()
         if not rows:
@@ -110,7 +109,6 @@ class TableRows:
             raise self._incomplete(loaded, rows)
 
     def reset(self) -> None:
-        """Drops the buffered text."""
         self._pieces: list[memoryview] = []
         self._rows = self._bytes = 0
 

@@ -25,10 +25,8 @@ class PostgresColumn:
     """A column of the table.
 
     Attributes:
-        name: The column's name in the catalog.
         type: Its type; for a domain, the underlying type.
         declared: The type and its collation, as SQL.
-        required: True if the column may not be null.
         filled: True if the server provides a value if the column is omitted.
         computed: True if the column cannot be written at all.
     """
@@ -46,13 +44,11 @@ class CatalogTable:
     """The table.
 
     Attributes:
-        oid: The table's oid.
         kind: ``pg_class.relkind``.
         row_security: True if policies apply to this role.
         signature: A value that changes with the table's columns and their types.
         fragile: The tables (itself or partitions) that may lose rows in a crash, and why; empty if there are none.
         rules: ``pg_rewrite.ev_type`` of its rules ON INSERT (3) and ON UPDATE (2).
-        columns: The columns in the table's order.
         checks: Its check constraints, each with its name, the columns that it uses and its condition in SQL.
     """
 

@@ -65,8 +65,6 @@ class MarkerState:
 
     Attributes:
         state: Its marker's state; None if there is no marker.
-        is_prepared: True if it is one of the prepared transactions.
-        location: The database that was queried.
         newest: The latest batch of its query and prefix that has a marker.
         row_security: True if row-level security may hide markers from this role.
     """

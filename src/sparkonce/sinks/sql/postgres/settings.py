@@ -120,7 +120,6 @@ class BackendName:
 
     @classmethod
     def of(cls, name: TransactionName) -> BackendName:
-        """Returns the name for a transaction."""
         return cls(prefix=crc32(name.prefix.encode()), query=name.query, token=name.token, copy=name.copy)
 
     @classmethod
@@ -133,7 +132,6 @@ class BackendName:
         return cls(prefix=int(match["prefix"], 16), query=match["query"], token=token, copy=match["copy"])
 
     def belongs_to(self, prefix: str, query: str, tokens: frozenset[Token]) -> bool:
-        """Returns True if one of these runs of this query created it."""
         return self.prefix == crc32(prefix.encode()) and self.query == query and self.token in tokens
 
 

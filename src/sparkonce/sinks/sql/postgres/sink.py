@@ -114,7 +114,6 @@ class PostgresSink(SqlSink):
         return {**self.__dict__, "_table": None, "schema": None}
 
     def conditions(self) -> Sequence[str]:
-        """Returns the conditions on which the guarantee depends."""
         if self.guarantee is not Guarantee.EXACTLY_ONCE:
             return ()
         shared = (
@@ -159,11 +158,9 @@ class PostgresSink(SqlSink):
         return facts
 
     def worker_needs(self) -> WorkerNeeds:
-        """See `TwoPhaseCommitSink.worker_needs`."""
         return WorkerNeeds(modules=("psycopg",), files=self.conninfo.files(), addresses=self.conninfo.addresses())
 
     def dialect(self) -> tuple[Dialect, str]:
-        """See `SqlSink.dialect`."""
         from sparkonce.sinks.sql.postgres.dialect import POSTGRES_DIALECT
 
         return POSTGRES_DIALECT, f"PostgreSQL at {self.conninfo}"
