@@ -23,8 +23,6 @@ _LENGTH = struct.Struct(">I")
 _SUB_ENTRY = struct.Struct(">BHII")
 """The header of a sub-entry batch: its type, and the number of messages, bytes and compressed bytes."""
 
-_IS_SUB_ENTRY = 0x80
-
 _NONE, _GZIP, _SNAPPY, _LZ4, _ZSTD = range(5)
 
 _CODECS = {_GZIP: "gzip", _LZ4: "lz4", _ZSTD: "zstd"}

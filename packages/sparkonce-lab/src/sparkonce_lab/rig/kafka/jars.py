@@ -108,13 +108,9 @@ def kafka_jars(version: str = KAFKA_VERSION) -> list[Path]:
     return jars + resolve([f"org.slf4j:slf4j-simple:{slf4j}"], exclude=["slf4j-api"])
 
 
-def spark_kafka_jars(pyspark_version: str | None = None) -> list[Path]:
-    """Downloads the jars for Spark's Kafka source: the connector, and the dependencies that Spark lacks.
-
-    The connector must have Spark's own version, by default that of the installed PySpark. Raises what `resolve` raises.
-    """
-    version = pyspark_version or importlib.metadata.version("pyspark")
-    return _beside_sparks_own(f"org.apache.spark:{KAFKA_MODULE}_{SCALA}:{version}")
+def spark_kafka_jars() -> list[Path]:
+    """Downloads the jars for Spark's Kafka source: the connector, and the dependencies that Spark lacks."""
+    return _beside_sparks_own(f"org.apache.spark:{KAFKA_MODULE}_{SCALA}:{importlib.metadata.version('pyspark')}")
 
 
 def spark_avro_jars() -> list[Path]:

@@ -58,10 +58,8 @@ class Hdfs(Server):
 
     up_within_s = 240.0  # Java compiles the program at each start, perhaps on a busy machine.
 
-    def __init__(
-        self, folder: Path, port: int | None = None, *, permissions: bool = False, blocks: Path | None = None
-    ) -> None:
-        super().__init__(folder, port)
+    def __init__(self, folder: Path, *, permissions: bool = False, blocks: Path | None = None) -> None:
+        super().__init__(folder)
         self._given = [str(permissions).lower(), *([str(blocks)] if blocks else [])]
         self._java = find_java()
         self._jars = resolve(_JARS)

@@ -27,8 +27,8 @@ _PROTOCOL = bytes([10])
 class MariaDBServer(Server):
     """A MariaDB server whose user ``root`` has no password. Its data is copied from a cached folder."""
 
-    def __init__(self, folder: Path, port: int | None = None, *, options: Mapping[str, str] | None = None) -> None:
-        super().__init__(folder, port)
+    def __init__(self, folder: Path, *, options: Mapping[str, str] | None = None) -> None:
+        super().__init__(folder)
         self.options = dict(options or {})
 
     @staticmethod

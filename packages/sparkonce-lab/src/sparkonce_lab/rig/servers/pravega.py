@@ -27,8 +27,8 @@ class PravegaServer(Server):
 
     up_within_s = 120.0
 
-    def __init__(self, folder: Path, port: int | None = None, *, settings: Mapping[str, str] | None = None) -> None:
-        super().__init__(folder, port)
+    def __init__(self, folder: Path, *, settings: Mapping[str, str] | None = None) -> None:
+        super().__init__(folder)
         self._settings = dict(settings or {})
         self._java = find_java()
         self._jars = resolve(_JARS, exclude=_LEFT_OUT)

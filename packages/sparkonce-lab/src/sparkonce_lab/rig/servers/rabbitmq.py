@@ -43,12 +43,9 @@ class RabbitServer(Server):
 
     Args:
         folder: The folder for the node's data. Its path must not contain spaces.
-        port: The AMQP port. Defaults to a free port, like all other ports.
-        settings: Additional lines of ``rabbitmq.conf``, by name. They take precedence over the defaults of this class.
         users: Additional users, by name, with their passwords. They have no permissions.
         permissions: For each user, a virtual host, and name patterns for configure, write and read.
         virtual_hosts: Additional virtual hosts.
-        plugins: Additional plugins, for example ``rabbitmq_management``.
         tls: The paths of the authority's certificate, the server's certificate and its key. The node then also listens
             with TLS, at `tls_port` and `stream_tls_port`.
 
@@ -59,18 +56,14 @@ class RabbitServer(Server):
     def __init__(
         self,
         folder: Path,
-        port: int | None = None,
-        settings: Mapping[str, str] | None = None,
         *,
         users: Mapping[str, str] | None = None,
         permissions: Sequence[tuple[str, str, str, str, str]] = (),
         virtual_hosts: Sequence[str] = (),
-        plugins: Sequence[str] = (),
         tls: tuple[Path, Path, Path] | None = None,
     ) -> None:
-        found, self.stream_port, self.tls_port, self.stream_tls_port, self._dist_port, self._epmd_port = free_ports(6)
-        super().__init__(folder, port or found)
-        self.plugins = ["rabbitmq_stream", *plugins]
+        port, self.stream_port, self.tls_port, self.stream_tls_port, self._dist_port, self._epmd_port = free_ports(6)
+        super().__init__(folder, port)
         hosts = ["/", *virtual_hosts]
         rights = [("guest", host, ".*", ".*", ".*") for host in hosts] + list(permissions)
         self._definitions = {
@@ -94,7 +87,6 @@ class RabbitServer(Server):
             "log.file": "false",
             "disk_free_limit.absolute": "100MB",
             **(self._tls_settings(*tls) if tls else {}),
-            **(settings or {}),
         }
         self._has_tls = tls is not None
         self._epmd: ServerProcess | None = None
@@ -121,7 +113,7 @@ class RabbitServer(Server):
                 next_step="Install it (Debian, as root: apt install --no-install-recommends rabbitmq-server).",
             )
         (self.folder / "rabbitmq.conf").write_text("".join(f"{name} = {one}\n" for name, one in self.settings.items()))
-        (self.folder / "enabled_plugins").write_text(f"[{','.join(self.plugins)}].\n")
+        (self.folder / "enabled_plugins").write_text("[rabbitmq_stream].\n")
         (self.folder / "definitions.json").write_text(json.dumps(self._definitions))
         self._start_epmd(epmd)
 

@@ -57,13 +57,8 @@ class RedisServer(Server):
 class RedisCluster:
     """Three masters without replicas. Use it as a context manager."""
 
-    def __init__(self, folder: Path, settings: Mapping[str, str] | None = None) -> None:
-        more = {
-            "cluster-enabled": "yes",
-            "cluster-node-timeout": "2000",
-            "cluster-require-full-coverage": "no",
-            **(settings or {}),
-        }
+    def __init__(self, folder: Path) -> None:
+        more = {"cluster-enabled": "yes", "cluster-node-timeout": "2000", "cluster-require-full-coverage": "no"}
         # Set cluster-port: its default is the port plus 10,000, which a client's connection may already use.
         ports = free_ports(6)
         self.nodes = [
