@@ -29,7 +29,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 from sparkonce.cli.main import app
 app()
 """
-    command = [sys.executable, "-c", main, "demo", "--json", *options]
+    command = [sys.executable, "-c", main, "demo", "--format=json", *options]
     # Archived classes halve the time in which its four drivers start.
     env = {**os.environ, "TMPDIR": str(folder), "JDK_JAVA_OPTIONS": jvm_flags()}
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)

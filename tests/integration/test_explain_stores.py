@@ -51,7 +51,7 @@ def test_a_checkpoint_in_a_store_is_explained(bucket: Bucket, monkeypatch: pytes
     claim = Claim(nonce="00000000", run="run", query=query, location=files.location, sinks=sinks)
     assert DecisionLog(files).put(0, claim) is None
 
-    done = CliRunner().invoke(app, ["explain", f"{files.location}/", "--no-ask", "--json", *options])
+    done = CliRunner().invoke(app, ["explain", f"{files.location}/", "--no-ask", "--format=json", *options])
     assert done.exit_code == 0, done.output
     found = {(part["role"], part["name"]) for part in json.loads(done.stdout)["queries"][0]["parts"]}
     assert {("source", "kafka: orders"), ("sink", "sparkonce: kafka")} <= found

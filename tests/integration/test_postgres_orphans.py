@@ -76,11 +76,12 @@ def test_the_command_lists_and_changes_nothing(postgres: PostgresSystem) -> None
     shown = run.invoke(app, command)
     assert shown.exit_code == 0
     assert str(handle["name"]) in shown.output
-    (listed,) = json.loads(run.invoke(app, [*command, "--json"]).output)
+    command = [*command, "--format=json"]
+    (listed,) = json.loads(run.invoke(app, command).output)
     assert (listed["kind"], listed["name"]) == ("prepared", handle["name"])
-    assert json.loads(run.invoke(app, [*command, "--json", "--older-than-s", "3600"]).output) == []
-    assert json.loads(run.invoke(app, [*command, "--json", "--query", "ffffffff-ffff-ffff"]).output) == []
-    assert len(json.loads(run.invoke(app, [*command, "--json", "--query", f"{QUERY[:8]}-{QUERY[8:]}"]).output)) == 1
+    assert json.loads(run.invoke(app, [*command, "--older-than-s", "3600"]).output) == []
+    assert json.loads(run.invoke(app, [*command, "--query", "ffffffff-ffff-ffff"]).output) == []
+    assert len(json.loads(run.invoke(app, [*command, "--query", f"{QUERY[:8]}-{QUERY[8:]}"]).output)) == 1
     assert postgres.prepared() == [handle["name"]]
 
 

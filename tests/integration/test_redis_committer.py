@@ -368,7 +368,7 @@ def test_missing_is_what_the_ledger_ought_to_know_and_does_not(server: RedisServ
 def listed(url: str, *more: str) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = json.loads(
         CliRunner()
-        .invoke(app, ["transactions", "list", "--system", "redis", "--settings", url, "--json", *more])
+        .invoke(app, ["transactions", "list", "--system", "redis", "--settings", url, "--format=json", *more])
         .output
     )
     return found

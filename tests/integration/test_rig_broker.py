@@ -89,7 +89,7 @@ def test_a_broker_outlives_its_command_and_is_found_again(tmp_path):
     def broker(*arguments):
         command = [sys.executable, "-m", "sparkonce", "broker", *arguments]
         run = subprocess.run(
-            [*command, "--dir", str(folder), "--json"], capture_output=True, text=True, timeout=300, check=False
+            [*command, "--dir", str(folder), "--format=json"], capture_output=True, text=True, timeout=300, check=False
         )
         return run.returncode, json.loads(run.stdout or "null"), run.stderr
 

@@ -575,7 +575,7 @@ def command(*arguments: object) -> Result:
 
 
 def told(*arguments: object) -> dict[str, Any]:
-    done = command(*arguments, "--json")
+    done = command(*arguments, "--format=json")
     assert done.exit_code == 0, done.output
     found: dict[str, Any] = json.loads(done.stdout)
     return found
@@ -640,7 +640,7 @@ def test_a_query_file(spark: SparkSession, tmp_path: Path) -> None:
     write_lines(tmp_path / "in", "a.txt", ROWS)
     before = DataStreamWriter.start
     arguments = ["--no-ask", "--", tmp_path / "in", tmp_path / "checkpoint", tmp_path / "out"]
-    done = command(file, "--json", *arguments)
+    done = command(file, "--format=json", *arguments)
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
     assert [query["level"] for query in found["queries"]] == ["at-least-once", "exactly-once"]

@@ -112,7 +112,7 @@ def test_staged_files_are_listed_by_their_transactions(tmp_path: Path) -> None:
     rows = pa.table({"n": [1, 2]})
     handle, _ = life.prepare(rows, batch=3, slot=1), life.run_batch(rows, batch=2)
     command = ["transactions", "list", "--system", "files", "--settings", f"path={shlex.quote(str(tmp_path))}"]
-    (one,) = json.loads(CliRunner().invoke(app, [*command, "--json"]).output)
+    (one,) = json.loads(CliRunner().invoke(app, [*command, "--format=json"]).output)
     assert (one["name"], one["kind"], one["batch"], one["slot"], one["age_s"]) == (handle["name"], "staged", 3, 1, -1)
     assert one["run"] == "7-deadbeef"
     assert len(one["holds"]) == 1

@@ -44,7 +44,7 @@ def test_an_unused_temporary_folder_goes_with_close(tmp_path) -> None:
 
     missing = tmp_path / "missing"
     assert kafka("status", "--dir", missing).exit_code == 1
-    ended = kafka("down", "--dir", missing, "--json")
+    ended = kafka("down", "--dir", missing, "--format=json")
     assert ended.exit_code == 0
     assert json.loads(ended.stdout)["ended"] == []
     assert not missing.exists()
@@ -78,7 +78,7 @@ def test_another_process_with_the_recorded_number_is_left_alone(tmp_path, strang
 
     pid, mark = stranger
     record(tmp_path, (pid, "/another" + mark))
-    assert json.loads(kafka("status", "--dir", tmp_path, "--json").stdout)["state"] == "stopped"
+    assert json.loads(kafka("status", "--dir", tmp_path, "--format=json").stdout)["state"] == "stopped"
     assert "Nothing is running" in kafka("down", "--dir", tmp_path).stdout
     assert is_running(pid, mark)
 

@@ -76,7 +76,7 @@ def test_command_line_page_and_exit_code_say_the_same(
     assert ("—" in lingering) == (spoil not in (nothing_is_wrong, lost))
     assert f"{words[0].upper()}{words[1:]}</b>" in (tmp_path / "report.html").read_text()
     assert json.loads((tmp_path / "report.json").read_text())["verdict"]["words"] == words
-    done = CliRunner().invoke(app, ["verify", "--judge", str(tmp_path), "--json"])
+    done = CliRunner().invoke(app, ["verify", "--judge", str(tmp_path), "--format=json"])
     assert done.exit_code == code
 
 

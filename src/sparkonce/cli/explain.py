@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sparkonce.cli.checkpoint import Conf, hadoop_settings
-from sparkonce.cli.output import AsJson, FormatOption, OutputFormat, echo, show, tell
+from sparkonce.cli.output import FormatOption, OutputFormat, echo, show, tell
 from sparkonce.errors import ConfigurationError, SparkonceError
 from sparkonce.guarantees import Guarantee, weakest
 
@@ -72,7 +72,6 @@ def explain(
         ),
     ] = None,
     form: FormatOption = OutputFormat.TABLE,
-    as_json: AsJson = False,
 ) -> None:
     """Explain what a query guarantees end to end: source, engine, sink and reader, and the weakest part.
 
@@ -119,7 +118,7 @@ def explain(
     except SparkonceError as error:
         tell(error)
         raise typer.Exit(_FAILED) from error
-    _show(found, unseen, OutputFormat.of(form, as_json))
+    _show(found, unseen, form)
     if require is None:
         return
     level = weakest([*(each.level for each in found), Guarantee(require.value)])

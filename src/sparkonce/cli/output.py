@@ -96,18 +96,11 @@ class OutputFormat(str, Enum):
         """True for JSON and YAML."""
         return self in (OutputFormat.JSON, OutputFormat.YAML)
 
-    @classmethod
-    def of(cls, form: "OutputFormat", as_json: bool) -> "OutputFormat":
-        """Returns the requested format, including one requested with the older ``--json``."""
-        return cls.JSON if as_json else form
-
 
 FormatOption = Annotated[
     OutputFormat,
     typer.Option("--format", metavar="FORMAT", help="table, wide (a table with more columns), json or yaml."),
 ]
-
-AsJson = Annotated[bool, typer.Option("--json", hidden=True, help="The same as --format json.")]
 
 
 def show(value: Any, form: OutputFormat, table: "Callable[[Console, bool], None]") -> None:

@@ -14,7 +14,6 @@ import typer
 
 from sparkonce.cli.checkpoint import Conf, opened
 from sparkonce.cli.output import (
-    AsJson,
     Command,
     FormatOption,
     OutputFormat,
@@ -146,7 +145,6 @@ def list_all(
     ] = 0.0,
     conf: Conf = None,
     form: FormatOption = OutputFormat.TABLE,
-    as_json: AsJson = False,
 ) -> None:
     """List sparkonce's open transactions on all systems, oldest first within each. Changes nothing.
 
@@ -172,7 +170,7 @@ def list_all(
         print_table(to, (*heads, *(("run", "more") if wide else ())), rows, numbers=("batch", "slot"))
 
     plain = [{**one.plain(), "query_name": _name_of(one, name)} for one in wanted]
-    show(plain, OutputFormat.of(form, as_json), _table)
+    show(plain, form, _table)
     exit_if_silent(found)
 
 

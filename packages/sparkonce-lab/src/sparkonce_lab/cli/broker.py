@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sparkonce.cli.output import AsJson, Command, FormatOption, OutputFormat, counted, marked, print_table, show
+from sparkonce.cli.output import Command, FormatOption, OutputFormat, counted, marked, print_table, show
 from sparkonce.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -40,7 +40,6 @@ def up(
     ] = None,
     heap: Annotated[str, typer.Option(metavar="SIZE", help="The maximum heap of each broker.")] = "1g",
     form: FormatOption = OutputFormat.TABLE,
-    as_json: AsJson = False,
 ) -> None:
     """Start brokers in the background, and wait until they serve clients.
 
@@ -77,7 +76,7 @@ def up(
             f"      its end      sparkonce broker down{place}"
         )
 
-    show({"started": started, **_plain(found)}, OutputFormat.of(form, as_json), _table)
+    show({"started": started, **_plain(found)}, form, _table)
 
 
 @app.command(cls=Command, short_help="Stop the brokers.")
@@ -85,7 +84,6 @@ def down(
     folder: Folder = None,
     delete: Annotated[bool, typer.Option("--delete", help="Delete data, logs and settings too.")] = False,
     form: FormatOption = OutputFormat.TABLE,
-    as_json: AsJson = False,
 ) -> None:
     """Stop the brokers that `up` started in this folder. Their data is kept unless you pass --delete."""
     from sparkonce_lab.rig.kafka import detached
@@ -100,11 +98,11 @@ def down(
         if delete:
             console.print(f"Deleted the data in {place}.")
 
-    show({"ended": ended, "deleted": delete, "folder": str(place)}, OutputFormat.of(form, as_json), _table)
+    show({"ended": ended, "deleted": delete, "folder": str(place)}, form, _table)
 
 
 @app.command(cls=Command, short_help="Show what is running.")
-def status(folder: Folder = None, form: FormatOption = OutputFormat.TABLE, as_json: AsJson = False) -> None:
+def status(folder: Folder = None, form: FormatOption = OutputFormat.TABLE) -> None:
     """Show what is running in this folder. Exits with 1 unless every broker is running."""
     from sparkonce_lab.rig.kafka import detached
 
@@ -118,7 +116,7 @@ def status(folder: Folder = None, form: FormatOption = OutputFormat.TABLE, as_js
         else:
             _show(console, found)
 
-    show(plain, OutputFormat.of(form, as_json), _table)
+    show(plain, form, _table)
     if plain["state"] != "running":
         raise typer.Exit(1)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sparkonce.cli.checkpoint import Conf, read_conf
-from sparkonce.cli.output import AsJson, Command, FormatOption, OutputFormat, show
+from sparkonce.cli.output import Command, FormatOption, OutputFormat, show
 from sparkonce.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -36,7 +36,6 @@ def demo(
     ] = None,
     conf: Conf = None,
     form: FormatOption = OutputFormat.TABLE,
-    as_json: AsJson = False,
 ) -> None:
     """Kill a real query on a real broker in the middle of its commits, and count the rows.
 
@@ -54,7 +53,6 @@ def demo(
     from sparkonce_lab.demo.console import Console
     from sparkonce_lab.demo.scenario import run
 
-    form = OutputFormat.of(form, as_json)
     rich = RichConsole(stderr=form.is_for_programs)
     console = Console(rich)
     try:

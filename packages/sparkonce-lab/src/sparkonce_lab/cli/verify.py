@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sparkonce.cli.checkpoint import Conf, read_conf
-from sparkonce.cli.output import AsJson, Command, FormatOption, OutputFormat, print_table, show, tell
+from sparkonce.cli.output import Command, FormatOption, OutputFormat, print_table, show, tell
 from sparkonce.errors import SparkonceError
 
 if TYPE_CHECKING:
@@ -105,7 +105,6 @@ def verify(
     ] = None,
     list_faults: Annotated[bool, typer.Option("--list-faults", help="List the faults.")] = False,
     form: FormatOption = OutputFormat.TABLE,
-    as_json: AsJson = False,
 ) -> None:
     """Kill, disconnect, pause and fill up a real query and its servers, and prove that no row is lost or duplicated.
 
@@ -115,7 +114,6 @@ def verify(
     """
     from rich.console import Console
 
-    form = OutputFormat.of(form, as_json)
     if list_faults:
         _list_faults(form)
         return
