@@ -99,10 +99,10 @@ class _Part:
         self._opened_ms: int | None = None
         self._most = task.max_refused
         self._context = WriterContext(owner=part.owner, batch=task.batch, slot=slot, copy=copy, columns=part.columns)
-        self._is_kept = task.only is None or (part.sink.name, slot) in task.only
+        self._is_written = task.only is None or (part.sink.name, slot) in task.only
         self._writer: SinkWriter | None = None
         # Dead letters are rare, so their writer is created only when there are any.
-        if part.fingerprint and (self._is_kept or (part.dead_letters and not part.mark)):
+        if part.fingerprint and (self._is_written or (part.dead_letters and not part.mark)):
             # Only a write shows which rows the system refuses. The rows are therefore written even if they only need to
             # be counted, and the transaction is aborted afterward.
             self._writer = part.sink.writer(self._context)
@@ -138,7 +138,7 @@ class _Part:
                     f"sink {self.takes.sink.name!r}."
                 ),
             )
-        if not self._is_kept:
+        if not self._is_written:
             return
         if self._writer is None:
             self._writer = self.takes.sink.writer(self._context)
@@ -178,7 +178,7 @@ class _Part:
     def prepare(self) -> Handle:
         fields: Mapping[str, str | int] = {}
         sink = self.takes.sink
-        if self._opened_ms is not None and (not self._rows or not self._is_kept):
+        if self._opened_ms is not None and (not self._rows or not self._is_written):
             writer, self._writer = self._writer, None
             if writer is not None:
                 writer.abort()

@@ -156,7 +156,7 @@ class CheckpointSuite(abc.ABC):
             older.check_newest(1)
         assert (newer.numbers(), newer.read(1)) == ([0, 1, 2], kept)
         newer.forget([(0, ()), (1, kept.ids)])
-        assert (newer.numbers(), newer.kept_ids()) == ([2], [("000000000000-000000000001", kept.ids)])
+        assert (newer.numbers(), newer.recorded_ids()) == ([2], [("000000000000-000000000001", kept.ids)])
         with pytest.raises(SupersededError):
             older.put(0, Segment(token=b"a" * 16, ids=()))
         assert newer.numbers() == [2]

@@ -107,7 +107,7 @@ def test_a_topic_has_the_id_that_other_clients_see_until_it_is_made_again(
         return str(answer.result(LIMIT_S).topic_id).translate(str.maketrans("+/", "-_"))
 
     with closing(SourceTopics([facts(broker, subscribe=topic)])) as topics:
-        assert topics.kept({}, read) == {topic: known()}
+        assert topics.ids_to_record({}, read) == {topic: known()}
         topics.check_ends({topic: known()}, (), read)
         assert f"Topic '{topic}' partition 0 ends at offset 0, and this query has read it up to 5" in caplog.text
         assert topics.before_decision((), read) == ""

@@ -13,7 +13,7 @@ from shared_servers import USES_HDFS, hdfs_server, s3_server
 from sparkonce.errors import ConfigurationError
 from sparkonce.log import record_name
 from sparkonce.storage.files import CheckpointFiles, Landed, PutUnknownError, Taken
-from sparkonce_lab.checkpoint import checkpoint_away, open_place
+from sparkonce_lab.checkpoint import checkpoint_away, open_store
 from sparkonce_lab.faults import OF_REQUESTS, Fault
 from sparkonce_lab.rig.servers.s3 import ACCESS_KEY, SECRET_KEY, find_versitygw
 from sparkonce_lab.systems.store import OWN, CheckpointStore
@@ -37,7 +37,7 @@ def store(tmp_path: Path) -> Iterator[CheckpointStore]:
 
 def of_the_query(store: CheckpointStore) -> CheckpointFiles:
     """The checkpoint as the query reaches it: through the faults."""
-    return open_place(store.files.location, store.conf)
+    return open_store(store.files.location, store.conf)
 
 
 def test_its_own_server_has_every_fault_of_a_system(store: CheckpointStore) -> None:

@@ -81,8 +81,8 @@ class Struck(FormatSource):
     def name(cls) -> str:
         return cls.of.name.replace("sparkonce", "struck")
 
-    def _given(self) -> dict[str, str]:
-        return {name: value for name, value in super()._given().items() if name != "strike"}
+    def _lower_options(self) -> dict[str, str]:
+        return {name: value for name, value in super()._lower_options().items() if name != "strike"}
 
     def _log_at(self, files: CheckpointFiles) -> DecisionLog:
         log = super()._log_at(files)

@@ -17,7 +17,7 @@ from sparkonce.analysis.servers import _topics
 from sparkonce.errors import ConfigurationError
 from sparkonce.sinks.memory.server import MemoryServer
 from sparkonce.sinks.memory.sink import MemorySink
-from sparkonce.spark.explain.queries import sinks_given
+from sparkonce.spark.explain.queries import sinks_of_argument
 
 
 def helper() -> str:
@@ -71,11 +71,11 @@ def test_our_sinks() -> None:
     assert [(each.name, each.kafka) for each in two] == [("KafkaSink weak", True), ("MemorySink memory", False)]
 
     sinks = {MemorySink(MemoryServer(), name=name): None for name in ("one", "other")}
-    facts, ours = sinks_given(sinks)
+    facts, ours = sinks_of_argument(sinks)
     assert [each.name for each in facts] == ["MemorySink one", "MemorySink other"]
     assert ours == tuple(sinks)
     with pytest.raises(ConfigurationError, match="is not known"):
-        sinks_given({})
+        sinks_of_argument({})
 
 
 def test_formats_and_functions() -> None:

@@ -49,7 +49,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(later, "time", clock)
-    monkeypatch.setattr(later, "_kept", {})
+    monkeypatch.setattr(later, "_expiring", {})
     monkeypatch.setattr(later, "_answers", {})
     return clock
 
@@ -126,6 +126,6 @@ def test_ids_that_nobody_knows_are_asked_for_and_waited_for_once_in_a_while(
     answers(schema_request, garbage[0])
     assert (server.count("GET /schemas/ids/5"), clock.slept) == (42, 2)
 
-    monkeypatch.setattr(later, "MOST_KEPT", 5)
+    monkeypatch.setattr(later, "MOST_CACHED", 5)
     answers(schema_request, *(wire_header(number) for number in range(500, 520)))
-    assert len(later._kept) <= 5
+    assert len(later._expiring) <= 5

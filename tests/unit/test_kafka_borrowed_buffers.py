@@ -29,7 +29,7 @@ def test_a_report_that_does_not_begin_with_the_oldest_row_keeps_all_memory(repor
     buffers.give_back(reported, 100)
     assert not buffers.in_order
     buffers.give_back(11, 190)
-    assert buffers.kept_bytes == 2 * SIZE
+    assert buffers.borrowed_bytes == 2 * SIZE
 
 
 def test_once_enough_is_kept_rows_are_to_be_copied_and_their_order_goes_on() -> None:
@@ -43,7 +43,7 @@ def test_once_enough_is_kept_rows_are_to_be_copied_and_their_order_goes_on() -> 
     assert buffers.room_for(columns[1]) is not None, "it is kept already"
     for number in numbers:
         buffers.give_back(number, 1)
-    assert (buffers.kept_bytes, buffers.in_order) == (0, True)
+    assert (buffers.borrowed_bytes, buffers.in_order) == (0, True)
     assert BorrowedBuffers(10).room_for(columns[0]) is not None, "one piece may be larger than all are to be together"
 
 
@@ -72,15 +72,15 @@ def test_of_any_schedule_what_is_kept_is_what_has_not_arrived(seed: int) -> None
             line.extend((first + number, lent) for number in range(rows))
         elif step > 400 and len(line) > rows:
             skipped = chance.randrange(1, len(line))
-            before = buffers.kept_bytes
+            before = buffers.borrowed_bytes
             buffers.give_back(line[skipped][0], 1)
-            assert (buffers.kept_bytes, buffers.in_order) == (before, False)
+            assert (buffers.borrowed_bytes, buffers.in_order) == (before, False)
             return
         elif line:
             rows = min(rows, len(line))
             buffers.give_back(line[0][0], rows)
             for _ in range(rows):
                 line.popleft()
-        assert buffers.kept_bytes == SIZE * len({lent.address for each in waiting.values() for _, lent in each})
+        assert buffers.borrowed_bytes == SIZE * len({lent.address for each in waiting.values() for _, lent in each})
         assert buffers.in_order
     pytest.fail("no two reports have changed places")

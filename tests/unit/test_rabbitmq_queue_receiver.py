@@ -276,7 +276,7 @@ def test_finished_segments_are_deleted_and_their_ids_stay_for_a_while() -> None:
     many = [f"m{number}" for number in range(200)]
     world = World(MemoryStore(), Queue(many))
     finish(world, Watched())
-    kept = [one for _, ids in world.segments.kept_ids() for one in ids]
+    kept = [one for _, ids in world.segments.recorded_ids() for one in ids]
     assert len(world.segments.numbers()) < 30
     assert 10 <= len(kept) < 100
     again = World(world.store, Queue(many[-5:]))

@@ -29,7 +29,7 @@ class Topics(SourceTopics):
         return {name: _Ids(frozenset(ids.split(",")), self.is_whole) for name, ids in self.ids.items()}
 
     def start(self, recorded: Mapping[str, str]) -> Mapping[str, str]:
-        return self.kept(recorded, OFFSETS)
+        return self.ids_to_record(recorded, OFFSETS)
 
 
 def test_a_topic_that_is_another_one_is_refused() -> None:
@@ -179,7 +179,7 @@ def test_brokers_that_only_javas_client_can_ask_are_not_asked_and_the_setting_is
     assert "Give the authorities' certificates as PEM" in asked.getMessage()
 
     topics = SourceTopics([source])
-    assert topics.kept({"a": "1"}, OFFSETS) == {"a": "1"}, "what was known is not forgotten"
+    assert topics.ids_to_record({"a": "1"}, OFFSETS) == {"a": "1"}, "what was known is not forgotten"
     topics.check_same()
     assert topics.before_decision((), OFFSETS) == ""
     topics.check_ends({"a": "1"}, OFFSETS, OFFSETS)

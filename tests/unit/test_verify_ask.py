@@ -193,11 +193,11 @@ def test_what_would_change_it_is_refused_by_name(
 def test_credentials_are_asked_for_again(tmp_path: Path) -> None:
     place = "postgres=host=db password=secret"
     first = ask(tmp_path, systems=["kafka", place])
-    assert first.places == {"postgres": "host=db password=***"}
-    old = record(tmp_path / "old", systems=["kafka", "postgres"], places=dict(first.places))
+    assert first.addresses == {"postgres": "host=db password=***"}
+    old = record(tmp_path / "old", systems=["kafka", "postgres"], places=dict(first.addresses))
     assert "--system postgres=host=db password=***" in refused(tmp_path, replay=old)
     again = ask(tmp_path, replay=old, systems=[place, "kafka"])
-    assert again.places == first.places
+    assert again.addresses == first.addresses
     old = record(tmp_path / "older", places={"kafka": "b:1"}, kafka_config=["sasl.password"])
     assert "sasl.password in --kafka-config" in refused(tmp_path, replay=old)
     assert ask(tmp_path, replay=old, kafka_settings={"sasl.password": "secret"}).source.bootstrap == "b:1"

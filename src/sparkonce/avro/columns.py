@@ -208,11 +208,11 @@ def from_avro_file(
     Raises:
         ConfigurationError: If a schema cannot be read or has no Spark type, or Spark's Avro module is missing.
     """
-    given = module.check_options(options)
+    checked = module.check_options(options)
     writer = schema_text(schema, "schema")
     read = writer if reader is None else schema_text(reader, "reader")
-    module.check_readable(read, f"schema={str(reader or schema)[:60]!r}", given)
-    return from_avro(column, writer, {**given, "avroSchema": read, "mode": "FAILFAST"})
+    module.check_readable(read, f"schema={str(reader or schema)[:60]!r}", checked)
+    return from_avro(column, writer, {**checked, "avroSchema": read, "mode": "FAILFAST"})
 
 
 def to_avro_file(column: Column | str, schema: str | Path | Mapping[str, Any]) -> Column:

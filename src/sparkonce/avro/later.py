@@ -33,13 +33,13 @@ ASK_AGAIN_AFTER_S = 1.0
 KEEP_S = 10.0
 """How long a worker caches an answer about an id, in seconds. Later, the id may be registered, or have other subjects.
 How long a worker caches an answer about an id, in seconds. Later, the id may be registered, or have other subjects."""
-MOST_KEPT = 100_000
+MOST_CACHED = 100_000
 _MOST_NAMED = 5
 
 # These answers are cached for as long as the worker lives, since a schema does not change.
 _answers: dict[tuple[str, int, str], Transcoder | str | UnresolvableError] = {}
 # These answers may change. Each has its expiry time.
-_kept: dict[Hashable, tuple[float, Any]] = {}
+_expiring: dict[Hashable, tuple[float, Any]] = {}
 
 _REWRITTEN = wire_header(0)
 """The header of a rewritten record. Its id has no meaning: the plan knows that the record is in the reader's schema."""
@@ -80,7 +80,7 @@ class _Rewriter:
     def __init__(self, request: SchemaRequest, values: pd.Series) -> None:
         self._request = request
         ids = {_id(value) for value in values}
-        self._found = {number: self._find(number) for number in ids if not _is_kept(self._unknown(number))}
+        self._found = {number: self._find(number) for number in ids if not _is_fresh(self._unknown(number))}
         missing = [number for number, found in self._found.items() if found is None]
         if missing:
             time.sleep(ASK_AGAIN_AFTER_S)
@@ -133,7 +133,7 @@ class _Rewriter:
         """
         registry, ours = self._request.registry, ", ".join(self._request.subjects)
         key = (registry.key, "subjects", number)
-        subjects = _kept[key][1] if _is_kept(key) else _keep(key, registry.subjects(number))
+        subjects = _expiring[key][1] if _is_fresh(key) else _keep(key, registry.subjects(number))
         if set(subjects) & set(self._request.subjects):
             raise ConfigurationError(
                 f"Schema id {number} was registered under {ours} after the query started, and {error}",
@@ -150,14 +150,14 @@ class _Rewriter:
         return (self._request.registry.key, "unknown", number)
 
 
-def _is_kept(key: Hashable) -> bool:
-    return key in _kept and time.monotonic() < _kept[key][0]
+def _is_fresh(key: Hashable) -> bool:
+    return key in _expiring and time.monotonic() < _expiring[key][0]
 
 
 def _keep(key: Hashable, value: T) -> T:
-    if len(_kept) >= MOST_KEPT:
-        _kept.clear()
-    _kept[key] = (time.monotonic() + KEEP_S, value)
+    if len(_expiring) >= MOST_CACHED:
+        _expiring.clear()
+    _expiring[key] = (time.monotonic() + KEEP_S, value)
     return value
 
 

@@ -28,11 +28,11 @@ def read(value: Column, writer: str, reader: str, options: Mapping[str, str]) ->
 
 def check_options(options: Mapping[str, str] | None) -> dict[str, str]:
     """Returns the user's options for ``from_avro``; raises ConfigurationError if sparkonce itself sets one of them."""
-    given = {str(name): str(value) for name, value in (options or {}).items()}
-    for name in given:
+    texts = {str(name): str(value) for name, value in (options or {}).items()}
+    for name in texts:
         if name.lower() in {ours.lower() for ours in _OURS}:
             raise ConfigurationError(f"options[{name!r}] is set by on_error and reader.", next_step="Leave it out.")
-    return given
+    return texts
 
 
 def check_readable(schema: str, where: str, options: Mapping[str, str]) -> None:

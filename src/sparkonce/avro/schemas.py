@@ -55,14 +55,14 @@ def read_avsc(path: str | Path) -> str:
     return text
 
 
-def schema_text(given: str | Path | Mapping[str, Any], setting: str) -> str:
+def schema_text(schema: str | Path | Mapping[str, Any], setting: str) -> str:
     """Returns a schema as JSON text, from JSON text, the path of an ``.avsc`` file, or parsed JSON."""
-    if isinstance(given, Mapping):
-        return json.dumps(dict(given))
-    if isinstance(given, Path) or str(given).endswith(".avsc"):
-        return read_avsc(given)
-    parse(str(given), f"{setting}={str(given)[:60]!r}")
-    return str(given)
+    if isinstance(schema, Mapping):
+        return json.dumps(dict(schema))
+    if isinstance(schema, Path) or str(schema).endswith(".avsc"):
+        return read_avsc(schema)
+    parse(str(schema), f"{setting}={str(schema)[:60]!r}")
+    return str(schema)
 
 
 def full_name(schema: Schema) -> str | None:

@@ -170,13 +170,13 @@ def opened(location: str, conf: list[str] | None) -> "Iterator[CheckpointFiles]"
         ) from error
 
 
-def read_conf(given: Sequence[str] | None) -> dict[str, str]:
+def read_conf(texts: Sequence[str] | None) -> dict[str, str]:
     """Parses settings given as KEY=VALUE.
 
     Raises:
         ConfigurationError: If a setting is not for a store. The message omits its value, which may be a secret.
     """
-    pairs = [text.partition("=") for text in given or ()]
+    pairs = [text.partition("=") for text in texts or ()]
     for name, equals, _ in pairs:
         if not equals:
             raise ConfigurationError(
@@ -191,9 +191,9 @@ def read_conf(given: Sequence[str] | None) -> dict[str, str]:
     return {name.strip(): value.strip() for name, _, value in pairs}
 
 
-def hadoop_settings(given: Sequence[str] | None) -> dict[str, str]:
+def hadoop_settings(texts: Sequence[str] | None) -> dict[str, str]:
     """Returns only Hadoop's settings, without the prefix ``spark.hadoop.``."""
-    return {name.removeprefix(_HADOOP): value for name, value in read_conf(given).items() if name.startswith(_HADOOP)}
+    return {name.removeprefix(_HADOOP): value for name, value in read_conf(texts).items() if name.startswith(_HADOOP)}
 
 
 def _print_status(to: Any, status: "CheckpointStatus", name: str, wide: bool) -> None:

@@ -437,7 +437,7 @@ def _sweep_without_log(
 
     def _table(to: Any, _wide: bool) -> None:
         print_pairs(to, [("query", short), ("reason", reason), *rows])
-        _show_left(to, left.found, _ALL)
+        _show_open(to, left.found, _ALL)
 
     show(value, form, _table)
     exit_if_silent(left)
@@ -495,9 +495,9 @@ def _sinks(files: "CheckpointFiles", file: OperatorFile) -> "dict[str, TwoPhaseC
     return sinks_of(file, read_log_of(files)[1])
 
 
-def _accepted(given: Sequence[str] | None, sinks: "Mapping[str, TwoPhaseCommitSink]") -> dict[str, int]:
+def _accepted(texts: Sequence[str] | None, sinks: "Mapping[str, TwoPhaseCommitSink]") -> dict[str, int]:
     found = {}
-    for text in given or ():
+    for text in texts or ():
         name, equals, batch = text.partition("=")
         if not equals or not batch.isdecimal() or name not in sinks:
             raise ConfigurationError(
@@ -598,7 +598,7 @@ def _show_plan(to: Any, found: "Sequence[OpenTransaction]", todo: Mapping[str, s
     print_table(to, ("system", "kind", "age", "to do", "name", "why"), rows)
 
 
-def _show_left(to: Any, left: "Sequence[OpenTransaction]", todo: Mapping[str, str]) -> None:
+def _show_open(to: Any, left: "Sequence[OpenTransaction]", todo: Mapping[str, str]) -> None:
     if left:
         to.print("Still open:")
         _show_plan(to, left, todo)
@@ -632,7 +632,7 @@ def show_done(done: "Resolved", before: "Listing", left: "Listing", form: Output
     def _table(to: Any, _wide: bool) -> None:
         for line in lines:
             to.print(line)
-        _show_left(to, left.found, _RESOLVE)
+        _show_open(to, left.found, _RESOLVE)
         if done.lost:
             to.print("Next: Start the query, which writes the lost rows again.")
         elif done.left:

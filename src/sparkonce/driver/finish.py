@@ -85,7 +85,7 @@ class BatchFinisher:
             self._check_can_heal(batch, handle)
             self._lost.setdefault(handle.sink, answer)
         if answer.in_flight:
-            self._sweeper.leave_names(handle.sink)
+            self._sweeper.retire_names(handle.sink)
 
     def _advice_if_lost(self) -> str:
         """Returns the next step for lost transactions; empty if they only need a longer timeout."""
@@ -128,13 +128,13 @@ class BatchFinisher:
             for handle, answer in self._sinks.ask(handles, lambda committer, some: committer.abort(some)):
                 logger.info("sink=%s slot=%d aborted: %s", handle.sink, handle.slot, answer.outcome.value)
                 if answer.in_flight:
-                    self._sweeper.leave_names(handle.sink)
+                    self._sweeper.retire_names(handle.sink)
         except Exception as error:  # noqa: BLE001 - the run already stops for another reason, and the next run sweeps
             logger.warning(
                 "%d transactions of this run could not be aborted: %s", len(handles), stops.first_line(error)
             )
             for name in {handle.sink for handle in handles}:
-                self._sweeper.leave_names(name)
+                self._sweeper.retire_names(name)
         return on.Aborted()
 
     def conclude(self, effect: do.Conclude, work: BatchWork) -> on.Event:

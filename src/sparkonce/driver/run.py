@@ -129,7 +129,7 @@ class RunDriver:
             self._log,
             short_query(query),
             self._patience_s,
-            all_given=self.has_all_sinks,
+            has_all_sinks=self.has_all_sinks,
         )
         self._positions.check({name: dict(found) for name, found in facts})
         location, topic_ids = self._log.location, topics(recorded_topics(view))

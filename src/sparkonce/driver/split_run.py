@@ -108,7 +108,7 @@ class SplitRun(RunDriver):
         return [one if one.key in plan.write else replace(one, transaction=()) for one in handles]
 
     @property
-    def leaves_no_names(self) -> bool:
+    def may_reuse_names(self) -> bool:
         """True if the next batch may reuse the names of this run's transactions."""
         return all(self._sweeper.generation(name) == 0 for name in self._sinks.by_name) and not self._sinks.live_long
 

@@ -47,7 +47,7 @@ def check_before_claim(
     query: str,
     deadline_s: float,
     *,
-    all_given: bool = True,
+    has_all_sinks: bool = True,
 ) -> tuple[LogView, SinkFacts]:
     """Reads the log, checks every sink, and refuses a log that lacks commits that a server remembers.
 
@@ -58,7 +58,7 @@ def check_before_claim(
         query: The short form of the query's id.
         deadline_s: The time limit for retrying requests to the store and the sinks, in seconds. For traces, it is at
             most a minute.
-        all_given: False if the query may have more sinks.
+        has_all_sinks: False if the query may have more sinks.
 
     Raises:
         LogError: If the log contains a record that no run of sparkonce can have written.
@@ -67,7 +67,7 @@ def check_before_claim(
     """
     view = read_log(log, outage=Outage(deadline_s))
     recorded = recorded_facts(view)
-    if all_given:
+    if has_all_sinks:
         _warn_of_removed(recorded, sinks, query)
     facts = {name: sink.preflight(query, recorded.get(name)) for name, sink in sorted(sinks.items())}
     _check_facts(facts)

@@ -65,7 +65,7 @@ class Sweeper:
         """See `sparkonce.sink.Owner`."""
         return self._state.generation(name)
 
-    def leave_names(self, name: str) -> None:
+    def retire_names(self, name: str) -> None:
         """Makes writers use new transaction names, because a request to end the old ones may still arrive."""
         self._step(on.AbortUnanswered(sink=name))
 
@@ -155,14 +155,14 @@ class Sweeper:
         try:
             answers = self._committer(name).abort(lingering)
         except Exception:
-            self.leave_names(name)
+            self.retire_names(name)
             raise
         for handle, answer in zip(lingering, answers, strict=True):
             fields = " ".join(f"{field}={value}" for field, value in handle.transaction)
             logger.info("Swept %s sink=%s %s: %s", answer.outcome.value, name, fields, answer.reason or "ok")
         self.swept += sum(answer.outcome is Outcome.ABORTED for answer in answers)
         if any(answer.in_flight for answer in answers):
-            self.leave_names(name)
+            self.retire_names(name)
         if waiting := [answer for answer in answers if answer.outcome not in FINAL]:
             raise errors.UnknownOutcomeError(
                 f"{len(waiting)} transactions that were left open in sink {name!r} could not be aborted: "

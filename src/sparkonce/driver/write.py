@@ -165,7 +165,7 @@ class BatchWriter:
         self._sinks.live_longest()
         for name in names:
             if self._sinks.facts(name) != before[name]:
-                self._sweeper.leave_names(name)
+                self._sweeper.retire_names(name)
 
     def _shortest_life(self, names: Sequence[str]) -> Lifetime | None:
         return min(self._sinks.lives(names), key=lambda life: life.seconds, default=None)

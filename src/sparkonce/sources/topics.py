@@ -406,7 +406,7 @@ class SourceTopics:
         self._changed = ""
         self._has_warned = False
 
-    def kept(self, recorded: Mapping[str, str], read: Sequence[str]) -> Mapping[str, str]:
+    def ids_to_record(self, recorded: Mapping[str, str], read: Sequence[str]) -> Mapping[str, str]:
         """Returns the ids to record in the log. For a topic that is still read, this is the first id ever recorded.
 
         An id stays recorded even if its cluster does not answer now, so that the next start can compare it.

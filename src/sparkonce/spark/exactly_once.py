@@ -17,7 +17,7 @@ from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.sources.groups import GroupOffsets
 from sparkonce.spark.classic import ClassicRun, start_classic
 from sparkonce.spark.connect import ConnectRun, check_can_connect, pickled, start_on_server
-from sparkonce.spark.query_end import close_at_end, running, warn_if_left
+from sparkonce.spark.query_end import close_at_end, running, warn_if_running_at_exit
 from sparkonce.spark.settings import QuerySettings
 from sparkonce.spark.show.failures import is_of_a_stop, without_causes
 from sparkonce.spark.start.arguments import (
@@ -188,7 +188,7 @@ class ExactlyOnce:
             say = self.listener.display.say
             query = start_classic(writer, df, self._settings, self, say, output_mode=output_mode, trigger=keywords)
             self._query = query
-            warn_if_left(query)
+            warn_if_running_at_exit(query)
             self._follow(query, query_name or "")
             return query
 

@@ -36,7 +36,7 @@ _LOCATIONS = ("subscribe", "subscribepattern", "assign", "path", "streams", "str
 """The options that name what a source reads."""
 
 _FILES = ("org.apache.spark.sql.execution.datasources.", "org.apache.spark.sql.avro.", "org.apache.spark.sql.v2.avro.")
-MADE_IN_PLACE = {"LocalRelation", "LogicalRDD", "OneRowRelation", "Range"}
+LITERAL_ROWS = {"LocalRelation", "LogicalRDD", "OneRowRelation", "Range"}
 
 
 def reads_plainly(plan: Any) -> bool:

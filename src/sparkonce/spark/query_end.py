@@ -122,7 +122,7 @@ def is_interactive() -> bool:
     return hasattr(sys, "ps1") or bool(sys.flags.interactive) or (ipython is not None and bool(ipython.get_ipython()))
 
 
-def warn_if_left(query: StreamingQuery) -> None:
+def warn_if_running_at_exit(query: StreamingQuery) -> None:
     """Remembers a started query. If it is still running when the program ends, a line on standard error says so."""
     _started.append(query)
 

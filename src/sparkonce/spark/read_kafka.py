@@ -113,8 +113,8 @@ def _which(
     pattern: str | None,
     partitions: Mapping[str, Sequence[int]] | None,
 ) -> dict[str, str]:
-    given = {"topics": topics, "pattern": pattern, "partitions": partitions}
-    named = [name for name, value in given.items() if value]
+    choices = {"topics": topics, "pattern": pattern, "partitions": partitions}
+    named = [name for name, value in choices.items() if value]
     if len(named) != 1:
         raise ConfigurationError(
             f"{' and '.join(named) or 'Nothing'} is given; exactly one of topics, pattern and partitions is needed.",

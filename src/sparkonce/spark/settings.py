@@ -132,31 +132,31 @@ class QuerySettings:
             moved=self.moved,
             accept_lost=self.accept_lost,
             reporters=[*([] if topics is None else [topics]), *map(GroupReporter, self.groups)],
-            topics=dict if topics is None else lambda recorded: topics.kept(recorded, offsets),
+            topics=dict if topics is None else lambda recorded: topics.ids_to_record(recorded, offsets),
         )
         listener.begin_run(query, run, driver, files)
         return driver, topics
 
 
-def _accept_lost(given: object, sinks: Mapping[str, TwoPhaseCommitSink]) -> dict[str, int]:
-    batches = {} if given is None else mapping("accept_lost_batches", given, example="{'kafka': 41}")
+def _accept_lost(accepted: object, sinks: Mapping[str, TwoPhaseCommitSink]) -> dict[str, int]:
+    batches = {} if accepted is None else mapping("accept_lost_batches", accepted, example="{'kafka': 41}")
     if unknown := batches.keys() - sinks.keys():
         raise ConfigurationError(
-            f"accept_lost_batches={given!r}: no sink is called {', '.join(sorted(unknown))}.",
+            f"accept_lost_batches={accepted!r}: no sink is called {', '.join(sorted(unknown))}.",
             next_step=f"Give names of {sorted(sinks)}, as StaleServerError did.",
         )
     return {name: whole_number(f"accept_lost_batches[{name!r}]", batch, least=0) for name, batch in batches.items()}
 
 
 def checked_groups(
-    given: GroupOffsets | Sequence[GroupOffsets], sinks: Mapping[str, TwoPhaseCommitSink]
+    groups: GroupOffsets | Sequence[GroupOffsets], sinks: Mapping[str, TwoPhaseCommitSink]
 ) -> tuple[GroupOffsets, ...]:
     """Checks and returns the consumer groups that get the query's offsets.
 
     Raises:
         ConfigurationError: If a group is not a `GroupOffsets`, or names a sink without Kafka transactions.
     """
-    found = tuple(given) if isinstance(given, list | tuple) else (given,)
+    found = tuple(groups) if isinstance(groups, list | tuple) else (groups,)
     for group in found:
         if not isinstance(group, GroupOffsets):
             raise ConfigurationError(

@@ -28,7 +28,7 @@ _ELSEWHERE = {
 }
 
 
-def checked_location(given: str | os.PathLike[str], setting: Literal["checkpoint", "folder"] = "checkpoint") -> str:
+def checked_location(location: str | os.PathLike[str], setting: Literal["checkpoint", "folder"] = "checkpoint") -> str:
     """Returns a checkpoint's location in the form passed to Spark: an absolute path or a URL.
 
     As in Spark, ``%20`` is not decoded, even in a URL. Hadoop's setting ``fs.defaultFS`` determines the store of a path
@@ -37,10 +37,10 @@ def checked_location(given: str | os.PathLike[str], setting: Literal["checkpoint
     Raises:
         ConfigurationError: If the location is empty or relative, or its store is not known to have conditional puts.
     """
-    checkpoint = os.fspath(given) if isinstance(given, str | os.PathLike) else ""
+    checkpoint = os.fspath(location) if isinstance(location, str | os.PathLike) else ""
     if not checkpoint or checkpoint.startswith("~"):
         raise ConfigurationError(
-            f"{setting}={given!r} "
+            f"{setting}={location!r} "
             + ("would be a folder named '~', which is not expanded." if checkpoint else "names no folder."),
             next_step="Give an absolute path, such as '/data/checkpoints/totals'.",
             setting=setting,
@@ -52,26 +52,26 @@ def checked_location(given: str | os.PathLike[str], setting: Literal["checkpoint
             setting=setting,
         )
     try:
-        location = urlsplit(checkpoint)
+        url = urlsplit(checkpoint)
     except ValueError as error:
         raise ConfigurationError(
             f"{setting}={checkpoint!r} is not a URL: {error}.", next_step="Give a path or a file: URL."
         ) from None
-    if location.scheme and location.scheme not in SCHEMES:
+    if url.scheme and url.scheme not in SCHEMES:
         raise ConfigurationError(
-            f"{setting}={checkpoint!r}: {location.scheme}: is not known to be able to put a file only if none has its "
+            f"{setting}={checkpoint!r}: {url.scheme}: is not known to be able to put a file only if none has its "
             f"name, and {_NEEDED_BY[setting]} needs that.",
-            next_step=_OTHERS.get(location.scheme, f"Give a path, or a URL with one of {', '.join(SCHEMES)}")
+            next_step=_OTHERS.get(url.scheme, f"Give a path, or a URL with one of {', '.join(SCHEMES)}")
             + ". See docs/operations.md#which-disks-carry-a-checkpoint.",
             setting=setting,
         )
-    if location.scheme in OBJECT_STORES and not location.netloc:
+    if url.scheme in OBJECT_STORES and not url.netloc:
         raise ConfigurationError(
             f"checkpoint={checkpoint!r} names no bucket: two slashes must come before it. A pathlib.Path has one.",
-            next_step=f"Give the URL as a str, such as '{location.scheme}://bucket/checkpoints/totals'.",
+            next_step=f"Give the URL as a str, such as '{url.scheme}://bucket/checkpoints/totals'.",
             setting="checkpoint",
         )
-    if location.scheme in ("", "file"):
+    if url.scheme in ("", "file"):
         folder = local_folder(checkpoint)
         if not folder.is_absolute():
             raise ConfigurationError(

@@ -98,7 +98,7 @@ class ObjectAccess:
             },
         }
         if self.keys is not None:
-            how["credential_provider"] = partial(_given, self.keys)
+            how["credential_provider"] = partial(_without_none, self.keys)
         elif self.provider is not None:
             how["credential_provider"] = self.provider
         kinds = {"s3": store.S3Store, "azure": store.AzureStore, "gcs": store.GCSStore}
@@ -301,7 +301,7 @@ def _obstore() -> Any:
     return obstore
 
 
-def _given(keys: Mapping[str, str]) -> dict[str, Any]:
+def _without_none(keys: Mapping[str, str]) -> dict[str, Any]:
     """Returns keys in the form that the client expects for keys that do not expire."""
     return {"token": None, **keys, "expires_at": None}
 

@@ -71,7 +71,7 @@ class SparkCheckpoint:
         lines = _sources(version, rest.splitlines()[1:])
         return tuple(self._with_files(source, canonical(line)) for source, line in enumerate(lines))
 
-    def is_by_place(self, batch: int) -> bool:
+    def is_in_source_order(self, batch: int) -> bool:
         """Returns True if a batch's offsets are in source order, as in version 1 of Spark's offset log."""
         return (self._offsets(batch) or b"").startswith(b"v1\n")
 

@@ -74,9 +74,9 @@ class SinkHooks:
             hook = getattr(check, "needs", None)
             if hook is None:
                 continue
-            given = getattr(cls, hook) if type(getattr(cls, hook)) is bool else cls._overrides(hook)
-            if given == isinstance(found, _LeftOut):
-                setattr(cls, name, check if given else _LeftOut(check))
+            has_hook = getattr(cls, hook) if type(getattr(cls, hook)) is bool else cls._overrides(hook)
+            if has_hook == isinstance(found, _LeftOut):
+                setattr(cls, name, check if has_hook else _LeftOut(check))
 
     @classmethod
     def _overrides(cls, hook: str) -> bool:

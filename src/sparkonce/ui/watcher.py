@@ -176,7 +176,7 @@ class WatchedCheckpoint(Poller):
     ) -> None:
         super().__init__(every_s, now_ms, changed)
         self._files, self._reader, self._moved = files, TimelineReader(files), moved
-        self._kept = PageTimeline()
+        self._timeline = PageTimeline()
         self._last = CheckpointReading(location=location)
         self._names: object = None
         self._query: str | None = None
@@ -199,7 +199,7 @@ class WatchedCheckpoint(Poller):
     def newer(self, than: int) -> dict[str, Any]:
         """Returns the batches and events with numbers above this one; see `PageTimeline.newer`."""
         with self.changed:
-            return self._kept.newer(than)
+            return self._timeline.newer(than)
 
     def poll(self) -> None:
         """Reads the timeline, and also the log and Spark's files if file names have changed."""
@@ -216,12 +216,12 @@ class WatchedCheckpoint(Poller):
                 if status.query is not None and self._query not in (None, status.query):
                     with self.changed:  # Another query has started in this folder.
                         # The page then fetches the new timeline and drops the old one.
-                        self._kept = PageTimeline(self._kept.last + 1)
+                        self._timeline = PageTimeline(self._timeline.last + 1)
                 self._query = status.query or self._query
             segments = [one for one in segments if self._query in (None, one.query)]
             with self.changed:
-                self._kept.add(segments, found.entries, polled_ms)
-            self._last = replace(found, segments=segments, error=None, last=self._kept.last, polled_ms=polled_ms)
+                self._timeline.add(segments, found.entries, polled_ms)
+            self._last = replace(found, segments=segments, error=None, last=self._timeline.last, polled_ms=polled_ms)
         except Exception as error:  # noqa: BLE001 - whatever the store raises, the page shows it
             self._names = None
             self._last = replace(self._last, error=as_ours(error, f"{self._last.location!r} cannot be read"))

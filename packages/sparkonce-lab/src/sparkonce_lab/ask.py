@@ -60,16 +60,16 @@ def options_of(asked: Asked) -> Options:
     seed = _first(began.get("seed"), asked.seed, asked.a_seed)
     recorded = _recorded("workload", Workload, began)
     workload = recorded or Workload(seed=seed, rows_per_second=_first(asked.rate, RATE))
-    places = _places(asked, began)
+    addresses = _addresses(asked, began)
     source = _source(asked, began, workload.partitions)
-    named = {name: f"{name}={place}" if place else name for name, place in places.items()}
-    if source.refuse_every and "kafka" not in places:
+    named = {name: f"{name}={address}" if address else name for name, address in addresses.items()}
+    if source.refuse_every and "kafka" not in addresses:
         raise ConfigurationError(
             f"--refuse-every {source.refuse_every} is for the system kafka, which is not among the systems.",
             next_step="Add --system kafka, or leave it out.",
         )
     systems = [source if name == "kafka" else parse(text) for name, text in named.items()]
-    users = {name: without_credentials(place) for name, place in places.items() if place}
+    users = {name: without_credentials(address) for name, address in addresses.items() if address}
     if source.bootstrap:
         users["kafka"] = without_credentials(source.bootstrap)
     return Options(
@@ -84,7 +84,7 @@ def options_of(asked: Asked) -> Options:
         every_s=_first(began.get("every_s"), asked.every_s, 0.0),
         schedule=[Step.of_json(step) for step in began["schedule"]] if "schedule" in began else None,
         limits=_recorded("limits", RunLimits, began) or RunLimits(),
-        places=users,
+        addresses=users,
         store=_store(asked, began),
     )
 
@@ -98,7 +98,7 @@ def _replayed(asked: Asked) -> Mapping[str, Any]:
     """Returns the settings in the history to be replayed; empty if there is none."""
     if asked.replay is None:
         return {}
-    given = {
+    changes = {
         "--seed": asked.seed,
         "--rows": asked.rows,
         "--rate": asked.rate,
@@ -108,7 +108,7 @@ def _replayed(asked: Asked) -> Mapping[str, Any]:
         "--refuse-every": asked.refuse_every,
         "--brokers": asked.brokers,
     }
-    refused = [name for name, value in given.items() if value is not None]
+    refused = [name for name, value in changes.items() if value is not None]
     if refused:
         raise ConfigurationError(
             f"--replay {asked.replay} says what is done, and {' and '.join(refused)} would change it.",
@@ -139,50 +139,50 @@ def _recorded(name: str, kind: type[Recorded], began: Mapping[str, Any]) -> Reco
         ) from None
 
 
-def _places(asked: Asked, began: Mapping[str, Any]) -> dict[str, str]:
+def _addresses(asked: Asked, began: Mapping[str, Any]) -> dict[str, str]:
     """Returns the address of each system by name; empty for a system that the verifier starts."""
     for text in asked.systems:
         parse(text)
-    places: dict[str, str] = {}
+    addresses: dict[str, str] = {}
     for text in asked.systems:
-        name, _, place = text.partition("=")
-        if name in places:
+        name, _, address = text.partition("=")
+        if name in addresses:
             raise ConfigurationError(f"--system {name} is given twice.", next_step="Leave one out.")
-        places[name] = place.strip()
+        addresses[name] = address.strip()
     if not began:
-        return places or {"kafka": ""}
-    if places and sorted(places) != sorted(began["systems"]):
+        return addresses or {"kafka": ""}
+    if addresses and sorted(addresses) != sorted(began["systems"]):
         raise ConfigurationError(
-            f"--system {' --system '.join(places)}: the history to be replayed has {', '.join(began['systems'])}.",
+            f"--system {' --system '.join(addresses)}: the history to be replayed has {', '.join(began['systems'])}.",
             next_step="Name the same ones, or none.",
         )
     told = began.get("places", {})
-    return {name: places.get(name) or _told(name, told.get(name, "")) for name in began["systems"]}
+    return {name: addresses.get(name) or _told(name, told.get(name, "")) for name in began["systems"]}
 
 
-def _told(name: str, place: str) -> str:
-    if holds_credentials(place):
+def _told(name: str, address: str) -> str:
+    if holds_credentials(address):
         raise ConfigurationError(
-            f"The history to be replayed has --system {name}={place}, without its credentials.",
+            f"The history to be replayed has --system {name}={address}, without its credentials.",
             next_step="Name all of its systems again with --system, this one with its credentials.",
         )
-    return place
+    return address
 
 
 def _source(asked: Asked, began: Mapping[str, Any], partitions: int) -> KafkaSystem:
     """Returns the Kafka of the source, which ``--bootstrap``, ``--system kafka=…`` and ``--kafka-config`` can set."""
-    place = next((text.partition("=")[2].strip() for text in asked.systems if text.startswith("kafka=")), None)
+    address = next((text.partition("=")[2].strip() for text in asked.systems if text.startswith("kafka=")), None)
     named = {
         "--bootstrap": asked.bootstrap,
-        "--system kafka": place,
+        "--system kafka": address,
         "--kafka-config": asked.kafka_settings.get(_BOOTSTRAP),
     }
-    given = {option: value for option, value in named.items() if value}
-    if len(set(given.values())) > 1:
-        both = " and ".join(f"{option} {value}" for option, value in given.items())
+    chosen = {option: value for option, value in named.items() if value}
+    if len(set(chosen.values())) > 1:
+        both = " and ".join(f"{option} {value}" for option, value in chosen.items())
         raise ConfigurationError(f"{both} name different brokers.", next_step="Name them once.")
     before = began.get("places", {}).get("kafka")
-    bootstrap = next(iter(given.values()), before)
+    bootstrap = next(iter(chosen.values()), before)
     if asked.kafka_settings and not bootstrap:
         raise ConfigurationError(
             f"--kafka-config has no {_BOOTSTRAP}, and there is no --bootstrap.",

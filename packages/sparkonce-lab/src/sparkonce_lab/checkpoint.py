@@ -20,21 +20,21 @@ from sparkonce_lab.rig.kafka.jars import spark_s3a_class_path
 QUERY = "query"
 """The checkpoint's name on its disk."""
 _MEGABYTES = 512
-_KEPT = ("", "offsets", "commits", f"{FOLDER}/records", f"{FOLDER}/floors")
+_ABOUT_BATCHES = ("", "offsets", "commits", f"{FOLDER}/records", f"{FOLDER}/floors")
 _HADOOP = "spark.hadoop."
 _CLASS_PATHS = ("spark.driver.extraClassPath", "spark.executor.extraClassPath")
 _PACKAGES = "spark.jars.packages"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """The location of a query's checkpoint, with the checkpoint's disk if that can be filled."""
+class StoredCheckpoint:
+    """A query's checkpoint, with its disk if that can be filled."""
 
     files: CheckpointFiles
     disk: SmallDisk | None = None
 
 
-def open_place(location: str, conf: Mapping[str, str]) -> CheckpointFiles:
+def open_store(location: str, conf: Mapping[str, str]) -> CheckpointFiles:
     """Opens the files of a folder, using Spark's settings as Spark would.
 
     Raises:
@@ -62,7 +62,7 @@ def with_connector(location: str, conf: Mapping[str, str]) -> dict[str, str]:
     return {**conf, **dict.fromkeys(_CLASS_PATHS, spark_s3a_class_path())}
 
 
-def check_place(files: CheckpointFiles) -> None:
+def check_store(files: CheckpointFiles) -> None:
     """Checks that files can be put into the user's store; raises ConfigurationError if they cannot."""
     try:
         files.check()
@@ -79,7 +79,7 @@ def new_folder(location: str, purpose: str) -> str:
 
 
 @contextmanager
-def checkpoint_disk(folder: Path, say: Callable[[str], None]) -> Iterator[Place]:
+def checkpoint_disk(folder: Path, say: Callable[[str], None]) -> Iterator[StoredCheckpoint]:
     """Creates a disk for the checkpoint and the log, in a new folder.
 
     When the disk is removed, the folder keeps what checkpoint and log contain about batches (decisions, offsets and
@@ -88,27 +88,27 @@ def checkpoint_disk(folder: Path, say: Callable[[str], None]) -> Iterator[Place]
     disk = SmallDisk(folder, _MEGABYTES)
     files = LocalFiles(folder / QUERY)
     try:
-        yield Place(files=files, disk=disk if disk.is_small else None)
+        yield StoredCheckpoint(files=files, disk=disk if disk.is_small else None)
     finally:
-        kept = folder.with_name(f"{folder.name}-kept")
+        copy = folder.with_name(f"{folder.name}-kept")
         try:
             if disk.is_small:
-                _keep(files, kept, say)
+                _keep(files, copy, say)
         finally:
             disk.close()
-        if kept.is_dir():
-            kept.rename(folder / QUERY)
+        if copy.is_dir():
+            copy.rename(folder / QUERY)
 
 
 @contextmanager
-def checkpoint_away(files: CheckpointFiles, folder: Path, say: Callable[[str], None]) -> Iterator[Place]:
+def checkpoint_away(files: CheckpointFiles, folder: Path, say: Callable[[str], None]) -> Iterator[StoredCheckpoint]:
     """Checks a store of the user's. At the end, copies what checkpoint and log contain about batches to a new folder.
 
     The checkpoint itself is not removed.
     """
-    check_place(files)
+    check_store(files)
     try:
-        yield Place(files=files)
+        yield StoredCheckpoint(files=files)
     finally:
         folder.mkdir()
         _keep(files, folder / QUERY, say)
@@ -130,7 +130,7 @@ def keep_logs(checkpoint: CheckpointFiles, to: Path) -> None:
     """
     to.mkdir()
     failed = []
-    for folder in _KEPT:
+    for folder in _ABOUT_BATCHES:
         try:
             names = checkpoint.names(folder)
         except OSError as error:

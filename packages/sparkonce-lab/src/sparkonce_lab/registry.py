@@ -346,8 +346,8 @@ def _handler(registry: RegistryServer) -> type[BaseHTTPRequestHandler]:
         def _serve(self) -> None:
             length = int(self.headers.get("Content-Length") or 0)
             body = json.loads(self.rfile.read(length) or b"{}") if length else {}
-            scheme, _, given = self.headers.get("Authorization", "").partition(" ")
-            user = base64.b64decode(given).decode() if scheme == "Basic" else None
+            scheme, _, credentials = self.headers.get("Authorization", "").partition(" ")
+            user = base64.b64decode(credentials).decode() if scheme == "Basic" else None
             status, answer = registry.answer(self.command, self.path, body, user)
             content = json.dumps(answer).encode()
             self.send_response(status)

@@ -18,7 +18,7 @@ from sparkonce.errors import ConfigurationError, PreflightError
 from sparkonce.storage.local import LocalFiles
 from sparkonce.storage.spark import SparkCheckpoint
 from sparkonce_lab.checkers import judge
-from sparkonce_lab.checkpoint import QUERY, Place, checkpoint_away, checkpoint_disk, with_connector
+from sparkonce_lab.checkpoint import QUERY, StoredCheckpoint, checkpoint_away, checkpoint_disk, with_connector
 from sparkonce_lab.child import Driver
 from sparkonce_lab.conduct import Conductor, RunLimits, StuckError
 from sparkonce_lab.errors import RunFailedError
@@ -68,7 +68,7 @@ class Options:
         store: The checkpoint's store; None for a local disk.
         module: The query's module.
         java_flags: Flags for the drivers' JVMs.
-        places: The addresses of the user's own systems, by name, without credentials.
+        addresses: The addresses of the user's own systems, by name, without credentials.
         watch: Called with each event of the history; see `Recorder`.
     """
 
@@ -88,7 +88,7 @@ class Options:
     store: CheckpointStore | None = None
     module: str = "sparkonce_lab.query"
     java_flags: str = FAST_START
-    places: Mapping[str, str] = field(default_factory=dict)
+    addresses: Mapping[str, str] = field(default_factory=dict)
     watch: Callable[[Event], None] = lambda _: None
 
 
@@ -116,15 +116,15 @@ def run(options: Options, say: Say) -> History:
         if options.store is not None:
             stack.callback(_stop, options.store, say)
             _start(options.store, options.folder / "store")
-        place = stack.enter_context(_place(options, options.folder / "checkpoint", say))
+        checkpoint = stack.enter_context(_checkpoint(options, options.folder / "checkpoint", say))
         stack.callback(_try, lambda: _keep_what_was_found(load(options.folder), options, say), say)
-        _Run(options, recorder, place, say, versions).carry_out()
+        _Run(options, recorder, checkpoint, say, versions).carry_out()
     return load(options.folder)
 
 
-def _place(options: Options, folder: Path, say: Say) -> AbstractContextManager[Place]:
+def _checkpoint(options: Options, folder: Path, say: Say) -> AbstractContextManager[StoredCheckpoint]:
     if options.store is None and options.wanted and Fault.LOG_DISK_FULL not in options.wanted:
-        return nullcontext(Place(files=LocalFiles(folder / QUERY)))
+        return nullcontext(StoredCheckpoint(files=LocalFiles(folder / QUERY)))
     if options.store is None:
         return checkpoint_disk(folder, say)
     say(f"the checkpoint is in {options.store.files.location}")
@@ -157,10 +157,10 @@ def _try(end: Callable[[], None], say: Say) -> None:
 
 def _keep_what_was_found(history: History, options: Options, say: Say) -> None:
     """Keeps the rows on the user's own servers for inspection if they are not the expected ones."""
-    if not options.places or not any(verdict.count for verdict in judge(history) if verdict.system):
+    if not options.addresses or not any(verdict.count for verdict in judge(history) if verdict.system):
         return
     for system in _all(options):
-        if system.name in options.places:
+        if system.name in options.addresses:
             system.keep_place = True
             say(f"{system.name}: what the query wrote is kept there for inspection; its name begins with sparkonce")
 
@@ -182,15 +182,15 @@ def _all(options: Options) -> list[VerifiedSystem]:
 
 class _Run:
     def __init__(
-        self, options: Options, recorder: Recorder, place: Place, say: Say, versions: Mapping[str, str]
+        self, options: Options, recorder: Recorder, checkpoint: StoredCheckpoint, say: Say, versions: Mapping[str, str]
     ) -> None:
         self._versions = versions
         self._options = options
         self._recorder = recorder
         self._say = say
-        self._checkpoint = place.files
-        self._disk = place.disk
-        disk, store = place.disk is not None, options.store
+        self._checkpoint = checkpoint.files
+        self._disk = checkpoint.disk
+        disk, store = checkpoint.disk is not None, options.store
         source = options.source
         why = hindrances(options.systems, source, disk=disk, store=store)
         wanted = options.wanted or list(Fault)
@@ -377,9 +377,9 @@ class _Run:
             every_s=self._options.every_s,
             brokers=self._options.source.nodes,
             refuse_every=self._options.source.refuse_every,
-            places=dict(self._options.places),
+            places=dict(self._options.addresses),
             checkpoint=self._options.store.location if self._options.store else "",
-            conf=self._options.store.given if self._options.store else [],
+            conf=self._options.store.conf_names if self._options.store else [],
             kafka_config=sorted(self._options.source.settings.keys() - {"bootstrap.servers"}),
             limits=self._options.limits.to_json(),
         )

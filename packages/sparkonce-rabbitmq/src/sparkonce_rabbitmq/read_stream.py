@@ -104,37 +104,37 @@ def _which(streams: str | Sequence[str] | None, super_stream: str | None) -> tup
     return tuple(dict.fromkeys(names)), False
 
 
-def _check_names(setting: str, given: Mapping[str, Any], names: Collection[str]) -> None:
-    for stream in given:
+def _check_names(setting: str, starts: Mapping[str, Any], names: Collection[str]) -> None:
+    for stream in starts:
         if stream not in names:
             raise ConfigurationError(
                 f"{setting}[{stream!r}] is not one of the streams.", next_step="Name one of streams.", setting=setting
             )
 
 
-def _starting(given: Any) -> dict[str, str | int]:
+def _starting(starting: Any) -> dict[str, str | int]:
     """Returns where a query starts in each stream. An empty name stands for all streams."""
-    if isinstance(given, Mapping):
+    if isinstance(starting, Mapping):
         return {
             nonempty("starting", stream, example=_STARTS): _start(f"starting[{stream!r}]", one)
-            for stream, one in given.items()
+            for stream, one in starting.items()
         }
-    if isinstance(given, int):
-        raise _no_start("starting", given)
-    return {"": _start("starting", given)}
+    if isinstance(starting, int):
+        raise _no_start("starting", starting)
+    return {"": _start("starting", starting)}
 
 
-def _start(setting: str, given: Any) -> str | int:
-    if isinstance(given, datetime) and given.tzinfo is not None:
-        return given.isoformat()
-    if isinstance(given, str) and given in ("earliest", "latest"):
-        return given
-    if isinstance(given, int) and not isinstance(given, bool) and given >= 0:
-        return given
-    raise _no_start(setting, given)
+def _start(setting: str, start: Any) -> str | int:
+    if isinstance(start, datetime) and start.tzinfo is not None:
+        return start.isoformat()
+    if isinstance(start, str) and start in ("earliest", "latest"):
+        return start
+    if isinstance(start, int) and not isinstance(start, bool) and start >= 0:
+        return start
+    raise _no_start(setting, start)
 
 
-def _no_start(setting: str, given: object) -> ConfigurationError:
+def _no_start(setting: str, start: object) -> ConfigurationError:
     return ConfigurationError(
-        f"{setting}={given!r} is not a starting position.", next_step=f"Give {_STARTS}.", setting="starting"
+        f"{setting}={start!r} is not a starting position.", next_step=f"Give {_STARTS}.", setting="starting"
     )

@@ -24,17 +24,17 @@ def columns(setting: str, value: Any) -> tuple[str, ...]:
 
 def name_prefix(prefix: Any, name: str, *, most_bytes: int) -> str:
     """Returns the prefix of a sink's transaction names: the user's prefix and the sink's name, joined by a period."""
-    given = nonempty("prefix", prefix, example=_PREFIX_EXAMPLE)
-    whole = f"{given}.{name}"
+    checked = nonempty("prefix", prefix, example=_PREFIX_EXAMPLE)
+    whole = f"{checked}.{name}"
     _refuse_unusable(f"prefix={prefix!r} with name={name!r}: together {whole!r}, which", whole, most_bytes, "")
     return whole
 
 
 def own_prefix(prefix: Any, *, most_bytes: int, without: str = "") -> str:
     """Returns the prefix of a sink whose transaction names do not include the sink's name."""
-    given = nonempty("prefix", prefix, example=_PREFIX_EXAMPLE)
-    _refuse_unusable(f"prefix={prefix!r}", given, most_bytes, without)
-    return given
+    checked = nonempty("prefix", prefix, example=_PREFIX_EXAMPLE)
+    _refuse_unusable(f"prefix={prefix!r}", checked, most_bytes, without)
+    return checked
 
 
 def _refuse_unusable(shown: str, text: str, most_bytes: int, without: str) -> None:

@@ -184,16 +184,16 @@ class _Compactor:
             deleted += self._delete_due(after) if replaced else 0
             self._clear(after, listed)
         mine = after.nonce == self._nonce
-        kept = [one for one in files if not mine or one not in frozenset(replaced)]
+        unchanged = [one for one in files if not mine or one not in frozenset(replaced)]
         return Compacted(
             sink=parts[0].sink if parts else base.prefix,
             query=base.query,
             batches=len(old) + sum(last - first + 1 for first, last in (base.whole.compacted if base.whole else ())),
             rows=sum(one.rows for one in files),
             files_before=len(files),
-            files_after=self._expected(groups, len(files)) if dry else len(kept) + (len(new) if mine else 0),
+            files_after=self._expected(groups, len(files)) if dry else len(unchanged) + (len(new) if mine else 0),
             bytes_before=sum(one.size_bytes for one in files),
-            bytes_after=0 if dry else sum(one.size_bytes for one in (*kept, *(new if mine else ()))),
+            bytes_after=0 if dry else sum(one.size_bytes for one in (*unchanged, *(new if mine else ()))),
             deleted=deleted,
             left=sum(len(paths) for at, paths in after.replaced if not self._is_due(at)),
             done=not dry and not beaten and (mine or not replaced),
@@ -304,10 +304,10 @@ class _Compactor:
             left = (*left, (_now_ms(), tuple(one.path for one in replaced)))
         whole = self._base.whole
         if replaced:
-            kept = [one for one in files if one not in gone]
+            unchanged = [one for one in files if one not in gone]
             whole = replace(
                 parts[-1],
-                files=tuple(sorted((*kept, *new), key=lambda one: one.path)),
+                files=tuple(sorted((*unchanged, *new), key=lambda one: one.path)),
                 transactions=(),
                 compacted=_runs(parts),
             )

@@ -38,15 +38,15 @@ def list_open(settings: str | Mapping[str, Any]) -> list[Orphan]:
         PreflightError: If there is no such folder on this machine.
         UnknownOutcomeError: If the store does not respond.
     """
-    given = options_in(settings) if isinstance(settings, str) else dict(settings)
-    path = nonempty("path", given.pop("path", ""), example="path=…, and the options of the store")
+    options = options_in(settings) if isinstance(settings, str) else dict(settings)
+    path = nonempty("path", options.pop("path", ""), example="path=…, and the options of the store")
     if scheme_of(path) == "file" and not local_folder(path).is_dir():
         raise PreflightError(
             f"path={path!r}: there is no such folder on this machine.",
             next_step="Correct the path, or run the command where the disk is mounted.",
         )
     staged: dict[TransactionName, list[str]] = {}
-    with closing(open_store(path, given)) as store:
+    with closing(open_store(path, options)) as store:
         for one in store.list_staged():
             staged.setdefault(one.name, []).append(str(one.fields.get("path") or one.fields.get("held", "")))
     return [

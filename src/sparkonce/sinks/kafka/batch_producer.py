@@ -237,7 +237,7 @@ class BatchProducer:
         quiet_s = min(_QUIET_S, timeout_s / 2)  # leave at least half of the time for sending
         self.poll(0)
         queued = -1
-        while queued != len(self) and self._borrowed.kept_bytes > _LAST_BYTES * (1 + self._borrowed.partitions()):
+        while queued != len(self) and self._borrowed.borrowed_bytes > _LAST_BYTES * (1 + self._borrowed.partitions()):
             queued = len(self)
             self.poll(max(0.0, min(quiet_s, until_s - time.monotonic())))
         left_s = until_s - time.monotonic()
@@ -318,13 +318,13 @@ class BatchProducer:
         conf = library.conf_new()
         library.conf_set_events(conf, _EVENTS)
         debug = [str(settings.get("debug") or ""), "eos" if settings.get("transactional.id") else ""]
-        given = {
+        options = {
             **settings,
             "debug": ",".join(filter(None, debug)) or None,
             "delivery.report.only.error": False,
             "log.queue": True,
         }
-        texts = [(name.encode(), str(value).encode()) for name, value in given.items() if value is not None]
+        texts = [(name.encode(), str(value).encode()) for name, value in options.items() if value is not None]
         taken = all(library.conf_set(conf, *pair, text, rd.TEXT_BYTES) == rd.OK for pair in texts)
         producer = library.new(rd.PRODUCER, conf, text, rd.TEXT_BYTES) if taken else None
         if not producer:
@@ -430,8 +430,8 @@ class BorrowedBuffers:
         self.in_order = self._may_borrow
         self._lines: dict[TopicPartition, deque[_Borrowed]] = {}
         self._due: dict[int, deque[_Borrowed]] = {}
-        self._kept: dict[int, list[pa.Buffer]] = {}
-        self.kept_bytes = 0
+        self._uses: dict[int, list[pa.Buffer]] = {}
+        self.borrowed_bytes = 0
 
     def partitions(self) -> int:
         return sum(map(bool, self._lines.values()))
@@ -441,9 +441,9 @@ class BorrowedBuffers:
         memory: pa.Buffer | None = column.buffers()[2]
         while memory is not None and memory.parent is not None:
             memory = memory.parent  # all columns of a batch from Spark share one block of memory
-        if memory is None or memory.address in self._kept or not self._kept:
+        if memory is None or memory.address in self._uses or not self._uses:
             return memory
-        return memory if self.kept_bytes + memory.size <= self._limit_bytes else None
+        return memory if self.borrowed_bytes + memory.size <= self._limit_bytes else None
 
     def borrow(self, partition: TopicPartition, memory: pa.Buffer | None, rows: int) -> int:
         """Registers the next rows of a partition, keeps their memory alive, and returns the number of the first row."""
@@ -454,8 +454,8 @@ class BorrowedBuffers:
             self._due[borrowed.due] = line
         line.append(borrowed)
         if memory is not None:
-            uses = self._kept.setdefault(memory.address, [])
-            self.kept_bytes += 0 if uses else memory.size
+            uses = self._uses.setdefault(memory.address, [])
+            self.borrowed_bytes += 0 if uses else memory.size
             uses.append(memory)
         return borrowed.due
 
@@ -482,11 +482,11 @@ class BorrowedBuffers:
     def _release(self, borrowed: _Borrowed) -> None:
         if borrowed.memory is None:
             return
-        uses = self._kept[borrowed.memory.address]
+        uses = self._uses[borrowed.memory.address]
         uses.pop()
         if not uses:
-            del self._kept[borrowed.memory.address]
-            self.kept_bytes -= borrowed.memory.size
+            del self._uses[borrowed.memory.address]
+            self.borrowed_bytes -= borrowed.memory.size
 
 
 class OncePerBroker(logging.Filter):

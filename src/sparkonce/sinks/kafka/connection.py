@@ -150,7 +150,7 @@ class KafkaConnection:
             # Do not use `manager.send`, which looks up the brokers again after a lost connection, without a deadline.
             chosen = manager.least_loaded_node() if node_id is None else node_id
             connection = manager.get_connection(chosen, refresh_metadata_on_err=False)
-            return request, connection, connection.send_request(request, request_timeout_ms=_left_ms(deadline_s))
+            return request, connection, connection.send_request(request, request_timeout_ms=_remaining_ms(deadline_s))
         except _NO_ANSWER as error:
             self._failed = True
             return _no_answer(error, never_sent=not _is_written(request))
@@ -159,7 +159,7 @@ class KafkaConnection:
         request, connection, future = sent
         # A request's own timeout only starts once the connection is open, so also limit the wait here.
         try:
-            response = await self.manager.wait_for(future, _left_ms(deadline_s))
+            response = await self.manager.wait_for(future, _remaining_ms(deadline_s))
         except _NO_ANSWER as error:
             self._failed = True
             connection.close(error)
@@ -188,7 +188,7 @@ class KafkaConnection:
         reasons = []
         for left, server in zip(range(len(servers), 0, -1), servers, strict=True):
             # A server that does not answer must leave time for the others.
-            failure = await self._learn_brokers(server.node_id, _left_ms(deadline_s) / left)
+            failure = await self._learn_brokers(server.node_id, _remaining_ms(deadline_s) / left)
             if failure is None:
                 return
             reasons.append(f"{server.host}:{server.port}: {failure}")
@@ -215,7 +215,7 @@ class KafkaConnection:
     def _wait(self, future: Any, deadline_s: float) -> Any:
         done = threading.Event()
         future.add_both(lambda _: done.set())
-        if not done.wait(_left_ms(deadline_s) / 1000 + _GRACE_S):
+        if not done.wait(_remaining_ms(deadline_s) / 1000 + _GRACE_S):
             raise KafkaTimeoutError("the network thread did not answer in time")
         if future.exception is not None:
             raise future.exception
@@ -262,7 +262,7 @@ def _is_written(request: Request) -> bool:
     return request.API_VERSION is not None
 
 
-def _left_ms(deadline_s: float) -> float:
+def _remaining_ms(deadline_s: float) -> float:
     return max(0.0, deadline_s - time.monotonic()) * 1000
 
 

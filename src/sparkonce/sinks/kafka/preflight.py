@@ -81,11 +81,11 @@ class _Cluster:
 
 def _hint(told: str, protocol: str) -> str:
     """Returns a hint at a setting that client and broker seem to disagree on; empty if the error shows none."""
-    given = f"security.protocol={protocol!r} is given"
+    setting = f"security.protocol={protocol!r} is given"
     if protocol.endswith("SSL") and ("EOF occurred" in told or "WRONG_VERSION_NUMBER" in told):
-        return f"Check that this port speaks TLS, since {given}: a plaintext port ends such a connection like this."
+        return f"Check that this port speaks TLS, since {setting}: a plaintext port ends such a connection like this."
     if "SaslState" in told:
-        return f"Check that this port asks for SASL, since {given}: a port without SASL answers like this."
+        return f"Check that this port asks for SASL, since {setting}: a port without SASL answers like this."
     return ""
 
 

@@ -104,7 +104,7 @@ class RedisCommitter(HandleCommitter[StagedTransaction]):
         """Commits these transactions. Rows that an earlier call applied are not applied again."""
         pending = {one: _Pending(one.name, one.seen) for one in wanted}
         going = list(pending.values())
-        self._decide(going, "look" if self._cluster else "single")
+        self._decide(going, "check" if self._cluster else "single")
         if self._cluster:
             self._check_lists([one for one in going if one.verdict is None and one.is_prepared])
         self._apply([one for one in going if one.verdict is None])
@@ -134,10 +134,10 @@ class RedisCommitter(HandleCommitter[StagedTransaction]):
             Handle(sink=self._name, slot=0, opened_ms=entry.begun_ms, transaction=fields_of(name, entry.seen))
             for prefix, query in claims
             for name, entry in entries(self._nodes, ledger_key(prefix, query))
-            if (entry.state in (names.OPEN, names.PREPARED) or self._is_left(entry)) and claims.has(name)
+            if (entry.state in (names.OPEN, names.PREPARED) or self._may_have_rows(entry)) and claims.has(name)
         ]
 
-    def _is_left(self, entry: LedgerEntry) -> bool:
+    def _may_have_rows(self, entry: LedgerEntry) -> bool:
         """Returns True if an aborted transaction's staged rows may still exist."""
         return self._cluster and entry.state == names.ABORTED and bool(entry.slots)
 
@@ -233,7 +233,7 @@ class RedisCommitter(HandleCommitter[StagedTransaction]):
                 expired.append(one)
             else:
                 missing.append(one)
-        self._decide(missing, "look")  # Another committer may have applied and deleted these lists in the meantime.
+        self._decide(missing, "check")  # Another committer may have applied and deleted these lists in the meantime.
         for one in missing:
             if one.verdict is None and one.is_prepared:
                 one.verdict = self._missing(one)
@@ -365,13 +365,13 @@ class RedisCommitter(HandleCommitter[StagedTransaction]):
         gone = [
             str(name)
             for name, entry in over
-            if not (self._cluster and entry.slots) or self._clean(_left_of(name, entry)) is None
+            if not (self._cluster and entry.slots) or self._clean(_pending_of(name, entry)) is None
         ]
         for start in range(0, len(gone), _DELETE_AT_ONCE):
             self._nodes.ask(Request(ledger.hash_slot, ("HDEL", ledger.name, *gone[start : start + _DELETE_AT_ONCE])))
 
 
-def _left_of(name: TransactionName, entry: LedgerEntry) -> _Pending:
+def _pending_of(name: TransactionName, entry: LedgerEntry) -> _Pending:
     return _Pending(name, entry.seen, lists=[slot_key(name, slot) for slot in unpack_slots(entry.slots)])
 
 
@@ -493,7 +493,7 @@ def missing(nodes: Nodes, handles: Sequence[Handle], ledger_ttl_ms: int) -> list
 
 def _state_request(nodes: Nodes, name: TransactionName, ledger_ttl_ms: int) -> Request:
     keys = [ledger_of(name)] if nodes.endpoint.cluster else [ledger_of(name), single_key(name)]
-    return run_script(scripts.DECIDE, keys, str(name), name.batch, 0, scripts.END, "look", ledger_ttl_ms)
+    return run_script(scripts.DECIDE, keys, str(name), name.batch, 0, scripts.END, "check", ledger_ttl_ms)
 
 
 def _run(nodes: Nodes, requests: Sequence[Request]) -> Sequence[RedisReply]:

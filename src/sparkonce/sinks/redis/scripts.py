@@ -154,7 +154,7 @@ DECIDE = Script(
     _ENTRY
     + r"""
 -- KEYS: ledger[, list]. ARGV: transaction, batch, commits that must be known, END, mode, ledger's time to live in ms.
--- mode: single; look, go, give up (cluster: its lists are in other hash slots, and are looked at in between).
+-- mode: single; check, go, give up (cluster: its lists are in other hash slots, and are checked in between).
 local commits = redis.call('HGET', KEYS[1], '#commits')
 if not commits then return {'no ledger', 0} end
 if tonumber(commits) < tonumber(ARGV[3]) then return {'restored', tonumber(commits)} end
@@ -226,9 +226,9 @@ APPLY_DIRECT = Script(
     _APPLY
     + r"""
 -- KEYS: any key of the hash slot. ARGV: chunks.
-for place = 1, #ARGV do
-  local failed, _, err, key, command = apply(ARGV[place])
-  if failed then return {'failed', place, err, key, command} end
+for index = 1, #ARGV do
+  local failed, _, err, key, command = apply(ARGV[index])
+  if failed then return {'failed', index, err, key, command} end
 end
 return {'end', #ARGV}
 """

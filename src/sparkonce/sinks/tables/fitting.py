@@ -251,7 +251,7 @@ def not_null(column: str) -> tuple[str, Column]:
 
 
 REASON = "__sparkonce_reason"
-_GIVEN = "__sparkonce_given"
+_ACTUAL = "__sparkonce_actual"
 
 
 def with_reason(
@@ -276,8 +276,8 @@ def with_reason(
             for name, condition in rules.conditions.items()
         )
     )
-    actual = F.struct(*(F.col(quoted(name)) for name in rows.columns)).alias(_GIVEN)
-    return rows.select(actual, *plain).select("*", *filled).select(f"{_GIVEN}.*", broken.alias(REASON))
+    actual = F.struct(*(F.col(quoted(name)) for name in rows.columns)).alias(_ACTUAL)
+    return rows.select(actual, *plain).select("*", *filled).select(f"{_ACTUAL}.*", broken.alias(REASON))
 
 
 def refused_insert(

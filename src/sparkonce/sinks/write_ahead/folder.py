@@ -191,9 +191,9 @@ class DiskFolder(WriteAheadFolder):
 
     def keep(self, name: TransactionName, file: BinaryIO) -> bool:
         os.fsync(file.fileno())
-        kept = self._move(name, RowsState.OPEN, RowsState.PREPARED)
+        moved = self._move(name, RowsState.OPEN, RowsState.PREPARED)
         sync_folder(self.root / RowsState.PREPARED.value)
-        return kept
+        return moved
 
     def take(self, name: TransactionName) -> bool:
         return self._move(name, RowsState.PREPARED, RowsState.STARTED)

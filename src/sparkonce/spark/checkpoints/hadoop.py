@@ -370,7 +370,7 @@ def hdfs_files(jvm: Any, settings: Any, folder: str) -> HdfsFiles:
         )
     writer = jvm.java.io.StringWriter()
     called(lambda: jvm.org.apache.hadoop.conf.Configuration.dumpConfiguration(settings, writer))
-    given = {
+    configured = {
         one["key"]: one["value"]
         for one in json.loads(str(writer.toString()))["properties"]
         if one["key"].startswith(("dfs.", "fs.viewfs.", AUTHENTICATION))
@@ -378,4 +378,4 @@ def hdfs_files(jvm: Any, settings: Any, folder: str) -> HdfsFiles:
     }
     users = jvm.org.apache.hadoop.security.UserGroupInformation
     user = str(called(lambda: users.getCurrentUser().getShortUserName()))
-    return HdfsFiles(folder, checked_settings(folder, given), user).for_workers()
+    return HdfsFiles(folder, checked_settings(folder, configured), user).for_workers()

@@ -45,7 +45,7 @@ def check_planned(
     except Exception as error:  # noqa: BLE001 - Spark's own classes may change; then only the file counts
         logger.debug("The planned offsets of batch %d cannot be seen, and are not compared: %s", batch, error)
         return
-    if planned is None or planned == tuple(map(without_files, recorded)) or not checkpoint.is_by_place(batch):
+    if planned is None or planned == tuple(map(without_files, recorded)) or not checkpoint.is_in_source_order(batch):
         return
     raise CheckpointMismatchError(
         f"The running query has planned batch {batch} with the offsets {list(planned)}, and "

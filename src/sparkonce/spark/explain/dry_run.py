@@ -38,7 +38,7 @@ _ENDING = {"AvailableNowTrigger", "OneTimeTrigger"}
 _CONNECT = "pyspark.sql.connect.session"
 
 
-class _Left(BaseException):
+class _EndOfRun(BaseException):
     """Ends the file's run. Not an ``Exception``, so that no ``except Exception`` in the file catches it."""
 
 
@@ -46,7 +46,7 @@ class _NotStarted:
     """Replaces a query that would have been started."""
 
     def __getattr__(self, name: str) -> Any:
-        raise _Left
+        raise _EndOfRun
 
 
 class _Ended(_NotStarted):
@@ -85,8 +85,8 @@ def dry_run(file: Path, arguments: Sequence[str], explain: Explainer) -> bool:
     try:
         with script(file, arguments) as name, redirect_stdout(sys.stderr), _intercepted(explain):
             run_script(name)
-    except _Left as left:
-        return not may_follow(_calls(left, file))
+    except _EndOfRun as end:
+        return not may_follow(_calls(end, file))
     except SparkonceError:
         raise
     except (Exception, SystemExit) as error:
@@ -100,9 +100,9 @@ def dry_run(file: Path, arguments: Sequence[str], explain: Explainer) -> bool:
     return True
 
 
-def _calls(left: _Left, file: Path) -> list[tuple[str, int]]:
+def _calls(end: _EndOfRun, file: Path) -> list[tuple[str, int]]:
     """Returns the calls at which the run ended: the file's frame and those below it."""
-    frames = [(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(left.__traceback__)]
+    frames = [(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(end.__traceback__)]
     first = next((index for index, (name, _) in enumerate(frames) if name == str(file)), 0)
     return [frame for frame in frames[first:] if frame[0] != __file__]
 
@@ -162,16 +162,16 @@ def _intercepted(explain: Explainer) -> Iterator[None]:
     def wait(_: StreamingQueryManager, timeout: float | None = None) -> bool | None:
         if any(isinstance(each, _Ended) for each in started):  # it returns as soon as any query has ended
             return None if timeout is None else True
-        raise _Left
+        raise _EndOfRun
 
     def active(manager: StreamingQueryManager) -> Any:
         if started:
-            raise _Left
+            raise _EndOfRun
         return manager_active.fget(manager)
 
     def get(manager: StreamingQueryManager, id: str) -> Any:  # noqa: A002 - PySpark's name
         if started:
-            raise _Left
+            raise _EndOfRun
         return manager_get(manager, id)
 
     def get_or_create(builder: SparkSession.Builder) -> SparkSession:
@@ -198,7 +198,7 @@ def _intercepted(explain: Explainer) -> Iterator[None]:
         patch.object(ProgressDisplay, "starting", lambda *_: nullcontext()),
         patch.object(ExactlyOnce, "_follow", nothing),
         patch.object(classic, "check_servers", nothing),
-        patch.object(exactly_once, "warn_if_left", nothing),
+        patch.object(exactly_once, "warn_if_running_at_exit", nothing),
     ):
         yield
 

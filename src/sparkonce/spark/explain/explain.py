@@ -18,7 +18,7 @@ from sparkonce.analysis.servers import ask_about_sink, ask_about_source
 from sparkonce.analysis.sinks import parse_reader
 from sparkonce.arguments import mapping
 from sparkonce.errors import ConfigurationError
-from sparkonce.spark.explain.queries import of_frame, of_query, of_writer, sinks_given
+from sparkonce.spark.explain.queries import of_frame, of_query, of_writer, sinks_of_argument
 from sparkonce.spark.start.arguments import Trigger, trigger_keywords
 
 
@@ -88,7 +88,7 @@ def explain(
             "session (not Spark Connect).",
         )
     if sink is not None and not isinstance(query, DataFrame):
-        facts, ours = sinks_given(sink, options)
+        facts, ours = sinks_of_argument(sink, options)
         pipeline = replace(pipeline, sinks=facts)
     pipeline = replace(pipeline, reader=known, downtime=away)
     return judge(pipeline if ask is False else _asked(pipeline, ours, settings))

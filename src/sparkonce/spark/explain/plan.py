@@ -8,7 +8,7 @@ from typing import Any
 
 from sparkonce.analysis.facts import PlanFacts, PythonFunction
 from sparkonce.jvm import class_name, items
-from sparkonce.spark.plans import MADE_IN_PLACE, SHUFFLES, STATEFUL, expressions, is_leaf, nodes
+from sparkonce.spark.plans import LITERAL_ROWS, SHUFFLES, STATEFUL, expressions, is_leaf, nodes
 
 _RANDOM = {
     "CallMethodViaReflection": "reflect",
@@ -99,7 +99,7 @@ def _is_stateful(node: Any, kind: str) -> bool:
 
 
 def _is_static(node: Any) -> bool:
-    return is_leaf(node) and not node.isStreaming() and class_name(node) not in MADE_IN_PLACE
+    return is_leaf(node) and not node.isStreaming() and class_name(node) not in LITERAL_ROWS
 
 
 def _static(leaf: Any) -> str:

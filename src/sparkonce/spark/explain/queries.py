@@ -119,7 +119,7 @@ def of_frame(
 
     Args:
         df: A streaming DataFrame.
-        sink: See `sinks_given`.
+        sink: See `sinks_of_argument`.
         options: The options of the stream writer; None if unknown.
         trigger: The trigger, as for ``writeStream.trigger``.
         stable: See `sparkonce.spark.explain.plan.plan_facts`.
@@ -137,7 +137,7 @@ def of_frame(
         interval=None if interval is None else parse_duration(str(interval), "trigger processingTime"),
         async_progress=known.get(_ASYNC, "").lower() == "true",
     )
-    facts, ours = sinks_given(sink, options)
+    facts, ours = sinks_of_argument(sink, options)
     return Pipeline(query="the DataFrame", sources=_sources(df), engine=engine, sinks=facts), ours
 
 
@@ -186,10 +186,10 @@ def _sink_of(sink: Any, options: Mapping[str, str]) -> tuple[tuple[SinkFacts, ..
 def _foreach_batch(writer: Any) -> tuple[tuple[SinkFacts, ...], OurSinks]:
     """Returns the facts of a ``foreachBatch`` function: the sinks of an `ExactlyOnce`, or the user's function."""
     function = _python_function(writer)
-    return ((SinkFacts(format="foreachbatch"),), ()) if function is None else sinks_given(function)
+    return ((SinkFacts(format="foreachbatch"),), ()) if function is None else sinks_of_argument(function)
 
 
-def sinks_given(sink: Any, options: Mapping[str, Any] | None = None) -> tuple[tuple[SinkFacts, ...], OurSinks]:
+def sinks_of_argument(sink: Any, options: Mapping[str, Any] | None = None) -> tuple[tuple[SinkFacts, ...], OurSinks]:
     """Returns the facts of a ``sink=`` argument or a ``foreachBatch`` function, and the sinks if they are ours.
 
     Args:

@@ -120,7 +120,7 @@ class Ends:
         return continued(claim, token, read_log(self.log), (self.sink.name,), moved=self.moved)
 
     def _keep(self, stored: StoredRun, run: SplitRun) -> None:
-        if run.leaves_no_names:
+        if run.may_reuse_names:
             stored.keep(*run.owned)
         else:
             stored.forget()

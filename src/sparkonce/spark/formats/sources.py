@@ -59,7 +59,7 @@ class FormatSource(DataSource):  # type: ignore[misc]
             ConfigurationError: If an option is missing or wrong, or rows would be overwritten.
         """
         self._refuse_overwriting(overwrite)
-        options = self._given()
+        options = self._lower_options()
         job = nonempty(JOB, options.get(JOB, ""), example="the name of this job, such as 'totals-2026-11-24'")
         folder = nonempty(LOG, options.get(LOG, ""), example="a folder for the decision logs of jobs")
         target = json.dumps({"job": job, "format": self.of.name, **self.of.target_of(options)}, sort_keys=True)
@@ -86,7 +86,7 @@ class FormatSource(DataSource):  # type: ignore[misc]
             ConfigurationError: If an option is missing or wrong, or the output mode is complete.
         """
         self._refuse_overwriting(overwrite)
-        options = self._given()
+        options = self._lower_options()
         location = nonempty(
             "checkpointLocation", options.get(CHECKPOINT, ""), example="the query's checkpoint, absolute"
         )
@@ -107,7 +107,7 @@ class FormatSource(DataSource):  # type: ignore[misc]
         )
         return FormatStreamWriter(ends, running, columns, begins=self._begins)
 
-    def _given(self) -> dict[str, str]:
+    def _lower_options(self) -> dict[str, str]:
         return {str(name).lower(): str(value) for name, value in dict(self.options).items()}
 
     def _sink(self, options: Mapping[str, str]) -> TwoPhaseCommitSink:

@@ -137,9 +137,9 @@ def trigger_keywords(trigger: object) -> dict[str, Any]:
     return {named[0]: trigger[named[0]]}
 
 
-def _options(given: object, checkpoint: str) -> dict[str, Any]:
-    options = {} if given is None else mapping("options", given, example="{'name': 'value'}, of the stream writer")
-    for name, value in options.items():
+def _options(options: object, checkpoint: str) -> dict[str, Any]:
+    known = {} if options is None else mapping("options", options, example="{'name': 'value'}, of the stream writer")
+    for name, value in known.items():
         if name.lower().startswith("kafka.") or name.lower() in _OF_SINKS:
             raise ConfigurationError(
                 f"options[{name!r}]={value!r} is an option of one of Spark's own sinks, and would be ignored.",
@@ -152,7 +152,7 @@ def _options(given: object, checkpoint: str) -> dict[str, Any]:
                 next_step="Leave the option out: start() gives the query ExactlyOnce's checkpoint.",
                 setting=name,
             )
-    return {name: value for name, value in options.items() if name.lower() != _LOCATION.lower()}
+    return {name: value for name, value in known.items() if name.lower() != _LOCATION.lower()}
 
 
 def _is_same(one: str, other: str) -> bool:

@@ -12,7 +12,7 @@ from sparkonce.errors import PreflightError
 from sparkonce.guarantees import Guarantee
 from sparkonce.jvm import class_name, items
 from sparkonce.sink import Facts, TwoPhaseCommitSink
-from sparkonce.spark.plans import MADE_IN_PLACE, SHUFFLES, is_leaf, nodes, source_of
+from sparkonce.spark.plans import LITERAL_ROWS, SHUFFLES, is_leaf, nodes, source_of
 from sparkonce.spark.views import Share, ShareSample
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def _slots(
     batch = slots_of(plan, shuffled, of_source)
 
     def of_batch(leaf: Any) -> int | None:
-        return batch if class_name(leaf) in MADE_IN_PLACE else None
+        return batch if class_name(leaf) in LITERAL_ROWS else None
 
     numbers = [
         batch if one.share.view is None else slots_of(analyzed(one.frame), shuffled, of_batch) for one in samples

@@ -43,9 +43,9 @@ class Struck:
     since: int
     until: int | None
 
-    def is_over(self, place: int) -> bool:
+    def is_over(self, index: int) -> bool:
         """Returns True if the recovery came before a position in the history."""
-        return self.until is not None and self.until < place
+        return self.until is not None and self.until < index
 
 
 def steps_of(history: History) -> list[Struck]:
@@ -234,9 +234,9 @@ def check_stops(history: History) -> Iterator[Verdict]:
     copies = began is not None and str(began.fields.get("checkpoint")).partition(":")[0] in _COPIES
     unexplained = [
         f"at {event.at_ms} ms driver {event['driver']}: {what}"
-        for place, event, error, what in stops
+        for index, event, error, what in stops
         if not _is_explained(
-            history.events, [step for step in steps if _explains(step, error, what, copies)], place, event["driver"]
+            history.events, [step for step in steps if _explains(step, error, what, copies)], index, event["driver"]
         )
     ]
     yield Verdict(
@@ -251,17 +251,17 @@ def check_stops(history: History) -> Iterator[Verdict]:
 def _stops(history: History) -> Iterator[tuple[int, Event, str, str]]:
     """Yields the position, event, error name and description of each stop."""
     told: set[int] = set()
-    for place, event in enumerate(history.events):
+    for index, event in enumerate(history.events):
         if event.kind is EventKind.STOPPED and event["driver"] not in told:
             told.add(event["driver"])  # Skip the copy of the same error that Spark has wrapped and reports, too.
-            yield place, event, _error(event), f"{event['error']}: {event['message']}"
+            yield index, event, _error(event), f"{event['error']}: {event['message']}"
         elif (
             event.kind is EventKind.ENDED
             and not event.fields.get("asked", event["code"] <= 0)
             and event["driver"] not in told
         ):
             error = _NOTHING_SAID if event["code"] > 0 else _CRASHED
-            yield place, event, error, f"ended with code {event['code']} and did not say why"
+            yield index, event, error, f"ended with code {event['code']} and did not say why"
 
 
 def _error(event: Event) -> str:
@@ -279,15 +279,15 @@ def _explains(step: Struck, error: str, what: str, copies: bool) -> bool:
     return step.fault in EXPLAINED_BY.get(error, ())
 
 
-def _is_explained(events: Sequence[Event], steps: Sequence[Struck], place: int, driver: int) -> bool:
+def _is_explained(events: Sequence[Event], steps: Sequence[Struck], index: int, driver: int) -> bool:
     return any(
-        not step.is_over(place) or (step.fault in _RIVALS and _is_rival(events, step, place, driver))
+        not step.is_over(index) or (step.fault in _RIVALS and _is_rival(events, step, index, driver))
         for step in steps
-        if step.since < place
+        if step.since < index
     )
 
 
-def _is_rival(events: Sequence[Event], step: Struck, place: int, driver: int) -> bool:
+def _is_rival(events: Sequence[Event], step: Struck, index: int, driver: int) -> bool:
     """Returns True if the driver was one of two rivals, and was not the only one left at that point of the history.
 
     The second driver takes a while to start, and a superseded one takes a while to notice. Both may happen after a
@@ -298,8 +298,8 @@ def _is_rival(events: Sequence[Event], step: Struck, place: int, driver: int) ->
     )
     started = {event["driver"] for event in events[step.since : next_fault] if event.kind is EventKind.START}
     rivals = {step.driver} | started
-    gone = {event["driver"] for event in events[:place] if event.kind in (EventKind.STOPPED, EventKind.ENDED)}
-    newer = {event["driver"] for event in events[:place] if event.kind is EventKind.START and event["driver"] > driver}
+    gone = {event["driver"] for event in events[:index] if event.kind in (EventKind.STOPPED, EventKind.ENDED)}
+    newer = {event["driver"] for event in events[:index] if event.kind is EventKind.START and event["driver"] > driver}
     return driver in rivals and bool(newer or rivals - gone - {driver})
 
 

@@ -45,18 +45,18 @@ def plain(table: pa.Table) -> pa.Table:
     return pa.table(columns)
 
 
-def places(found: pa.Table, row: Mapping[str, Any], most: int = 4) -> str:
-    """Describes the locations of a row in a plain table: batch and, if available, partition and offset."""
+def positions(found: pa.Table, row: Mapping[str, Any], most: int = 4) -> str:
+    """Describes the positions of a row in a plain table: batch and, if available, partition and offset."""
     if "batch" not in found.column_names:
         return ""
     standing = found.filter(reduce(pc.and_, (pc.equal(found[name], row[name]) for name in KEYS)))
     standing = standing.sort_by([("batch", "ascending"), ("partition", "ascending"), ("offset", "ascending")])
-    told = [place(one) for one in standing.slice(0, most).to_pylist()]
+    told = [position(one) for one in standing.slice(0, most).to_pylist()]
     return "; ".join([*told, "…"] if len(standing) > most else told)
 
 
-def place(row: Mapping[str, Any]) -> str:
-    """Describes a location: ``batch 3, partition 0 offset 17``."""
+def position(row: Mapping[str, Any]) -> str:
+    """Describes a position: ``batch 3, partition 0 offset 17``."""
     batch = f"batch {row['batch']}" if row["batch"] >= 0 else "no batch"
     return f"{batch}, partition {row['partition']} offset {row['offset']}" if row["offset"] >= 0 else batch
 
@@ -160,7 +160,7 @@ def _examples(times: pa.Table, found: pa.Table) -> tuple[str, ...]:
     first = pc.select_k_unstable(times, k=MOST_EXAMPLES, sort_keys=[(name, "ascending") for name in KEYS])
     lines = []
     for row in times.take(first).to_pylist():
-        where = places(found, row)
+        where = positions(found, row)
         lines.append(words(row) + (f" [{where}]" if where else ""))
     return tuple(lines)
 
@@ -178,23 +178,23 @@ def check_order(system: str, found: pa.Table) -> Iterator[Verdict]:
     Only the first row with a key and number in each partition is considered. Repetitions are DOUBLED, or UNEXPECTED if
     their amounts differ, and are not counted again here.
     """
-    placed = found.filter(pc.and_(pc.equal(found["kind"], ROW), pc.greater_equal(found["offset"], 0)))
-    if not len(placed):
+    positioned = found.filter(pc.and_(pc.equal(found["kind"], ROW), pc.greater_equal(found["offset"], 0)))
+    if not len(positioned):
         return
-    columns = {name: placed[name].to_numpy() for name in ("key", "partition", "number", "offset", "batch")}
+    columns = {name: positioned[name].to_numpy() for name in ("key", "partition", "number", "offset", "batch")}
     by = np.lexsort((columns["offset"], columns["number"], columns["partition"], columns["key"]))
     key, partition, number, offset, batch = (values[by] for values in columns.values())
     same_key = key[1:] == key[:-1]
-    same_place = same_key & (partition[1:] == partition[:-1])
-    first = np.r_[True, ~(same_place & (number[1:] == number[:-1]))]
-    kept = np.flatnonzero(first)
-    together = (key[kept][1:] == key[kept][:-1]) & (partition[kept][1:] == partition[kept][:-1])
-    back = np.flatnonzero(together & (offset[kept][1:] < offset[kept][:-1]))
-    torn_keys = np.flatnonzero(same_key & ~same_place)
+    same_partition = same_key & (partition[1:] == partition[:-1])
+    first = np.r_[True, ~(same_partition & (number[1:] == number[:-1]))]
+    first_seen = np.flatnonzero(first)
+    together = (key[first_seen][1:] == key[first_seen][:-1]) & (partition[first_seen][1:] == partition[first_seen][:-1])
+    back = np.flatnonzero(together & (offset[first_seen][1:] < offset[first_seen][:-1]))
+    torn_keys = np.flatnonzero(same_key & ~same_partition)
     examples = [
         f"key {key[a]} in partition {partition[a]}: number {number[b]} (batch {batch[b]}) is at offset {offset[b]}, "
         f"before number {number[a]} (batch {batch[a]}) at offset {offset[a]}"
-        for a, b in ((kept[at], kept[at + 1]) for at in back[:MOST_EXAMPLES])
+        for a, b in ((first_seen[at], first_seen[at + 1]) for at in back[:MOST_EXAMPLES])
     ]
     examples += [
         f"key {key[at]} is in partition {partition[at]} and in partition {partition[at + 1]}, there with number "
@@ -204,7 +204,7 @@ def check_order(system: str, found: pa.Table) -> Iterator[Verdict]:
     yield Verdict(
         anomaly=Anomaly.OUT_OF_ORDER,
         system=system,
-        looked_at=len(placed),
+        looked_at=len(positioned),
         count=len(back) + len(torn_keys),
         examples=tuple(examples),
     )

@@ -68,12 +68,12 @@ def up(
             unused = ", with its former settings" if overrides else ""
             console.print(f"It is already running{unused}.")
         _show(console, found)
-        place = f" --dir {shlex.quote(str(folder))}" if folder else ""
+        option = f" --dir {shlex.quote(str(folder))}" if folder else ""
         new = "" if Path("job.py").exists() else "sparkonce new first-job && cd first-job && "
         console.print(
-            f"Next: a topic      sparkonce broker up{place} --topic orders:2\n"
+            f"Next: a topic      sparkonce broker up{option} --topic orders:2\n"
             f"      a first job  {new}BROKER={found.bootstrap} python job.py\n"
-            f"      its end      sparkonce broker down{place}"
+            f"      its end      sparkonce broker down{option}"
         )
 
     show({"started": started, **_plain(found)}, form, _table)
@@ -88,17 +88,17 @@ def down(
     """Stop the brokers that `up` started in this folder. Their data is kept unless you pass --delete."""
     from sparkonce_lab.rig.kafka import detached
 
-    place = folder or detached.default_folder()
-    before = detached.status(place)
+    used = folder or detached.default_folder()
+    before = detached.status(used)
     ended = [node.pid for node in before.nodes if node.running] if before else []
-    detached.down(place, delete=delete)
+    detached.down(used, delete=delete)
 
     def _table(console: Any, _wide: bool) -> None:
-        console.print(f"Stopped {counted(len(ended), 'broker')}." if ended else f"Nothing is running in {place}.")
+        console.print(f"Stopped {counted(len(ended), 'broker')}." if ended else f"Nothing is running in {used}.")
         if delete:
-            console.print(f"Deleted the data in {place}.")
+            console.print(f"Deleted the data in {used}.")
 
-    show({"ended": ended, "deleted": delete, "folder": str(place)}, form, _table)
+    show({"ended": ended, "deleted": delete, "folder": str(used)}, form, _table)
 
 
 @app.command(cls=Command, short_help="Show what is running.")
@@ -106,13 +106,13 @@ def status(folder: Folder = None, form: FormatOption = OutputFormat.TABLE) -> No
     """Show what is running in this folder. Exits with 1 unless every broker is running."""
     from sparkonce_lab.rig.kafka import detached
 
-    place = folder or detached.default_folder()
-    found = detached.status(place)
-    plain = {"folder": str(place), "state": "stopped", "nodes": []} if found is None else _plain(found)
+    used = folder or detached.default_folder()
+    found = detached.status(used)
+    plain = {"folder": str(used), "state": "stopped", "nodes": []} if found is None else _plain(found)
 
     def _table(console: Any, _wide: bool) -> None:
         if found is None:
-            console.print(f"No broker was ever started in {place}.")
+            console.print(f"No broker was ever started in {used}.")
         else:
             _show(console, found)
 

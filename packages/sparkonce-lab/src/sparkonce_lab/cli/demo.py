@@ -42,10 +42,10 @@ def demo(
     Takes two minutes. Exits with 0 only if sparkonce lost and duplicated nothing and every kill hit its point. With
     JSON or YAML, progress goes to standard error.
     """
-    given = read_conf(conf)
-    if given and checkpoint is None:
+    settings = read_conf(conf)
+    if settings and checkpoint is None:
         raise ConfigurationError(
-            f"--conf {' and '.join(given)}: the checkpoints are in a temporary folder.",
+            f"--conf {' and '.join(settings)}: the checkpoints are in a temporary folder.",
             next_step="Give their location with --checkpoint, or leave --conf out.",
         )
     from rich.console import Console as RichConsole
@@ -63,7 +63,7 @@ def demo(
             keep=keep,
             compare=compare,
             checkpoint=checkpoint,
-            conf=given,
+            conf=settings,
         )
     finally:
         console.close()

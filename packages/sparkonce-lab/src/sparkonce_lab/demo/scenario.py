@@ -21,7 +21,7 @@ from sparkonce.storage.local import LocalFiles
 from sparkonce.storage.spark import SparkCheckpoint
 from sparkonce_lab import run as verifier
 from sparkonce_lab.checkers import judge
-from sparkonce_lab.checkpoint import QUERY, check_place, new_folder, open_place, with_connector
+from sparkonce_lab.checkpoint import QUERY, check_store, new_folder, open_store, with_connector
 from sparkonce_lab.conduct import Conductor, RunLimits
 from sparkonce_lab.demo.console import Console
 from sparkonce_lab.demo.result import CrashPoint, Kill, Result, Variant, compare, standing
@@ -197,8 +197,8 @@ def with_sparks_own(context: Context) -> Variant:
     context.console.title(title)
     files: CheckpointFiles = LocalFiles(folder / "checkpoint")
     if context.checkpoints:
-        files = open_place(new_folder(context.checkpoints, "demo"), context.conf)
-        check_place(files)
+        files = open_store(new_folder(context.checkpoints, "demo"), context.conf)
+        check_store(files)
     output = Output(context.bootstrap, partitions=workload.partitions)
     output.place()
     logs = folder / "logs"

@@ -194,15 +194,15 @@ _LOGIN = re.compile(r"://.*@")
 """Matches a login up to the last @, since a password that is not encoded may contain any character."""
 
 
-def without_credentials(place: str) -> str:
+def without_credentials(address: str) -> str:
     """Returns an address without passwords. A URL is returned without the login before its host.
 
     The address is a URL, or ``name=value …`` as for libpq and PyMySQL.
     """
-    secret = _IN_URL if "://" in place else _IN_SETTINGS
-    return _LOGIN.sub(f"://{_HIDDEN}@", secret.sub(rf"\1{_HIDDEN}", place))
+    secret = _IN_URL if "://" in address else _IN_SETTINGS
+    return _LOGIN.sub(f"://{_HIDDEN}@", secret.sub(rf"\1{_HIDDEN}", address))
 
 
-def holds_credentials(place: str) -> bool:
+def holds_credentials(address: str) -> bool:
     """Returns True if an address contains credentials, or contained them before they were removed."""
-    return _HIDDEN in without_credentials(place)
+    return _HIDDEN in without_credentials(address)

@@ -246,9 +246,9 @@ class MySQLSystem(ServerSystem, VerifiedSystem):
     def left_open(self) -> Sequence[str]:
         """Returns XA transactions, staging tables, and sessions in a transaction."""
         found = self.ask(_OPEN) if self._alone else self.ask(_OPEN_IN, self.database)
-        return [*self.kept(), *(f"session {number}" for (number,) in found)]
+        return [*self.staged(), *(f"session {number}" for (number,) in found)]
 
-    def kept(self) -> list[str]:
+    def staged(self) -> list[str]:
         """Lists what outlives its session: prepared transactions and staging tables."""
         return [*(f"prepared {found.data!r}" for found in self.prepared()), *(f"table {one}" for one in self.stages())]
 
@@ -264,7 +264,7 @@ class MySQLSystem(ServerSystem, VerifiedSystem):
     def state(self) -> object:
         """Includes the markers, of which each transaction has one."""
         markers = self.ask(f"SELECT batch, slot, copy, kind FROM {self.database}.sparkonce_commits")  # noqa: S608 - ours
-        return sorted(self.visible()), sorted(self.kept()), sorted(markers)
+        return sorted(self.visible()), sorted(self.staged()), sorted(markers)
 
     # --- connections --------------------------------------------------------------------------------------------------
 

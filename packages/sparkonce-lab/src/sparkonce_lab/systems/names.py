@@ -28,7 +28,7 @@ _MADE: Mapping[str, tuple[type[VerifiedSystem], Callable[[str | None], VerifiedS
 SYSTEMS: Mapping[str, type[VerifiedSystem]] = {name: made for name, (made, _, _) in _MADE.items()}
 """The classes whose `VerifiedSystem.build` creates the sink in the query's process."""
 
-_BEFORE_A_PLACE = re.compile(r"[^\w-]")
+_BEFORE_AN_ADDRESS = re.compile(r"[^\w-]")
 """Matches the first character after a system's name, which shows that the rest is an address."""
 
 
@@ -38,13 +38,13 @@ def parse(text: str) -> VerifiedSystem:
     Raises:
         ConfigurationError: For any other text. The message omits the part after ``=``, which may contain a password.
     """
-    name, given, place = text.partition("=")
-    if name not in _MADE or (given and not place.strip()):
+    name, equals, address = text.partition("=")
+    if name not in _MADE or (equals and not address.strip()):
         examples = ", ".join(example for _, _, example in _MADE.values())
-        shown = _BEFORE_A_PLACE.split(text)[0]
+        shown = _BEFORE_AN_ADDRESS.split(text)[0]
         raise ConfigurationError(
             f"--system {shown}: names no location" if name in _MADE else f"--system {shown}: there is no such system",
             next_step=f"Give {', '.join(_MADE)}, or your own as {examples}.",
         )
     _, make, _ = _MADE[name]
-    return make(place.strip() if given else None)
+    return make(address.strip() if equals else None)

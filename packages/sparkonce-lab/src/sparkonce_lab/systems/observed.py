@@ -22,9 +22,9 @@ _UNREADABLE = ("strange", -1, -1, -1, -1, -1)
 def of_columns(written: pa.Table) -> pa.Table:
     """Returns the rows of a system that preserves no order."""
     table = written.select(list(COLUMNS)).cast(_WRITTEN)
-    no_place = pa.repeat(pa.scalar(-1, pa.int32()), len(table))
-    table = table.append_column("partition", no_place)
-    return table.append_column("offset", no_place.cast(pa.int64())).cast(OBSERVED)
+    unknown = pa.repeat(pa.scalar(-1, pa.int32()), len(table))
+    table = table.append_column("partition", unknown)
+    return table.append_column("offset", unknown.cast(pa.int64())).cast(OBSERVED)
 
 
 def of_texts(

@@ -244,9 +244,9 @@ class PostgresSystem(ServerSystem, VerifiedSystem):
     def left_open(self) -> Sequence[str]:
         """Returns prepared transactions, staged rows, and sessions in a transaction."""
         open_ = self.column(_OPEN, _NAME) if self._alone else self.column(_OPEN_IN, _NAME, self.schema)
-        return [*self.kept(), *(f"session {session}" for session in open_)]
+        return [*self.staged(), *(f"session {session}" for session in open_)]
 
-    def kept(self) -> list[str]:
+    def staged(self) -> list[str]:
         """Lists what outlives its session: prepared transactions, staging tables, and their markers."""
         return [
             *(f"prepared {gid}" for gid in self.prepared()),
@@ -268,7 +268,7 @@ class PostgresSystem(ServerSystem, VerifiedSystem):
 
     def state(self) -> object:
         """Includes the markers, of which each transaction has one."""
-        return sorted(self.visible()), sorted(self.kept()), sorted(self.markers())
+        return sorted(self.visible()), sorted(self.staged()), sorted(self.markers())
 
     # --- connections --------------------------------------------------------------------------------------------------
 

@@ -177,9 +177,9 @@ class RabbitQueueSystem(RabbitSystem):
     def declare(self, kind: str = "classic", **arguments: Any) -> str:
         """Creates a durable queue with a new name, and returns the name."""
         name = f"queue-{secrets.token_hex(4)}"
-        given = {key.replace("_", "-"): value for key, value in arguments.items()}
+        options = {key.replace("_", "-"): value for key, value in arguments.items()}
         with self.channel() as channel:
-            channel.queue_declare(name, durable=True, arguments={"x-queue-type": kind, **given})
+            channel.queue_declare(name, durable=True, arguments={"x-queue-type": kind, **options})
         return name
 
     def publish(self, queue: str, names: Iterable[str], **properties: Any) -> None:

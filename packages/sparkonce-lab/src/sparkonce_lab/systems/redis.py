@@ -313,8 +313,8 @@ class RedisClusterSystem(RedisSystem):
 
 def _is_readable(url: str) -> bool:
     try:
-        place = urlsplit(url)
-        return place.scheme == "redis" and (place.port or 1) > 0
+        parts = urlsplit(url)
+        return parts.scheme == "redis" and (parts.port or 1) > 0
     except ValueError:
         return False
 

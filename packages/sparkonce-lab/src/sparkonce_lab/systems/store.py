@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from sparkonce.errors import ConfigurationError
 from sparkonce.log import FOLDER
 from sparkonce.storage.files import CheckpointFiles
-from sparkonce_lab.checkpoint import check_place, new_folder, open_place
+from sparkonce_lab.checkpoint import check_store, new_folder, open_store
 from sparkonce_lab.faults import STORE
 from sparkonce_lab.rig.process import HOST
 from sparkonce_lab.rig.servers.s3 import S3Server
@@ -36,7 +36,7 @@ class CheckpointStore(Served):
 
     Attributes:
         location: The checkpoint's location.
-        given: The names of the user's settings.
+        conf_names: The names of the user's settings.
         files: The checkpoint's files, available after the start. No fault strikes this client's connections.
         conf: Spark's settings for the query, available after the start.
 
@@ -49,10 +49,10 @@ class CheckpointStore(Served):
 
     def __init__(self, location: str, conf: Mapping[str, str]) -> None:
         self.location = location
-        self.given = sorted(conf)
+        self.conf_names = sorted(conf)
         self.conf = dict(conf)
         if location != OWN:
-            self.files = open_place(new_folder(location, "verify"), conf)
+            self.files = open_store(new_folder(location, "verify"), conf)
         elif conf:
             raise ConfigurationError(
                 f"--conf {' and '.join(conf)}: the checkpoint's store is a server that sparkonce starts.",
@@ -63,8 +63,8 @@ class CheckpointStore(Served):
         """Starts a server, or checks the user's store."""
         if self.location == OWN:
             self.conf = self._start_s3(folder)
-            self.files = open_place(new_folder(f"s3a://{_BUCKET}", "verify"), self.conf)
-        check_place(self.files)
+            self.files = open_store(new_folder(f"s3a://{_BUCKET}", "verify"), self.conf)
+        check_store(self.files)
         self.conf = {**self.conf, **self._proxied()}
 
     def stop(self) -> None:
@@ -77,16 +77,16 @@ class CheckpointStore(Served):
 
         server = S3Server(folder)
         self.start_own(server, _MEGABYTES)
-        given = server.settings()
-        s3 = client(read_settings(given), attempts=3)
+        settings = server.settings()
+        s3 = client(read_settings(settings), attempts=3)
         s3.create_bucket(Bucket=_BUCKET)
         s3.close()
         settings = {
             "endpoint": server.url,
-            "endpoint.region": given["region_name"],
+            "endpoint.region": settings["region_name"],
             "path.style.access": "true",
-            "access.key": given["aws_access_key_id"],
-            "secret.key": given["aws_secret_access_key"],
+            "access.key": settings["aws_access_key_id"],
+            "secret.key": settings["aws_secret_access_key"],
         }
         return {f"spark.hadoop.{_S3A}{name}": value for name, value in settings.items()}
 

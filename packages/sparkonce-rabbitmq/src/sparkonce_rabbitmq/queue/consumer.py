@@ -44,7 +44,7 @@ _PROPERTIES = (
     "content_type", "content_encoding", "delivery_mode", "priority", "correlation_id", "reply_to", "expiration", "type",
     "user_id", "app_id",
 )  # fmt: skip
-_given = attrgetter(*_PROPERTIES)
+_properties_of = attrgetter(*_PROPERTIES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -328,7 +328,7 @@ def _message(method: Any, properties: Any, body: bytes) -> QueueMessage:
         _as_text(method.exchange),
         _as_text(method.routing_key),
         properties.timestamp,
-        _named(_given(properties)),
+        _named(_properties_of(properties)),
         _as_text(properties.headers or {}),
         method.redelivered,
     )

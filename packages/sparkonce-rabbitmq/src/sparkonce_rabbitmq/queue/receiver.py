@@ -262,7 +262,7 @@ class Receiver:
             raise self._broken(f"has no segment {below}: messages that were received and not yet read are missing")
         if behind < below:  # A segment put there would count as finished, and be acknowledged without being read.
             raise self._broken(f"ends before segment {behind}, and batches have read up to {below}: it is an old copy")
-        for name, ids in self._segments.kept_ids():
+        for name, ids in self._segments.recorded_ids():
             self._files_of_ids.append((name, len(ids)))
             self._memory.add(ids, -1)
         for number in numbers:

@@ -154,7 +154,7 @@ class Segments:
         for number, _ in segments:  # Delete in order: see `put`.
             self.files.delete([_segment(number)])
 
-    def kept_ids(self) -> list[tuple[str, tuple[bytes, ...]]]:
+    def recorded_ids(self) -> list[tuple[str, tuple[bytes, ...]]]:
         """Lists the files of ids, oldest first, with their contents."""
         found = []
         for name in sorted(self.files.names(IDS)):

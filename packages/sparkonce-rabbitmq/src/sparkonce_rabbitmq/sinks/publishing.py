@@ -42,12 +42,12 @@ if TYPE_CHECKING:
     from sparkonce_rabbitmq.server import RabbitMQ
 
 
-_GROUP_BITS, _PLACE_BITS = 5, 28
-MOST_ROWS = 1 << _PLACE_BITS
+_GROUP_BITS, _ROW_BITS = 5, 28
+MOST_ROWS = 1 << _ROW_BITS
 """The maximum number of rows in a batch."""
 
 _MOST_GROUPS = 1 << _GROUP_BITS
-_MOST_BATCHES = (1 << (63 - _GROUP_BITS - _PLACE_BITS)) - 1
+_MOST_BATCHES = (1 << (63 - _GROUP_BITS - _ROW_BITS)) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +65,13 @@ class Ids:
                 f"Batch {batch} with {rows} rows in group {group} has no publishing ids: they allow for "
                 f"{_MOST_BATCHES} batches, {_MOST_GROUPS} groups of each and {MOST_ROWS} rows of each."
             )
-        first = (((batch + 1) << _GROUP_BITS) | group) << _PLACE_BITS
+        first = (((batch + 1) << _GROUP_BITS) | group) << _ROW_BITS
         return cls(first, first + rows - 1)
 
 
 def batch_of(sequence: int) -> int:
     """Returns the batch of an id; -1 for 0, which is not an id."""
-    return (sequence >> (_GROUP_BITS + _PLACE_BITS)) - 1
+    return (sequence >> (_GROUP_BITS + _ROW_BITS)) - 1
 
 
 _Answer = TypeVar("_Answer")

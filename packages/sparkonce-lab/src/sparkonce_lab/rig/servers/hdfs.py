@@ -26,27 +26,27 @@ import org.apache.hadoop.conf.Configuration;
 import org.apache.hadoop.hdfs.MiniDFSCluster;
 
 public class TestHdfs {
-    public static void main(String[] given) throws Exception {
-        File folder = new File(given[0]);
+    public static void main(String[] arguments) throws Exception {
+        File folder = new File(arguments[0]);
         Configuration conf = new Configuration();
-        conf.set(MiniDFSCluster.HDFS_MINIDFS_BASEDIR, given[0]);
-        conf.set("dfs.permissions.enabled", given[2]);
+        conf.set(MiniDFSCluster.HDFS_MINIDFS_BASEDIR, arguments[0]);
+        conf.set("dfs.permissions.enabled", arguments[2]);
         conf.setInt("dfs.replication", 1);
         conf.setInt("dfs.namenode.safemode.extension", 0);
         conf.setLong("dfs.heartbeat.interval", 1);
         // Otherwise most closes take half a second: the client asks again after that time whether a block has arrived.
         conf.setInt("dfs.namenode.file.close.num-committed-allowed", 1);
-        if (given.length > 3) {
-            conf.set("dfs.datanode.data.dir", given[3]);
+        if (arguments.length > 3) {
+            conf.set("dfs.datanode.data.dir", arguments[3]);
             conf.setLong("dfs.blocksize", 1 << 20);
         }
         boolean format = !new File(folder, "formatted").exists();
         MiniDFSCluster cluster = new MiniDFSCluster.Builder(conf)
-            .nameNodePort(Integer.parseInt(given[1])).numDataNodes(1)
-            .manageDataDfsDirs(given.length == 3).format(format).build();
+            .nameNodePort(Integer.parseInt(arguments[1])).numDataNodes(1)
+            .manageDataDfsDirs(arguments.length == 3).format(format).build();
         cluster.waitActive();
-        Files.writeString(Path.of(given[0], "formatted"), "");
-        Files.writeString(Path.of(given[0], "up-" + ProcessHandle.current().pid()), "");
+        Files.writeString(Path.of(arguments[0], "formatted"), "");
+        Files.writeString(Path.of(arguments[0], "up-" + ProcessHandle.current().pid()), "");
         Thread.currentThread().join();
     }
 }
@@ -60,7 +60,7 @@ class Hdfs(Server):
 
     def __init__(self, folder: Path, *, permissions: bool = False, blocks: Path | None = None) -> None:
         super().__init__(folder)
-        self._given = [str(permissions).lower(), *([str(blocks)] if blocks else [])]
+        self._arguments = [str(permissions).lower(), *([str(blocks)] if blocks else [])]
         self._java = find_java()
         self._jars = resolve(_JARS)
 
@@ -75,7 +75,7 @@ class Hdfs(Server):
 
     def command(self) -> Sequence[str]:
         jars = ":".join([str(self.folder), *map(str, self._jars)])
-        program = [str(self.folder / "TestHdfs.java"), str(self.folder), str(self.port), *self._given]
+        program = [str(self.folder / "TestHdfs.java"), str(self.folder), str(self.port), *self._arguments]
         return [self._java, "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", jars, *program]
 
     def is_up(self) -> bool:

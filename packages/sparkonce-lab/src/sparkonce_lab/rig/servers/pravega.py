@@ -57,10 +57,10 @@ class PravegaServer(Server):
             "logback.configurationFile": self.folder / "logback.xml",
             "java.io.tmpdir": self.folder,
         }
-        given = [f"-D{name}={value}" for name, value in settings.items()]
+        properties = [f"-D{name}={value}" for name, value in settings.items()]
         memory = ["-Xmx512m", "-XX:MaxDirectMemorySize=512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
         jars = ":".join(map(str, self._jars))
-        return [self._java, *memory, *given, "-cp", jars, "io.pravega.local.LocalPravegaEmulator"]
+        return [self._java, *memory, *properties, "-cp", jars, "io.pravega.local.LocalPravegaEmulator"]
 
     def is_up(self) -> bool:
         """Returns True if the controller, which starts last, has reported that it is running."""
