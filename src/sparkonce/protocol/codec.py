@@ -240,29 +240,14 @@ def _decision(record: Commit | Amend | Void | Decision) -> dict[str, Any]:
     }
 
 
-def _to_decision(kind: type[Commit] | type[Amend]) -> Callable[[dict[str, Any]], Commit | Amend]:
-    def decode(body: dict[str, Any]) -> Commit | Amend:
-        return kind(
-            token=_to_token(body["token"]),
-            query=text(body["query"]),
-            batch=number(body["batch"]),
-            offsets=tuple(text(line) for line in body["offsets"]),
-            handles=tuple(_to_handle(handle) for handle in body["handles"]),
-        )
-
-    return decode
-
-
-def _to_void(body: dict[str, Any]) -> Void:
-    commit = _to_decision(Commit)(body)
-    return Void(
-        token=commit.token,
-        query=commit.query,
-        batch=commit.batch,
-        offsets=commit.offsets,
-        handles=commit.handles,
-        void=_to_keys(body["void"]),
-    )
+def _to_decision(body: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "token": _to_token(body["token"]),
+        "query": text(body["query"]),
+        "batch": number(body["batch"]),
+        "offsets": tuple(text(line) for line in body["offsets"]),
+        "handles": tuple(_to_handle(handle) for handle in body["handles"]),
+    }
 
 
 def _to_keys(value: Any) -> tuple[tuple[str, int], ...]:
@@ -270,16 +255,7 @@ def _to_keys(value: Any) -> tuple[tuple[str, int], ...]:
 
 
 def _to_newest(body: dict[str, Any]) -> Decision:
-    commit = _to_decision(Commit)(body)
-    return Decision(
-        position=_position(body["position"]),
-        token=commit.token,
-        query=commit.query,
-        batch=commit.batch,
-        offsets=commit.offsets,
-        handles=commit.handles,
-        void=_to_keys(body.get("void", ())),
-    )
+    return Decision(position=_position(body["position"]), void=_to_keys(body.get("void", ())), **_to_decision(body))
 
 
 _MOST = 2**64
@@ -355,7 +331,7 @@ _ENCODERS: dict[type, Callable[[Any], dict[str, Any]]] = {
 
 _DECODERS: dict[str, Callable[[dict[str, Any]], Record]] = {
     "claim": _to_claim,
-    "commit": _to_decision(Commit),
-    "amend": _to_decision(Amend),
-    "void": _to_void,
+    "commit": lambda body: Commit(**_to_decision(body)),
+    "amend": lambda body: Amend(**_to_decision(body)),
+    "void": lambda body: Void(void=_to_keys(body["void"]), **_to_decision(body)),
 }

@@ -363,21 +363,17 @@ def resolved(state: State, event: on.PutTaken) -> Step:
     return decision_taken(state, event)
 
 
-def unresolved(state: State, event: on.PutRefused) -> Step:
-    """Stops without undoing anything: the decision itself is still in doubt (rule 4)."""
-    return _never_learned(state, event)
-
-
 def doubt(state: State, event: on.PutUnknown, *, phase: Phase, record: Record) -> Step:
     """Puts a record at the position where the last put got no reply, up to `MOST_DOUBTS` times in a row."""
     putting = putting_of(state)
     if putting.doubts >= MOST_DOUBTS:
-        return _never_learned(state, event)
+        return never_learned(state, event)
     putting = replace(putting, doubts=putting.doubts + 1)
     return replace(state, phase=phase, putting=putting), do.Put(position=event.position, record=record)
 
 
-def _never_learned(state: State, event: on.PutUnknown | on.PutRefused) -> Step:
+def never_learned(state: State, event: on.PutUnknown | on.PutRefused) -> Step:
+    """Stops without undoing anything: the record itself is still in doubt (rule 4)."""
     message = f"whether record {event.position} was written could not be learned: {event.reason}"
     return stop(state, StopReason.UNKNOWN, message)
 
@@ -493,12 +489,7 @@ def deliver(state: State) -> Step:
     """Writes to the at-most-once sinks, unless an earlier run may have done so."""
     if state.after and not finishing_of(state).recovering:
         return replace(state, phase=Phase.DELIVERING), do.Deliver(batch=batch_of(state).number, sinks=state.after)
-    return _sweep_own(state)
-
-
-def delivered(state: State, _event: on.Prepared) -> Step:
-    """Continues after the last write."""
-    return _sweep_own(state)
+    return sweep_losers(state)
 
 
 def delivery_failed(state: State, event: on.PrepareFailed) -> Step:
@@ -511,7 +502,7 @@ def delivery_failed(state: State, event: on.PrepareFailed) -> Step:
     )
 
 
-def _sweep_own(state: State) -> Step:
+def sweep_losers(state: State, _event: on.Prepared | None = None) -> Step:
     """Sweeps this run and all older ones. No writer is active, so every open transaction is from a losing attempt.
 
     Older runs are swept again, because a task of a killed driver may have opened a transaction late.
@@ -552,27 +543,19 @@ def conclude(state: State) -> Step:
     committed = dict.fromkeys((*state.transactional, *(handle.sink for handle in handles if handle.transaction)))
     sinks = tuple(sink for sink in committed if any(handle.sink == sink for handle in handles))
     if not sinks:
-        return _report(state)
+        return report(state)
     return replace(state, phase=Phase.CONCLUDING), do.Conclude(batch=batch.number, sinks=sinks, handles=handles)
 
 
-def concluded(state: State, _event: on.Concluded) -> Step:
+def report(state: State, _event: on.Concluded | None = None) -> Step:
     """Reports how far the query has read."""
-    return _report(state)
-
-
-def _report(state: State) -> Step:
     if not state.reports:
-        return _done(state)
+        return done(state)
     return replace(state, phase=Phase.REPORTING), do.Report(offsets=batch_of(state).offsets)
 
 
-def reported(state: State, _event: on.Reported) -> Step:
+def done(state: State, _event: on.Reported | None = None) -> Step:
     """Lets Spark continue."""
-    return _done(state)
-
-
-def _done(state: State) -> Step:
     batch, known = batch_of(state), finishing_of(state)
     effect = do.Done(
         batch=batch.number, handles=known.decision.handles, recovered=known.recovering, healed=known.healed
@@ -669,17 +652,17 @@ TRANSITIONS: Mapping[tuple[Phase, type], Handler] = {
     (Phase.RESOLVING, on.PutLanded): resolved_against,
     (Phase.RESOLVING, on.PutTaken): resolved,
     (Phase.RESOLVING, on.PutUnknown): decision_unknown,
-    (Phase.RESOLVING, on.PutRefused): unresolved,
+    (Phase.RESOLVING, on.PutRefused): never_learned,
     (Phase.FINISHING, on.HandlesFinished): finished,
     (Phase.JUDGING, on.LogRead): judge_loss,
     (Phase.REPLAYING, on.PlanRun): replayed,
-    (Phase.DELIVERING, on.Prepared): delivered,
+    (Phase.DELIVERING, on.Prepared): sweep_losers,
     (Phase.DELIVERING, on.PrepareFailed): delivery_failed,
     (Phase.SWEEPING_OWN, on.Swept): own_swept,
     (Phase.RAISING_FLOOR, on.FloorRaised): floor_raised,
     (Phase.TIDYING, on.Deleted): tidied,
-    (Phase.CONCLUDING, on.Concluded): concluded,
-    (Phase.REPORTING, on.Reported): reported,
+    (Phase.CONCLUDING, on.Concluded): report,
+    (Phase.REPORTING, on.Reported): done,
     (Phase.ABORTING, on.Aborted): aborted,
     (Phase.ABORTING, on.Swept): aborted,
     (Phase.STOPPED, on.BatchAsked): stopped,

@@ -48,15 +48,15 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Commit:
-    """Batch ``batch`` is decided: the commit point.
+class _OfBatch:
+    """What every record about a batch contains.
 
     Attributes:
         token: The token of the run that decided the batch.
         query: Spark's query id.
         batch: Spark's batch id.
         offsets: The end offsets of each source, as the JSON lines of Spark's offset log.
-        handles: The handles of every sink and slot, sorted.
+        handles: The handles in effect, of every sink and slot, sorted.
     """
 
     token: Token
@@ -66,33 +66,28 @@ class Commit:
     handles: tuple[Handle, ...]
 
 
+class Commit(_OfBatch):
+    """Batch ``batch`` is decided: the commit point."""
+
+    __slots__ = ()
+
+
+class Amend(_OfBatch):
+    """The lost handles of batch ``batch`` have been replaced."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Amend:
-    """The lost handles of batch ``batch`` have been replaced. ``handles`` contains all handles now in effect."""
-
-    token: Token
-    query: str
-    batch: int
-    offsets: tuple[str, ...]
-    handles: tuple[Handle, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Void:
+class Void(_OfBatch):
     """Some handles of batch ``batch`` are void, because their server has deleted rows.
 
     From now on, these handles are never committed. They are aborted, and count as lost.
 
     Attributes:
-        handles: All handles in effect, including the void ones.
-        void: The (sink, slot) keys of the void handles, sorted.
+        void: The (sink, slot) keys of the void handles, sorted. ``handles`` includes them.
     """
 
-    token: Token
-    query: str
-    batch: int
-    offsets: tuple[str, ...]
-    handles: tuple[Handle, ...]
     void: tuple[tuple[str, int], ...]
 
 
@@ -116,19 +111,14 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
-    """A decided batch with the handles in effect, including amendments.
+class Decision(_OfBatch):
+    """A decided batch, including amendments.
 
     Attributes:
         void: The (sink, slot) keys of the handles to abort instead of committing.
     """
 
     position: int
-    token: Token
-    query: str
-    batch: int
-    offsets: tuple[str, ...]
-    handles: tuple[Handle, ...]
     void: tuple[tuple[str, int], ...] = ()
 
 
