@@ -1,10 +1,11 @@
 """Translates a Kafka source's settings from librdkafka's or Java's names to those that Spark expects, and back.
 
-Each setting is in `TABLE`, belongs to a group (`_login`, `_trust`, `_identity`), or is refused. None is ignored: it is
+Each setting is in `JAVA`, belongs to a group (`_login`, `_trust`, `_identity`), or is refused. None is ignored: it is
 better for a source not to start than to connect differently than its settings say.
 
 Java's names are from Kafka's ``ConsumerConfig`` (kafka-clients 3.9, which ships with Spark 4.0), except for those that
-Spark sets or refuses. librdkafka's names are from its CONFIGURATION.md. ``docs/kafka-source.md`` shows the table.
+Spark sets or refuses. librdkafka's names are from its CONFIGURATION.md. ``docs/kafka-source.md`` explains those
+that differ.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import re
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from sparkonce.arguments import mapping
 from sparkonce.errors import ConfigurationError
@@ -265,119 +266,34 @@ def _text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-class Setting(NamedTuple):
-    """A row of the table.
-
-    Attributes:
-        java: Java's name, without Spark's prefix ``kafka.``.
-        librdkafka: librdkafka's name; empty if it has none.
-        meaning: The meaning of the setting, in one sentence.
-    """
-
-    java: str
-    librdkafka: str
-    meaning: str
-
-
-_BOTH = "="
-
-
-def _rows(text: str) -> tuple[Setting, ...]:
-    found = []
-    for line in text.strip().splitlines():
-        java, librdkafka, meaning = (part.strip() for part in line.split("|"))
-        found.append(Setting(java, java if librdkafka == _BOTH else librdkafka, meaning))
-    return tuple(found)
-
-
-TABLE = _rows("""
-bootstrap.servers | = | Brokers to ask first, as host:port with commas between. Also metadata.broker.list.
-client.id | = | A name for the broker's logs and quotas.
-client.rack | = | Read from a replica in this rack (KIP-392).
-client.dns.lookup | = | How host names with several addresses are tried.
-isolation.level | = | Better said as read_kafka's isolation_level, whose default is read_committed.
-group.id | = | Replaces the group id that Spark makes up for each query; for ACLs. No positions are kept in it.
-allow.auto.create.topics | = | Whether asking for a topic may create it.
-check.crcs | = | Whether records' checksums are verified.
-exclude.internal.topics | | Whether a pattern leaves Kafka's own topics out.
-fetch.min.bytes | = | The least that a broker collects before it answers.
-fetch.max.wait.ms | fetch.wait.max.ms | How long it may collect.
-fetch.max.bytes | = | The most of one answer.
-max.partition.fetch.bytes | fetch.message.max.bytes | The most of one partition in an answer.
-max.poll.records | | The most records that a task takes at a time.
-request.timeout.ms | socket.timeout.ms | How long an answer is waited for.
-default.api.timeout.ms | | How long a call such as asking for offsets may take.
-retry.backoff.ms | = | The first pause before a request is sent again.
-retry.backoff.max.ms | = | The longest.
-reconnect.backoff.ms | = | The first pause before a broker is connected to again.
-reconnect.backoff.max.ms | = | The longest.
-socket.connection.setup.timeout.ms | = | How long connecting may take.
-socket.connection.setup.timeout.max.ms | | The longest, after several failures.
-connections.max.idle.ms | = | After which time an idle connection is closed.
-receive.buffer.bytes | socket.receive.buffer.bytes | The socket's receive buffer.
-send.buffer.bytes | socket.send.buffer.bytes | The socket's send buffer.
-metadata.max.age.ms | = | How often brokers and partitions are asked for anew.
-metadata.recovery.strategy | = | What to do when no known broker is left (KIP-899).
-metric.reporters | | Classes that report the consumer's metrics.
-auto.include.jmx.reporter | | Whether metrics go to JMX.
-metrics.num.samples | | Samples behind a metric.
-metrics.recording.level | | How much is measured.
-metrics.sample.window.ms | | How long a sample is.
-enable.metrics.push | = | Whether the broker may collect the client's metrics (KIP-714).
-security.protocol | = | PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL.
-security.providers | | Java security providers to load.
-ssl.truststore.location | ssl.ca.location | Who is trusted; librdkafka names a PEM file.
-ssl.truststore.certificates | ssl.ca.pem | The same as PEM text.
-ssl.truststore.password | | The trust store's password.
-ssl.truststore.type | | JKS, PKCS12 or PEM.
-ssl.keystore.location | | The client's key and certificate in one file.
-ssl.keystore.certificate.chain | ssl.certificate.location | The client certificate, PEM; librdkafka names the file.
-ssl.keystore.key | ssl.key.location | The client key, PEM in PKCS #8; librdkafka names the file.
-ssl.keystore.password | | The key store's password.
-ssl.keystore.type | | JKS, PKCS12 or PEM.
-ssl.key.password | = | The key's password.
-ssl.endpoint.identification.algorithm | = | https compares host name and certificate, none (Java: empty) does not.
-ssl.enabled.protocols | | TLS versions that are allowed.
-ssl.protocol | | The TLS version to use.
-ssl.cipher.suites | = | Ciphers that are allowed, in Java's names.
-ssl.provider | | The Java provider of TLS.
-ssl.keymanager.algorithm | | Java's key manager.
-ssl.trustmanager.algorithm | | Java's trust manager.
-ssl.secure.random.implementation | | Java's random numbers.
-ssl.engine.factory.class | | A class that makes TLS engines.
-sasl.mechanism | = | PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, GSSAPI or OAUTHBEARER. Also sasl.mechanisms.
-sasl.jaas.config | sasl.username, sasl.password | Who logs in. Made from librdkafka's two for PLAIN and SCRAM.
-sasl.client.callback.handler.class | | A class that answers the mechanism's questions.
-sasl.login.class | | A class that logs in.
-sasl.login.callback.handler.class | | A class that fetches credentials, for example OAuth tokens.
-sasl.login.connect.timeout.ms | | How long connecting to the identity provider may take.
-sasl.login.read.timeout.ms | | How long its answer may take.
-sasl.login.retry.backoff.ms | | The first pause before the login is retried.
-sasl.login.retry.backoff.max.ms | | The longest.
-sasl.login.refresh.buffer.seconds | | How long before its end a credential is renewed.
-sasl.login.refresh.min.period.seconds | | At least how long a credential is used.
-sasl.login.refresh.window.factor | | After which part of its life it is renewed.
-sasl.login.refresh.window.jitter | | A random part of that.
-sasl.kerberos.service.name | = | The brokers' Kerberos name.
-sasl.kerberos.kinit.cmd | = | The kinit command, which differs between the two.
-sasl.kerberos.min.time.before.relogin | = | The shortest pause between two logins.
-sasl.kerberos.ticket.renew.jitter | | A random part of the renewal time.
-sasl.kerberos.ticket.renew.window.factor | | After which part of its life a ticket is renewed.
-sasl.oauthbearer.token.endpoint.url | = | Where tokens are fetched.
-sasl.oauthbearer.scope.claim.name | | The token's field for scopes.
-sasl.oauthbearer.sub.claim.name | | The token's field for the user.
-sasl.oauthbearer.clock.skew.seconds | | By how much clocks may differ.
-sasl.oauthbearer.expected.audience | | Whom the token must be for.
-sasl.oauthbearer.expected.issuer | | Who must have made it.
-sasl.oauthbearer.header.urlencode | | Whether the client's id and secret are encoded for URLs.
-sasl.oauthbearer.jwks.endpoint.url | | Where keys for checking tokens are fetched.
-sasl.oauthbearer.jwks.endpoint.refresh.ms | | How often.
-sasl.oauthbearer.jwks.endpoint.retry.backoff.ms | | The first pause before they are asked for again.
-sasl.oauthbearer.jwks.endpoint.retry.backoff.max.ms | | The longest.
-""")
-"""Every setting, by topic."""
-
-JAVA = frozenset(setting.java for setting in TABLE)
+_JAVA = """
+bootstrap.servers client.id client.rack client.dns.lookup isolation.level group.id allow.auto.create.topics
+check.crcs exclude.internal.topics fetch.min.bytes fetch.max.wait.ms fetch.max.bytes
+max.partition.fetch.bytes max.poll.records request.timeout.ms default.api.timeout.ms retry.backoff.ms
+retry.backoff.max.ms reconnect.backoff.ms reconnect.backoff.max.ms socket.connection.setup.timeout.ms
+socket.connection.setup.timeout.max.ms connections.max.idle.ms receive.buffer.bytes send.buffer.bytes
+metadata.max.age.ms metadata.recovery.strategy metric.reporters auto.include.jmx.reporter
+metrics.num.samples metrics.recording.level metrics.sample.window.ms enable.metrics.push
+security.protocol security.providers ssl.truststore.location ssl.truststore.certificates
+ssl.truststore.password ssl.truststore.type ssl.keystore.location ssl.keystore.certificate.chain
+ssl.keystore.key ssl.keystore.password ssl.keystore.type ssl.key.password
+ssl.endpoint.identification.algorithm ssl.enabled.protocols ssl.protocol ssl.cipher.suites ssl.provider
+ssl.keymanager.algorithm ssl.trustmanager.algorithm ssl.secure.random.implementation
+ssl.engine.factory.class
+sasl.mechanism sasl.jaas.config sasl.client.callback.handler.class sasl.login.class
+sasl.login.callback.handler.class sasl.login.connect.timeout.ms sasl.login.read.timeout.ms
+sasl.login.retry.backoff.ms sasl.login.retry.backoff.max.ms sasl.login.refresh.buffer.seconds
+sasl.login.refresh.min.period.seconds sasl.login.refresh.window.factor sasl.login.refresh.window.jitter
+sasl.kerberos.service.name sasl.kerberos.kinit.cmd sasl.kerberos.min.time.before.relogin
+sasl.kerberos.ticket.renew.jitter sasl.kerberos.ticket.renew.window.factor
+sasl.oauthbearer.token.endpoint.url sasl.oauthbearer.scope.claim.name sasl.oauthbearer.sub.claim.name
+sasl.oauthbearer.clock.skew.seconds sasl.oauthbearer.expected.audience sasl.oauthbearer.expected.issuer
+sasl.oauthbearer.header.urlencode sasl.oauthbearer.jwks.endpoint.url
+sasl.oauthbearer.jwks.endpoint.refresh.ms sasl.oauthbearer.jwks.endpoint.retry.backoff.ms
+sasl.oauthbearer.jwks.endpoint.retry.backoff.max.ms
+"""
+JAVA = frozenset(_JAVA.split())
+"""The settings of Java's consumer that Spark's source takes."""
 
 RENAMED = {
     "metadata.broker.list": "bootstrap.servers",
