@@ -1,8 +1,8 @@
-"""Judges the guarantees of sinks, with one function per format, and those of their readers."""
+"""Judges the guarantees of sinks by their formats, and those of their readers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from sparkonce.analysis.facts import Pipeline, ReaderFacts, SinkFacts, say
 from sparkonce.analysis.findings import Part, Role
@@ -29,7 +29,8 @@ def judge_sink(sink: SinkFacts, pipeline: Pipeline) -> Part:
     """Returns the sink with its level."""
     rule = _files if sink.format in FILES else RULES.get(sink.format, _unknown)
     form = {"": "not known", "foreachbatch": "foreachBatch"}.get(sink.format, sink.format)
-    return Part.of(Role.SINK, f"{form}: {sink.name}" if sink.name else form, rule(sink, pipeline))
+    findings = ALWAYS.get(sink.format) or rule(sink, pipeline)
+    return Part.of(Role.SINK, f"{form}: {sink.name}" if sink.name else form, findings)
 
 
 def _ours(sink: SinkFacts, pipeline: Pipeline) -> Iterator[Finding]:
@@ -114,41 +115,12 @@ def _files(sink: SinkFacts, _: Pipeline) -> Iterator[Finding]:
         yield must(f"readers come within retention={sink.options['retention']}: older files leave the list")
 
 
-def _delta(_: SinkFacts, __: Pipeline) -> Iterator[Finding]:
-    yield holds(
-        "a batch is one table version, with the query's id and the batch in it; a replay finds it and is skipped"
-    )
-    yield must("checkpoint and table belong together: with an older checkpoint, new batches are skipped as old ones")
-
-
-def _iceberg(_: SinkFacts, __: Pipeline) -> Iterator[Finding]:
-    yield holds("a batch is one snapshot, with the query's id and the epoch in it; a replay finds it and is skipped")
-    yield must("the snapshot of the query's last batch is not expired while the query is down")
-    yield must("checkpoint and table belong together: with an older checkpoint, new batches are skipped as old ones")
-
-
 def _foreach_batch(sink: SinkFacts, _: Pipeline) -> Iterator[Finding]:
     who = sink.function.name if sink.function is not None else "the function"
     yield doubles(
         f"foreachBatch calls {who} again for a batch that failed or is replayed, with what it wrote before still there",
         f"{_USE_OURS}; or make it idempotent by its batch id",
     )
-
-
-def _foreach(_: SinkFacts, __: Pipeline) -> Iterator[Finding]:
-    yield doubles("foreach writes row by row, and a retried task starts again from its first row", _USE_OURS)
-
-
-def _memory(_: SinkFacts, __: Pipeline) -> Iterator[Finding]:
-    yield loses("rows live in the driver's memory and die with it", "write to Kafka, files or a table")
-
-
-def _console(_: SinkFacts, __: Pipeline) -> Iterator[Finding]:
-    yield doubles("a replayed batch is shown again", "write to Kafka, files or a table")
-
-
-def _noop(_: SinkFacts, __: Pipeline) -> Iterator[Finding]:
-    yield loses("it writes nothing", "write to Kafka, files or a table")
 
 
 def _unknown(sink: SinkFacts, _: Pipeline) -> Iterator[Finding]:
@@ -159,17 +131,28 @@ def _unknown(sink: SinkFacts, _: Pipeline) -> Iterator[Finding]:
         yield loses("the sink cannot be seen from here, so nothing is promised", "name it")
 
 
-RULES: Mapping[str, Rule] = {
-    OURS: _ours,
-    "console": _console,
-    "delta": _delta,
-    "foreach": _foreach,
-    "foreachbatch": _foreach_batch,
-    "iceberg": _iceberg,
-    "kafka": _kafka,
-    "memory": _memory,
-    "noop": _noop,
+RULES: Mapping[str, Rule] = {OURS: _ours, "foreachbatch": _foreach_batch, "kafka": _kafka}
+
+_SAME_AGE = must("checkpoint and table belong together: with an older checkpoint, new batches are skipped as old ones")
+
+ALWAYS: Mapping[str, Sequence[Finding]] = {
+    "console": [doubles("a replayed batch is shown again", "write to Kafka, files or a table")],
+    "delta": [
+        holds(
+            "a batch is one table version, with the query's id and the batch in it; a replay finds it and is skipped"
+        ),
+        _SAME_AGE,
+    ],
+    "foreach": [doubles("foreach writes row by row, and a retried task starts again from its first row", _USE_OURS)],
+    "iceberg": [
+        holds("a batch is one snapshot, with the query's id and the epoch in it; a replay finds it and is skipped"),
+        must("the snapshot of the query's last batch is not expired while the query is down"),
+        _SAME_AGE,
+    ],
+    "memory": [loses("rows live in the driver's memory and die with it", "write to Kafka, files or a table")],
+    "noop": [loses("it writes nothing", "write to Kafka, files or a table")],
 }
+"""The findings about formats that are judged alike whatever their options are."""
 
 IGNORE_METADATA = "spark.sql.streaming.fileStreamSink.ignoreMetadata"
 

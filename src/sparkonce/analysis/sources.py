@@ -1,4 +1,4 @@
-"""Judges the guarantee of each source, with one function per format.
+"""Judges the guarantee of each source by its format.
 
 The facts about Spark are from its Structured Streaming guide and its source code (4.0), and those about Kafka from
 Kafka's documentation. docs/explain.md lists the facts that tests cover.
@@ -6,7 +6,7 @@ Kafka's documentation. docs/explain.md lists the facts that tests cover.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 
 from sparkonce.analysis.facts import KafkaSourceFacts, Pipeline, TopicFacts, parse_duration, say
@@ -31,7 +31,8 @@ def _judged(source: SourceFacts, pipeline: Pipeline) -> Iterable[Finding]:
         return _kafka(source, pipeline)
     if (other := registered(source.format)) is not None:
         return other.judge(source, _away(pipeline))
-    return (_files if source.format in FILES else RULES.get(source.format, _unknown))(source, pipeline)
+    rule = _files if source.format in FILES else RULES.get(source.format)
+    return ALWAYS.get(source.format, _UNKNOWN) if rule is None else rule(source, pipeline)
 
 
 def _away(pipeline: Pipeline) -> str:
@@ -159,22 +160,6 @@ def _file_age(source: SourceFacts, pipeline: Pipeline) -> Iterator[Finding]:
         yield must(f"no file arrives late: {late} (maxFileAge)")
 
 
-def _rate(_: SourceFacts, __: Pipeline) -> Iterator[Finding]:
-    yield holds("it computes its rows from the offsets, so a replay gives the same")
-    yield note("it generates its rows: for tests only")
-
-
-def _socket(_: SourceFacts, __: Pipeline) -> Iterator[Finding]:
-    yield loses(
-        "a socket cannot be read again: rows received before a restart are gone",
-        "put Kafka or files between the sender and the query",
-    )
-
-
-def _memory(_: SourceFacts, __: Pipeline) -> Iterator[Finding]:
-    yield loses("its rows live in the driver's memory and die with it", "read Kafka or files")
-
-
 def _delta(source: SourceFacts, pipeline: Pipeline) -> Iterator[Finding]:
     yield holds("table version and file are stored before a batch runs, and a replay reads the same files again")
     if source.options is None:
@@ -222,20 +207,27 @@ def _iceberg(source: SourceFacts, pipeline: Pipeline) -> Iterator[Finding]:
     yield must(f"snapshots are expired no sooner than after {_away(pipeline)}")
 
 
-def _unknown(_: SourceFacts, __: Pipeline) -> Iterator[Finding]:
-    yield loses(
+RULES: Mapping[str, Rule] = {"delta": _delta, "iceberg": _iceberg}
+
+_RATE = [
+    holds("it computes its rows from the offsets, so a replay gives the same"),
+    note("it generates its rows: for tests only"),
+]
+_SOCKET = [
+    loses(
+        "a socket cannot be read again: rows received before a restart are gone",
+        "put Kafka or files between the sender and the query",
+    )
+]
+_UNKNOWN = [
+    loses(
         "an unknown source: it may not read the same rows again after a failure, so nothing is promised",
         "ask its vendor whether it replays from stored offsets",
     )
-
-
-RULES: Mapping[str, Rule] = {
-    "delta": _delta,
-    "iceberg": _iceberg,
-    "memory": _memory,
-    "rate": _rate,
-    "rate-micro-batch": _rate,
-    "ratestream": _rate,
-    "socket": _socket,
-    "textsocket": _socket,
+]
+ALWAYS: Mapping[str, Sequence[Finding]] = {
+    "memory": [loses("its rows live in the driver's memory and die with it", "read Kafka or files")],
+    **dict.fromkeys(("rate", "rate-micro-batch", "ratestream"), _RATE),
+    **dict.fromkeys(("socket", "textsocket"), _SOCKET),
 }
+"""The findings about formats that are judged alike whatever their options are."""

@@ -23,7 +23,7 @@ from sparkonce.driver.start import check_before_claim, check_servers, read_log, 
 from sparkonce.driver.stops import Failure, stop_error
 from sparkonce.driver.sweeper import Sweeper
 from sparkonce.driver.work import BatchWork
-from sparkonce.driver.write import BatchWriter, Validator
+from sparkonce.driver.write import BatchWriter
 from sparkonce.log import DecisionLog
 from sparkonce.protocol import effects as do
 from sparkonce.protocol import events as on
@@ -97,11 +97,10 @@ class RunDriver:
         self._patience_s = timing.outage_patience_s
         self._accept_lost = accept_lost or {}
         self._failure = Failure()
-        validator = Validator(self._sinks, self._positions, self._failure)
-        self._log_writer = LogWriter(log, self._patience_s, self._failure, validator.grown_old)
+        self._log_writer = LogWriter(log, self._patience_s, self._failure, lambda: self._writer.grown_old())
         self._finisher = BatchFinisher(self._sinks, self._sweeper, self._patience_s, self._failure)
         self._writer = BatchWriter(
-            self._sinks, self._sweeper, self._log_writer, validator, self._patience_s, self._failure
+            self._sinks, self._positions, self._sweeper, self._log_writer, self._patience_s, self._failure
         )
         self._monitors = Monitors(self._sinks.monitors, timing.monitor_every_s)
         self.progress: deque[BatchProgress] = deque(maxlen=KEPT_PROGRESS)

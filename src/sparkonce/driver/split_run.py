@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from sparkonce import errors
 from sparkonce.driver.progress import BatchProgress, Stopwatch
@@ -65,7 +66,7 @@ class SplitRun(RunDriver):
         """
         with self._at_work:
             watch, opened_s = Stopwatch(), time.monotonic()
-            effect = self._carry_out(asked, asked.batch, _Written(()), watch, (do.Done, do.Write))
+            effect = self._carry_out(asked, asked.batch, TasksEnded(), watch, (do.Done, do.Write))
             if isinstance(effect, do.Done):
                 self._note_done(effect, watch)
                 return None
@@ -92,8 +93,8 @@ class SplitRun(RunDriver):
         """
         with self._at_work:
             watch = Stopwatch()
-            opened = lambda: self._writer.opened_at(handover.opened_s)  # noqa: E731
-            work = _Written(self._needed(handles), loser_possible=loser_possible, taken=opened)
+            opened = partial(setattr, self._writer, "opened_s", handover.opened_s)
+            work = TasksEnded(self._needed(handles), loser_possible=loser_possible, taken=opened)
             return self._note_done(self._carry_out(handover.effect, handover.batch, work, watch), watch)
 
     def _needed(self, handles: Sequence[Handle]) -> Sequence[Handle]:
@@ -141,13 +142,25 @@ def continued(claim: Claim, token: Token, view: LogView, sinks: Sequence[str], *
     return State(claim=claim, moved=moved, transactional=tuple(sinks), view=view, token=token, swept=True)
 
 
-class _Written:
-    """A `sparkonce.driver.work.BatchWork` for a process that runs no tasks: they have ended or have not started yet."""
+class TasksEnded:
+    """A `sparkonce.driver.work.BatchWork` for a process that runs no tasks: they have ended or have not started yet.
+
+    Args:
+        handles: The handles that the tasks have prepared; None if the batch can only be aborted.
+        loser_possible: True if there may be losing task attempts.
+        taken: Called before the handles are returned.
+    """
+
+    NO_MORE_TASKS = "The batch has to be written again, and Spark's tasks have ended."
 
     def __init__(
-        self, handles: Sequence[Handle], *, loser_possible: bool = False, taken: Callable[[], None] | None = None
+        self,
+        handles: Sequence[Handle] | None = None,
+        *,
+        loser_possible: bool = False,
+        taken: Callable[[], object] = lambda: None,
     ) -> None:
-        self._handles: Sequence[Handle] | None = handles
+        self._handles = handles
         self._loser_possible = loser_possible
         self._taken = taken
 
@@ -160,13 +173,12 @@ class _Written:
         """Returns the handles that the tasks have prepared.
 
         Raises:
-            PrepareError: On the second call.
+            PrepareError: On the second call, and if there are no handles.
         """
         handles, self._handles = self._handles, None
         if handles is None:
-            raise errors.PrepareError("The batch has to be written again, and Spark's tasks have ended.")
-        if self._taken is not None:
-            self._taken()
+            raise errors.PrepareError(self.NO_MORE_TASKS)
+        self._taken()
         return handles, self._loser_possible
 
     def run_into_nothing(self) -> None:

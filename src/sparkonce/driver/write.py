@@ -37,29 +37,31 @@ class BatchWriter:
 
     Args:
         sinks: The sinks of the run.
+        positions: The position reporters, which get the batch's end offsets before the decision.
         sweeper: The sweeper, which aborts the open transactions of a failed write.
         log: The log, read to find out whether a newer run has claimed it.
-        validator: Asks for objections.
         patience_s: The total time to wait for systems that are unreachable or full, in seconds.
         failure: Records why a write failed.
 
     Attributes:
         rows_asked: The number of input rows of the batch; None if unknown.
+        opened_s: The earliest time (`time.monotonic`) at which the batch may have opened a transaction; None before
+            that.
     """
 
     def __init__(
         self,
         sinks: RunSinks,
+        positions: Positions,
         sweeper: Sweeper,
         log: LogWriter,
-        validator: Validator,
         patience_s: float,
         failure: Failure,
     ) -> None:
         self._sinks = sinks
+        self._positions = positions
         self._sweeper = sweeper
         self._log = log
-        self._validator = validator
         self._patience_s = patience_s
         self._failure = failure
         self._pace = Pace()
@@ -67,10 +69,13 @@ class BatchWriter:
         self._reason = ""
         self._began_s = self._started_s = 0.0
         self._life: Lifetime | None = None
-        self._computed_first = self._is_computing = False
+        self._computed_first = False
         self._slow_s: float | None = None
         """The duration of the previous attempt, if it is repeated because it outlived its transactions."""
+        self._handles: tuple[Handle, ...] = ()
+        self._written: tuple[str, ...] = ()
         self.rows_asked: int | None = None
+        self.opened_s: float | None = None
 
     def write(self, effect: do.Write, state: State, work: BatchWork) -> on.Event:
         """Runs the plan once and prepares every slot. A repeated write first undoes the previous one.
@@ -99,8 +104,7 @@ class BatchWriter:
 
     def _prepare(self, effect: do.Write, state: State, work: BatchWork) -> on.Event:
         self._failure.clear()
-        self._validator.opened_s = self._started_s
-        self._is_computing = self._computed_first
+        self.opened_s = None if self._computed_first else self._started_s
         owners = self.owners(effect.sinks, state)
         self._log.sync_ahead()
         try:
@@ -116,14 +120,14 @@ class BatchWriter:
 
     def _computed(self) -> None:
         """Records that all rows are computed, which means that transactions are opened from now on."""
-        self._validator.opened_s, self._is_computing = time.monotonic(), False
+        self.opened_s = time.monotonic()
 
     def validate(self, effect: do.Validate) -> on.Event:
         """Asks for objections to the decision."""
         if not effect.sinks:
             return on.Validated()
-        answer = self._validator.validate(effect)
-        event = answer if isinstance(answer, on.Validated) else self._verdict(answer)
+        answer = self._objection(effect)
+        event = on.Validated() if answer is None else self._verdict(answer)
         if isinstance(event, on.Validated | on.TooOld):
             self._outage.is_over()
             if self._life is not None:
@@ -205,61 +209,29 @@ class BatchWriter:
             return on.PrepareFailed(reason=reason)
         return on.Prepared(handles=())
 
-    @property
-    def opened_s(self) -> float | None:
-        """The earliest time (`time.monotonic`) at which the batch may have opened a transaction; None before that."""
-        return None if self._is_computing else self._validator.opened_s
-
-    def opened_at(self, at_s: float) -> None:
-        """Sets the earliest time (`time.monotonic`) at which another process may have opened a transaction."""
-        self._validator.opened_s = at_s
-
     def owners(self, names: Sequence[str], state: State) -> Mapping[str, Owner]:
         """Returns the owner of the transactions in each of these sinks."""
         return {name: self._sinks.owner(name, token_of(state), self._sweeper.generation(name)) for name in names}
 
-
-class Validator:
-    """Asks for objections to a prepared batch.
-
-    Args:
-        sinks: The sinks of the run.
-        positions: The position reporters, which get the batch's end offsets.
-        failure: Records why a request failed.
-
-    Attributes:
-        opened_s: The earliest time (`time.monotonic`) at which the batch may have opened a transaction.
-    """
-
-    def __init__(self, sinks: RunSinks, positions: Positions, failure: Failure) -> None:
-        self._sinks = sinks
-        self._positions = positions
-        self._failure = failure
-        self.opened_s = 0.0
-        self._handles: tuple[Handle, ...] = ()
-        self._written: tuple[str, ...] = ()
-
-    def validate(self, effect: do.Validate) -> on.Validated | on.Objected | on.TooOld:
+    def _objection(self, effect: do.Validate) -> on.Objected | on.TooOld | None:
         """Asks the sinks and then the position reporters for objections, and finally checks the transactions' age.
 
         An error counts as an objection. Reporters come after the sinks because they add to the transactions. The age is
         checked last because the other steps take time.
         """
         self._handles, self._written = effect.handles, effect.sinks
-        if reason := self._objection() or self._positions.before_decision(effect.handles, effect.offsets):
+        transactional = (name for name in self._sinks.transactional if name in self._written)
+        try:
+            reason = next(filter(None, map(self._objection_of, transactional)), "")
+        except Exception as error:  # noqa: BLE001 - the transactions are prepared, and must be aborted first
+            reason = self._failure.note(error)
+        if reason := reason or self._positions.before_decision(effect.handles, effect.offsets):
             return on.Objected(reason=reason)
         try:
             late = self.grown_old()
         except errors.UnknownOutcomeError as error:
             return on.Objected(reason=self._failure.note(error))
-        return on.TooOld(reason=late) if late else on.Validated()
-
-    def _objection(self) -> str:
-        transactional = (name for name in self._sinks.transactional if name in self._written)
-        try:
-            return next(filter(None, map(self._objection_of, transactional)), "")
-        except Exception as error:  # noqa: BLE001 - the transactions are prepared, and must be aborted first
-            return self._failure.note(error)
+        return on.TooOld(reason=late) if late else None
 
     def _objection_of(self, sink: str) -> str:
         committer = self._sinks.committer(sink)
@@ -272,7 +244,7 @@ class Validator:
         Raises:
             UnknownOutcomeError: If a server cannot be reached.
         """
-        took_s = time.monotonic() - self.opened_s
+        took_s = time.monotonic() - (self._started_s if self.opened_s is None else self.opened_s)
         for life in self._sinks.lives(self._written):
             own = [handle for handle in self._handles if handle.sink == life.sink and handle.transaction]
             if late := too_old(own, took_s, time.time(), life, self._sinks.committer(life.sink).begun_ms):

@@ -14,7 +14,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from sparkonce.errors import CheckpointMismatchError
-from sparkonce.jvm import JvmCache, items, jvm
+from sparkonce.jvm import JvmCache, execution_of, items
 from sparkonce.storage.offsets import without_files
 from sparkonce.storage.spark import SparkCheckpoint, canonical
 
@@ -41,7 +41,7 @@ def check_planned(
         CheckpointMismatchError: If the offsets differ. The message shows both.
     """
     try:
-        planned = _planned(cache.get("execution", partial(_execution, spark, query)), batch)
+        planned = _planned(cache.get("execution", partial(execution_of, spark, query)), batch)
     except Exception as error:  # noqa: BLE001 - Spark's own classes may change; then only the file counts
         logger.debug("The planned offsets of batch %d cannot be seen, and are not compared: %s", batch, error)
         return
@@ -61,19 +61,11 @@ def is_as_planned(batch: DataFrame, query: str, cache: JvmCache) -> bool:
     Spark passes the rows of the plan that it executes (``ForeachBatchSink.addBatch``).
     """
     try:
-        execution = cache.get("execution", partial(_execution, batch.sparkSession, query))
+        execution = cache.get("execution", partial(execution_of, batch.sparkSession, query))
         return bool(batch._jdf.queryExecution().logical().rdd().id() == execution.lastExecution().toRdd().id())
     except Exception as error:  # noqa: BLE001 - most plans have no rdd(), and Spark's own classes may change
         logger.debug("A batch of query %s is not as Spark gave it: %s", query, error)
         return False
-
-
-def _execution(spark: SparkSession, query: str) -> Any:
-    """Returns Spark's ``StreamExecution`` of the query, which stays the same for the run."""
-    active = spark._jsparkSession.sharedState().activeStreamingQueries()
-    if (found := active.get(jvm().java.util.UUID.fromString(query))) is None:
-        raise LookupError(f"Spark does not run query {query}.")
-    return found
 
 
 def _planned(execution: Any, batch: int) -> tuple[str, ...] | None:

@@ -20,13 +20,12 @@ from pathlib import Path
 from types import TracebackType
 
 from sparkonce.driver.outage import Timing
-from sparkonce.driver.split_run import Handover, SplitRun, continued, resumed
+from sparkonce.driver.split_run import Handover, SplitRun, TasksEnded, continued, resumed
 from sparkonce.driver.start import read_log
 from sparkonce.errors import PrepareError, SupersededError
 from sparkonce.log import DecisionLog
 from sparkonce.protocol import codec
 from sparkonce.protocol.events import BatchAsked
-from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.ownership import Token
 from sparkonce.protocol.state import State
 from sparkonce.protocol.view import Claim
@@ -106,9 +105,9 @@ class Ends:
                 return
             run = self._run(None, patience_s=_ABORT_WITHIN_S)
             try:
-                run.run_batch(asked, _Undone())
+                run.run_batch(asked, TasksEnded())
             except (PrepareError, SupersededError) as error:
-                if not isinstance(error, SupersededError) and _REASON not in error.message:
+                if not isinstance(error, SupersededError) and TasksEnded.NO_MORE_TASKS not in error.message:
                     raise
             finally:
                 run.close()
@@ -137,31 +136,6 @@ class Ends:
             moved=self.moved,
             known=known,
         )
-
-
-_REASON = "Spark has given the batch up."
-
-
-class _Undone:
-    """The work of a batch that is only aborted. See `sparkonce.driver.work.BatchWork`."""
-
-    def write(
-        self, sinks: object, only: object, computed: object = None
-    ) -> tuple[Sequence[Handle], bool]:  # the same names as the protocol's
-        """Writes nothing.
-
-        Raises:
-            PrepareError: Always, so that the run aborts everything.
-        """
-        del sinks, only, computed
-        raise PrepareError(_REASON)
-
-    def run_into_nothing(self) -> None:
-        """Does nothing: Spark has already run the plan."""
-
-    def is_stopped(self) -> bool:
-        """Returns False: nothing was stopped."""
-        return False
 
 
 logger = logging.getLogger("sparkonce")

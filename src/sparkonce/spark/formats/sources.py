@@ -33,7 +33,7 @@ _JOBS = uuid.UUID("6c7d6b0e-5f0a-4b56-9a6e-0a3f5b1f7f11")
 
 
 class FormatSource(DataSource):  # type: ignore[misc]
-    """A format. Its subclasses define which one."""
+    """A format. `sources` creates a subclass for each."""
 
     of: SparkFormat
     stores: Settings | None = None
@@ -144,43 +144,10 @@ def _patience(options: Mapping[str, str]) -> float:
         ) from None
 
 
-class KafkaFormat(FormatSource):
-    """The format ``sparkonce-kafka``."""
-
-    of = FORMATS[0]
-
-
-class PostgresFormat(FormatSource):
-    """The format ``sparkonce-postgres``."""
-
-    of = FORMATS[1]
-
-
-class MySQLFormat(FormatSource):
-    """The format ``sparkonce-mysql``."""
-
-    of = FORMATS[2]
-
-
-class RedisFormat(FormatSource):
-    """The format ``sparkonce-redis``."""
-
-    of = FORMATS[3]
-
-
-class FilesFormat(FormatSource):
-    """The format ``sparkonce-files``."""
-
-    of = FORMATS[4]
-
-
 def sources(stores: Settings | None) -> Iterator[type[FormatSource]]:
     """Yields all formats, as classes that carry a session's store settings to Spark's processes."""
-    for source in SOURCES:
-        yield type(source.__name__, (source,), {"stores": stores})
-
-
-SOURCES = (KafkaFormat, PostgresFormat, MySQLFormat, RedisFormat, FilesFormat)
+    for one in FORMATS:
+        yield type(one.name, (FormatSource,), {"of": one, "stores": stores})
 
 
 def register(spark: Any) -> None:
