@@ -78,10 +78,6 @@ def explain_checkpoint(
         reader: See `sparkonce.analysis.sinks.parse_reader`.
         downtime: The longest downtime of the query.
         ask: The settings for querying the brokers of its topics, under librdkafka's names; None not to query them.
-
-    Raises:
-        ConfigurationError: If the folder is not a checkpoint, or an argument is invalid.
-        LogError: If its decision log cannot be read.
     """
     found = checkpoint_facts(files)
     sources = found.sources

@@ -89,11 +89,7 @@ class Explanation:
 
 
 def judge(pipeline: Pipeline) -> Explanation:
-    """Returns the level of each part of the pipeline, with the reasons.
-
-    Raises:
-        ConfigurationError: If the pipeline has no source or no sink.
-    """
+    """Returns the level of each part of the pipeline, with the reasons."""
     if not pipeline.sources or not pipeline.sinks:
         raise ConfigurationError(
             f"{pipeline.query}: no {'sink' if pipeline.sources else 'source'} was found in it.",

@@ -101,10 +101,7 @@ class EngineFacts:
     Attributes:
         checkpoint: The checkpoint's location; None if there is none, or it is unknown.
         temporary: True if Spark deletes the checkpoint because none was set; None if unknown.
-        continuous: True for a continuous trigger.
-        real_time: True for a real-time trigger.
         interval: The trigger's interval, if it has one.
-        async_progress: True if ``asyncProgressTrackingEnabled`` is set.
         plan: The facts about the plan; None if unknown.
         conf: The session settings that the rules need.
     """
@@ -175,9 +172,7 @@ class Pipeline:
     Attributes:
         query: The query's name, id or file, for display.
         sources: The sources, at least one.
-        engine: See `EngineFacts`.
         sinks: The sinks, at least one. Several sinks are committed as one unit.
-        reader: See `ReaderFacts`.
         downtime: The longest downtime of the query; None if not specified.
     """
 
@@ -202,15 +197,7 @@ _ONE = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)")
 
 
 def parse_duration(text: str, what: str) -> timedelta:
-    """Parses a duration. A number without a unit is in milliseconds, as in Spark and Kafka.
-
-    Args:
-        text: For example ``2h``, ``7d``, ``10 minutes``.
-        what: The name of the setting, for the error.
-
-    Raises:
-        ConfigurationError: If it is not a duration.
-    """
+    """Parses a duration such as ``10 minutes``. A number without a unit is in milliseconds, as in Spark and Kafka."""
     said = text.strip().lower()
     if said.isdecimal():
         return timedelta(milliseconds=int(said))

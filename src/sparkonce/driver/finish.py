@@ -27,14 +27,7 @@ _NOT_FINAL = frozenset({Outcome.RETRY, Outcome.UNKNOWN})
 
 
 class BatchFinisher:
-    """Carries out the effects of FINISHING, ABORTING and CONCLUDING.
-
-    Args:
-        sinks: The sinks of the run.
-        sweeper: The sweeper, which avoids transaction names for which a request may still arrive.
-        patience_s: How long handles without a final outcome are retried, in seconds.
-        failure: Collects the advice to show the user if the query stops.
-    """
+    """Carries out the effects of FINISHING, ABORTING and CONCLUDING."""
 
     def __init__(self, sinks: RunSinks, sweeper: Sweeper, patience_s: float, failure: Failure) -> None:
         self._sinks = sinks

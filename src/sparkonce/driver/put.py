@@ -29,9 +29,7 @@ class LogWriter:
     """Writes to the decision log for one run.
 
     Args:
-        log: The log.
         patience_s: How long to wait for a full or unreachable store, in seconds.
-        failure: Records why a put failed.
         grown_old: Returns a message if a transaction of the batch being decided has become too old; empty if none has.
     """
 

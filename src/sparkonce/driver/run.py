@@ -43,21 +43,12 @@ class RunDriver:
     """Carries out the coordinator's effects for one run.
 
     Args:
-        run: Spark's run id.
-        query: Spark's query id.
-        sinks: The sinks, by name.
-        log: The decision log.
-        timing: How long to wait.
-        listener: Called with each phase.
-        library: The library's version, for the claim.
-        moved: True if the log was moved here, not copied.
         accept_lost: For each sink, the newest batch that may be missing from its server.
         reporters: The reporters of the query's positions.
         topics: Maps the topic ids in the log to the topic ids to record in the claim.
         known: The state of a run that another process began. By default, the run begins here.
 
     Attributes:
-        state: The coordinator's state.
         progress: The progress of the last 100 batches.
         has_all_sinks: False for a run that may have only some of the query's sinks.
     """
@@ -194,15 +185,7 @@ class RunDriver:
         watch: Stopwatch,
         until: tuple[type[do.Effect], ...] = (do.Done,),
     ) -> Any:
-        """Carries out effects until the coordinator requests one of the types in ``until``, and returns that effect.
-
-        Args:
-            first: The first event, or an effect that the coordinator requested in another process.
-            batch: Spark's batch id.
-            work: The plan of the batch.
-            watch: Records the time of each phase.
-            until: The types of effect to stop at.
-        """
+        """Carries out effects until the coordinator requests one of the types in ``until``, and returns that effect."""
         try:
             if isinstance(first, on.BatchAsked):
                 self.state, effect = step(self.state, first)
@@ -230,11 +213,7 @@ class RunDriver:
         return effect
 
     def _perform(self, effect: do.Effect, work: BatchWork) -> on.Event:
-        """Carries out one effect, and returns the event that answers it.
-
-        Raises:
-            SparkonceError: If the effect fails, and the run cannot continue without it.
-        """
+        """Carries out one effect, and returns the event that answers it."""
         match effect:
             case do.ReadLog(view=view):
                 outage = Outage(self._patience_s, is_stopped=work.is_stopped)

@@ -22,11 +22,7 @@ logger = logging.getLogger("sparkonce")
 class RunSinks:
     """The sinks of one run.
 
-    Args:
-        sinks: The sinks, by name.
-
     Attributes:
-        by_name: The sinks, by name.
         transactional: The names of the sinks whose writes are transactions (EXACTLY_ONCE).
         direct: The names of the sinks that write before the decision, without transactions (AT_LEAST_ONCE).
         after: The names of the sinks that write after the decision (AT_MOST_ONCE).
@@ -141,9 +137,6 @@ class Monitors:
     Args:
         make: Creates the monitors, in the thread.
         every_s: The time between two checks, in seconds. With 0, there is no thread.
-
-    Attributes:
-        batch_s: The duration of the last batch.
     """
 
     def __init__(self, make: Callable[[], Sequence[Monitor]], every_s: float) -> None:

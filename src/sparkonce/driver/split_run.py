@@ -60,9 +60,6 @@ class SplitRun(RunDriver):
 
         Returns:
             The batch for its tasks, or None if the batch was completed instead.
-
-        Raises:
-            SparkonceError: If the run must stop.
         """
         with self._at_work:
             watch, opened_s = Stopwatch(), time.monotonic()
@@ -81,16 +78,7 @@ class SplitRun(RunDriver):
             )
 
     def finish_batch(self, handover: Handover, handles: Sequence[Handle], *, loser_possible: bool) -> BatchProgress:
-        """Commits a batch that the tasks have prepared.
-
-        Args:
-            handover: The value that `begin_batch` returned.
-            handles: The handles that the tasks have prepared.
-            loser_possible: True if there may be losing task attempts.
-
-        Raises:
-            SparkonceError: If the run must stop.
-        """
+        """Commits a batch that the tasks have prepared."""
         with self._at_work:
             watch = Stopwatch()
             opened = partial(setattr, self._writer, "opened_s", handover.opened_s)

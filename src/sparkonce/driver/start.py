@@ -51,14 +51,7 @@ def check_before_claim(
 ) -> tuple[LogView, SinkFacts]:
     """Reads the log, checks every sink, and refuses a log that lacks commits that a server remembers.
 
-    Args:
-        sinks: The sinks, by name.
-        committer: Returns the committer of a sink.
-        log: The query's decision log.
-        query: The short form of the query's id.
-        deadline_s: The time limit for retrying requests to the store and the sinks, in seconds. For traces, it is at
-            most a minute.
-        has_all_sinks: False if the query may have more sinks.
+    Requests to the store and the sinks are retried until the deadline; those for traces for at most a minute.
 
     Raises:
         LogError: If the log contains a record that no run of sparkonce can have written.
@@ -197,15 +190,7 @@ def recorded_facts(view: LogView) -> dict[str, Facts]:
 
 
 def check_accepted(accepted: Mapping[str, int], batch: int) -> None:
-    """Checks that only finished batches are accepted as lost.
-
-    Args:
-        accepted: For each sink, the newest batch that may be missing.
-        batch: The next batch. All batches before it are finished.
-
-    Raises:
-        ConfigurationError: If an accepted batch is not before ``batch``.
-    """
+    """Checks that only finished batches are accepted as lost."""
     if any(newest >= batch for newest in accepted.values()):
         raise errors.ConfigurationError(
             f"accept_lost_batches={dict(accepted)!r}: batch {batch} is next, and only earlier batches are finished.",
@@ -223,14 +208,7 @@ def check_servers(
     """Checks that each server still has the newest batch that is known to be finished there.
 
     If a failover lost only the commit of a transaction that is still prepared, the commit is repeated and no rows are
-    lost.
-
-    Args:
-        effect: The effect: the sinks to check, and the next batch. All batches before it are finished.
-        committer: Returns the committer of a sink.
-        accepted: For each sink, the newest batch that may be missing.
-        patience_s: The total time to wait for unreachable servers, in seconds.
-        is_stopped: Returns True once the query is stopped, which ends the wait.
+    lost. ``accepted`` has, for each sink, the newest batch that may be missing.
 
     Raises:
         ConfigurationError: If an accepted batch is not finished.
@@ -375,11 +353,7 @@ class ResumePoint:
 
 
 def mend(checkpoint: SparkCheckpoint, view: LogView) -> None:
-    """Rewrites those empty files of Spark whose content is in the decision log.
-
-    Args:
-        checkpoint: The query's checkpoint. No driver may be running on it.
-        view: The content of its decision log.
+    """Rewrites those empty files of Spark whose content is in the decision log. No driver may be running on them.
 
     Raises:
         CheckpointMismatchError: If other files are empty. If they can be deleted safely, the message has the command.

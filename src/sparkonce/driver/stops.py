@@ -120,13 +120,7 @@ def taken_away(reasons: Iterable[str]) -> str:
 
 
 def stop_error(stop: do.Stop, batch: int, advice: str = "") -> errors.SparkonceError:
-    """Returns the error for a stop at a batch.
-
-    Args:
-        stop: The coordinator's effect.
-        batch: Spark's batch id.
-        advice: See `Failure.advice`.
-    """
+    """Returns the error for a stop at a batch."""
     kind, next_step = _ERRORS[stop.reason]
     if advice and stop.reason in _ADVISED:
         next_step = advice

@@ -30,8 +30,6 @@ class Sweeper:
 
     Args:
         names: The sinks that are swept after a batch.
-        committer: Returns the committer of a sink.
-        owner: Returns the owner of a run's transactions in a sink.
         at_work: The lock that is held while a batch is in progress.
         every_s: The time between two sweeps if there is no sign of a losing attempt, in seconds. With 0, each batch
             ends with a sweep.

@@ -35,14 +35,6 @@ logger = logging.getLogger("sparkonce")
 class BatchWriter:
     """Carries out the effects of WRITING, VALIDATING and DELIVERING.
 
-    Args:
-        sinks: The sinks of the run.
-        positions: The position reporters, which get the batch's end offsets before the decision.
-        sweeper: The sweeper, which aborts the open transactions of a failed write.
-        log: The log, read to find out whether a newer run has claimed it.
-        patience_s: The total time to wait for systems that are unreachable or full, in seconds.
-        failure: Records why a write failed.
-
     Attributes:
         rows_asked: The number of input rows of the batch; None if unknown.
         opened_s: The earliest time (`time.monotonic`) at which the batch may have opened a transaction; None before
@@ -78,11 +70,7 @@ class BatchWriter:
         self.opened_s: float | None = None
 
     def write(self, effect: do.Write, state: State, work: BatchWork) -> on.Event:
-        """Runs the plan once and prepares every slot. A repeated write first undoes the previous one.
-
-        Raises:
-            ConfigurationError: If lost rows would be written to a different target than the rest of their batch.
-        """
+        """Runs the plan once and prepares every slot. A repeated write first undoes the previous one."""
         if not effect.sinks:
             return on.Prepared(handles=())
         check_same_target(state, self._sinks.facts)
@@ -260,13 +248,6 @@ def check_same_target(state: State, facts: Callable[[str], Facts]) -> None:
     """Refuses to heal a sink if the rest of its batch was committed to a different target.
 
     A sink that has lost all of the batch may write it to any target.
-
-    Args:
-        state: The state of the run, while it heals.
-        facts: Returns a sink's facts in this run.
-
-    Raises:
-        ConfigurationError: If the targets differ. The message names both.
     """
     healing = state.finishing
     if healing is None:

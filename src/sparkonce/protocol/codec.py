@@ -281,22 +281,14 @@ def read_json(data: bytes) -> Any:
 
 
 def text(value: Any) -> str:
-    """Returns the value if it is a string.
-
-    Raises:
-        ValueError: If it is not.
-    """
+    """Returns the value if it is a string."""
     if not isinstance(value, str):
         raise ValueError(f"{type(value).__name__} where a text is written")
     return value
 
 
 def number(value: Any) -> int:
-    """Returns the value if it is an integer of at most 64 bits.
-
-    Raises:
-        ValueError: If it is not.
-    """
+    """Returns the value if it is an integer of at most 64 bits."""
     if isinstance(value, bool) or not isinstance(value, int) or not -_MOST < value < _MOST:
         raise ValueError(f"{type(value).__name__} where a whole number of at most 64 bits is written")
     return value

@@ -25,8 +25,6 @@ class Put:
     """Put the record durably at the position if that is free, then read the floor.
 
     Attributes:
-        position: The position.
-        record: The record.
         contested: For a claim, the number of claims since the last decision. If it is high, drivers keep superseding
             each other, and this one waits before its put.
     """
@@ -38,13 +36,7 @@ class Put:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckServers:
-    """Check that no server was restored from a backup older than the newest finished batch.
-
-    Attributes:
-        batch: Spark's batch id. All earlier batches are finished.
-        sinks: The sinks whose servers are checked.
-        view: The log.
-    """
+    """Check that no server was restored from a backup older than the newest finished batch."""
 
     batch: int
     sinks: tuple[str, ...]
@@ -56,7 +48,6 @@ class Sweep:
     """Abort every open transaction of exactly these runs.
 
     Attributes:
-        runs: The runs.
         best_effort: True if the run may continue even if some transactions could not be aborted.
         optional: True if the sweep may be postponed while there is no sign of a losing task attempt.
     """
@@ -83,8 +74,6 @@ class Write:
     """Run the batch's plan, write its rows, and prepare every slot.
 
     Attributes:
-        batch: Spark's batch id.
-        sinks: The sinks to write to.
         only: If not None, write only these (sink, slot) pairs, and only count and fingerprint the others.
         attempt: Why the batch is written now.
     """
@@ -97,13 +86,7 @@ class Write:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Validate:
-    """Ask the sinks and position reporters for objections to the decision, and check the transactions' age.
-
-    Attributes:
-        sinks: The sinks that were written to.
-        handles: The prepared handles.
-        offsets: The batch's end offsets, one JSON line per source.
-    """
+    """Ask the sinks and position reporters for objections to the decision, and check the transactions' age."""
 
     sinks: tuple[str, ...]
     handles: tuple[Handle, ...]
@@ -123,7 +106,6 @@ class Finish:
     """Commit the handles, in parallel, and abort those that are void.
 
     Attributes:
-        batch: Spark's batch id.
         handles: The handles, all of them named by the decision.
         attempt: The number of the attempt, from 0. Attempt 0 restarts the time limit for retries.
         void: The (sink, slot) keys of the handles to abort.
@@ -165,13 +147,7 @@ class DeleteBelow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conclude:
-    """Tell these sinks that the whole batch is committed.
-
-    Attributes:
-        batch: Spark's batch id.
-        sinks: The sinks to tell.
-        handles: All handles of the batch.
-    """
+    """Tell these sinks that the whole batch is committed."""
 
     batch: int
     sinks: tuple[str, ...]
@@ -190,8 +166,6 @@ class Done:
     """The batch is committed. Spark may continue.
 
     Attributes:
-        batch: Spark's batch id.
-        handles: All handles of the batch.
         recovered: True if the batch was already decided when Spark passed it to this run.
         healed: The number of lost transactions that were written again.
     """

@@ -14,7 +14,6 @@ class BatchAsked:
     """Spark asks for a batch.
 
     Attributes:
-        batch: Spark's batch id.
         offsets: The batch's end offsets, one JSON line per source, as in Spark's offset log.
         previous_offsets: The end offsets of the previous batch, or None if Spark no longer has them.
     """
@@ -140,8 +139,6 @@ class HandlesFinished:
     """The outcomes of an `effects.Finish`, in the same order as its handles.
 
     Attributes:
-        outcomes: One for each handle.
-        attempt: The attempt number of the `effects.Finish`.
         deadline_passed: If the time for retries is up, the reason why some handles have no final outcome; empty
             otherwise.
     """

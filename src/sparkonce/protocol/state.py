@@ -66,12 +66,7 @@ class Writing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Putting:
-    """The put in progress, in CLAIMING, DECIDING and RESOLVING.
-
-    Attributes:
-        record: The record to put into the log.
-        doubts: The number of consecutive lost replies.
-    """
+    """The put in progress, in CLAIMING, DECIDING and RESOLVING."""
 
     record: Record
     doubts: int = 0
@@ -113,13 +108,9 @@ class State:
         direct: The sinks that write before the decision, without transactions (AT_LEAST_ONCE).
         after: The sinks that write after the decision (AT_MOST_ONCE).
         reports: True if the query reports its positions.
-        phase: The phase of the run.
         view: The log as last read, plus the run's own records.
         token: The run's token, once its claim is in the log.
         swept: True once the transactions that older runs left open have been swept.
-        batch: The current batch.
-        writing: The write in progress.
-        putting: The put in progress.
         finishing: The current batch, once it is decided.
         then: The effect that follows once the run's own transactions are undone.
     """

@@ -24,11 +24,6 @@ class Claim:
 
     Attributes:
         nonce: The random part of the run's token. The token's position is this record's position.
-        run: Spark's run id.
-        query: Spark's query id.
-        host: The driver's host.
-        process: The driver's process id.
-        library: The library's version.
         location: The log's folder. A different folder in a later run reveals that the checkpoint was copied or moved.
         sinks: The facts that the run's preflight found about each sink.
         sources: The ids of the Kafka topics that the query reads, if the brokers reported them.
@@ -53,8 +48,6 @@ class _OfBatch:
 
     Attributes:
         token: The token of the run that decided the batch.
-        query: Spark's query id.
-        batch: Spark's batch id.
         offsets: The end offsets of each source, as the JSON lines of Spark's offset log.
         handles: The handles in effect, of every sink and slot, sorted.
     """

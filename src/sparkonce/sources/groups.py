@@ -77,11 +77,7 @@ class GroupOffsets:
 
 
 class GroupReporter:
-    """The driver's side of a `GroupOffsets`, for one run.
-
-    Args:
-        offsets: The group, the topics and the settings.
-    """
+    """The driver's side of a `GroupOffsets`, for one run."""
 
     def __init__(self, offsets: GroupOffsets) -> None:
         self._offsets = offsets
@@ -90,14 +86,7 @@ class GroupReporter:
         self._left_s = offsets.deadline_s
 
     def check(self, facts: Mapping[str, Facts]) -> None:
-        """Checks that offsets and rows can share a transaction.
-
-        Args:
-            facts: The result of each sink's preflight, by name.
-
-        Raises:
-            ConfigurationError: If the group and the sink are on different clusters.
-        """
+        """Checks that offsets and rows can share a transaction."""
         sink = self._offsets.in_transaction_of
         if sink is None:
             return

@@ -60,15 +60,7 @@ _PBES2 = bytes.fromhex("06092a864886f70d01050d")
 
 
 def consumer_settings(user: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the settings in the form that Java's consumer expects.
-
-    Args:
-        user: The settings under librdkafka's or Java's names, with or without Spark's prefix ``kafka.``.
-
-    Raises:
-        ConfigurationError: If a setting is unknown, appears twice, or cannot be used with Spark's source. The message
-            names it.
-    """
+    """Returns settings, with or without Spark's prefix ``kafka.``, in the form that Java's consumer expects."""
     plain: dict[str, Any] = {}
     for setting, value in mapping("settings", user, example="{'bootstrap.servers': 'broker:9092'}").items():
         name = setting.removeprefix("kafka.")
@@ -97,12 +89,6 @@ def connection_settings(options: Mapping[str, str]) -> dict[str, str]:
 
     This is the inverse of `consumer_settings` for connection settings. The driver contacts the brokers through
     kafka-python, for which `sparkonce.sinks.kafka.settings.admin_settings` translates the result.
-
-    Args:
-        options: The options of Spark's source, with names in lower case.
-
-    Raises:
-        ConfigurationError: If only Java's client supports a setting. The message names it.
     """
     java = {name.removeprefix("kafka."): value for name, value in options.items() if name.startswith("kafka.")}
     protocol = java.get("security.protocol", "PLAINTEXT").upper()
@@ -350,12 +336,7 @@ _WORDS = {"earliest": -2, "latest": -1}
 
 
 def starting_options(starting: Starting) -> dict[str, str]:
-    """Returns Spark's options for the starting offsets.
-
-    Raises:
-        ConfigurationError: If a value is not a valid start, or times and offsets are mixed. The message names the
-            value.
-    """
+    """Returns Spark's options for the starting offsets."""
     if isinstance(starting, datetime):
         return {"startingTimestamp": str(_milliseconds(starting))}
     if isinstance(starting, str):

@@ -393,11 +393,7 @@ def _agree(found: frozenset[str], recorded: str) -> bool:
 
 
 class SourceTopics:
-    """Compares topic ids at the start of a run and before each decision; a `PositionReporter`.
-
-    Args:
-        sources: The query's Kafka sources.
-    """
+    """Compares topic ids at the start of a run and before each decision; a `PositionReporter`."""
 
     def __init__(self, sources: Sequence[SourceFacts]) -> None:
         self._sources = [dict(source.options or {}) for source in sources]
@@ -470,11 +466,7 @@ class SourceTopics:
         """Checks nothing: topics do not depend on sinks."""
 
     def check_same(self) -> None:
-        """Refuses a run that found a different topic than the log has recorded.
-
-        Raises:
-            PreflightError: If the ids differ. The message names the topic and both ids.
-        """
+        """Refuses a run that found a different topic than the log has recorded."""
         if self._changed:
             raise PreflightError(
                 self._changed,

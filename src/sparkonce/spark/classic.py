@@ -109,21 +109,7 @@ def check_servers(
 class ClassicRun:
     """A run of a query in a classic session. Each start of the query begins a new run.
 
-    Args:
-        df: The run's first batch.
-        batch: The number of the first batch.
-        run: Spark's run id.
-        query: Spark's query id.
-        settings: The query's settings.
-        listener: The query's listener, which gets the run and its phases.
-        former: The previous run's driver, which is closed once the new run has passed its checks.
-
-    Attributes:
-        run_id: Spark's run id.
-        driver: The run's driver.
-
-    Raises:
-        SparkonceError: If the run cannot start.
+    The former run's driver is closed once the new run has passed its checks.
     """
 
     def __init__(
@@ -163,11 +149,7 @@ class ClassicRun:
         self.driver, self._topics = settings.begin_run(listener, run, query, files, sources, offsets or ())
 
     def commit(self, df: DataFrame, batch: int) -> BatchProgress:
-        """Commits a batch.
-
-        Raises:
-            SparkonceError: If the query must stop.
-        """
+        """Commits a batch."""
         settings = self._settings
         if (offsets := self._offsets(batch)) is None:
             raise missing_offsets(settings.checkpoint, batch)

@@ -55,11 +55,7 @@ _SERVER = "On the server of Spark Connect install the same sparkonce as on the c
 
 
 def check_can_connect(sinks: Sequence[TwoPhaseCommitSink], rows_per_slot: int | None) -> None:
-    """Refuses sinks and settings that need the driver's JVM.
-
-    Raises:
-        ConfigurationError: If a sink or a setting needs the JVM. The message names it.
-    """
+    """Refuses sinks and settings that need the driver's JVM."""
     for sink in sinks:
         if sink.writes_with_session:
             raise ConfigurationError(
@@ -154,22 +150,7 @@ class ConnectWork(SparkWork):
 
 
 class ConnectRun:
-    """The run of a query in the process next to the server. A process has exactly one run.
-
-    Args:
-        df: The first batch.
-        batch: The number of the first batch.
-        settings: The query's settings.
-        listener: The query's listener, which gets the run and its phases.
-
-    Attributes:
-        run_id: Spark's run id.
-        driver: The run's driver.
-
-    Raises:
-        ConfigurationError: If the checkpoint does not belong to a query that runs in this session.
-        SparkonceError: If the run cannot start.
-    """
+    """The run of a query in the process next to the server. A process has exactly one run."""
 
     def __init__(self, df: DataFrame, batch: int, settings: QuerySettings, listener: QueryListener) -> None:
         self._session = session = df.sparkSession
@@ -202,11 +183,7 @@ class ConnectRun:
             check_names(kafka, before or offsets, batch if is_decided else None)
 
     def commit(self, df: DataFrame, batch: int) -> BatchProgress:
-        """Commits a batch.
-
-        Raises:
-            SparkonceError: If the query must stop.
-        """
+        """Commits a batch."""
         offsets = self._offsets(batch)
         before = input_offsets(self._checkpoint, batch - 1, self._patience_s)
         rows = rows_read(before, offsets, self._others)
@@ -311,11 +288,7 @@ def pickled(
 
 
 def unpickled(kind: Callable[..., Any], version: str, build: str, data: bytes) -> Any:
-    """Returns an `ExactlyOnce` with the settings that a Spark Connect client has pickled.
-
-    Raises:
-        ConfigurationError: If the client has a different build of sparkonce.
-    """
+    """Returns an `ExactlyOnce` with the settings that a Spark Connect client has pickled."""
     if (version, build) != (here := (__version__, build_of("sparkonce"))):
         raise ConfigurationError(
             f"The client has sparkonce {version} (build {build}), and the server of Spark Connect {here[0]} (build "

@@ -29,9 +29,5 @@ class Limited(SupportsTriggerAvailableNow):  # type: ignore[misc]
         return ReadAllAvailable() if self._most is None else ReadMaxRows(self._most)
 
     def most_rows(self, limit: Any) -> int | None:
-        """Returns the maximum number of rows in a batch; None for no limit.
-
-        Args:
-            limit: Spark's limit; None before Spark 4.2, which does not pass one.
-        """
+        """Returns the maximum number of rows in a batch; None for no limit. Before Spark 4.2, Spark passes no limit."""
         return self._most if limit is None else getattr(limit, "max_rows", None)

@@ -43,9 +43,6 @@ def reads_plainly(plan: Any) -> bool:
     """Returns True if a query only selects and filters rows from Kafka, with Spark's own functions.
 
     Such rows cost a task little. The rows of other plans, with user functions, state or joins, may cost more.
-
-    Args:
-        plan: The query's analyzed plan.
     """
     operators = list(nodes(plan))
     # including those of subqueries, which Spark turns into joins

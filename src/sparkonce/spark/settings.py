@@ -44,14 +44,8 @@ class QuerySettings:
 
     Attributes:
         sinks: All sinks by name, including those that take dead letters.
-        dead_letters: The dead-letter sink of each sink that has one.
-        shares: The part of each batch that each sink writes.
-        checkpoint: The checkpoint's location.
         is_checked: True once `sparkonce.ExactlyOnce.start` has checked the query.
         sources: The sources that `start` found on a client of Spark Connect; None if it was not called there.
-
-    Raises:
-        ConfigurationError: If a setting is wrong.
     """
 
     def __init__(
@@ -151,11 +145,7 @@ def _accept_lost(accepted: object, sinks: Mapping[str, TwoPhaseCommitSink]) -> d
 def checked_groups(
     groups: GroupOffsets | Sequence[GroupOffsets], sinks: Mapping[str, TwoPhaseCommitSink]
 ) -> tuple[GroupOffsets, ...]:
-    """Checks and returns the consumer groups that get the query's offsets.
-
-    Raises:
-        ConfigurationError: If a group is not a `GroupOffsets`, or names a sink without Kafka transactions.
-    """
+    """Checks and returns the consumer groups that get the query's offsets."""
     found = tuple(groups) if isinstance(groups, list | tuple) else (groups,)
     for group in found:
         if not isinstance(group, GroupOffsets):

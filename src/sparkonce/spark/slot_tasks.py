@@ -41,12 +41,6 @@ def answers_of(rows: DataFrame, task: SlotTask, needs: Needs, cache: JvmCache) -
 
     The function that the tasks run never changes, so it is created only for a run's first batch. Tasks get the
     batch's number from a local property, which Spark sends with each task.
-
-    Args:
-        rows: The rows.
-        task: The task of every slot.
-        needs: What a worker needs.
-        cache: Holds the previous batch's function, which is reused if the new one has the same pickled bytes.
     """
     session, context = rows.sparkSession, rows.sparkSession.sparkContext
     context.setLocalProperty(_BATCH, str(task.batch))

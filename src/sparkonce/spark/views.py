@@ -51,11 +51,7 @@ class Share:
     dead_letters: Mapping[str, str] = field(default_factory=dict)
 
     def columns(self, sink: TwoPhaseCommitSink, schema: pa.Schema) -> tuple[str, ...]:
-        """Returns the columns that a sink takes from the share, or from dead letters.
-
-        Raises:
-            SchemaError: If the sink refuses a column. The message names it.
-        """
+        """Returns the columns that a sink takes from the share, or from dead letters."""
         return dead_letter_columns(sink) if self.is_for_dead_letters(sink.name) else tuple(sink.columns(schema))
 
     def is_for_dead_letters(self, name: str) -> bool:
@@ -63,11 +59,7 @@ class Share:
         return name in self.dead_letters.values()
 
     def of_none(self, empty: DataFrame) -> DataFrame:
-        """Returns the share of these sinks in a batch without rows, from which a start learns their columns.
-
-        Raises:
-            ConfigurationError: For the same reasons as `of`, or if the view fails in any other way.
-        """
+        """Returns the share of these sinks in a batch without rows, from which a start learns their columns."""
         try:
             return self.of(empty)
         except SparkonceError:
@@ -81,11 +73,7 @@ class Share:
             ) from error
 
     def of(self, batch: DataFrame) -> DataFrame:
-        """Returns the share of these sinks in a batch.
-
-        Raises:
-            ConfigurationError: If the view does not return a DataFrame, or does not fit the rows.
-        """
+        """Returns the share of these sinks in a batch."""
         if self.view is None:
             return batch
         try:
@@ -113,11 +101,7 @@ class Share:
 
 
 def views_of(sinks: Sinks) -> dict[TwoPhaseCommitSink, View | None]:
-    """Returns the sinks that a user has passed, in that order, each with its view.
-
-    Raises:
-        ConfigurationError: If there are no sinks, two have the same name, or a view is not a function.
-    """
+    """Returns the sinks that a user has passed, in that order, each with its view."""
     several = isinstance(sinks, Iterable) and not isinstance(sinks, str)
     listed: list[Any] = list(sinks) if several else [sinks]  # type: ignore[arg-type]
     for sink in listed:
@@ -145,12 +129,7 @@ def views_of(sinks: Sinks) -> dict[TwoPhaseCommitSink, View | None]:
 
 
 def shares(views: Mapping[TwoPhaseCommitSink, View | None], dead_letters: DeadLetterSinks = _NONE) -> tuple[Share, ...]:
-    """Groups the sinks by their view. Views are compared by identity, because a view may define its own equality.
-
-    Args:
-        views: The sinks with their views.
-        dead_letters: The dead-letter sinks; see `dead_letter_sinks`.
-    """
+    """Groups the sinks by their view. Views are compared by identity, because a view may define its own equality."""
     together: dict[int, dict[str, TwoPhaseCommitSink]] = {}
     dead: dict[int, dict[str, str]] = {}
     for sink, view in views.items():
@@ -167,10 +146,6 @@ def shares(views: Mapping[TwoPhaseCommitSink, View | None], dead_letters: DeadLe
 
 def arrow_schema(schema: StructType, *, is_case_sensitive: bool = True) -> pa.Schema:
     """Returns the columns as a sink sees them.
-
-    Args:
-        schema: The columns.
-        is_case_sensitive: False if names that only differ in case refer to the same column.
 
     Raises:
         SchemaError: If a column appears twice, is an array or map of nulls, or has a type that PySpark cannot transfer
@@ -226,13 +201,7 @@ def _is_transferred(column: StructField) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareSample:
-    """The share of some sinks in an empty batch.
-
-    Attributes:
-        share: The sinks with their view.
-        batch: The empty batch.
-        frame: The sinks' share of the empty batch.
-    """
+    """The share of some sinks in an empty batch."""
 
     share: Share
     batch: DataFrame
@@ -240,19 +209,7 @@ class ShareSample:
 
 
 def check_columns(df: DataFrame, shares: Sequence[Share]) -> list[ShareSample]:
-    """Checks that each sink accepts the columns of its share.
-
-    Args:
-        df: The query's DataFrame or one of its batches; only its columns matter.
-        shares: The sinks with their views.
-
-    Returns:
-        The shares of an empty batch.
-
-    Raises:
-        SchemaError: If a sink refuses a column. The message names it.
-        ConfigurationError: If a view does not return a DataFrame.
-    """
+    """Checks that each sink accepts the columns of its share. Returns the shares of an empty batch."""
     empty = no_rows(df.sparkSession, df.schema)
     samples = [ShareSample(share=share, batch=empty, frame=share.of_none(empty)) for share in shares]
     is_case_sensitive = str(df.sparkSession.conf.get("spark.sql.caseSensitive", "false")).lower() == "true"
@@ -333,15 +290,7 @@ def refused_rows_of(sink: TwoPhaseCommitSink, dead_letters: DeadLetterSinks) -> 
 def dead_letter_sinks(
     views: Mapping[TwoPhaseCommitSink, View | None], dead_letters: TwoPhaseCommitSink | DeadLetterSinks | None
 ) -> DeadLetterSinks:
-    """Returns the dead-letter sink of each sink that has one.
-
-    Args:
-        views: The sinks with their views.
-        dead_letters: A dead-letter sink for all sinks, or a mapping from some sinks to their dead-letter sinks.
-
-    Raises:
-        ConfigurationError: If a sink cannot tell which rows its system refuses, or a dead-letter sink cannot be used.
-    """
+    """Returns the dead-letter sink of each sink that has one."""
     if dead_letters is None:
         return {}
     found = (

@@ -62,9 +62,6 @@ class SparkWork:
     """Runs one batch's plan. See `sparkonce.driver.work.BatchWork`.
 
     Args:
-        df: The batch.
-        batch: Spark's batch id.
-        shares: The part of the batch that each sink writes.
         grouping: Groups the partitions into fewer slots; None leaves them as they are.
         max_refused: The number of the batch's rows that may go to a dead-letter sink.
         arrow: The limits for Arrow batches, derived from earlier batches.
@@ -96,11 +93,7 @@ class SparkWork:
         only: frozenset[tuple[str, int]] | None,
         computed: Callable[[], None] | None = None,
     ) -> tuple[Sequence[Handle], bool]:
-        """Runs the plan with one Spark job per view, all at the same time.
-
-        Raises:
-            PrepareError: If a task fails.
-        """
+        """Runs the plan with one Spark job per view, all at the same time."""
         asked = [share for share in self._shares if share.sinks.keys() & sinks.keys()]
         if unwritten := sinks.keys() - {name for share in asked for name in share.sinks}:
             raise PrepareError(
@@ -249,13 +242,7 @@ class SparkWork:
         return str(df._jdf.schema().json())
 
     def _selected(self, df: DataFrame, key: Hashable, columns: Callable[[], Sequence[Column]]) -> DataFrame:
-        """Returns these columns of the rows.
-
-        Args:
-            df: The rows.
-            key: Everything that the columns depend on.
-            columns: Creates the columns.
-        """
+        """Returns these columns of the rows. The key contains everything that the columns depend on."""
         return DataFrame(df._jdf.select(self._cache.get(key, lambda: df._jcols(*columns()))), df.sparkSession)
 
     def _write_rows(
@@ -349,12 +336,7 @@ def _tasks_have_ended(tracker: StatusTracker, group: str) -> bool:
 
 
 def check_plans(samples: Sequence[ShareSample], kind: type[SparkWork] = SparkWork) -> None:
-    """Analyzes the exact plan of each view's job on a batch without rows, including fingerprints and row checks.
-
-    Raises:
-        SchemaError: If Spark has no fingerprint for a column, or the rows of some sinks cannot be checked. The message
-            names the column or the sinks.
-    """
+    """Analyzes the exact plan of each view's job on a batch without rows, including fingerprints and row checks."""
     nobody = Owner(query="0" * 12, token=Token(0, "0" * 8))
     for one in samples:
         share = one.share

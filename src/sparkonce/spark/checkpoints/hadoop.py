@@ -113,10 +113,6 @@ def in_time(call: Callable[[], Answer], decisive: Decisive | None = None) -> Ans
     The call then runs in a separate thread of the JVM, too. Spark interrupts the query's own thread when the query is
     stopped, and an interrupt in the middle of a put would leave its outcome unknown.
 
-    Args:
-        call: The call, which is made once.
-        decisive: Records whether the call has started a request that must be answered.
-
     Raises:
         PutUnknownError: If a decisive request was not answered in time.
         TimeoutError: If any other request was not answered in time.
@@ -355,11 +351,6 @@ def _array(jvm: Any, kind: Any, one: Any) -> Any:
 
 def hdfs_files(jvm: Any, settings: Any, folder: str) -> HdfsFiles:
     """Returns the files of a folder, through a client that works in any process.
-
-    Args:
-        jvm: The JVM of the session.
-        settings: Hadoop's ``Configuration``, a copy of the session's.
-        folder: The folder's URL, as Hadoop qualifies it.
 
     Raises:
         ConfigurationError: If a setting has no counterpart, or the client is not installed.

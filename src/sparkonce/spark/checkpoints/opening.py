@@ -36,10 +36,6 @@ def open_checkpoint(spark: SparkSession, location: str) -> CheckpointFiles:
     A classic session's JVM provides the settings and credential files for the store. A Spark Connect session provides
     only its settings. Credentials are then read from this process's environment, which is the Connect server's.
 
-    Args:
-        spark: The session whose query has the checkpoint, classic or Spark Connect.
-        location: See `sparkonce.storage.location.checked_location`.
-
     Raises:
         ConfigurationError: If the session cannot reach the store, or the store cannot hold a decision log.
     """

@@ -27,19 +27,7 @@ _NONE_YET = "-"
 def check_planned(
     spark: SparkSession, query: str, batch: int, checkpoint: SparkCheckpoint, recorded: Sequence[str], cache: JvmCache
 ) -> None:
-    """Refuses a batch whose rows are not the ones that the checkpoint's offsets describe.
-
-    Args:
-        spark: The session.
-        query: The query's id.
-        batch: The batch's number.
-        checkpoint: The query's checkpoint.
-        recorded: The batch's offsets in the checkpoint.
-        cache: The cache of the query's run.
-
-    Raises:
-        CheckpointMismatchError: If the offsets differ. The message shows both.
-    """
+    """Refuses a batch whose rows are not the ones that the checkpoint's offsets describe."""
     try:
         planned = _planned(cache.get("execution", partial(execution_of, spark, query)), batch)
     except Exception as error:  # noqa: BLE001 - Spark's own classes may change; then only the file counts

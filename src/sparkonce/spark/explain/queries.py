@@ -72,13 +72,7 @@ def of_query(query: StreamingQuery, stable: Stable = False) -> tuple[Pipeline, O
 
 
 def of_writer(writer: DataStreamWriter, stable: Stable = False, table: str | None = None) -> tuple[Pipeline, OurSinks]:
-    """Returns the facts of a query that is ready to start, and its sinks if they are ours.
-
-    Args:
-        writer: The stream writer, complete except for the call of ``start`` or ``toTable``.
-        stable: See `sparkonce.spark.explain.plan.plan_facts`.
-        table: The table, if that call is ``toTable``.
-    """
+    """Returns the facts of a query that is ready to start, and its sinks if they are ours."""
     jwrite = writer._jwrite
     options = lower_names(scala_map(field(jwrite, "extraOptions")))
     trigger = field(jwrite, "trigger")
@@ -115,15 +109,7 @@ def of_frame(
     trigger: Mapping[str, Any] | None = None,
     stable: Stable = False,
 ) -> tuple[Pipeline, OurSinks]:
-    """Returns the facts of a DataFrame and its intended sinks, and the sinks if they are ours.
-
-    Args:
-        df: A streaming DataFrame.
-        sink: See `sinks_of_argument`.
-        options: The options of the stream writer; None if unknown.
-        trigger: The trigger, as for ``writeStream.trigger``.
-        stable: See `sparkonce.spark.explain.plan.plan_facts`.
-    """
+    """Returns the facts of a DataFrame and its intended sinks, and the sinks if they are ours."""
     known = lower_names(options)
     when = dict(trigger or {})
     interval = when.get("processingTime")
@@ -196,9 +182,6 @@ def sinks_of_argument(sink: Any, options: Mapping[str, Any] | None = None) -> tu
         sink: See `sparkonce.analysis.arguments.sink_facts`; also an `ExactlyOnce`, a mapping of sinks to views, or a
             function that calls an `ExactlyOnce`.
         options: The options of the stream writer.
-
-    Raises:
-        ConfigurationError: If ``sink`` is none of these.
     """
     caller = None if isinstance(sink, ExactlyOnce) else sink
     for ours in (sink, *used_by(sink)):

@@ -42,11 +42,8 @@ class Ends:
 
     Attributes:
         sink: The sink, with checked columns.
-        log: The decision log.
-        query: Spark's query id, or the job's id.
         run_key: The name under which this driver stores the run; see `run_key`.
         moved: True if the user confirms that the log was moved here, not copied.
-        patience_s: How long to wait for unreachable systems, in seconds.
     """
 
     sink: TwoPhaseCommitSink
@@ -81,11 +78,7 @@ class Ends:
                 run.end()
 
     def check_decided(self, batch: int) -> None:
-        """Checks that a batch whose rows were discarded is decided.
-
-        Raises:
-            PrepareError: If it is not.
-        """
+        """Checks that a batch whose rows were discarded is decided."""
         if read_log(self.log).decision(batch) is None:
             raise PrepareError(f"Batch {batch} was not written, and is not decided.")
 

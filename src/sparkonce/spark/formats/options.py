@@ -48,11 +48,7 @@ class SparkFormat:
     target: tuple[str, ...]
 
     def sink(self, options: Mapping[str, str]) -> TwoPhaseCommitSink:
-        """Creates the sink from these options.
-
-        Raises:
-            ConfigurationError: If an option is unknown, missing or wrong. The message names it.
-        """
+        """Creates the sink from these options."""
         left = {name.lower(): value for name, value in options.items()}
         settings = self.translate(left)
         known = inspect.signature(self.kind).parameters
@@ -205,11 +201,6 @@ def session_settings(spark: Any) -> Settings | None:
 
 def open_files(setting: str, location: str, settings: Settings | None) -> CheckpointFiles:
     """Returns the files of a folder.
-
-    Args:
-        setting: The option that names the folder.
-        location: The location as the user wrote it.
-        settings: The session's settings; None to reach stores through this process's environment.
 
     Raises:
         ConfigurationError: If the location is relative, or its store cannot hold a log or cannot be reached from here.

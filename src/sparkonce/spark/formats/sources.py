@@ -53,11 +53,7 @@ class FormatSource(DataSource):  # type: ignore[misc]
         return _after_tasks, (type(self), dict(self.options))
 
     def writer(self, schema: StructType, overwrite: bool) -> FormatJobWriter:
-        """Begins a job. Spark calls it before the job's tasks.
-
-        Raises:
-            ConfigurationError: If an option is missing or wrong, or rows would be overwritten.
-        """
+        """Begins a job. Spark calls it before the job's tasks."""
         self._refuse_overwriting(overwrite)
         options = self._lower_options()
         job = nonempty(JOB, options.get(JOB, ""), example="the name of this job, such as 'totals-2026-11-24'")
@@ -80,11 +76,7 @@ class FormatSource(DataSource):  # type: ignore[misc]
         return FormatJobWriter(ends, job, target, columns)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> FormatStreamWriter:  # noqa: N802 - PySpark's name
-        """Begins a query's batch. Spark calls it before the batch's tasks, and again after them.
-
-        Raises:
-            ConfigurationError: If an option is missing or wrong, or the output mode is complete.
-        """
+        """Begins a query's batch. Spark calls it before the batch's tasks, and again after them."""
         self._refuse_overwriting(overwrite)
         options = self._lower_options()
         location = nonempty(

@@ -47,8 +47,6 @@ class BatchTask:
     """The task of every slot.
 
     Attributes:
-        sink: The sink.
-        columns: The columns to write, in order.
         handover: The batch that was started; None if it is decided.
         batch: Spark's batch id in the checkpoint.
         query: Spark's query id in the checkpoint; None for a job without a query.
@@ -61,12 +59,7 @@ class BatchTask:
     query: str | None
 
     def write(self, rows: Iterable[pa.RecordBatch]) -> SlotWritten:
-        """Writes one slot.
-
-        Raises:
-            PrepareError: If the sink did not accept all rows.
-            ConfigurationError: If the checkpoint does not belong to the query that runs this task.
-        """
+        """Writes one slot."""
         context = TaskContext.get()
         if context is None:
             raise PrepareError("Rows can only be written inside a Spark task.")

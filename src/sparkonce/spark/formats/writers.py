@@ -36,11 +36,7 @@ class RunningBatch:
     checkpoint: SparkCheckpoint
 
     def query(self) -> str:
-        """Returns the query's id.
-
-        Raises:
-            ConfigurationError: If the folder holds no query.
-        """
+        """Returns the query's id."""
         query = self.checkpoint.query_id()
         if query is None:
             raise ConfigurationError(
@@ -51,11 +47,7 @@ class RunningBatch:
         return query
 
     def number(self) -> int:
-        """Returns Spark's batch id.
-
-        Raises:
-            ConfigurationError: If no batch is running.
-        """
+        """Returns Spark's batch id."""
         batch = self.checkpoint.begun()
         if not self.checkpoint.is_unrecorded(batch):
             raise ConfigurationError(
@@ -82,9 +74,6 @@ class FormatStreamWriter(_Base):  # type: ignore[misc]
     """Writes the batches of a query. Each batch has one object for its start and tasks, and another for its end.
 
     Args:
-        ends: The ends of a batch.
-        running: The batch that is running.
-        columns: The columns to write.
         begins: True before the tasks; False after them, when the batch has already started.
     """
 
@@ -126,11 +115,7 @@ class FormatStreamWriter(_Base):  # type: ignore[misc]
 
 
 def all_of(messages: Sequence[SlotWritten | None]) -> list[SlotWritten]:
-    """Returns the messages of all tasks.
-
-    Raises:
-        PrepareError: If one is missing.
-    """
+    """Returns the messages of all tasks."""
     written = [one for one in messages if one is not None]
     if not messages or len(written) != len(messages):
         raise PrepareError(f"{len(written)} of {len(messages)} tasks have reported what they prepared.")
@@ -145,12 +130,6 @@ _BATCH = 0
 
 class FormatJobWriter(datasource.DataSourceArrowWriter):  # type: ignore[misc]
     """Writes a job's rows. If a job with this name is already decided, finishes that one and writes nothing.
-
-    Args:
-        ends: The ends of the batch.
-        job: The job's name.
-        target: The job's target, in canonical form.
-        columns: The columns to write.
 
     Raises:
         ConfigurationError: If a job with this name has started to write elsewhere.

@@ -64,8 +64,7 @@ def await_end(*queries: StreamingQuery, traceback: bool = False) -> None:
 def wait(queries: Sequence[StreamingQuery]) -> list[QueryFailedError]:
     """Waits until all queries have ended and their connections are closed; stops the others when one fails.
 
-    Returns:
-        The errors of those that have failed.
+    Returns the errors of those that have failed.
     """
     known = {query: (_name(query), _run(query)) for query in queries}  # the JVM may be gone later
     ended: SimpleQueue[tuple[StreamingQuery, BaseException | None]] = SimpleQueue()
@@ -96,11 +95,6 @@ def end_process(failed: Sequence[QueryFailedError], by_signal: int | None, *, tr
     """Writes the errors of failed queries and ends the process.
 
     In an interactive session, raises the first one instead.
-
-    Args:
-        failed: The errors, at least one.
-        by_signal: The signal that came before, if any.
-        traceback: True also writes Spark's stack traces.
     """
     if is_interactive() or threading.current_thread() is not threading.main_thread():
         raise failed[0] from (failed[0].__cause__ if traceback else None)
@@ -151,9 +145,6 @@ class Stopping:
 
     A handler interrupts whatever the main thread is doing, possibly a request to the JVM. So the handler must not call
     Spark, and only passes the signal to the thread.
-
-    Args:
-        queries: Returns the queries to stop.
     """
 
     def __init__(self, queries: Callable[[], Iterable[StreamingQuery]]) -> None:

@@ -11,15 +11,7 @@ from pathlib import Path
 
 @contextmanager
 def script(file: Path, arguments: Sequence[str]) -> Iterator[str]:
-    """Sets ``sys.argv`` and ``sys.path`` for the file while the context is active.
-
-    Args:
-        file: The file.
-        arguments: The file's arguments, ``sys.argv[1:]``.
-
-    Yields:
-        The file's name in tracebacks.
-    """
+    """Sets ``sys.argv`` and ``sys.path`` while the context is active. Yields the file's name in tracebacks."""
     argv, path = sys.argv, list(sys.path)
     sys.argv, sys.path[:0] = [str(file), *arguments], [str(file.absolute().parent)]
     try:

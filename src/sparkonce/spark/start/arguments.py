@@ -36,11 +36,7 @@ Trigger = str | Mapping[str, Any]
 
 
 def check_session(spark: object) -> None:
-    """Checks that the session is a classic one.
-
-    Raises:
-        ConfigurationError: If it is not.
-    """
+    """Checks that the session is a classic one."""
     check_classic("spark", spark)
     if not isinstance(spark, SparkSession):
         raise ConfigurationError(
@@ -51,11 +47,7 @@ def check_session(spark: object) -> None:
 
 
 def check_frame(df: object) -> None:
-    """Checks that a DataFrame is a streaming one.
-
-    Raises:
-        ConfigurationError: If it is not.
-    """
+    """Checks that a DataFrame is a streaming one."""
     if not isinstance(df, DataFrame) or not df.isStreaming:
         wrong = "does not stream" if isinstance(df, DataFrame) else "is not a DataFrame"
         raise ConfigurationError(
@@ -74,11 +66,7 @@ def new_writer(
     query_name: object,
     options: object,
 ) -> DataStreamWriter:
-    """Returns the stream writer, complete except for its sink.
-
-    Raises:
-        ConfigurationError: If an argument is wrong. The message names it.
-    """
+    """Returns the stream writer, complete except for its sink."""
     mode = one_of("output_mode", output_mode.lower() if isinstance(output_mode, str) else output_mode, _MODES)
     writer = df.writeStream.outputMode(mode)
     writer = writer.options(**_options(options, checkpoint)).option(_LOCATION, checkpoint)
@@ -90,11 +78,7 @@ def new_writer(
 
 
 def check_name(df: object, name: object) -> None:
-    """Refuses the name of a query that is already running, before anything is requested or written.
-
-    Raises:
-        ConfigurationError: If another query of the session has the name.
-    """
+    """Refuses the name of a query that is already running, before anything is requested or written."""
     if name is None or not isinstance(df, DataFrame):
         return
     if running := next((one for one in df.sparkSession.streams.active if one.name == name), None):
@@ -107,11 +91,7 @@ def check_name(df: object, name: object) -> None:
 
 
 def trigger_keywords(trigger: object) -> dict[str, Any]:
-    """Returns the keyword argument of ``writeStream.trigger``. There is exactly one.
-
-    Raises:
-        ConfigurationError: If the trigger is not one of Spark's, or cannot be exactly-once.
-    """
+    """Returns the keyword argument of ``writeStream.trigger``. There is exactly one."""
     if isinstance(trigger, str) and trigger in {"availableNow", "once"}:
         return {trigger: True}
     if isinstance(trigger, str) and any(letter.isdigit() for letter in trigger):
@@ -177,11 +157,7 @@ _NEXT = (
 
 
 def check_classic(what: str, thing: object) -> None:
-    """Refuses Spark Connect's classes where the JVM is needed.
-
-    Raises:
-        ConfigurationError: If the object is of such a class.
-    """
+    """Refuses Spark Connect's classes where the JVM is needed."""
     if is_connect(thing):
         raise ConfigurationError(
             f"{what} is of Spark Connect ({type(thing).__module__}), but this needs the process of Spark's driver.",

@@ -37,18 +37,8 @@ def check_sources(
 ) -> Sequence[KafkaSource]:
     """Checks the servers of the query's sources, and warns if the first batch will be expensive.
 
-    Args:
-        df: The query's DataFrame.
-        samples: Each sink's share of an empty batch.
-        point: The point at which the query resumes.
-        sinks: The query's sinks.
-        trigger: The query's trigger.
-
     Returns:
         The Kafka sources, as their brokers describe them; none if the latest batch has to be committed first.
-
-    Raises:
-        PreflightError: If a source cannot be used. The message names the servers, topic, stream or column.
     """
     is_first = point.batch < 0
     plan = analyzed(df)
@@ -98,16 +88,7 @@ class CheckpointLocation(NamedTuple):
 def check_query(
     files: CheckpointFiles, running: str, location: Callable[[], CheckpointLocation | None] = lambda: None
 ) -> None:
-    """Refuses a checkpoint that does not belong to the running query.
-
-    Args:
-        files: The files of the folder that was passed to `ExactlyOnce`.
-        running: The query's id.
-        location: Returns the location of the query's checkpoint; None if it is unknown.
-
-    Raises:
-        ConfigurationError: If the query's checkpointLocation is missing, or is a different folder.
-    """
+    """Refuses a checkpoint that does not belong to the running query."""
     found = SparkCheckpoint(files).query_id()
     checkpoint = files.location
     if found != running:
@@ -133,12 +114,7 @@ def check_query(
 
 
 def input_offsets(checkpoint: SparkCheckpoint, batch: int, patience_s: float) -> tuple[str, ...] | None:
-    """Returns a batch's offsets, as `SparkCheckpoint.input_offsets` does. Waits for an unreachable store.
-
-    Raises:
-        CheckpointMismatchError: If the file was not written by Spark.
-        LogError: If the file cannot be read.
-    """
+    """Returns a batch's offsets, as `SparkCheckpoint.input_offsets` does. Waits for an unreachable store."""
     doing = f"the offsets of batch {batch} in {checkpoint.files.location} cannot be read"
     try:
         return Outage(patience_s).retry(partial(checkpoint.input_offsets, batch), doing, again=is_store_outage)

@@ -37,17 +37,7 @@ _proven: set[tuple[str, str]] = set()
 def check_executors(
     spark: SparkSession, sinks: Sequence[TwoPhaseCommitSink], sources: Mapping[str, WorkerNeeds] | None = None
 ) -> None:
-    """Checks that the executors match the driver, and have what the sinks' writers and Python sources need.
-
-    Args:
-        spark: The session.
-        sinks: The query's sinks.
-        sources: The needs of sources, keyed by a display name.
-
-    Raises:
-        ConfigurationError: If a wheel is passed as a Python file.
-        PreflightError: If a host lacks something. The message names each such host, and how to ship what it lacks.
-    """
+    """Checks that the executors match the driver, and have what the sinks' writers and Python sources need."""
     if is_connect(spark):
         _judge(_ask(spark, needs_of(sinks, str(spark.conf.get("spark.master", "")), sources), None), ())
         return
@@ -65,13 +55,7 @@ def check_executors(
 
 
 def _ask(spark: SparkSession, needs: Needs, tasks: int | None) -> list[tuple[str, str, str]]:
-    """Returns the workers' reports, or nothing if no executor has answered in time.
-
-    Args:
-        spark: The session.
-        needs: What a worker needs.
-        tasks: The number of tasks to run; None for one per core.
-    """
+    """Runs this many tasks, or one per core. Returns the workers' reports; none if no executor has answered in time."""
     tag, is_late = f"sparkonce-executors-{uuid.uuid4()}", threading.Event()
     if is_connect(spark):
         add, remove, cancel = spark.addTag, spark.removeTag, spark.interruptTag

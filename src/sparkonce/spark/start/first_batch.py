@@ -36,14 +36,8 @@ def check_partition_column(
 
     If the query computes that column itself, even just with a cast, this is considered intended.
 
-    Args:
-        df: The query's DataFrame.
-        sources: The query's Kafka sources.
-        samples: Each sink's share of an empty batch.
-        is_first: True if the query has no batch yet. A query that has already run is not refused.
-
     Raises:
-        PreflightError: If a source's topic has more partitions than the sink's.
+        PreflightError: If a source's topic has more partitions than the sink's, and the query has no batch yet.
     """
     brought, options = _brought(df)
     most = max((source.highest for source in sources if source.options == options), default=0)
@@ -107,15 +101,7 @@ def warn_of_slots(
     samples: Sequence[ShareSample],
     sinks: Sequence[TwoPhaseCommitSink],
 ) -> None:
-    """Warns if the batches will have far more slots than there are cores, see `warn_of_many`.
-
-    Args:
-        spark: The session.
-        plan: The query's analyzed plan.
-        sources: The query's Kafka sources whose brokers could be reached.
-        samples: Each sink's share of an empty batch.
-        sinks: The query's sinks.
-    """
+    """Warns if the batches will have far more slots than there are cores, see `warn_of_many`."""
     try:
         slots = _slots(spark, plan, sources, samples)
         if slots is not None:
@@ -153,13 +139,7 @@ def _read_by(source: KafkaSource) -> int | None:
 def warn_of_rows(
     sources: Sequence[KafkaSource], sinks: Sequence[TwoPhaseCommitSink], facts: Mapping[str, Facts]
 ) -> None:
-    """Warns if the first batch has so many rows that it may outlive its transactions.
-
-    Args:
-        sources: The query's Kafka sources, with the rows of a first batch.
-        sinks: The query's sinks.
-        facts: The result of each sink's preflight, by name.
-    """
+    """Warns if the first batch has so many rows that it may outlive its transactions."""
     rows = sum(source.rows or 0 for source in sources)
     lives = {sink.name: sink.transaction_timeout_s(facts[sink.name]) for sink in sinks}
     shortest = min(((life, name) for name, life in lives.items() if life is not None), default=None)
@@ -195,12 +175,7 @@ def _addresses(servers: object) -> set[str]:
 
 
 def warn_of_repeats(shares: Sequence[Share], facts: Mapping[str, Facts]) -> None:
-    """Warns if two sinks write the same rows to one topic or table, which then has each row twice.
-
-    Args:
-        shares: The sinks by their views.
-        facts: The result of each sink's preflight, by name.
-    """
+    """Warns if two sinks write the same rows to one topic or table, which then has each row twice."""
     for share in shares:
         targets: dict[tuple[tuple[str, str], ...], list[str]] = {}
         dead_letters = set(share.dead_letters.values())
@@ -268,13 +243,7 @@ def slots_of(plan: Any, shuffled: int, of_leaf: Callable[[Any], int | None]) -> 
 
 
 def warn_of_many(spark: SparkSession, slots: int, sinks: int) -> None:
-    """Warns if a batch has far more slots than cores: each slot is a task and a transaction, with few rows.
-
-    Args:
-        spark: The session.
-        slots: The number of a batch's slots.
-        sinks: The number of the query's sinks that write transactions.
-    """
+    """Warns if a batch has far more slots than cores: each slot is a task and a transaction, with few rows."""
     cores = int(spark.sparkContext.defaultParallelism)
     if spark.conf.get(_DYNAMIC, "false").lower() == "true" or slots <= max(_SLOTS_A_CORE * cores, _ALWAYS_FINE):
         return
