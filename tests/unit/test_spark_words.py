@@ -26,7 +26,7 @@ from sparkonce.spark import connect, query_end
 from sparkonce.spark.connect import check_can_connect
 from sparkonce.spark.exactly_once import ExactlyOnce
 from sparkonce.spark.plans import sources_of_client
-from sparkonce.spark.start.arguments import _options, check_classic
+from sparkonce.spark.start.arguments import _options, check_session
 from sparkonce.spark.start.first_batch import warn_of_loops, warn_of_repeats
 from sparkonce.spark.views import Share
 from sparkonce.storage.local import LocalFiles
@@ -138,10 +138,11 @@ def test_a_folder_that_may_not_be_looked_into_is_refused(tmp_path: Path, monkeyp
 
 
 def test_connect_is_known_by_its_module() -> None:
-    frame = type("DataFrame", (), {"__module__": "pyspark.sql.connect.dataframe"})()
-    with pytest.raises(ConfigurationError, match=r"df is of Spark Connect .*Next: Start a classic session"):
-        check_classic("df", frame)
-    check_classic("df", object())
+    session = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session"})()
+    with pytest.raises(ConfigurationError, match=r"spark is of Spark Connect .*Next: Start a classic session"):
+        check_session(session)
+    with pytest.raises(ConfigurationError, match="is not a SparkSession"):
+        check_session(object())
 
 
 def test_what_needs_the_jvm_is_refused_by_name_through_connect() -> None:

@@ -60,8 +60,6 @@ _DELETED = (
     f"{errors.ANEW}. Have the server keep rows for longer than transactions stay open."
 )
 
-_IF_MOVED = ". If it was moved"
-"""The start of the advice in the coordinator's message about a moved log."""
 _MOVED = (
     "if the checkpoint was moved, and nothing uses the old one, confirm this once: ExactlyOnce(…, "
     "checkpoint_moved=True). If this is a copy, start from the one that was used last."
@@ -124,10 +122,9 @@ def stop_error(stop: do.Stop, batch: int, advice: str = "") -> errors.SparkonceE
     kind, next_step = _ERRORS[stop.reason]
     if advice and stop.reason in _ADVISED:
         next_step = advice
-    message, was_moved, _ = stop.message.partition(_IF_MOVED)
-    if was_moved:
-        return kind(message, next_step=_MOVED, batch=batch)
     details: dict[str, Any] = {"batch": batch, **dict(stop.details)}
+    if details.pop("moved", False):
+        next_step = _MOVED
     if stop.reason is do.StopReason.LOST:
         message = (
             f"{stop.message}. Lost: {details['lost']}; differing: {details['differing']}; input: {details['offsets']}"

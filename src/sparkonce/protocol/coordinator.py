@@ -164,9 +164,9 @@ def refusal(state: State) -> do.Stop | None:
             reason=StopReason.MISMATCH,
             message=(
                 f"the decision log was last used at {run.location}, and is now at {state.claim.location}: two "
-                "copies of one checkpoint would write the same batches twice. If it was moved, and nothing uses "
-                "the old one, confirm this with checkpoint_moved=True"
+                "copies of one checkpoint would write the same batches twice"
             ),
+            details=(("moved", True),),
         )
     if newest is None:
         return None

@@ -162,23 +162,18 @@ def _files(options: dict[str, str]) -> dict[str, Any]:
     settings: dict[str, Any] = {"path": _taken(options, "path")}
     own = {name: options.pop(name) for name in ("header", "delimiter", "sep") if name in options}
     if own:
-        settings["options"] = {"delimiter" if name == "sep" else name: _cell(value) for name, value in own.items()}
+        flags: Mapping[str, bool] = {"true": True, "false": False}
+        settings["options"] = {
+            "delimiter" if name == "sep" else name: flags.get(value.lower(), value) for name, value in own.items()
+        }
     return settings
-
-
-def _cell(value: str) -> str | bool:
-    return {"true": True, "false": False}.get(value.lower(), value)
-
-
-def _as_they_are(_: dict[str, str]) -> dict[str, Any]:
-    return {}
 
 
 FORMATS = (
     SparkFormat(name="sparkonce-kafka", kind=KafkaSink, translate=_kafka, target=("kafka.bootstrap.servers", "topic")),
     SparkFormat(name="sparkonce-postgres", kind=PostgresSink, translate=_postgres, target=("url", "dbtable")),
     SparkFormat(name="sparkonce-mysql", kind=MySQLSink, translate=_mysql, target=("url", "dbtable")),
-    SparkFormat(name="sparkonce-redis", kind=RedisSink, translate=_as_they_are, target=("url", "prefix", "structure")),
+    SparkFormat(name="sparkonce-redis", kind=RedisSink, translate=lambda _: {}, target=("url", "prefix", "structure")),
     SparkFormat(name="sparkonce-files", kind=FilesSink, translate=_files, target=("path",)),
 )
 """All formats. Sinks that need functions or a session (write-ahead, Delta, Iceberg) have none."""

@@ -37,7 +37,13 @@ Trigger = str | Mapping[str, Any]
 
 def check_session(spark: object) -> None:
     """Checks that the session is a classic one."""
-    check_classic("spark", spark)
+    if is_connect(spark):
+        raise ConfigurationError(
+            f"spark is of Spark Connect ({type(spark).__module__}), but this needs the process of Spark's driver.",
+            next_step="Start a classic session: without .remote(…), spark.remote and SPARK_REMOTE, where the driver "
+            "runs, for example by spark-submit.",
+            setting="spark",
+        )
     if not isinstance(spark, SparkSession):
         raise ConfigurationError(
             f"spark={shown(spark)} is not a SparkSession.",
@@ -148,22 +154,6 @@ def location_of(spark: SparkSession, query: str) -> CheckpointLocation | None:
         return CheckpointLocation(folder, bool(field(execution, "deleteCheckpointOnStop")))
     except Exception:  # noqa: BLE001 - Spark's own classes may change; the message then says less
         return None
-
-
-_NEXT = (
-    "Start a classic session: without .remote(…), spark.remote and SPARK_REMOTE, where the driver runs, for example by "
-    "spark-submit."
-)
-
-
-def check_classic(what: str, thing: object) -> None:
-    """Refuses Spark Connect's classes where the JVM is needed."""
-    if is_connect(thing):
-        raise ConfigurationError(
-            f"{what} is of Spark Connect ({type(thing).__module__}), but this needs the process of Spark's driver.",
-            next_step=_NEXT,
-            setting=what,
-        )
 
 
 def running_query(df: DataFrame) -> tuple[str, str]:
