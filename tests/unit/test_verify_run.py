@@ -117,7 +117,7 @@ def test_rows_stay_on_the_users_own_servers_where_something_is_wrong_with_them(l
     if lost:
         spoilt.observed["kafka"].pop()
     kafka, postgres = Fake("kafka"), Fake("postgres")
-    options = asked(tmp_path, kafka, postgres, places={"kafka": "b:1"})
+    options = asked(tmp_path, kafka, postgres, addresses={"kafka": "b:1"})
     said: list[str] = []
     module._keep_what_was_found(spoilt.history(), options, said.append)
     assert (kafka.keep_place, postgres.keep_place) == (lost, False)
