@@ -32,7 +32,7 @@ ASK_AGAIN_AFTER_S = 1.0
 
 KEEP_S = 10.0
 """How long a worker caches an answer about an id, in seconds. Later, the id may be registered, or have other subjects.
-How long a worker caches an answer about an id, in seconds. Later, the id may be registered, or have other subjects."""
+"""
 MOST_CACHED = 100_000
 _MOST_NAMED = 5
 
