@@ -43,10 +43,18 @@ class PostgresServer(Server):
 
     Args:
         settings: Server settings, such as ``{"max_prepared_transactions": "0"}``.
+        files: Files that are copied into the data folder under these names, readable only by the server: keys,
+            certificates, and ``pg_hba.conf``, which controls who may log in and how.
         programs: The folder with the server's programs. Defaults to the installed ones.
     """
 
-    def __init__(self, settings: Mapping[str, str] | None = None, *, programs: Path | None = None) -> None:
+    def __init__(
+        self,
+        settings: Mapping[str, str] | None = None,
+        *,
+        files: Mapping[str, bytes] | None = None,
+        programs: Path | None = None,
+    ) -> None:
         programs = programs or find_postgres()
         if programs is None:
             raise PreflightError(MISSING, next_step=NEXT)
@@ -56,6 +64,7 @@ class PostgresServer(Server):
         self._parent.chmod(0o755)
         super().__init__(self._parent / "data")
         self.settings = {"max_prepared_transactions": "50", **(settings or {})}
+        self.files = dict(files or {})
 
     stop_signal = signal.SIGINT
     """The signal for a fast shutdown. SIGTERM would wait for clients to disconnect."""
@@ -71,6 +80,12 @@ class PostgresServer(Server):
             self._run("initdb", "-D", str(template), "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-sync")
         # cp preserves owners and modes, which shutil.copytree does not.
         subprocess.run(["cp", "-a", f"{template}/.", str(self.folder)], check=True)
+        for name, content in self.files.items():
+            path = self.folder / name
+            path.write_bytes(content)
+            path.chmod(0o600)
+            if self.user is not None:
+                shutil.chown(path, self.user, self.user)
 
     def command(self) -> Sequence[str]:
         own = {"listen_addresses": HOST, "unix_socket_directories": "", **self.settings}
