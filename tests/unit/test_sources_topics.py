@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -81,6 +83,51 @@ def test_a_topic_of_two_clusters_is_the_same_while_one_does_not_answer() -> None
     assert topics.before_decision((), OFFSETS) == ""
     topics.ids = {"a": "1,3"}
     assert "it has the id 1,3, and had 1,2" in topics.before_decision((), OFFSETS)
+
+
+class Clusters(SourceTopics):
+    """Sources on a cluster each, which answer with the ids of the topics that they have, or do not answer."""
+
+    def __init__(self, *sources: Mapping[str, str]) -> None:
+        super().__init__([SourceFacts(format="kafka", options=options) for options in sources])
+        self.clusters: list[Mapping[str, int] | None] = []
+
+    def _describe(self, number: int, names: Sequence[str], deadline_s: float) -> Any:
+        ids = self.clusters[number]
+        if not names or ids is None:
+            return None
+        found = [(name, UUID(int=ids.get(name, 0)), 0 if name in ids else 3) for name in names]
+        return SimpleNamespace(topics=[SimpleNamespace(name=n, topic_id=i, error_code=e) for n, i, e in found])
+
+    def ids(self, *clusters: Mapping[str, int] | None) -> dict[str, set[int]]:
+        self.clusters = list(clusters)
+        assert self.before_decision((), OFFSETS) == ""
+        known = {name: ids.split(",") for name, ids in self._known.items()}
+        return {name: {self.number(one) for one in ids} for name, ids in known.items()}
+
+    @staticmethod
+    def number(topic_id: str) -> int:
+        return next(number for number in range(10) if java_id(UUID(int=number)) == topic_id)
+
+
+@pytest.mark.parametrize("other", [{"subscribepattern": "a.*"}, {"assign": '{"a": [0]}'}, {"subscribe": "a"}])
+def test_a_topic_that_a_source_does_not_read_is_not_mistaken_for_another_clusters(other: Mapping[str, str]) -> None:
+    topics = Clusters(other, {"subscribe": "b"})
+    assert topics.ids({"a": 1, "b": 2}, {"b": 3}) == {"a": {1}, "b": {3}}
+    assert topics.ids({"a": 1, "b": 4}, {"b": 3}) == {"a": {1}, "b": {3}}, "a topic that this query does not read"
+    topics.clusters = [{"a": 1, "b": 4}, {"b": 5}]
+    assert "Topic 'b'" in topics.before_decision((), OFFSETS)
+
+
+def test_a_pattern_reads_the_topics_that_its_cluster_has() -> None:
+    topics = Clusters({"subscribepattern": ".*"}, {"subscribe": "b"})
+    assert topics.ids({"a": 1}, None) == {"a": {1}}
+    assert topics.ids(None, {"b": 3}) == {"a": {1}}, "the other cluster may have such a topic, too"
+    assert topics.ids({"a": 1}, {"b": 3}) == {"a": {1}, "b": {3}}
+    assert topics.ids({"a": 1, "b": 2}, {"b": 3}) == {"a": {1}, "b": {2, 3}}, "a new topic that matches"
+    assert topics.ids({"a": 1, "b": 2}, None) == {"a": {1}, "b": {2, 3}}
+    topics.clusters = [{"a": 1, "b": 2}, {"b": 5}]
+    assert "Topic 'b'" in topics.before_decision((), OFFSETS)
 
 
 class Ends(Topics):

@@ -374,7 +374,8 @@ class _Ids(NamedTuple):
 
     Attributes:
         found: The ids that the clusters returned.
-        is_whole: True if every cluster returned an id. Otherwise, the ids are compared but not recorded.
+        is_whole: True if every cluster that the topic is read on returned an id. Otherwise, the ids are compared but
+            not recorded.
     """
 
     found: frozenset[str]
@@ -403,7 +404,7 @@ class SourceTopics:
         self._has_warned = False
 
     def ids_to_record(self, recorded: Mapping[str, str], read: Sequence[str]) -> Mapping[str, str]:
-        """Returns the ids to record in the log. For a topic that is still read, this is the first id ever recorded.
+        """Returns the ids to record in the log. For a topic that is still read, this includes all recorded ids.
 
         An id stays recorded even if its cluster does not answer now, so that the next start can compare it.
 
@@ -480,16 +481,15 @@ class SourceTopics:
 
     def _difference(self, found: Mapping[str, _Ids]) -> str:
         for name, ids in found.items():
-            before = self._known.get(name, "")
-            if ids.is_whole and not before:
-                self._known[name] = ",".join(sorted(ids.found))
+            before, now = self._known.get(name, ""), ",".join(sorted(ids.found))
             if not _agree(ids.found, before):
-                now = ",".join(sorted(ids.found))
                 return (
                     f"Topic {name!r}, which this query reads, was deleted and recreated: it has the id {now}, and had "
                     f"{before}. The checkpoint's offsets are those of the old topic. Reading on from there would skip "
                     "the first records of the new one."
                 )
+            if ids.is_whole and len(now) > len(before):  # a first id, or one of another cluster's topic
+                self._known[name] = now
         return ""
 
     def after_finish(self, sources: Sequence[str]) -> None:
@@ -507,15 +507,25 @@ class SourceTopics:
         silent: set[str] = set()
         for number, options in enumerate(self._sources):
             names = self._read_by(options, list(kafka_offsets(read)))
-            ids = self._ids(number, names)
-            silent.update(set(names) - ids.keys())
-            for name, topic_id in ids.items():
-                found.setdefault(name, set()).add(topic_id)
+            metadata = self._describe(number, names, time.monotonic() + _LIMIT_S)
+            topics = {} if metadata is None else {one.name: one for one in metadata.topics}
+            for name in names:
+                topic = topics.get(name)
+                # Topics on an old cluster have no id.
+                if topic is not None and topic.error_code == NONE and topic.topic_id and topic.topic_id.int:
+                    found.setdefault(name, set()).add(java_id(topic.topic_id))
+                # A pattern reads the topics that exist. Another source reads one that is missing here.
+                elif topic is None or topic.error_code != _MISSING or "subscribepattern" not in options:
+                    silent.add(name)
         return {name: _Ids(frozenset(ids), is_whole=name not in silent) for name, ids in found.items()}
 
     @staticmethod
     def _read_by(options: Mapping[str, str], names: Sequence[str]) -> list[str]:
-        topics = _subscribed(options)
+        """Returns the topics that a source can read. If Python cannot read its pattern, that may be any of them."""
+        if (pattern := options.get("subscribepattern")) is not None:
+            matches = java_pattern(pattern)
+            return [name for name in names if matches is None or matches.fullmatch(name)]
+        topics = _subscribed(options) or json.loads(options.get("assign", "{}"))
         return [name for name in names if not topics or name in topics]
 
     def _ends_of(self, number: int, read: Offsets) -> dict[Partition, int]:
@@ -530,14 +540,6 @@ class SourceTopics:
         for why in [one for one in [*leaders.values(), *ends.values()] if isinstance(one, BrokerAnswer)][:1]:
             logger.warning("The ends of topics %s cannot be queried, and are not compared: %s", sorted(read), why)
         return {partition: one.offset for partition, one in answered(ends).items()}
-
-    def _ids(self, number: int, names: Sequence[str]) -> dict[str, str]:
-        """Returns the topics' ids by name. Leaves out missing topics, for which Spark itself stops the query."""
-        metadata = self._describe(number, names, time.monotonic() + _LIMIT_S)
-        topics = [] if metadata is None else metadata.topics
-        # Topics on an old cluster have no id.
-        named = {one.name: one.topic_id for one in topics if one.error_code == NONE}
-        return {name: java_id(topic_id) for name, topic_id in named.items() if topic_id and topic_id.int}
 
     def _describe(self, number: int, names: Sequence[str], deadline_s: float) -> Any:
         """Returns the brokers' description of topics; None if they do not respond, with one warning per run."""
