@@ -1,7 +1,6 @@
 """Common user mistakes and their error messages. Tests run each of them and keep docs/mistakes.md up to date.
 
-``RENEW_MISTAKES=1 python3 dev.py run pytest tests/unit/test_mistakes.py tests/spark/test_mistakes.py`` rewrites the
-page.
+``RENEW_MISTAKES=1 python3 dev.py run pytest tests/spark/test_mistakes.py`` rewrites the page.
 """
 
 from __future__ import annotations
@@ -109,6 +108,12 @@ def plain(told: str, folder: Path) -> str:
     return " ".join(told.split())
 
 
+def check(rows: Sequence[tuple[Mistake, str]]) -> None:
+    """Fails if a message differs from what is expected."""
+    failed = [f"{one.code}: {why}: {told}" for one, told in rows if (why := wrong(one, told))]
+    assert not failed, "\n".join(failed)
+
+
 def keep(section: str, rows: Sequence[tuple[Mistake, str]], folder: Path) -> None:
     """Compares a section of the page with the messages, or writes it if the page is being renewed.
 
@@ -119,8 +124,7 @@ def keep(section: str, rows: Sequence[tuple[Mistake, str]], folder: Path) -> Non
         rows: Each mistake and its message.
         folder: The temporary folder of the test. Its paths are shown as ``/data``.
     """
-    failed = [f"{one.code}: {why}: {told}" for one, told in rows if (why := wrong(one, told))]
-    assert not failed, "\n".join(failed)
+    check(rows)
     begin, end = f"<!-- {section}: made by the tests -->\n", f"<!-- {section}: end -->"
     page = PAGE.read_text()
     assert page.count(begin) == page.count(end) == 1, section
@@ -134,7 +138,7 @@ def keep(section: str, rows: Sequence[tuple[Mistake, str]], folder: Path) -> Non
     if os.environ.get("RENEW_MISTAKES"):
         PAGE.write_text(page[:before] + made + page[kept:])
         return
-    renew = f"RENEW_MISTAKES=1 python3 dev.py run pytest {Path(__file__).parent.name}/*/test_mistakes.py"
+    renew = "RENEW_MISTAKES=1 python3 dev.py run pytest tests/spark/test_mistakes.py"
     differing = sorted(set(page[before:kept].splitlines()) ^ set(made.splitlines()))
     assert page[before:kept] == made, "\n".join(["docs/mistakes.md is not what is said now", *differing, renew])
 

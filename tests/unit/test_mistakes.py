@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -13,10 +12,10 @@ import sparkonce.files
 import sparkonce.write_ahead
 import sparkonce_pravega
 import sparkonce_rabbitmq
-from mistakes import Mistake, keep, said
+from mistakes import Mistake, check, said
 
 
-def test_what_each_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_each_says(monkeypatch: pytest.MonkeyPatch) -> None:
     made_by_mistake = [
         Mistake("KafkaSink('broker:9092', topic='t')", "settings='broker:9092' is not a mapping"),
         Mistake("KafkaSink({}, topic='t')", "bootstrap.servers is missing; there is no setting"),
@@ -193,11 +192,10 @@ def test_what_each_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         "settings": settings_of,
         "sink": sparkonce.KafkaSink(settings_of, topic="totals"),
     }
-    keep("made", [(one, said(one, names)) for one in made_by_mistake], tmp_path)
-    rows = []
+    rows = [(one, said(one, names)) for one in made_by_mistake]
     for module, code in missing.items():
         with monkeypatch.context() as without:
             without.setitem(sys.modules, module, None)
             one = Mistake(code, "pip install 'sparkonce[")
             rows.append((one, said(one, names)))
-    keep("packages", rows, tmp_path)
+    check(rows)
