@@ -11,6 +11,7 @@ import pytest
 
 from sparkonce import errors
 from sparkonce.driver.outage import Outage
+from sparkonce.driver.put import CONTESTED
 from sparkonce.driver.work import LargerRowsError
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.handles import Finished, Outcome
@@ -221,6 +222,54 @@ def test_a_query_that_is_stopped_does_not_wait(world: World, clock: Clock) -> No
     assert clock.slept == []
 
 
+@pytest.mark.parametrize(
+    ("phase", "unanswered"),
+    [(Phase.SWEEPING, "list_lingering"), (Phase.CHECKING, "missing"), (Phase.CONCLUDING, "conclude")],
+    ids=lambda one: getattr(one, "name", ""),
+)
+def test_a_query_that_is_stopped_while_a_server_does_not_answer_ends(
+    world: World, clock: Clock, monkeypatch: pytest.MonkeyPatch, phase: Phase, unanswered: str
+) -> None:
+    world.run(world.start(), 0)
+    entered: list[Phase] = []
+    driver, work = world.start(lambda entering, _: entered.append(entering)), world.work(1)
+
+    def unreachable(*_: object) -> None:
+        work.stopped = True
+        raise errors.UnknownOutcomeError("no answer")
+
+    monkeypatch.setattr(_Committer, unanswered, unreachable)
+    with pytest.raises(errors.UnknownOutcomeError, match="no answer"):
+        driver.run_batch(asked(1), work)
+    assert (entered[-1], clock.slept) == (phase, [])
+
+
+def test_a_query_that_is_stopped_does_not_wait_for_its_log(world: World, clock: Clock) -> None:
+    class Unreadable(FlakyLog):
+        """A log that cannot be read once the query is stopped."""
+
+        def read_bytes(self, position: int) -> list[bytes]:
+            if work.stopped:
+                raise OSError(errno.ETIMEDOUT, "no answer from the store")
+            return super().read_bytes(position)
+
+    work = world.work(0)
+    driver = world.start(log=Unreadable(world.log, Claim))
+    work.stopped = True
+    with pytest.raises(errors.LogError, match="no answer from the store"):
+        driver.run_batch(asked(0), work)
+    assert clock.slept == []
+
+
+def test_a_query_that_is_stopped_does_not_wait_before_its_claim(world: World, clock: Clock) -> None:
+    for _ in range(CONTESTED):
+        world.crash(0, Phase.WRITING)
+    work = world.work(0)
+    work.stopped = True
+    world.start().run_batch(asked(0), work)
+    assert (world.visible(), clock.slept) == (numbers(0), [])
+
+
 def test_a_healing_waits_too(world: World) -> None:
     world.crash(0, Phase.FINISHING)
     for number, _ in world.unfinished():
@@ -305,9 +354,9 @@ def test_a_run_that_is_superseded_or_stopped_does_not_wait_for_its_disk(world: W
     assert clock.slept == []
 
 
-@pytest.mark.parametrize("times", [3, NEVER])
+@pytest.mark.parametrize(("times", "stopped"), [(3, False), (NEVER, False), (NEVER, True)])
 def test_a_quota_that_is_used_up_when_the_log_is_tidied(
-    world: World, clock: Clock, times: int, monkeypatch: pytest.MonkeyPatch
+    world: World, clock: Clock, times: int, stopped: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class FullAtFloors(FlakyLog):
         def __init__(self, world: World, times: int) -> None:
@@ -324,12 +373,15 @@ def test_a_quota_that_is_used_up_when_the_log_is_tidied(
     monkeypatch.setattr("sparkonce.protocol.horizon.TIDY_EVERY_BATCHES", 1)
     driver = world.start(log=FullAtFloors(world, times))
     if times == NEVER:
+        world.run(driver, 0)
+        work = world.work(1)
+        work.stopped = stopped
         with pytest.raises(errors.LogError, match="Disk quota exceeded"):
-            world.run(driver, 0, 1)
+            driver.run_batch(asked(1), work)
     else:
         world.run(driver, 0, 1, 2)
         assert world.visible() == numbers(0, 1, 2)
-    assert clock.slept
+    assert bool(clock.slept) != stopped
 
 
 @pytest.mark.parametrize(
