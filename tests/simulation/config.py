@@ -67,6 +67,7 @@ class Config:
         long_batches: True if a batch may take as long as transactions live, for sinks whose transactions time out.
         halves: True if batches begin and end in separate processes, as with formats.
         operators: How often an operator resolves what the query has left open.
+        power_cuts: How often the machine of all drivers and tasks may lose power.
     """
 
     sinks: tuple[str, ...]
@@ -87,6 +88,7 @@ class Config:
     long_batches: bool = False
     halves: bool = False
     operators: int = 0
+    power_cuts: int = 0
 
 
 def draw(seed: int, kinds: tuple[str, ...] = KINDS) -> Config:
@@ -122,13 +124,20 @@ def _draw_operated(seed: int) -> Config:
     return replace(drawn, sinks=drawn.sinks[:1], halves=halves, operators=dice.choice((0, 1, 2)), **sweeps)
 
 
+def _draw_powered(seed: int) -> Config:
+    drawn, dice = draw(seed), random.Random(seed)
+    runs, cuts = dice.choice((2, 3, 4)), dice.choice((1, 1, 2))
+    return replace(drawn, sinks=drawn.sinks[:1], runs=runs, deterministic=True, power_cuts=cuts)
+
+
 FAMILIES: Mapping[str, Callable[[int], Config]] = {
     "transactions": draw,
     "staged": lambda seed: draw(seed, STAGED),
     "operated": _draw_operated,
+    "powered": _draw_powered,
 }
 """Draws worlds of each family.
 
-They have sinks with their own transactions, sinks whose rows wait in the checkpoint, or one sink whose batches begin
-and end in separate processes, or whose query an operator resolves.
+They have sinks with their own transactions; sinks whose rows wait in the checkpoint; one sink whose batches begin and
+end in separate processes, or whose query an operator resolves; or one sink, and a machine that loses power.
 """

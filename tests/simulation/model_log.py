@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from sparkonce.log import DecisionLog, Landed, Taken
 from sparkonce.protocol import codec
-from sparkonce.storage.files import PutUnknownError
+from sparkonce.storage.files import CheckpointFiles, PutUnknownError
 
 if TYPE_CHECKING:
     from simulation.engine import Simulation
@@ -30,6 +30,10 @@ class ModelLog(DecisionLog):
         self._simulation = simulation
         self.records: dict[int, bytes] = {}
         self.floors: dict[int, bytes] = {}
+
+    def decides_for(self, checkpoint: CheckpointFiles) -> None:
+        """Makes Spark's files in this checkpoint durable before each decision, as the log of a run does."""
+        self._checkpoint, self._decides = checkpoint, True
 
     def put_bytes(self, position: int, data: bytes) -> Landed | Taken:
         simulation = self._simulation

@@ -187,4 +187,11 @@ MUTANTS = [
         ("the second half of a format's batch ignores that the log went on", 0),
         ("a claim that a driver kept is continued although another run has claimed", 353),
     ),
+    *_mutants(
+        "powered",
+        KINDS,
+        ("Spark's files are not made durable before a decision", 0),
+        ("empty offsets of a decided batch are not written again", 0),
+        ("a batch that was planned with lost files stays planned", 0),
+    ),
 ]

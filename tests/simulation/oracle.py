@@ -125,7 +125,7 @@ class Oracle:
             self.broken(Violation.TORN, where)
         if key not in self.named:
             self.broken(Violation.UNDECIDED, where, key)
-        if not self._simulation.config.deterministic:
+        if not self._simulation.config.deterministic or self._simulation.config.power_cuts:
             execution = self.executions[key]
             if self._shown.setdefault(batch, execution) != execution:
                 self.broken(Violation.MIXED, where)
@@ -173,6 +173,11 @@ class Oracle:
             for slot in range(config.slots):
                 if self.visible.get((batch, slot, sink), 0) != 1:
                     self.broken(Violation.MISSING, batch, slot, sink)
+
+    def recorded(self, batch: int, plan: int) -> None:
+        """Spark records a batch as done, with the files of this plan. Nobody reads those files again."""
+        if self._simulation.config.power_cuts and self._shown.get(batch, plan) != plan:
+            self.broken(Violation.MISSING, batch, "of file", plan)
 
     def lost(self, key: Key) -> None:
         """The system itself has given up a transaction."""

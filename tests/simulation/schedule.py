@@ -134,6 +134,10 @@ def _events(simulation: Simulation, cluster: Cluster) -> list[Callable[[], Calla
         may = cluster.operators < simulation.config.operators
         return cluster.start_operator if may and simulation.oracle.has_claims else None
 
+    def cut_power() -> Callable[[], None] | None:
+        may = cluster.power_cuts < simulation.config.power_cuts and simulation.parties
+        return cluster.cut_power if may else None
+
     def land() -> Callable[[], None] | None:
         return (lambda: simulation.land(dice.pick(len(simulation.flights)))) if simulation.flights else None
 
@@ -172,4 +176,6 @@ def _events(simulation: Simulation, cluster: Cluster) -> list[Callable[[], Calla
 
         return rouse if asleep else None
 
-    return [start, land, kill, pause, wake, *([operate] if simulation.config.operators else [])]
+    operators, power_cuts = simulation.config.operators, simulation.config.power_cuts
+    rare = [*([operate] if operators else []), *([cut_power] if power_cuts else [])]
+    return [start, land, kill, pause, wake, *rare]

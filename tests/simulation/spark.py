@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from simulation.config import COMMIT_DEADLINE_S
 from simulation.engine import BATCHES_APART_MS as BATCHES_APART_MS
 from simulation.engine import UNDER_WAY
+from simulation.oracle import Violation
 from sparkonce.driver.outage import Timing
 from sparkonce.driver.run import RunDriver
-from sparkonce.driver.start import ResumePoint, read_log
-from sparkonce.errors import PrepareError, SparkonceError
+from sparkonce.driver.start import ResumePoint, mend, read_log
+from sparkonce.errors import CheckpointMismatchError, PrepareError, SparkonceError
 from sparkonce.log import DecisionLog
 from sparkonce.operate.resolve import resolve
 from sparkonce.protocol import events as on
@@ -22,9 +23,12 @@ from sparkonce.protocol.view import Claim
 from sparkonce.sink import Owner
 from sparkonce.spark.formats.ends import Ends
 from sparkonce.spark.formats.task import SlotWritten
+from sparkonce.storage.files import CheckpointFiles, Landed
+from sparkonce.storage.spark import SparkCheckpoint
 
 if TYPE_CHECKING:
     from simulation.engine import Party, Simulation
+    from simulation.model_log import ModelLog
     from simulation.systems import System
 
 Run = tuple[Callable[..., Token | None], Callable[[], None]]
@@ -112,7 +116,7 @@ class Cluster:
         log: The decision log.
     """
 
-    def __init__(self, simulation: Simulation, systems: Mapping[str, System], log: DecisionLog) -> None:
+    def __init__(self, simulation: Simulation, systems: Mapping[str, System], log: ModelLog) -> None:
         self.simulation = simulation
         self.systems = systems
         self.log = log
@@ -126,7 +130,9 @@ class Cluster:
         self.idle: list[Process] = []
         self.drivers: list[Party] = []
         self.operators = 0
-        self.checkpoint: Any = Checkpoint(self)
+        self.power_cuts = 0
+        self.checkpoint = Checkpoint(self)
+        log.decides_for(self.checkpoint)
 
     def start_run(self) -> None:
         """Starts a driver, whatever else is running."""
@@ -141,6 +147,30 @@ class Cluster:
         self.operators += 1
         name = f"operator {self.operators}"
         self.drivers.append(self.simulation.start(name, lambda: self._guarded(run_id(name), self._resolve)))
+
+    def cut_power(self) -> None:
+        """The machine of all drivers and tasks loses power, and with it what Spark has not made durable."""
+        self.power_cuts += 1
+        self.simulation.say("the power is cut")
+        self.simulation.note("power cut")
+        for process in list(self.idle):
+            process.die()
+        for party in list(self.simulation.parties):
+            self.simulation.kill(party)
+        self.checkpoint.lose_power()
+        self.committed = SparkCheckpoint(self.checkpoint).finished()
+
+    def _mend(self) -> None:
+        """A start repairs the checkpoint, and the user deletes what it says may be deleted."""
+        try:
+            mend(SparkCheckpoint(self.checkpoint), read_log(self.log))
+        except CheckpointMismatchError as error:
+            advice, _, command = error.next_step.partition(": rm ")
+            if not advice.startswith("Delete them"):
+                raise
+            self.simulation.say("deletes", command)
+            self.checkpoint.delete(one.removeprefix(f"{self.checkpoint.location}/") for one in command.split())
+            self.committed = SparkCheckpoint(self.checkpoint).finished()
 
     def _resolve(self) -> None:
         done = resolve(self.checkpoint, self.sinks, patience_s=COMMIT_DEADLINE_S)
@@ -165,17 +195,22 @@ class Cluster:
         simulation = self.simulation
         if self.committed + 1 >= batches:
             return
+        if simulation.config.power_cuts:
+            self._mend()
         carry_out, end = (self._in_halves if simulation.config.halves else self._whole)(number)
         for batch in range(self.committed + 1, batches):
             simulation.say("batch", batch, "is asked for")
             simulation.newest_batch = max(simulation.newest_batch, batch)
-            before = (f'"end {batch - 1}"',) if batch else None
-            asked = on.BatchAsked(batch=batch, offsets=(f'"end {batch}"',), previous_offsets=before)
-            token = carry_out(asked, Work(self, number, batch))
+            plan = self.checkpoint.plan(batch)
+            offsets, before = map(SparkCheckpoint(self.checkpoint).input_offsets, (batch, batch - 1))
+            asked = on.BatchAsked(batch=batch, offsets=offsets or (), previous_offsets=before)
+            token = carry_out(asked, Work(self, number, batch, plan))
             simulation.oracle.done(batch)
+            simulation.oracle.recorded(batch, plan)
             if not simulation.config.sweeps_beside:
                 simulation.oracle.has_swept(token)
             simulation.stop_here()
+            self.checkpoint.commit(batch)
             self.committed = max(self.committed, batch)
             simulation.say("Spark commits batch", batch)
         end()
@@ -261,38 +296,103 @@ class StoredRun:
         self._kept.pop(self._key, None)
 
 
-class Checkpoint:
-    """Spark's files, which an operator's command reads, with the log next to them."""
+class Checkpoint(CheckpointFiles):
+    """Spark's files on a local disk, with the log next to them. The query reads files, a new one for each plan.
 
-    location = "the checkpoint"
+    Attributes:
+        written: The files by path, in the order in which they were written.
+    """
+
+    location = "/checkpoint"
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
+        self.written: dict[str, bytes] = {"metadata": json.dumps({"id": QUERY}).encode()}
+        self._durable: set[str] = set()
+        self._ahead: set[str] | None = None
+        self._plans = 0
 
     def point(self) -> tuple[DecisionLog, ResumePoint]:
         """Replaces `sparkonce.operate.resolve._point`."""
         log = self._cluster.log
-        return log, ResumePoint.of(self, read_log(log))  # type: ignore[arg-type] # as far as that reads it
+        return log, ResumePoint.of(self, read_log(log))
+
+    def plan(self, batch: int) -> int:
+        """Spark plans a batch, unless it has done so. Returns the number of the file that the batch reads."""
+        listed, offsets = f"sources/0/{batch}", f"offsets/{batch}"
+        if offsets not in self.written:
+            if listed not in self.written:
+                self._plans += 1
+                self.written[listed] = f'v1\n{{"path":"{self._plans}","batchId":{batch}}}'.encode()
+            self.written[offsets] = f'v1\n{{}}\n{{"logOffset":{batch}}}'.encode()
+        if listed not in self.written:
+            self._cluster.simulation.oracle.broken(Violation.STRANDED, "Spark: batch", batch, "doesn't exist")
+        return int(json.loads(self.written[listed].splitlines()[1])["path"])
+
+    def commit(self, batch: int) -> None:
+        """Spark records that a batch is done."""
+        self.written.setdefault(f"commits/{batch}", b"v1\n{}")
+
+    def lose_power(self) -> None:
+        """Unsynced files are empty, or the newest of them were never there.
+
+        As in a journal, an older name is not lost before a newer one. The newest offsets may be empty although they
+        were synced, since some disks confirm too early, and the log has a copy.
+        """
+        dice = self._cluster.simulation.dice
+        unsynced = [name for name in self.written if name not in self._durable]
+        for name in unsynced[len(unsynced) - dice.pick(len(unsynced) + 1) :]:
+            del self.written[name]
+        newest = f"offsets/{SparkCheckpoint(self).begun()}"
+        for name in self.written:
+            if (name not in self._durable or name == newest) and dice.pick(2):
+                self.written[name] = b""
+        self._cluster.simulation.say(
+            "left:", *(name if data else f"{name} (empty)" for name, data in self.written.items())
+        )
+        self._durable, self._ahead = set(self.written), None
+
+    def sync_ahead(self) -> None:
+        self._ahead = {*self.written, *(self._ahead or ())}
+
+    def sync_spark(self) -> None:
+        self._durable |= set(self.written) if self._ahead is None else self._ahead
+        self._ahead = None
+
+    def emptied(self) -> Sequence[str]:
+        return [name for name, data in self.written.items() if not data]
 
     def read(self, path: str) -> bytes | None:
-        folder, _, batch = path.partition("/")
-        if folder == "metadata":
-            return json.dumps({"id": QUERY}).encode()
-        is_there = batch in self.names(folder)
-        return f'v1\n{{}}\n"end {batch}"'.encode() if is_there else None
+        return self.written.get(path)
 
     def names(self, folder: str) -> list[str]:
-        newest = self._cluster.committed if folder == "commits" else self._cluster.simulation.newest_batch
-        return [str(batch) for batch in range(newest + 1)] if folder in ("commits", "offsets") else []
+        return [name.partition("/")[2] for name in self.written if name.startswith(f"{folder}/")]
+
+    def replace(self, path: str, data: bytes) -> None:
+        self.written[path] = data
+
+    def delete(self, paths: Iterable[str]) -> None:
+        for path in paths:
+            self.written.pop(path, None)
+
+    def put(self, path: str, data: bytes) -> Landed:
+        raise NotImplementedError
+
+    def check(self) -> None:
+        raise NotImplementedError
+
+    def inside(self, folder: str) -> Checkpoint:
+        raise NotImplementedError
 
 
 class Work:
     """A batch's plan; see `sparkonce.driver.run.BatchWork`."""
 
-    def __init__(self, cluster: Cluster, run: int, batch: int) -> None:
+    def __init__(self, cluster: Cluster, run: int, batch: int, plan: int) -> None:
         self._cluster = cluster
         self._run = run
         self._batch = batch
+        self._plan = plan
 
     def run_into_nothing(self) -> None:
         self._cluster.simulation.stop_here()
@@ -312,7 +412,7 @@ class Work:
         if computed is not None:
             self._let_go_by(takes_s)
             computed()
-        stage = Stage(self._cluster, f"{self._run}", self._batch, sinks, only)
+        stage = Stage(self._cluster, f"{self._run}", self._batch, self._plan, sinks, only)
         for slot in range(len(stage.spread)):
             stage.start(slot)
             if simulation.chance("speculation"):
@@ -361,11 +461,12 @@ class Stage:
         cluster: Cluster,
         run: str,
         batch: int,
+        plan: int,
         sinks: Mapping[str, Owner],
         only: frozenset[tuple[str, int]] | None,
     ) -> None:
         self.cluster = cluster
-        self.run, self.batch, self.sinks, self.only = run, batch, sinks, only
+        self.run, self.batch, self.plan, self.sinks, self.only = run, batch, plan, sinks, only
         cluster.executions += 1
         self.execution = cluster.executions
         self.spread = self._spread()
@@ -432,8 +533,11 @@ class TaskAttempt:
 
     @property
     def version(self) -> int:
-        """Distinguishes executions that return different rows."""
-        return 0 if self._stage.cluster.simulation.config.deterministic else self._stage.execution
+        """Distinguishes executions that return different rows, because they read other files or for no reason."""
+        config = self._stage.cluster.simulation.config
+        if config.power_cuts:
+            return self._stage.plan
+        return 0 if config.deterministic else self._stage.execution
 
     def run(self) -> None:
         stage, slot = self._stage, self._slot

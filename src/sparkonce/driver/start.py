@@ -399,8 +399,12 @@ def _refuse(checkpoint: SparkCheckpoint, empty: list[str], view: LogView) -> Non
     # Maps the number of each file source to the last entry in its log that the newest decided batch has read.
     listed = {str(source): int(json.loads(line)["logOffset"]) for source, line in lines if '"logOffset"' in line}
     lost = [name for name in empty if not _may_go(name, decided, listed)]
+    may_go, planned = set(empty), checkpoint.begun()
+    # Spark lists a batch's files again only if it plans the batch again.
+    if planned > decided and checkpoint.is_unrecorded(planned) and any(one.startswith("sources/") for one in empty):
+        may_go.add(f"offsets/{planned}")
     location = checkpoint.files.location
-    paths = " ".join(shlex.quote(f"{location}/{name}") for name in empty)
+    paths = " ".join(shlex.quote(f"{location}/{name}") for name in sorted(may_go))
     raise errors.CheckpointMismatchError(
         f"checkpoint={location!r}: a crash of the machine emptied {', '.join(lost or empty)}, which Spark had written "
         "and not made durable.",
