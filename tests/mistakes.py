@@ -18,11 +18,6 @@ from sparkonce.errors import ConfigurationError, PrepareError, SparkonceError
 
 PAGE = Path(__file__).parents[1] / "docs" / "mistakes.md"
 NOTHING = "Nothing: it starts, and is not refused."
-_ROUTINE = re.compile(
-    r"^ConfigurationError: \S+=.*? is (not an? [\w .]+[.,] |neither True nor False|not known\.|empty|one text)"
-    r"|^TypeError: "
-)
-"""Messages about a value of the wrong type, an empty one, or an unknown word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +112,7 @@ def check(rows: Sequence[tuple[Mistake, str]]) -> None:
 def keep(section: str, rows: Sequence[tuple[Mistake, str]], folder: Path) -> None:
     """Compares a section of the page with the messages, or writes it if the page is being renewed.
 
-    The page omits `_ROUTINE` messages, which are all alike, and the name of the usual error.
+    The page omits the name of the usual error.
 
     Args:
         section: The name of the section.
@@ -128,11 +123,8 @@ def keep(section: str, rows: Sequence[tuple[Mistake, str]], folder: Path) -> Non
     begin, end = f"<!-- {section}: made by the tests -->\n", f"<!-- {section}: end -->"
     page = PAGE.read_text()
     assert page.count(begin) == page.count(end) == 1, section
-    told = [(one, plain(message, folder)) for one, message in rows]
-    shown = [
-        (one, message.removeprefix("ConfigurationError: ")) for one, message in told if not _ROUTINE.search(message)
-    ]
-    cells = "".join(f"| {_code(one)} | {_cell(message)} |\n" for one, message in shown)
+    told = [(one, plain(message, folder).removeprefix("ConfigurationError: ")) for one, message in rows]
+    cells = "".join(f"| {_code(one)} | {_cell(message)} |\n" for one, message in told)
     made = f"{begin}\n| mistake | message |\n| --- | --- |\n{cells}\n{end}"
     before, kept = page.index(begin), page.index(end) + len(end)
     if os.environ.get("RENEW_MISTAKES"):

@@ -20,7 +20,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 import sparkonce
 import sparkonce_pravega
 import sparkonce_rabbitmq
-from mistakes import NOTHING, Mistake, keep, said
+from mistakes import NOTHING, Mistake, check, keep, said
 from spark.harness import new_name
 from spark.in_process import MARKS, ended, stopped
 from sparkonce.errors import CheckpointMismatchError, PreflightError, PrepareError, SchemaError, StaleLogError
@@ -32,7 +32,7 @@ from sparkonce_lab.rig.kafka import Cluster
 # kafka-python leaves connections with a failed handshake to the garbage collector.
 pytestmark = [*MARKS, pytest.mark.filterwarnings("ignore:unclosed <ssl.SSLSocket:ResourceWarning")]
 
-START = [
+ARGUMENTS = [
     Mistake("once.start(rows, trigger='available')", "trigger='available' is not a mapping"),
     Mistake("once.start(rows, trigger={'processing_time': '1 second'})", "trigger='processing_time' is not known"),
     Mistake("once.start(rows, trigger={'availableNow': True, 'once': True})", "has 2 kinds"),
@@ -49,8 +49,6 @@ START = [
     Mistake("once.start('orders')", "df='orders' is not a DataFrame"),
     Mistake("once.start(spark.range(5))", "df=<DataFrame> does not stream"),
     Mistake("once(spark.range(5), 0)", "ExactlyOnce was called outside a streaming query"),
-    Mistake("ExactlyOnce(sink, checkpoint='/dev/null/cp').start(rows)", "cannot be written to, or has no hard links"),
-    Mistake("ExactlyOnce(sink, checkpoint='/proc/cp').start(rows)", "cannot be written to, or has no hard links"),
     Mistake("explain(rows, sink, reader='committed')", "reader="),
     Mistake("explain(rows, sink, trigger=1)", "trigger=<int> is not a mapping"),
     Mistake("explain(rows)", "where its rows go"),
@@ -90,6 +88,12 @@ START = [
     Mistake("read_pravega(spark, 'tcp://host:9090', scope='a', stream='b', starting='begin')", "of a stream cut"),
     Mistake("read_pravega(spark, 'tcp://host:9090', scope='a', stream='b', accept_lost='all')", "of a stream cut"),
     Mistake("read_pravega(spark, 'tcp://host:9090', scope='a', stream='b', max_bytes_per_batch=0)", "of 1 or more"),
+]
+
+
+START = [
+    Mistake("ExactlyOnce(sink, checkpoint='/dev/null/cp').start(rows)", "cannot be written to, or has no hard links"),
+    Mistake("ExactlyOnce(sink, checkpoint='/proc/cp').start(rows)", "cannot be written to, or has no hard links"),
     Mistake("to(KafkaSink(settings, topic='missing')).start(rows)", "'missing' does not exist", PreflightError),
     Mistake("to(KafkaSink(settings)).start(rows)", "a column 'topic'"),
     Mistake("to(sink).start(rows.select('key'))", "olumn 'value'", SchemaError),
@@ -316,6 +320,7 @@ def names(place: Place) -> dict[str, Any]:
 
 
 def test_what_a_start_refuses(place: Place, names: dict[str, Any]) -> None:
+    check([(one, said(one, names)) for one in ARGUMENTS])
     rows = []
     for one in START:
         with pytest.MonkeyPatch.context() as patch:
