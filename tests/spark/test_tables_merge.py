@@ -91,19 +91,23 @@ class MergeJob(TableJob):
         return [row[0] for row in self.rows()]
 
     def prepared(
-        self, rows: Sequence[tuple[Any, ...]], batch: int = 0, slot: int = 0, schema: pa.Schema = ARROW
+        self,
+        rows: Sequence[tuple[Any, ...]],
+        batch: int = 0,
+        slot: int = 0,
+        schema: pa.Schema = ARROW,
+        sink: TableSink | None = None,
     ) -> Handle:
         columns = {name: [row[place] for row in rows] for place, name in enumerate(schema.names)}
         given = pa.record_batch(columns, schema=schema)
-        return prepare(self.sink(), given, run=self.owner(), batch=batch, slot=slot)
+        return prepare(sink or self.sink(), given, run=self.owner(), batch=batch, slot=slot)
 
     def merge(
         self, rows: Sequence[tuple[Any, ...]], *, batch: int = 0, schema: pa.Schema = ARROW, **settings: Any
     ) -> None:
         """Runs one batch with other settings."""
-        (answer,) = (
-            self.sink(**{"merge_on": ["id"], **settings}).committer().commit([self.prepared(rows, batch, 0, schema)])
-        )
+        sink = self.sink(**{"merge_on": ["id"], **settings})
+        (answer,) = sink.committer().commit([self.prepared(rows, batch, 0, schema, sink)])
         assert answer.outcome is Outcome.COMMITTED, answer.reason
 
 
@@ -486,7 +490,7 @@ def test_keys_of_all_types_are_compared_as_spark_does(
     handle = job.prepared(rows, schema=schema)
     for keys, shown in (
         (["id", "day", "word"], ""),
-        (["ID", "cents"], "2 rows of the batch have the key ID=1, cents=Decimal('1.50')"),
+        (["ID", "cents"], "2 rows of the batch have the key ID=1, cents=1.50"),
         (["rate"], "2 rows of the batch have the key rate=0.0"),
         (["word"], ""),
     ):

@@ -415,7 +415,7 @@ def _in_driver(keys: pa.Table) -> list[str] | None:
     names = [str(number) for number in range(keys.num_columns)]
     counted = keys.rename_columns(names).drop_null().group_by(names).aggregate([([], "count_all")])
     found = counted.filter(pc.greater(counted["count_all"], 1)).slice(0, 1)
-    return [repr(python_value(column[0])) for column in found.columns] if found.num_rows else None
+    return [str(python_value(column[0])) for column in found.columns] if found.num_rows else None
 
 
 def _by_spark(on: Sequence[str], rows: DataFrame) -> list[str] | None:
