@@ -268,7 +268,7 @@ public class StreamClient {
     }
 
     private AwayException away(Throwable error) {
-        return new AwayException("Pravega at " + config.getControllerURI() + " does not tell about the stream '" + name() + "': "
+        return new AwayException("Pravega at " + config.getControllerURI() + " does not report about the stream '" + name() + "': "
             + error + ". Next: See that it runs, and that this host reaches it.", error);
     }
 }

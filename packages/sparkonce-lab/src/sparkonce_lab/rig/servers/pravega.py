@@ -21,6 +21,8 @@ _LEFT_OUT = (
 )
 _JARS = ("io.pravega:pravega-standalone:0.13.0", "com.google.protobuf:protobuf-java:3.21.12")
 
+_CONTAINERS = 4  # the controller's default
+
 
 class PravegaServer(Server):
     """A Pravega server, see `Server`. The address for clients is `url`."""
@@ -63,8 +65,12 @@ class PravegaServer(Server):
         return [self._java, *memory, *properties, "-cp", jars, "io.pravega.local.LocalPravegaEmulator"]
 
     def is_up(self) -> bool:
-        """Returns True if the controller, which starts last, has reported that it is running."""
-        return self.pid is not None and "Pravega Sandbox is running locally now" in self.log.read_text()
+        """Returns True if the controller runs, and the segment store has started all containers.
+
+        Until then, the store refuses writers, which may give up.
+        """
+        log = self.log.read_text() if self.pid is not None else ""
+        return "Pravega Sandbox is running locally now" in log and log.count("has been registered.") >= _CONTAINERS
 
 
 _LOGGING = """<configuration>
@@ -73,5 +79,6 @@ _LOGGING = """<configuration>
   </appender>
   <root level="WARN"><appender-ref ref="OUT"/></root>
   <logger name="io.pravega.local" level="INFO"/>
+  <logger name="io.pravega.segmentstore.server.host.ZKSegmentContainerMonitor" level="INFO"/>
 </configuration>
 """
