@@ -172,7 +172,7 @@ def test_kubernetes_gets_a_pod_with_the_driver(tmp_path: Path) -> None:
     settings = next(one["data"]["spark.properties"] for one in sent if "spark.properties" in one.get("data", {}))
     for setting in re.findall(r"--conf (\S+?)=", line_of("Kubernetes, cluster mode")):
         assert f"{setting}=" in settings, setting
-    assert "spark.jars=local\\:///opt/jobs/jars/spark-sql-kafka.jar," in settings
+    assert "spark.jars=local\\:///opt/jars/spark-sql-kafka.jar," in settings
 
 
 def test_yarn_starts_a_lost_driver_again(kafka: Cluster, shared: Path, tmp_path: Path) -> None:
