@@ -95,8 +95,8 @@ public class TestHdfs {
 
 
 class _Node(Hdfs):
-    def __init__(self, folder: Path, role: str, settings: Mapping[str, str], port: int) -> None:
-        super().__init__(folder, port)
+    def __init__(self, folder: Path, role: str, settings: Mapping[str, str]) -> None:
+        super().__init__(folder)
         self.role = role
         self._settings = settings
 
@@ -133,7 +133,7 @@ class HdfsPair:
     url = f"hdfs://{SERVICE}"
 
     def __init__(self, folder: Path) -> None:
-        journal, storage, ports = free_port(), free_port(), {"nn1": free_port(), "nn2": free_port()}
+        journal, ports = free_port(), {"nn1": free_port(), "nn2": free_port()}
         provider = "org.apache.hadoop.hdfs.server.namenode.ha.ConfiguredFailoverProxyProvider"
         self.settings = {
             "dfs.nameservices": SERVICE,
@@ -158,8 +158,8 @@ class HdfsPair:
             "dfs.namenode.safemode.extension": "0",
             "dfs.namenode.file.close.num-committed-allowed": "1",
         }
-        self._storage = _Node(folder / "storage", "storage", of_servers, storage)
-        self._nodes = [_Node(folder / name, name, of_servers, free_port()) for name in ports]
+        self._storage = _Node(folder / "storage", "storage", of_servers)
+        self._nodes = [_Node(folder / name, name, of_servers) for name in ports]
 
     @property
     def active(self) -> _Node:

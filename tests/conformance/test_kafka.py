@@ -58,6 +58,9 @@ class TestOtherBroker(SharedBroker):
     test_concluding_a_batch_changes_nothing_for_readers = None  # the same
     test_a_handle_that_names_nothing_is_never_committed = None  # the broker compares the producer id alone
 
+    def new_system(self) -> KafkaSystem:
+        return KafkaSystem(self.cluster.bootstrap, partitions=1)
+
 
 @pytest.fixture(scope="module")
 def other() -> Iterator[OtherBroker]:
