@@ -84,7 +84,7 @@ NO_REDIS = No("and a string, binary, number, boolean or date is needed")
 NO_TIME = No("timestamps: date_format")
 INTERVALS = dict.fromkeys(("parquet", "json", "csv"), No("files have no intervals")) | {
     "redis": NO_REDIS,
-    "table": No("is none of"),
+    "table": No("is not in"),
 }
 NO_MAP = No("no format here takes a map")
 MAPS = dict.fromkeys(("parquet", "json", "csv", "arrow"), NO_MAP) | {"redis": NO_REDIS}
@@ -187,7 +187,7 @@ TABLE = [
          table=No("no such type")),
     case("void", pa.null(), [None], postgres=No("such values are not", "text"),
          mariadb=No("cannot write", "text"), redis=NO_REDIS,
-         **dict.fromkeys(("parquet", "json", "csv", "arrow"), No("no type")), table=No("is none of|no type")),
+         **dict.fromkeys(("parquet", "json", "csv", "arrow"), No("no type")), table=No("is not in|no type")),
 ]  # fmt: skip
 
 

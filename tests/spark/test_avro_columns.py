@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -27,7 +28,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 from pyspark.sql.avro.functions import from_avro
 
 from eventually import LIMIT_S
-from spark.harness import new_name
+from spark.harness import new_name, path_of_tests
 from sparkonce.avro import (
     SchemaRegistry,
     decode_registry_avro,
@@ -485,6 +486,7 @@ print(json.dumps(found))
         timeout=LIMIT_S,
         check=False,
         cwd=tmp_path,
+        env={**os.environ, **path_of_tests()},
     )
     assert done.returncode == 0, done.stderr
     reasons = json.loads(done.stdout.strip().splitlines()[-1])

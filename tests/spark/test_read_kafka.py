@@ -151,7 +151,8 @@ def test_librdkafkas_settings_lead_through_tls_and_logins(spark: SparkSession, t
         readable = [(ResourceType.TOPIC, topic), (ResourceType.GROUP, "*")]
         rule = ("User:plain", "*", AclOperation.READ, AclPermissionType.ALLOW)
         rules = [AclBinding(kind, name, ResourcePatternType.LITERAL, *rule) for kind, name in readable]
-        for answer in AdminClient({"bootstrap.servers": secured.bootstrap}).create_acls(rules).values():
+        admin = AdminClient({"bootstrap.servers": secured.bootstrap})
+        for answer in admin.create_acls(rules).values():
             answer.result(LIMIT_S)
         login = {
             "bootstrap.servers": secured.bootstrap_of("SASL"),
