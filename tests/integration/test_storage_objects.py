@@ -22,6 +22,7 @@ from plain_store import PlainStore
 from s3_between import CUT_REPLY, GO_ON, Between, Reply, Request, refusal
 from s3_bucket import Bucket
 from shared_servers import USES_HDFS, hdfs_server
+from sparkonce.driver.outage import is_store_outage
 from sparkonce.errors import ConfigurationError
 from sparkonce.storage import objects
 from sparkonce.storage.files import PROVED, RACES, CheckpointFiles, Landed, PutUnknownError, Taken, prove
@@ -156,6 +157,19 @@ def test_a_request_that_reads_is_repeated(bucket: Bucket, between: Between) -> N
         answers = iter([refusal(503, "SlowDown"), CUT_REPLY])
         between.act = lambda _, answers=answers: next(answers, GO_ON)
         assert act()
+
+
+@pytest.mark.parametrize(("status", "code"), [(400, "RequestTimeout"), (409, "OperationAborted")])
+def test_a_code_that_asks_for_a_retry_counts_as_an_outage(
+    bucket: Bucket, between: Between, status: int, code: str
+) -> None:
+    """The client itself does not repeat requests after these codes; a run does."""
+    files = bucket.files(f"codes-{code}", between.url)
+    between.act = lambda _: refusal(status, code)
+    for ask in (lambda: files.read("0"), lambda: files.names(""), lambda: files.delete(["0"])):
+        with pytest.raises(OSError, match=code) as refused:
+            ask()
+        assert is_store_outage(refused.value)
 
 
 def test_a_missing_bucket_is_no_missing_file(bucket: Bucket) -> None:
