@@ -171,12 +171,15 @@ def test_records_that_another_driver_tidies_meanwhile_are_not_missing(tmp_path: 
 
         def names(self, folder: str) -> Sequence[str]:
             names = super().names(folder)
-            first = f"sparkonce/records/{record_name(0)}"
-            if folder.endswith("records") and self.read(first) is not None:
-                self.put(f"sparkonce/floors/{record_name(1)}", b"")
+            first = f"records/{record_name(0)}"
+            if folder == "records" and self.read(first) is not None:
+                self.put(f"floors/{record_name(1)}", b"")
                 self.delete([first])
                 return [name for name in names if name != record_name(0)]
             return names
+
+        def inside(self, folder: str) -> LocalFiles:
+            return type(self)(self.folder / folder)
 
     files = TidiedMeanwhile(tmp_path)
     for position in range(3):
