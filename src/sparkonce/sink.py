@@ -103,8 +103,40 @@ __all__ = [
     "WorkerNeeds",
     "WriterContext",
     "claimed_by",
+    "spark_type",
     "transaction_fields",
 ]
+
+
+_SPARK_TYPES: Mapping[str, str] = {
+    "null": "void",
+    "bool": "boolean",
+    "int8": "tinyint",
+    "int16": "smallint",
+    "int32": "int",
+    "int64": "bigint",
+    "large_string": "string",
+    "large_binary": "binary",
+    "date32[day]": "date",
+    "duration[us]": "interval day to second",
+}
+
+
+def spark_type(kind: pa.DataType) -> str:
+    """Returns Spark's name of an Arrow type, for an error message: ``bigint``, ``array<string>``."""
+    from pyarrow import types
+
+    if types.is_list(kind) or types.is_large_list(kind):
+        return f"array<{spark_type(kind.value_type)}>"
+    if types.is_map(kind):
+        return f"map<{spark_type(kind.key_type)},{spark_type(kind.item_type)}>"
+    if types.is_struct(kind):
+        return f"struct<{','.join(f'{field.name}:{spark_type(field.type)}' for field in kind)}>"
+    if types.is_timestamp(kind):
+        return "timestamp" if kind.tz is not None else "timestamp_ntz"
+    if types.is_decimal(kind):
+        return f"decimal({kind.precision},{kind.scale})"
+    return _SPARK_TYPES.get(str(kind), str(kind))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

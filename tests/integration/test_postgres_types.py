@@ -55,7 +55,7 @@ def test_intervals_without_hours_are_refused_at_start(postgres: PostgresSystem, 
     postgres.ask(f"CREATE TABLE t (x {declared})")
     column = pa.array([1], pa.duration("us"))
     rows = pa.record_batch({"x": pa.ListArray.from_arrays([0, 1], column) if "[" in declared else column})
-    with pytest.raises(SchemaError, match="Column 'x' is day-time interval"):
+    with pytest.raises(SchemaError, match="Column 'x' is interval day to second"):
         prepare(new_sink(postgres), rows)
 
 
@@ -172,7 +172,7 @@ def test_texts_are_read_at_weaker_guarantees_too(postgres: PostgresSystem, mode:
 @pytest.mark.parametrize(
     ("arrow", "declared", "says"),
     [
-        (pa.int64(), "integer", "long"),
+        (pa.int64(), "integer", "bigint"),
         (pa.float64(), "real", "double"),
         (pa.float64(), "numeric", "double"),
         (pa.string(), "integer", "string"),
@@ -183,7 +183,7 @@ def test_texts_are_read_at_weaker_guarantees_too(postgres: PostgresSystem, mode:
         pytest.param(
             pa.int64(),
             "numeric(5,-2)",
-            "is long, and .* would round it. Next: Give the column a scale of 0 or more",
+            "is bigint, and .* would round it. Next: Give the column a scale of 0 or more",
             id="rounded-since-15",
         ),
         pytest.param(pa.list_(pa.int32()), "numeric(5,-2)[]", "is int, and .* would round it", id="lists-since-15"),
@@ -214,7 +214,7 @@ def test_all_columns_that_do_not_fit_are_named_at_once(postgres: PostgresSystem)
     schema = pa.schema([("a", pa.int64()), ("A", pa.int32()), ("c", pa.int32()), ("d", pa.int32())])
     with pytest.raises(SchemaError) as raised:
         new_sink(postgres).columns(schema)
-    for words in ("'a' is long", "no column 'A'", "'c' of table", "'d' of table", r"\['b'\]"):
+    for words in ("'a' is bigint", "no column 'A'", "'c' of table", "'d' of table", r"\['b'\]"):
         raised.match(words)
 
 

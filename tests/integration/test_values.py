@@ -519,6 +519,7 @@ def plain(column: pa.ChunkedArray) -> list[Any]:
 
 WAYS = [Postgres, PostgresTwoPhase, MariaDB, MariaDBLoad, MariaDBInsert, Redis, Parquet, Json, Csv, Arrow,
         WriteAhead]  # fmt: skip
+ARROW_NAMES = r"\b(int8|int16|int32|int64|list<|null\b|timestamp\[|date32|decimal128|duration)"
 AS_OTHERS = {PostgresTwoPhase, MariaDBLoad, MariaDBInsert}
 """They refuse the same values as the sink's other commit mode."""
 
@@ -582,6 +583,7 @@ def test_all_else_is_refused_by_column(way: Way, tmp_path: Path) -> None:
         with pytest.raises(SparkonceError, match=words) as refused:
             write(way.sink(f"no_{column}", {column: one}), rows_of({column: one}), tmp_path / column)
         assert re.search(rf"\b{column}\b", str(refused.value)), refused.value
+        assert not re.search(ARROW_NAMES, str(refused.value)), "types have Spark's names"
 
 
 @pytest.mark.parametrize(

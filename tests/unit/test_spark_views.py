@@ -2,23 +2,35 @@ from __future__ import annotations
 
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql.types import (
     ArrayType,
+    BinaryType,
+    BooleanType,
+    ByteType,
     DataType,
+    DateType,
     DayTimeIntervalType,
+    DecimalType,
+    DoubleType,
+    FloatType,
     IntegerType,
+    LongType,
     MapType,
     NullType,
+    ShortType,
+    StringType,
     StructField,
     StructType,
+    TimestampNTZType,
     TimestampType,
     YearMonthIntervalType,
 )
 
 from sparkonce.errors import ConfigurationError, PrepareError, SchemaError
 from sparkonce.protocol.ownership import Token
-from sparkonce.sink import Owner
+from sparkonce.sink import Owner, spark_type
 from sparkonce.sinks.memory import MemoryServer, MemorySink
 from sparkonce.spark import views
 from sparkonce.spark.views import View, arrow_schema, shares
@@ -123,6 +135,23 @@ def test_a_pyspark_that_wants_to_be_told_the_time_zone_is_told(monkeypatch: pyte
     monkeypatch.setattr(views, "to_arrow_schema", newer)
     assert arrow_schema(schema) == before
     assert str(before.field("at").type) == "timestamp[us, tz=UTC]"
+
+
+def test_messages_name_types_as_spark_does() -> None:
+    plain = [
+        BinaryType(),
+        BooleanType(),
+        ByteType(),
+        DateType(),
+        DayTimeIntervalType(),
+        DecimalType(7, 2),
+        DoubleType(),
+    ]
+    plain += [FloatType(), IntegerType(), LongType(), NullType(), ShortType(), StringType(), TimestampNTZType()]
+    nested = [ArrayType(StringType()), MapType(LongType(), BinaryType()), StructType().add("a", TimestampType())]
+    schema = StructType([StructField(f"c{at}", kind) for at, kind in enumerate([*plain, *nested])])
+    assert [spark_type(one.type) for one in views.to_arrow(schema)] == [one.dataType.simpleString() for one in schema]
+    assert [spark_type(pa.large_string()), spark_type(pa.large_list(pa.large_binary()))] == ["string", "array<binary>"]
 
 
 def test_a_sink_without_a_share_is_refused() -> None:

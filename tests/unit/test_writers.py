@@ -116,7 +116,7 @@ def test_rows_that_wait_are_all_in_their_file(tmp_path: Path) -> None:
 def test_a_type_that_waiting_rows_cannot_have_is_refused_by_column() -> None:
     """Parquet has no struct without fields: its writer would find that out in the first batch, without the name."""
     sink = WriteAheadSink(print, applies=Applies.IDEMPOTENT)
-    with pytest.raises(SchemaError, match="Column 'nothing' is a struct<>, and Parquet has no such type"):
+    with pytest.raises(SchemaError, match="Column 'nothing' is struct<>, and Parquet has no such type"):
         sink.columns(pa.schema([("number", pa.int64()), ("nothing", pa.struct([]))]))
     assert list(sink.columns(pa.schema([("number", pa.int64())]))) == ["number"]
 

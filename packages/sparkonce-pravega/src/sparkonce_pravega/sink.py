@@ -12,7 +12,7 @@ import pyarrow as pa
 from sparkonce.arguments import nonempty
 from sparkonce.errors import ANEW, ConfigurationError, PreflightError, SchemaError
 from sparkonce.session import SEEN_BY_ALL, driver_session, require_class
-from sparkonce.sink import Facts, SinkCommitter, WorkerNeeds
+from sparkonce.sink import Facts, SinkCommitter, WorkerNeeds, spark_type
 from sparkonce.write_ahead import Applies, CallSettings, WriteAheadSink
 from sparkonce_pravega.application import PravegaApplication, PravegaCommitter
 from sparkonce_pravega.client import CLIENT_CLASS, PravegaStream, reason
@@ -103,8 +103,8 @@ class PravegaSink(WriteAheadSink):
                 )
             if column.type not in kinds[column.name]:
                 raise SchemaError(
-                    f"Column {column.name!r} is a {column.type}, and must be one of "
-                    f"{', '.join(map(str, kinds[column.name]))}.",
+                    f"Column {column.name!r} is {spark_type(column.type)}, and must be "
+                    f"{'string' if column.name == 'key' else 'string or binary'}.",
                     next_step="Cast it, or serialize it.",
                 )
         return super().columns(schema)

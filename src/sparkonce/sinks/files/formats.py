@@ -16,6 +16,7 @@ from pyarrow import types
 
 from sparkonce.arguments import one_of
 from sparkonce.errors import ConfigurationError, PrepareError, SchemaError
+from sparkonce.sink import spark_type
 from sparkonce.sinks._shared.arrow import STRING, bytes_of, float_text, in_quotes, json_object, plain_text, utf8_text
 from sparkonce.sinks._shared.parquet import ParquetOutput, may_be_null
 
@@ -266,7 +267,7 @@ _ENCODERS: Mapping[str, Callable[[BinaryIO, str, Mapping[str, Any]], Encoder]] =
 }
 
 _NESTED = frozenset({"parquet", "json", "arrow"})
-_PARTITION_TYPES = "string, boolean, byte, short, int, long, decimal and date"
+_PARTITION_TYPES = "string, boolean, tinyint, smallint, int, bigint, decimal and date"
 
 
 def check_columns(schema: pa.Schema, format: str, partition_by: Sequence[str]) -> list[str]:  # noqa: A002
@@ -287,7 +288,8 @@ def check_columns(schema: pa.Schema, format: str, partition_by: Sequence[str]) -
         kind = schema.field(name).type
         if not _names_a_folder(kind):
             raise SchemaError(
-                f"partition_by names the column {name!r}, which is {kind}; folders are named by {_PARTITION_TYPES}.",
+                f"partition_by names the column {name!r}, which is {spark_type(kind)}; folders are named by "
+                f"{_PARTITION_TYPES}.",
                 next_step="Cast it: a timestamp to date, for example.",
             )
     written = [field for field in schema if field.name not in partition_by]
@@ -300,7 +302,7 @@ def check_columns(schema: pa.Schema, format: str, partition_by: Sequence[str]) -
     for column in written:
         if reason := _refusal(column.type, format):
             raise SchemaError(
-                f"The column {column.name!r} is {column.type}: {reason}.",
+                f"The column {column.name!r} is {spark_type(column.type)}: {reason}.",
                 next_step="Cast it, turn it into a string (to_json), or drop it.",
             )
     return list(schema.names)
@@ -309,7 +311,7 @@ def check_columns(schema: pa.Schema, format: str, partition_by: Sequence[str]) -
 def _check_text(written: list[pa.Field]) -> None:
     if len(written) == 1 and is_string(written[0].type):
         return
-    found = ", ".join(f"{field.name}: {field.type}" for field in written)
+    found = ", ".join(f"{field.name}: {spark_type(field.type)}" for field in written)
     raise SchemaError(
         f"format='text' takes one column of strings besides those of partition_by, and got {found}.",
         next_step="Select one string, for example to_json(struct('*')) AS value, or use another format.",

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from pyarrow import types
 
 from sparkonce.errors import ConfigurationError, PrepareError, SchemaError
-from sparkonce.sink import Refused
+from sparkonce.sink import Refused, spark_type
 
 CHUNK_ROWS = 16_384
 CHUNK_BYTES = 1 << 20
@@ -123,7 +123,8 @@ def select_columns(schema: pa.Schema, topic: str | None) -> list[str]:
             raise SchemaError(f"The column {name!r} appears more than once.", next_step="Drop or rename all but one.")
         kind = schema.field(name).type
         if not accepts(kind):
-            raise SchemaError(f"The column {name!r} is {kind}; Kafka takes {accepted}.", next_step="Cast it.")
+            what = f"The column {name!r} is {spark_type(kind)}; Kafka takes {accepted}."
+            raise SchemaError(what, next_step="Cast it.")
     if topic is None and "topic" not in chosen:
         raise ConfigurationError(
             "No topic is set for the rows.",

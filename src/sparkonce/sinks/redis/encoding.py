@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from sparkonce.arguments import one_of
 from sparkonce.errors import ConfigurationError, PrepareError, SchemaError
+from sparkonce.sink import spark_type
 from sparkonce.sinks._shared.arrow import plain_text
 from sparkonce.sinks.redis.names import OWN
 from sparkonce.sinks.redis.scripts import COMMAND_WEIGHT
@@ -563,7 +564,7 @@ def _check(schema: pa.Schema, name: str, fits: _Fits, what: str) -> None:
     kind = schema.field(name).type
     if not fits(kind):
         raise SchemaError(
-            f"Column {name!r} is a {kind}, and {what} is needed.",
+            f"Column {name!r} is {spark_type(kind)}, and {what} is needed.",
             next_step="Cast it (timestamps: date_format; structs and maps: to_json), or drop it.",
             column=name,
         )

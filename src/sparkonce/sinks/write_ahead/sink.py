@@ -14,7 +14,7 @@ from sparkonce.errors import ConfigurationError, PreflightError, SchemaError
 from sparkonce.guarantees import Guarantee
 from sparkonce.needs import WorkerNeeds
 from sparkonce.protocol.ownership import NAME_PREFIX_LIMIT_BYTES
-from sparkonce.sink import Facts, SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
+from sparkonce.sink import Facts, SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext, spark_type
 from sparkonce.sinks.write_ahead.application import CONDITIONS, Applies, Apply, IsApplied, Per
 from sparkonce.storage.files import CheckpointFiles
 from sparkonce.storage.local import LocalFiles
@@ -135,7 +135,7 @@ class WriteAheadSink(TwoPhaseCommitSink):
         for column in schema:
             if not is_taken(column):
                 raise SchemaError(
-                    f"Column {column.name!r} is a {column.type}, and Parquet has no such type.",
+                    f"Column {column.name!r} is {spark_type(column.type)}, and Parquet has no such type.",
                     next_step="Turn it into a number or a string, or drop it.",
                 )
         return super().columns(schema)

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkonce.errors import PrepareError, SchemaError
+from sparkonce.sink import spark_type
 from sparkonce.write_ahead import Apply, WriteAheadFolder, WriteAheadWriter
 from sparkonce_rabbitmq.sinks.routing import ROUTE, counts_text, routes
 
@@ -82,7 +83,7 @@ def columns_of(schema: pa.Schema, body: Body, route_by: str = "") -> list[str]:
             fits = text
         if not fits:
             raise SchemaError(
-                f"Column {column.name!r} is a {kind}, and a message needs {known[column.name]}.",
+                f"Column {column.name!r} is {spark_type(kind)}, and a message needs {known[column.name]}.",
                 next_step="Cast it, for example with to_json, or map_entries for a map.",
             )
     if VALUE not in schema.names:

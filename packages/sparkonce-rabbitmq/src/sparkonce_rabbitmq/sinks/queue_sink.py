@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from sparkonce.arguments import nonempty
 from sparkonce.checks import utf8_text
 from sparkonce.errors import ConfigurationError, PrepareError, SchemaError
-from sparkonce.sink import Facts, Guarantee, SinkWriter, WorkerNeeds, WriterContext
+from sparkonce.sink import Facts, Guarantee, SinkWriter, WorkerNeeds, WriterContext, spark_type
 from sparkonce.write_ahead import Applies, WriteAheadSink, WriteAheadWriter
 from sparkonce_rabbitmq.server import PACKAGES, RabbitMQ, checked_server
 
@@ -45,7 +45,7 @@ def queue_columns(schema: pa.Schema) -> list[str]:
             )
         if not text and not (binary and column.name == VALUE):
             raise SchemaError(
-                f"Column {column.name!r} is a {column.type}.",
+                f"Column {column.name!r} is {spark_type(column.type)}.",
                 next_step="Turn it into a string" + (" or binary." if column.name == VALUE else "."),
             )
     if VALUE not in schema.names:

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkonce.errors import PrepareError, SchemaError
+from sparkonce.sink import spark_type
 from sparkonce.write_ahead import RefusedError
 
 ROUTE = "route"
@@ -23,7 +24,7 @@ def check_key(schema: pa.Schema, route_by: str) -> None:
     kind = schema.field(route_by).type if route_by in schema.names else None
     if kind is None or not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
         raise SchemaError(
-            f"route_by={route_by!r} is {'no column' if kind is None else f'a column of {kind}'}.",
+            f"route_by={route_by!r} is {'no column' if kind is None else f'a column of {spark_type(kind)}'}.",
             next_step="Name a column of strings.",
         )
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from sparkonce.errors import PreflightError, SchemaError
+from sparkonce.sink import spark_type
 from sparkonce.sinks.sql.mysql.connection import MARIADB, Connection
 from sparkonce.sinks.sql.settings import Target
 
@@ -209,7 +210,7 @@ def check_kinds(schema: pa.Schema) -> None:
     """Raises `SchemaError` if the sink does not support a column's type, regardless of the table."""
     for field in schema:
         if not kind_of(field.type):
-            what = f"Column {field.name!r} is a {field.type}, which the sink cannot write."
+            what = f"Column {field.name!r} is {spark_type(field.type)}, which the sink cannot write."
             raise SchemaError(what, next_step="Cast it, turn it into a string (to_json), or drop it.")
 
 
@@ -270,8 +271,8 @@ def _bound(table: str, by_name: dict[str, MySQLColumn], field: pa.Field) -> MySQ
     if name not in taken:
         to = " to string" if column.type in _FROM_TEXT else ""
         raise PreflightError(
-            f"Column {column.name!r} of table {table!r} is {column.full_type}, and the rows have {field.type}: values "
-            "might change.",
+            f"Column {column.name!r} of table {table!r} is {column.full_type}, and the rows have "
+            f"{spark_type(field.type)}: values might change.",
             next_step=f"Cast it{to} in the DataFrame, or use one of {', '.join(sorted(taken))} in the table.",
         )
     return column

@@ -30,6 +30,7 @@ from psycopg.adapt import Dumper
 from psycopg.pq import Format
 
 from sparkonce.errors import PrepareError, SchemaError
+from sparkonce.sink import spark_type
 from sparkonce.sinks._shared.arrow import halves
 from sparkonce.sinks.sql.postgres.connection import Connection
 from sparkonce.sinks.sql.postgres.outcomes import code_of, prepare_error
@@ -177,25 +178,25 @@ _INTEGERS: Mapping[str, tuple[str, pa.DataType]] = {
     "int8": (">i8", pa.int64()),
 }
 _FLOATS: Mapping[str, tuple[str, pa.DataType]] = {"float4": (">f4", pa.float32()), "float8": (">f8", pa.float64())}
-_SPARK: Mapping[str, tuple[str, str]] = {
-    "bool": ("boolean", "bool"),
-    "int8": ("byte", "int2"),
-    "int16": ("short", "int2"),
-    "int32": ("int", "int4"),
-    "int64": ("long", "int8"),
-    "float": ("float", "float4"),
-    "double": ("double", "float8"),
-    **dict.fromkeys(("string", "large_string"), ("string", "text")),
-    **dict.fromkeys(("binary", "large_binary"), ("binary", "bytea")),
-    "date32[day]": ("date", "date"),
-    "timestamp[us]": ("timestamp_ntz", "timestamp"),
-    "duration[us]": ("day-time interval", ""),
+_STAGED: Mapping[str, str] = {
+    "boolean": "bool",
+    "tinyint": "int2",
+    "smallint": "int2",
+    "int": "int4",
+    "bigint": "int8",
+    "float": "float4",
+    "double": "float8",
+    "string": "text",
+    "binary": "bytea",
+    "date": "date",
+    "timestamp": "timestamptz",
+    "timestamp_ntz": "timestamp",
 }
-"""Spark's name for each Arrow type, and the type of a staging table's column; empty if there is none."""
+"""The type of a staging table's column for each of Spark's types."""
 _HINTS: Mapping[str, str] = {
     "struct": "Turn it into a string (to_json) and the column into jsonb, or drop it.",
     "map": "Turn it into a string (to_json) and the column into jsonb, or drop it.",
-    "list": "Make the column an array of that type, or the value a string (to_json) and the column jsonb.",
+    "array": "Make the column an array of that type, or the value a string (to_json) and the column jsonb.",
     "timestamp": "Cast it in the query: timestamp goes into timestamptz, and timestamp_ntz into timestamp.",
 }
 
@@ -225,13 +226,9 @@ class ServerType:
 
 def staged_type(column: str, kind: pa.DataType) -> ServerType:
     """Returns the type for a column of a staging table that the target does not have."""
-    _, name = _SPARK.get(str(kind), ("", ""))
-    if pa.types.is_timestamp(kind) and kind.tz is not None:
-        name = "timestamptz"
-    elif pa.types.is_decimal128(kind):
-        name = "numeric"
-    if not name:
-        what = f"Column {column!r}, by which rows delete, is a {kind}, and the table does not have it."
+    name = "numeric" if pa.types.is_decimal128(kind) else _STAGED.get(spark_type(kind))
+    if name is None:
+        what = f"Column {column!r}, by which rows delete, is {spark_type(kind)}, and the table does not have it."
         raise SchemaError(what, next_step="Compute a boolean column in the query, and read that.")
     return ServerType(shown=name, name=name)
 
@@ -298,7 +295,7 @@ def _integer(column: str, actual: pa.DataType, wanted: ServerType) -> Encode | N
     name = wanted.name
     if name == "numeric":
         if wanted.modifier >= 0 and _scale(wanted) < 0:
-            what = f"Column {column!r} is {_SPARK[str(actual)][0]}, and {wanted.shown} would round it."
+            what = f"Column {column!r} is {spark_type(actual)}, and {wanted.shown} would round it."
             raise SchemaError(what, next_step="Give the column a scale of 0 or more.")
         return lambda values: _decimals(values.cast(pa.decimal128(19, 0)))
     if name not in _INTEGERS:
@@ -389,8 +386,8 @@ def _interval_unit_us(column: str, wanted: ServerType) -> int:
         if fields & bit:
             return unit_us
     raise SchemaError(
-        f"Column {column!r} is day-time interval, which is written as hours and less, and {wanted.shown} keeps none of "
-        "them.",
+        f"Column {column!r} is interval day to second, which is written as hours and less, and "
+        f"{wanted.shown} keeps none of them.",
         next_step="Make the column interval, or cast the value to a whole number in the query.",
     )
 
@@ -432,14 +429,13 @@ _WRITTEN = frozenset({*_INTEGERS, *_FLOATS, *_TEXTS, "bool", "numeric", "uuid", 
 
 
 def _refused(column: str, actual: pa.DataType, wanted: ServerType) -> SchemaError:
-    shown = str(actual)
-    spark, _ = _SPARK.get(shown, ("timestamp" if shown.startswith("timestamp[") else shown, ""))
+    shown = spark_type(actual)
     if wanted.send and wanted.element is None and wanted.name not in _WRITTEN:
         step = f"Cast it to string in the query: the server reads {wanted.shown} from text."
     else:
         step = "Cast it in the query to a type that fits without a loss, see docs/postgres.md."
-    family = next((hint for start, hint in _HINTS.items() if shown.removeprefix("large_").startswith(start)), "")
-    what = f"Column {column!r} is {spark}, and in the table {wanted.shown}: such values are not written there."
+    family = next((hint for start, hint in _HINTS.items() if shown.startswith(start)), "")
+    what = f"Column {column!r} is {shown}, and in the table {wanted.shown}: such values are not written there."
     return SchemaError(what, next_step=family or step)
 
 
