@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from integration.postgres_scene import new_sink
-from one_run import finish, outcomes, prepare
+from one_run import finish, outcomes, owner, prepare
 from shared_servers import needs_postgres
 from sparkonce.errors import PrepareError, UnknownOutcomeError
 from sparkonce.protocol.handles import Handle, Outcome
@@ -107,6 +107,38 @@ def test_what_a_table_refuses_is_found_before_the_decision(postgres: PostgresSys
     assert caught.value.next_step
     assert content(postgres) == before
     assert outcomes(finish(given, good, bad, commit=False)) == [Outcome.ABORTED] * 2
+
+
+ADDED = {
+    "a check": ("ALTER TABLE t ADD CHECK (id <> 9)", "23514"),
+    "a NOT NULL": ("ALTER TABLE t ALTER id SET NOT NULL", "23502"),
+    "a unique index": ("CREATE UNIQUE INDEX ON t (id)", "23505"),
+    "a trigger": (NO_NINE, "P0001"),
+    "a column that needs a value": ("ALTER TABLE t ADD more int NOT NULL", "23502"),
+}
+
+
+@pytest.mark.parametrize("is_earlier", [True, False], ids=["between batches", "while a batch is written"])
+@pytest.mark.parametrize("what", ADDED)
+def test_what_is_added_to_a_table_while_a_query_runs_is_found_before_the_decision(
+    postgres: PostgresSystem, what: str, is_earlier: bool
+) -> None:
+    statement, code = ADDED[what]
+    given = sink(postgres)
+    run = owner(given)
+    assert outcomes(finish(given, prepare(given, rows(1), run=run))) == [Outcome.COMMITTED]
+    postgres.ask("DELETE FROM t")
+    bad = rows(9, 9).set_column(0, "id", pa.array([None, None], pa.int64())) if what == "a NOT NULL" else rows(9, 9)
+    if is_earlier:
+        postgres.ask(statement)
+        with pytest.raises(PrepareError, match=code):
+            check(given, prepare(given, bad, run=run))
+    else:
+        handle = prepare(given, bad, run=run)
+        postgres.ask(statement)
+        with pytest.raises(PrepareError, match=code):
+            check(given, handle)
+        assert outcomes(finish(given, handle, commit=False)) == [Outcome.ABORTED]
 
 
 def test_keys_that_only_the_batch_itself_repeats_are_found_across_its_slots(postgres: PostgresSystem) -> None:

@@ -310,7 +310,10 @@ class SqlCommitter(HandleCommitter[SqlTransaction]):
         dialect, names = self._dialect, list(rows)
         waiting, _ = dialect.stages(session, location, names, True)
         stages = {name: stage for name, stage in waiting.items() if stage is not None}
-        if not any(dialect.refusers(session, stage) for stage, _ in _by_target(stages)):
+        if not any(
+            dialect.refusers(session, location, stage, [stages[name].table for name in members])
+            for stage, members in _by_target(stages)
+        ):
             return ""
         if not dialect.begin(session, location, names, self._limits, True):
             raise UnknownOutcomeError(f"{self._server}: {_BUSY.reason}", next_step=NOTHING_UNDONE)

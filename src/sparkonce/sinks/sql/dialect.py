@@ -196,7 +196,7 @@ class Dialect:
         commit: Marks staged rows as committed, and ends the transaction.
         drop: Drops staged rows and ends the transaction, retrying until the deadline.
         roll_back: Rolls the transaction back.
-        refusers: Returns True if a table may reject rows that their staging table has accepted.
+        refusers: Returns True if a table may reject rows that these staging tables have accepted.
         settled: Applies an operator's choice for conflicting keys to staged rows that should have been appended.
         refers_to_unit: Returns True if an error is about a foreign key to rows that another sink of the batch may have.
         named: Describes the constraint that an error is about; empty if there is none.
@@ -236,7 +236,7 @@ class Dialect:
     commit: Callable[[Session, Location, Sequence[SqlTransaction]], None]
     drop: Callable[[Session, Location, Names, float], None]
     roll_back: Callable[[Session], None] = lambda session: session.execute("ROLLBACK")
-    refusers: Callable[[Session, StagedCopy], bool]
+    refusers: Callable[[Session, Location, StagedCopy, Sequence[str]], bool]
     settled: Callable[[Session, StagedCopy, str], StagedCopy | Finished]
     refers_to_unit: Callable[[Session, Exception, Names, Location], bool]
     named: Callable[[Session, Any, Target], str]

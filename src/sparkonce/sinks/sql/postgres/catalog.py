@@ -47,6 +47,7 @@ class CatalogTable:
         kind: ``pg_class.relkind``.
         row_security: True if policies apply to this role.
         signature: A value that changes with the table's columns and their types.
+        definition: A value that also changes with their NOT NULLs and the table's check constraints.
         fragile: The tables (itself or partitions) that may lose rows in a crash, and why; empty if there are none.
         rules: ``pg_rewrite.ev_type`` of its rules ON INSERT (3) and ON UPDATE (2).
         checks: Its check constraints, each with its name, the columns that it uses and its condition in SQL.
@@ -56,6 +57,7 @@ class CatalogTable:
     kind: str
     row_security: bool
     signature: str
+    definition: str
     fragile: str
     rules: str
     columns: tuple[PostgresColumn, ...]
@@ -117,13 +119,13 @@ def read_table(connection: Connection, target: Target) -> CatalogTable | None:
     return CatalogTable(*known)
 
 
-def read_signature(connection: Connection, target: Target) -> tuple[str, str]:
-    """Reads the current `CatalogTable.signature` and `CatalogTable.fragile`.
+def read_signature(connection: Connection, target: Target) -> tuple[str, str, str]:
+    """Reads the current `CatalogTable.signature`, `CatalogTable.definition` and `CatalogTable.fragile`.
 
-    Both are empty if the table does not exist.
+    All are empty if the table does not exist.
     """
     found = connection.execute(_TABLE, (target.schema, target.table)).fetchone()
-    return ("", "") if found is None else (str(found[3]), str(found[4]))
+    return ("", "", "") if found is None else (str(found[3]), str(found[4]), str(found[5]))
 
 
 def list_changes(target: Target, schema: str, staged: Sequence[str]) -> sql.Composed:
@@ -232,12 +234,21 @@ FROM pg_catalog.pg_class l JOIN pg_catalog.pg_namespace n ON n.oid = l.relnamesp
 WHERE (l.relkind = 'f' OR l.relkind <> 'p' AND l.relpersistence <> 'p')
   AND l.oid IN (SELECT relid FROM pg_catalog.pg_partition_tree(c.oid) UNION ALL SELECT c.oid)
 """)
-_TABLE = sql.SQL("""
+_SIGNATURE = """
+    c.oid || (SELECT pg_catalog.string_agg(pg_catalog.format(' %%s %%s %%s', attname, atttypid, atttypmod), ','
+                     ORDER BY attnum)
+              FROM pg_catalog.pg_attribute WHERE attrelid = c.oid AND attnum > 0 AND NOT attisdropped)
+"""
+_DEFINITION = f"""
+    pg_catalog.encode(pg_catalog.sha256(pg_catalog.convert_to(pg_catalog.concat({_SIGNATURE},
+        (SELECT pg_catalog.string_agg(pg_catalog.format(' %%s', attnum), ',' ORDER BY attnum)
+         FROM pg_catalog.pg_attribute WHERE attrelid = c.oid AND attnum > 0 AND attnotnull AND NOT attisdropped),
+        (SELECT pg_catalog.string_agg(conname || pg_catalog.pg_get_constraintdef(oid), ',' ORDER BY conname)
+         FROM pg_catalog.pg_constraint WHERE conrelid = c.oid AND contype = 'c')), 'UTF8')), 'hex')
+"""
+_TABLE = sql.SQL(f"""
 SELECT c.oid::int8, c.relkind::text, pg_catalog.row_security_active(c.oid),
-       c.oid || (SELECT pg_catalog.string_agg(pg_catalog.format(' %%s %%s %%s', attname, atttypid, atttypmod), ','
-                        ORDER BY attnum)
-                 FROM pg_catalog.pg_attribute WHERE attrelid = c.oid AND attnum > 0 AND NOT attisdropped),
-       ({}),
+       {_SIGNATURE}, {_DEFINITION}, ({{}}),
        (SELECT coalesce(string_agg(ev_type::text, ''), '') FROM pg_catalog.pg_rewrite
         WHERE ev_class = c.oid AND ev_type IN ('2', '3'))
 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
@@ -319,8 +330,13 @@ def row_triggers(connection: Connection, oid: int) -> int:
     return int(count)
 
 
-def list_refusers(connection: Connection, target: Target, columns: Sequence[str] | None = None) -> list[str]:
-    """Describes everything that may refuse a row after its staging table has accepted it, with counts."""
+def list_refusers(
+    connection: Connection, target: Target, columns: Sequence[str] | None = None, staged: Sequence[str] = ()
+) -> list[str]:
+    """Describes everything that may refuse a row after its staging table has accepted it, with counts.
+
+    The catalog is read each time: a constraint may be added while a query runs.
+    """
     is_upsert = target.mode != "append"
     row = connection.execute(
         _REFUSERS,
@@ -328,6 +344,7 @@ def list_refusers(connection: Connection, target: Target, columns: Sequence[str]
             "schema": target.schema,
             "table": target.table,
             "columns": None if columns is None else list(columns),
+            "staged": list(staged),
             "keys": sorted(target.keys),
             "upsert": is_upsert,
             "update": is_upsert and target.on_conflict == "update",
@@ -346,10 +363,11 @@ _REFUSERS_WORDS = (
     "policies (row-level security)",
     "generated columns",
     "rules ON INSERT",
+    "staging tables that were created before the table was changed",
 )
 # The query counts neither the index used for upserts, nor indexes on a column filled by a sequence or random UUIDs,
 # about which a trial would prove nothing.
-_REFUSERS = """
+_REFUSERS = f"""
 WITH t AS (
     SELECT c.oid FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
     WHERE n.nspname = %(schema)s AND c.relname = %(table)s
@@ -359,6 +377,8 @@ WITH t AS (
     SELECT attrelid, attnum, attname::text AS name, attgenerated, attnotnull AND attrelid NOT IN (SELECT oid FROM t) AND
            attname NOT IN (SELECT r.attname FROM pg_catalog.pg_attribute r JOIN t ON r.attrelid = t.oid
                            WHERE r.attnotnull) AS narrower,
+           attnotnull AND adbin IS NULL AND attidentity = '' AND attrelid IN (SELECT oid FROM t)
+               AND attname <> ALL (%(columns)s::text[]) AS missing,
            coalesce(attname = ANY (%(columns)s::text[]), true) AS written,
            attidentity <> '' OR coalesce(pg_catalog.pg_get_expr(adbin, adrelid) ~ '^(nextval|[a-z_.]*uuid)', false)
                AS drawn
@@ -374,24 +394,26 @@ WITH t AS (
 )
 SELECT (SELECT count(*) FROM pg_catalog.pg_index i
         CROSS JOIN LATERAL (
-            SELECT coalesce(array_agg(name ORDER BY name), '{}'), coalesce(bool_or(drawn AND NOT written), false)
+            SELECT coalesce(array_agg(name ORDER BY name), '{{}}'), coalesce(bool_or(drawn AND NOT written), false)
             FROM unnest(i.indkey::int2[]) WITH ORDINALITY AS k (num, n) JOIN col ON attrelid = indrelid AND attnum = num
             WHERE n <= indnkeyatts) AS k (names, drawn)
         WHERE indrelid IN (SELECT relid FROM tree) AND (indexprs IS NOT NULL OR indpred IS NOT NULL OR
             (indisunique OR indisexclusion) AND NOT drawn
             AND (NOT %(upsert)s OR names <> %(keys)s OR NOT indimmediate))),
        (SELECT count(*) FROM con WHERE contype = 'f' AND (conrelid IN (SELECT relid FROM tree)
-            OR %(update)s AND confrelid IN (SELECT relid FROM tree) AND updated <> '{}')),
+            OR %(update)s AND confrelid IN (SELECT relid FROM tree) AND updated <> '{{}}')),
        (SELECT count(*) FROM pg_catalog.pg_trigger WHERE tgrelid IN (SELECT relid FROM tree) AND NOT tgisinternal
             AND tgenabled IN ('O', 'A') AND (tgtype & 4 > 0 OR %(update)s AND tgtype & 16 > 0)),
        (SELECT count(*) FROM con WHERE contype = 'c' AND conrelid IN (SELECT relid FROM tree) AND coninhcount = 0
-            AND (conrelid NOT IN (SELECT oid FROM t) OR 0 = ANY (conkey) OR others <> '{}'))
-           + (SELECT count(*) FROM col WHERE narrower),
+            AND (conrelid NOT IN (SELECT oid FROM t) OR 0 = ANY (conkey) OR others <> '{{}}'))
+           + (SELECT count(*) FROM col WHERE narrower OR missing),
        (SELECT count(*) FROM pg_catalog.pg_partitioned_table WHERE partdefid = 0 AND partstrat <> 'h'
             AND partrelid IN (SELECT relid FROM tree)),
        (SELECT count(*) FROM t WHERE pg_catalog.row_security_active(oid)),
        (SELECT count(*) FROM col WHERE attgenerated <> '' AND attrelid IN (SELECT oid FROM t)),
-       (SELECT count(*) FROM pg_catalog.pg_rewrite WHERE ev_class IN (SELECT oid FROM t) AND ev_type = '3')
+       (SELECT count(*) FROM pg_catalog.pg_rewrite WHERE ev_class IN (SELECT oid FROM t) AND ev_type = '3'),
+       (SELECT count(*) FROM t c, unnest(%(staged)s::text[]) AS staged
+        WHERE pg_catalog.obj_description(pg_catalog.to_regclass(staged), 'pg_class') IS DISTINCT FROM {_DEFINITION})
 """
 
 

@@ -7,6 +7,7 @@ import psycopg
 from sparkonce.sinks.sql.dialect import Dialect, HandleFields
 from sparkonce.sinks.sql.postgres import catalog, connection, finishing, outcomes, writer
 from sparkonce.sinks.sql.postgres.settings import BackendName, staging_table
+from sparkonce.sinks.sql.settings import quoted
 
 POSTGRES_DIALECT = Dialect(
     errors=(psycopg.Error,),
@@ -28,11 +29,15 @@ POSTGRES_DIALECT = Dialect(
     merge=finishing.move,
     commit=finishing.commit_merge,
     drop=finishing.drop,
-    refusers=lambda session, stage: bool(catalog.list_refusers(session, stage.target, stage.columns)),
+    refusers=lambda session, location, stage, tables: bool(
+        catalog.list_refusers(
+            session, stage.target, stage.columns, [quoted(location.schema, table) for table in tables]
+        )
+    ),
     settled=finishing.settled,
     refers_to_unit=finishing.refers_to_unit,
     named=catalog.named,
-    fragile=lambda session, target: catalog.read_signature(session, target)[1],
+    fragile=lambda session, target: catalog.read_signature(session, target)[2],
     not_committed=finishing.not_committed,
     committed=finishing.committed,
     tidy=finishing.tidy,

@@ -47,7 +47,8 @@ def create_staging(
 ) -> str:
     """Creates a task attempt's staging table: the written columns, and the target's checks that use only them.
 
-    With these checks, the server refuses a row that violates one before the batch is decided.
+    With these checks, the server refuses a row that violates one before the batch is decided. The comment shows
+    whether the target has changed since.
     """
     known = {column.name: column for column in table.columns}
     # A deleting row has a key, and possibly nothing else.
@@ -61,7 +62,10 @@ def create_staging(
         if set(about) <= set(columns)
     ]
     staging = quoted(schema, staging_table(name))
-    return f"CREATE TABLE {staging} ({', '.join(parts)}) WITH (autovacuum_enabled = false);"
+    return (
+        f"CREATE TABLE {staging} ({', '.join(parts)}) WITH (autovacuum_enabled = false); "
+        f"COMMENT ON TABLE {staging} IS '{table.definition}';"
+    )
 
 
 def definition(column: PostgresColumn, *, may_be_null: bool) -> str:

@@ -79,7 +79,7 @@ class CopyRows:
             self._end_copy(self._count)
         # COPY holds a lock on the table, so its definition cannot have changed since the first row. If a column's type
         # had changed before that, the server would silently read, for example, the bytes of a bigint as a double.
-        signature, fragile = read_signature(connection, job.target)
+        signature, _, fragile = read_signature(connection, job.target)
         if signature != self._signature:
             step = "Start the query again if its columns are to change too; the batch is written again."
             raise PrepareError(f"Table {job.target} was changed while the batch was written.", next_step=step)
@@ -160,10 +160,10 @@ _tables_lock = threading.Lock()
 def _table(connection: Connection, copy: Copy) -> CatalogTable:
     """Returns the table from the catalog, which each process reads once, as long as it does not change."""
     key = (copy.conninfo, copy.target)
-    signature, _ = read_signature(connection, copy.target)
+    signature, definition, _ = read_signature(connection, copy.target)
     with _tables_lock:
         found = _tables.get(key)
-    if found is None or found.signature != signature:
+    if found is None or found.definition != definition:
         found = read_table(connection, copy.target) if signature else None
         if found is None:
             raise PrepareError(f"Table {copy.target} no longer exists.", next_step="Put it back.")
