@@ -1,5 +1,3 @@
-"""Fixtures of several files: a bucket and a proxy in front of its server; Redis as a server and as a cluster."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator

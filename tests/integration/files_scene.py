@@ -1,5 +1,3 @@
-"""A files sink without Spark: write slots, commit, conclude, and read the result."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence

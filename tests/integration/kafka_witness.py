@@ -22,7 +22,6 @@ T = TypeVar("T")
 
 
 def eventually(ask: Callable[[], T], good: Callable[[T], bool]) -> T:
-    """Retries until an answer meets the condition, and returns it."""
     deadline_s = time.monotonic() + LIMIT_S
     while not good(answer := ask()):
         assert time.monotonic() < deadline_s, f"still {answer!r}"
@@ -31,7 +30,6 @@ def eventually(ask: Callable[[], T], good: Callable[[T], bool]) -> T:
 
 
 def until_final(finish: Callable[[Sequence[Handle]], Sequence[Finished]], handles: Sequence[Handle]) -> list[Outcome]:
-    """Retries as long as any answer is RETRY."""
     finished = eventually(lambda: finish(handles), lambda all_: all(one.outcome is not Outcome.RETRY for one in all_))
     return [one.outcome for one in finished]
 
@@ -93,8 +91,6 @@ class Prepared:
 
 
 class Witness:
-    """Another client of the same cluster."""
-
     def __init__(self, bootstrap: str) -> None:
         self.bootstrap = bootstrap
         self.admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
@@ -106,7 +102,6 @@ class Witness:
         return name
 
     def delete_topic(self, name: str) -> None:
-        """Deletes a topic, and waits until clients see that, too."""
         for done in self.admin.delete_topics([name]).values():
             done.result(LIMIT_S)
         eventually(lambda: name in self.admin.list_topics(timeout=LIMIT_S).topics, lambda there: not there)

@@ -22,8 +22,6 @@ MAY_NOT_RECOVER = replace(
 
 
 class Numbers(SinkHooks):
-    """Rows with a single column, ``number``."""
-
     def make_rows(self, start: int, count: int) -> pa.RecordBatch:
         return pa.record_batch({"number": list(range(start, start + count))})
 

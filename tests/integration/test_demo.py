@@ -1,5 +1,3 @@
-"""``sparkonce demo`` as users run it."""
-
 from __future__ import annotations
 
 import json

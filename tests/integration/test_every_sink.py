@@ -141,7 +141,6 @@ def numbers(*batches: int, slots: Sequence[int] = range(SLOTS)) -> Counter[int]:
 
 
 def once_at(phase: Phase, batch: int, action: Callable[[], object]) -> Callable[[Phase, int], None]:
-    """Listens to a run, and calls the action the first time that this batch enters the phase."""
     left = [action]
 
     def listen(entered: Phase, of: int) -> None:
@@ -206,10 +205,7 @@ def test_a_replay_that_gives_other_rows_stops_the_query_and_says_what_is_missing
 
 
 @pytest.mark.parametrize("guarantee", [Guarantee.AT_LEAST_ONCE, Guarantee.AT_MOST_ONCE])
-@on(
-    *("postgres-two_phase", "mariadb-two_phase", "files", "s3", "write-ahead", "redis", "redis-cluster"),
-    own=False,
-)
+@on(*("postgres-two_phase", "mariadb-two_phase", "files", "s3", "write-ahead", "redis", "redis-cluster"), own=False)
 def test_a_run_that_is_killed_between_two_slots_doubles_or_misses_rows(suite: Any, guarantee: Guarantee) -> None:
     def die() -> None:
         raise Killed
@@ -229,7 +225,6 @@ def test_a_run_that_is_killed_between_two_slots_doubles_or_misses_rows(suite: An
 
 @contextmanager
 def once_logged(words: str, action: Callable[[], object]) -> Iterator[list[str]]:
-    """Runs an action when a line with this text is first logged. Yields all lines from WARNING on."""
     lines: list[str] = []
     left = [action]
 
@@ -361,7 +356,6 @@ def test_a_full_disk_under_the_log(suite: Any, tmp_path: Path, phase: Phase) -> 
 
 
 def copy(source: Path, target: Path) -> None:
-    """Replaces the target's content with the source's, including owners and links."""
     target.mkdir(exist_ok=True)
     subprocess.run(["find", str(target), "-mindepth", "1", "-delete"], check=True)
     subprocess.run(["cp", "-a", f"{source}/.", str(target)], check=True)
@@ -369,7 +363,6 @@ def copy(source: Path, target: Path) -> None:
 
 @contextmanager
 def data_at_rest(suite: Any) -> Iterator[Path]:
-    """The folder of the server's data, while the server is stopped."""
     if suite.server is None:
         yield suite.system.folder
         return

@@ -43,7 +43,6 @@ def filled(url: str, **options: Any) -> None:
 
 
 def plain(folder: Path) -> list[str]:
-    """Lists the files found by a reader that ignores manifests."""
     found = [one for one in folder.rglob("*") if one.is_file()]
     return [str(one) for one in found if not any(part[:1] in "._" for part in one.relative_to(folder).parts)]
 
@@ -58,7 +57,6 @@ def run(folder: Path, delete_after_s: float = 0) -> Compacted:
 
 
 def assert_settled(folder: Path) -> None:
-    """After a last run, every reader finds each row once, and two files for the old batches."""
     run(folder)
     assert numbers(whole_batches(folder)) == numbers(plain(folder)) == ROWS
     assert len(plain(folder)) == 2 + 2 * 2

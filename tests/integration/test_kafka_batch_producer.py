@@ -30,8 +30,6 @@ TEXTS = ["out of the slice", "a", None, "", "é", "x" * 300, None, "", "z", "als
 
 
 class Told:
-    """Records what a producer reports."""
-
     def __init__(self) -> None:
         self.acknowledged = 0
         self.refused: list[tuple[int, str, int, int]] = []
@@ -52,8 +50,6 @@ class Told:
 
 
 class Kafka:
-    """Makes producers for one broker, and closes them."""
-
     def __init__(self, bootstrap: str) -> None:
         self.bootstrap = bootstrap
         self.told = Told()
@@ -68,7 +64,6 @@ class Kafka:
         return producer
 
     def begun(self, name: str, **settings: Any) -> BatchProducer:
-        """A producer with an open transaction of this name."""
         producer = self.producer(transactional_id=name, **settings)
         producer.init_transactions(WAIT_S)
         producer.begin_transaction()

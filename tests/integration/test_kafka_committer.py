@@ -89,9 +89,7 @@ def test_what_the_broker_does_not_know_is_unknown_to_a_commit_and_gone_to_an_abo
 def test_an_unreachable_broker_is_no_answer() -> None:
     committer = KafkaCommitter({"bootstrap.servers": NOBODY}, "kafka", attempt_timeout_s=0.3)
     handle = Handle(
-        sink="kafka",
-        slot=0,
-        transaction=transaction_fields({"transactional_id": "a", "producer_id": 1, "epoch": 0}),
+        sink="kafka", slot=0, transaction=transaction_fields({"transactional_id": "a", "producer_id": 1, "epoch": 0})
     )
     for finished in (*committer.commit([handle, handle]), *committer.abort([handle])):
         assert finished.outcome is Outcome.RETRY
@@ -164,7 +162,6 @@ def test_a_network_thread_that_has_died_is_replaced(
 
 @pytest.fixture
 def fragile() -> Iterator[tuple[Cluster, Witness, KafkaCommitter]]:
-    """A broker that the test may kill, a witness of it, and a committer that gives up after two seconds."""
     cluster = broker_to_kill()
     with closing(KafkaCommitter({"bootstrap.servers": cluster.bootstrap}, "kafka", attempt_timeout_s=2.0)) as committer:
         yield cluster, Witness(cluster.bootstrap), committer

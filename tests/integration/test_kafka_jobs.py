@@ -1,5 +1,3 @@
-"""Whole queries into Kafka, without Spark: what changes under a query, and what Kafka forgets or loses."""
-
 from __future__ import annotations
 
 import logging
@@ -206,8 +204,6 @@ def deleted(witness: Witness, tmp_path: Path) -> DeletedTopicJob:
 
 @pytest.fixture
 def warnings(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
-    """Returns our new warnings since the previous call."""
-
     def taken() -> list[str]:
         ours = [record for record in caplog.records if record.name.startswith("sparkonce")]
         told = [record.getMessage() for record in ours if record.levelno >= logging.WARNING]
@@ -352,7 +348,6 @@ class ShortLivedJob(KafkaJob):
         return sorted(f"{batch}-{slot}-{number}" for batch in batches for slot in slots for number in range(4))
 
     def delete_rows(self, *partitions: int, but: int = 0) -> None:
-        """Deletes all but the last rows of these partitions."""
         for partition in partitions:
             spot = TopicPartition(self.topic, partition, self.offset(partition, OffsetSpec.latest()) - but)
             for done in self.witness.admin.delete_records([spot]).values():

@@ -1,8 +1,3 @@
-"""An open transaction of another application hides a query's committed rows.
-
-The warning names its owner and its age.
-"""
-
 from __future__ import annotations
 
 import logging

@@ -42,12 +42,7 @@ SLOW = pytest.mark.slow
     ],
 )
 def test_each_row_is_there_once_whatever_is_refused(
-    level: str,
-    brokers: int,
-    rate: float,
-    tmp_path: Path,
-    pytestconfig: pytest.Config,
-    monkeypatch: pytest.MonkeyPatch,
+    level: str, brokers: int, rate: float, tmp_path: Path, pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def rows(batch: int, slot: int) -> pa.RecordBatch:
         start = (batch * SLOTS + slot) * ROWS
@@ -62,11 +57,7 @@ def test_each_row_is_there_once_whatever_is_refused(
     with OtherBroker(level, brokers, rate, seed) as kafka:
         settings = {"bootstrap.servers": kafka.bootstrap, "message.timeout.ms": 10_000, "log_level": 0}
         job = SmallJob(
-            tmp_path,
-            lambda: [KafkaSink(settings, topic="out", prefix="job")],
-            rows,
-            slots=SLOTS,
-            deadline_s=60.0,
+            tmp_path, lambda: [KafkaSink(settings, topic="out", prefix="job")], rows, slots=SLOTS, deadline_s=60.0
         )
         for batch in range(BATCHES):
             if dice.randrange(2):

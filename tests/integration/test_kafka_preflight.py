@@ -1,5 +1,3 @@
-"""What a start asks of a broker and refuses, and what it says of timeouts, also of none."""
-
 from __future__ import annotations
 
 import logging
@@ -40,8 +38,6 @@ Check = Callable[..., Facts]
 
 @pytest.fixture
 def check(broker: Cluster) -> Check:
-    """Runs preflight with defaults for what a test does not care about."""
-
     def run(settings: dict[str, object] | None = None, **more: Any) -> Facts:
         asked = {"topic": None, "guarantee": Guarantee.EXACTLY_ONCE, "prefix": None, "timeout_ms": None, **more}
         whole = {"bootstrap.servers": broker.bootstrap, **(settings or {})}

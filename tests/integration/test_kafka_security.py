@@ -389,11 +389,7 @@ def add_login(
 
 
 def test_who_holds_back_readers_is_told_to_those_who_may_read(
-    witness: Witness,
-    cluster: Cluster,
-    keys: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    witness: Witness, cluster: Cluster, keys: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(blocking_module, "PATIENCE_S", 0.0)
     caplog.set_level(logging.DEBUG, "sparkonce")
@@ -464,13 +460,7 @@ def test_a_right_that_is_taken_away_is_named_and_nothing_is_lost(
     assert witness.committed(rights.topic) == values_of(0, 1, 2)
 
 
-@pytest.mark.parametrize(
-    ("right", "joined"),
-    [
-        ("group", False),
-        pytest.param("source", True, marks=SLOW),
-    ],
-)
+@pytest.mark.parametrize(("right", "joined"), [("group", False), pytest.param("source", True, marks=SLOW)])
 def test_offsets_that_may_not_be_told_are_a_warning_and_rows_go_on(
     witness: Witness,
     cluster: Cluster,

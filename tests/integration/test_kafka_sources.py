@@ -1,5 +1,3 @@
-"""What a start queries from a real broker about a query's Kafka sources, given only the source's options."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""Server events between prepare and commit, and how the committer handles them."""
-
 from __future__ import annotations
 
 import secrets

@@ -1,5 +1,3 @@
-"""What a second connection reads after a write, and which values are refused instead of changed."""
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -28,7 +26,6 @@ WAYS = pytest.mark.parametrize("how", [BY_LOAD, BY_INSERT], ids=["load", "insert
 
 @pytest.fixture(params=[BY_LOAD, BY_INSERT, STAGED], ids=["load", "insert", "staged"])
 def write(request: pytest.FixtureRequest, mariadb: MySQLSystem) -> Write:
-    """Writes the only batch of a table, and returns what a second connection reads."""
     settings = {**mariadb.settings, "local_infile": request.param["local_infile"]}
 
     def write(columns: str, rows: pa.RecordBatch, select: str = "*", **more: Any) -> list[tuple[Any, ...]]:
@@ -57,9 +54,7 @@ def write(request: pytest.FixtureRequest, mariadb: MySQLSystem) -> Write:
 
 
 def rows_of(values: list[Any], kind: pa.DataType) -> pa.RecordBatch:
-    return pa.record_batch(
-        {"place": pa.array(range(len(values)), pa.int32()), "it": pa.array(values, kind)},
-    )
+    return pa.record_batch({"place": pa.array(range(len(values)), pa.int32()), "it": pa.array(values, kind)})
 
 
 def test_bits(write: Write) -> None:
@@ -121,12 +116,7 @@ def test_nothing_is_changed_silently(write: Write, mariadb: MySQLSystem) -> None
     ],
 )
 def test_rows_that_the_table_refuses(
-    mariadb: MySQLSystem,
-    how: dict[str, Any],
-    column: str,
-    values: list[int],
-    words: str,
-    step: str,
+    mariadb: MySQLSystem, how: dict[str, Any], column: str, values: list[int], words: str, step: str
 ) -> None:
     """LOAD DATA LOCAL skips such rows and continues."""
     mariadb.ask("CREATE TABLE parent (id INT PRIMARY KEY) ENGINE=InnoDB")

@@ -75,10 +75,7 @@ def test_what_a_table_refuses_is_found_before_the_decision(mariadb: MySQLSystem,
 
 @pytest.mark.parametrize(
     "columns",
-    [
-        "number BIGINT, KEY (number)",
-        "id BIGINT AUTO_INCREMENT PRIMARY KEY, number BIGINT CHECK (number >= 0)",
-    ],
+    ["number BIGINT, KEY (number)", "id BIGINT AUTO_INCREMENT PRIMARY KEY, number BIGINT CHECK (number >= 0)"],
 )
 def test_a_table_that_can_refuse_nothing_more_is_not_merged_twice(
     mariadb: MySQLSystem, columns: str, monkeypatch: pytest.MonkeyPatch
@@ -231,10 +228,7 @@ def prepare_checked(scene: Scene, *ids: int, j: str = "{}", odd: str = "x") -> H
     return one_run.prepare(scene.sink, pa.record_batch(rows), run=scene.owner)
 
 
-@pytest.mark.parametrize(
-    ("row", "name"),
-    [({"j": "{bad"}, "j"), ({"odd": "5 %"}, "od``d"), ({"ids": (7,)}, "no_7")],
-)
+@pytest.mark.parametrize(("row", "name"), [({"j": "{bad"}, "j"), ({"odd": "5 %"}, "od``d"), ({"ids": (7,)}, "no_7")])
 def test_what_a_check_refuses_is_refused_before_the_decision(
     checked: Scene, mariadb: MySQLSystem, row: dict[str, object], name: str
 ) -> None:

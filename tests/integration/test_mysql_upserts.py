@@ -1,5 +1,3 @@
-"""Which row of a key counts: in a batch, across batches, and against the table's row."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -84,8 +82,6 @@ def test_an_older_row_of_another_slot_does_not_put_a_deleted_row_back(mariadb: M
 
 
 class Changes(SinkHooks):
-    """Rows as in change data capture, with the columns ``op`` and ``Gone``."""
-
     batches: Sequence[Sequence[tuple[int, str | None, str | None, bool | None]]] = (
         [(1, "a", "c", False), (2, "b", None, None), (3, "c", "c", None)],
         [(1, None, "d", None), (2, "B", None, None), (3, "C", "u", True), (4, "d", "D", False)],

@@ -104,7 +104,7 @@ def test_postgresql(postgres: PostgresSystem, tmp_path: Path, odd: str, mode: st
     postgres.ask(
         sql.SQL("CREATE TABLE {}.{} ({} bigint PRIMARY KEY, {} bigint NOT NULL, CHECK ({} >= 0))").format(
             schema, table, column, second, second
-        ),
+        )
     )
     before = postgres.ask(OBJECTS)
     sessions: list[str] = []

@@ -42,7 +42,7 @@ def remote(postgres: PostgresSystem) -> None:
     postgres.ask(
         "CREATE SERVER other FOREIGN DATA WRAPPER postgres_fdw "
         f"OPTIONS (host '127.0.0.1', port '{postgres.server.port}', dbname 'postgres'); "
-        "CREATE USER MAPPING FOR postgres SERVER other OPTIONS (user 'postgres')",
+        "CREATE USER MAPPING FOR postgres SERVER other OPTIONS (user 'postgres')"
     )
     postgres.ask("CREATE FOREIGN TABLE part (id bigint, k bigint) SERVER other OPTIONS (table_name 'remote')")
 

@@ -1,5 +1,3 @@
-"""Features that PostgreSQL has only since 17 or 18."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -40,7 +38,7 @@ ROWS = pa.record_batch({"id": pa.array([1], pa.int32()), "text": ["one"]})
 def test_a_roles_timeout_ends_neither_a_long_slot_nor_a_long_commit(postgres: PostgresSystem, commit: str) -> None:
     postgres.ask("CREATE TABLE t (id int, text text)")
     postgres.ask(
-        "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(0.4); RETURN NULL; END'",
+        "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(0.4); RETURN NULL; END'"
     )
     postgres.ask("CREATE TRIGGER slow AFTER INSERT ON t FOR EACH STATEMENT EXECUTE FUNCTION slow()")
     postgres.ask(f"CREATE ROLE {commit} SUPERUSER LOGIN")

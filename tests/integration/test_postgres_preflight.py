@@ -390,7 +390,7 @@ def test_synchronous_commit_off_is_put_right(postgres: PostgresSystem) -> None:
     postgres.ask(
         "CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS "
         "$$ BEGIN NEW.text := current_setting('synchronous_commit'); RETURN NEW; END $$; "
-        "CREATE TRIGGER note BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION note()",
+        "CREATE TRIGGER note BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION note()"
     )
     finish(given, prepare(given, ROWS))
     assert postgres.ask("SELECT DISTINCT text FROM t") == [("on",)]

@@ -264,10 +264,7 @@ def test_rows_of_another_sink_of_the_batch_are_waited_for(postgres: PostgresSyst
 
 @pytest.mark.parametrize(
     ("how", "expected"),
-    [
-        ("nothing", [(1, "mine"), (2, "theirs"), (3, "first")]),
-        ("update", [(1, "mine"), (2, "mine"), (3, "last")]),
-    ],
+    [("nothing", [(1, "mine"), (2, "theirs"), (3, "first")]), ("update", [(1, "mine"), (2, "mine"), (3, "last")])],
 )
 def test_an_operator_lets_a_decided_batch_skip_or_replace_what_is_there(
     postgres: PostgresSystem, how: str, expected: list[tuple[int, str]]

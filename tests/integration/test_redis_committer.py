@@ -1,5 +1,3 @@
-"""Commits on a Redis server: repeated, refused, lost, and replayed; and the list of what is unfinished."""
-
 from __future__ import annotations
 
 import json
@@ -61,7 +59,6 @@ def query(server: RedisServer, client: Any) -> Iterator[Query]:
 
 
 def apply_chunks(query: Query, client: Any, handle: Handle, count: int) -> None:
-    """Applies a number of chunks, like a committer that dies after them."""
     committer = query.sink.committer()
     found = names.StagedTransaction.of(handle)
     assert found is not None

@@ -101,13 +101,7 @@ def test_a_server_that_is_told_to_evict_while_the_query_runs_gets_no_more_batche
     ],
 )
 def test_what_weakens_the_guarantee_is_said(
-    server: RedisServer,
-    client: Any,
-    settings: Any,
-    caplog: pytest.LogCaptureFixture,
-    name: str,
-    value: str,
-    says: str,
+    server: RedisServer, client: Any, settings: Any, caplog: pytest.LogCaptureFixture, name: str, value: str, says: str
 ) -> None:
     with caplog.at_level(logging.WARNING, "sparkonce"):
         preflight(RedisSink(server.url))

@@ -82,7 +82,6 @@ class Job:
         self._client.execute_command("ACL SETUSER spark", *rules)
 
     def is_as_if_never_refused(self, *batches: int) -> bool:
-        """Compares with a job that was allowed everything."""
         self.other.run(*batches)
         seen = {begin: self._content(begin) for begin in ("user", "other")}
         return seen["user"] == seen["other"]

@@ -21,8 +21,6 @@ Write = Callable[..., None]
 
 @pytest.fixture(params=[Guarantee.EXACTLY_ONCE, Guarantee.AT_LEAST_ONCE], ids=["staged", "direct"])
 def write(request: pytest.FixtureRequest, server: RedisServer, client: Any) -> Iterator[Write]:
-    """Writes columns through a sink of its own, and completes the batch."""
-
     def call(columns: dict[str, Any], **shape: Any) -> None:
         query = Query(RedisSink(server.url, guarantee=request.param, **shape))
         rows = pa.record_batch(columns)

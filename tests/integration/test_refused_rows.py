@@ -25,7 +25,6 @@ TABLES = (
 
 
 def offer(sink: TwoPhaseCommitSink) -> tuple[Refused, Handle]:
-    """Offers the rows to the sink, and prepares the accepted ones."""
     writer = open_writer(sink)
     told = writer.offer(ROWS)
     rows = ROWS.num_rows - len(told.rows)

@@ -54,8 +54,6 @@ def command(config: Path, *words: str) -> Any:
 
 
 class Unit:
-    """A query with six sinks, the operator's file for them, and witnesses."""
-
     def __init__(self, folder: Path, postgres: PostgresSystem, mariadb: MySQLSystem, redis: RedisServer) -> None:
         self.postgres, self.mariadb, self.redis, self.out = postgres, mariadb, redis, folder / "out"
         for table in ("staged", "two_phase"):
@@ -192,17 +190,11 @@ def test_both_end_as_the_log_in_the_store_says(
     redis = Everywhere(*cluster.nodes)
     redis.clear()
     config = tmp_path / "systems.yaml"
-    systems = {
-        "out": {"system": "files", "path": path, **options},
-        "cache": {"system": "redis", "url": cluster.url},
-    }
+    systems = {"out": {"system": "files", "path": path, **options}, "cache": {"system": "redis", "url": cluster.url}}
     config.write_text(yaml.safe_dump({"systems": systems}))
 
     def sinks() -> Sequence[TwoPhaseCommitSink]:
-        return [
-            FilesSink(path, name="out", store_options=options),
-            RedisSink(cluster.url, cluster=True, name="cache"),
-        ]
+        return [FilesSink(path, name="out", store_options=options), RedisSink(cluster.url, cluster=True, name="cache")]
 
     def verdicts() -> set[tuple[str, str]]:
         told = command(config, "list", "--checkpoint", checkpoint.location, "--query", job.query)

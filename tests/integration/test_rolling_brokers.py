@@ -1,5 +1,3 @@
-"""Brokers are restarted one after another, and updated, under transactions that are open."""
-
 from __future__ import annotations
 
 from pathlib import Path

@@ -63,8 +63,6 @@ def run(job: SmallJob, change: Callable[[], object], phase: Phase = Phase.WRITIN
 
 
 class Login:
-    """A role with a password, whose sessions the server ends when the password changes."""
-
     def __init__(self, postgres: PostgresSystem, folder: Path) -> None:
         self.postgres = postgres
         self.file = folder / "passwords"
@@ -172,7 +170,6 @@ class RedisLogin:
         self.client.execute_command("ACL SETUSER", self.user, *rules)
 
     def keep_only(self, password: str) -> None:
-        """Removes all other passwords, and cuts the connections, which would otherwise stay logged in."""
         self.allow("resetpass", f">{password}")
         self.cut()
 
@@ -196,7 +193,6 @@ class RedisLogin:
         )
 
     def visible(self) -> list[str]:
-        """Returns each number, as often as it was counted."""
         counts = {key: int(self.client.get(key)) for key in self.client.scan_iter(f"{self.user}:*")}
         return sorted(key.decode().partition(":")[2] for key, count in counts.items() for _ in range(count))
 
@@ -297,12 +293,7 @@ def test_keys_of_s3_that_expire_are_asked_for_again(
     ],
 )
 def test_keys_of_the_checkpoint_that_were_given_need_a_start(
-    bucket: Bucket,
-    users: list[tuple[str, str]],
-    tmp_path: Path,
-    phase: Phase,
-    refused: int,
-    seen: tuple[int, ...],
+    bucket: Bucket, users: list[tuple[str, str]], tmp_path: Path, phase: Phase, refused: int, seen: tuple[int, ...]
 ) -> None:
     """Decided transactions are still committed. The store only refuses the next decision."""
 

@@ -33,8 +33,6 @@ pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
 
 class Place(Protocol):
-    """Two targets of one system, ``old`` and ``new``."""
-
     fact: str
 
     def make(self, target: str) -> TwoPhaseCommitSink: ...
@@ -61,7 +59,6 @@ class OnKafka:
             assert until_final(committer.abort, [handle]) == [Outcome.ABORTED]
 
     def open(self, job: SmallJob) -> list[str]:
-        """Returns the query's open transactions."""
         names = list_transactions(self.witness.bootstrap, states=("Ongoing",))
         return [name for name in names if job.short_query in name]
 
@@ -106,8 +103,6 @@ def place(request: pytest.FixtureRequest, witness: Witness) -> Iterator[Place]:
 
 
 class Query:
-    """A query whose sinks the test changes between two runs."""
-
     def __init__(self, folder: Path, *sinks: Callable[[], TwoPhaseCommitSink]) -> None:
         self.sinks = sinks
         self.job = SmallJob(folder / "checkpoint", lambda: [make() for make in self.sinks], one_row, deadline_s=60.0)

@@ -1,5 +1,3 @@
-"""What is refused before the start, and what happens if a permission is revoked later."""
-
 from __future__ import annotations
 
 import datetime

@@ -1,5 +1,3 @@
-"""What is written but not yet published: parts, damage, giving up, sweeping, memory."""
-
 from __future__ import annotations
 
 import os

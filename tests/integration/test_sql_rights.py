@@ -46,7 +46,6 @@ def new_job(checkpoint: Path, make: Callable[[], TwoPhaseCommitSink]) -> SmallJo
 
 
 def live(job: SmallJob, orphans: Callable[[], list[Any]]) -> None:
-    """Runs a job that writes, is killed before and after a decision, is inspected, sweeps, and commits."""
     job.live(lambda: len(orphans()) == 2 or pytest.fail("the command sees other than the 2 slots"))
     assert orphans() == []
 

@@ -259,7 +259,6 @@ def server(request: pytest.FixtureRequest) -> Secured:
 
 
 def cases(names: str, *rows: tuple[Any, ...]) -> pytest.MarkDecorator:
-    """Test parameters, the first of which is a server."""
     needs = {"postgres": [needs_postgres], "redis_": [needs_redis]}
     found = [pytest.param(*row, marks=needs.get(row[0], [])) for row in rows]
     return pytest.mark.parametrize(f"server, {names}", found, indirect=["server"])
@@ -356,8 +355,7 @@ def test_a_certificate_of_another_role(postgres: SecuredPostgres) -> None:
 
 @needs_postgres
 @pytest.mark.parametrize(
-    ("certificate", "words"),
-    [("elsewhere", "does not match host name"), ("expired", "certificate verify failed")],
+    ("certificate", "words"), [("elsewhere", "does not match host name"), ("expired", "certificate verify failed")]
 )
 def test_a_postgresql_that_cannot_prove_who_it_is(keys: Path, certificate: str, words: str) -> None:
     with SecuredPostgres(keys, certificate) as server:

@@ -1,5 +1,3 @@
-"""``sparkonce transactions``: open transactions of a real broker, compared with a query's log."""
-
 from __future__ import annotations
 
 import json
@@ -33,8 +31,6 @@ OLDER, NEWEST = Token(0, "00000001"), Token(1, "00000002")
 
 
 class Scene:
-    """A query with two runs, and its transactions on the broker."""
-
     def __init__(self, witness: Witness, checkpoint: Path) -> None:
         self.witness, self.checkpoint = witness, checkpoint
         self.topic, self.prefix = witness.create_topic(), new_name("orders")
@@ -104,7 +100,6 @@ def test_a_transaction_is_described_with_what_it_blocks(scene: Scene) -> None:
 
 @pytest.fixture
 def billing(scene: Scene) -> Iterator[Prepared]:
-    """The producer of another application, which has an open transaction in the scene's topic."""
     other = scene.witness.prepare(scene.topic, "theirs", transactional_id=new_name("billing"))
     yield other
     other.producer.abort_transaction()

@@ -1,5 +1,3 @@
-"""The live page in a real browser: three stories of a user."""
-
 from __future__ import annotations
 
 import shutil
@@ -42,7 +40,6 @@ def scene(tmp_path: Path) -> PageScene:
 
 @contextmanager
 def showing(browser: Browser, server: PageServer) -> Iterator[None]:
-    """Opens the page, and leaves it before its server ends, because it polls."""
     browser.leave()
     browser.open(server.url)
     try:

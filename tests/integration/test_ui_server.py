@@ -1,5 +1,3 @@
-"""``sparkonce ui``: what its server answers, to whom, and what its JSON must not contain."""
-
 from __future__ import annotations
 
 import gzip
@@ -57,7 +55,6 @@ def state(server: PageServer) -> dict[str, Any]:
 
 
 def read(server: PageServer) -> dict[str, Any]:
-    """Returns the state once every checkpoint has been read."""
     eventually(lambda: all(one["read_ms"] for one in state(server)["queries"]), "all are read", limit_s=LIMIT_S)
     return state(server)
 
@@ -185,8 +182,7 @@ def test_a_message_that_had_a_secret_would_lose_it(settings: Any, text: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("place", "options", "next_start"),
-    [("elsewhere", [], "is refused"), ("elsewhere", ["--moved"], "resumes")],
+    ("place", "options", "next_start"), [("elsewhere", [], "is refused"), ("elsewhere", ["--moved"], "resumes")]
 )
 def test_the_command_serves_until_it_is_interrupted(
     scene: PageScene, place: str, options: list[str], next_start: str

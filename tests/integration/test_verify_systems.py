@@ -29,8 +29,7 @@ MADE: Mapping[str, Callable[[], Injectable]] = {
 
 
 @pytest.fixture(
-    scope="module",
-    params=[pytest.param(name, marks=pytest.mark.kafka if name == "kafka" else ()) for name in MADE],
+    scope="module", params=[pytest.param(name, marks=pytest.mark.kafka if name == "kafka" else ()) for name in MADE]
 )
 def system(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Injectable]:
     system = MADE[request.param]()
@@ -115,7 +114,6 @@ def test_a_request_comes_late(system: Injectable, query: Query) -> None:
 
 
 def struck(system: Injectable, query: Query, fault: Fault, name: str) -> None:
-    """For each kind of request, the trap springs, and no row is lost or duplicated."""
     before = batches_in(system)
     assert system.inject(fault, request=name)
     assert not system.sprung()

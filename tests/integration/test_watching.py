@@ -39,7 +39,6 @@ QUERIES = {"busy": "11111111-0000-4000-8000-000000000001", "dead": "11111111-000
 
 @pytest.fixture(scope="module")
 def port() -> Iterator[int]:
-    """Serves the metrics of a busy query and of a stopped one."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(watch_figures, "_known", {})
         busy, dead = Figures(), Figures()
@@ -47,9 +46,7 @@ def port() -> Iterator[int]:
             figures.start(QUERIES[name], name)
             run = Run()
             run.state = replace(
-                run.state,
-                phase=Phase.VALIDATING,
-                writing=Writing(handles=(handle(0, time.time_ns() // 1_000_000),)),
+                run.state, phase=Phase.VALIDATING, writing=Writing(handles=(handle(0, time.time_ns() // 1_000_000),))
             )
             figures.begin_run(QUERIES[name], "r1", run)
             for phase in (Phase.WRITING, Phase.DECIDING, Phase.IDLE):
@@ -142,10 +139,7 @@ FIRES: dict[str, list[dict[str, str]]] = {
         series("transaction_timeout_seconds", "900x30", sink="a"),
     ],
     "SparkonceHealed": [series("healed_transactions_total", "_x10 2x20")],
-    "SparkonceSweepsMuch": [
-        series("swept_transactions_total", "0+9x30"),
-        series("transactions_total", "0+4x30"),
-    ],
+    "SparkonceSweepsMuch": [series("swept_transactions_total", "0+9x30"), series("transactions_total", "0+4x30")],
 }
 """What Prometheus has scraped in half an hour. Counters often begin above 0, as after a restart."""
 

@@ -115,8 +115,6 @@ def owner() -> Owner:
 def kill_in_commit(
     monkeypatch: pytest.MonkeyPatch, root: Path, grade: Applies, handles: Sequence[Handle], point: str, **settings: Any
 ) -> None:
-    """A driver gets as far as this in its commit, and no further."""
-
     def apply(rows: pa.RecordBatchReader, token: ApplyToken) -> None:
         if point == "called":
             raise KilledError
@@ -314,8 +312,6 @@ def test_an_executor_that_does_not_see_the_folder_writes_nothing(tmp_path: Path)
 
 
 class Moody:
-    """Raises the given errors, one per call."""
-
     def __init__(self, target: Callable[..., object], *errors: Exception) -> None:
         self.target, self.errors = target, list(errors)
 
@@ -626,8 +622,6 @@ def test_rows_that_a_commit_has_begun_with_are_not_given_up(tmp_path: Path, monk
 @pytest.mark.parametrize("per", PERS)
 def test_a_query_stops_rather_than_write_rows_again_that_may_be_there(tmp_path: Path, per: str) -> None:
     class Query(World):
-        """A query whose only sink is this one."""
-
         def __init__(self, root: Path, per: str) -> None:
             super().__init__(root / "checkpoint")
             self.root, self.per = root, per

@@ -1,5 +1,3 @@
-"""What a query does to a system of the verifier, without Spark."""
-
 from __future__ import annotations
 
 import contextlib
@@ -85,7 +83,6 @@ def rows_of(batch: int) -> pa.RecordBatch:
 
 
 def until(holds: Callable[[], bool], what: str) -> None:
-    """Retries until the condition is true. Errors count as false."""
     give_up_at = time.monotonic() + LIMIT_S
     while True:
         problem = ""
@@ -99,7 +96,6 @@ def until(holds: Callable[[], bool], what: str) -> None:
 
 
 def batches_in(system: VerifiedSystem) -> list[tuple[int, int]]:
-    """Returns the batch and key of each row that a reader finds."""
     found = system.read()
     assert found.schema == OBSERVED
     return sorted(zip(found["batch"].to_pylist(), found["key"].to_pylist(), strict=True))

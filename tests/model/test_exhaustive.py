@@ -85,8 +85,7 @@ def search(name: str) -> tuple[Found, frozenset[tuple[Phase, type]]]:
 
 
 @pytest.mark.parametrize(
-    "name",
-    [*SMALL, *(pytest.param(name, marks=[pytest.mark.slow, pytest.mark.timeout(4 * 3600)]) for name in LARGER)],
+    "name", [*SMALL, *(pytest.param(name, marks=[pytest.mark.slow, pytest.mark.timeout(4 * 3600)]) for name in LARGER)]
 )
 def test_no_row_is_doubled_or_lost(name: str, say: Callable[[str], None]) -> None:
     found, _ = search(name)

@@ -671,10 +671,7 @@ class Model:
                 added.append(task)
             winners.append(-1 if task.targets else self._handles(task))
         number = self.tasks.number(tuple(sorted((*tasks, *added))))
-        return (
-            _put(world, TASKS, number),
-            driver._replace(sub=tuple(winners), executions=driver.executions + 1),
-        )
+        return (_put(world, TASKS, number), driver._replace(sub=tuple(winners), executions=driver.executions + 1))
 
     def _collect(self, world: World, run: int, driver: Driver, effect: do.Write) -> Iterator[Move]:
         """The driver waits for its slots. A slot whose attempts all failed fails the job, or is retried."""

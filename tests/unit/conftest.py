@@ -11,13 +11,11 @@ from unit.kafka_world import Brokers
 
 @pytest.fixture
 def world(tmp_path: Path) -> World:
-    """A query without Spark that has not run yet."""
     return World(tmp_path)
 
 
 @pytest.fixture
 def brokers(monkeypatch: pytest.MonkeyPatch) -> Brokers:
-    """The brokers of every `TransactionClient`."""
     made = Brokers()
     monkeypatch.setattr(transaction_client, "KafkaConnection", lambda _: made)
     return made

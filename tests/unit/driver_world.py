@@ -50,7 +50,6 @@ def crash_at(*phases: Phase) -> Listener:
 
 
 def call_at(phase: Phase, action: Callable[[], object]) -> Listener:
-    """Calls an action once, when the run first enters the phase."""
     done = []
 
     def listen(entered: Phase, batch: int) -> None:
@@ -88,7 +87,6 @@ class Clock:
 
 
 def stopped_clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """Replaces the clock of the driver and of the executors with a `Clock`."""
     clock = Clock()
     for module in (outage, put, run, sweeper, write, executor_module):
         monkeypatch.setattr(module, "time", clock)
@@ -96,7 +94,6 @@ def stopped_clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def numbers(*batches: int, slots: Sequence[int] = range(SLOTS)) -> list[int]:
-    """Returns the rows of these batches."""
     return [1000 * batch + 10 * slot + place for batch in batches for slot in slots for place in range(2)]
 
 
@@ -112,15 +109,12 @@ def asked(batch: int, *, offsets: str | None = None) -> BatchAsked:
 
 
 def owner_of(driver: RunDriver, name: str = "memory") -> Owner:
-    """The run as its sink sees it."""
     token = driver.state.token
     assert token is not None
     return driver._sinks.owner(name, token, driver._sweeper.generation(name))
 
 
 class Work:
-    """The plan of a batch."""
-
     def __init__(self, sinks: Mapping[str, TwoPhaseCommitSink], batch: int) -> None:
         self.sinks = sinks
         self.batch = batch
@@ -200,7 +194,6 @@ class World:
         self.log: DecisionLog = DecisionLog(LocalFiles(folder))
 
     def another(self) -> World:
-        """A new world, whose folder is in this one's."""
         return type(self)(self.checkpoint / "another")
 
     @property
@@ -268,7 +261,6 @@ class World:
         return [one for server in self.servers.values() for one in server.unfinished()]
 
     def records(self) -> list[Record]:
-        """Lists the records of the log, starting at its floor."""
         folder = self.checkpoint / "sparkonce" / "records"
         return [decode_record(path.read_bytes()) for path in sorted(folder.iterdir())]
 

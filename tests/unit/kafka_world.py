@@ -60,7 +60,6 @@ class Brokers:
         pass
 
     def count(self, kind: str) -> list[Any]:
-        """Returns the brokers that got this kind of request, in order."""
         return [broker for broker, one in self.asked if one == kind]
 
     def _answer(self, kind: str, request: Any, node: Any) -> Any:

@@ -1,5 +1,3 @@
-"""Fake queries without Spark, for tests that wait for a query, stop it or report its failure."""
-
 from __future__ import annotations
 
 import os
@@ -31,7 +29,6 @@ class Failed(StreamingQueryException):  # type: ignore[misc]
 
 
 def send(number: int, until: Callable[[], bool] = lambda: True) -> None:
-    """Sends a signal to this process from another thread, once the condition is true."""
     before = signal.getsignal(number)
 
     def run() -> None:
@@ -42,13 +39,6 @@ def send(number: int, until: Callable[[], bool] = lambda: True) -> None:
 
 
 class FakeQuery:
-    """A query that runs until it is stopped or fails.
-
-    Args:
-        name: The name of the query.
-        error: The error with which it fails immediately.
-    """
-
     def __init__(self, name: str = "totals", error: Exception | None = None) -> None:
         self.name, self.id, self.runId = name, str(uuid.uuid4()), str(uuid.uuid4())
         self.stops = 0

@@ -1,5 +1,3 @@
-"""What users pass to the analyzer: sinks, functions, durations, and the topics that it asks brokers about."""
-
 from __future__ import annotations
 
 from datetime import timedelta

@@ -114,7 +114,6 @@ def test_a_sink_is_what_the_newest_run_says(
     runs: list[tuple[dict[str, str], str | None]], guarantee: Guarantee | None
 ) -> None:
     def logged(*runs: tuple[dict[str, str], str | None]) -> LogView:
-        """Returns a log of one sink with the given runs: the facts each knew, and the transaction of its batch."""
         view = LogView()
         for number, (facts, transaction) in enumerate(runs):
             claim = Claim(nonce=f"n{number}", run="r", query="q", sinks=(("s", tuple(sorted(facts.items()))),))

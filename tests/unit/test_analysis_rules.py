@@ -1,5 +1,3 @@
-"""The analyzer's rules, without Spark: facts in, levels and reasons out."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping

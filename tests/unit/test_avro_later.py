@@ -1,5 +1,3 @@
-"""What a worker does with schema ids that the plan does not contain, without Spark."""
-
 from __future__ import annotations
 
 import json
@@ -33,8 +31,6 @@ def server() -> Iterator[RegistryServer]:
 
 
 class Clock:
-    """Replaces the module ``time``. Sleeping takes no time, and the clock moves only when a test sets it."""
-
     def __init__(self) -> None:
         self.now, self.slept = 1000.0, 0
 

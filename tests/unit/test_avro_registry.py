@@ -1,5 +1,3 @@
-"""The registry client against the test registry, with confluent-kafka's own client as a reference."""
-
 from __future__ import annotations
 
 import json

@@ -57,14 +57,11 @@ RIGHT = (
 
 
 class Terminal(io.StringIO):
-    """A stream that says that it is a terminal."""
-
     def isatty(self) -> bool:
         return True
 
 
 def shown(line: str, columns: int, checkpoint: Path) -> str:
-    """What a terminal of this width shows for a command line, without its colors."""
     words = [str(checkpoint) if word == "CHECKPOINT" else word for word in line.split()]
     terminal = Terminal()
     with (
@@ -78,7 +75,6 @@ def shown(line: str, columns: int, checkpoint: Path) -> str:
 
 
 def commands() -> list[str]:
-    """Every command, as it is typed."""
     found = [""]
     group = get_command(app)
     for name in group.list_commands(mock.Mock()):  # type: ignore[attr-defined]

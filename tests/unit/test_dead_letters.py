@@ -1,5 +1,3 @@
-"""Dead letters as rows, the rows that Kafka cannot take, and the search for rows that a server refuses."""
-
 from __future__ import annotations
 
 import datetime

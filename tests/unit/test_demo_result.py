@@ -1,5 +1,3 @@
-"""The demo succeeds only if every kill hit its point and every row arrived once, correctly, and in time."""
-
 from __future__ import annotations
 
 from dataclasses import replace

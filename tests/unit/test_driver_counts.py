@@ -20,8 +20,6 @@ MANY = 10_000
 
 
 class InMemory(DecisionLog):
-    """A fast log in memory that behaves like a real one."""
-
     def __init__(self, location: str) -> None:
         self._location = location
         self.records: dict[int, bytes] = {}
@@ -67,7 +65,6 @@ def world(tmp_path: Path, clock: Clock) -> World:
 
 
 def claims(world: World, count: int) -> None:
-    """Writes the records of runs that claim and then fail before they decide anything."""
     assert isinstance(world.log, InMemory)
     end = max(world.log.records, default=-1) + 1
     for position in range(end, end + count):

@@ -59,7 +59,6 @@ def world(tmp_path: Path) -> World:
 
 
 def check(world: World) -> None:
-    """An undisturbed run completes everything."""
     world.run(world.start(), 1, 2)
     for name in world.servers:
         assert world.visible(name) == numbers(0, 1, 2)
@@ -93,7 +92,6 @@ def test_a_crash_while_the_log_is_cleaned_up(tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.parametrize(("first", "second"), list(itertools.product(HEALING, repeat=2)))
 def test_losses_again_and_again(world: World, first: Phase, second: Phase) -> None:
-    """After every crash, open transactions time out, so that amendments are lost, too."""
     world.crash(1, Phase.FINISHING)
     for phase in (first, second):
         expire_all(world.server)

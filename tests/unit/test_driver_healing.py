@@ -26,7 +26,6 @@ def expire(server: MemoryServer, *numbers_: int) -> None:
 
 
 def decided(world: World, *, committed: int) -> None:
-    """Sets up a decided batch 0, with this many committed transactions. The others have timed out."""
     world.server.fail("commit", *[reply_lost(Outcome.COMMITTED)] * committed, Crash())
     with pytest.raises(Crash):
         world.run(world.start(), 0)
@@ -125,10 +124,6 @@ def test_the_same_rows_in_other_slots_stop_the_query_and_heal_when_the_slots_are
 
 
 def lost_in_one_sink(world: World, **changes: object) -> None:
-    """Decides batch 0.
-
-    The first sink has committed it completely, and the other one has aborted all of its transactions.
-    """
     other, work = world.add("other"), world.work(0)
     for name, value in changes.items():
         setattr(work, name, value)

@@ -1,5 +1,3 @@
-"""Sinks check for things that hold up their readers, at the start and regularly, without ever delaying a batch."""
-
 from __future__ import annotations
 
 import threading

@@ -33,8 +33,6 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 class Call:
-    """Fails the given number of times, and then returns the number of the attempt."""
-
     def __init__(self, *failures: Exception) -> None:
         self.failures = list(failures)
         self.tries = 0
@@ -165,7 +163,6 @@ def test_a_larger_row_while_its_sink_cannot_be_swept_waits_like_any_outage(world
 
 
 def lose_aborts(world: World, count: int) -> None:
-    """Loses the writers' next abort requests."""
     world.server.fail("abort", *[Finished(outcome=Outcome.RETRY, reason="away")] * count)
 
 
@@ -203,8 +200,6 @@ def test_a_finish_that_waits_says_so_once(world: World, caplog: pytest.LogCaptur
 
 def test_a_query_that_is_stopped_does_not_wait(world: World, clock: Clock) -> None:
     class Stopped(Work):
-        """A plan whose query is stopped once it has failed."""
-
         def __init__(self, world: World) -> None:
             super().__init__(world.sinks(), 0)
 

@@ -1,5 +1,3 @@
-"""What a driver does around a decision: a record that waits for space, and positions that it reports."""
-
 from __future__ import annotations
 
 import logging
@@ -49,8 +47,6 @@ def test_a_claim_names_no_transactions_that_could_grow_old(tmp_path: Path, monke
 
 
 class Reporter:
-    """Records its calls, and fails on request."""
-
     def __init__(self, error: Exception | None = None, refusal: str = "") -> None:
         self.error = error
         self.refusal = refusal

@@ -117,15 +117,11 @@ def test_progress_says_what_a_batch_did(world: World) -> None:
     assert [done.batch for done in driver.progress] == list(range(1, run_module.KEPT_PROGRESS + 1))
 
 
-_WORK = (
-    *(Phase.WRITING, Phase.VALIDATING, Phase.DECIDING, Phase.FINISHING),
-    *(Phase.SWEEPING_OWN, Phase.CONCLUDING),
-)
+_WORK = (*(Phase.WRITING, Phase.VALIDATING, Phase.DECIDING, Phase.FINISHING), *(Phase.SWEEPING_OWN, Phase.CONCLUDING))
 
 
 @pytest.fixture
 def short_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes the log keep ten batches and clean up after every second batch."""
     monkeypatch.setattr(horizon, "KEEP_BATCHES", 10)
     monkeypatch.setattr(horizon, "TIDY_EVERY_BATCHES", 2)
 
@@ -813,8 +809,7 @@ def test_at_least_once_loses_nothing_and_doubles_before_the_decision_only(world:
 
 
 @pytest.mark.parametrize(
-    "phase",
-    [Phase.WRITING, Phase.DECIDING, Phase.FINISHING, Phase.DELIVERING, Phase.SWEEPING_OWN, Phase.IDLE],
+    "phase", [Phase.WRITING, Phase.DECIDING, Phase.FINISHING, Phase.DELIVERING, Phase.SWEEPING_OWN, Phase.IDLE]
 )
 def test_at_most_once_doubles_nothing_and_loses_after_the_decision_only(world: World, phase: Phase) -> None:
     world.add("weak", Guarantee.AT_MOST_ONCE)
@@ -852,8 +847,6 @@ def test_sinks_without_transactions(world: World) -> None:
 
 
 class Concluding(World):
-    """Records what its committers are told about whole batches."""
-
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.told: list[tuple[int, int, int]] = []

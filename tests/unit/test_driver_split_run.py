@@ -1,5 +1,3 @@
-"""A batch that one process begins and another one finishes, and what they store for each other."""
-
 from __future__ import annotations
 
 import fcntl

@@ -96,7 +96,6 @@ def test_another_driver_that_is_ahead_is_no_old_copy(world: World, monkeypatch: 
 
 
 def not_asked(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """Returns the warnings about sinks that did not report what they remember."""
     told = [record.getMessage() for record in caplog.records if "The run starts without" in record.getMessage()]
     caplog.clear()
     return told

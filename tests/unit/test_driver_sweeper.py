@@ -32,7 +32,6 @@ def driver(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunDriver]
 
 
 def begin_late(world: World, driver: RunDriver) -> None:
-    """Opens a transaction, like a superseded task attempt that is still running."""
     world.server.begin(f"memory.{owner_of(driver).query}.0-{driver.state.claim.nonce}")
 
 
@@ -63,7 +62,6 @@ def test_what_a_loser_has_open_is_aborted_when_the_query_ends(
 
 @pytest.fixture
 def asking(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Returns the threads that have listed open transactions."""
     asked, list_lingering = [], _Committer.list_lingering
 
     def noted(committer: _Committer, owners: Sequence[Owner]) -> Sequence[Handle]:

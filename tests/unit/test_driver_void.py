@@ -25,7 +25,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def crash_when_void() -> Callable[[Phase, int], None]:
-    """Kills the driver just before it aborts the transactions that a record has voided."""
     finishing = iter((False, True))
 
     def listen(phase: Phase, _: int) -> None:

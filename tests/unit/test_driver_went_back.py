@@ -23,8 +23,6 @@ NOW: Facts = {"prefix": "p"}
 
 
 class Server(SinkCommitter):
-    """Has committed some transactions, and can still commit others."""
-
     def __init__(self, committed: Sequence[str] = (), prepared: Sequence[str] = ()) -> None:
         self.committed, self.prepared = set(committed), set(prepared)
         self.asked: list[str] = []
@@ -54,8 +52,6 @@ class Server(SinkCommitter):
 
 
 class Log:
-    """Runs with the facts they knew about sink ``s``, and batches with the sink's transactions."""
-
     def __init__(self, facts: Facts | None = NOW) -> None:
         self.view = LogView()
         self.run(facts)

@@ -19,8 +19,6 @@ OWNER = Owner(query="0123456789ab", token=Token(0, "00000000"), facts={"prefix":
 
 
 class Recorder(TwoPhaseCommitSink):
-    """Records every call, and fails at the given ones."""
-
     def __init__(self, name: str, calls: list[str], guarantee: Guarantee = Guarantee.EXACTLY_ONCE) -> None:
         super().__init__(name, guarantee)
         self.calls = calls
@@ -222,12 +220,7 @@ def test_every_slot_of_every_sink() -> None:
 
 @pytest.mark.parametrize(
     "keys",
-    [
-        [("a", 1)],
-        [("a", 0), ("a", 2)],
-        [("a", 0), ("a", 0)],
-        [("a", 0), ("a", 0), ("a", 1)],
-    ],
+    [[("a", 1)], [("a", 0), ("a", 2)], [("a", 0), ("a", 0)], [("a", 0), ("a", 0), ("a", 1)]],
     ids=["the first is missing", "one between is missing", "one is doubled", "one is doubled beside others"],
 )
 def test_slots_that_are_missing_or_doubled(keys: list[tuple[str, int]]) -> None:
@@ -235,8 +228,6 @@ def test_slots_that_are_missing_or_doubled(keys: list[tuple[str, int]]) -> None:
 
 
 class Choosy(Recorder):
-    """Refuses odd numbers."""
-
     def writer(self, context: WriterContext) -> SinkWriter:
         super().writer(context)
         return ChoosyWriter(self)

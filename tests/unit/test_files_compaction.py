@@ -1,5 +1,3 @@
-"""Compacting the rows of many files into one, for each format: exactly the written rows, and nothing else."""
-
 from __future__ import annotations
 
 from dataclasses import replace

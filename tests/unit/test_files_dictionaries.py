@@ -1,5 +1,3 @@
-"""Which columns of a Parquet file use dictionary encoding."""
-
 from __future__ import annotations
 
 import io
@@ -17,7 +15,6 @@ UNIQUE = np.arange(ROWS)
 
 
 def encoded(rows: pa.Table, **options: Any) -> set[str]:
-    """Writes these rows to a file, checks its content, and returns the columns that are dictionary-encoded."""
     stream = io.BytesIO()
     encoder = choose("parquet", None, options).open(stream)
     encoder.write(rows)
@@ -30,7 +27,6 @@ def encoded(rows: pa.Table, **options: Any) -> set[str]:
 
 
 def table(**columns: Any) -> pa.Table:
-    """Returns a table of many record batches, as a writer collects them."""
     batches = pa.table(columns).to_batches(max_chunksize=8_192)
     return pa.Table.from_batches(batches)
 

@@ -35,8 +35,6 @@ PATIENTLY = settings(max_examples=50, suppress_health_check=[HealthCheck.too_slo
 
 
 class Standing(DecisionLog):
-    """A read-only log with the given bytes."""
-
     location = "here"
 
     def __init__(self, records: list[bytes], floor: bytes | None = None) -> None:
@@ -61,7 +59,6 @@ def refused(records: list[bytes], floor: bytes | None = None) -> None:
 
 
 def refused_or_read(records: list[bytes], floor: bytes | None = None) -> None:
-    """Reads the log. Any exception other than a refusal fails the test."""
     try:
         read_log(Standing(records, floor))
     except LogError:
@@ -73,8 +70,6 @@ CLAIM = codec.encode_record(Claim(nonce="00000000", run="run", query="query", lo
 
 def test_a_pickle_in_a_records_place_is_not_run(tmp_path: Path) -> None:
     class Marker:
-        """Creates a file when it is unpickled."""
-
         def __init__(self, path: Path) -> None:
             self.path = path
 

@@ -41,8 +41,6 @@ def test_a_second_signal_ends_the_process_at_once(monkeypatch: pytest.MonkeyPatc
         query.end()
 
     class Slow(FakeQuery):
-        """Is slow to stop."""
-
         def stop(self) -> None:
             self.stops += 1
 
@@ -81,8 +79,6 @@ def test_a_child_that_is_forked_meanwhile_ends_by_a_signal(monkeypatch: pytest.M
 
 def test_a_second_interrupt_takes_no_notebook_away_from_its_user(monkeypatch: pytest.MonkeyPatch) -> None:
     class Slow(FakeQuery):
-        """Is slow to stop."""
-
         def stop(self) -> None:
             self.stops += 1
 

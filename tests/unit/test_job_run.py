@@ -24,7 +24,6 @@ query = DataStreamWriter.start(None)
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[FakeQuery]:
-    """The queries that the file starts, one after the other."""
     queries: list[FakeQuery] = []
     waiting = iter(queries)
 
@@ -36,7 +35,6 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[FakeQuery]:
 
 
 def run(folder: Path, text: str, *arguments: str, **more: Any) -> int:
-    """Runs a file, and returns the code that the process would end with."""
     (folder / "job.py").write_text(text)
     try:
         run_job(folder / "job.py", arguments, **more)

@@ -22,7 +22,6 @@ from sparkonce.sinks.kafka.outcomes import TRANSACTIONAL_ID_NOT_FOUND, BrokerAns
 
 def test_a_topic_that_is_not_known_to_every_broker_yet_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     def told_of_a_topic(errors: list[int], *, within_s: float) -> tuple[int, int]:
-        """Feeds these error codes as answers, and returns the number of requests and the last code."""
         left = list(errors)
 
         def ask(_: object) -> object:
@@ -57,7 +56,6 @@ def refuses(code: int) -> Any:
 def described(
     monkeypatch: pytest.MonkeyPatch, responses: Sequence[Any], view: Description | BrokerAnswer
 ) -> Sequence[Description | None] | None:
-    """Returns what is known about the transaction of producer 7, or None if nothing should be reported."""
     monitor = KafkaMonitor({"bootstrap.servers": "nobody:1"}, "t", QUERY)
     monkeypatch.setattr(monitor._client, "gather", lambda *_, **__: list(responses))
     monkeypatch.setattr(monitor._client, "describe_transactions", lambda asked, **_: [view for _ in asked])
@@ -103,7 +101,6 @@ HANDLES = [
 def missing(
     monkeypatch: pytest.MonkeyPatch, states: Sequence[str], ended: Sequence[str], handles: Sequence[Handle] = HANDLES
 ) -> list[int]:
-    """Returns the slots that are missing on brokers that show these states ('' for none), and these ids as ended."""
     views = [
         Description(one, state, 60_000, 1) if state else BrokerAnswer(TRANSACTIONAL_ID_NOT_FOUND)
         for one, state in zip(COMMITTED, states, strict=True)
@@ -159,8 +156,6 @@ NOT_ALLOWED, RESTARTING, WITHOUT_ID = says(error_code=29), says(error_code=5), s
 
 
 class Brokers:
-    """Gives prepared answers. The last answer repeats."""
-
     def __init__(self, *answers: Any) -> None:
         self._answers = list(answers)
         self.asked = 0

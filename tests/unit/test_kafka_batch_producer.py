@@ -1,5 +1,3 @@
-"""The behavior of a batch producer without a broker."""
-
 from __future__ import annotations
 
 import ctypes
@@ -30,8 +28,6 @@ ROWS = pa.record_batch({"value": ["a", "bc"]})
 
 
 class Told:
-    """Records what a producer reports."""
-
     def __init__(self) -> None:
         self.acknowledged = 0
         self.refused: list[tuple[int, str, int, int]] = []
@@ -178,8 +174,7 @@ def test_nothing_works_after_the_end(make: Make, call: Callable[[BatchProducer],
 
 
 @pytest.mark.parametrize(
-    ("settings", "shown"),
-    [({}, logging.ERROR), ({"debug": "broker"}, logging.DEBUG), ({"log_level": 0}, None)],
+    ("settings", "shown"), [({}, logging.ERROR), ({"debug": "broker"}, logging.DEBUG), ({"log_level": 0}, None)]
 )
 def test_the_log_shows_what_is_asked_for(
     make: Make,
@@ -277,7 +272,4 @@ def test_a_broker_that_tells_of_single_rows_is_heard_for_each(told: Told) -> Non
     producer: Any = SimpleNamespace(_library=library, _listener=told, _borrowed=BorrowedBuffers(1))
     BatchProducer._tell_deliveries(producer, 1)
     assert told.acknowledged == 1
-    assert told.refused == [
-        (KafkaError.INVALID_RECORD, "t", 2, 5),
-        (KafkaError._INVALID_DIFFERENT_RECORD, "t", 2, 7),
-    ]
+    assert told.refused == [(KafkaError.INVALID_RECORD, "t", 2, 5), (KafkaError._INVALID_DIFFERENT_RECORD, "t", 2, 7)]

@@ -102,7 +102,6 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[Library]:
 
 
 def ask(connection: KafkaConnection, *nodes: int) -> list[int | None]:
-    """Returns the numbers of the brokers that answer."""
     requests = [(SimpleNamespace(API_VERSION=1), node) for node in nodes]
     replies = connection.call(lambda: connection.gather(requests, SOON), SOON)
     return [None if isinstance(one, BrokerAnswer) else one for one in replies]  # type: ignore[union-attr]

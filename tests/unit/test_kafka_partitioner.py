@@ -1,5 +1,3 @@
-"""Partitions are chosen as Kafka's own producers choose them."""
-
 from __future__ import annotations
 
 import random

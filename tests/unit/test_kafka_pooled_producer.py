@@ -1,5 +1,3 @@
-"""The types of a producer's errors."""
-
 from __future__ import annotations
 
 import ctypes
@@ -78,7 +76,6 @@ def test_a_lane_that_carried_a_transaction_is_lent_again_two_batches_later() -> 
 
 
 def shown(each: OncePerBroker, text: str) -> str:
-    """Returns what is logged for a line; empty if nothing is."""
     record = logging.LogRecord("librdkafka", logging.ERROR, "", 0, text, (), None)
     return record.getMessage() if each.filter(record) else ""
 

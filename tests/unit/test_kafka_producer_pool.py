@@ -18,8 +18,6 @@ WAIT_S = 30.0
 
 
 class FakeProducer:
-    """Stands in for a producer. It has the number of its lane, and records whether it was closed."""
-
     def __init__(self, lane: int) -> None:
         self.lane = lane
         self.polled_s = float("inf")
@@ -31,8 +29,6 @@ class FakeProducer:
 
 
 class Bench:
-    """A pool of fake producers, and the threads that make them."""
-
     def __init__(self, keep_at_most: int = 8) -> None:
         self.threads: list[threading.Thread] = []
         self.asked: list[int] = []
@@ -55,7 +51,6 @@ class Bench:
         self.threads[-1].start()
 
     def settle(self) -> None:
-        """Waits until everything that was started has finished."""
         for thread in self.threads:
             thread.join(WAIT_S)
             assert not thread.is_alive()
@@ -76,7 +71,6 @@ class Bench:
         return pooled  # type: ignore[return-value]
 
     def carry(self, batch: int) -> FakeProducer:
-        """A task that opens a transaction and ends."""
         pooled = self.take(batch)
         self.pool.retire(pooled, batch)  # type: ignore[arg-type]
         return pooled

@@ -1,5 +1,3 @@
-"""Which transactions are checked before their commit, and how unresponsive leaders are treated."""
-
 from __future__ import annotations
 
 import time
@@ -94,13 +92,7 @@ def check_on(cluster: Cluster) -> RetentionCheck:
 
 @pytest.mark.parametrize(
     ("start", "stable", "begin", "is_damaged"),
-    [
-        (0, 0, 0, False),
-        (4, 5, 5, False),
-        (5, 5, 5, False),
-        (6, 6, 5, True),
-        (6, 6, -1, True),
-    ],
+    [(0, 0, 0, False), (4, 5, 5, False), (5, 5, 5, False), (6, 6, 5, True), (6, 6, -1, True)],
     ids=["nothing was deleted", "older rows alone", "up to its first row", "its first row", "all of it"],
 )
 def test_what_begins_before_its_partition_has_lost_rows(start: int, stable: int, begin: int, is_damaged: bool) -> None:
@@ -148,7 +140,6 @@ def test_a_young_one_is_looked_at_once_a_run_and_not_held_back_by_silence() -> N
 
 
 def committer_on(cluster: Cluster, topic: str | None) -> KafkaCommitter:
-    """Returns a committer that checks for leaders only, and not for rows that retention has deleted."""
     committer = KafkaCommitter.__new__(KafkaCommitter)
     committer._client = cluster  # type: ignore[assignment]
     committer._name, committer._attempt_timeout_s, committer._described = "kafka", 10.0, None

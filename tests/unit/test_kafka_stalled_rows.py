@@ -1,5 +1,3 @@
-"""When a writer queries the topics of undelivered rows, and which answers it trusts."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
@@ -16,8 +14,6 @@ GONE_AFTER_S = 30.0
 
 
 class Stand:
-    """A producer with rows in flight, brokers that answer metadata requests, and a clock."""
-
     def __init__(self) -> None:
         self.rows, self.now_s, self.asked = 10, 0.0, 0
         self.answers = {"a": True, "b": True}
@@ -41,7 +37,6 @@ def stand(monkeypatch: pytest.MonkeyPatch) -> Stand:
 
 @pytest.fixture
 def later(stand: Stand) -> Callable[[float], None]:
-    """Checks once per second for the given time."""
     pooled: Any = SimpleNamespace(producer=stand)
     lookup: Any = stand
     stalled = StalledRows(pooled, {"b", "a"}, lookup)

@@ -39,7 +39,6 @@ def checkpoint(tmp_path: Path) -> Path:
 
 
 def decided(checkpoint: Path, *batches: int) -> LogView:
-    """Decides these batches with the offsets that are currently in the checkpoint."""
     files = LocalFiles(checkpoint)
     log = DecisionLog(files, decides=True)
     log.put(0, Claim(nonce="0badcafe", run="r", query=QUERY, location=str(checkpoint)))

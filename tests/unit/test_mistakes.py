@@ -113,8 +113,7 @@ def test_what_each_says(monkeypatch: pytest.MonkeyPatch) -> None:
         Mistake("DeltaSink('t', merge_on=['id'], order_by='at')", "order_by='at' is one text"),
         Mistake("DeltaSink('t', merge_on=['id'], evolve_schema='yes')", "is neither True nor False"),
         Mistake(
-            "IcebergSink('t', merge_on=['id'], when_matched=None, update_when='source.n > 0')",
-            "would decide nothing",
+            "IcebergSink('t', merge_on=['id'], when_matched=None, update_when='source.n > 0')", "would decide nothing"
         ),
         Mistake(
             "IcebergSink('t', merge_on=['id'], when_matched=None, when_not_matched=None)", "the merge would do nothing"

@@ -1,5 +1,3 @@
-"""``sparkonce checkpoint``: its output for intact and broken checkpoints."""
-
 from __future__ import annotations
 
 import json
@@ -44,7 +42,6 @@ def checkpoint_of(folder: Path, *, decided: int, begun: int, finished: int) -> P
 
 
 def commit(batch: int, token: Token) -> Record:
-    """Three rows in each of Kafka's two slots, and four rows that are written at least once."""
     id_ = f"shop.eu.{QUERY[:8]}0000.{token.position}-{token.nonce}.fcfd8fbf169d"
     handles = [
         Handle(
@@ -63,7 +60,6 @@ def commit(batch: int, token: Token) -> Record:
 
 @pytest.fixture
 def decided(tmp_path: Path) -> Path:
-    """Batch 3 is decided and not done."""
     return checkpoint_of(tmp_path / "checkpoint", decided=3, begun=3, finished=2)
 
 

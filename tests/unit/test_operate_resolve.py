@@ -11,13 +11,7 @@ import pytest
 
 from sparkonce.driver.run import RunDriver
 from sparkonce.driver.start import read_log
-from sparkonce.errors import (
-    ConfigurationError,
-    PreflightError,
-    RefusedBatchError,
-    SupersededError,
-    UnknownOutcomeError,
-)
+from sparkonce.errors import ConfigurationError, PreflightError, RefusedBatchError, SupersededError, UnknownOutcomeError
 from sparkonce.log import DecisionLog
 from sparkonce.operate import resolve as resolving
 from sparkonce.operate.checkpoint import read_checkpoint
@@ -70,7 +64,6 @@ class Scene(World):
         return run
 
     def go_on(self) -> list[int]:
-        """Continues the query as Spark would: it repeats the unfinished batch and then runs the next one."""
         driver = self.start()
         for batch in (BATCH, BATCH + 1):
             self.plan(batch)
@@ -181,8 +174,6 @@ def test_a_folder_without_a_log_is_refused_and_gets_none(tmp_path: Path, scene: 
 
 
 class Slow(MemorySink):
-    """A sink whose checks are so slow that something else happens in the meantime."""
-
     def __init__(self, scene: Scene, meanwhile: Callable[[int], object]) -> None:
         super().__init__(scene.server)
         self._meanwhile = meanwhile

@@ -1,5 +1,3 @@
-"""How the log classifies open transactions, and the file with the systems' addresses."""
-
 from __future__ import annotations
 
 from dataclasses import replace

@@ -17,7 +17,6 @@ _EXACT = Context(prec=100)
 
 
 def rows_of(data: bytes) -> list[list[bytes | None]]:
-    """Binary COPY data, read one value after another."""
     rows, place = [], 0
     while place < len(data):
         (count,) = struct.unpack_from(">h", data, place)

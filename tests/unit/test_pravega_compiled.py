@@ -1,5 +1,3 @@
-"""Adding the Pravega source's classes to a session."""
-
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""Everything that was written can be read, and nothing else."""
-
 from __future__ import annotations
 
 from dataclasses import replace

@@ -55,7 +55,6 @@ def asks(batch: int, offsets: str | None = None, previous: str | None = "") -> o
 
 
 def begun(asked: on.BatchAsked, view: LogView, **changes: object) -> tuple[State, Effect]:
-    """Starts a run with a requested batch that has read the log."""
     state = State(claim=MINE, transactional=("out",), **changes)  # type: ignore[arg-type]
     state, effect = step(state, asked)
     assert isinstance(effect, do.ReadLog)
@@ -324,7 +323,6 @@ def test_of_a_partial_loss_only_the_lost_is_written_again() -> None:
 
 
 def damaged_once(*others: Outcome) -> tuple[State, Effect]:
-    """Slot 1's rows are gone."""
     state = finishing(handle(0), handle(1))
     return step(state, on.HandlesFinished(outcomes=(*others, Outcome.DAMAGED)))
 

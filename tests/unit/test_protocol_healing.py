@@ -1,5 +1,3 @@
-"""Automatic healing: how a replay is used, given the record and what was lost."""
-
 from __future__ import annotations
 
 from collections.abc import Iterable

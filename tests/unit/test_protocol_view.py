@@ -1,5 +1,3 @@
-"""Reading the log into a view: which records it contains, and which sequences are impossible."""
-
 from __future__ import annotations
 
 import pytest

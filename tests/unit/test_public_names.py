@@ -36,7 +36,6 @@ HEAVY = [
 
 
 def imported(statement: str) -> list[str]:
-    """Returns the heavy packages that a new interpreter has loaded after the statement."""
     code = f"import sys, json; {statement}; print(json.dumps([n for n in {HEAVY} if n in sys.modules]))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     found: list[str] = json.loads(done.stdout)
@@ -105,10 +104,7 @@ RABBIT = RabbitMQ(host="rabbit-1", password=KAFKA["sasl.password"])
         (DeltaSink("/data/totals"), "DeltaSink(path='/data/totals', name='delta')"),
         (IcebergSink("lake.totals"), "IcebergSink(table='lake.totals', name='iceberg')"),
         (RabbitMQStreamSink(RABBIT, "orders"), "RabbitMQStreamSink('rabbit-1', stream='orders', name='rabbitmq')"),
-        (
-            RabbitMQQueueSink(RABBIT, "orders"),
-            "RabbitMQQueueSink('rabbit-1', queue='orders', name='rabbitmq-queue')",
-        ),
+        (RabbitMQQueueSink(RABBIT, "orders"), "RabbitMQQueueSink('rabbit-1', queue='orders', name='rabbitmq-queue')"),
         (
             RabbitMQQueueSink(RABBIT, exchange="shop"),
             "RabbitMQQueueSink('rabbit-1', exchange='shop', name='rabbitmq-queue')",

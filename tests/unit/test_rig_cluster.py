@@ -58,7 +58,6 @@ def test_an_unused_temporary_folder_goes_with_close(tmp_path) -> None:
 
 @pytest.fixture
 def stranger(tmp_path):
-    """Starts a process with a mark in its command line. Yields its id and the mark."""
     mark = str(tmp_path / "node-1" / "server.properties")
     program = "import time; print('up', flush=True); time.sleep(600)"
     with subprocess.Popen([sys.executable, "-c", program, mark], stdout=subprocess.PIPE) as process:

@@ -26,7 +26,6 @@ exit 1"""
 
 @pytest.fixture
 def java(tmp_path, monkeypatch):
-    """Puts a fake Java first on PATH, and returns the file in which it records its runs."""
     monkeypatch.setenv("SPARKONCE_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.delenv("SPARKONCE_IVY_SETTINGS", raising=False)

@@ -24,7 +24,6 @@ def wait_until(holds):
 
 @pytest.fixture
 def start(tmp_path):
-    """Starts Python processes with a mark in their command line, and ends them after the test."""
     started = []
 
     def run(program=SLEEP, dies_with_parent=False):

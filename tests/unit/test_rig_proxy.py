@@ -17,8 +17,6 @@ LIMIT_S = 10.0
 
 
 class Echo:
-    """Echoes each line, and records what arrived."""
-
     def __init__(self) -> None:
         self.lines: list[bytes] = []
         self.clients: list[socket.socket] = []

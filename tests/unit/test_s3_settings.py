@@ -14,13 +14,7 @@ from botocore.exceptions import ClientError
 from sparkonce.errors import ConfigurationError
 from sparkonce.sinks.files.s3.preflight import DAY_S, inspect_bucket, read_rules
 from sparkonce.sinks.files.s3.settings import MIB, client, read_location, read_settings
-from sparkonce.sinks.files.s3.store import (
-    LARGEST_PART_BYTES,
-    MOST_PARTS,
-    S3Store,
-    final_etag,
-    part_size,
-)
+from sparkonce.sinks.files.s3.store import LARGEST_PART_BYTES, MOST_PARTS, S3Store, final_etag, part_size
 
 SECRETS = {
     "aws_access_key_id": "AKIA-id",
@@ -198,12 +192,7 @@ def test_the_rules_are_asked_for() -> None:
 
 @pytest.mark.parametrize(
     ("location", "bucket", "prefix"),
-    [
-        ("s3://b", "b", ""),
-        ("s3://b/", "b", ""),
-        ("s3a://b/a/c", "b", "a/c/"),
-        ("s3://b/a/c/", "b", "a/c/"),
-    ],
+    [("s3://b", "b", ""), ("s3://b/", "b", ""), ("s3a://b/a/c", "b", "a/c/"), ("s3://b/a/c/", "b", "a/c/")],
 )
 def test_a_location_is_a_bucket_and_a_prefix(location: str, bucket: str, prefix: str) -> None:
     assert read_location(location) == (bucket, prefix)

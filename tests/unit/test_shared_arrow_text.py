@@ -1,5 +1,3 @@
-"""The shared encoder of Arrow values as text and JSON, which makes all sinks write the same."""
-
 from __future__ import annotations
 
 import datetime as dt

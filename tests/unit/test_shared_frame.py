@@ -1,5 +1,3 @@
-"""The code that all sinks share: errors, outcomes, pools, settings, refusals, chunks, and conditions of upserts."""
-
 from __future__ import annotations
 
 import socket

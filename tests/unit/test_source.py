@@ -1,5 +1,3 @@
-"""Sources and sinks of other packages: found, loaded, and asked for what they know."""
-
 from __future__ import annotations
 
 import json
@@ -45,8 +43,6 @@ Register = Callable[..., None]
 
 @pytest.fixture
 def register(monkeypatch: pytest.MonkeyPatch) -> Iterator[Register]:
-    """Registers exactly these sources."""
-
     def entries(**named: str) -> None:
         found = [EntryPoint(name, value, source.GROUP) for name, value in named.items()]
         monkeypatch.setattr(source, "entry_points", lambda group: found if group == source.GROUP else [])

@@ -1,5 +1,3 @@
-"""The option names and values that Spark's Kafka source gets. tests/spark checks that brokers accept them."""
-
 from __future__ import annotations
 
 import re
@@ -108,7 +106,6 @@ def test_every_name_that_is_translated_or_refused_has_its_reason() -> None:
 
 
 def connection(**settings: Any) -> dict[str, str]:
-    """Converts librdkafka settings to Java settings and back."""
     given = {**BROKER, **{name.replace("_", "."): value for name, value in settings.items()}}
     return connection_settings({f"kafka.{name}": value for name, value in consumer_settings(given).items()})
 

@@ -26,12 +26,7 @@ from unit.kafka_world import SILENT, UNSENT, Brokers
     ],
 )
 def test_only_what_has_left_gives_a_batch_up(
-    brokers: Brokers,
-    monkeypatch: pytest.MonkeyPatch,
-    kind: str,
-    refusals: list[BrokerAnswer],
-    times: int,
-    reply: Reply,
+    brokers: Brokers, monkeypatch: pytest.MonkeyPatch, kind: str, refusals: list[BrokerAnswer], times: int, reply: Reply
 ) -> None:
     for module in (client_module, waiting_module):
         monkeypatch.setattr(module, "time", Clock())

@@ -83,10 +83,7 @@ def test_packages_have_the_version_of_spark() -> None:
     assert spark_packages("4.0.0") == spark_packages("4.0.0-vendor-1") == f"{kafka},{avro}"
     assert spark_packages("4.0.0", avro=False) == kafka
 
-    delta, iceberg = (
-        "io.delta:delta-spark_2.13:4.0.0",
-        "org.apache.iceberg:iceberg-spark-runtime-4.0_2.13:1.10.0",
-    )
+    delta, iceberg = ("io.delta:delta-spark_2.13:4.0.0", "org.apache.iceberg:iceberg-spark-runtime-4.0_2.13:1.10.0")
     assert spark_packages("4.0.3", avro=False, delta=True, iceberg=True).split(",")[1:] == [delta, iceberg]
     assert spark_packages("4.9.1", avro=False, pravega=True).split(",")[1:] == ["io.pravega:pravega-client:0.13.0"]
     with pytest.raises(ConfigurationError, match=r"Which iceberg-spark-runtime fits Spark 4\.9\.1 is not known"):

@@ -213,8 +213,6 @@ def test_all_hosts_with_a_lack_are_told_and_how_to_ship() -> None:
 
 
 class Context:
-    """Stands in for a SparkContext."""
-
     def __init__(self, master: str, files: str | None) -> None:
         self.master = master
         self._files = files

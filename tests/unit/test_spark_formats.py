@@ -1,5 +1,3 @@
-"""Spark's batch formats: the fingerprints of their rows, and the claim that a run keeps in a temporary folder."""
-
 from __future__ import annotations
 
 import os

@@ -1,5 +1,3 @@
-"""How the number of slots follows from a batch's recorded offsets."""
-
 from __future__ import annotations
 
 import json

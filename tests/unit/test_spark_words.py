@@ -49,11 +49,7 @@ def test_a_program_that_leaves_its_query_alone_says_so(
 
 @pytest.mark.parametrize(
     ("reads", "servers", "warns"),
-    [
-        ("totals", "other:1, Broker:9092", True),
-        ("orders", "broker:9092", False),
-        ("totals", "elsewhere:9092", False),
-    ],
+    [("totals", "other:1, Broker:9092", True), ("orders", "broker:9092", False), ("totals", "elsewhere:9092", False)],
 )
 def test_a_query_that_reads_what_it_writes_is_warned_of(
     caplog: pytest.LogCaptureFixture, reads: str, servers: str, warns: bool

@@ -1,5 +1,3 @@
-"""Hadoop's settings for an object store, as a client without a JVM reads them."""
-
 from __future__ import annotations
 
 import pickle
@@ -37,8 +35,6 @@ OAUTH = {
 
 
 class Configuration:
-    """Stands in for Hadoop's configuration."""
-
     def __init__(self, settings: dict[str, str], files: dict[str, str] | None = None) -> None:
         self.settings = dict(settings)
         self.files = files or {}
@@ -257,7 +253,6 @@ def site(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def connect_session(**shown: str) -> Any:
-    """A session of Spark Connect, which has no JVM and shows its settings."""
     return cast("Any", SimpleNamespace(conf=SimpleNamespace(getAll={"spark.app.name": "a", **shown})))
 
 

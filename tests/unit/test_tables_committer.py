@@ -31,8 +31,6 @@ def label(query: str, prefix: str = "delta") -> Label:
 
 
 class History(Table):
-    """A table that can only be queried for its versions."""
-
     def __init__(self, *labels: Label) -> None:
         self.versions = list(labels)
         self.reads = 0

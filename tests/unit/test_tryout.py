@@ -1,5 +1,3 @@
-"""The checker for the examples counts missing, duplicate and unexpected rows."""
-
 from __future__ import annotations
 
 from pathlib import Path

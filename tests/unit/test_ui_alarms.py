@@ -1,5 +1,3 @@
-"""The alarms of the live page: when each of them fires, and what it tells users to do."""
-
 from __future__ import annotations
 
 import shlex
@@ -227,7 +225,6 @@ def test_another_applications_transaction_is_an_alarm_once_it_blocks_readers_for
 
 
 def everything() -> PageState:
-    """Returns a state in which every alarm fires."""
     old, unknown = replace(OPEN, age_s=95.0), replace(OPEN, name="b", verdict="not known")
     systems = [
         ShownSystem(name="kafka", kind="kafka", open=[old, unknown, FOREIGN]),

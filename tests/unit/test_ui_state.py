@@ -1,5 +1,3 @@
-"""The model of the live page: what it shows from a query's timeline, its log, or both."""
-
 from __future__ import annotations
 
 from dataclasses import replace
@@ -11,13 +9,7 @@ from sparkonce.errors import LogError
 from sparkonce.operate.checkpoint import BatchState, CheckpointStatus, LogEntry, NewestBatch, NextStart, RunOfLog
 from sparkonce.protocol.state import Phase
 from sparkonce.ui.alarms import alarms_of
-from sparkonce.ui.state import (
-    TOLD_WITHIN_MS,
-    CheckpointReading,
-    PageState,
-    QueryState,
-    show_query,
-)
+from sparkonce.ui.state import TOLD_WITHIN_MS, CheckpointReading, PageState, QueryState, show_query
 from sparkonce.ui.timeline import BY_THE_LOG, MOST_KEPT, PageTimeline
 from sparkonce.watch.figures import InDoubt, WatchedBatch, WatchedEvent
 from sparkonce.watch.timeline import RunNow, TimelineSegment
@@ -86,11 +78,7 @@ def test_what_a_driver_tells_of_its_end() -> None:
         WatchedEvent(at_ms=3, kind="swept", batch=None, text="Some."),
     ]
     shown = show_query(reading(segment(phase=Phase.STOPPED, events=events)), NOW_MS)
-    assert (shown.state, shown.says, shown.next_step) == (
-        QueryState.STOPPED,
-        "LogError: it is so.",
-        "Start it again.",
-    )
+    assert (shown.state, shown.says, shown.next_step) == (QueryState.STOPPED, "LogError: it is so.", "Start it again.")
 
     ended = [WatchedEvent(at_ms=n, kind=kind, batch=7, text=f"{kind}.") for n, kind in enumerate(("started", "ended"))]
     shown = show_query(reading(segment(*STEADY, written_ms=0, events=ended)), NOW_MS)

@@ -1,5 +1,3 @@
-"""The verifier's command line: how options are interpreted, and which ones are rejected."""
-
 from __future__ import annotations
 
 from dataclasses import replace

@@ -29,7 +29,6 @@ def torn_too(system: str, counts: dict[Anomaly, int]) -> dict[tuple[Anomaly, str
 
 
 def appended(run: Run, system: str, row: Row, **changed: Any) -> Row:
-    """Appends the row again, after all others."""
     again = {**row, **changed}
     if again["offset"] >= 0:
         again["offset"] = len(run.observed[system]) + 1_000
@@ -80,7 +79,6 @@ def test_what_cannot_be_read_as_a_row_is_unexpected_each_time() -> None:
 
 def test_rows_out_of_order() -> None:
     def neighbours(run: Run) -> tuple[Row, Row]:
-        """Returns two consecutive rows of the same key."""
         rows = [row for row in run.observed[KAFKA] if row["kind"] == "row" and row["key"] == 1]
         return rows[0], rows[1]
 
@@ -233,7 +231,6 @@ def test_what_a_run_without_its_end_lacks_is_no_loss(ends: str) -> None:
 
 
 def struck(fault: Fault, system: str = "") -> Run:
-    """Returns the good run with a fault other than a kill."""
     run = good_run()
     at = run.place(EventKind.FAULT)
     run.events[at] = noted(

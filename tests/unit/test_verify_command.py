@@ -1,5 +1,3 @@
-"""The output and the exit codes of ``sparkonce verify``, for invented runs."""
-
 from __future__ import annotations
 
 import json

@@ -23,7 +23,6 @@ from unit.verify_world import SYSTEMS, good_run
 
 
 def recorded(folder: Path) -> Path:
-    """Records the good run."""
     history = good_run().history()
     recorder = Recorder(folder)
     for event in history.events:

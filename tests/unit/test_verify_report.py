@@ -1,5 +1,3 @@
-"""The report on a verified run: its numbers, its verdict, and its page."""
-
 from __future__ import annotations
 
 import json
@@ -57,7 +55,6 @@ def struck(at_ms: int, number: int, fault: Fault, where: Phase, **fields: Any) -
 
 
 def small(*events: Event, finished: bool = True, systems: Sequence[str] = ("kafka", "postgres")) -> History:
-    """A history of 20 s with two drivers, four batches, three faults, and one that could not be injected."""
     schedule = [
         step(1, Fault.CUT, Phase.WRITING, "kafka"),
         step(2, Fault.DRIVER_KILLED, Phase.DECIDING),
@@ -104,7 +101,6 @@ OF_THE_RUN = {Anomaly.TORN, Anomaly.STATE_DIFFERS, Anomaly.STUCK, Anomaly.STOPPE
 
 
 def judged(bad: Mapping[tuple[Anomaly, str], tuple[int, Sequence[str]]] | None = None) -> list[Verdict]:
-    """Returns verdicts on every anomaly, for the whole run or for each system. Only the given ones are bad."""
     return [
         Verdict(anomaly=anomaly, system=system, looked_at=50_192, count=count, examples=tuple(examples))
         for anomaly in Anomaly

@@ -1,5 +1,3 @@
-"""Edge cases of a run: servers that cannot start, reads that fail, and what is left behind."""
-
 from __future__ import annotations
 
 import os
@@ -22,8 +20,6 @@ from unit.verify_world import good_run
 
 
 class Fake:
-    """A system whose calls fail."""
-
     keep_place = False
 
     def __init__(self, name: str, **errors: Exception) -> None:
@@ -126,8 +122,6 @@ def test_rows_stay_on_the_users_own_servers_where_something_is_wrong_with_them(l
 
 def test_what_cannot_be_read_costs_nothing_that_can(tmp_path: Path) -> None:
     class Late(Fake):
-        """Answers only the second request."""
-
         def read(self) -> Any:
             self.errors = {} if "read" in self.called else {"read": OSError("not yet")}
             return super().read()

@@ -21,9 +21,7 @@ REQUESTS = ("prepare", "commit")
 
 def choice(fault: Fault, system: str) -> Choice:
     return Choice(
-        fault=fault,
-        system=system if fault.of_a_system else "",
-        requests=REQUESTS if fault in OF_REQUESTS else (),
+        fault=fault, system=system if fault.of_a_system else "", requests=REQUESTS if fault in OF_REQUESTS else ()
     )
 
 

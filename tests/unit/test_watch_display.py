@@ -28,14 +28,11 @@ def batch(number: int = 7, rows: dict[str, int] | None = None, **more: Any) -> B
 
 
 def kafka_progress(rows: int, *behind: str) -> dict[str, Any]:
-    """Returns a progress report like Spark's, in which all metrics are strings."""
     sources = [{"metrics": {"maxOffsetsBehindLatest": each}} for each in behind]
     return {"numInputRows": rows, "processedRowsPerSecond": 380.6, "sources": [{"metrics": None}, *sources]}
 
 
 class Terminal:
-    """A fake terminal and a clock."""
-
     def __init__(self) -> None:
         self.file = io.StringIO()
         self.screen = Screen(Console(file=self.file, force_terminal=True, width=120))

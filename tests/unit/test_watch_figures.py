@@ -1,5 +1,3 @@
-"""The metrics of a query and what they count, with a fake clock."""
-
 from __future__ import annotations
 
 from dataclasses import replace
@@ -56,8 +54,6 @@ class Clock:
 
 
 class Run:
-    """A run whose state and count can be set."""
-
     def __init__(self) -> None:
         self.state, self.swept = State(claim=CLAIM, token=TOKEN, transactional=("orders",)), 0
         self.opened_s: float | None = None
@@ -230,7 +226,6 @@ def test_what_is_in_doubt(phase: Phase, more: dict[str, Any], transactions: int,
 
 def test_prometheus_reads_them(figures: Figures, clock: Clock, run: Run) -> None:
     def samples() -> dict[tuple[str, ...], float]:
-        """Returns what Prometheus reads, by name and the values of the labels that follow query and name."""
         registry = CollectorRegistry()
         register(registry)
         return {

@@ -42,7 +42,6 @@ def batch(number: int) -> WatchedBatch:
 
 
 def write(files: CheckpointFiles, token: Token, batches: range) -> None:
-    """Writes as a run does, and ends it."""
     figures = figures_of(token)
     writer = TimelineWriter(files, figures, "r1", every_s=60.0)
     for number in batches:

@@ -1,5 +1,3 @@
-"""Writers with fakes: every row is sent, in order, before the slot counts as prepared, and the counts are right."""
-
 from __future__ import annotations
 
 from concurrent.futures import Future

@@ -42,7 +42,6 @@ class Run:
         return judge(self.history())
 
     def found(self) -> dict[tuple[Anomaly, str], int]:
-        """Returns how often each anomaly was found in each place."""
         return {(verdict.anomaly, verdict.system): verdict.count for verdict in self.judge() if verdict.count}
 
     def verdict(self, anomaly: Anomaly, system: str = "") -> Verdict:
@@ -50,7 +49,6 @@ class Run:
         return one
 
     def place(self, kind: EventKind, **fields: Any) -> int:
-        """Returns the index of the first such event."""
         return next(at for at, event in enumerate(self.events) if event.kind is kind and fields.items() <= _all(event))
 
     def insert(self, at: int, *events: Event) -> None:
@@ -82,7 +80,6 @@ def good_run(rows: int = 40, seed: int = 1, keys: int = 3) -> Run:
 
 
 def observed(expected: Sequence[Row], *, ordered: bool) -> list[Row]:
-    """Returns the rows, divided into batches in order."""
     offsets = [0] * PARTITIONS
     found = []
     for at, row in enumerate(expected):
@@ -94,7 +91,6 @@ def observed(expected: Sequence[Row], *, ordered: bool) -> list[Row]:
 
 
 def good_events() -> list[Event]:
-    """Returns the events of one driver that is killed once, and of one that continues for half an hour."""
     return [
         noted(EventKind.BEGAN, 0, seed=1, systems=list(SYSTEMS)),
         noted(EventKind.START, driver=1, pid=11, slots=2, master="local[2]"),
