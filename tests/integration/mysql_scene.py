@@ -27,9 +27,7 @@ class Numbers(SinkHooks):
 
 
 def name_of(handle: Handle) -> TransactionName:
-    name = TransactionName.parse(str(handle["transaction"]))
-    assert name is not None
-    return name
+    return TransactionName.parse(str(handle["transaction"]))
 
 
 def visible(mariadb: MySQLSystem) -> list[int]:

@@ -57,7 +57,6 @@ def held_names(handle: Handle) -> list[str]:
 
 def final(root: Path, handle: Handle, number: int = 0) -> Path:
     files = read_handle(handle).files
-    assert files is not None
     return root / str(files[number]["path"])
 
 
@@ -156,7 +155,6 @@ def test_one_missing_file_keeps_the_others_of_its_transaction_back(tmp_path: Pat
     life = Life(FilesSink(root, partition_by="p"))
     handle, other = life.prepare(PARTS), life.prepare(PARTS, slot=1)
     files = read_handle(handle).files
-    assert files is not None
     (root / ".sparkonce" / "held" / str(files[1]["held"])).unlink()
     assert life.commit(handle, other) == [Outcome.LOST, Outcome.COMMITTED]
     assert rows(root) == [1, 2, 3], "the other slot's"

@@ -142,7 +142,6 @@ def test_a_network_thread_that_has_died_is_replaced(
     prepared = witness.prepare(topic, "a")
     assert committer.list_traces(QUERY, {"prefix": "nobody's"}) == []
     net = committer._client._connection._net
-    assert net is not None
     thread = net._io_thread
 
     def fail() -> None:

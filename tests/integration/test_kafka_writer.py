@@ -110,9 +110,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 def open_writer(
     sink: KafkaSink, owner: Owner, batch: int = 0, slot: int = 0, columns: Sequence[str] = ("value",)
 ) -> KafkaWriter:
-    writer = sink.writer(WriterContext(owner=owner, batch=batch, slot=slot, copy="0.0.0", columns=columns))
-    assert isinstance(writer, KafkaWriter)
-    return writer
+    return sink.writer(WriterContext(owner=owner, batch=batch, slot=slot, copy="0.0.0", columns=columns))
 
 
 both_ways = pytest.mark.usefixtures("way")
@@ -280,7 +278,6 @@ def test_a_partition_that_is_not_there_is_named_whenever_librdkafka_finds_out(ow
     rows = pa.record_batch({"topic": [topic] * 3, "value": ["a"] * 3, "partition": pa.array([1, 3, 7], pa.int32())})
     writer = open_writer(KafkaSink(kafka.settings), owner)
     writer.begin()
-    assert writer._pooled is not None
     if is_known:
         writer._pooled.producer.list_topics(topic, WAIT_S)
     else:
@@ -378,7 +375,6 @@ def test_a_transaction_that_is_open_no_more_cannot_be_prepared(kafka: Kafka, own
     writer.begin()
     writer.write(pa.record_batch({"value": ["a"]}))
     writer.prepare()
-    assert writer._pooled is not None
     writer._pooled.producer.abort_transaction(WAIT_S)
     with pytest.raises(PrepareError, match="no transaction was open"):
         writer.prepare()
@@ -423,7 +419,6 @@ def test_a_fatal_error_that_another_thread_was_told_of_is_named(
     writer = open_writer(KafkaSink(kafka.settings, topic=topic), owner)
     writer.begin()
     pooled = writer._pooled
-    assert pooled is not None
     fencer = Producer({**kafka.settings, "transactional.id": pooled.transactional_id})
     fencer.init_transactions(WAIT_S)
     del fencer

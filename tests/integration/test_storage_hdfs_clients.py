@@ -149,7 +149,6 @@ def test_what_a_dead_writer_has_left_open_hinders_nobody() -> None:
         "file.write(b'half')\nprint('open', flush=True)\nsys.stdin.read()"
     )
     writer = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert writer.stdout is not None
     assert writer.stdout.readline() == "open\n"
     writer.kill()
     writer.communicate(timeout=60)

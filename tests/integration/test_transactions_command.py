@@ -196,7 +196,6 @@ def test_what_is_decided_is_committed_and_the_rest_aborted(scene: Scene) -> None
     assert (told["batch"], told["committed"], told["lost"], told["left"]) == (0, 1, 0, [])
     assert (told["swept"], told["open"]) == (["kafka"], [])
     newest = read_log(scene.log).newest_run
-    assert newest is not None
     assert told["run"] == f"{newest.token.position}-{newest.token.nonce}"
     assert (newest.token.position, newest.query, newest.sinks) == (3, QUERY, scene.sinks)
     assert scene.read() == ["decided"]

@@ -195,7 +195,6 @@ def test_the_command_serves_until_it_is_interrupted(
     finally:
         signal.signal(signal.SIGINT, heard)
     try:
-        assert process.stdout is not None
         said = process.stdout.readline()
         assert said.startswith("The page is at http://127.0.0.1:")
         port = int(said.split(":")[2].split("/")[0])

@@ -46,19 +46,19 @@ class Users:
 @pytest.fixture
 def kafka(broker: Cluster) -> Users:
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})
-    return Users(lambda: parsed(f"kafka={broker.bootstrap}"), set(), lambda: list(admin.list_topics().topics))
+    return Users(lambda: parse(f"kafka={broker.bootstrap}"), set(), lambda: list(admin.list_topics().topics))
 
 
 @pytest.fixture
 def postgres(postgres: PostgresSystem) -> Users:
     text, names = f"postgres={postgres.server.conninfo()}", "SELECT nspname::text FROM pg_namespace"
-    return Users(lambda: parsed(text), OF_CONNECTIONS, lambda: postgres.column(names))
+    return Users(lambda: parse(text), OF_CONNECTIONS, lambda: postgres.column(names))
 
 
 @pytest.fixture
 def mysql(mariadb: MySQLSystem) -> Users:
     text = f"mysql=host=127.0.0.1 port={mariadb.server.port} user=root ssl_disabled=true"
-    return Users(lambda: parsed(text), OF_CONNECTIONS, lambda: [name for (name,) in mariadb.ask("SHOW DATABASES")])
+    return Users(lambda: parse(text), OF_CONNECTIONS, lambda: [name for (name,) in mariadb.ask("SHOW DATABASES")])
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def redis() -> Iterator[Users]:
     with witness(redis_server()) as client:
         client.flushall()
         text = f"redis={redis_server().url}"
-        yield Users(lambda: parsed(text), OF_CONNECTIONS, lambda: [key.decode() for key in client.scan_iter()])
+        yield Users(lambda: parse(text), OF_CONNECTIONS, lambda: [key.decode() for key in client.scan_iter()])
 
 
 @pytest.fixture
@@ -84,13 +84,7 @@ def s3() -> Users:
 def files(tmp_path: Path) -> Users:
     folder = tmp_path / "users"
     folder.mkdir()
-    return Users(lambda: parsed(f"files={folder}"), set(), lambda: [path.name for path in folder.iterdir()])
-
-
-def parsed(text: str) -> Injectable:
-    system = parse(text)
-    assert isinstance(system, Injectable)
-    return system
+    return Users(lambda: parse(f"files={folder}"), set(), lambda: [path.name for path in folder.iterdir()])
 
 
 @pytest.fixture(params=[pytest.param("kafka", marks=pytest.mark.kafka), "postgres", "mysql", "redis", "s3", "files"])

@@ -30,7 +30,6 @@ def test_a_decision_that_waited_for_room_is_not_put_if_what_it_names_grew_too_ol
     ages = ["a transaction is about to expire"]
     writer = LogWriter(log, 60.0, Failure(), grown_old=lambda: ages[0])
     refused = writer.put(do.Put(position=0, record=record), LogView(), Work({}, 7))
-    assert isinstance(refused, on.PutRefused)
     assert "a transaction is about to expire" in refused.reason
     assert log.standing(0) is None
 

@@ -58,7 +58,6 @@ def test_batches_follow_each_other(world: World) -> None:
     world = world.another()
     world.run(world.start(), 0)
     claim, commit = world.records()
-    assert isinstance(claim, Claim)
     assert isinstance(commit, Commit)
     assert (commit.token.position, commit.token.nonce) == (0, claim.nonce)
     assert (commit.batch, commit.offsets) == (0, asked(0).offsets)

@@ -54,7 +54,6 @@ def test_a_half_ends_what_another_began_unless_a_newer_run_has_claimed(log: Deci
 def test_a_claim_is_gone_on_with_unless_a_newer_run_has_claimed(log: DecisionLog) -> None:
     ours = Token(0, OURS.nonce)
     state = continued(OURS, ours, read_log(log), ("out",), moved=False)
-    assert state is not None
     assert (state.token, state.view.end) == (ours, 1)
 
     log.put(1, NEWER)
@@ -97,7 +96,6 @@ def test_a_driver_that_was_deposed_leaves_its_batch_to_the_newer_run(world: Worl
     log = world.log
     ends = Ends(sink=sink, log=log, query=QUERY)
     begun = ends.begin(asked(0))
-    assert begun is not None
     log.put(begun.position, replace(NEWER, query=QUERY))
     ends.abort(asked(0), begun)
     assert read_log(log).end == begun.position + 1

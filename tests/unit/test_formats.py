@@ -308,7 +308,6 @@ def test_a_manifest() -> None:
         text=text, prefix="shop.eu", query="60a1de000000", token=TOKEN, first=4, last=4
     )
     merged = ManifestName.parse("shop.eu.60a1de000000.0-99.merged")
-    assert merged is not None
     assert (merged.token, merged.first, merged.last) == (None, 0, 99)
 
 

@@ -59,9 +59,7 @@ class Scene(World):
         return read_log(DecisionLog(LocalFiles(self.checkpoint)))
 
     def newest(self) -> Run:
-        run = self.view().newest_run
-        assert run is not None
-        return run
+        return self.view().newest_run
 
     def go_on(self) -> list[int]:
         driver = self.start()
@@ -131,7 +129,6 @@ def test_a_copy_is_refused_and_one_that_was_moved_keeps_its_place_in_the_log(sce
     assert scene.unfinished() != []
     assert scene.resolve(copy, moved=True).committed == SLOTS
     newest = read_log(DecisionLog(LocalFiles(copy))).newest_run
-    assert newest is not None
     assert newest.location == scene.newest().location
     assert scene.view() == before
 
@@ -208,7 +205,6 @@ def test_a_query_that_is_claimed_again_and_again_is_told_and_left_alone(scene: S
         resolve(LocalFiles(scene.checkpoint), {"memory": slow}, patience_s=0.0)
     assert "Stop its driver" in refused.value.next_step
     newest = scene.view().newest_decision
-    assert newest is not None
     assert newest.token == scene.newest().token
 
 

@@ -30,7 +30,6 @@ def test_the_longest_names_fit_what_the_server_keeps() -> None:
     name = BackendName.parse(str(BackendName.of(LONGEST)))
     assert name == BackendName.of(LONGEST)
     tokens = frozenset({LONGEST.token})
-    assert name is not None
     assert name.belongs_to(LONGEST.prefix, LONGEST.query, tokens)
     assert not name.belongs_to(LONGEST.prefix + "-eu", LONGEST.query, tokens)
     assert not name.belongs_to(LONGEST.prefix, "0123456789ac", tokens)

@@ -93,7 +93,6 @@ def test_only_what_older_libraries_do_not_know_is_in_a_newer_format(void: Void, 
     assert codec.encode_record(void, at_ms=at_ms).startswith(b"sparkonce record 2 ")
     assert WRITTEN.startswith(b"sparkonce record 1 ")
     decision = LogView(runs=(Run(token=void.token, query=void.query),)).apply(0, void).newest_decision
-    assert decision is not None
     assert decision.void == void.void
     floor = Floor(position=5, newest=decision)
     data = codec.encode_floor(floor)

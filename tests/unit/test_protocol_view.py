@@ -38,7 +38,6 @@ def test_the_newest_claim_owns_the_log() -> None:
     assert (view.end, view.newest_run, view.newest_decision, view.decision(0)) == (0, None, None, None)
 
     view = fold(claim(A), claim(B))
-    assert view.newest_run is not None
     assert view.newest_run.token == B
     assert [run.token for run in view.runs] == [A, B]
     assert view.claims_in_a_row == 2
@@ -53,12 +52,10 @@ def test_the_newest_claim_owns_the_log() -> None:
 def test_an_amendment_replaces_the_whole_set() -> None:
     view = fold(claim(A), commit(0), commit(1), amend(1))
     decided = view.decision(1)
-    assert decided is not None
     assert (decided.position, decided.handles[0].rows) == (3, 2)
     assert [known.batch for known in view.decisions] == [0, 1]
 
     decided = fold(claim(A), commit(0)).apply(2, claim(Token(2, "cccccccc"))).apply(3, amend(0, Token(2, "cccccccc")))
-    assert decided.newest_decision is not None
     assert decided.newest_decision.token == Token(2, "cccccccc")
 
 
@@ -120,11 +117,9 @@ def test_what_is_void_is_so_until_it_is_amended() -> None:
         return Void(token=token, query=QUERY, batch=batch, offsets=(str(batch),), handles=handles, void=(("out", 0),))
 
     view = fold(claim(A), commit(0), void(0))
-    assert view.newest_decision is not None
     assert (view.newest_decision.void, view.newest_decision.handles) == ((("out", 0),), commit(0).handles)
     assert len(view.decisions) == 1
     amended = fold(amend(0), view=view).newest_decision
-    assert amended is not None
     assert (amended.void, amended.handles) == ((), amend(0).handles)
 
     with pytest.raises(LogViolation, match="amends batch 0, which is not the last"):

@@ -101,7 +101,6 @@ def test_a_note_that_rows_were_written_is_believed_if_the_table_has_them(
 
     folder.note_done([entry])
     lost = rows.noted([entry])
-    assert lost is not None
     assert (lost.outcome, "lost the version" in lost.reason) == (Outcome.LOST, True)
 
     waiting = folder.path(RowsState.STARTED, name)
@@ -117,7 +116,6 @@ def test_a_note_that_rows_were_written_is_believed_if_the_table_has_them(
     assert rows.noted([entry]) == has_them
 
     other = TableApplication(folder, "delta", history, "another table", None).noted([entry])
-    assert other is not None
     assert (other.outcome, "deleted or replaced" in other.reason) == (Outcome.UNKNOWN, True)
 
 

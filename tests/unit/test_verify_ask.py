@@ -64,7 +64,6 @@ KEYS = {"spark.hadoop.fs.s3a.access.key": "AKIA", "spark.hadoop.fs.s3a.secret.ke
 
 def place(tmp_path: Path, **more: Any) -> CheckpointFiles:
     store = ask(tmp_path, **more).store
-    assert store is not None
     return store.files
 
 

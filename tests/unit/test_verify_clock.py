@@ -42,7 +42,6 @@ def test_the_wall_clock_jumps_and_a_process_sleeps_and_waits_as_before(tmp_path:
     )
     try:
         assert child.stdin is not None
-        assert child.stdout is not None
         assert child.stdout.readline() == "ready\n"
         clock.jump(seconds)
         child.stdin.write("\n")

@@ -197,7 +197,6 @@ def test_a_run_that_dies_is_seen_as_it_was_at_work(figures: Figures, run: Run) -
     run.state = State(claim=CLAIM, phase=Phase.STOPPED)
     watched = figures.watched()
     assert watched.phase is Phase.STOPPED
-    assert watched.state is not None
     assert watched.state.token == TOKEN
     assert watched.in_doubt == {"orders": InDoubt(transactions=2, opened_ms=300)}
 
