@@ -138,7 +138,20 @@ def test_a_trial_whose_driver_is_gone_does_not_hold_the_next_drivers_merge_up(
     assert visible(mariadb) == [0, 1]
 
 
-def test_a_staging_table_without_the_order_of_its_rows_is_no_mistake_of_ours(mariadb: MySQLSystem) -> None:
+@pytest.mark.parametrize(
+    ("step", "then", "expected"),
+    [
+        (
+            "ALTER TABLE {} ADD sparkonce_row BIGINT UNSIGNED NOT NULL AUTO_INCREMENT PRIMARY KEY FIRST",
+            Outcome.COMMITTED,
+            [0, 1],
+        ),
+        ("DROP TABLE {}", Outcome.LOST, []),
+    ],
+)
+def test_a_staging_table_without_the_order_of_its_rows_is_no_mistake_of_ours(
+    mariadb: MySQLSystem, step: str, then: Outcome, expected: list[int]
+) -> None:
     mariadb.ask("CREATE TABLE target (number BIGINT PRIMARY KEY) ENGINE=InnoDB")
     with closing(scene_of(mariadb)) as scene:
         handle = scene.prepare(0)
@@ -148,6 +161,11 @@ def test_a_staging_table_without_the_order_of_its_rows_is_no_mistake_of_ours(mar
             scene.committer.check_prepared([handle])
         (answer,) = scene.committer.commit([handle])
         assert (answer.outcome, answer.next_step) == (Outcome.UNKNOWN, caught.value.next_step)
+        step = step.format(table)
+        assert step in caught.value.next_step
+        mariadb.ask(step)
+        assert scene.commit(handle) == [then]
+        assert visible(mariadb) == expected
 
 
 def test_rows_of_another_sink_of_the_batch_are_waited_for(mariadb: MySQLSystem) -> None:

@@ -407,8 +407,12 @@ def stages(connection: Connection, location: Location, names: Names, commit: boo
         columns = [column.name for column in describe(connection, table)]
         if ROW not in columns:
             what = f"Staging table {table} does not have column {ROW}, the order of its rows: it has {columns}."
-            step = "Put the column back; or drop the table: then its rows count as lost, and are written again."
-            raise PrepareError(what, next_step=step)
+            raise PrepareError(
+                what,
+                next_step=f"ALTER TABLE {table} ADD {ROW} BIGINT UNSIGNED NOT NULL AUTO_INCREMENT PRIMARY KEY FIRST "
+                "(rows of one key may then be merged in a different order), or "
+                f"DROP TABLE {table}: then its rows count as lost, and are written again.",
+            )
         written = tuple(columns[columns.index(ROW) + 1 :])
         waiting[name] = StagedCopy(table=table, target=there[name], columns=written)
     return waiting, answers
