@@ -107,9 +107,10 @@ class PravegaWitness:
             number = self._jvm.java.util.UUID.fromString(transaction)
             return str(controller.checkTransactionStatus(of, number).get().toString())
 
-    def segments(self, stream: str) -> list[list[str]]:
+    def segments(self, stream: str, charset: str = "UTF_8") -> list[list[str]]:
         """Returns the events of each segment, in order."""
-        cut, text = self._pravega.stream.StreamCut.UNBOUNDED, self._jvm.java.nio.charset.StandardCharsets.UTF_8
+        cut, charsets = self._pravega.stream.StreamCut.UNBOUNDED, self._jvm.java.nio.charset.StandardCharsets
+        text = getattr(charsets, charset)
         found: list[list[str]] = []
         with closing(self._pravega.BatchClientFactory.withScope(SCOPE, self.config)) as client:
             ranges = client.getSegments(self._pravega.stream.Stream.of(SCOPE, stream), cut, cut).getIterator()

@@ -10,6 +10,7 @@ import base64
 import json
 import math
 import re
+import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -17,16 +18,19 @@ from decimal import Decimal
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hdfs_native import Client
 
 from one_run import prepare
 from redis_servers import witness
-from shared_servers import redis_server
+from s3_bucket import Bucket
+from shared_servers import USES_HDFS, USES_RABBIT, hdfs_server, rabbit_server, redis_server
 from sparkonce import FilesSink, KafkaSink, MySQLSink, PostgresSink, RedisSink, WriteAheadSink
 from sparkonce.errors import SchemaError, SparkonceError
 from sparkonce.protocol.handles import Outcome
@@ -35,6 +39,7 @@ from sparkonce.storage.local import LocalFiles
 from sparkonce.write_ahead import Applies
 from sparkonce_lab.systems.mysql import MySQLSystem
 from sparkonce_lab.systems.postgres import PostgresSystem
+from sparkonce_lab.systems.rabbitmq import RabbitQueueSystem, RabbitStreamSystem
 from sparkonce_rabbitmq import RabbitMQ, RabbitMQQueueSink, RabbitMQStreamSink
 
 # --- the table --------------------------------------------------------------------------------------------------------
@@ -482,6 +487,72 @@ class Arrow(Files):
         return {column: plain(whole[column]) for column in columns}
 
 
+class S3(Parquet):
+    bucket: Bucket
+
+    def prepare(self, request: pytest.FixtureRequest) -> None:
+        self.bucket = request.getfixturevalue("bucket")
+
+    def sink(self, name: str, columns: dict[str, Case]) -> TwoPhaseCommitSink:
+        return FilesSink(f"s3://{self.bucket.name}/{name}", store_options=self.bucket.server.settings(), name=name)
+
+    def files(self, name: str) -> list[str]:
+        return downloaded(self.folder, self.bucket.objects(f"{name}/part-"))
+
+
+class HDFS(Parquet):
+    root: str
+
+    def prepare(self, request: pytest.FixtureRequest) -> None:
+        self.root = f"{hdfs_server().url}/values-{secrets.token_hex(6)}"
+
+    def sink(self, name: str, columns: dict[str, Case]) -> TwoPhaseCommitSink:
+        return FilesSink(f"{self.root}/{name}", name=name)
+
+    def files(self, name: str) -> list[str]:
+        client = Client(hdfs_server().url)
+        found = [one.path for one in client.list_status(f"{urlsplit(self.root).path}/{name}") if "/part-" in one.path]
+        return downloaded(self.folder, {path: client.read(path).read() for path in found})
+
+
+def downloaded(folder: Path, files: dict[str, bytes]) -> list[str]:
+    for number, content in enumerate(files.values()):
+        (folder / f"{number}.parquet").write_bytes(content)
+    return [str(folder / f"{number}.parquet") for number in range(len(files))]
+
+
+class Stream(Way):
+    cell = "message"
+
+    def prepare(self, request: pytest.FixtureRequest) -> None:
+        self.system = RabbitStreamSystem(server=rabbit_server())
+        self.system.start(self.folder)
+
+    def sink(self, name: str, columns: dict[str, Case]) -> TwoPhaseCommitSink:
+        stream = self.system.client.create(name)
+        return RabbitMQStreamSink(self.system.settings(), stream=stream, body="raw", name=name)
+
+    def read(self, name: str, columns: dict[str, Case]) -> dict[str, list[Any]]:
+        return dict.fromkeys(columns, self.system.client.messages(name))
+
+
+class Queue(Way):
+    cell = "message"
+    queue = ""
+
+    def prepare(self, request: pytest.FixtureRequest) -> None:
+        self.system = RabbitQueueSystem(server=rabbit_server())
+        self.system.start(self.folder)
+
+    def sink(self, name: str, columns: dict[str, Case]) -> TwoPhaseCommitSink:
+        self.queue = self.system.declare()
+        return RabbitMQQueueSink(self.system.settings(), queue=self.queue, name=name)
+
+    def read(self, name: str, columns: dict[str, Case]) -> dict[str, list[Any]]:
+        bodies = [body for _, body in self.system.peek(self.queue)]
+        return dict.fromkeys(columns, bodies)
+
+
 TAKEN: dict[str, pa.Table] = {}
 
 
@@ -519,6 +590,8 @@ def plain(column: pa.ChunkedArray) -> list[Any]:
 
 WAYS = [Postgres, PostgresTwoPhase, MariaDB, MariaDBLoad, MariaDBInsert, Redis, Parquet, Json, Csv, Arrow,
         WriteAhead]  # fmt: skip
+STORES = [pytest.param(S3, marks=pytest.mark.slow), pytest.param(HDFS, marks=[pytest.mark.slow, USES_HDFS])]
+"""They store the bytes of the same formats."""
 ARROW_NAMES = r"\b(int8|int16|int32|int64|list<|null\b|timestamp\[|date32|decimal128|duration)"
 AS_OTHERS = {PostgresTwoPhase, MariaDBLoad, MariaDBInsert}
 """They refuse the same values as the sink's other commit mode."""
@@ -564,7 +637,7 @@ def write(sink: TwoPhaseCommitSink, rows: pa.RecordBatch, checkpoint: Path) -> N
         committer.conclude(0, [handle])
 
 
-@pytest.mark.parametrize("way", WAYS, indirect=True, ids=lambda way: way.__name__)
+@pytest.mark.parametrize("way", [*WAYS, *STORES], indirect=True, ids=lambda way: way.__name__)
 def test_what_a_sink_keeps_is_read_as_it_was(way: Way, tmp_path: Path) -> None:
     kept = kept_by(way)
     rows = rows_of(kept)
@@ -584,6 +657,18 @@ def test_all_else_is_refused_by_column(way: Way, tmp_path: Path) -> None:
             write(way.sink(f"no_{column}", {column: one}), rows_of({column: one}), tmp_path / column)
         assert re.search(rf"\b{column}\b", str(refused.value)), refused.value
         assert not re.search(ARROW_NAMES, str(refused.value)), "types have Spark's names"
+
+
+@pytest.mark.slow
+@USES_RABBIT
+@pytest.mark.parametrize("way", [Stream, Queue], indirect=True, ids=lambda way: way.__name__)
+def test_messages_have_the_bytes_of_strings_and_binaries(way: Way, tmp_path: Path) -> None:
+    for column, one in kept_by(way).items():
+        name = f"{column}-{secrets.token_hex(6)}"
+        sink = way.sink(name, {column: one})
+        write(sink, pa.record_batch({"value": array_of(one, len(one.values))}), tmp_path / name)
+        found = way.read(name, {column: one})[column]
+        assert [same(value) for value in found] == wanted(one, way.cell, len(one.values)), one.name
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,8 @@ from integration.test_values import (
     same,
     wanted,
 )
+from pravega_witness import SCOPE, PravegaWitness
+from shared_servers import pravega_server
 from spark.harness import new_name
 from spark.in_process import SPARK, ended
 from sparkonce import DeltaSink, ExactlyOnce, IcebergSink, KafkaSink
@@ -44,6 +46,7 @@ from sparkonce.sinks.tables.committer import read_rows, schema_in
 from sparkonce.sinks.write_ahead.rows import RowsFile
 from sparkonce_lab.kafka import create_topic, read_committed
 from sparkonce_lab.rig.kafka import Cluster
+from sparkonce_pravega import PravegaSink
 
 pytestmark = SPARK
 
@@ -93,6 +96,22 @@ class Kafka(Way):
 
     def read(self, name: str, columns: dict[str, Case]) -> dict[str, list[Any]]:
         return {one: [row.value for row in read_committed(self.broker.bootstrap, self.topic)] for one in columns}
+
+
+class Events(Way):
+    cell = "message"
+    witness: PravegaWitness
+    stream = ""
+
+    def sink(self, name: str, columns: dict[str, Case]) -> TwoPhaseCommitSink:
+        self.stream = new_name("values")
+        self.witness.create(self.stream)
+        return PravegaSink(self.witness.controller, scope=SCOPE, stream=self.stream, folder=self.folder / "rows")
+
+    def read(self, name: str, columns: dict[str, Case]) -> dict[str, list[Any]]:
+        segments = self.witness.segments(self.stream, "ISO_8859_1")
+        events = [event.encode("iso-8859-1") for segment in segments for event in segment]
+        return dict.fromkeys(columns, events)
 
 
 TYPES = {
@@ -163,6 +182,8 @@ def way(request: pytest.FixtureRequest, tmp_path: Path, tables: SparkSession) ->
         tables.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
     if isinstance(made, Kafka):
         made.broker = request.getfixturevalue("kafka")
+    if isinstance(made, Events):
+        made.witness = PravegaWitness(tables._jvm, pravega_server().url)
     return made
 
 
@@ -215,14 +236,15 @@ def test_types_that_arrow_lacks_are_refused_by_column(tables: SparkSession, tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", [Kafka], indirect=True)
+@pytest.mark.parametrize("way", [Kafka, Events], indirect=True)
 def test_messages_have_the_bytes_of_strings_and_binaries(tables: SparkSession, tmp_path: Path, way: Way) -> None:
     for column, one in kept_by(way).items():
         sink = way.sink(column, {column: one})
-        rows = f"{column} as value"
+        has_null = isinstance(way, Kafka)
+        rows = f"{column} as value" if has_null else f"explode(array_compact(array({column}))) as value"
         run(tables, sink, tmp_path / column, {column: one}, rows)
         found = [same(value) for value in way.read(column, {column: one})[column]]
-        sent = wanted(one, way.cell, len(one.values) + 1)
+        sent = wanted(one, way.cell, len(one.values) + has_null)
         assert sorted(found, key=str) == sorted(sent, key=str), one.name
 
 
