@@ -26,6 +26,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 from pyspark.sql.avro.functions import from_avro
+from pyspark.sql.types import StructType
 
 from eventually import LIMIT_S
 from spark.harness import new_name, path_of_tests
@@ -420,6 +421,13 @@ def test_columns_that_do_not_say_where_a_record_is_are_named(orders: Orders) -> 
     taken: list[dict[str, Any]] = [{"located_by": ()}, {"on_error": "drop"}, {"located_by": ("at.offset", "VALUE")}]
     for more in taken:
         assert decode_registry_avro(bare, **orders.given, **more).count() == 1
+
+
+@pytest.mark.parametrize("field", ["`a-b` int", "v variant"])
+def test_a_type_that_avro_lacks_is_refused(orders: Orders, field: str) -> None:
+    schema = StructType.fromDDL(field)
+    with pytest.raises(ConfigurationError, match=r"has no schema in Avro: .*(a-b|[Vv]ariant)"):
+        to_registry_avro("r", schema=schema, **orders.given)
 
 
 def test_a_session_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,10 +60,22 @@ def check_readable(schema: str, where: str, options: Mapping[str, str]) -> None:
 
 
 def avro_type(struct: Any, name: str, namespace: str) -> str:
-    """Returns the Avro schema that Spark derives from one of its types (a Python ``StructType``), as JSON."""
+    """Returns the Avro schema that Spark derives from one of its types (a Python ``StructType``), as JSON.
+
+    Raises:
+        ConfigurationError: If there is no classic Spark session, the Avro module is missing, or Avro has no such type
+            or does not allow a name.
+    """
     jvm = require_module()
     jtype = jvm.org.apache.spark.sql.types.DataType.fromJson(struct.json())
-    return str(jvm.org.apache.spark.sql.avro.SchemaConverters.toAvroType(jtype, False, name, namespace).toString())
+    try:
+        return str(jvm.org.apache.spark.sql.avro.SchemaConverters.toAvroType(jtype, False, name, namespace).toString())
+    except Exception as error:
+        raise ConfigurationError(
+            f"The type {struct.simpleString()} has no schema in Avro: {_first_line(error)}",
+            next_step="Rename such a column (letters, digits, and _), or cast it: a variant with to_json.",
+            setting="schema",
+        ) from error
 
 
 def require_module() -> Any:
