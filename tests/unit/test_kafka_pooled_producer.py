@@ -91,6 +91,7 @@ def test_a_line_a_second_for_each_broker_and_kind_whichever_producer_says_it() -
         if step == 100:
             assert lines[0].endswith("(after 100ms) (99 like it left out)")
     assert shown(each, "GETPID [rdkafka#producer-1] [thrd:a:1/bootstrap]: retrying")
+    assert not shown(each, "TXNERR [rdkafka#producer-1] [thrd:main]: Current transaction failed in state InTransaction")
 
 
 def test_producers_write_there_and_not_to_standard_error(

@@ -68,8 +68,11 @@ TopicPartition = tuple[str, int]
 """A topic and one of its partitions."""
 
 PAUSE_S = 1.0
-_STARTING = "Coordinator load in progress: retrying"
-"""A log line of librdkafka about a broker that has just started. The user need not do anything: librdkafka retries."""
+_DEBUG_ONLY = re.compile("TXNERR |.*Coordinator load in progress: retrying")
+"""Log lines of librdkafka that tell the user nothing new.
+
+The task attempt raises its own error about a transaction that failed. After ``retrying``, there is nothing to do.
+"""
 _ABOUT = re.compile(r"^(?P<what>\S+) \[[^]]*\] \[thrd:(?P<broker>[^]]*)\]")
 """The parts of a librdkafka log line that name the event, the producer and the broker."""
 
@@ -500,7 +503,7 @@ class OncePerBroker(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         """Returns True if a line is shown. The next line shown includes the number of suppressed lines."""
         text = record.getMessage()
-        if _STARTING in text and not client_log.isEnabledFor(logging.DEBUG):
+        if _DEBUG_ONLY.match(text) and not client_log.isEnabledFor(logging.DEBUG):
             return False
         about = _ABOUT.match(text)
         kind = " ".join(about.groups()) if about is not None else text
