@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from sparkonce.arguments import flag, mapping, need_package, whole_number
 from sparkonce.errors import ANEW, ConfigurationError, PreflightError
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from sparkonce.sinks.files.store import FileStore
     from sparkonce.storage.files import CheckpointFiles
 
+Format = Literal["parquet", "csv", "json", "arrow", "text"]
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
 _TIMEOUT = "timeout_s"
 _CLIENTS = {"s3": ("boto3", "boto3", "s3"), "hdfs": ("hdfs-native", "hdfs_native", "hdfs")}
@@ -54,7 +55,7 @@ class FilesSink(TwoPhaseCommitSink):
         self,
         path: str | Path,
         *,
-        format: str = "parquet",  # noqa: A002 - the usual name
+        format: Format = "parquet",  # noqa: A002 - the usual name
         name: str = "files",
         partition_by: str | Sequence[str] = (),
         max_file_bytes: int = 512 << 20,

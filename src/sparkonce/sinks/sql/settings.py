@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from sparkonce.arguments import nonempty, one_of
 from sparkonce.errors import ConfigurationError, SchemaError
@@ -19,6 +19,10 @@ from sparkonce.sinks._shared.settings import columns
 APPEND, UPSERT = "append", "upsert"
 STAGED, TWO_PHASE = "staged", "two_phase"
 CONFLICTS = ("update", "nothing")
+
+Mode = Literal["append", "upsert"]
+Commit = Literal["staged", "two_phase"]
+OnConflict = Literal["update", "nothing"]
 
 _SKIPPED = r"""[eE]'(?:[^'\\]|\\.|'')*'|'(?:[^']|'')*'|"(?:[^"]|"")*"|`(?:[^`]|``)*`|--[^\n]*|/\*.*?\*/"""
 _NAME = r"""(?:"(?P<double>(?:[^"]|"")*)"|`(?P<back>(?:[^`]|``)*)`|(?P<plain>\w+))"""

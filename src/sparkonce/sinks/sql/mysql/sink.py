@@ -19,7 +19,7 @@ from sparkonce.sinks.sql.mysql.settings import (
     connection_settings,
     longest_comment,
 )
-from sparkonce.sinks.sql.settings import TWO_PHASE, Limits, Target
+from sparkonce.sinks.sql.settings import TWO_PHASE, Commit, Limits, Mode, Target
 from sparkonce.sinks.sql.sink import SqlSink
 
 if TYPE_CHECKING:
@@ -71,12 +71,12 @@ class MySQLSink(SqlSink):
         *,
         table: str,
         name: str = "mysql",
-        mode: str = "append",
+        mode: Mode = "append",
         key_columns: str | Sequence[str] = (),
         order_by: str | None = None,
         update_when: str | None = None,
         delete_when: str | None = None,
-        commit: str = "staged",
+        commit: Commit = "staged",
         prefix: str = "sparkonce",
         guarantee: Guarantee = Guarantee.EXACTLY_ONCE,
         commit_timeout_s: float = 300.0,

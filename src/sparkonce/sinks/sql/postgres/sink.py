@@ -13,7 +13,7 @@ from sparkonce.protocol.ownership import NAME_PREFIX_LIMIT_BYTES
 from sparkonce.sink import Facts
 from sparkonce.sinks._shared.settings import seconds
 from sparkonce.sinks.sql.postgres.settings import Conninfo, check_identifier
-from sparkonce.sinks.sql.settings import STAGED, TWO_PHASE, UPSERT, Limits, Target
+from sparkonce.sinks.sql.settings import STAGED, TWO_PHASE, UPSERT, Commit, Limits, Mode, OnConflict, Target
 from sparkonce.sinks.sql.sink import SqlSink
 
 if TYPE_CHECKING:
@@ -61,13 +61,13 @@ class PostgresSink(SqlSink):
         *,
         table: str,
         schema: str = "public",
-        mode: str = "append",
+        mode: Mode = "append",
         key_columns: str | Sequence[str] = (),
         order_by: str | None = None,
         update_when: str | None = None,
         delete_when: str | None = None,
-        on_conflict: str = "update",
-        commit: str = "staged",
+        on_conflict: OnConflict = "update",
+        commit: Commit = "staged",
         commits_schema: str | None = None,
         prefix: str = "sparkonce",
         name: str = "postgres",
