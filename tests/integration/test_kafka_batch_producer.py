@@ -319,7 +319,7 @@ def test_borrowed_buffers_are_used_by_one_thread_at_a_time(kafka: Kafka) -> None
                 seen[name] = seen.get(name, True) and producer._polling.locked()
             return getattr(self._borrowed, name)
 
-    buffers, producer._borrowed = producer._borrowed, Watched(producer._borrowed)  # type: ignore[assignment]
+    buffers, producer._borrowed = producer._borrowed, Watched(producer._borrowed)
     producer.produce(topic, values("a"))
     deliver(producer)
     producer.begin_anew()

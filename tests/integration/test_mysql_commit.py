@@ -173,7 +173,7 @@ def test_an_abort_that_comes_too_late_for_a_branch_that_only_recovery_lists(
 @BOTH
 def test_a_paused_writer_loses_its_connection(scene: Scene, mariadb: MySQLSystem) -> None:
     writer = scene.open(0)
-    writer._rows.finish()  # type: ignore[attr-defined]  # what a chunk of rows would do
+    writer._rows.finish()  # what a chunk of rows would do
     (found,) = scene.lingering()
     copy = name_of(found).copy
     assert mariadb.ask("SELECT IS_USED_LOCK(%s)", lock_name(copy)) != [(None,)]

@@ -27,7 +27,7 @@ PARENT = "CREATE TABLE p (number BIGINT PRIMARY KEY) ENGINE=InnoDB"
 
 
 def scene_of(mariadb: MySQLSystem, table: str = "target", **how: object) -> Scene:
-    return Scene(Numbers(), MySQLSink(mariadb.settings, table=table, **how))  # type: ignore[arg-type]
+    return Scene(Numbers(), MySQLSink(mariadb.settings, table=table, **how))
 
 
 TRIGGER = (
@@ -252,7 +252,7 @@ def test_what_a_check_refuses_is_refused_before_the_decision(
 ) -> None:
     ids = row.pop("ids", (1,))
     with pytest.raises(PrepareError, match=f"table 'target'.* 4025, CONSTRAINT `{name}` failed") as caught:
-        prepare_checked(checked, *ids, **row)  # type: ignore[misc, arg-type]
+        prepare_checked(checked, *ids, **row)
     assert "change the CHECK" in caught.value.next_step
     assert mariadb.ask("SELECT COUNT(*) FROM target") == [(0,)]
 

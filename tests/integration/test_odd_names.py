@@ -178,19 +178,7 @@ def test_a_name_that_mariadb_does_not_have_is_refused(mariadb: MySQLSystem) -> N
 # --- files ----------------------------------------------------------------------------------------------------------
 
 CLIMBING = [
-    "..",
-    "../../up",
-    "/etc/up",
-    ".",
-    "~",
-    "-rf",
-    "a\nb",
-    "%2e%2e%2fup",
-    "a=b",
-    "..\\up",
-    "\x7f\x01",
-    "é數",
-    None,
+    *("..", "../../up", "/etc/up", ".", "~", "-rf", "a\nb", "%2e%2e%2fup", "a=b", "..\\up", "\x7f\x01", "é數", None),
 ]
 COLUMN = "k/../=%"
 

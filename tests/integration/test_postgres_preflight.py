@@ -287,7 +287,7 @@ def test_a_server_that_was_upgraded_goes_on_as_the_one_that_it_was(postgres: Pos
     with pytest.raises(PreflightError) as refusal:
         given.preflight(QUERY, facts)
     found = re.search(r"COMMENT ON .*(?=\.)", refusal.value.next_step)
-    postgres.ask(found[0])  # type: ignore[arg-type]
+    postgres.ask(found[0])
     assert new_sink(postgres).preflight(QUERY, facts) == facts
     assert outcomes(finish(given, before, gone)) == [Outcome.COMMITTED, Outcome.LOST]
     postgres.ask(found[0].replace("system ", "system 9"))

@@ -61,7 +61,7 @@ def query(server: RedisServer, client: Any) -> Iterator[Query]:
 def apply_chunks(query: Query, client: Any, handle: Handle, count: int) -> None:
     committer = query.sink.committer()
     found = names.StagedTransaction.of(handle)
-    committer._decide([committing._Pending(found.name, found.seen)], "single")  # type: ignore[attr-defined]
+    committer._decide([committing._Pending(found.name, found.seen)], "single")
     for _ in range(count):
         client.eval(scripts.APPLY.text, 1, staged(handle), scripts.END, CHUNK_VALUES)
     committer.close()

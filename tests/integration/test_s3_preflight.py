@@ -24,13 +24,8 @@ from sparkonce_lab.rig.process import free_port
 from sparkonce_lab.rig.servers.s3 import S3Server
 
 RIGHTS = {
-    "s3:ListBucket",
-    "s3:ListBucketMultipartUploads",
-    "s3:PutObject",
-    "s3:GetObject",
-    "s3:ListMultipartUploadParts",
-    "s3:AbortMultipartUpload",
-    "s3:DeleteObject",
+    *("s3:ListBucket", "s3:ListBucketMultipartUploads", "s3:PutObject", "s3:GetObject"),
+    *("s3:ListMultipartUploadParts", "s3:AbortMultipartUpload", "s3:DeleteObject"),
 }
 """The permissions that the sink needs according to docs/s3.md."""
 
@@ -236,7 +231,7 @@ def test_credentials_of_the_environment_are_found(bucket: Bucket, monkeypatch: p
     settings = bucket.server.settings()
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", settings.pop("aws_access_key_id"))
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", settings.pop("aws_secret_access_key"))
-    settings["read_timeout_s"] = 59.0  # type: ignore[assignment]  # a client of its own
+    settings["read_timeout_s"] = 59.0  # a client of its own
     assert S3Store(f"s3://{bucket.name}/out", settings).check()["bucket"] == bucket.name
 
 

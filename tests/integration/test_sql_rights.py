@@ -122,8 +122,8 @@ def test_a_right_of_postgresql_that_goes(
     taken_away(
         new_job(tmp_path, make),
         phase,
-        lambda: postgres.ask(f"REVOKE {right} ON {on} FROM least"),  # type: ignore[arg-type,func-returns-value]
-        lambda: postgres.ask(f"GRANT {right} ON {on} TO least"),  # type: ignore[arg-type,func-returns-value]
+        lambda: postgres.ask(f"REVOKE {right} ON {on} FROM least"),
+        lambda: postgres.ask(f"GRANT {right} ON {on} TO least"),
         f"permission.*{on.removeprefix('SCHEMA ').rpartition('.')[2]}|{on.removeprefix('SCHEMA ')}.*permission",
     )
     assert (ids(postgres), postgres.prepared(), postgres.stages()) == (wanted(3), [], [])
@@ -146,12 +146,12 @@ def test_a_right_of_postgresql_that_is_missing_at_the_start(
 ) -> None:
     make = least(postgres, "staged")
     new_job(tmp_path / "first", make).run(0)
-    postgres.ask(f"TRUNCATE t; REVOKE {right} ON {on} FROM least")  # type: ignore[arg-type]
+    postgres.ask(f"TRUNCATE t; REVOKE {right} ON {on} FROM least")
     job = new_job(tmp_path / "second", make)
     with pytest.raises(PreflightError, match=words) as raised:
         job.run(0)
     assert f"GRANT {right} ON {on}" in raised.value.next_step.replace('"', "")
-    postgres.ask(f"GRANT {right} ON {on} TO least")  # type: ignore[arg-type]
+    postgres.ask(f"GRANT {right} ON {on} TO least")
     job.run(0)
     assert ids(postgres) == wanted(1)
 

@@ -492,7 +492,7 @@ def test_settings_and_what_they_promise(tmp_path: Path) -> None:
     wrong = [{"per": "row"}, {"parallel": 0}, {"wait_s": 0}, {"name": "é" * 40}, {"name": ""}, {"folder": "file://[b"}]
     for settings in wrong:
         with pytest.raises(ConfigurationError, match=next(iter(settings))):
-            WriteAheadSink(print, applies=TRANSACTIONAL, **settings)  # type: ignore[arg-type]
+            WriteAheadSink(print, applies=TRANSACTIONAL, **settings)
     with pytest.raises(ConfigurationError, match="folder="):
         WriteAheadSink(print, applies=TRANSACTIONAL).preflight(QUERY, None)
     with pytest.raises(SchemaError, match="'span'"):
@@ -714,7 +714,7 @@ def test_a_driver_that_begins_late_finds_what_another_has_begun(
         monkeypatch.undo()
         kill_in_commit(monkeypatch, tmp_path, NEITHER, handles, "applied", per=per, folder=tmp_path / "rows")
         delete_rows(sink, handles)
-        return take(*arguments)  # type: ignore[arg-type]
+        return take(*arguments)
 
     monkeypatch.setattr(DiskFolder, "take", paused)
     assert commit(sink, *handles) == [Outcome.UNKNOWN] * 2
@@ -790,7 +790,7 @@ def test_two_processes_meet_at_any_request(tmp_path: Path, first: str, second: s
 
         if "write" in (first, second):
             writer = open_writer(sink(Store))
-            fields = transaction_fields({"name": str(writer._name)})  # type: ignore[attr-defined]
+            fields = transaction_fields({"name": str(writer._name)})
             handle = Handle(sink="write-ahead", slot=0, rows=0, transaction=fields)
         else:
             handle = prepare(sink())

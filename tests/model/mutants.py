@@ -147,7 +147,7 @@ class KeepsOwnership(Model):
 
 
 def _one_run(*kinds: Fault, **more: object) -> Config:
-    return replace(Config(runs=1, faults=1, kinds=frozenset(kinds)), **more)  # type: ignore[arg-type]
+    return replace(Config(runs=1, faults=1, kinds=frozenset(kinds)), **more)
 
 
 _TWO_RUNS = Config(runs=2)

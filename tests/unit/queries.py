@@ -19,7 +19,7 @@ TRACES = (
 TOLD = "The query 'totals' has failed. PrepareError: no room.\nNext: Make room.\n"
 
 
-class Failed(StreamingQueryException):  # type: ignore[misc]
+class Failed(StreamingQueryException):
     """Spark's exception, of which only the text matters."""
 
     def __init__(self) -> None:

@@ -50,7 +50,7 @@ def source(form: str, **options: str) -> Part:
 
 def topic(downtime: timedelta | None = None, **facts: object) -> Part:
     known = {"retention_ms": -1, "retention_bytes": -1, "cleanup_policy": "delete", "transactional": False, **facts}
-    found = replace(KAFKA, topics={"orders": TopicFacts(**known)})  # type: ignore[arg-type]
+    found = replace(KAFKA, topics={"orders": TopicFacts(**known)})
     return judge(replace(BEST, sources=(found,), downtime=downtime)).part(Role.SOURCE)
 
 
@@ -59,12 +59,12 @@ def sink(form: str, **options: str) -> Part:
 
 
 def engine(plan: PlanFacts | None = None, sinks: tuple[SinkFacts, ...] = (OURS,), **facts: object) -> Part:
-    known = replace(BEST.engine, **({} if plan is None else {"plan": plan}), **facts)  # type: ignore[arg-type]
+    known = replace(BEST.engine, **({} if plan is None else {"plan": plan}), **facts)
     return judge(replace(BEST, engine=known, sinks=sinks)).part(Role.ENGINE)
 
 
 def reader(given: object, *sinks: SinkFacts) -> Part:
-    return judge(replace(BEST, sinks=sinks or (OURS,), reader=parse_reader(given))).part(Role.READER)  # type: ignore[arg-type]
+    return judge(replace(BEST, sinks=sinks or (OURS,), reader=parse_reader(given))).part(Role.READER)
 
 
 def text(part: Part) -> str:
@@ -85,7 +85,7 @@ def test_the_best_pipeline() -> None:
 @pytest.mark.parametrize("missing", ["sources", "sinks"])
 def test_what_was_not_seen_is_not_judged(missing: str) -> None:
     with pytest.raises(ConfigurationError, match=f"no {missing[:-1]} was found"):
-        judge(replace(BEST, **{missing: ()}))  # type: ignore[arg-type]
+        judge(replace(BEST, **{missing: ()}))
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_settings_that_are_seen_elsewhere() -> None:
     ],
 )
 def test_the_engine(facts: dict[str, object], level: Guarantee, says: str) -> None:
-    found = engine(**facts)  # type: ignore[arg-type]
+    found = engine(**facts)
     assert found.level is level
     assert says in text(found)
 
@@ -382,7 +382,7 @@ def test_our_sinks_have_the_level_that_they_are_run_at(guarantee: Guarantee) -> 
     ],
 )
 def test_timeouts(facts: dict[str, object], says: str) -> None:
-    found = judge(replace(BEST, sinks=(replace(OURS, **facts),))).part(Role.SINK)  # type: ignore[arg-type]
+    found = judge(replace(BEST, sinks=(replace(OURS, **facts),))).part(Role.SINK)
     assert found.level is EXACTLY
     assert says in text(found)
 
@@ -460,5 +460,5 @@ def test_readers_of_a_folder_without_its_log(given: str | None) -> None:
 @pytest.mark.parametrize("given", ["read_everything", {"isolation.level": "serializable"}])
 def test_a_reader_that_is_not_understood(given: object) -> None:
     with pytest.raises(ConfigurationError) as told:
-        parse_reader(given)  # type: ignore[arg-type]
+        parse_reader(given)
     assert told.value.next_step

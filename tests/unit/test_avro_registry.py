@@ -18,7 +18,7 @@ from sparkonce_lab.registry import RegistryServer
 
 SECRET = "p:w%secret"  # noqa: S105
 V1 = {"type": "record", "name": "Order", "namespace": "com.example", "fields": [{"name": "id", "type": "int"}]}
-V2 = {**V1, "fields": [*V1["fields"], {"name": "note", "type": ["null", "string"], "default": None}]}  # type: ignore[misc]
+V2 = {**V1, "fields": [*V1["fields"], {"name": "note", "type": ["null", "string"], "default": None}]}
 V3_BAD = {**V1, "fields": [{"name": "other", "type": "int"}]}
 
 

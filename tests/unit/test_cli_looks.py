@@ -33,25 +33,15 @@ from unit.test_operate_checkpoint import checkpoint_of
 SNAPSHOTS = Path(__file__).parent / "cli_looks"
 
 WRONG = (
-    "nothing",
-    "verfy",
-    "checkpoint show",
-    "checkpoint batch CHECKPOINT seven",
-    "checkpoint history CHECKPOINT --last 0",
-    "ui --checkpoint CHECKPOINT --port 99999",
-    "doctor --format jsn",
-    "checkpoint show CHECKPOINT --wide",
-    "checkpoint show /nowhere/at/all",
+    *("nothing", "verfy", "checkpoint show", "checkpoint batch CHECKPOINT seven"),
+    *("checkpoint history CHECKPOINT --last 0", "ui --checkpoint CHECKPOINT --port 99999", "doctor --format jsn"),
+    *("checkpoint show CHECKPOINT --wide", "checkpoint show /nowhere/at/all"),
 )
 
 RIGHT = (
-    "checkpoint show CHECKPOINT --moved",
-    "checkpoint show CHECKPOINT",
-    "checkpoint check CHECKPOINT --moved",
-    "checkpoint check CHECKPOINT",
-    "checkpoint history CHECKPOINT --last 3",
-    "checkpoint history CHECKPOINT --last 2 --format wide",
-    "checkpoint batch CHECKPOINT 5",
+    *("checkpoint show CHECKPOINT --moved", "checkpoint show CHECKPOINT", "checkpoint check CHECKPOINT --moved"),
+    *("checkpoint check CHECKPOINT", "checkpoint history CHECKPOINT --last 3"),
+    *("checkpoint history CHECKPOINT --last 2 --format wide", "checkpoint batch CHECKPOINT 5"),
     "verify --list-faults",
 )
 
@@ -77,8 +67,8 @@ def shown(line: str, columns: int, checkpoint: Path) -> str:
 def commands() -> list[str]:
     found = [""]
     group = get_command(app)
-    for name in group.list_commands(mock.Mock()):  # type: ignore[attr-defined]
-        command = group.get_command(mock.Mock(), name)  # type: ignore[attr-defined]
+    for name in group.list_commands(mock.Mock()):
+        command = group.get_command(mock.Mock(), name)
         found += [name, *(f"{name} {inner}" for inner in getattr(command, "commands", {}))]
     return [one for one in found if one not in ("help", "version")]
 

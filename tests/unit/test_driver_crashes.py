@@ -18,31 +18,13 @@ from unit.driver_world import Clock, Crash, FlakyLog, World, crash_at, numbers, 
 
 # The phases of a run's first batch if nothing goes wrong.
 PHASES = [
-    Phase.READING,
-    Phase.CLAIMING,
-    Phase.CHECKING,
-    Phase.SWEEPING,
-    Phase.WRITING,
-    Phase.VALIDATING,
-    Phase.DECIDING,
-    Phase.FINISHING,
-    Phase.SWEEPING_OWN,
-    Phase.CONCLUDING,
-    Phase.IDLE,
+    *(Phase.READING, Phase.CLAIMING, Phase.CHECKING, Phase.SWEEPING, Phase.WRITING, Phase.VALIDATING),
+    *(Phase.DECIDING, Phase.FINISHING, Phase.SWEEPING_OWN, Phase.CONCLUDING, Phase.IDLE),
 ]
 # The phases of a run that finds a decided batch of which everything is lost.
 HEALING = [
-    Phase.READING,
-    Phase.CLAIMING,
-    Phase.CHECKING,
-    Phase.FINISHING,
-    Phase.JUDGING,
-    Phase.WRITING,
-    Phase.VALIDATING,
-    Phase.DECIDING,
-    Phase.SWEEPING_OWN,
-    Phase.CONCLUDING,
-    Phase.IDLE,
+    *(Phase.READING, Phase.CLAIMING, Phase.CHECKING, Phase.FINISHING, Phase.JUDGING, Phase.WRITING),
+    *(Phase.VALIDATING, Phase.DECIDING, Phase.SWEEPING_OWN, Phase.CONCLUDING, Phase.IDLE),
 ]
 
 

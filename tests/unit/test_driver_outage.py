@@ -203,7 +203,7 @@ def test_a_query_that_is_stopped_does_not_wait(world: World, clock: Clock) -> No
         def __init__(self, world: World) -> None:
             super().__init__(world.sinks(), 0)
 
-        def write(self, sinks, only, computed=None):  # type: ignore[no-untyped-def]
+        def write(self, sinks, only, computed=None):
             if self.stopped:
                 raise errors.PrepareError("in Spark's words", stopped=True)
             self.stopped = True

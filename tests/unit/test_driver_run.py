@@ -58,7 +58,6 @@ def test_batches_follow_each_other(world: World) -> None:
     world = world.another()
     world.run(world.start(), 0)
     claim, commit = world.records()
-    assert isinstance(commit, Commit)
     assert (commit.token.position, commit.token.nonce) == (0, claim.nonce)
     assert (commit.batch, commit.offsets) == (0, asked(0).offsets)
     assert [(handle.sink, handle.slot, handle.rows) for handle in commit.handles] == [
@@ -131,7 +130,7 @@ def test_closing_closes_every_committer(world: World, caplog: pytest.LogCaptureF
     world.run(driver, 0)
     closed = []
     for name in ("memory", "other"):
-        driver._sinks.committer(name).close = lambda name=name: closed.append(name)  # type: ignore[method-assign]
+        driver._sinks.committer(name).close = lambda name=name: closed.append(name)
     driver.close()
     driver.close()
     assert closed == ["memory", "other"]
@@ -144,8 +143,8 @@ def test_closing_closes_every_committer(world: World, caplog: pytest.LogCaptureF
     def fail() -> None:
         raise OSError("the wire is gone")
 
-    driver._sinks.committer("memory").close = fail  # type: ignore[method-assign]
-    driver._sinks.committer("other").close = lambda: closed.append("other")  # type: ignore[method-assign]
+    driver._sinks.committer("memory").close = fail
+    driver._sinks.committer("other").close = lambda: closed.append("other")
     driver.close()
     assert closed == ["other"]
     assert "sink=memory: its connections could not be closed: the wire is gone" in caplog.text
@@ -440,24 +439,12 @@ def test_a_copied_checkpoint_is_refused_and_a_moved_one_taken(
 
 
 @pytest.mark.parametrize("call", ["begin", "write", "prepare"])
-def test_a_slot_that_cannot_prepare_leaves_nothing(world: World, call: str) -> None:
-    driver = world.start()
-    world.run(driver, 0)
-    world.server.fail(call, RuntimeError("disk on fire"))
+def test_a_slot_that_cannot_prepare_leaves_nothing_in_any_sink(world: World, call: str) -> None:
+    world.add("other").fail(call, RuntimeError("disk on fire"))
     with pytest.raises(errors.PrepareError, match="disk on fire") as caught:
-        world.run(driver, 1)
+        world.run(world.start(), 0)
     assert isinstance(caught.value.__cause__, RuntimeError)
     assert "no row is lost" in caught.value.next_step
-    assert (world.visible(), world.unfinished()) == (numbers(0), [])
-    world.run(world.start(), 1)
-    assert world.visible() == numbers(0, 1)
-
-
-def test_a_sink_that_cannot_prepare_undoes_the_others(world: World) -> None:
-    other = world.add("other")
-    other.fail("prepare", RuntimeError("no"))
-    with pytest.raises(errors.PrepareError):
-        world.run(world.start(), 0)
     assert (world.visible(), world.visible("other"), world.unfinished()) == ([], [], [])
     world.run(world.start(), 0)
     assert world.visible() == world.visible("other") == numbers(0)
@@ -465,7 +452,7 @@ def test_a_sink_that_cannot_prepare_undoes_the_others(world: World) -> None:
 
 def test_a_slot_that_brings_no_handle_is_not_decided(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     def without_slot_1(*given: object, slot: int, **more: object) -> list[Handle]:
-        handles = write_slot(*given, slot=slot, **more)  # type: ignore[arg-type]
+        handles = write_slot(*given, slot=slot, **more)
         return [] if slot == 1 else handles
 
     monkeypatch.setattr("unit.driver_world.write_slot", without_slot_1)
@@ -796,27 +783,28 @@ def test_sinks_are_finished_together_and_answer_for_themselves(world: World) -> 
     assert world.visible() == world.visible("other") == numbers(0)
 
 
-@pytest.mark.parametrize("phase", [Phase.WRITING, Phase.DECIDING, Phase.FINISHING, Phase.SWEEPING_OWN, Phase.IDLE])
-def test_at_least_once_loses_nothing_and_doubles_before_the_decision_only(world: World, phase: Phase) -> None:
-    world.add("weak", Guarantee.AT_LEAST_ONCE)
-    with pytest.raises(Crash):
-        world.run(world.start(crash_at(phase)), 0)
-    world.run(world.start(), 0)
-    expected = numbers(0, 0) if phase is Phase.DECIDING else numbers(0)
-    assert world.visible("weak") == sorted(expected)
-    assert world.visible() == numbers(0)
-
-
 @pytest.mark.parametrize(
-    "phase", [Phase.WRITING, Phase.DECIDING, Phase.FINISHING, Phase.DELIVERING, Phase.SWEEPING_OWN, Phase.IDLE]
+    ("guarantee", "phase"),
+    [
+        (guarantee, phase)
+        for guarantee in (Guarantee.AT_LEAST_ONCE, Guarantee.AT_MOST_ONCE)
+        for phase in (*_WORK, Phase.DELIVERING, Phase.IDLE)
+        if phase not in (Phase.VALIDATING, Phase.CONCLUDING)
+        and (guarantee, phase) != (Guarantee.AT_LEAST_ONCE, Phase.DELIVERING)
+    ],
 )
-def test_at_most_once_doubles_nothing_and_loses_after_the_decision_only(world: World, phase: Phase) -> None:
-    world.add("weak", Guarantee.AT_MOST_ONCE)
+def test_weaker_sinks_double_before_the_decision_or_lose_after_it(
+    world: World, guarantee: Guarantee, phase: Phase
+) -> None:
+    world.add("weak", guarantee)
     with pytest.raises(Crash):
         world.run(world.start(crash_at(phase)), 0)
     world.run(world.start(), 0, 1)
-    lost = phase in (Phase.FINISHING, Phase.DELIVERING)
-    assert world.visible("weak") == (numbers(1) if lost else numbers(0, 1))
+    if guarantee is Guarantee.AT_LEAST_ONCE:
+        times = 2 if phase is Phase.DECIDING else 1
+    else:
+        times = 0 if phase in (Phase.FINISHING, Phase.DELIVERING) else 1
+    assert world.visible("weak") == sorted(numbers(*[0] * times, 1))
     assert world.visible() == numbers(0, 1)
 
 

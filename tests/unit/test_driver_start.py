@@ -212,7 +212,7 @@ def test_a_log_that_another_driver_tidies_meanwhile_is_no_old_copy(
 @pytest.mark.parametrize("fact", [1, True, None])
 def test_facts_that_the_log_could_not_keep_are_refused(fact: object) -> None:
     with pytest.raises(errors.PreflightError, match="'server'"):
-        start_module._check_facts({"orders": {"server": fact}})  # type: ignore[dict-item]
+        start_module._check_facts({"orders": {"server": fact}})
 
 
 def test_two_copies_that_have_both_written_are_both_refused(world: World) -> None:

@@ -186,7 +186,7 @@ def test_rows_that_nothing_would_commit_are_refused(a: Recorder, calls: list[str
 
 @pytest.mark.parametrize("odd", [True, 1.5, None, 2**64, b"x"])
 def test_what_the_log_could_not_keep_is_refused(a: Recorder, calls: list[str], odd: object) -> None:
-    a.fields = {"id": "a", "odd": odd}  # type: ignore[dict-item]
+    a.fields = {"id": "a", "odd": odd}
     with pytest.raises(PrepareError, match="'odd'"):
         write([piece([1])], task(a))
     assert calls[-1] == "a.abort"

@@ -60,7 +60,7 @@ class Cluster:
 
 def store_with(client: object, deadline_s: float = 20.0) -> HdfsStore:
     store = HdfsStore("hdfs://127.0.0.1:1/out", deadline_s=deadline_s)
-    store._client = client  # type: ignore[assignment]
+    store._client = client
     return store
 
 

@@ -26,7 +26,7 @@ def _handlers_are_put_back() -> Iterator[None]:
 def test_a_signal_stops_all_queries_in_order(number: int, capsys: pytest.CaptureFixture[str]) -> None:
     queries = [FakeQuery("totals"), FakeQuery("")]
     send(number)
-    await_end(*queries)  # type: ignore[arg-type]
+    await_end(*queries)
     assert all(query.stops for query in queries)
     said = capsys.readouterr().err
     assert said.startswith(f"{signal.Signals(number).name}: stopping 'totals', {queries[1].id[:8]}")
@@ -49,7 +49,7 @@ def test_a_second_signal_ends_the_process_at_once(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(ending.os, "_exit", end)
     send(signal.SIGTERM)
     send(signal.SIGINT, lambda: query.stops > 0)
-    await_end(query)  # type: ignore[arg-type]
+    await_end(query)
     assert codes == [130]
 
 
@@ -58,7 +58,7 @@ def test_a_signal_that_comes_twice_at_once_is_one(monkeypatch: pytest.MonkeyPatc
     query = FakeQuery()
     monkeypatch.setattr(ending, "_SENT_TWICE_S", 3600.0)
     monkeypatch.setattr(ending.os, "_exit", lambda _: pytest.fail("it ended at once"))
-    with ending.stopped_by_signals(lambda: [query]) as stopping:  # type: ignore[list-item]
+    with ending.stopped_by_signals(lambda: [query]) as stopping:
         for _ in range(2):
             stopping._on_signal(signal.SIGINT, None)
         assert query.awaitTermination(60)
@@ -68,7 +68,7 @@ def test_a_signal_that_comes_twice_at_once_is_one(monkeypatch: pytest.MonkeyPatc
 def test_a_child_that_is_forked_meanwhile_ends_by_a_signal(monkeypatch: pytest.MonkeyPatch) -> None:
     query, killed = FakeQuery(), []
     here = ending.os.getpid()
-    with ending.stopped_by_signals(lambda: [query]) as stopping:  # type: ignore[list-item]
+    with ending.stopped_by_signals(lambda: [query]) as stopping:
         monkeypatch.setattr(ending.os, "getpid", lambda: here + 1)
         monkeypatch.setattr(ending.os, "kill", lambda pid, number: killed.append((pid, number)))
         stopping._on_signal(signal.SIGTERM, None)
@@ -88,20 +88,20 @@ def test_a_second_interrupt_takes_no_notebook_away_from_its_user(monkeypatch: py
     send(signal.SIGINT)
     send(signal.SIGINT, lambda: query.stops > 0)
     with pytest.raises(KeyboardInterrupt):
-        await_end(query)  # type: ignore[arg-type]
+        await_end(query)
     query.end()
 
 
 def test_a_failure_is_told_in_two_lines_and_ends_the_process_with_1(capsys: pytest.CaptureFixture[str]) -> None:
     other = FakeQuery("other")
     with pytest.raises(SystemExit) as ended:
-        await_end(other, FakeQuery(error=Failed()))  # type: ignore[arg-type]
+        await_end(other, FakeQuery(error=Failed()))
     assert ended.value.code == 1
     assert capsys.readouterr() == ("", TOLD)
     assert other.stops
 
     with pytest.raises(SystemExit):
-        await_end(FakeQuery(error=Failed()), traceback=True)  # type: ignore[arg-type]
+        await_end(FakeQuery(error=Failed()), traceback=True)
     said = capsys.readouterr().err
     assert "=== Streaming Query ===" in said
     assert said.endswith(TOLD)
@@ -112,7 +112,7 @@ def test_in_another_thread_a_failure_is_raised(capsys: pytest.CaptureFixture[str
 
     def run() -> None:
         try:
-            await_end(FakeQuery(error=Failed()))  # type: ignore[arg-type]
+            await_end(FakeQuery(error=Failed()))
         except BaseException as error:  # noqa: BLE001 - whatever comes out is looked at
             raised.append(error)
 
@@ -126,7 +126,7 @@ def test_in_another_thread_a_failure_is_raised(capsys: pytest.CaptureFixture[str
 def test_a_notebook_shows_message_and_next_step_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
     with pytest.raises(QueryFailedError) as raised:
-        await_end(FakeQuery(error=Failed()))  # type: ignore[arg-type]
+        await_end(FakeQuery(error=Failed()))
     assert "\n".join([*raised.value._render_traceback_(), ""]) == TOLD
     assert raised.value.__suppress_context__
 
@@ -147,7 +147,7 @@ def test_where_spark_itself_has_ended_the_query_is_not_blamed(
     if signalled:
         send(signal.SIGTERM)
     with pytest.raises(SystemExit) as ended:
-        await_end(query)  # type: ignore[arg-type]
+        await_end(query)
     assert ended.value.code == code
     assert "Spark was stopped under the query 'totals'" in capsys.readouterr().err
 
@@ -156,7 +156,7 @@ def test_where_spark_itself_has_ended_the_query_is_not_blamed(
 def test_what_is_no_query_is_refused_and_stops_none(given: object) -> None:
     query = FakeQuery()
     with pytest.raises(ConfigurationError, match="that is not a query"):
-        await_end(query, given)  # type: ignore[arg-type]
+        await_end(query, given)
     assert not query.stops
 
 

@@ -28,7 +28,7 @@ def test_a_topic_that_is_not_known_to_every_broker_yet_is_asked_for_again(monkey
             return SimpleNamespace(topics=[SimpleNamespace(error_code=left.pop(0) if len(left) > 1 else left[0])])
 
         look = SimpleNamespace(ask=ask, deadline_s=time.monotonic() + within_s)
-        found = preflight._metadata(look, "orders")  # type: ignore[arg-type]
+        found = preflight._metadata(look, "orders")
         return len(errors) - len(left) + 1, found.topics[0].error_code
 
     monkeypatch.setattr(preflight, "_ASK_AGAIN_S", 0.0)
@@ -49,10 +49,6 @@ def knows(**names: int) -> Any:
     return SimpleNamespace(error_code=0, transaction_states=states)
 
 
-def refuses(code: int) -> Any:
-    return SimpleNamespace(error_code=code, transaction_states=[])
-
-
 def described(
     monkeypatch: pytest.MonkeyPatch, responses: Sequence[Any], view: Description | BrokerAnswer
 ) -> Sequence[Description | None] | None:
@@ -63,7 +59,9 @@ def described(
     return [one.view for one in found] or None
 
 
-@pytest.mark.parametrize("silent", [BrokerAnswer(None, "silence"), refuses(LOADING)])
+@pytest.mark.parametrize(
+    "silent", [BrokerAnswer(None, "silence"), SimpleNamespace(error_code=LOADING, transaction_states=[])]
+)
 def test_nobody_is_named_while_a_broker_does_not_list_its_transactions(
     monkeypatch: pytest.MonkeyPatch, silent: Any
 ) -> None:

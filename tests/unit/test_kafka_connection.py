@@ -104,7 +104,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[Library]:
 def ask(connection: KafkaConnection, *nodes: int) -> list[int | None]:
     requests = [(SimpleNamespace(API_VERSION=1), node) for node in nodes]
     replies = connection.call(lambda: connection.gather(requests, SOON), SOON)
-    return [None if isinstance(one, BrokerAnswer) else one for one in replies]  # type: ignore[union-attr]
+    return [None if isinstance(one, BrokerAnswer) else one for one in replies]
 
 
 def test_one_that_is_silent_loses_its_own_connection_alone(library: Library) -> None:

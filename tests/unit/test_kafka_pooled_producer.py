@@ -39,12 +39,12 @@ def raise_without_a_cause() -> None:
 def test_a_fatal_error_is_kept_however_it_comes(failing: object) -> None:
     """confluent-kafka 2.16.1 raises a bare error if a producer is fenced while two threads use it."""
     pooled = SimpleNamespace(
-        producer=SimpleNamespace(flush=lambda _: failing()),  # type: ignore[operator]
+        producer=SimpleNamespace(flush=lambda _: failing()),
         reports=SimpleNamespace(fatal=""),
         transactional_id="id",
         abort_reason=lambda: "an old epoch",
     )
-    PooledProducer._serve(pooled, "flush", 0.0)  # type: ignore[arg-type]
+    PooledProducer._serve(pooled, "flush", 0.0)
     assert pooled.reports.fatal == "an old epoch"
 
 
@@ -66,7 +66,7 @@ def test_statistics_that_come_just_before_the_log_do_not_stand_for_a_log_in_othe
 
 
 def test_a_lane_that_carried_a_transaction_is_lent_again_two_batches_later() -> None:
-    pool: Any = ProducerPool(lambda number: None, lambda pooled: None, 8, lambda work: None)  # type: ignore[arg-type,return-value]
+    pool: Any = ProducerPool(lambda number: None, lambda pooled: None, 8, lambda work: None)
     pool._lanes, lane = LanePool().lend(5)
     pool._lanes, younger = pool._lanes.lend(5)
     pool.retire(SimpleNamespace(lane=lane), 5)

@@ -36,7 +36,7 @@ class Bench:
         self.failure: Exception | None = None
         self.gate = threading.Event()
         self.gate.set()
-        self.pool = ProducerPool(self.make, FakeProducer.destroy, keep_at_most, self.run)  # type: ignore[arg-type]
+        self.pool = ProducerPool(self.make, FakeProducer.destroy, keep_at_most, self.run)
 
     def make(self, number: int) -> FakeProducer:
         assert self.gate.wait(WAIT_S)
@@ -65,14 +65,14 @@ class Bench:
             self.gate.set()
             return result(timeout_s)
 
-        lease.result = let_it_be_made  # type: ignore[method-assign]
+        lease.result = let_it_be_made
         pooled = self.pool.wait(lease, WAIT_S)
         self.settle()
-        return pooled  # type: ignore[return-value]
+        return pooled
 
     def carry(self, batch: int) -> FakeProducer:
         pooled = self.take(batch)
-        self.pool.retire(pooled, batch)  # type: ignore[arg-type]
+        self.pool.retire(pooled, batch)
         return pooled
 
 
@@ -157,7 +157,7 @@ def test_dropping_ends_what_is_ready_now_and_the_rest_when_it_comes_back(bench: 
     (ready,) = (pooled for pooled in bench.made if pooled is not used)
     bench.pool.drop()
     assert (used.ended, ready.ended) == (False, True)
-    bench.pool.give_back(used)  # type: ignore[arg-type]
+    bench.pool.give_back(used)
     assert used.ended
 
 
@@ -209,7 +209,7 @@ def test_a_newer_generation_of_a_run_begins_with_other_ids(monkeypatch: pytest.M
         return FakeProducer(lane)
 
     for generation in (0, 0, 1):
-        pool = worker.pool(spec(1, generation=generation), keep_at_most=0, open_producer=open_producer)  # type: ignore[arg-type]
+        pool = worker.pool(spec(1, generation=generation), keep_at_most=0, open_producer=open_producer)
         pool.retire(pool.wait(pool.take(generation), WAIT_S), generation)
     assert drawn[0] == drawn[1] != drawn[2]
     assert len(dropped) == 1
@@ -244,7 +244,7 @@ def test_a_producer_that_cannot_be_served_hurts_no_other(
         return lanes[lane]
 
     worker = WorkerProducers()
-    pool = worker.pool(spec(1), keep_at_most=8, open_producer=open_producer)  # type: ignore[arg-type]
+    pool = worker.pool(spec(1), keep_at_most=8, open_producer=open_producer)
     for _ in range(2):
         pool.wait(pool.take(1), WAIT_S)
     assert served.wait(WAIT_S)
@@ -261,7 +261,7 @@ def test_a_fatal_error_without_a_reason_is_fatal_all_the_same() -> None:
             raise SystemError("returned NULL without setting an exception")
 
     pooled = object.__new__(PooledProducer)
-    pooled.transactional_id, pooled.reports, pooled.producer = "", Reports(), Silent()  # type: ignore[assignment]
+    pooled.transactional_id, pooled.reports, pooled.producer = "", Reports(), Silent()
     pooled.flush(1.0)
     assert "SystemError" in pooled.reports.fatal
 

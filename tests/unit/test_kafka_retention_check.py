@@ -87,7 +87,7 @@ class Cluster:
 
 
 def check_on(cluster: Cluster) -> RetentionCheck:
-    return RetentionCheck(cluster)  # type: ignore[arg-type]
+    return RetentionCheck(cluster)
 
 
 @pytest.mark.parametrize(
@@ -141,10 +141,10 @@ def test_a_young_one_is_looked_at_once_a_run_and_not_held_back_by_silence() -> N
 
 def committer_on(cluster: Cluster, topic: str | None) -> KafkaCommitter:
     committer = KafkaCommitter.__new__(KafkaCommitter)
-    committer._client = cluster  # type: ignore[assignment]
+    committer._client = cluster
     committer._name, committer._attempt_timeout_s, committer._described = "kafka", 10.0, None
-    committer._retention = SimpleNamespace(held_back=lambda *_: {})  # type: ignore[assignment]
-    committer._leaders = LeaderCheck(cluster, topic)  # type: ignore[arg-type]
+    committer._retention = SimpleNamespace(held_back=lambda *_: {})
+    committer._leaders = LeaderCheck(cluster, topic)
     return committer
 
 

@@ -106,10 +106,6 @@ DIGITS = replace(COLUMN, type="double", full_type="double(7,2) unsigned")
 ENUM = replace(COLUMN, type="enum", full_type="enum('a','it''s')")
 
 
-def not_utf8() -> pa.Array:
-    return pa.Array.from_buffers(pa.string(), 1, [None, *pa.array([b"\xff"]).buffers()[1:]])
-
-
 @pytest.mark.parametrize(
     ("values", "kind", "column", "why"),
     [
@@ -129,7 +125,12 @@ def not_utf8() -> pa.Array:
         (pa.array([1.239], pa.float32()), "float", replace(DIGITS, full_type="float(5,2)"), "column would round"),
         (pa.array([2**53 + 1]), "integer", replace(COLUMN, type="double"), "a double would round"),
         (pa.array([-1]), "integer", replace(COLUMN, type="bit"), "a negative number"),
-        (not_utf8(), "string", COLUMN, "not UTF-8"),
+        (
+            pa.Array.from_buffers(pa.string(), 1, [None, *pa.array([b"\xff"]).buffers()[1:]]),
+            "string",
+            COLUMN,
+            "not UTF-8",
+        ),
         (pa.array(["a", "b"]), "string", ENUM, r"outside the ENUM \['a', \"it's\"\]"),
     ],
 )

@@ -87,7 +87,7 @@ def test_a_pooler_of_statements_is_refused_and_a_pooler_without_a_server_is_not_
 
 def is_warned_of(caplog: pytest.LogCaptureFixture, **given: bytes) -> bool:
     info = [SimpleNamespace(keyword=name.encode(), val=value) for name, value in given.items()]
-    warn_of_wire(SimpleNamespace(pgconn=SimpleNamespace(info=info, ssl_in_use=True)))  # type: ignore[arg-type]
+    warn_of_wire(SimpleNamespace(pgconn=SimpleNamespace(info=info, ssl_in_use=True)))
     return "sslmode=" in caplog.text
 
 

@@ -55,7 +55,7 @@ def asks(batch: int, offsets: str | None = None, previous: str | None = "") -> o
 
 
 def begun(asked: on.BatchAsked, view: LogView, **changes: object) -> tuple[State, Effect]:
-    state = State(claim=MINE, transactional=("out",), **changes)  # type: ignore[arg-type]
+    state = State(claim=MINE, transactional=("out",), **changes)
     state, effect = step(state, asked)
     assert isinstance(effect, do.ReadLog)
     return step(state, on.LogRead(view=view))
@@ -208,7 +208,7 @@ def test_what_a_system_was_away_for_is_written_again(is_prepared: bool) -> None:
         state, effect = step(state, on.Unready())
         assert effect == do.Write(batch=0, sinks=("out",), attempt=Attempt.AGAIN)
     state, effect = prepared(state, handle(0, epoch=1))
-    assert effect.record.handles == (handle(0, epoch=1),)  # type: ignore[union-attr]
+    assert effect.record.handles == (handle(0, epoch=1),)
 
 
 def test_lost_rows_are_looked_for_again_where_the_write_elsewhere_is_repeated() -> None:
@@ -299,7 +299,7 @@ def test_of_a_partial_loss_only_the_lost_is_written_again() -> None:
     assert effect == do.Write(batch=0, sinks=("out",), only=frozenset({("out", 1)}))
     counted = Handle(sink="out", slot=0, rows=3, fingerprint=11)
     state, effect = prepared(state, counted, handle(1, epoch=5))
-    assert effect.record.handles == (handle(0), handle(1, epoch=5))  # type: ignore[union-attr]
+    assert effect.record.handles == (handle(0), handle(1, epoch=5))
     _, effect = step(state, on.PutLanded(position=effect.position, floor=NONE))
     assert effect == do.Finish(batch=0, handles=(handle(1, epoch=5),), attempt=0)
 
@@ -311,13 +311,13 @@ def damaged_once(*others: Outcome) -> tuple[State, Effect]:
 
 def test_the_next_run_aborts_what_is_void_and_commits_the_rest() -> None:
     state, effect = damaged_once(Outcome.COMMITTED)
-    view = state.view.apply(state.view.end, effect.record)  # type: ignore[union-attr]
+    view = state.view.apply(state.view.end, effect.record)
     state, _ = begun(asks(0), view)
     _, effect = claimed(state, view.end)
     assert effect == do.Finish(batch=0, handles=(handle(0), handle(1)), attempt=0, void=(("out", 1),))
 
     state, put = damaged_once(Outcome.COMMITTED)
-    state, _ = step(state, on.PutLanded(position=put.position, floor=NONE))  # type: ignore[union-attr]
+    state, _ = step(state, on.PutLanded(position=put.position, floor=NONE))
     _, effect = step(state, on.HandlesFinished(outcomes=(Outcome.ALREADY_COMMITTED,)))
     assert effect.reason is StopReason.LOST
     assert dict(effect.details)["lost"] == (("out", 1, 3),)
@@ -332,14 +332,14 @@ def test_the_next_run_aborts_what_is_void_and_commits_the_rest() -> None:
 
 def test_a_void_record_in_doubt_aborts_nothing() -> None:
     state, put = damaged_once(Outcome.COMMITTED)
-    _, effect = step(state, on.PutRefused(position=put.position, reason="full"))  # type: ignore[union-attr]
+    _, effect = step(state, on.PutRefused(position=put.position, reason="full"))
     assert effect.reason is StopReason.UNWRITABLE
-    state, effect = step(state, on.PutUnknown(position=put.position))  # type: ignore[union-attr]
+    state, effect = step(state, on.PutUnknown(position=put.position))
     assert isinstance(effect.record, Claim)
-    _, effect = step(state, on.PutTaken(position=effect.position, standing=put.record, floor=NONE))  # type: ignore[union-attr]
+    _, effect = step(state, on.PutTaken(position=effect.position, standing=put.record, floor=NONE))
     assert effect == do.Finish(batch=0, handles=(handle(1),), attempt=0, void=(("out", 1),))
     newer = Claim(nonce="cccccccc", run="run-c", query=QUERY)
-    _, effect = step(state, on.PutTaken(position=put.position, standing=newer, floor=NONE))  # type: ignore[union-attr]
+    _, effect = step(state, on.PutTaken(position=put.position, standing=newer, floor=NONE))
     assert effect.reason is StopReason.SUPERSEDED
 
 

@@ -82,7 +82,7 @@ def test_names_belong_to_exactly_one_prefix_query_and_run() -> None:
 
 def an_id(**changes: object) -> TransactionalId:
     values = {"prefix": "orders", "query": QUERY, "token": Token(3, "0a1b2c3d"), "worker": "0" * 12, "lane": 0}
-    return TransactionalId(**(values | changes))  # type: ignore[arg-type]
+    return TransactionalId(**(values | changes))
 
 
 @given(ids)
@@ -93,18 +93,11 @@ def test_an_id_is_parsed_to_what_it_was_made_of(one: TransactionalId) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "",
-        "orders",
-        "orders-eu.something",
-        f".{QUERY}.3-0a1b2c3d.000000000000-0",
-        f"orders.{QUERY}.03-0a1b2c3d.000000000000-0",
-        f"orders.{QUERY}.3-0a1b2c3d.000000000000-00",
-        f"orders.{QUERY}.3-0A1B2C3D.000000000000-0",
-        f"orders.{QUERY}.3-0a1b2c3d.000000000000-0 ",
-        f"orders.{QUERY}.3-0a1b2c3d.000000000000-0\n",
-        f"orders.{QUERY}.-3-0a1b2c3d.000000000000-0",
-        f"orders.{QUERY}.3-0a1b2c3d.000000000000-",
-        f"orders.{QUERY}.\u0663-0a1b2c3d.000000000000-0",
+        *("", "orders", "orders-eu.something", f".{QUERY}.3-0a1b2c3d.000000000000-0"),
+        *(f"orders.{QUERY}.03-0a1b2c3d.000000000000-0", f"orders.{QUERY}.3-0a1b2c3d.000000000000-00"),
+        *(f"orders.{QUERY}.3-0A1B2C3D.000000000000-0", f"orders.{QUERY}.3-0a1b2c3d.000000000000-0 "),
+        *(f"orders.{QUERY}.3-0a1b2c3d.000000000000-0\n", f"orders.{QUERY}.-3-0a1b2c3d.000000000000-0"),
+        *(f"orders.{QUERY}.3-0a1b2c3d.000000000000-", f"orders.{QUERY}.\u0663-0a1b2c3d.000000000000-0"),
         f"orders.{QUERY[:-1]}.3-0a1b2c3d.000000000000-0",
     ],
 )

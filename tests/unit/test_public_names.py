@@ -47,23 +47,11 @@ def test_importing_needs_nothing_heavy() -> None:
 
     # Each of them runs in its own interpreter.
     light = [
-        "sparkonce",
-        "sparkonce.avro",
-        "sparkonce.errors",
-        "sparkonce.guarantees",
-        "sparkonce.protocol.coordinator",
-        "sparkonce.protocol.codec",
-        "sparkonce.log",
-        "sparkonce.analysis.checkpoint",
-        "sparkonce.analysis.explanation",
-        "sparkonce.sink",
-        "sparkonce.sinks.kafka",
-        "sparkonce.sinks.sql.mysql",
-        "sparkonce.testing.conformance",
-        "sparkonce.avro.registry",
-        "sparkonce.avro.transcode",
-        "sparkonce_lab.registry",
-        "sparkonce_pravega",
+        *("sparkonce", "sparkonce.avro", "sparkonce.errors", "sparkonce.guarantees"),
+        *("sparkonce.protocol.coordinator", "sparkonce.protocol.codec", "sparkonce.log"),
+        *("sparkonce.analysis.checkpoint", "sparkonce.analysis.explanation", "sparkonce.sink"),
+        *("sparkonce.sinks.kafka", "sparkonce.sinks.sql.mysql", "sparkonce.testing.conformance"),
+        *("sparkonce.avro.registry", "sparkonce.avro.transcode", "sparkonce_lab.registry", "sparkonce_pravega"),
         "sparkonce_rabbitmq",
     ]
     found = {module: imported(f"import {module}") for module in light}

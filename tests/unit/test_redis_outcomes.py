@@ -13,19 +13,8 @@ from sparkonce.sinks.redis.outcomes import Refusal, code_of, read_ledger, read_r
     "code",
     sorted(
         {
-            "",
-            "MOVED",
-            "ASK",
-            "TRYAGAIN",
-            "CLUSTERDOWN",
-            "LOADING",
-            "MASTERDOWN",
-            "READONLY",
-            "BUSY",
-            "NOSCRIPT",
-            "NOREPLICAS",
-            "MISCONF",
-            "OOM",
+            *("", "MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "READONLY", "BUSY"),
+            *("NOSCRIPT", "NOREPLICAS", "MISCONF", "OOM"),
         }
     ),
 )

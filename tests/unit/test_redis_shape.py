@@ -152,17 +152,7 @@ def test_what_is_promised_and_on_what_conditions() -> None:
 
 def test_hash_slots_are_those_of_the_client_library() -> None:
     odd = [
-        b"",
-        b"{",
-        b"}",
-        b"{}",
-        b"{}{a}",
-        b"a{b}c",
-        b"{{a}}",
-        b"a{b",
-        b"a}b{c}",
-        b"x\n{y\xff}",
-        b"}{a}",
+        *(b"", b"{", b"}", b"{}", b"{}{a}", b"a{b}c", b"{{a}}", b"a{b", b"a}b{c}", b"x\n{y\xff}", b"}{a}"),
         "ключ".encode(),
     ]
     assert hash_slots(pa.array(odd, pa.binary())).tolist() == [key_slot(key) for key in odd]

@@ -30,11 +30,6 @@ def postgres(code: str) -> PrepareError:
     return prepare_error(psycopg.errors.lookup(code)("words"), "slot 1")
 
 
-def pgbouncer(words: str) -> PrepareError:
-    """All errors of this system have the same code."""
-    return prepare_error(psycopg.errors.ProtocolViolation(words), "slot 1")
-
-
 def postgres_connecting(words: str) -> PrepareError:
     return prepare_error(psycopg.OperationalError(words), "slot 1")
 
@@ -78,7 +73,9 @@ def kafka(code: int, *before: int) -> Any:
     "error",
     [
         *(postgres(code) for code in ("08006", "25006", "53100", "53300", "57P01", "57P02", "57P03")),
-        pgbouncer("query_wait_timeout"),
+        prepare_error(
+            psycopg.errors.ProtocolViolation("query_wait_timeout"), "slot 1"
+        ),  # PgBouncer has one code for all
         postgres_connecting(f"{FATAL}remaining connection slots are reserved"),
         postgres_connecting(f"{FATAL}the database system is starting up"),
         postgres_connecting("connection failed: Connection refused"),
@@ -116,7 +113,9 @@ def test_what_is_waited_for(error: PrepareError) -> None:
     "error",
     [
         *(postgres(code) for code in ("22021", "23505", "40P01", "42501", "53200", "55P03", "57014", "57P04", "XX000")),
-        pgbouncer("transaction blocks not allowed in statement pooling mode"),
+        prepare_error(
+            psycopg.errors.ProtocolViolation("transaction blocks not allowed in statement pooling mode"), "slot 1"
+        ),
         postgres_connecting(f'{FATAL}password authentication failed for user "u"'),
         postgres_connecting(f'{FATAL}database "nope" does not exist'),
         postgres_connecting(f'{FATAL}no pg_hba.conf entry for host "10.0.0.1"'),

@@ -57,14 +57,10 @@ KAFKA = '{"orders":{"0":7,"1":9}}'
 @pytest.mark.parametrize(
     "other",
     [
-        "-",
-        "17",
-        '{"logOffset":3}',
+        *("-", "17", '{"logOffset":3}'),
         '{"sourceVersion":1,"reservoirId":"a","reservoirVersion":1,"index":-1,"isStartingVersion":true}',
-        '{"version":1,"snapshot_id":5,"position":0,"scan_all_files":false}',
-        '{"0":{"value":5,"runTimeMs":7}}',
-        '{"orders":{"0":"7"}}',
-        "[1]",
+        *('{"version":1,"snapshot_id":5,"position":0,"scan_all_files":false}', '{"0":{"value":5,"runTimeMs":7}}'),
+        *('{"orders":{"0":"7"}}', "[1]"),
     ],
     ids=["none yet", "rate or socket", "files", "Delta", "Iceberg", "rate per partition", "texts", "a list"],
 )

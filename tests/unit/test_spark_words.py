@@ -67,7 +67,7 @@ def test_two_sinks_that_write_the_same_rows_to_one_topic_are_warned_of(caplog: p
         for number, view in enumerate(views):
             name = f"s{number}"
             found.setdefault(view, {})[name] = MemorySink(MemoryServer(), name=name)
-        return [Share(view=view, sinks=sinks) for view, sinks in found.items()]  # type: ignore[arg-type]
+        return [Share(view=view, sinks=sinks) for view, sinks in found.items()]
 
     facts = {f"s{number}": {"prefix": f"p{number}", "cluster_id": "c", "topic": "t"} for number in range(2)}
     warn_of_repeats(shares(None, None), facts)

@@ -29,10 +29,6 @@ def record(run: Run, folder: Path, *, skip: int = 0) -> None:
     recorder.close()
 
 
-def nothing_is_wrong(_: Run) -> None:
-    pass
-
-
 def lost(run: Run) -> None:
     run.observed["kafka"].pop()
 
@@ -47,31 +43,28 @@ def doubled_and_broken_off(run: Run) -> None:
     run.observed["postgres"].append(run.observed["postgres"][0])
 
 
-def not_looked_at(run: Run) -> None:
-    run.drop(EventKind.OPEN)
-
-
 @pytest.mark.parametrize(
     ("spoil", "words", "code"),
     [
-        (nothing_is_wrong, EXACTLY, 0),
+        (None, EXACTLY, 0),
         (lost, NOT_EXACTLY, 1),
         (doubled_and_broken_off, NOT_EXACTLY, 1),
         (broken_off, UNFINISHED, 2),
-        (not_looked_at, "nothing proved", 2),
+        (lambda run: run.drop(EventKind.OPEN), "nothing proved", 2),
     ],
 )
 def test_command_line_page_and_exit_code_say_the_same(
-    spoil: Callable[[Run], None], words: str, code: int, tmp_path: Path
+    spoil: Callable[[Run], None] | None, words: str, code: int, tmp_path: Path
 ) -> None:
     run = good_run()
-    spoil(run)
+    if spoil is not None:
+        spoil(run)
     record(run, tmp_path)
     done = CliRunner().invoke(app, ["verify", "--judge", str(tmp_path)])
     assert done.exit_code == code
     assert f"sparkonce: {words}. " in done.output
     (lingering, *_) = (line for line in done.output.splitlines() if "lingering" in line)
-    assert ("—" in lingering) == (spoil not in (nothing_is_wrong, lost))
+    assert ("—" in lingering) == (spoil not in (None, lost))
     assert f"{words[0].upper()}{words[1:]}</b>" in (tmp_path / "report.html").read_text()
     assert json.loads((tmp_path / "report.json").read_text())["verdict"]["words"] == words
     done = CliRunner().invoke(app, ["verify", "--judge", str(tmp_path), "--format=json"])

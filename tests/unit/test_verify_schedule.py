@@ -19,14 +19,14 @@ from sparkonce_lab.workload import CHUNK_ROWS, CLOSING_KEY, Workload
 REQUESTS = ("prepare", "commit")
 
 
-def choice(fault: Fault, system: str) -> Choice:
-    return Choice(
-        fault=fault, system=system if fault.of_a_system else "", requests=REQUESTS if fault in OF_REQUESTS else ()
-    )
-
-
 ALL = sorted(
-    {choice(fault, system) for fault in Fault for system in ("kafka", "postgres")},
+    {
+        Choice(
+            fault=fault, system=system if fault.of_a_system else "", requests=REQUESTS if fault in OF_REQUESTS else ()
+        )
+        for fault in Fault
+        for system in ("kafka", "postgres")
+    },
     key=lambda one: (one.fault, one.system),
 )
 SOME = st.lists(st.sampled_from(ALL), min_size=1, unique=True)

@@ -77,13 +77,8 @@ def test_a_key_says_how_often_its_row_was_applied(count: bytes, times: list[byte
 @pytest.mark.parametrize(
     "text",
     [
-        "kafka=broker:9092",
-        "postgres=host=db dbname=shop user=me",
-        "files=/data/out",
-        "mysql=host=db user=me",
-        "redis=redis://cache:6379/1",
-        "s3=s3://bucket/prefix",
-        "delta=/data/tables",
+        *("kafka=broker:9092", "postgres=host=db dbname=shop user=me", "files=/data/out", "mysql=host=db user=me"),
+        *("redis=redis://cache:6379/1", "s3=s3://bucket/prefix", "delta=/data/tables"),
     ],
 )
 def test_systems_are_known_by_name_and_place(text: str) -> None:

@@ -27,11 +27,6 @@ def batch(number: int = 7, rows: dict[str, int] | None = None, **more: Any) -> B
     return BatchProgress(batch=number, rows=of, transactions=4, seconds={"writing": 0.25}, finished_at_ms=0, **marks)
 
 
-def kafka_progress(rows: int, *behind: str) -> dict[str, Any]:
-    sources = [{"metrics": {"maxOffsetsBehindLatest": each}} for each in behind]
-    return {"numInputRows": rows, "processedRowsPerSecond": 380.6, "sources": [{"metrics": None}, *sources]}
-
-
 class Terminal:
     def __init__(self) -> None:
         self.file = io.StringIO()
@@ -78,7 +73,9 @@ def test_a_batch_and_what_its_source_gave_are_seen(shown: ProgressDisplay, termi
     assert shown.line() == "totals batch 7: preparing every slot"
     shown.show(batch(7, {"kafka": 305, "files": 305}, recovered=True, healed=2), "")
     shown.enter(Phase.IDLE, 7)
-    shown.show_query("Waiting for data to arrive", kafka_progress(305, "40", "3"))
+    sources = [{"metrics": None}, *({"metrics": {"maxOffsetsBehindLatest": behind}} for behind in ("40", "3"))]
+    progress = {"numInputRows": 305, "processedRowsPerSecond": 380.6, "sources": sources}
+    shown.show_query("Waiting for data to arrive", progress)
     terminal.now_s += 3
     assert shown.line() == (
         "totals waiting for data to arrive  ·  305 rows read, 381 rows/s, 40 behind  ·  1 committed, the last 3 s ago"

@@ -49,17 +49,19 @@ class Run:
         return one
 
     def place(self, kind: EventKind, **fields: Any) -> int:
-        return next(at for at, event in enumerate(self.events) if event.kind is kind and fields.items() <= _all(event))
+        return next(
+            at
+            for at, event in enumerate(self.events)
+            if event.kind is kind and fields.items() <= dict(event.fields).items()
+        )
 
     def insert(self, at: int, *events: Event) -> None:
         self.events[at:at] = events
 
     def drop(self, kind: EventKind, **fields: Any) -> None:
-        self.events = [event for event in self.events if event.kind is not kind or not fields.items() <= _all(event)]
-
-
-def _all(event: Event) -> Any:
-    return dict(event.fields).items()
+        self.events = [
+            event for event in self.events if event.kind is not kind or not fields.items() <= dict(event.fields).items()
+        ]
 
 
 def noted(kind: EventKind, at_ms: int = 1_000, **fields: Any) -> Event:
