@@ -52,14 +52,12 @@ class Broker(NamedTuple):
     undone: tuple[tuple[str, int], ...] = ()
 
     def entry(self, name: str) -> Entry | None:
-        """Returns the id, if it was ever initialized."""
         for entry in self.entries:
             if entry.name == name:
                 return entry
         return None
 
     def lingering(self) -> list[tuple[str, int]]:
-        """Lists the open transactions."""
         return [(entry.name, entry.epoch) for entry in self.entries if entry.status == OPEN]
 
     def _with(self, entry: Entry) -> Broker:
@@ -94,7 +92,6 @@ def write(broker: Broker, name: str, epoch: int, rows: Rows) -> Step:
 
 
 def commit(broker: Broker, name: str, epoch: int) -> tuple[Broker, Outcome]:
-    """EndTxn v4, commit."""
     entry = broker.entry(name)
     if entry is None:
         return broker, Outcome.UNKNOWN
@@ -119,7 +116,6 @@ def abort(broker: Broker, name: str, epoch: int, bump: bool = True) -> Step:
 
 
 def is_damaged(broker: Broker, name: str, epoch: int) -> bool:
-    """Returns True if rows of this open transaction are gone."""
     entry = broker.entry(name)
     return entry is not None and (entry.epoch, entry.status, entry.damaged) == (epoch, OPEN, True)
 

@@ -63,9 +63,10 @@ def _newest(view: LogView) -> int:
 def _is_used_again(view: LogView, left: Left) -> bool:
     """Returns True if a lane in the copy has committed a batch that the copy does not know."""
     named = {str(handle["id"]) for one in view.decisions for handle in one.handles if handle.transaction}
-    decided = view.newest_decision.batch if view.newest_decision is not None else -1
     return any(
-        dict(one.committed)["id"] in named and (one.batch or 0) > decided for some in left.values() for one in some
+        dict(one.committed)["id"] in named and (one.batch or 0) > _newest(view)
+        for some in left.values()
+        for one in some
     )
 
 

@@ -1,5 +1,3 @@
-"""Walks through all worlds."""
-
 from __future__ import annotations
 
 import gc
@@ -31,7 +29,6 @@ class Found:
 
     @property
     def summary(self) -> str:
-        """The result in one line."""
         speed = self.worlds / max(self.seconds, 0.001)
         head = f"{self.worlds:,} worlds, {self.moves:,} moves, {self.seconds:.1f} s ({speed:,.0f} worlds/s)"
         return head if self.violation is None else f"{head}: {self.violation.value}, after {len(self.trace)} moves"
@@ -51,6 +48,7 @@ def _without_collector() -> Iterator[None]:
         gc.enable()
 
 
+@_without_collector()
 def breadth_first(model: Model, *, traced: bool = True, limit: int | None = None, strands: bool = True) -> Found:
     """Visits every world, nearest first, until something is broken.
 
@@ -60,18 +58,16 @@ def breadth_first(model: Model, *, traced: bool = True, limit: int | None = None
         limit: The number of worlds after which to give up.
         strands: True to check for each world whether a new run could finish it.
     """
-    with _without_collector():
-        return _breadth_first(model, traced, limit, strands)
-
-
-def _breadth_first(model: Model, traced: bool, limit: int | None, strands: bool) -> Found:
     began = time.process_time()
     first = model.first()
     seen: dict[World, tuple[World, Label] | None] = {first: None}
     layer, moves = [first], 0
 
     def found(violation: Violation | None = None, world: World | None = None, last: list[Label] | None = None) -> Found:
-        trace = [*_trace(seen, world), *(last or [])] if world is not None else []
+        trace = last or []
+        while world is not None and (step := seen[world]) is not None:
+            world, label = step
+            trace = [label, *trace]
         return Found(
             worlds=len(seen), moves=moves, seconds=time.process_time() - began, violation=violation, trace=trace
         )
@@ -93,11 +89,3 @@ def _breadth_first(model: Model, traced: bool, limit: int | None, strands: bool)
                 return found()
         layer = following
     return found()
-
-
-def _trace(seen: dict[World, tuple[World, Label] | None], world: World) -> list[Label]:
-    labels: list[Label] = []
-    while (step := seen[world]) is not None:
-        world, label = step
-        labels.append(label)
-    return labels[::-1]

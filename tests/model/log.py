@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import takewhile
 from typing import NamedTuple
 
@@ -12,15 +12,8 @@ from sparkonce.protocol import codec
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.view import Amend, Commit, Floor, LogView, Record, Void
 
-
-@cache
-def _encoded(record: Record) -> bytes:
-    return codec.encode_record(record, at_ms=0)
-
-
-@cache
-def _encoded_floor(floor: Floor) -> bytes:
-    return codec.encode_floor(floor)
+_encoded = cache(partial(codec.encode_record, at_ms=0))
+_encoded_floor = cache(codec.encode_floor)
 
 
 class Keys(NamedTuple):
@@ -44,7 +37,6 @@ class Keys(NamedTuple):
 
 
 def put(keys: Keys, position: int, record: Record) -> tuple[Keys, Record | None]:
-    """Puts a record if the position is free. Otherwise, returns the record that is there."""
     if position > len(keys.records):
         raise ValueError(f"put at {position}, and the log ends at {len(keys.records)}")
     if position < len(keys.records) and (standing := keys.records[position]) is not None:
@@ -93,8 +85,6 @@ def read(keys: Keys, view: LogView) -> LogView:
 
 
 class _KeysLog(DecisionLog):
-    """A log that can only be read."""
-
     location = "the model"
 
     def __init__(self, keys: Keys) -> None:

@@ -28,8 +28,6 @@ SETTLED_WITHIN = 12
 
 
 class Broken(str, Enum):
-    """What must not happen."""
-
     TAKEN = "a transaction of a batch at work, or of a newer run, was aborted"
     LEFT = "what a loser has left open is swept no more, though the run lives"
     LEFT_AT_END = "a run ended normally, and left open what a loser had opened"
@@ -107,12 +105,10 @@ class Sweeps:
     wanted: frozenset[Broken] = frozenset(Broken)
 
     def first(self) -> World:
-        """A run that has swept before its first batch."""
         machine = on.Sweeping(every_s=self.every_s, swept_s=0.0)
         return World(machine, batches=self.batches, faults=self.faults, late=self.late)
 
     def moves(self, world: World) -> Iterator[Move]:
-        """Everything that can happen next."""
         if world.ended:
             return
         yield from self._batch(world)

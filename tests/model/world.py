@@ -78,8 +78,6 @@ class Fault(str, Enum):
 
 
 class Violation(str, Enum):
-    """What must never happen."""
-
     TWICE = "a row is visible twice"
     MISSING = "a batch is done and a row is not visible"
     TORN = "a part of a transaction is visible without the rest"
@@ -178,8 +176,6 @@ class Stopped(NamedTuple):
 
 
 class Move(NamedTuple):
-    """A move, the resulting world, and what it violated."""
-
     label: Label
     world: World
     violation: Violation | None = None
@@ -243,11 +239,9 @@ class Model:
         return found is not None and any(found.belongs_to(sink, SHORT_QUERY, tokens) for sink in sinks)
 
     def floor_after_put(self, keys: Keys) -> Any:
-        """Returns the floor that the driver reads after a put."""
         return keys.top
 
     def state_of(self, world: World, run: int) -> State:
-        """Returns the state that a run begins with."""
         return State(claim=self.claim(run), transactional=self.config.sinks, reports=True)
 
     def burn(self, pool: LanePool, lane: int, batch: int) -> LanePool:
@@ -255,7 +249,6 @@ class Model:
         return pool
 
     def give_back(self, mine: Lanes, held: tuple[int, str, int], batch: int) -> Lanes:
-        """Releases a lane that carried a transaction."""
         return mine._replace(pool=mine.pool.give_back(held[0], batch))
 
     abort_bumps = True
@@ -264,7 +257,6 @@ class Model:
 
     @staticmethod
     def claim(run: int) -> Claim:
-        """Returns the claim of a run."""
         return Claim(nonce=f"{run:08x}", run=f"run-{run}", query=QUERY)
 
     # --- moves --------------------------------------------------------------------------------------------------------
@@ -477,7 +469,6 @@ class Model:
                 yield self._tell(world, run, driver, on.Unready(undo=undo), label, **_costs(world))
 
     def judge(self, wrong: Violation | None) -> Violation | None:
-        """Returns the violation, if it counts."""
         return wrong if wrong in self.wanted else None
 
     def _sweep(self, world: World, run: int, driver: Driver, effect: do.Sweep) -> Iterator[Move]:

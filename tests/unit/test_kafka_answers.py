@@ -49,44 +49,30 @@ def knows(**names: int) -> Any:
     return SimpleNamespace(error_code=0, transaction_states=states)
 
 
-def described(
-    monkeypatch: pytest.MonkeyPatch, responses: Sequence[Any], view: Description | BrokerAnswer
-) -> Sequence[Description | None] | None:
-    monitor = KafkaMonitor({"bootstrap.servers": "nobody:1"}, "t", QUERY)
-    monkeypatch.setattr(monitor._client, "gather", lambda *_, **__: list(responses))
-    monkeypatch.setattr(monitor._client, "describe_transactions", lambda asked, **_: [view for _ in asked])
-    found = monitor._described([OpenPart(("t", 0), 5, 7, 0)], [1, 2], 0.0)
-    return [one.view for one in found] or None
+VIEW = Description(KafkaTransaction("other", 7, 0), "Ongoing", 60_000, 1)
 
 
 @pytest.mark.parametrize(
-    "silent", [BrokerAnswer(None, "silence"), SimpleNamespace(error_code=LOADING, transaction_states=[])]
-)
-def test_nobody_is_named_while_a_broker_does_not_list_its_transactions(
-    monkeypatch: pytest.MonkeyPatch, silent: Any
-) -> None:
-    """The transaction may be the query's own, coordinated by that broker."""
-    assert described(monkeypatch, [knows(), silent], BrokerAnswer(None, "")) is None
-
-
-@pytest.mark.parametrize(
-    ("name", "code", "says"),
+    ("responses", "view", "found"),
     [
-        ("other", LOADING, None),
-        ("other", ID_NOT_ALLOWED, [None]),
-        (f"orders.{QUERY}.3-0badcafe.000000000001-0", ID_NOT_ALLOWED, None),
+        # The transaction may be the query's own, coordinated by the broker that does not list its transactions.
+        ([knows(), BrokerAnswer(None, "silence")], BrokerAnswer(None, ""), []),
+        ([knows(), SimpleNamespace(error_code=LOADING, transaction_states=[])], BrokerAnswer(None, ""), []),
+        ([knows(other=7), knows()], BrokerAnswer(LOADING, ""), []),
+        ([knows(other=7), knows()], BrokerAnswer(ID_NOT_ALLOWED, ""), [None]),
+        ([knows(**{f"orders.{QUERY}.3-0badcafe.000000000001-0": 7}), knows()], BrokerAnswer(ID_NOT_ALLOWED, ""), []),
+        ([knows(other=7), knows()], VIEW, [VIEW]),
+        ([knows(), knows()], VIEW, [None]),
     ],
+    ids=["silent", "loading", "not described", "not allowed", "our own", "described", "an id that may not be seen"],
 )
-def test_one_that_is_not_described_is_named_only_if_its_id_may_not_be_seen(
-    monkeypatch: pytest.MonkeyPatch, name: str, code: int, says: Any
+def test_a_transaction_is_named_only_if_it_cannot_be_the_querys_own(
+    monkeypatch: pytest.MonkeyPatch, responses: list[Any], view: Description | BrokerAnswer, found: list[Any]
 ) -> None:
-    assert described(monkeypatch, [knows(**{name: 7}), knows()], BrokerAnswer(code, "")) == says
-
-
-def test_what_is_described_is_named_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    view = Description(KafkaTransaction("other", 7, 0), "Ongoing", 60_000, 1)
-    assert described(monkeypatch, [knows(other=7), knows()], view) == [view]
-    assert described(monkeypatch, [knows(), knows()], view) == [None], "an id that this user may not see"
+    monitor = KafkaMonitor({"bootstrap.servers": "nobody:1"}, "t", QUERY)
+    monkeypatch.setattr(monitor._client, "gather", lambda *_, **__: responses)
+    monkeypatch.setattr(monitor._client, "describe_transactions", lambda asked, **_: [view for _ in asked])
+    assert [one.view for one in monitor._described([OpenPart(("t", 0), 5, 7, 0)], [1, 2], 0.0)] == found
 
 
 IDS = "shop.0123456789ab.3-0badcafe.c0ffee123456-"

@@ -132,22 +132,20 @@ def test_an_abort_is_sent_again_only_after_an_answer(
         assert kinds == ["DescribeTransactions", request] * 2
 
 
-def test_a_broker_that_is_loading_is_asked_again_and_no_other(brokers: Brokers, client: TransactionClient) -> None:
-    brokers.refuse[2] = [LOADING, -1, NOT_AVAILABLE]
+@pytest.mark.parametrize(
+    ("refusals", "asked"),
+    [([LOADING, -1, NOT_AVAILABLE], [1, 2, 2, 2, 2]), ([SILENT, SILENT], [1, 2, 2, 2, 1])],
+    ids=["loading: no other is asked", "silent: another may have taken over"],
+)
+def test_who_is_asked_again_for_a_list(
+    brokers: Brokers, client: TransactionClient, refusals: list[Refusal], asked: list[int]
+) -> None:
+    brokers.refuse[2] = refusals
     assert listed(client) == BOTH
-    assert brokers.count("ListTransactions") == [1, 2, 2, 2, 2]
-
+    assert brokers.count("ListTransactions") == asked
     brokers.holds[1] = [ONE.transactional_id, "p.other.x", "p+q.x", "x.p.q.one"]
     assert listed(client) == BOTH
     assert brokers.patterns == {r"p\.q\..*"}
-
-
-def test_after_a_silence_those_are_asked_again_who_may_have_taken_over(
-    brokers: Brokers, client: TransactionClient
-) -> None:
-    brokers.refuse[2] = [SILENT, SILENT]
-    assert listed(client) == BOTH
-    assert brokers.count("ListTransactions") == [1, 2, 2, 2, 1]
 
 
 def test_a_broker_that_is_gone_is_not_waited_for_and_what_it_had_is_found_elsewhere(
