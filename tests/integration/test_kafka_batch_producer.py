@@ -22,31 +22,12 @@ from sparkonce.sinks.kafka.batch_producer import BatchProducer
 from sparkonce.sinks.kafka.settings import DEFAULTS
 from sparkonce_lab.kafka import create_topic, describe_transactions, read_committed, read_uncommitted
 from sparkonce_lab.rig.kafka import Cluster
+from unit.kafka_world import Told
 
 pytestmark = pytest.mark.kafka
 
 WAIT_S = 30.0
 TEXTS = ["out of the slice", "a", None, "", "é", "x" * 300, None, "", "z", "also out"]
-
-
-class Told:
-    def __init__(self) -> None:
-        self.acknowledged = 0
-        self.refused: list[tuple[int, str, int, int]] = []
-        self.identities: list[tuple[int, int]] = []
-
-    def on_acknowledged(self, rows: int) -> None:
-        self.acknowledged += rows
-
-    def on_refused(self, error: KafkaError, topic: str, partition: int, size: int) -> None:
-        self.refused.append((error.code(), topic, partition, size))
-
-    def on_error(self, error: KafkaError) -> None: ...
-
-    def on_stats(self, text: str) -> None: ...
-
-    def on_identity(self, producer_id: int, epoch: int) -> None:
-        self.identities.append((producer_id, epoch))
 
 
 class Kafka:

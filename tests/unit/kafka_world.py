@@ -6,6 +6,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+from confluent_kafka import KafkaError
+
 from sparkonce.sinks.kafka.outcomes import BrokerAnswer
 
 SILENT = BrokerAnswer(None, "reset by peer")
@@ -114,3 +116,29 @@ class Brokers:
             transaction_start_time_ms=5,
             topics=[],
         )
+
+
+class Told:
+    """Records what a batch producer reports."""
+
+    def __init__(self) -> None:
+        self.acknowledged = 0
+        self.refused: list[tuple[int, str, int, int]] = []
+        self.errors: list[int] = []
+        self.identities: list[tuple[int, int]] = []
+        self.stats = ""
+
+    def on_acknowledged(self, rows: int) -> None:
+        self.acknowledged += rows
+
+    def on_refused(self, error: KafkaError, topic: str, partition: int, size: int) -> None:
+        self.refused.append((error.code(), topic, partition, size))
+
+    def on_error(self, error: KafkaError) -> None:
+        self.errors.append(error.code())
+
+    def on_stats(self, text: str) -> None:
+        self.stats = text
+
+    def on_identity(self, producer_id: int, epoch: int) -> None:
+        self.identities.append((producer_id, epoch))

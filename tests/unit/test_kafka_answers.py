@@ -18,6 +18,7 @@ from sparkonce.sinks.kafka import preflight
 from sparkonce.sinks.kafka.blocking import KafkaMonitor, OpenPart
 from sparkonce.sinks.kafka.committer import KafkaCommitter, fields_of
 from sparkonce.sinks.kafka.outcomes import TRANSACTIONAL_ID_NOT_FOUND, BrokerAnswer, Description, KafkaTransaction
+from unit.driver_world import Clock
 
 
 def test_a_topic_that_is_not_known_to_every_broker_yet_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,14 +156,10 @@ class Brokers:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    now = [0.0]
-
-    def sleep(seconds: float) -> None:
-        now[0] += seconds
-
-    monkeypatch.setattr(committer_module, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
-    return now
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(committer_module, "time", made)
+    return made
 
 
 def objection(monkeypatch: pytest.MonkeyPatch, brokers: Brokers) -> str:
@@ -185,12 +182,12 @@ def objection(monkeypatch: pytest.MonkeyPatch, brokers: Brokers) -> str:
     ],
 )
 def test_a_topic_that_is_there_after_all_is_decided(
-    monkeypatch: pytest.MonkeyPatch, clock: list[float], caplog: pytest.LogCaptureFixture, answers: Sequence[Any]
+    monkeypatch: pytest.MonkeyPatch, clock: Clock, caplog: pytest.LogCaptureFixture, answers: Sequence[Any]
 ) -> None:
     brokers = Brokers(*answers)
     assert objection(monkeypatch, brokers) == ""
     assert brokers.asked == len(answers)
-    assert clock[0] < 2
+    assert clock.monotonic() < 2
     assert caplog.text == ""
 
 
@@ -201,10 +198,10 @@ def test_what_brokers_keep_saying_is_believed(monkeypatch: pytest.MonkeyPatch, a
 
 
 def test_where_nobody_answers_it_is_decided_with_a_warning(
-    monkeypatch: pytest.MonkeyPatch, clock: list[float], caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert objection(monkeypatch, Brokers(SILENT)) == ""
-    assert clock[0] == pytest.approx(10, abs=0.5)
+    assert clock.monotonic() == pytest.approx(10, abs=0.5)
     assert "topic='out': No broker can say" in caplog.text
 
 

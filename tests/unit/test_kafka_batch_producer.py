@@ -21,32 +21,11 @@ from sparkonce.sinks.kafka import batch_producer, librdkafka, producer_pool
 from sparkonce.sinks.kafka.batch_producer import BatchProducer, BorrowedBuffers, _point, client_log, takes_batches
 from sparkonce.sinks.kafka.pooled_producer import PooledProducer, ProducerSpec
 from sparkonce.sinks.kafka.sink import KafkaSink
+from unit.kafka_world import Told
 
 WAIT_S = 30.0
 NOWHERE = {"bootstrap.servers": "127.0.0.1:1", "reconnect.backoff.ms": 1}
 ROWS = pa.record_batch({"value": ["a", "bc"]})
-
-
-class Told:
-    def __init__(self) -> None:
-        self.acknowledged = 0
-        self.refused: list[tuple[int, str, int, int]] = []
-        self.errors: list[int] = []
-        self.stats = ""
-
-    def on_acknowledged(self, rows: int) -> None:
-        self.acknowledged += rows
-
-    def on_refused(self, error: KafkaError, topic: str, partition: int, size: int) -> None:
-        self.refused.append((error.code(), topic, partition, size))
-
-    def on_error(self, error: KafkaError) -> None:
-        self.errors.append(error.code())
-
-    def on_stats(self, text: str) -> None:
-        self.stats = text
-
-    def on_identity(self, producer_id: int, epoch: int) -> None: ...
 
 
 Make = Callable[..., BatchProducer]

@@ -2,24 +2,17 @@ import os
 import signal
 import socket
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
+from eventually import eventually
 from sparkonce.errors import PreflightError
 from sparkonce_lab.rig import process as process_module
 from sparkonce_lab.rig.process import HOST, ServerProcess, free_port, free_ports, freeze, is_running, last_lines
 from sparkonce_lab.rig.servers.rabbitmq import RabbitServer
 
 SLEEP = "import sys, time; print('up', flush=True); time.sleep(600)"
-
-
-def wait_until(holds):
-    give_up_at = time.monotonic() + 30
-    while not holds():
-        assert time.monotonic() < give_up_at
-        time.sleep(0.02)
 
 
 @pytest.fixture
@@ -31,7 +24,7 @@ def start(tmp_path):
         command = [sys.executable, "-c", program, mark]
         process = ServerProcess(command, mark=mark, log=log, dies_with_parent=dies_with_parent)
         started.append(process)
-        wait_until(lambda: "up" in last_lines(log, 1))
+        eventually(lambda: "up" in last_lines(log, 1), "it is up")
         return process
 
     yield run

@@ -10,23 +10,11 @@ from typer.testing import CliRunner
 
 from sparkonce.cli.main import app
 from sparkonce.errors import PreflightError
-from sparkonce_lab.history import EventKind, Recorder
+from sparkonce_lab.history import EventKind
 from sparkonce_lab.run import Options
 from unit.verify_world import Run, good_run
 
 EXACTLY, NOT_EXACTLY, UNFINISHED = "exactly once", "NOT exactly once", "nothing proved: not finished"
-
-
-def record(run: Run, folder: Path, *, skip: int = 0) -> None:
-    history, recorder = run.history(), Recorder(folder)
-    for event in history.events[skip:]:
-        recorder.note(event.kind, **event.fields)
-    recorder.keep("expected", history.expected)
-    if history.undisturbed is not None:
-        recorder.keep("undisturbed", history.undisturbed)
-    for system, rows in history.observed.items():
-        recorder.keep(f"observed-{system}", rows)
-    recorder.close()
 
 
 def lost(run: Run) -> None:
@@ -59,7 +47,7 @@ def test_command_line_page_and_exit_code_say_the_same(
     run = good_run()
     if spoil is not None:
         spoil(run)
-    record(run, tmp_path)
+    run.record(tmp_path)
     done = CliRunner().invoke(app, ["verify", "--judge", str(tmp_path)])
     assert done.exit_code == code
     assert f"sparkonce: {words}. " in done.output
@@ -74,7 +62,7 @@ def test_command_line_page_and_exit_code_say_the_same(
 def failing(error: BaseException, *, after: Run | None) -> Any:
     def run(options: Options, _: Callable[[str], None]) -> None:
         if after is not None:
-            record(after, options.folder)
+            after.record(options.folder)
         raise error
 
     return run

@@ -23,16 +23,7 @@ from unit.verify_world import SYSTEMS, good_run
 
 
 def recorded(folder: Path) -> Path:
-    history = good_run().history()
-    recorder = Recorder(folder)
-    for event in history.events:
-        recorder.note(event.kind, **event.fields)
-    recorder.keep("expected", history.expected)
-    assert history.undisturbed is not None
-    recorder.keep("undisturbed", history.undisturbed)
-    for name, table in history.observed.items():
-        recorder.keep(f"observed-{name}", table)
-    recorder.close()
+    good_run().record(folder)
     return folder
 
 

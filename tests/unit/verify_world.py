@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from sparkonce_lab.checkers import judge
-from sparkonce_lab.history import OBSERVED, ROWS, Event, EventKind, History
+from sparkonce_lab.history import OBSERVED, ROWS, Event, EventKind, History, Recorder
 from sparkonce_lab.verdicts import Anomaly, Verdict
 from sparkonce_lab.workload import Workload
 
@@ -37,6 +38,17 @@ class Run:
             observed={name: pa.Table.from_pylist(rows, schema=OBSERVED) for name, rows in self.observed.items()},
             undisturbed=None if self.undisturbed is None else pa.Table.from_pylist(self.undisturbed, schema=ROWS),
         )
+
+    def record(self, folder: Path) -> None:
+        history, recorder = self.history(), Recorder(folder)
+        for event in history.events:
+            recorder.note(event.kind, **event.fields)
+        recorder.keep("expected", history.expected)
+        if history.undisturbed is not None:
+            recorder.keep("undisturbed", history.undisturbed)
+        for system, rows in history.observed.items():
+            recorder.keep(f"observed-{system}", rows)
+        recorder.close()
 
     def judge(self) -> tuple[Verdict, ...]:
         return judge(self.history())
