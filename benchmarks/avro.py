@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import functions as F
 from pyspark.sql.avro.functions import from_avro, to_avro
 from rich.console import Console
 from rich.table import Table

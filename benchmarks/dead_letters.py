@@ -16,7 +16,7 @@ from pathlib import Path
 import psycopg
 from confluent_kafka import Consumer, TopicPartition
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from postgres import TABLE

@@ -19,7 +19,7 @@ from typing import Any
 
 import redis
 from pyspark.sql import DataFrame, Row
-from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from sinks import Contender, Load, compare, machine

@@ -16,7 +16,7 @@ from typing import Annotated
 
 import typer
 from pyspark.sql import DataFrame, SparkSession, Window
-from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+from pyspark.sql import functions as F
 
 from sparkonce import DeltaSink, ExactlyOnce, spark_packages
 

@@ -18,7 +18,7 @@ from typing import Annotated
 
 import typer
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+from pyspark.sql import functions as F
 
 from late_rows import LateRows
 from sparkonce import ExactlyOnce, KafkaSink, read_kafka

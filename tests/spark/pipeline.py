@@ -84,7 +84,7 @@ class Config:
 
 def tagged(rows: DataFrame, batch: int) -> DataFrame:
     """Adds the batch number to each row's value, so that a reader can look up whether the batch is decided."""
-    from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+    from pyspark.sql import functions as F
 
     if "value" not in rows.columns:
         return rows.withColumn("value", F.lit(str(batch)))

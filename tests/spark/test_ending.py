@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+from pyspark.sql import functions as F
 from rich.console import Console
 
 from conformance.folder_sink import FolderSink

@@ -20,7 +20,7 @@ from psycopg.conninfo import conninfo_to_dict
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+from pyspark.sql import functions as F
 
 import forwarding_log
 import sparkonce

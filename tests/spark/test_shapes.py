@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+from pyspark.sql import functions as F
 
 from spark.harness import new_name
 from spark.in_process import IDS, MARKS, CrashError, Stream, crash_at

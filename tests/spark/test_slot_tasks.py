@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+from pyspark.sql import functions as F
 
 from spark.in_process import MARKS, write_batch
 from sparkonce import FilesSink

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pyspark.sql import Column
-from pyspark.sql import functions as F  # noqa: N812 - the usual alias
+from pyspark.sql import functions as F
 
 from sparkonce.avro import module
 from sparkonce.avro.later import DECODABLE, REASON, SchemaRequest, ask_registry

@@ -13,7 +13,7 @@ import re
 from collections.abc import Sequence
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - the usual alias
+from pyspark.sql import functions as F
 from pyspark.sql.conf import RuntimeConfig
 from pyspark.sql.types import (
     BinaryType,

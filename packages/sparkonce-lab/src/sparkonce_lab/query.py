@@ -95,7 +95,7 @@ class QueryConfig:
 
 def source_rows(spark: SparkSession, config: QueryConfig) -> DataFrame:
     """Reads the workload: key, number, amount, and the event time as ``at``."""
-    from pyspark.sql import functions as F  # noqa: N812 - the usual alias
+    from pyspark.sql import functions as F
 
     from sparkonce import read_kafka
 
@@ -111,7 +111,7 @@ def source_rows(spark: SparkSession, config: QueryConfig) -> DataFrame:
 
 def sums(rows: DataFrame, config: QueryConfig) -> DataFrame:
     """Sums each key's amounts in each window. Emits a sum once, after the watermark has passed its window."""
-    from pyspark.sql import functions as F  # noqa: N812 - the usual alias
+    from pyspark.sql import functions as F
 
     return (
         rows.withWatermark("at", WATERMARK_DELAY)
@@ -123,7 +123,7 @@ def sums(rows: DataFrame, config: QueryConfig) -> DataFrame:
 
 def plan(spark: SparkSession, config: QueryConfig) -> DataFrame:
     """Emits each row, and the sums of each window."""
-    from pyspark.sql import functions as F  # noqa: N812 - the usual alias
+    from pyspark.sql import functions as F
 
     rows = source_rows(spark, config)
     single = rows.where("key >= 0").select(
@@ -134,7 +134,7 @@ def plan(spark: SparkSession, config: QueryConfig) -> DataFrame:
 
 def for_kafka(batch: DataFrame, refuse_every: int = 0) -> DataFrame:
     """Builds each row's key and value. Some rows also get a timestamp that Kafka refuses."""
-    from pyspark.sql import functions as F  # noqa: N812 - the usual alias
+    from pyspark.sql import functions as F
 
     value = F.concat_ws(",", *[F.col(name).cast("string") for name in batch.columns])
     columns = [F.col("key").cast("string").alias("key"), value.alias("value")]
@@ -284,7 +284,7 @@ def run_batches(
     )
 
     def run_batch(rows: DataFrame, batch: int) -> None:
-        from pyspark.sql import functions as F  # noqa: N812 - the usual alias
+        from pyspark.sql import functions as F
 
         try:
             exactly_once(rows.withColumn("batch", F.lit(batch).cast("bigint")), batch)

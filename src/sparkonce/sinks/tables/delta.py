@@ -147,7 +147,7 @@ class _DeltaTable(Table):
 
     def rules(self, columns: Collection[str]) -> Rules:
         """Reads CHECK constraints, NOT NULL, string lengths, and generated columns."""
-        from pyspark.sql import functions as F  # noqa: N812 - the usual alias
+        from pyspark.sql import functions as F
         from pyspark.sql.classic.column import Column
 
         spark = self.spark._jvm.org.apache.spark.sql

@@ -85,7 +85,7 @@ def ordered(value: Column, actual: DataType, wanted: DataType) -> Column:
     """Returns a value whose structs have the fields of a table's type, in the same order."""
     if _is_in_order(actual, wanted):
         return value
-    from pyspark.sql import functions as F  # noqa: N812 - the usual alias
+    from pyspark.sql import functions as F
     from pyspark.sql.types import ArrayType, MapType, StructType
 
     if isinstance(actual, ArrayType) and isinstance(wanted, ArrayType):
@@ -119,7 +119,7 @@ def never_null_inside(rows: DataFrame, fields: Sequence[StructField]) -> DataFra
 
 
 def _never_null(value: Column, kind: DataType) -> Column:
-    from pyspark.sql import functions as F  # noqa: N812 - the usual alias
+    from pyspark.sql import functions as F
     from pyspark.sql.types import ArrayType, MapType, StructType
 
     def part(one: Column, of: DataType, may_be_null: bool) -> Column:
@@ -187,13 +187,13 @@ def is_nested(schema: StructType) -> bool:
 
 def not_null_inside(field: StructField) -> Mapping[str, Column]:
     """Returns the conditions that no required nested field of a column is null, keyed by description."""
-    from pyspark.sql import functions as F  # noqa: N812 - the usual alias
+    from pyspark.sql import functions as F
 
     return dict(_required(F.col(quoted(field.name)), field.dataType, quoted(field.name)))
 
 
 def _required(value: Column, kind: DataType, name: str) -> Iterator[tuple[str, Column]]:
-    from pyspark.sql import functions as F  # noqa: N812 - the usual alias
+    from pyspark.sql import functions as F
     from pyspark.sql.types import ArrayType, MapType, StructType
 
     if isinstance(kind, StructType):
@@ -210,7 +210,7 @@ def _required(value: Column, kind: DataType, name: str) -> Iterator[tuple[str, C
 
 
 def _of_all(values: Column, kind: DataType, may_be_null: bool, name: str) -> Iterator[tuple[str, Column]]:
-    from pyspark.sql import functions as F  # noqa: N812 - the usual alias
+    from pyspark.sql import functions as F
 
     if not may_be_null:
         yield f"{name} must not be null", values.isNull() | F.forall(values, lambda one: one.isNotNull())
@@ -258,7 +258,7 @@ def with_reason(
     rows: DataFrame, values: Mapping[str, Column], fields: Sequence[StructField], rules: Rules, where: str
 ) -> DataFrame:
     """Adds the column `REASON` to rows: why the table would refuse what is inserted for a row; null if it would not."""
-    from pyspark.sql import functions as F  # noqa: N812 - the usual alias
+    from pyspark.sql import functions as F
 
     plain = [
         as_stored(values.get(one.name.lower(), F.lit(None).cast(one.dataType)), one.dataType).alias(one.name)
@@ -288,7 +288,7 @@ def refused_insert(
     Only rows without a match in the table are inserted. Matches are therefore looked up if a row breaks a rule. The
     rules are those for rows whose columns are the columns of the expressions.
     """
-    from pyspark.sql import functions as F  # noqa: N812 - the usual alias
+    from pyspark.sql import functions as F
 
     if not isinstance(merge.not_matched, Mapping) or not rules.conditions:
         return ""

@@ -235,7 +235,7 @@ class Merge:
         if not self.order_by:
             return rows
         from pyspark.sql import Window
-        from pyspark.sql import functions as F  # noqa: N812 - the usual alias
+        from pyspark.sql import functions as F
 
         ordered = {name.lower() for name in self.order_by}
         others = sorted(name for name in rows.columns if name.lower() not in ordered)
@@ -247,7 +247,7 @@ class Merge:
 
 def has_key(on: Sequence[str]) -> Column:
     """Returns the condition that no column of the key is null. A row with a null in its key matches nothing."""
-    from pyspark.sql import functions as F  # noqa: N812 - the usual alias
+    from pyspark.sql import functions as F
 
     return reduce(lambda one, other: one & other, (F.col(quoted(name)).isNotNull() for name in on))
 
@@ -419,7 +419,7 @@ def _in_driver(keys: pa.Table) -> list[str] | None:
 
 
 def _by_spark(on: Sequence[str], rows: DataFrame) -> list[str] | None:
-    from pyspark.sql import functions as F  # noqa: N812 - the usual alias
+    from pyspark.sql import functions as F
 
     counted = rows.where(has_key(on)).groupBy(*map(quoted, on)).agg(F.count("*").alias(_COUNT))
     # Collect strings, because Python has no dates after the year 9999.

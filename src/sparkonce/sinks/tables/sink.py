@@ -206,7 +206,7 @@ class TableSink(WriteAheadSink, abc.ABC):
         If ``mark`` is set, the column of this name gets the reason instead of a failure; null for rows that are
         accepted.
         """
-        from pyspark.sql import functions as F  # noqa: N812 - the usual alias
+        from pyspark.sql import functions as F
 
         by_name = {name.lower(): name for name in rows.columns}
         identity, fields, rules = self._ask(

@@ -24,7 +24,7 @@ _NO_BATCH = -1
 
 def start(spark: SparkSession, config: QueryConfig, gate: Gate, stopping: threading.Event) -> StreamingQuery:
     """Starts the query. ``plain_to`` is the topic that Spark's own sink writes to."""
-    from pyspark.sql import functions as F  # noqa: N812 - the usual alias
+    from pyspark.sql import functions as F
 
     rows = plan(spark, config)
     if config.plain_to:
