@@ -39,9 +39,8 @@ from crashes.target import ABORT, Target
 from sparkonce.protocol.codec import decode_record
 from sparkonce.protocol.view import Amend, Commit
 from sparkonce_lab.faults import Fault
-from sparkonce_lab.rig.background import Background
 from sparkonce_lab.rig.disk import SmallDisk
-from sparkonce_lab.rig.process import freeze
+from sparkonce_lab.rig.process import Background, freeze
 from sparkonce_lab.rig.proxy import RequestFault, Trap
 from striking.points import CONCLUDED
 from zygote import Zygote

@@ -291,7 +291,7 @@ DIALECT = replace(
 """The product's dialect, without the SQL of staged copies."""
 
 REPLACED: tuple[tuple[str, str, Any], ...] = (
-    ("finishing", "look_for", _marker_state),
+    ("finishing", "read_marker", _marker_state),
     ("finishing", "_markers", _markers),
     ("finishing", "list_sessions", _asked("lists sessions", lambda server: [*map(BackendName.of, server.sessions)])),
     ("finishing", "list_prepared", _asked("lists prepared", lambda server: list(server.prepared))),

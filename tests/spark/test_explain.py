@@ -36,8 +36,7 @@ from sparkonce.analysis.facts import PlanFacts
 from sparkonce.analysis.findings import Role
 from sparkonce.cli.main import app
 from sparkonce.errors import ConfigurationError
-from sparkonce.spark.explain.plan import plan_facts
-from sparkonce.spark.explain.queries import of_query, of_writer
+from sparkonce.spark.explain.queries import of_query, of_writer, plan_facts
 from sparkonce.spark.plans import format_of, source_facts
 from sparkonce.storage.local import LocalFiles
 from sparkonce_lab.kafka import create_topic, produce, read_committed

@@ -23,8 +23,8 @@ from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.spark.formats import ends
 from sparkonce.spark.formats.ends import Ends, StoredRun
 from sparkonce.spark.formats.options import FORMATS, open_files
+from sparkonce.spark.formats.sources import FormatJobWriter
 from sparkonce.spark.formats.task import fingerprints
-from sparkonce.spark.formats.writers import FormatJobWriter
 from sparkonce.storage.hdfs import HdfsFiles
 from sparkonce.storage.local import LocalFiles
 from sparkonce.storage.objects import ObjectFiles

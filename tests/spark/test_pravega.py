@@ -32,8 +32,8 @@ from sparkonce.protocol.handles import COMMITTED, Handle, Outcome
 from sparkonce.protocol.state import Phase
 from sparkonce.sinks.write_ahead.folder import WriteAheadFolder
 from sparkonce_pravega import Pravega, PravegaSink, read_pravega
+from sparkonce_pravega.application import TransactionNotes
 from sparkonce_pravega.client import PravegaStream
-from sparkonce_pravega.notes import TransactionNotes
 from tryout.bulk import make_orders
 
 pytestmark = SPARK

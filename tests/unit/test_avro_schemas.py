@@ -12,16 +12,17 @@ import pytest
 
 from sparkonce.avro.limits import DRIVER, EXECUTOR, PROPERTIES, java_options, warn_without_limits
 from sparkonce.avro.schemas import (
+    SubjectStrategy,
     full_name,
     inline,
     is_recursive,
     may_be_null,
     reader_envelope,
     schema_text,
+    subject_name,
     wire_header,
     writer_envelope,
 )
-from sparkonce.avro.strategies import SubjectStrategy, subject_name
 from sparkonce.errors import ConfigurationError
 
 MONEY = {"type": "record", "name": "Money", "namespace": "com.example", "fields": [{"name": "cents", "type": "long"}]}

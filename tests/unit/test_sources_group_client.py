@@ -11,7 +11,7 @@ from sparkonce.sinks.kafka import connection as waiting_module
 from sparkonce.sinks.kafka import transaction_client as client_module
 from sparkonce.sinks.kafka.outcomes import BrokerAnswer, KafkaTransaction
 from sparkonce.sinks.kafka.transaction_client import TransactionClient
-from sparkonce.sources.group_client import Reply, commit_offsets_in
+from sparkonce.sources.groups import Reply, commit_offsets_in
 from unit.driver_world import Clock
 from unit.kafka_world import SILENT, UNSENT, Brokers
 

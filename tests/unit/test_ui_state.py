@@ -10,7 +10,7 @@ from sparkonce.operate.checkpoint import BatchState, CheckpointStatus, LogEntry,
 from sparkonce.protocol.state import Phase
 from sparkonce.ui.alarms import alarms_of
 from sparkonce.ui.state import TOLD_WITHIN_MS, CheckpointReading, PageState, QueryState, show_query
-from sparkonce.ui.timeline import BY_THE_LOG, MOST_KEPT, PageTimeline
+from sparkonce.ui.watcher import BY_THE_LOG, MOST_KEPT, PageTimeline
 from sparkonce.watch.figures import InDoubt, WatchedBatch, WatchedEvent
 from sparkonce.watch.timeline import RunNow, TimelineSegment
 

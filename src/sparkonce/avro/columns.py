@@ -17,8 +17,15 @@ from sparkonce.arguments import one_of, shown, texts
 from sparkonce.avro import module
 from sparkonce.avro.decode import ASK, STOP, Decoding
 from sparkonce.avro.registry import SchemaRegistry
-from sparkonce.avro.schemas import full_name, parse, schema_text, wire_header, writer_envelope
-from sparkonce.avro.strategies import SubjectStrategy, subject_name
+from sparkonce.avro.schemas import (
+    SubjectStrategy,
+    full_name,
+    parse,
+    schema_text,
+    subject_name,
+    wire_header,
+    writer_envelope,
+)
 from sparkonce.errors import ConfigurationError, SchemaError
 
 FAIL, DROP, DEAD_LETTER = "fail", "drop", "dead-letter"

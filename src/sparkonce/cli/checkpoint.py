@@ -35,14 +35,11 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="See the state of a query, and what its next start would do.", no_args_is_help=True)
 
-
 Location = Annotated[
     str, typer.Argument(metavar="CHECKPOINT", help="The checkpoint: a folder or a URL that Spark accepts.")
 ]
 
-
 Moved = Annotated[bool, typer.Option("--moved", help="Check a start with checkpoint_moved=True.")]
-
 
 Conf = Annotated[
     list[str] | None,
@@ -53,18 +50,13 @@ Conf = Annotated[
     ),
 ]
 
-
 _REFUSED = 1
-
 
 _HADOOP = "spark.hadoop."
 
-
 _CONNECTOR = ("spark.jars.packages", "spark.jars.repositories", "spark.jars.ivy", "spark.jars.ivySettings")
 
-
 _CLASSES = ("spark.driver.extraClassPath", "spark.executor.extraClassPath")
-
 
 _DEFAULT_STORE = "spark.hadoop.fs.defaultFS"
 

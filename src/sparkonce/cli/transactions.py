@@ -40,29 +40,22 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="See open transactions on servers, and end sparkonce's own.", no_args_is_help=True)
 
-
 SILENT = 2
 """The exit code if a system did not respond."""
 
-
 _NOT_ALL = 1
-
 
 _RESOLVE = {"commit": "commit", "abort": "abort", "under way": "abort", "not known": "nothing"}
 """The action of `resolve` for each verdict of the log."""
 
-
 _SWEEP = {**_RESOLVE, "commit": "resolve"}
 """The action of `sweep` for each verdict of the log. `sweep` refuses to run if something must be resolved."""
-
 
 _PARTITION = ("partition", "begins at", "readable to", "end", "behind", "blocks")
 """The columns of a table of partitions."""
 
-
 _ALL = dict.fromkeys(_RESOLVE, "abort")
 """The action of a sweep without a log."""
-
 
 ConfigFile = Annotated[
     str,
@@ -71,11 +64,9 @@ ConfigFile = Annotated[
     ),
 ]
 
-
 SystemOption = Annotated[
     SystemKind | None, typer.Option("--system", metavar="KIND", help=f"Only systems of this kind: {KINDS}.")
 ]
-
 
 Settings = Annotated[
     str,
@@ -86,12 +77,10 @@ Settings = Annotated[
     ),
 ]
 
-
 Checkpoint = Annotated[
     str,
     typer.Option(metavar="CHECKPOINT", help="The query's checkpoint, whose log has the verdict on its transactions."),
 ]
-
 
 Moved = Annotated[
     bool,
@@ -100,12 +89,10 @@ Moved = Annotated[
     ),
 ]
 
-
 AcceptLost = Annotated[
     list[str] | None,
     typer.Option("--accept-lost", metavar="SINK=BATCH", help="Like accept_lost_batches. Can be repeated."),
 ]
-
 
 OnConflict = Annotated[
     str,
@@ -117,12 +104,9 @@ OnConflict = Annotated[
     ),
 ]
 
-
 _QueryName = tuple[str, str]
 
-
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
-
 
 Patience = Annotated[
     float,

@@ -25,7 +25,6 @@ if TYPE_CHECKING:  # A command's help imports this module, and must be fast.
 
 FILE_VARIABLE = "SPARKONCE_CONFIG"
 
-
 _REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
@@ -55,7 +54,6 @@ class SystemKind(str, Enum):
 
 
 KINDS = ", ".join(one.value for one in SystemKind)
-
 
 _CLASSES = {
     SystemKind.FILES: "FilesSink",

@@ -3,5 +3,5 @@
 - ``kafka``: settings of Spark's Kafka source, under librdkafka's or Java's names, and its starting offsets
 - ``topics``: checks the brokers of Kafka sources at each start, and the ids of their topics
 - ``offsets``: reads a batch's offsets in Spark's offset log
-- ``groups``, ``group_client``: commit a batch's offsets to a consumer group
+- ``groups``: commits a batch's offsets to a consumer group
 """

@@ -13,6 +13,5 @@
 - ``job``: runs a user's file and ends its queries.
 - ``query_end``: closes a query's connections when the query ends, and warns if a program exits before that.
 - ``explain``: reads queries for the analyzer.
-- ``limits``: the batch limit of a Python source.
 - ``plans``: reads plans.
 """

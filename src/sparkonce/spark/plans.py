@@ -1,4 +1,4 @@
-"""Finds the sources of a plan, with their options. `sparkonce.spark.explain.plan` reads more of a plan.
+"""Finds the sources of a plan, with their options. `sparkonce.spark.explain.queries` reads more of a plan.
 
 Operators are read as JVM objects, expressions from Spark's JSON of the plan. Class names are from Spark 4.0.
 """

@@ -1,9 +1,8 @@
 """Monitors a running query. A batch reports its phases to one listener; everything else is read from the run's state.
 
-- ``listener``: the query's one listener, which forwards phases and batches to the other modules
+- ``listener``: the query's one listener, which forwards phases and batches to the other modules and to OpenTelemetry
 - ``figures``: counts what a query does, and provides its current state
 - ``timeline``: stores the newest batches and events in the checkpoint, next to the log, where any process can read them
 - ``display``: shows the progress on standard error; ``terminal`` is the line that is updated in place
 - ``prometheus``: exports the figures of all queries of a process to Prometheus
-- ``spans``: exports each batch to OpenTelemetry, with its phases
 """

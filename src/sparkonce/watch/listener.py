@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import logging
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 from sparkonce.driver.progress import BatchProgress
 from sparkonce.driver.run import Listener
 from sparkonce.errors import SparkonceError
 from sparkonce.protocol.state import Phase
 from sparkonce.storage.files import CheckpointFiles
-from sparkonce.watch import spans
 from sparkonce.watch.display import ProgressDisplay
 from sparkonce.watch.figures import Figures, WatchedRun
 from sparkonce.watch.timeline import TimelineWriter
+
+if TYPE_CHECKING:
+    from sparkonce.watch.figures import Figures, WatchedBatch
+
 
 logger = logging.getLogger("sparkonce")
 
@@ -47,7 +52,7 @@ class QueryListener:
     def committed(self, done: BatchProgress) -> None:
         """Reports a committed batch, and writes its line to the log."""
         self._timeline.add(batch := self.figures.done(done))
-        spans.emit(self.figures, batch)
+        emit(self.figures, batch)
         logger.info("%s", line := done.line())
         self.display.show(done, line)
 
@@ -68,3 +73,63 @@ class QueryListener:
         """
         self.figures.end_run(spark_run, failure)
         self._timeline.close(spark_run)
+
+
+_NS_A_MS = 1_000_000
+
+
+def emit(figures: Figures, batch: WatchedBatch) -> None:
+    """Exports a committed batch to OpenTelemetry: one span for the batch, and one for each of its phases.
+
+    Nothing is sent unless ``opentelemetry-api`` is installed and the process has set up a tracer provider.
+    The spans are named ``sparkonce.batch`` and ``sparkonce.phase``. The batch has the attributes ``sparkonce.query``,
+    ``sparkonce.query_name``, ``sparkonce.run``, ``sparkonce.batch``, ``sparkonce.transactions``, ``sparkonce.healed``,
+    ``sparkonce.recovered`` and, for each sink, ``sparkonce.rows.<sink>``. A phase has the attribute
+    ``sparkonce.phase``.
+    """
+    if (trace := _trace()) is None:
+        return
+    try:
+        _emit(trace, figures, batch)
+    except Exception as error:  # noqa: BLE001 - a user's span processor may raise anything, and the batch is committed
+        logger.debug("The spans of batch %d could not be made: %s", batch.batch, error)
+
+
+def _emit(trace: Any, figures: Figures, batch: WatchedBatch) -> None:
+    began_ms = batch.began_ms
+    tracer = trace.get_tracer("sparkonce")
+    span = tracer.start_span(
+        "sparkonce.batch",
+        start_time=began_ms * _NS_A_MS,
+        attributes={
+            "sparkonce.query": figures.query,
+            "sparkonce.query_name": figures.name,
+            "sparkonce.run": figures.spark_run,
+            "sparkonce.batch": batch.batch,
+            "sparkonce.transactions": batch.transactions,
+            "sparkonce.healed": batch.healed,
+            "sparkonce.recovered": batch.recovered,
+            **{f"sparkonce.rows.{sink}": rows for sink, rows in batch.rows.items()},
+        },
+    )
+    inside = trace.set_span_in_context(span)
+    for phase, took_ms in batch.phases:
+        part = tracer.start_span(
+            "sparkonce.phase",
+            context=inside,
+            start_time=began_ms * _NS_A_MS,
+            attributes={"sparkonce.phase": phase},
+        )
+        began_ms += took_ms
+        part.end(began_ms * _NS_A_MS)
+    span.end(began_ms * _NS_A_MS)
+
+
+@cache
+def _trace() -> Any:
+    try:
+        import opentelemetry.trace as trace
+    except Exception as error:  # noqa: BLE001 - a broken installation may raise anything
+        logger.debug("OpenTelemetry is not installed: %s", error)
+        return None
+    return trace

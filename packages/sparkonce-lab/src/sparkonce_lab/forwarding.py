@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import abc
 import inspect
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
+from sparkonce.protocol.handles import Finished, Handle
 from sparkonce.sink import SinkCommitter, SinkWriter, TwoPhaseCommitSink
 
 
@@ -47,3 +49,26 @@ class ForwardingCommitter(SinkCommitter):
 
 for _each in (ForwardingSink, ForwardingWriter, ForwardingCommitter):
     _forward(_each)
+
+
+class HalfwaySink(ForwardingSink):
+    """Wraps a sink, whose committer pauses halfway through a batch if `is_held` returns True, until `wait` returns.
+
+    `is_held` is a class attribute, because only the driver has it, not the workers. Spark pickles sinks to its workers
+    by reference, so this class must not be in the module that the query's process runs.
+    """
+
+    is_held: ClassVar[Callable[[], bool]]
+    wait: ClassVar[Callable[[], None]]
+
+    def committer(self) -> SinkCommitter:
+        return _HalfwayCommitter(self._real.committer())  # type: ignore[abstract]
+
+
+class _HalfwayCommitter(ForwardingCommitter):
+    def commit(self, handles: Sequence[Handle]) -> Sequence[Finished]:
+        written = [handle for handle in handles if handle.transaction]
+        if len(written) > 1 and HalfwaySink.is_held():
+            self._real.commit(written[: len(written) // 2])
+            HalfwaySink.wait()
+        return self._real.commit(handles)

@@ -24,8 +24,7 @@ _POLL_S = 0.05
 _CHUNK = 50_000
 
 _LOG_LEVEL = 5
-"""librdkafka's level for warnings and errors. At level 6, it also logs events that were left when a client was closed.
-librdkafka's level for warnings and errors. At level 6, it also logs events that were left when a client was closed."""
+"""librdkafka's level for warnings and errors. At level 6, it also logs events left when a client was closed."""
 
 
 class Record(NamedTuple):

@@ -12,7 +12,7 @@ from sparkonce.protocol.view import LogView, LogViolation
 from sparkonce.storage.files import CheckpointFiles
 from sparkonce.storage.local import LocalFiles
 from sparkonce_lab.history import EventKind, Recorder
-from sparkonce_lab.rig.background import Background
+from sparkonce_lab.rig.process import Background
 from sparkonce_lab.systems.base import VerifiedSystem
 
 _EVERY_S = 0.2

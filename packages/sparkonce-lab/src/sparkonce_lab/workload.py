@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from sparkonce_lab.errors import RunFailedError
 from sparkonce_lab.history import ROWS
-from sparkonce_lab.rig.background import Background
+from sparkonce_lab.rig.process import Background
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -14,10 +14,9 @@ from sparkonce.errors import ANEW, ConfigurationError, PreflightError, SchemaErr
 from sparkonce.session import SEEN_BY_ALL, driver_session, require_class
 from sparkonce.sink import Facts, SinkCommitter, WorkerNeeds, spark_type
 from sparkonce.write_ahead import Applies, CallSettings, WriteAheadSink
-from sparkonce_pravega.application import PravegaApplication, PravegaCommitter
+from sparkonce_pravega.application import PravegaApplication, PravegaCommitter, TransactionNotes
 from sparkonce_pravega.client import CLIENT_CLASS, PravegaStream, reason
 from sparkonce_pravega.cluster import CLIENT_JAR, Pravega
-from sparkonce_pravega.notes import TransactionNotes
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

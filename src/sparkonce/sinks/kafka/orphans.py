@@ -35,7 +35,6 @@ Target = tuple[str, str]
 
 ANSWER_WITHIN_S = 30.0
 
-
 OPEN, BEING_ENDED, MARKER_MISSING, NOT_VISIBLE = "open", "being ended", "marker missing", "id not visible"
 
 

@@ -70,7 +70,6 @@ _TOO_LARGE = (
     "Raise the topic's max.message.bytes, a limit of batches as sent, set compression.type, or keep such rows out."
 )
 
-
 _ABOUT_ROWS = {
     KafkaError.INVALID_TIMESTAMP: (
         "Column 'timestamp' has a timestamp that the topic does not accept: correct it in the query, or raise the "

@@ -1,6 +1,6 @@
 """Requests to coordinators and partition leaders that librdkafka does not offer, sent with kafka-python.
 
-`TransactionClient` describes and ends transactions through their coordinators. `sparkonce.sources.group_client` uses it
+`TransactionClient` describes and ends transactions through their coordinators. `sparkonce.sources.groups` uses it
 to commit the offsets of groups. `ask_leaders` queries the leaders of a topic's partitions for offsets and producers.
 """
 

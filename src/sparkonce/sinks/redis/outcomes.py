@@ -163,7 +163,6 @@ _CLUSTER: Mapping[str, Meaning] = {
     ),
 }
 
-
 # Redis 6 adds this prefix to the error of a command in a script. If the script does not catch the error, the prefix
 # contains the location twice.
 _IN_SCRIPT = r"(?:ERR )?(?:Error running script \(call to \w+\): )?(?:@user_script: ?\d+: )*-?"

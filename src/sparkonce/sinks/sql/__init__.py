@@ -3,8 +3,7 @@
 On both:
     ``dialect``: the functions that each database provides, and a task attempt's transaction as a value.
     ``sink``: the base of the public classes.
-    ``settings``: the user's settings for the table, its rows and time limits.
-    ``merging``: the parts of the statements that merge staged rows.
+    ``settings``: the user's settings for the table, its rows and time limits, and the SQL of an upsert's conditions.
     ``pool``: idle connections for reuse.
 
 On the executors:

@@ -257,9 +257,10 @@ class SqlCommitter(HandleCommitter[SqlTransaction]):
         """Aborts what a session has prepared or staged just before it ended."""
         try:
             with self.lent() as session:
-                left = [self._dialect.fields.handle(self._name, each) for each in self._dialect.left_by(session, one)]
+                found = self._dialect.transactions_of(session, one)
         except self._dialect.errors as error:
             return self._dialect.finished(error)
+        left = [self._dialect.fields.handle(self._name, each) for each in found]
         return next(iter(self.abort(left)), Finished(outcome=Outcome.ABORTED))
 
     def _finish_staged(

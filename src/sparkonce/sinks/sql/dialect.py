@@ -181,7 +181,7 @@ class Dialect:
         finished: Translates an error of a commit or an abort into an outcome.
         prepare_error: Translates a server's error while a task attempt writes, or during a trial merge.
         list_open: Lists the transactions and sessions that may belong to these runs.
-        left_by: Returns what an `OPEN` session, which no longer exists, prepared or staged before it ended.
+        transactions_of: Lists what an `OPEN` session, which no longer exists, prepared or staged before it ended.
         end_writers: Ends the sessions that write these transactions. Returns False if one still exists at the deadline.
         settle: Waits until the writers of these transactions have ended, or until the deadline. None if commits need
             not wait.
@@ -226,7 +226,7 @@ class Dialect:
     finished: Callable[[Exception], Finished]
     prepare_error: Callable[..., PrepareError]
     list_open: Callable[[Session, Claims, Location], Iterable[SqlTransaction]]
-    left_by: Callable[[Session, SqlTransaction], Sequence[SqlTransaction]] = lambda *_: ()
+    transactions_of: Callable[[Session, SqlTransaction], Sequence[SqlTransaction]] = lambda *_: ()
     end_writers: Callable[[Session, Sequence[SqlTransaction], float], bool]
     settle: Callable[[Session, Names, float], None] | None = None
     finish_prepared: Callable[[Session, SqlTransaction, bool, float], Finished]

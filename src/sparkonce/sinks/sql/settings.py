@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -46,9 +46,9 @@ class UpsertRules:
     SETTINGS: ClassVar = ("order_by", "update_when", "delete_when")
 
     @classmethod
-    def of(cls, mode: str, on_conflict: str = "update", **given: Any) -> UpsertRules:
+    def of(cls, mode: str, on_conflict: str = "update", **settings: Any) -> UpsertRules:
         """Returns the rules. Each setting may be None, and is refused if it contradicts another or the mode."""
-        found = {setting: value for setting, value in given.items() if value is not None}
+        found = {setting: value for setting, value in settings.items() if value is not None}
         for setting, value in found.items():
             example = "a column's name" if setting == "order_by" else "a condition in SQL, such as source.n > target.n"
             nonempty(setting, value, example=example)
@@ -66,9 +66,10 @@ class UpsertRules:
     @property
     def conditions(self) -> dict[str, str]:
         """The conditions in SQL, by their settings."""
-        return {setting: text for setting, text in self.given().items() if setting != "order_by"}
+        return {setting: text for setting, text in self.to_dict().items() if setting != "order_by"}
 
-    def given(self) -> dict[str, str]:
+    def to_dict(self) -> dict[str, str]:
+        """Returns the settings that are used."""
         values = {setting: str(getattr(self, setting)) for setting in self.SETTINGS}
         return {setting: value for setting, value in values.items() if value}
 
@@ -149,11 +150,11 @@ class Target:
             what = f"mode={mode!r} with key_columns={list(keys)}: upserts need them, and nothing else does."
             step = "Name the columns of a unique key for mode='upsert', or leave them out."
             raise ConfigurationError(what, next_step=step, setting="key_columns")
-        given = UpsertRules.of(mode, on_conflict, **rules)
+        upsert_rules = UpsertRules.of(mode, on_conflict, **rules)
         if one_of("on_conflict", on_conflict, CONFLICTS) != "update" and mode != UPSERT:
             what = f"mode={mode!r} with on_conflict={on_conflict!r}, which is for upserts."
             raise ConfigurationError(what, next_step="Leave it out, or set mode='upsert'.", setting="on_conflict")
-        return cls(schema=schema, table=table, mode=mode, keys=keys, on_conflict=on_conflict, rules=given)
+        return cls(schema=schema, table=table, mode=mode, keys=keys, on_conflict=on_conflict, rules=upsert_rules)
 
     def to_text(self, columns: tuple[str, ...]) -> str:
         """Returns the target and the written columns as text, for the marker of staged rows."""
@@ -204,3 +205,31 @@ class Limits:
 def quoted(*names: str) -> str:
     """Returns a quoted name, with its schema if that is given, too."""
     return ".".join('"' + name.replace('"', '""') + '"' for name in names)
+
+
+Quote = Callable[[str], str]
+"""Quotes a name for a statement."""
+
+
+def staged_columns(target: Target, columns: Sequence[str], *, fold: bool = False) -> list[str]:
+    """Returns the written columns and those that only determine whether a row deletes."""
+    read = sorted(read_by(target.rules.delete_when))
+    return [*columns, *target.rules.staged_only(read, columns, fold=fold)]
+
+
+def same_keys(target: Target, quote: Quote) -> str:
+    """Returns the condition that both rows have the same key."""
+    return " AND ".join(f"target.{quote(key)} = source.{quote(key)}" for key in target.keys)
+
+
+def conditions(target: Target, quote: Quote, when: str, source: str = "source") -> list[str]:
+    """Returns the conditions that the batch's row is not older than the table's row, and the one in `when`."""
+    found, column = [], quote(target.rules.order_by)
+    if target.rules.order_by:  # null is older than any value
+        found = [f"(target.{column} IS NULL OR {source}.{column} >= target.{column})"]
+    return [*found, *([condition(when if source == "source" else with_source(when, source))] if when else [])]
+
+
+def condition(text: str) -> str:
+    """Returns a user's condition, which may end with a comment, as an operand."""
+    return f"(\n{text}\n)"

@@ -1,7 +1,7 @@
 """Reads queries for the analyzer.
 
 - ``explain``: `sparkonce.explain`.
-- ``queries``: the facts of a query, a stream writer or a DataFrame.
-- ``plan``: the parts of a plan that may give different rows when it runs again.
+- ``queries``: the facts of a query, a stream writer or a DataFrame, and the parts of its plan that may give different
+  rows when it runs again.
 - ``dry_run``: runs a file without starting its queries.
 """

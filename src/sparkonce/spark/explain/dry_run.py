@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import os
+import runpy
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -28,7 +29,7 @@ from sparkonce.jvm import class_name, field
 from sparkonce.spark import classic, exactly_once
 from sparkonce.spark.exactly_once import ExactlyOnce
 from sparkonce.spark.job import ending
-from sparkonce.spark.job.script import run_script, script
+from sparkonce.spark.job.run import script
 from sparkonce.watch.display import ProgressDisplay
 
 Explainer = Callable[[DataStreamWriter, str | None], None]
@@ -84,7 +85,7 @@ def dry_run(file: Path, arguments: Sequence[str], explain: Explainer) -> bool:
     _refuse_connect({})
     try:
         with script(file, arguments) as name, redirect_stdout(sys.stderr), _intercepted(explain):
-            run_script(name)
+            runpy.run_path(name, run_name="__main__")
     except _EndOfRun as end:
         return not may_follow(_calls(end, file))
     except SparkonceError:

@@ -1,11 +1,14 @@
-"""Reads a query that is running or ready to run: its engine and its sink.
+"""Reads a query that is running or ready to run: its engine, its sink, and the parts of its plan that are not stable.
+
+A part is not stable if it may give different rows when the plan runs again; see `sparkonce.spark.plans`.
 
 Class and field names are from Spark 4.0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -16,14 +19,21 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from sparkonce.analysis.arguments import function_facts, sink_facts, used_by
 from sparkonce.analysis.engine import SKIP_NULLS, WATERMARKS
-from sparkonce.analysis.facts import EngineFacts, Pipeline, SinkFacts, lower_names, parse_duration
+from sparkonce.analysis.facts import (
+    EngineFacts,
+    Pipeline,
+    PlanFacts,
+    PythonFunction,
+    SinkFacts,
+    lower_names,
+    parse_duration,
+)
 from sparkonce.analysis.sinks import IGNORE_METADATA
 from sparkonce.errors import ConfigurationError
-from sparkonce.jvm import class_name, field, jvm, scala_map
+from sparkonce.jvm import class_name, field, items, jvm, scala_map
 from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.spark.exactly_once import ExactlyOnce
-from sparkonce.spark.explain.plan import plan_facts
-from sparkonce.spark.plans import format_of, source_facts
+from sparkonce.spark.plans import LITERAL_ROWS, SHUFFLES, STATEFUL, expressions, format_of, is_leaf, nodes, source_facts
 from sparkonce.spark.views import refused_rows_of
 
 Stable = bool | Iterable[str]
@@ -233,3 +243,112 @@ def _format_of_table(spark: SparkSession, table: str, made_in: str) -> str:
     catalog = leaf.catalogTable() if hasattr(leaf, "catalogTable") else None
     provider = catalog.get().provider() if catalog is not None and catalog.isDefined() else None
     return str(provider.get()).lower() if provider is not None and provider.isDefined() else ""
+
+
+_RANDOM = {
+    "CallMethodViaReflection": "reflect",
+    "RandStr": "randstr",
+    "Rand": "rand",
+    "Randn": "randn",
+    "Sample": "sample",
+    "Shuffle": "shuffle",
+    "Uniform": "uniform",
+    "Uuid": "uuid",
+}
+_LAYOUT = {"MonotonicallyIncreasingID": "monotonically_increasing_id", "SparkPartitionID": "spark_partition_id"}
+_ORDER = {
+    "AnyValue": "any_value",
+    "CollectList": "collect_list",
+    "First": "first",
+    "Last": "last",
+    "ListAgg": "listagg",
+}
+_CLOCK = {"Now": "now", "CurrentTime": "current_time"}
+_BATCH_CLOCK = {
+    "CurrentBatchTimestamp": "current_timestamp",
+    "CurrentDate": "current_date",
+    "CurrentTimestamp": "current_timestamp",
+    "LocalTimestamp": "localtimestamp",
+}
+_HARMLESS = {"InputFileName", "InputFileBlockStart", "InputFileBlockLength"}
+"""Expressions that Spark considers non-deterministic, although a row comes from the same file in every replay."""
+
+
+def plan_facts(plan: Any, stable: bool | Iterable[str] = False) -> PlanFacts:
+    """Returns the parts of an analyzed plan that may give different rows when it runs again.
+
+    Args:
+        plan: Spark's ``LogicalPlan``.
+        stable: The names of Python functions that the user declares deterministic; True for all.
+    """
+    operators = list(nodes(plan))
+    kinds = [class_name(node) for node in operators]
+    found = list(expressions(json.loads(plan.toJSON())))
+    classes = [one["class"] for one in found]
+    functions = _functions(found, stable)
+    random = _named(classes, _RANDOM)
+    layout, clock = _named(classes, _LAYOUT), _named(classes, _CLOCK)
+    undeclared = any(function.deterministic is False for function in functions)
+    known = random or layout or undeclared or _HARMLESS & set(classes)
+    return PlanFacts(
+        random=(*random, *_unstable_scala(found)),
+        layout=layout,
+        order=(*_named(classes, _ORDER), *_order(operators)),
+        clock=clock,
+        batch_clock=_named(classes, _BATCH_CLOCK),
+        static=tuple(_static(node) for node in operators if _is_static(node)),
+        functions=functions,
+        unnamed=not known and not _unstable_scala(found) and not plan.deterministic(),
+        shuffles=bool(SHUFFLES & set(kinds)),
+        merges=any(kind == "Repartition" and not node.shuffle() for node, kind in zip(operators, kinds, strict=True)),
+        stateful=tuple(
+            dict.fromkeys(kind for node, kind in zip(operators, kinds, strict=True) if _is_stateful(node, kind))
+        ),
+        watermarks=kinds.count("EventTimeWatermark"),
+    )
+
+
+def _named(classes: Iterable[str], names: dict[str, str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(names[each] for each in classes if each in names))
+
+
+def _unstable_scala(found: Iterable[dict[str, Any]]) -> tuple[str, ...]:
+    unstable = [one for one in found if one["class"] == "ScalaUDF" and one.get("udfDeterministic") is False]
+    return ("a Scala function declared so",) if unstable else ()
+
+
+def _order(nodes: Iterable[Any]) -> Iterator[str]:
+    for node in nodes:
+        kind = class_name(node)
+        if kind == "GlobalLimit":
+            yield "limit"
+        # If every column is a key, the dropped rows are equal to the remaining one.
+        if kind.startswith("Deduplicate") and node.keys().size() < node.child().output().size():
+            yield "dropDuplicates"
+
+
+def _is_stateful(node: Any, kind: str) -> bool:
+    if kind == "Join":
+        return all(child.isStreaming() for child in items(node.children()))
+    return kind in STATEFUL and bool(node.isStreaming())
+
+
+def _is_static(node: Any) -> bool:
+    return is_leaf(node) and not node.isStreaming() and class_name(node) not in LITERAL_ROWS
+
+
+def _static(leaf: Any) -> str:
+    """Returns a name for a table or files that are not streamed."""
+    text = str(leaf.simpleString(5))
+    return "the static " + text.partition("[")[0].replace("Relation", "").strip()
+
+
+def _functions(found: Iterable[dict[str, Any]], stable: bool | Iterable[str]) -> tuple[PythonFunction, ...]:
+    declared = {
+        one["name"]: bool(one["udfDeterministic"]) for one in found if "udfDeterministic" in one and "evalType" in one
+    }
+    trusted = set(declared) if stable is True else set(stable or ())
+    return tuple(
+        PythonFunction(name=name, deterministic=True if name in trusted else (None if deterministic else False))
+        for name, deterministic in declared.items()
+    )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import runpy
 import sys
 import traceback as traces
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -17,7 +18,6 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from sparkonce.errors import SparkonceError
 from sparkonce.spark.job.ending import Stopping, end_process, spark_is_gone, stop, wait, write_error
-from sparkonce.spark.job.script import run_script, script
 from sparkonce.watch.display import end_displays
 
 
@@ -54,7 +54,7 @@ def run_job(file: Path, arguments: Sequence[str], *, traceback: bool = False) ->
                 for method in ("start", "toTable"):
                     started.enter_context(patch.object(writer, method, noting(getattr(writer, method))))
             try:
-                run_script(name)
+                runpy.run_path(name, run_name="__main__")
             except Exception as error:  # noqa: BLE001 - the file's own, of any kind
                 _end_of(error, name, list(newest.values()), stopping.signal, traceback=traceback)
             except KeyboardInterrupt:
@@ -104,3 +104,17 @@ def _from(name: str, trace: TracebackType | None) -> TracebackType | None:
     while own is not None and own.tb_frame.f_code.co_filename != name:
         own = own.tb_next
     return own or trace
+
+
+@contextmanager
+def script(file: Path, arguments: Sequence[str]) -> Iterator[str]:
+    """Sets ``sys.argv`` and ``sys.path`` while the context is active. Yields the file's name in tracebacks.
+
+    The caller then runs it as ``python FILE`` would, by ``runpy``.
+    """
+    argv, path = sys.argv, list(sys.path)
+    sys.argv, sys.path[:0] = [str(file), *arguments], [str(file.absolute().parent)]
+    try:
+        yield str(file)
+    finally:
+        sys.argv, sys.path[:] = argv, path

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from sparkonce_lab.demo.halfway import HalfwaySink
+from sparkonce_lab.forwarding import HalfwaySink
 from sparkonce_lab.query import Gate, QueryConfig, for_kafka, main, plan, run_batches, writing
 from sparkonce_lab.schedule import HALFWAY
 from sparkonce_lab.systems.kafka import KafkaSystem

@@ -28,7 +28,6 @@ ALWAYS: tuple[str, ...] = (
     "lacks counts as lost",
 )
 
-
 _NO_RULE = (
     "no lifecycle rule aborts incomplete multipart uploads here (AbortIncompleteMultipartUpload): what a query that "
     "is never restarted leaves behind costs money until it is aborted manually"

@@ -435,7 +435,7 @@ def _not_listed(connection: Connection, name: TransactionName) -> Finished:
 def move(connection: Connection, _location: Location, stage: StagedCopy, tables: StagedTables, is_trial: bool) -> str:
     """Moves the rows of staging tables. Checks that all prepared rows have arrived, and are unchanged."""
     every = list(tables.values())
-    for group in [every] if stage.target.rules.given() else [[one] for one in every]:
+    for group in [every] if stage.target.rules.to_dict() else [[one] for one in every]:
         names = [table for table, _ in group]
         listed = ", ".join(names)
         changed = f"into {stage.target} would have changed rows, and was rolled back"

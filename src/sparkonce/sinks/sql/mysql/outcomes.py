@@ -43,7 +43,6 @@ _OF_FILES = frozenset({3, 20, 1005, 1026, 1030, 1180})
 _FULL = re.compile(r"rr(?:or|code|no):? 28\b|No space left|Disk full|Disk quota exceeded")
 """Matches ENOSPC by its number, but not EDQUOT (122), a number that the server also uses (HA_ERR_INTERNAL_ERROR)."""
 
-
 _NOTHING_LOST = "Nothing is lost."
 _GRANT = "Grant the right."
 _NOT_APPLIED = (

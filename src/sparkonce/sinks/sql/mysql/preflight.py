@@ -263,18 +263,18 @@ def _check_commit(connection: Connection, sink: MySQLSink, columns: Sequence[MyS
 
 def _check_rules(connection: Connection, sink: MySQLSink, stage: str, written: Sequence[str]) -> None:
     """Merges an empty staging table with the conditions of the upsert, to see whether the server accepts them."""
-    if not sink.target.rules.given() or not written:
+    if not sink.target.rules.to_dict() or not written:
         return
     try:
         for step in merge_steps([stage], sink.target, written):
             connection.execute(step)
     except MySQLError as error:
-        shown = " and ".join(f"{setting}={text!r}" for setting, text in sink.target.rules.given().items())
+        shown = " and ".join(f"{setting}={text!r}" for setting, text in sink.target.rules.to_dict().items())
         raise PreflightError(
             f"The server refuses to upsert into table {sink.target} with {shown}: {numbered_message(error)}",
             next_step="Write the server's SQL, over source.… (the batch's row) and target.… (the table's row). "
             "delete_when needs the right DELETE on the table.",
-            setting=next(iter(sink.target.rules.given())),
+            setting=next(iter(sink.target.rules.to_dict())),
         ) from None
 
 

@@ -164,7 +164,7 @@ class StagingTable:
             "begun_ms": self.begun_ms,
             "table": self.target.table,
             "keys": self.target.keys,
-            **self.target.rules.given(),
+            **self.target.rules.to_dict(),
         }
         text = json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
         # A comment stores at most three bytes per character, and turns longer characters into question marks.

@@ -90,8 +90,8 @@ class MySQLSink(SqlSink):
             table, mode, key_columns, order_by=order_by, update_when=update_when, delete_when=delete_when
         )
         rules = self.target.rules
-        if rules.given() and (self.commit == TWO_PHASE or guarantee is not Guarantee.EXACTLY_ONCE):
-            setting = next(iter(rules.given()))
+        if rules.to_dict() and (self.commit == TWO_PHASE or guarantee is not Guarantee.EXACTLY_ONCE):
+            setting = next(iter(rules.to_dict()))
             what = (
                 f"{setting} with commit={commit!r} and guarantee={guarantee.name}: rows are compared when a staged "
                 "batch is merged."

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from sparkonce.sinks.sql.merging import condition, conditions, same_keys, staged_columns
 from sparkonce.sinks.sql.mysql.catalog import MySQLColumn
 from sparkonce.sinks.sql.mysql.connection import Flavour
 from sparkonce.sinks.sql.mysql.settings import quote
-from sparkonce.sinks.sql.settings import APPEND, Target
+from sparkonce.sinks.sql.settings import APPEND, Target, condition, conditions, same_keys, staged_columns
 
 ROW = "sparkonce_row"
 """The column of a staging table that numbers its rows. It is not written to the target."""
@@ -34,7 +33,7 @@ def merge_steps(stages: Sequence[str], target: Target, columns: Sequence[str]) -
     keys are inserted first, which locks the rows of all keys: nobody can change them during the comparison.
     """
     keys, rules, table, into = target.keys, target.rules, quote(target.table), insert_into(target.table, columns)
-    if not rules.given():
+    if not rules.to_dict():
         names = ", ".join(f"sparkonce_stage.{quote(column)}" for column in columns)
         statement = f"{into} SELECT {names} FROM {quote(stages[0])} AS sparkonce_stage ORDER BY {ROW}"
         if target.mode == APPEND:

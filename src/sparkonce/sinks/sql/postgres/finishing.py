@@ -76,8 +76,8 @@ class MarkerState:
     row_security: bool
 
 
-def look_for(connection: Connection, name: TransactionName, location: Location) -> MarkerState:
-    """Looks up one transaction. Raises `psycopg.Error` if the server does not answer."""
+def read_marker(connection: Connection, name: TransactionName, location: Location) -> MarkerState:
+    """Reads what the server has of one transaction. Raises `psycopg.Error` if the server does not answer."""
     table = commits(location.schema)
     query = sql.SQL(
         "SELECT (SELECT state FROM {0} WHERE name = {1}), "
@@ -123,7 +123,7 @@ def not_committed(connection: Connection, names: Names, location: Location) -> l
     there = {one.name for one in _read(connection, location, COMMITTED_STATE, "name = ANY ({})", texts)}
 
     def is_gone(name: TransactionName) -> bool:
-        found = look_for(connection, name, location)
+        found = read_marker(connection, name, location)
         if found.state is not None or found.is_prepared:
             return found.state != COMMITTED_STATE
         return verdict(found, name, location).outcome is Outcome.LOST
@@ -199,7 +199,7 @@ def list_prepared(connection: Connection) -> list[TransactionName]:
     return [name for (gid,) in rows if (name := TransactionName.parse(gid)) is not None]
 
 
-def left_by(connection: Connection, one: SqlTransaction) -> list[SqlTransaction]:
+def transactions_of(connection: Connection, one: SqlTransaction) -> list[SqlTransaction]:
     """Returns the transactions that a session has prepared or staged."""
     prepared, staged = list_prepared(connection), list_staged(connection, one.location, [one.name.query])
     return [
@@ -230,7 +230,7 @@ def finish_prepared(connection: Connection, one: SqlTransaction, commit: bool, _
         if error.sqlstate != NOT_FOUND:
             raise
         # Read the marker after the refusal: a commit shows its marker before it removes the name.
-        found = verdict(look_for(connection, one.name, one.location), one.name, one.location)
+        found = verdict(read_marker(connection, one.name, one.location), one.name, one.location)
         return GONE if found.outcome is Outcome.LOST and not commit else found
     return Finished(outcome=Outcome.COMMITTED if commit else Outcome.ABORTED)
 
@@ -259,7 +259,7 @@ def stages(connection: Connection, location: Location, names: Names, commit: boo
     for name in names:
         state, text = found.get(str(name), ("", ""))
         if not state:
-            answers[name] = verdict(look_for(connection, name, location), name, location)
+            answers[name] = verdict(read_marker(connection, name, location), name, location)
         elif state == COMMITTED_STATE:
             answers[name] = MARKED
         elif commit:

@@ -40,9 +40,8 @@ _WITH_VALUES = ("22", "42601")
 
 _ABOUT_ROWS = ("22", "23", "P0001")
 
-_PLACES = ("COPY ", "PL/pgSQL function ")
+_CONTEXTS = ("COPY ", "PL/pgSQL function ")
 """The beginnings of context lines that name a location but no value. For binary COPY, none contains a value."""
-
 
 _RETRY, _UNKNOWN = Outcome.RETRY, Outcome.UNKNOWN
 _DECIDED = (
@@ -157,7 +156,6 @@ _STEPS: Mapping[str, str] = {
     "P0": "A trigger or function refuses the rows: correct it, or the rows.",
 }
 
-
 _STEPS_OF_NUL: Mapping[str, str] = {
     "22021": "Text in PostgreSQL cannot hold the character NUL (U+0000): take it out with regexp_replace, or write "
     "binary to a bytea column.",
@@ -185,7 +183,7 @@ def server_message(error: Exception) -> str:
     primary = diagnostics.message_primary or ""
     if code_of(error).startswith(_WITH_VALUES):
         primary = _QUOTED.sub('"…"', primary)
-    where = [line for line in (diagnostics.context or "").splitlines() if line.startswith(_PLACES)]
+    where = [line for line in (diagnostics.context or "").splitlines() if line.startswith(_CONTEXTS)]
     told = ". ".join(part.strip().rstrip(".") for part in (primary, *where[:1]) if part)
     return one_line(f"{code_of(error)} {told or str(error).strip().partition(chr(10))[0]}")
 

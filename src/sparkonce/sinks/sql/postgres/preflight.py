@@ -42,7 +42,6 @@ _WRONG_SQL = ("42", "22", "0A")
 """The SQLSTATE classes of statements that no server of this version supports."""
 _RIGHTS = ("SELECT", "INSERT", "UPDATE", "DELETE")
 
-
 # The table's oid, True if it keeps rows after a crash, True if row-level security may hide some, and its columns.
 _COMMITS = """
 SELECT c.oid::int8, c.relkind = 'r' AND c.relpersistence = 'p', pg_catalog.row_security_active(c.oid),

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from psycopg import sql
 
 from sparkonce.protocol.ownership import TransactionName
-from sparkonce.sinks.sql.merging import condition, conditions, same_keys, staged_columns
 from sparkonce.sinks.sql.postgres.catalog import CatalogTable, PostgresColumn
 from sparkonce.sinks.sql.postgres.settings import COMMITS_TABLE, staging_table
-from sparkonce.sinks.sql.settings import APPEND, Target, quoted
+from sparkonce.sinks.sql.settings import APPEND, Target, condition, conditions, quoted, same_keys, staged_columns
 
 STAGED_STATE = "staged"
 COMMITTED_STATE = "committed"
