@@ -74,6 +74,27 @@ def test_what_a_table_refuses_is_found_before_the_decision(mariadb: MySQLSystem,
 
 
 @pytest.mark.parametrize(
+    ("change", "number"),
+    [
+        ("ADD CHECK (number <> 11)", "4025"),
+        ("ADD more INT NOT NULL", "1364"),
+        ("MODIFY number BIGINT NOT NULL", "1048"),
+        ("ADD UNIQUE (number)", "1062"),
+    ],
+)
+def test_what_is_added_to_a_table_while_a_batch_is_written_is_found_before_the_decision(
+    mariadb: MySQLSystem, change: str, number: str
+) -> None:
+    mariadb.ask(OPEN)
+    rows = pa.record_batch({"number": pa.array([11, 11, None], pa.int64())})
+    with closing(scene_of(mariadb)) as scene:
+        handle = one_run.prepare(scene.sink, rows)
+        mariadb.ask(f"ALTER TABLE target {change}")
+        with pytest.raises(PrepareError, match=f"not decided: error {number}"):
+            scene.committer.check_prepared([handle])
+
+
+@pytest.mark.parametrize(
     "columns",
     ["number BIGINT, KEY (number)", "id BIGINT AUTO_INCREMENT PRIMARY KEY, number BIGINT CHECK (number >= 0)"],
 )

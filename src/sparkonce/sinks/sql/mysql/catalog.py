@@ -27,6 +27,14 @@ _CHECKS = (
     "SELECT CONSTRAINT_NAME, CHECK_CLAUSE FROM information_schema.CHECK_CONSTRAINTS "
     "WHERE CONSTRAINT_SCHEMA = DATABASE() AND TABLE_NAME = %s ORDER BY CONSTRAINT_NAME"
 )
+_CHECKS_OF_STAGES = (
+    "SELECT TABLE_NAME, CONSTRAINT_NAME, CHECK_CLAUSE FROM information_schema.CHECK_CONSTRAINTS "
+    "WHERE CONSTRAINT_SCHEMA = DATABASE() AND TABLE_NAME IN ({})"
+)
+_NULLS_OF_STAGES = (
+    "SELECT COUNT(*) FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = DATABASE() AND IS_NULLABLE = 'YES' "
+    "AND TABLE_NAME IN ({}) AND COLUMN_NAME IN ({})"
+)
 _KEYS = (
     "SELECT INDEX_NAME, COLUMN_NAME, SUB_PART FROM information_schema.STATISTICS WHERE TABLE_SCHEMA = DATABASE() "
     "AND TABLE_NAME = %s AND NON_UNIQUE = 0 ORDER BY INDEX_NAME, SEQ_IN_INDEX"
@@ -128,10 +136,10 @@ def checks_of(connection: Connection, table: str, columns: Sequence[str]) -> dic
     }
 
 
-def may_refuse(connection: Connection, target: Target, columns: Sequence[str]) -> bool:
-    """Returns True if a table may refuse a row that its staging table has accepted.
+def may_refuse(connection: Connection, target: Target, columns: Sequence[str], staged: Sequence[str]) -> bool:
+    """Returns True if a table may refuse a row that these staging tables have accepted.
 
-    On MariaDB, staging tables also have the CHECKs that use only written columns.
+    On MariaDB, staging tables also have the CHECKs that use only written columns, unless those were added later.
     """
     table, keys = target.table, target.keys
     if target.rules.conditions:
@@ -145,10 +153,20 @@ def may_refuse(connection: Connection, target: Target, columns: Sequence[str]) -
     own = {index for index in lower.keys() - partial if lower[index] == {key.lower() for key in keys}}
     if any(not lower[index] & drawn for index in lower.keys() - own) or any(one.generated for one in known):
         return True
+    stages = ", ".join(["%s"] * len(staged))
+    if needed := [one.name for one in known if not one.nullable]:
+        if any(not one.optional and one.name.lower() not in written for one in known):
+            return True
+        nullable = _NULLS_OF_STAGES.format(stages, ", ".join(["%s"] * len(needed)))
+        if connection.row(nullable, (*staged, *needed)) != (0,):
+            return True
     (count,) = connection.row(_REFUSERS, (table, table, table, "UPDATE" if keys else "", table, table))
     if count or connection.flavour is not MARIADB:
         return bool(count or connection.rows(_ANY_CHECK, (table,)))
-    return len(connection.rows(_CHECKS, (table,))) > len(checks_of(connection, table, columns))
+    checks = checks_of(connection, table, columns)
+    found = {tuple(map(str, row)) for row in connection.rows(_CHECKS_OF_STAGES.format(stages), staged)}
+    is_newer = any((stage, *check) not in found for stage in staged for check in checks.items())
+    return is_newer or len(connection.rows(_CHECKS, (table,))) > len(checks)
 
 
 def unique_keys(connection: Connection, table: str) -> tuple[dict[str, list[str]], set[str]]:
