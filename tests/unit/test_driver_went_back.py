@@ -71,14 +71,9 @@ class Log:
         self.view = self.view.apply(self.view.end, record)
         return self
 
-    def check(self, batch: int, server: Server, accepted: Mapping[str, int] | None = None) -> None:
-        self.check_for(0.0, batch, server, accepted)
-
-    def check_for(
-        self, patience_s: float, batch: int, server: Server, accepted: Mapping[str, int] | None = None
-    ) -> None:
+    def check(self, batch: int, server: Server, accepted: Mapping[str, int] | None = None, within_s: float = 0) -> None:
         effect = do.CheckServers(batch=batch, sinks=("s",), view=self.view)
-        check_servers(effect, lambda _: server, accepted or {}, patience_s)
+        check_servers(effect, lambda _: server, accepted or {}, within_s)
 
 
 def test_which_batches_are_asked_for() -> None:
@@ -150,5 +145,5 @@ def test_a_server_that_does_not_answer_is_asked_until_the_deadline() -> None:
     with pytest.raises(UnknownOutcomeError):
         log.check(1, server)
     server.silent = 1
-    log.check_for(60.0, 1, server)
+    log.check(1, server, within_s=60.0)
     assert server.asked == ["a"]

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import pickle
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -56,13 +57,6 @@ def sealed(kind: str, body: bytes, version: str = "1") -> bytes:
 def refused(records: list[bytes], floor: bytes | None = None) -> None:
     with pytest.raises(LogError):
         read_log(Standing(records, floor))
-
-
-def refused_or_read(records: list[bytes], floor: bytes | None = None) -> None:
-    try:
-        read_log(Standing(records, floor))
-    except LogError:
-        return
 
 
 CLAIM = codec.encode_record(Claim(nonce="00000000", run="run", query="query", location="here"), at_ms=0)
@@ -123,10 +117,9 @@ def test_any_other_value_in_any_place_is_refused_or_read(data: st.DataObject) ->
     body = json.loads(whole.partition(b"\n")[2])
     path = data.draw(st.sampled_from(_paths(body)))
     altered = sealed(kind, json.dumps(_replaced(body, path, data.draw(plain))).encode())
-    if kind == "floor":
-        refused_or_read([], altered)
-    else:
-        refused_or_read([altered] if whole is CLAIM else [CLAIM, altered])
+    records = [] if kind == "floor" else [altered] if whole is CLAIM else [CLAIM, altered]
+    with suppress(LogError):
+        read_log(Standing(records, altered if kind == "floor" else None))
 
 
 FLOOR = b'{"position":2,"runs":[{"token":[0,"00000000"],"query":"q","location":"l","sinks":{"s":{"k":"v"}}}]}'

@@ -4,6 +4,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 from confluent_kafka import KafkaError
@@ -254,14 +255,11 @@ def test_a_producer_that_cannot_be_served_hurts_no_other(
 
 
 def test_a_fatal_error_without_a_reason_is_fatal_all_the_same() -> None:
-    class Silent:
-        """A producer whose exception was delivered to another thread's call."""
-
-        def flush(self, timeout_s: float) -> None:
-            raise SystemError("returned NULL without setting an exception")
+    def fail(_: float) -> None:  # the exception was delivered to another thread's call
+        raise SystemError("returned NULL without setting an exception")
 
     pooled = object.__new__(PooledProducer)
-    pooled.transactional_id, pooled.reports, pooled.producer = "", Reports(), Silent()
+    pooled.transactional_id, pooled.reports, pooled.producer = "", Reports(), SimpleNamespace(flush=fail)
     pooled.flush(1.0)
     assert "SystemError" in pooled.reports.fatal
 

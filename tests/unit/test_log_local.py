@@ -47,14 +47,6 @@ def commit(batch: int, position: int = 0) -> Commit:
     return Commit(token=Token(position, "00000000"), query="query", batch=batch, offsets=("1",), handles=())
 
 
-def filled(log: DecisionLog, batches: int) -> DecisionLog:
-    """A claim at position 0, and batch N decided at position N + 1."""
-    assert log.put(0, claim()) is None
-    for batch in range(batches):
-        assert log.put(batch + 1, commit(batch)) is None
-    return log
-
-
 def test_files_are_not_for_everybody(log: DecisionLog, tmp_path: Path) -> None:
     log.put_bytes(0, b"record")
     log.raise_floor_bytes(1, b"floor")
@@ -277,7 +269,9 @@ def test_a_reader_that_races_with_clean_up_starts_again(
     log: DecisionLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Cleanup deletes position 2 just before it is read, which must not look like the end of the log."""
-    filled(log, 6)
+    log.put(0, claim())
+    for batch in range(6):
+        log.put(batch + 1, commit(batch))
     floor = log.read(LogView()).raised(2)
     read_bytes = Path.read_bytes
 
@@ -309,7 +303,7 @@ def test_a_floor_that_is_deleted_while_it_is_read(log: DecisionLog, monkeypatch:
 
 
 def test_a_reader_that_never_catches_up_gives_up(log: DecisionLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    filled(log, 0)
+    log.put(0, claim())
     floors = iter(range(1, 10 * log_module.MOST_READS))
     monkeypatch.setattr(DecisionLog, "floor", lambda self: Floor(position=next(floors)))
     with pytest.raises(CorruptRecordError, match="rose 100 times"):

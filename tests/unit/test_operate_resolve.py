@@ -128,8 +128,7 @@ def test_a_copy_is_refused_and_one_that_was_moved_keeps_its_place_in_the_log(sce
         scene.resolve(copy)
     assert scene.unfinished() != []
     assert scene.resolve(copy, moved=True).committed == SLOTS
-    newest = read_log(DecisionLog(LocalFiles(copy))).newest_run
-    assert newest.location == scene.newest().location
+    assert read_log(DecisionLog(LocalFiles(copy))).newest_run.location == scene.newest().location
     assert scene.view() == before
 
 
@@ -204,8 +203,7 @@ def test_a_query_that_is_claimed_again_and_again_is_told_and_left_alone(scene: S
     with pytest.raises(PreflightError, match=r"keeps advancing: .* 5 times") as refused:
         resolve(LocalFiles(scene.checkpoint), {"memory": slow}, patience_s=0.0)
     assert "Stop its driver" in refused.value.next_step
-    newest = scene.view().newest_decision
-    assert newest.token == scene.newest().token
+    assert scene.view().newest_decision.token == scene.newest().token
 
 
 def test_a_commit_is_told_even_if_the_sweep_after_it_fails(scene: Scene) -> None:

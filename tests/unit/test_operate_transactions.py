@@ -14,7 +14,6 @@ from sparkonce.protocol.ownership import Token
 from sparkonce.protocol.view import Decision, Floor, LogView, Run
 from sparkonce.sinks._shared.orphans import Orphan
 from sparkonce.sinks.kafka.orphans import KafkaOrphan
-from sparkonce.sinks.sql.postgres.sink import PostgresSink
 
 QUERY = "60a1de00-0000-4000-8000-000000000001"
 SHORT = "60a1de000000"
@@ -213,7 +212,6 @@ sinks:
     (tmp_path / "systems.yaml").write_text(of_another)
     assert sinks_of(read_file(str(tmp_path / "systems.yaml"), {}), RECORDED).keys() == made.keys()
     kafka, postgres = made["kafka"], made["postgres.staged"]
-    assert isinstance(postgres, PostgresSink)
     assert (kafka.prefix, kafka.topic) == ("shop.eu", "totals")
     assert (postgres.commits_schema, postgres.prefix) == ("markers", "shop.postgres.staged")
 
@@ -231,8 +229,7 @@ queries:
 
     def table_of(query: str) -> str:
         log = LogView(end=1, runs=(Run(token=NEWEST, query=query, sinks=(("orders", (("prefix", "p.orders"),)),)),))
-        sink = sinks_of(read_file(str(tmp_path / "systems.yaml"), {}), log)["orders"]
-        return sink.target.table
+        return sinks_of(read_file(str(tmp_path / "systems.yaml"), {}), log)["orders"].target.table
 
     assert table_of(QUERY) == "returns"
     assert table_of("b0000000-0000-4000-8000-000000000002") == "orders"

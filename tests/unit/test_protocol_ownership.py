@@ -108,12 +108,9 @@ def test_a_foreign_id_is_none(text: str) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"prefix": "orders-eu"},
-        {"prefix": "order"},
-        {"prefix": "orders.eu"},
+        *({"prefix": prefix} for prefix in ("orders-eu", "order", "orders.eu")),
+        *({"token": token} for token in (Token(4, "0a1b2c3d"), Token(3, "0a1b2c3e"))),
         {"query": "5f6a2c1e0001"},
-        {"token": Token(4, "0a1b2c3d")},
-        {"token": Token(3, "0a1b2c3e")},
     ],
     ids=str,
 )

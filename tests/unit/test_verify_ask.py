@@ -63,8 +63,7 @@ KEYS = {"spark.hadoop.fs.s3a.access.key": "AKIA", "spark.hadoop.fs.s3a.secret.ke
 
 
 def place(tmp_path: Path, **more: Any) -> CheckpointFiles:
-    store = ask(tmp_path, **more).store
-    return store.files
+    return ask(tmp_path, **more).store.files
 
 
 def test_a_checkpoint_is_a_new_folder_in_the_users(tmp_path: Path) -> None:
