@@ -246,7 +246,8 @@ def encoder(column: str, actual: pa.DataType, wanted: ServerType, read: ReadText
 
     Raises `SchemaError` if the column cannot store the type, or only with a loss.
     """
-    if isinstance(actual, pa.ListType | pa.LargeListType) and wanted.element is not None:
+    is_list = isinstance(actual, pa.ListType | pa.LargeListType)
+    if is_list and wanted.element is not None and not pa.types.is_nested(actual.value_type):
         element = encoder(column, actual.value_type, wanted.element, read)
         return partial(array, element=element, element_oid=wanted.element_oid)
     made = partial(read, column, wanted) if is_text_read(actual, wanted) else _encoder(column, actual, wanted)
