@@ -230,8 +230,7 @@ def _transactions(reader: ReaderFacts) -> Iterator[Finding]:
         yield note("an open transaction blocks such a reader until it ends")
     elif reader.word is None and reader.settings is None:
         yield doubles(
-            "its isolation level is not given, and Kafka's default, read_uncommitted, sees aborted rows",
-            _SET_COMMITTED,
+            "its isolation level is not given, and Kafka's default, read_uncommitted, sees aborted rows", _SET_COMMITTED
         )
     elif reader.word is None:
         yield doubles(

@@ -183,10 +183,7 @@ def _delta(source: SourceFacts, pipeline: Pipeline) -> Iterator[Finding]:
                 "readChangeFeed=true, or skipChangeCommits=true for a table that is only appended to",
             )
     if excluded := (source.options or {}).get("excluderegex"):
-        yield loses(
-            f"excludeRegex={excluded}: rows of files whose path matches are skipped",
-            "no excludeRegex",
-        )
+        yield loses(f"excludeRegex={excluded}: rows of files whose path matches are skipped", "no excludeRegex")
     yield must(
         "delta.logRetentionDuration (30 days) and VACUUM's delta.deletedFileRetentionDuration (7 days) are longer "
         f"than {_away(pipeline)}"

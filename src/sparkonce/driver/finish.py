@@ -44,10 +44,7 @@ class BatchFinisher:
             self._batch, self._lost = effect.batch, {}
         if effect.attempt == 0:
             self._outage = Outage(
-                self._patience_s,
-                first_pause_s=FIRST_RETRY_S,
-                longest_pause_s=LONGEST_RETRY_S,
-                silent_s=LONGEST_RETRY_S,
+                self._patience_s, first_pause_s=FIRST_RETRY_S, longest_pause_s=LONGEST_RETRY_S, silent_s=LONGEST_RETRY_S
             )
         answers = self._sinks.ask(effect.handles, partial(_commit_or_abort, void=frozenset(effect.void)))
         for handle, answer in answers:

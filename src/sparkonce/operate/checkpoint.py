@@ -307,12 +307,7 @@ def told(error: SparkonceError) -> str:
 
 
 def _status(
-    files: CheckpointFiles,
-    log: DecisionLog | None,
-    entries: Sequence[LogEntry],
-    point: ResumePoint,
-    *,
-    moved: bool,
+    files: CheckpointFiles, log: DecisionLog | None, entries: Sequence[LogEntry], point: ResumePoint, *, moved: bool
 ) -> CheckpointStatus:
     view, query = point.view, point.checkpoint.query_id()
     refused = point.refusal(log.location, moved=moved) if log is not None else None

@@ -215,10 +215,7 @@ def _verdict(found: Orphan, view: LogView | None) -> tuple[LogVerdict, str]:
             return LogVerdict.ABORT, f"Batch {found.batch} is decided with another copy of its slot."
         return LogVerdict.UNDER_WAY, "The newest run has it open. If no driver runs, the next start aborts it."
     if any(run.token == token for run in view.runs):
-        return (
-            LogVerdict.ABORT,
-            f"An older run has left it; run {newest.token.position} has claimed the query since.",
-        )
+        return LogVerdict.ABORT, f"An older run has left it; run {newest.token.position} has claimed the query since."
     if token.position < view.floor.position:
         return LogVerdict.NOT_KNOWN, "Its run is so old that the log has forgotten it: nothing ends it automatically."
     return LogVerdict.NOT_KNOWN, "The log does not know its run: one of the two is an old copy."

@@ -270,12 +270,7 @@ def read_json(data: bytes) -> Any:
             in an object, or a fraction, NaN or infinity, none of which is ever written.
     """
     try:
-        return json.loads(
-            data.decode("utf-8"),
-            object_pairs_hook=_once,
-            parse_float=_refuse,
-            parse_constant=_refuse,
-        )
+        return json.loads(data.decode("utf-8"), object_pairs_hook=_once, parse_float=_refuse, parse_constant=_refuse)
     except RecursionError as error:
         raise ValueError("it is nested too deep") from error
 

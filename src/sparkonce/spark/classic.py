@@ -32,13 +32,7 @@ from sparkonce.spark.settings import QuerySettings
 from sparkonce.spark.start.arguments import location_of
 from sparkonce.spark.start.checks import check_query, check_sources, input_offsets, needs_of_sources
 from sparkonce.spark.start.executors import check_executors
-from sparkonce.spark.start.first_batch import (
-    warn_of_loops,
-    warn_of_mode,
-    warn_of_repeats,
-    warn_of_rows,
-    warn_of_slots,
-)
+from sparkonce.spark.start.first_batch import warn_of_loops, warn_of_mode, warn_of_repeats, warn_of_rows, warn_of_slots
 from sparkonce.spark.views import ShareSample
 from sparkonce.spark.work import SparkWork, check_plans
 from sparkonce.storage.spark import SparkCheckpoint

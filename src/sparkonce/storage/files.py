@@ -313,11 +313,7 @@ def _prove(files: CheckpointFiles) -> None:
     finally:
         with suppress(OSError):  # Leftover files are harmless, and the first error shows what is wrong.
             files.delete(names)
-    proof = {
-        **_proved_for(files),
-        "races": RACES,
-        "at_ms": time.time_ns() // 1_000_000,
-    }
+    proof = {**_proved_for(files), "races": RACES, "at_ms": time.time_ns() // 1_000_000}
     files.replace(PROVED, json.dumps(proof).encode())
 
 

@@ -277,10 +277,7 @@ class Figures:
                 phases=_lasting(self._entered, self._monotonic_s()),
             )
             self._counts.update(
-                batches=1,
-                recovered=int(progress.recovered),
-                transactions=progress.transactions,
-                healed=progress.healed,
+                batches=1, recovered=int(progress.recovered), transactions=progress.transactions, healed=progress.healed
             )
             self._rows.update(progress.rows)
             for phase, seconds in progress.seconds.items():

@@ -115,10 +115,7 @@ def _emit(trace: Any, figures: Figures, batch: WatchedBatch) -> None:
     inside = trace.set_span_in_context(span)
     for phase, took_ms in batch.phases:
         part = tracer.start_span(
-            "sparkonce.phase",
-            context=inside,
-            start_time=began_ms * _NS_A_MS,
-            attributes={"sparkonce.phase": phase},
+            "sparkonce.phase", context=inside, start_time=began_ms * _NS_A_MS, attributes={"sparkonce.phase": phase}
         )
         began_ms += took_ms
         part.end(began_ms * _NS_A_MS)

@@ -278,11 +278,7 @@ def describe_transactions(
 
 
 def list_transactions(
-    bootstrap: str | Mapping[str, Any],
-    *,
-    states: Sequence[str] = (),
-    prefix: str = "",
-    timeout_s: float = TIMEOUT_S,
+    bootstrap: str | Mapping[str, Any], *, states: Sequence[str] = (), prefix: str = "", timeout_s: float = TIMEOUT_S
 ) -> dict[str, Transaction]:
     """Lists the transactional ids of every broker, and describes them."""
     listings: dict[int, Any] = _ask(

@@ -351,8 +351,7 @@ class _Run:
         list(driver.news())
         if driver.error or driver.exit_code() != 0:
             raise RunFailedError(
-                f"The undisturbed query failed: {driver.error or driver.exit_code()}.",
-                next_step=f"Read {log}.",
+                f"The undisturbed query failed: {driver.error or driver.exit_code()}.", next_step=f"Read {log}."
             )
         self._recorder.keep("undisturbed", _parquet(folder / "rows"))
         before = disturbed.state_rows if disturbed is not None else None

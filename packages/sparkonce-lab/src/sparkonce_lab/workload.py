@@ -207,11 +207,7 @@ class Feeder(Background):
     def _send(self, partition: int, row: Row) -> None:
         key, *rest = row
         self._producer.produce(
-            self._topic,
-            key=str(key),
-            value=",".join(map(str, rest)),
-            partition=partition,
-            on_delivery=self._delivered,
+            self._topic, key=str(key), value=",".join(map(str, rest)), partition=partition, on_delivery=self._delivered
         )
 
     def _flush(self) -> None:

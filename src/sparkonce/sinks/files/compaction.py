@@ -420,9 +420,7 @@ class Rewritten:
 
 
 def rewrite(
-    contents: Iterator[tuple[CommittedFile, bytes]],
-    stage: Callable[[str], StagedFile],
-    target_bytes: int,
+    contents: Iterator[tuple[CommittedFile, bytes]], stage: Callable[[str], StagedFile], target_bytes: int
 ) -> Iterator[Rewritten]:
     """Yields new, unsealed files, each as soon as it holds the rows of files that add up to the target size.
 

@@ -87,12 +87,7 @@ class HdfsStore(RenamingStore):
                 f"path={url!r} cannot be used: {error}.", next_step="Correct the address or store_options."
             ) from error
         self.small = HdfsFiles(
-            self.location,
-            config,
-            client=more,
-            opened=self._client,
-            replication=replication,
-            deadline_s=deadline_s,
+            self.location, config, client=more, opened=self._client, replication=replication, deadline_s=deadline_s
         )
 
     # --- at a start -------------------------------------------------------------------------------------------------

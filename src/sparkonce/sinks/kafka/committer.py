@@ -46,13 +46,7 @@ from sparkonce.sinks.kafka.outcomes import (
     still_open,
     undescribed_outcome,
 )
-from sparkonce.sinks.kafka.preflight import (
-    BROKER_RESOURCE,
-    SURE_AFTER_S,
-    configs_request,
-    read_configs,
-    why_not_decide,
-)
+from sparkonce.sinks.kafka.preflight import BROKER_RESOURCE, SURE_AFTER_S, configs_request, read_configs, why_not_decide
 from sparkonce.sinks.kafka.settings import admin_settings
 from sparkonce.sinks.kafka.transaction_client import (
     LEADER_NOT_AVAILABLE,

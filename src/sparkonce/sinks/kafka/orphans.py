@@ -14,13 +14,7 @@ from sparkonce.protocol.ownership import TransactionalId
 from sparkonce.sinks._shared.orphans import Orphan, parse_line, run_of, shown
 from sparkonce.sinks.kafka.blocking import BEING_ENDED as STATE_BEING_ENDED
 from sparkonce.sinks.kafka.blocking import OpenPart, names_of, open_parts, readable_and_end
-from sparkonce.sinks.kafka.outcomes import (
-    NONE,
-    TRANSACTIONAL_ID_NOT_FOUND,
-    BrokerAnswer,
-    Description,
-    KafkaTransaction,
-)
+from sparkonce.sinks.kafka.outcomes import NONE, TRANSACTIONAL_ID_NOT_FOUND, BrokerAnswer, Description, KafkaTransaction
 from sparkonce.sinks.kafka.settings import admin_settings
 from sparkonce.sinks.kafka.transaction_client import (
     Partition,

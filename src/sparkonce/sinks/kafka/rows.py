@@ -127,8 +127,7 @@ def select_columns(schema: pa.Schema, topic: str | None) -> list[str]:
             raise SchemaError(what, next_step="Cast it.")
     if topic is None and "topic" not in chosen:
         raise ConfigurationError(
-            "No topic is set for the rows.",
-            next_step="Give the sink topic='…', or the rows a column 'topic' (string).",
+            "No topic is set for the rows.", next_step="Give the sink topic='…', or the rows a column 'topic' (string)."
         )
     return chosen
 

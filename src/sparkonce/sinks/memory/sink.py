@@ -11,15 +11,7 @@ from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.handles import Finished, Handle, transaction_fields
 from sparkonce.protocol.ownership import Token
 from sparkonce.protocol.traces import Trace
-from sparkonce.sink import (
-    Facts,
-    Owner,
-    Refused,
-    SinkCommitter,
-    SinkWriter,
-    TwoPhaseCommitSink,
-    WriterContext,
-)
+from sparkonce.sink import Facts, Owner, Refused, SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
 from sparkonce.sinks.memory.server import MemoryServer, TransactionState
 
 

@@ -63,11 +63,7 @@ class Encoded:
         indices = pa.array(order)
         values = self.values if isinstance(self.values, int) else self.values[order]
         return Encoded(
-            keys=self.keys.take(indices),
-            rows=self.rows.take(indices),
-            verb=self.verb,
-            arity=self.arity,
-            values=values,
+            keys=self.keys.take(indices), rows=self.rows.take(indices), verb=self.verb, arity=self.arity, values=values
         )
 
     def chunks(self, bounds: npt.NDArray[np.intp] | None = None) -> Iterator[tuple[int, bytes]]:

@@ -72,10 +72,7 @@ _ERRORS: Mapping[str, Meaning] = {
         "The server accepts no writes until it can save to its disk again; its own log says why it cannot.",
         outage=True,
     ),
-    "OOM": Meaning(
-        Outcome.RETRY,
-        "maxmemory is reached. Make room, or raise maxmemory: the commit then continues.",
-    ),
+    "OOM": Meaning(Outcome.RETRY, "maxmemory is reached. Make room, or raise maxmemory: the commit then continues."),
     "NOAUTH": Meaning(Outcome.UNKNOWN, "The server requires a password."),
     "WRONGPASS": Meaning(Outcome.UNKNOWN, "The user or password is wrong."),
     "NOPERM": Meaning(Outcome.UNKNOWN, _GRANT),

@@ -205,7 +205,5 @@ def open_files(setting: str, location: str, settings: Settings | None) -> Checkp
         return open_location(location, settings)
     except ConfigurationError as error:
         raise ConfigurationError(
-            f"{setting}={location!r}: {error.message}",
-            next_step=error.next_step,
-            setting=setting,
+            f"{setting}={location!r}: {error.message}", next_step=error.next_step, setting=setting
         ) from None

@@ -74,13 +74,7 @@ class FormatSource(DataSource):  # type: ignore[misc]
         logs = open_files(LOG, folder, self.stores)
         prove(logs)
         log = self._log_at(logs.inside(str(uuid.uuid5(_JOBS, job))))
-        ends = Ends(
-            sink=sink,
-            log=log,
-            query=query,
-            moved=_flag(options, MOVED),
-            patience_s=_patience(options),
-        )
+        ends = Ends(sink=sink, log=log, query=query, moved=_flag(options, MOVED), patience_s=_patience(options))
         return FormatJobWriter(ends, job, target, columns)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> FormatStreamWriter:  # noqa: N802 - PySpark's name

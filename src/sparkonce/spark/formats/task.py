@@ -70,10 +70,7 @@ class BatchTask:
                 pass  # The plan must run, because a stateful query's state store needs this version.
             return SlotWritten(handle=None)
         part = SinkTask(
-            sink=self.sink,
-            owner=self.handover.owners[self.sink.name],
-            columns=self.columns,
-            fingerprint=_FINGERPRINT,
+            sink=self.sink, owner=self.handover.owners[self.sink.name], columns=self.columns, fingerprint=_FINGERPRINT
         )
         task = SlotTask(batch=self.batch, sinks=(part,), only=self.handover.effect.only)
         slot, attempt = context.partitionId(), context.attemptNumber()

@@ -116,9 +116,7 @@ def trigger_keywords(trigger: object) -> dict[str, Any]:
         )
     if why := _REFUSED_TRIGGERS.get(named[0]):
         raise ConfigurationError(
-            f"trigger={trigger!r}: {why}.",
-            next_step=f"Give one of {_TRIGGERS}.",
-            setting="trigger",
+            f"trigger={trigger!r}: {why}.", next_step=f"Give one of {_TRIGGERS}.", setting="trigger"
         )
     return {named[0]: trigger[named[0]]}
 
@@ -162,7 +160,6 @@ def running_query(df: DataFrame) -> tuple[str, str]:
     run, query = context.getLocalProperty("spark.jobGroup.id"), context.getLocalProperty("sql.streaming.queryId")
     if not run or not query:
         raise ConfigurationError(
-            "ExactlyOnce was called outside a streaming query.",
-            next_step="Give it to df.writeStream.foreachBatch(…).",
+            "ExactlyOnce was called outside a streaming query.", next_step="Give it to df.writeStream.foreachBatch(…)."
         )
     return run, query

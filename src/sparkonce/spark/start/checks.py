@@ -120,6 +120,5 @@ def input_offsets(checkpoint: SparkCheckpoint, batch: int, patience_s: float) ->
         return Outage(patience_s).retry(partial(checkpoint.input_offsets, batch), doing, again=is_store_outage)
     except OSError as error:
         raise LogError(
-            f"{doing}: {error}.",
-            next_step="Make the checkpoint readable and start the query again; no row is lost.",
+            f"{doing}: {error}.", next_step="Make the checkpoint readable and start the query again; no row is lost."
         ) from error

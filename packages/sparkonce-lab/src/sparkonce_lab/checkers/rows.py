@@ -124,11 +124,7 @@ def check_rows(system: str, expected: pa.Table, found: pa.Table, unlike: Differe
         (Anomaly.UNEXPECTED, unlike.unexpected, len(found)),
     ):
         yield Verdict(
-            anomaly=anomaly,
-            system=system,
-            looked_at=looked_at,
-            count=total(times),
-            examples=_examples(times, found),
+            anomaly=anomaly, system=system, looked_at=looked_at, count=total(times), examples=_examples(times, found)
         )
 
 

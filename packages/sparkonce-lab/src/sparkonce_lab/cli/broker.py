@@ -53,12 +53,7 @@ def up(
     wanted = [_topic(text) for text in topics or ()]
     with Console(stderr=True).status(f"Starting Kafka {version} (the first time, about 45 MB are downloaded)"):
         found, started = detached.up(
-            folder or detached.default_folder(),
-            nodes=nodes,
-            version=version,
-            port=port,
-            overrides=overrides,
-            heap=heap,
+            folder or detached.default_folder(), nodes=nodes, version=version, port=port, overrides=overrides, heap=heap
         )
         for name, partitions in wanted:
             _create_topic(found.bootstrap, name, partitions)

@@ -217,13 +217,7 @@ def with_sparks_own(context: Context) -> Variant:
         plain_to=output.target,
     )
     conductor = Conductor(
-        config,
-        checkpoint=files,
-        module=_QUERY,
-        folder=logs,
-        recorder=recorder,
-        limits=RunLimits(),
-        check=feeder.check,
+        config, checkpoint=files, module=_QUERY, folder=logs, recorder=recorder, limits=RunLimits(), check=feeder.check
     )
     spark = SparkCheckpoint(files)
     try:

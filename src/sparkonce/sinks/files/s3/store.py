@@ -185,9 +185,7 @@ class S3Store(FileStore):
 
     def _finisher(self) -> S3Finisher:
         return S3Finisher(
-            client(self.settings),
-            client(self.settings, attempts=1),
-            if_none_match=self.settings.if_none_match,
+            client(self.settings), client(self.settings, attempts=1), if_none_match=self.settings.if_none_match
         )
 
     def each(self, work: Callable[[Any], T], items: Sequence[Any]) -> list[T]:
@@ -198,10 +196,7 @@ class S3Store(FileStore):
         return list(self._pool.map(work, items))
 
     def _unsure(self, request: str, answer: Answer) -> UnknownOutcomeError:
-        return UnknownOutcomeError(
-            f"{self.location}: {read(answer, request).reason}",
-            next_step=self.next_step,
-        )
+        return UnknownOutcomeError(f"{self.location}: {read(answer, request).reason}", next_step=self.next_step)
 
 
 class S3Files(SmallFiles):
@@ -303,12 +298,7 @@ class Uploader:
     """
 
     def __init__(
-        self,
-        client: Any,
-        begin_client: Any,
-        settings: S3Settings,
-        bucket: str,
-        discard: Callable[[Fields], Finished],
+        self, client: Any, begin_client: Any, settings: S3Settings, bucket: str, discard: Callable[[Fields], Finished]
     ) -> None:
         self.client = client
         self.settings = settings
@@ -361,12 +351,7 @@ class Uploader:
     def _send(self, key: str, upload: Future[str], number: int, body: bytes | bytearray) -> str:
         # A part waits only for an earlier task of the same queue, so threads cannot wait for each other forever.
         answer = ask(
-            self.client.upload_part,
-            Bucket=self.bucket,
-            Key=key,
-            UploadId=upload.result(),
-            PartNumber=number,
-            Body=body,
+            self.client.upload_part, Bucket=self.bucket, Key=key, UploadId=upload.result(), PartNumber=number, Body=body
         )
         if isinstance(answer, Answer):
             raise _not_whole(key, read(answer, "UploadPart"))
@@ -573,10 +558,7 @@ class S3Finisher:
         etags = enumerate(str(fields["etags"]).split(","), 1)
         parts = [{"PartNumber": number, "ETag": f'"{etag}"'} for number, etag in etags]
         return ask(
-            self._once.complete_multipart_upload,
-            **_upload(fields),
-            MultipartUpload={"Parts": parts},
-            **self._condition,
+            self._once.complete_multipart_upload, **_upload(fields), MultipartUpload={"Parts": parts}, **self._condition
         )
 
     def _list_parts(self, fields: Fields) -> list[str] | Answer:
