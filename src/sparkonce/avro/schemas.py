@@ -125,10 +125,6 @@ def _full(name: str, namespace: str | None) -> str:
     return name if "." in name or not namespace else f"{namespace}.{name}"
 
 
-def _space(full: str) -> str:
-    return full.rpartition(".")[0]
-
-
 def parts(schema: Schema) -> list[Schema]:
     """Returns the schemas that are directly inside a schema."""
     if isinstance(schema, list):
@@ -149,7 +145,7 @@ def _named(schema: Schema, namespace: str) -> tuple[str | None, str]:
     """Returns the full name that a schema defines, and the namespace inside it."""
     if isinstance(schema, dict) and schema.get("type") in _NAMED:
         full = _full(schema["name"], schema.get("namespace", namespace))
-        return full, _space(full)
+        return full, full.rpartition(".")[0]
     return None, namespace
 
 

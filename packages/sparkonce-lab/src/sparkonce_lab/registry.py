@@ -61,13 +61,12 @@ class RegistryServer:
         *,
         auth: tuple[str, str] | None = None,
         certificate: tuple[str | Path, str | Path] | None = None,
-        first_id: int = 1,
     ) -> None:
         self.requests: list[str] = []
         """The requests so far, such as ``GET /schemas/ids/1``, in order, without query strings."""
         self._auth = auth
         self._certificate = certificate
-        self._store = _Store(next_id=first_id)
+        self._store = _Store()
         self._lock = threading.RLock()
         self._status: int | None = None
         self._delay_s = 0.0

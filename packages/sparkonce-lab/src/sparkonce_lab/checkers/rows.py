@@ -29,6 +29,7 @@ ROW, SUM, UNEXPECTED = 0, 1, 2
 """The codes of the kinds of rows in a plain table."""
 KEYS = ["kind", "key", "number", "amount", "rows"]
 """The columns that identify a row."""
+_MOST_POSITIONS = 4
 
 
 def plain(table: pa.Table) -> pa.Table:
@@ -45,14 +46,14 @@ def plain(table: pa.Table) -> pa.Table:
     return pa.table(columns)
 
 
-def positions(found: pa.Table, row: Mapping[str, Any], most: int = 4) -> str:
+def positions(found: pa.Table, row: Mapping[str, Any]) -> str:
     """Describes the positions of a row in a plain table: batch and, if available, partition and offset."""
     if "batch" not in found.column_names:
         return ""
     standing = found.filter(reduce(pc.and_, (pc.equal(found[name], row[name]) for name in KEYS)))
     standing = standing.sort_by([("batch", "ascending"), ("partition", "ascending"), ("offset", "ascending")])
-    told = [position(one) for one in standing.slice(0, most).to_pylist()]
-    return "; ".join([*told, "…"] if len(standing) > most else told)
+    told = [position(one) for one in standing.slice(0, _MOST_POSITIONS).to_pylist()]
+    return "; ".join([*told, "…"] if len(standing) > _MOST_POSITIONS else told)
 
 
 def position(row: Mapping[str, Any]) -> str:

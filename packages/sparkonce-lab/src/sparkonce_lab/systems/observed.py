@@ -66,7 +66,7 @@ def of_parquet(file: Path | io.BytesIO) -> pa.Table:
     try:
         return of_columns(pq.read_table(file))
     except (pa.ArrowInvalid, KeyError):
-        return unreadable()
+        return of_texts([None])
 
 
 def newest_in(file: Path | io.BytesIO) -> int:
@@ -76,11 +76,6 @@ def newest_in(file: Path | io.BytesIO) -> int:
 
     newest = pc.max(pq.read_table(file, columns=["batch"])["batch"]).as_py()
     return -1 if newest is None else int(newest)
-
-
-def unreadable(count: int = 1) -> pa.Table:
-    """Returns unreadable rows."""
-    return of_texts([None] * count)
 
 
 def _parse(texts: Sequence[bytes | None]) -> pa.Table | None:
