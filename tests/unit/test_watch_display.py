@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import io
 import logging
 import os
@@ -173,6 +174,21 @@ def test_a_line_that_nobody_can_read_stops_nothing(monkeypatch: pytest.MonkeyPat
     closed.close()
     monkeypatch.setattr(sys, "stderr", closed)
     ProgressDisplay(True, Pipe(monkeypatch, is_set_up=False).screen).show(batch(), "line")
+
+
+def test_a_terminal_that_goes_away_stops_nothing(
+    monkeypatch: pytest.MonkeyPatch, shown: ProgressDisplay, terminal: Terminal
+) -> None:
+    def gone(_: str) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(terminal.file, "write", gone)
+    shown.say("Resuming after batch 6.")
+    terminal.screen.refresh()
+    shown.end()
+    with shown.starting("totals"):
+        pass
+    shown.end()
 
 
 def test_a_process_that_ends_at_once_leaves_a_terminal_with_its_cursor(monkeypatch: pytest.MonkeyPatch) -> None:
