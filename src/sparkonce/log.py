@@ -19,8 +19,7 @@ from sparkonce.storage.files import CheckpointFiles, Landed, Taken
 
 FOLDER = "sparkonce"
 MOST_READS = 100
-"""The maximum number of attempts to read the log. A read restarts whenever another driver raises the floor meanwhile.
-The maximum number of attempts to read the log. A read restarts whenever another driver raises the floor meanwhile."""
+"""The maximum number of attempts to read the log. A read restarts if another driver raises the floor meanwhile."""
 _RECORDS = "records"
 _FLOORS = "floors"
 _READ_AT_ONCE = 8
