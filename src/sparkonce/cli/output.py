@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 _WIDEST = 1000
-"""The width of output that is not for a terminal: programs get whole lines."""
+"""The width of output that does not go to a terminal: no line is wrapped, so that programs can read it."""
 
 _PLAIN = "\x1b[0m"
 

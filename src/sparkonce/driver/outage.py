@@ -137,9 +137,9 @@ class Timing:
     """The time limits and intervals of a run, in seconds.
 
     Attributes:
-        outage_patience_s: The longest wait for a system that is unreachable or full, for each of the three steps of a
-            batch: its write, its decision and its commit. Then the query stops. No row is lost: the next run continues.
-            At a start, sinks have at most a minute to list their traces.
+        outage_patience_s: The longest wait for a system that is unreachable or full, in each phase of a batch. Then the
+            query stops. No row is lost: the next run continues. At a start, sinks have at most a minute to list their
+            traces.
         sweep_every_s: The time between two sweeps of the run's own transactions if there is no sign of a losing
             attempt. With 0, each batch ends with a sweep.
         sweep_in_background: True to sweep in a thread, so that batches do not wait for it.

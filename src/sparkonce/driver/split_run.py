@@ -1,7 +1,7 @@
 """A run whose batches begin in one process and end in another, with the tasks in between.
 
-This is how Spark calls a sink that is a data source: once before a batch's tasks and once after them, each time in a
-process that does not know the other. The first process passes what the second one needs along with the tasks.
+This is how Spark calls a sink that is a data source: once before a batch's tasks and once after them, in two separate
+processes. The first process passes what the second one needs along with the tasks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The interface to the engine, which runs a batch's plan for the driver."""
+"""The interface to the engine, which runs a batch's plan for the driver. `sparkonce.spark.work` implements it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Writes and prepares a batch, and asks for objections before it is decided.
+"""The driver's part of a write: runs the batch's plan, and asks for objections before the batch is decided.
 
-A write is repeated if a system was unreachable or the batch outlived its transactions. A batch is not decided if a sink
-or a position reporter objects, or if a transaction is too old. Lost rows of a decided batch are never written to a
-different topic or table than its committed rows.
+The plan's tasks write and prepare the rows (`sparkonce.executor`). A write is repeated if a system was unreachable or
+the batch outlived its transactions. A batch is not decided if a sink or a position reporter objects, or if a
+transaction is too old. Lost rows of a decided batch are never written to a different topic or table than its committed
+rows.
 """
 
 from __future__ import annotations

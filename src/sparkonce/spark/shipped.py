@@ -1,4 +1,4 @@
-"""Checks a Python worker from inside.
+"""Functions that run on a Python worker and check what it has: packages, files, and access to servers.
 
 The functions are pickled by value, because the worker may lack sparkonce or have a different build.
 """

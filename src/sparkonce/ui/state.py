@@ -22,8 +22,7 @@ from sparkonce.watch.figures import InDoubt, WatchedBatch
 from sparkonce.watch.timeline import TimelineSegment
 
 NOT_HEARD_MS = 180_000
-"""The driver counts as silent after this time without a report. A live driver reports once a minute, even without news.
-The driver counts as silent after this time without a report. A live driver reports once a minute, even without news."""
+"""The driver counts as silent after this time without a report. A live driver reports at least once a minute."""
 
 TOLD_WITHIN_MS = 45_000
 """A live driver reports that it finishes a batch within this time, since it writes its timeline at least every 15 s."""

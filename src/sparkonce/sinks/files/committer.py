@@ -121,8 +121,7 @@ class FilesCommitter(HandleCommitter[TransactionName]):
         folders = {name: read_handle(wanted[name]).folder for name in lost}
         doubts = self._doubts(folders.values())
         answers = {name: doubts[folder] for name, folder in folders.items() if folder in doubts}
-        # The first check was perhaps before the disk was mounted. Now that the folder is the right one, check the files
-        # again.
+        # The disk may not have been mounted during the first check. Now that the folder is the right one, check again.
         answers |= self._not_lost(_without(lost, answers))
         # Another driver may have checked the transaction before the loss, and be about to publish its other files.
         # Discard all files of the transaction, since its rows will be written again. Include files that do not seem to

@@ -228,7 +228,7 @@ class _Compactor:
                     return staged[-1]
 
                 for one in rewrite(self._contents(group), stage, self._wanted.target_bytes):
-                    if len(one.inputs) == 1:  # The file is the only one of its schema.
+                    if len(one.inputs) == 1:  # No other file of the group has the same schema.
                         one.staged.discard()
                         continue
                     sealed = one.staged.seal()

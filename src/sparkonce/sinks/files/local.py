@@ -44,7 +44,7 @@ class LocalStore(RenamingStore):
 
     def __init__(self, folder: Path) -> None:
         self.location = str(folder)
-        # According to the umask, anyone who may read the rows can read the small files.
+        # The umask applies to the small files as it does to the rows, so the same users can read both.
         self.small = LocalFiles(folder, mode=0o666)
         self._root = folder
         self._held = folder / HELD_FOLDER

@@ -223,8 +223,8 @@ class RenamingStore(FileStore):
                 return Finished(outcome=Outcome.ALREADY_COMMITTED)
             return Finished(outcome=Outcome.UNKNOWN, reason=f"{final}: {FOREIGN}")
         except FileNotFoundError:
-            # Check the held name first: another driver removes the held name only when or after it gives the file its
-            # final name.
+            # Check the held name first: another driver removes it in the same step in which it gives the file its final
+            # name, or later.
             if self._is_there(held):
                 return Finished(outcome=Outcome.RETRY, reason=f"{final}: {FOLDER_GONE}")
             if not self._is_there(final):

@@ -26,8 +26,7 @@ GATHERED_BYTES = 64 << 20
 """The size of the Arrow data that a slot collects over all partitions before it encodes them."""
 
 SPLIT_BYTES = 8 << 20
-"""The size of the Arrow data to collect before it is split into partitions. Each split costs time for each partition.
-The size of the Arrow data to collect before it is split into partitions. Each split costs time for each partition."""
+"""The size of the Arrow data to collect before it is split into partitions. A split costs time for each partition."""
 
 _SEALING_THREADS = 4
 

@@ -315,7 +315,7 @@ class _IcebergTable(Table):
 
 
 def _run_labelled(spark: SparkSession, statement: str, summary: Mapping[str, str]) -> None:
-    """Runs a statement whose snapshot gets these entries in its summary. Before Iceberg 1.11, SQL has no other way.
+    """Runs a statement, and adds these entries to its snapshot's summary. Before Iceberg 1.11, SQL cannot add them.
 
     The entries apply while a Java function runs. This code passes the session's own method for running SQL. A Python
     function would have to be called by the thread that waits for it.

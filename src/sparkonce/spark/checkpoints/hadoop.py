@@ -47,9 +47,9 @@ _ERRNOS = {
     "PathExistsException": errno.EEXIST,
     "FileAlreadyExistsException": errno.EEXIST,
 }
-"""The errno of a Java exception, by its short name.
+"""Maps the short name of a Java exception to an errno.
 
-All others may be temporary: no connection, a failover, no space.
+Any other exception may be temporary: no connection, a failover, or no space.
 """
 
 _MOST_CAUSES = 20

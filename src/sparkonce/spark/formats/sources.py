@@ -34,7 +34,7 @@ CHECKPOINT, JOB, LOG = "checkpointlocation", "job", "log"
 
 MOVED, PATIENCE = "checkpoint_moved", "outage_patience_s"
 
-_OURS = (CHECKPOINT, JOB, LOG, MOVED, PATIENCE, "queryname")  # the last one is what Spark makes of queryName("…")
+_OURS = (CHECKPOINT, JOB, LOG, MOVED, PATIENCE, "queryname")  # Spark passes queryName("…") as the last one
 
 _JOBS = uuid.UUID("6c7d6b0e-5f0a-4b56-9a6e-0a3f5b1f7f11")
 """The UUID namespace in which a job's id is derived from its name."""

@@ -55,7 +55,7 @@ def run_job(file: Path, arguments: Sequence[str], *, traceback: bool = False) ->
                     started.enter_context(patch.object(writer, method, noting(getattr(writer, method))))
             try:
                 runpy.run_path(name, run_name="__main__")
-            except Exception as error:  # noqa: BLE001 - the file's own, of any kind
+            except Exception as error:  # noqa: BLE001 - the user's file may raise any error
                 _end_of(error, name, list(newest.values()), stopping.signal, traceback=traceback)
             except KeyboardInterrupt:
                 raise SystemExit(130) from None

@@ -27,8 +27,7 @@ Body = Literal["amqp", "raw"]
 
 VALUE = "value"
 PROPERTIES = ("message_id", None, "to", "subject", "reply_to", "correlation_id", "content_type")
-"""The columns that become AMQP 1.0's properties, in the order of the protocol, which has user-id in place of the None.
-The columns that become AMQP 1.0's properties, in the order of the protocol, which has user-id in place of the None."""
+"""The columns that become AMQP 1.0's properties, in the protocol's order. None stands for user-id, which is not set."""
 
 SHORT_PROPERTIES = ("message_id", "reply_to", "correlation_id", "content_type")
 """The properties that AMQP 0-9-1 also has, with a limit of `SHORT_BYTES`.

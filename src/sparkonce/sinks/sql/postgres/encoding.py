@@ -39,7 +39,7 @@ HEADER = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 TRAILER = b"\xff\xff"
 
 Fixed = np.ndarray[Any, Any]
-"""Bytes of the same width for each row. An array without dimensions holds bytes that all rows have in common."""
+"""The same number of bytes for each row. A zero-dimensional array holds bytes that are identical in all rows."""
 Part = Union[Fixed, "pa.Array"]
 Encode = Callable[[pa.Array], list[Part]]
 """Creates the length and the bytes of each value in a column."""
@@ -451,8 +451,7 @@ _LIMBS = 5
 def numeric(values: pa.Array) -> Fixed:
     """Returns each decimal as ``ndigits, weight, sign, dscale`` and digit groups. The result for a null is arbitrary.
 
-    All rows of a column get the same width through leading zeros, which the server strips (``make_result`` in
-    ``numeric.c``).
+    Leading zeros pad all rows of a column to the same width. The server strips them (``make_result`` in ``numeric.c``).
     """
     precision, scale = values.type.precision, values.type.scale
     behind = -(-scale // _GROUP)
