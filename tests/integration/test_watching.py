@@ -124,7 +124,7 @@ FIRES: dict[str, list[dict[str, str]]] = {
     "SparkonceStopped": [series("phase", "1x30", phase="stopped"), series("phase", "0x30", phase="idle")],
     "SparkonceGone": [series("batches_total", "0+1x10 _x20")],
     "SparkonceRowsLost": [series("stops_total", "_x10 1x20", error="TransactionLostError")],
-    "SparkonceStandsStill": [
+    "SparkonceStuck": [
         series("phase_age_seconds", "0+60x30"),
         series("phase", "1x30", phase="finishing"),
         series("phase", "0x30", phase="idle"),
@@ -139,7 +139,7 @@ FIRES: dict[str, list[dict[str, str]]] = {
         series("transaction_timeout_seconds", "900x30", sink="a"),
     ],
     "SparkonceHealed": [series("healed_transactions_total", "_x10 2x20")],
-    "SparkonceSweepsMuch": [series("swept_transactions_total", "0+9x30"), series("transactions_total", "0+4x30")],
+    "SparkonceAbortsMany": [series("swept_transactions_total", "0+9x30"), series("transactions_total", "0+4x30")],
 }
 """What Prometheus has scraped in half an hour. Counters often begin above 0, as after a restart."""
 

@@ -1,4 +1,5 @@
-"""A query into Kafka, PostgreSQL and files is killed in every phase. Each system shows a complete batch or none of it.
+"""A query into Kafka, PostgreSQL and files is killed at each of `striking.points`. Each system shows all of a batch
+or nothing.
 
 Starting Spark takes most of the time, so seven of these queries share a driver with two that lose transactions. Each
 query is held at a different point while the systems are read. Then a SIGKILL ends the driver with its JVM and workers,
@@ -55,7 +56,7 @@ KILLS: Sequence[tuple[Cell, Cell]] = (
     ((BEFORE_CONCLUDE, {"sink": "files"}), ("DECIDING", {})),
 )
 PHASES = KILLS[:-1]
-"""They hit every phase. `test_connect_kills` needs the other ones, too; the crash matrix has them for each sink."""
+"""They hit each of `striking.points`. `test_connect_kills` needs the others too; the crash matrix has them per sink."""
 
 
 @dataclass(frozen=True, slots=True)

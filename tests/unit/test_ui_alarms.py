@@ -90,7 +90,7 @@ def test_a_phase_is_no_longer_than_what_was_seen_of_it() -> None:
     assert of_query(**at_work, polled_ms=NOW_MS - 39_000) == []
     assert len(of_query(**at_work, polled_ms=NOW_MS - 10_000)) == 1
 
-    (alarm,) = of_query(state=QueryState.NOT_HEARD, phase=WRITING, heard_ms=NOW_MS - 300_000, says="It was at it.")
+    (alarm,) = of_query(state=QueryState.SILENT, phase=WRITING, heard_ms=NOW_MS - 300_000, says="It was at it.")
     assert (alarm.urgent, "That is 5 min ago." in alarm.says, "driver-3" in alarm.next_step) == (True, True, True)
 
     (alarm,) = of_query(state=QueryState.STOPPED, says="LogError: it is so.", next_step="Start it again.")
@@ -232,7 +232,7 @@ def everything() -> PageState:
     ]
     queries = [
         replace(QUERY, state=QueryState.STOPPED, says="A."),
-        replace(QUERY, location="/c/b", state=QueryState.NOT_HEARD, phase=WRITING, heard_ms=NOW_MS),
+        replace(QUERY, location="/c/b", state=QueryState.SILENT, phase=WRITING, heard_ms=NOW_MS),
         replace(QUERY, location="/c/c", state=QueryState.AT_WORK, phase=WRITING, since_ms=0),
         replace(QUERY, location="/c/d", next_start="is refused", next_says="B.", next_start_step="C."),
         replace(QUERY, location="/c/e", error="D."),

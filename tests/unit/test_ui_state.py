@@ -89,9 +89,9 @@ def test_what_a_driver_tells_of_its_end() -> None:
     ("phase", "silent_ms", "state"),
     [
         (Phase.WRITING, 179_000, QueryState.AT_WORK),
-        (Phase.WRITING, 181_000, QueryState.NOT_HEARD),
+        (Phase.WRITING, 181_000, QueryState.SILENT),
         (Phase.IDLE, 179_000, QueryState.IDLE),
-        (Phase.IDLE, 181_000, QueryState.NOT_HEARD),
+        (Phase.IDLE, 181_000, QueryState.SILENT),
         (Phase.STOPPED, 86_400_000, QueryState.STOPPED),
     ],
 )
@@ -104,7 +104,7 @@ DECIDED = status(newest=NewestBatch(batch=8, state=BatchState.DECIDED))
 
 
 @pytest.mark.parametrize(
-    ("decided_ago_ms", "state"), [(500, QueryState.IDLE), (TOLD_WITHIN_MS + 1000, QueryState.NOT_HEARD)]
+    ("decided_ago_ms", "state"), [(500, QueryState.IDLE), (TOLD_WITHIN_MS + 1000, QueryState.SILENT)]
 )
 def test_a_batch_that_a_driver_decided_after_its_last_sign_is_in_doubt(decided_ago_ms: int, state: QueryState) -> None:
     """Either the driver is dead, or it reports within seconds that it is finishing the batch."""
@@ -128,11 +128,11 @@ def test_what_a_timeline_tells_of_a_decided_batch_counts() -> None:
     ("silent_ms", "more", "state"),
     [
         (179_000, (), QueryState.NOT_KNOWN),
-        (181_000, (), QueryState.NOT_HEARD),
+        (181_000, (), QueryState.SILENT),
         (181_000, (entry("claim", NOW_MS - 1000, run=NEWER),), QueryState.NOT_KNOWN),  # the same run claims again
         # without a timeline
         (400_000, (entry("commit", NOW_MS - 390_000, run=NEWER, number=7),), QueryState.NOT_KNOWN),
-        (181_000, (entry("commit", NOW_MS - 400_000, number=6),), QueryState.NOT_HEARD),  # another run's
+        (181_000, (entry("commit", NOW_MS - 400_000, number=6),), QueryState.SILENT),  # another run's
     ],
 )
 @pytest.mark.parametrize("segments", [(), (segment(*STEADY, phase=Phase.STOPPED),)])
@@ -142,10 +142,10 @@ def test_a_run_that_dies_after_its_claim_is_not_heard_of(
     entries = (entry("claim", NOW_MS - silent_ms, run=NEWER), *more)
     shown = show_query(reading(*segments, status=status(NEWER), entries=entries), NOW_MS)
     assert (shown.state, shown.run, shown.host) == (state, NEWER, "driver-4")
-    if state is QueryState.NOT_HEARD:
+    if state is QueryState.SILENT:
         assert (shown.since_ms, shown.heard_ms) == (NOW_MS - silent_ms, NOW_MS - silent_ms)
         assert [one.key for one in alarms_of(PageState(now_ms=NOW_MS, queries=[shown]))] == [
-            f"not heard /c/totals {NEWER}"
+            f"silent /c/totals {NEWER}"
         ]
 
 

@@ -39,7 +39,10 @@ class BatchFinisher:
         self._batch: int | None = None
 
     def finish(self, effect: do.Finish) -> on.Event:
-        """Tries once to commit the handles, and then pauses if some outcomes are not final."""
+        """Tries once to commit the handles, and then pauses if some outcomes are not final.
+
+        The patience starts anew after each `Void` and `Amend` of the batch.
+        """
         if effect.batch != self._batch:
             self._batch, self._lost = effect.batch, {}
         if effect.attempt == 0:

@@ -11,7 +11,7 @@ from functools import partial
 from sparkonce import errors
 from sparkonce.driver import stops
 from sparkonce.driver.outage import Outage, never
-from sparkonce.protocol import sweeping as on
+from sparkonce.protocol import sweeping
 from sparkonce.protocol.handles import FINAL, Outcome
 from sparkonce.protocol.view import Run
 from sparkonce.sink import Owner, SinkCommitter
@@ -25,7 +25,7 @@ _SILENT_S = 2.0
 class Sweeper:
     """Sweeps the sinks of one run: thoroughly before its first batch, and on a best-effort basis after each batch.
 
-    After a batch, a background thread sweeps, but only while no batch is in progress (rule 6). A new batch waits only
+    After a batch, a background thread sweeps, but only while no batch is in progress. A new batch waits only
     for a sweep that has already started.
 
     Args:
@@ -56,7 +56,7 @@ class Sweeper:
         self._in_background = in_background and every_s > 0
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
-        self._state = on.Sweeping(every_s=every_s, swept_s=time.monotonic())
+        self._state = sweeping.Sweeping(every_s=every_s, swept_s=time.monotonic())
         self.swept = 0
 
     def generation(self, name: str) -> int:
@@ -65,11 +65,11 @@ class Sweeper:
 
     def retire_names(self, name: str) -> None:
         """Makes writers use new transaction names, because a request to end the old ones may still arrive."""
-        self._step(on.AbortUnanswered(sink=name))
+        self._step(sweeping.AbortUnanswered(sink=name))
 
     def expect_losers(self) -> None:
         """Records that the current batch may have a losing task attempt."""
-        self._step(on.LosersExpected())
+        self._step(sweeping.LosersExpected())
 
     def sweep_older(
         self, names: Sequence[str], runs: Sequence[Run], until: float, *, is_stopped: Callable[[], bool] = never
@@ -85,11 +85,11 @@ class Sweeper:
 
     def sweep_now(self, runs: Sequence[Run]) -> None:
         """Aborts open transactions of these runs, with one attempt per sink. Those that remain are swept later."""
-        self._step(on.BatchFailed(runs=tuple(runs)))
+        self._step(sweeping.BatchFailed(runs=tuple(runs)))
 
     def batch_done(self, runs: Sequence[Run]) -> None:
         """Sweeps after a batch, or lets the thread do it."""
-        self._step(on.BatchDone(runs=tuple(runs), at_s=time.monotonic()))
+        self._step(sweeping.BatchDone(runs=tuple(runs), at_s=time.monotonic()))
         if not self._in_background:
             self.sweep_due()
         elif self._thread is None and not self._state.closed:
@@ -98,29 +98,29 @@ class Sweeper:
 
     def sweep_due(self) -> None:
         """Sweeps if a sweep is due. No batch may be in progress."""
-        self._step(on.TimePassed(at_s=time.monotonic()))
+        self._step(sweeping.TimePassed(at_s=time.monotonic()))
 
     def let_losers_end(self) -> None:
         """Waits, a few seconds at most, until the thread has swept after the last batch's losing attempts ended."""
         with self._changed:
             if self._thread is not None:
                 self._changed.wait_for(
-                    lambda: not self._state.waits_for_losers, on.LOSERS_END_WITHIN_S + _SWEEP_TAKES_S
+                    lambda: not self._state.waits_for_losers, sweeping.LOSERS_END_WITHIN_S + _SWEEP_TAKES_S
                 )
 
     def close(self, *, sweep: bool) -> None:
         """Ends the thread. With ``sweep``, sweeps once more if the last batch may have had a losing attempt."""
-        self._step(on.Closed(in_order=sweep))
+        self._step(sweeping.Closed(in_order=sweep))
 
-    def _step(self, event: on.Event) -> None:
+    def _step(self, event: sweeping.Event) -> None:
         """Feeds the state machine, and carries out the sweep that it requests. The caller holds `at_work`."""
         with self._changed:
-            self._state, effect = on.step(self._state, event)
+            self._state, effect = sweeping.step(self._state, event)
             self._changed.notify_all()
         if effect is not None:
             began_s = time.monotonic()
             done = [self._try(name, effect.runs) for name in self._names]
-            self._step(on.SweepEnded(began_s=began_s, at_s=time.monotonic(), failed=not all(done)))
+            self._step(sweeping.SweepEnded(began_s=began_s, at_s=time.monotonic(), failed=not all(done)))
 
     def _keep_sweeping(self) -> None:
         while True:

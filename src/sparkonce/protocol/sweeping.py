@@ -6,7 +6,7 @@ attempts, and again once those have ended. It also sweeps periodically, even wit
 failed sweep is retried with growing pauses.
 
 `step` is the only entry point. Events carry the time, in seconds of a monotonic clock. The caller carries out the
-sweeps, and makes sure that no batch is in progress during a sweep (rule 6).
+sweeps, and makes sure that no batch is in progress during a sweep (rule 6 of docs/protocol.md).
 """
 
 from __future__ import annotations

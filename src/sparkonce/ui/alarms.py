@@ -84,10 +84,10 @@ def _stopped(state: PageState) -> Iterator[Alarm]:
 
 def _not_heard(state: PageState) -> Iterator[Alarm]:
     for query in state.queries:
-        if query.state is QueryState.NOT_HEARD:
+        if query.state is QueryState.SILENT:
             silent_s = (state.now_ms - (query.heard_ms or state.now_ms)) / 1000
             yield Alarm(
-                key=f"not heard {query.location} {query.run}",
+                key=f"silent {query.location} {query.run}",
                 urgent=True,
                 title=f"{query.name}: the driver has not been heard from",
                 says=f"{query.says} That is {shown_time(silent_s)} ago.",

@@ -21,7 +21,7 @@ from sparkonce.sinks.kafka.orphans import HeldPartition, KafkaOrphan
 from sparkonce.watch.figures import InDoubt, WatchedBatch
 from sparkonce.watch.timeline import TimelineSegment
 
-NOT_HEARD_MS = 180_000
+SILENT_AFTER_MS = 180_000
 """The driver counts as silent after this time without a report. A live driver reports at least once a minute."""
 
 TOLD_WITHIN_MS = 45_000
@@ -48,7 +48,7 @@ class QueryState(str, Enum):
     IDLE = "idle"
     STOPPED = "stopped"
     ENDED = "ended"
-    NOT_HEARD = "not heard of"
+    SILENT = "silent"
     NOT_KNOWN = "not known"
     NEW = "not started"
 
@@ -287,8 +287,8 @@ def _standing(reading: CheckpointReading, segment: TimelineSegment | None, now_m
     if run is not None and (segment is None or token_in(run.run).position > token_in(segment.run).position):
         since = {"since_ms": run.claimed_ms, "heard_ms": newest_ms, "run": run.run, "host": run.host}
         has_decided = any(one.run == run.run and one.kind != "claim" for one in reading.entries)
-        if newest_ms is not None and not has_decided and (reading.polled_ms or now_ms) - newest_ms > NOT_HEARD_MS:
-            return {**since, "state": QueryState.NOT_HEARD, "since_ms": newest_ms, "says": _CLAIMED}
+        if newest_ms is not None and not has_decided and (reading.polled_ms or now_ms) - newest_ms > SILENT_AFTER_MS:
+            return {**since, "state": QueryState.SILENT, "since_ms": newest_ms, "says": _CLAIMED}
         says = "The log shows its progress. Its run keeps no timeline, or none yet."
         return {**since, "state": QueryState.NOT_KNOWN, "says": says}
     if segment is None:
@@ -307,7 +307,7 @@ def _standing(reading: CheckpointReading, segment: TimelineSegment | None, now_m
         found |= {"batch": decided.batch, "in_doubt": InDoubt(transactions=count, opened_ms=decided.opened_ms)}
         if (reading.polled_ms or now_ms) - decided.at_ms > TOLD_WITHIN_MS:
             says = f"The driver has decided batch {decided.batch}, and has not been heard from since."
-            return {**found, "state": QueryState.NOT_HEARD, "since_ms": heard_ms, "says": says}
+            return {**found, "state": QueryState.SILENT, "since_ms": heard_ms, "says": says}
     if now.phase == Phase.STOPPED.value:
         stop = next((one for one in reversed(segment.events) if one.kind == "stopped"), None)
         says = stop.text if stop is not None else "The run has stopped."
@@ -319,10 +319,10 @@ def _standing(reading: CheckpointReading, segment: TimelineSegment | None, now_m
         }
     if segment.events and (end := segment.events[-1]).kind == "ended":
         return {**found, "state": QueryState.ENDED, "since_ms": end.at_ms, "says": end.text}
-    if (reading.polled_ms or now_ms) - heard_ms > NOT_HEARD_MS:
+    if (reading.polled_ms or now_ms) - heard_ms > SILENT_AFTER_MS:
         doing = "idle" if now.phase == Phase.IDLE.value else f"at {now.phase!r} of batch {now.batch}"
         says = f"The driver was {doing} when it was last heard from."
-        return {**found, "state": QueryState.NOT_HEARD, "since_ms": heard_ms, "says": says}
+        return {**found, "state": QueryState.SILENT, "since_ms": heard_ms, "says": says}
     return {**found, "state": QueryState.IDLE if now.phase == Phase.IDLE.value else QueryState.AT_WORK}
 
 

@@ -24,4 +24,7 @@ In the package of each database:
     ``preflight``: checks server, table, limits and privileges.
     ``finishing``: the table of markers, prepared transactions and staging tables.
     ``orphans``: lists open transactions, for ``sparkonce transactions list``.
+
+To add a database, implement the functions of ``dialect.Dialect``, as tests/conformance/sqlite_dialect.py does. Then
+register its name in ``operate.systems``, ``spark.formats`` and ``cli.transactions``.
 """

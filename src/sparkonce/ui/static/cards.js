@@ -79,7 +79,7 @@ function standing(query) {
   if (query.state === "idle") return `Idle for ${since}.`;
   if (query.state === "ended") return `Ended ${since} ago.`;
   const stopped = query.state === "stopped" && since ? `Stopped ${since} ago. ` : "";
-  const isSilent = query.state === "not heard of" && query.heard_ms;
+  const isSilent = query.state === "silent" && query.heard_ms;
   const silent = isSilent ? `Not heard of since ${clock(query.heard_ms)} UTC. ` : "";
   return stopped + silent + query.says + (query.next_step && ` Next: ${query.next_step}`);
 }

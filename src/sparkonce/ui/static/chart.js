@@ -160,7 +160,7 @@ function drawColumn(pen, at, column, most) {
 }
 function drawWork(pen, at) {
   const one = query(), top = at.bottom + GAP;
-  if (!one || !["at work", "not heard of"].includes(one.state) || !one.phase || one.phase === "idle") return;
+  if (!one || !["at work", "silent"].includes(one.state) || !one.phase || one.phase === "idle") return;
   const begin = one.state === "at work" ? one.since_ms : one.heard_ms;
   pen.fillStyle = colours[groupOf(one.phase)];
   const first = Math.max(x(begin, at), GUTTER), last = Math.min(x(now(), at), GUTTER + at.width);
