@@ -75,9 +75,9 @@ def test_rows_that_are_refused(batch: pa.RecordBatch, words: str) -> None:
     [
         ([("key", pa.string())], "Column 'key' is not a column of a message"),
         ([("message_id", pa.string())], "There is no column 'value'"),
-        ([("value", pa.int64())], "Column 'value' is a int64"),
-        ([("value", pa.string()), ("message_id", pa.int64())], "Column 'message_id' is a int64"),
-        ([("value", pa.string()), ("application_properties", pa.string())], "'application_properties' is a string"),
+        ([("value", pa.int64())], "Column 'value' is bigint"),
+        ([("value", pa.string()), ("message_id", pa.int64())], "Column 'message_id' is bigint"),
+        ([("value", pa.string()), ("application_properties", pa.string())], "'application_properties' is string"),
     ],
 )
 def test_columns_that_are_refused(schema: list[tuple[str, pa.DataType]], words: str) -> None:
