@@ -129,10 +129,11 @@ class LocalFiles(CheckpointFiles):
         return [one.relative_to(self.folder).as_posix() for one in found]
 
     def mending(self, name: str) -> str:
-        """Returns the next step: the next start rewrites empty files, see `sparkonce.driver.start.mend`."""
+        """Returns the next step: `ExactlyOnce` rewrites empty files at a start, see `sparkonce.driver.start.mend`."""
         return (
-            "Restore the checkpoint from a copy. Without one, empty the file and start again, which writes it from the "
-            f"decision log or says which files can be deleted: truncate -s 0 {shlex.quote(str(self.folder / name))}"
+            "Restore the checkpoint from a copy. Without one, empty the file and start the query with ExactlyOnce in a "
+            "classic session, which writes it from the decision log or says which files can be deleted: "
+            f"truncate -s 0 {shlex.quote(str(self.folder / name))}"
         )
 
     def tidy(self, folder: str) -> None:
