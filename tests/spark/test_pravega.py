@@ -220,7 +220,7 @@ def test_columns_and_settings() -> None:
     for schema, told in (
         (pa.schema([("key", pa.string())]), "needs the column 'value'"),
         (ARROW.append(pa.field("more", pa.string())), "'more' is neither"),
-        (pa.schema([("value", pa.int64())]), "'value' is a int64"),
+        (pa.schema([("value", pa.int64())]), "'value' is bigint"),
     ):
         with pytest.raises(SchemaError, match=told):
             sink.columns(schema)
