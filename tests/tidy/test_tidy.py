@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from mutants.operators import RULES, Fault
 from tidy.sources import MODULES, ROOT, name, nodes, text, tree
 
 
@@ -54,6 +55,11 @@ def test_no_file_names_a_package_host() -> None:
     package_host = re.compile(r"artifactory|nexus|jfrog|https?://(?!pypi\.org/)[^\s\"']*/simple\b", re.IGNORECASE)
     named = [str(path.relative_to(ROOT)) for path in project_files() if package_host.search(path.read_text())]
     assert named == [str(Path(__file__).relative_to(ROOT))]
+
+
+def test_every_wrong_rule_still_finds_the_code_that_it_changes() -> None:
+    """Only some of them run in the first tier."""
+    assert [fault.source() for name in RULES for fault in Fault.of(name)]
 
 
 @pytest.mark.parametrize("folder", ["benchmarks", "examples"])
