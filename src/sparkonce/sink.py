@@ -452,7 +452,7 @@ class TwoPhaseCommitSink(abc.ABC):
         return ()
 
     def use_checkpoint(self, files: CheckpointFiles) -> None:  # noqa: B027 - optional
-        """Receives the checkpoint's files, on the driver, at the start.
+        """Receives the checkpoint's files. The driver calls it when the query starts.
 
         A sink that stores rows in a checkpoint refuses the checkpoint of a second query.
         """

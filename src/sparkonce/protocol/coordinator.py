@@ -459,7 +459,7 @@ def replayed(state: State, _event: on.PlanRun) -> Step:
 def _all_finished(state: State) -> Step:
     if finishing_of(state).replayed:
         return deliver(state)
-    # Spark's state store needs the plan to run, even though nothing is written.
+    # The plan must still run for the sake of Spark's state store, even though nothing is written.
     return replace(state, phase=Phase.REPLAYING), do.RunIntoNothing(batch=batch_of(state).number)
 
 

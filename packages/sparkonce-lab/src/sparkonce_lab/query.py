@@ -221,7 +221,7 @@ def main(start: Start) -> int:
 
 
 def _tell_state(spark: SparkSession, query: StreamingQuery, checkpoint: str) -> None:
-    """Reports the number of state rows after the newest batch, which Spark reports a moment after the batch is done."""
+    """Reports the number of state rows after the newest batch. Spark publishes it shortly after the batch finishes."""
     from sparkonce.spark.checkpoints.opening import open_checkpoint
 
     newest = SparkCheckpoint(open_checkpoint(spark, checkpoint)).finished()

@@ -264,7 +264,7 @@ class KafkaCommitter(HandleCommitter[KafkaTransaction]):
         ]
 
     def _keeps_ended(self, transactional_id: str) -> bool:
-        """Returns True if the brokers still show how at least one transaction of this id's query ended."""
+        """Returns True if the brokers still have the outcome of a transaction of this id's query."""
         own = TransactionalId.parse(transactional_id)
         begin = transactional_id if own is None else begin_of(own.prefix, own.query)
         names = self._client.list_transactions(sorted(ENDED_STATES), [begin], deadline_s=self._deadline_s())

@@ -272,7 +272,7 @@ put(state, begun, seen, prepared, '')
 return 1
 """
 )
-"""Records that the lists of an ended transaction are gone."""
+"""Records that the lists of an ended transaction have been deleted."""
 
 ABORT = Script(
     _ENTRY

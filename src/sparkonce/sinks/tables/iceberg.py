@@ -215,7 +215,7 @@ class _IcebergTable(Table):
             write(branch)
             self._publish(branch, unit, label, alone)
         except Exception as error:
-            if _DUPLICATE not in str(error):  # A duplicate is already published, which the caller checks.
+            if _DUPLICATE not in str(error):  # A duplicate is already published; the caller checks for that.
                 self._drop_quietly(branch)
                 raise
         self._drop_quietly(branch)

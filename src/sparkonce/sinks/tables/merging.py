@@ -329,7 +329,7 @@ def _check_names(merge: Merge, of_rows: set[str], there: set[str], where: str) -
 
 
 def _check_condition(setting: str, text: str, frame: DataFrame) -> None:
-    # A WHERE refuses the same expressions as a MERGE: aggregates, windows and generators.
+    # WHERE rejects the same expressions as MERGE: aggregates, windows and generators.
     _check_plan(setting, text, _analysed(setting, text, lambda: frame.where(text)))
 
 

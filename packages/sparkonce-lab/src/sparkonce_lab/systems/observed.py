@@ -20,7 +20,7 @@ _UNREADABLE = ("strange", -1, -1, -1, -1, -1)
 
 
 def of_columns(written: pa.Table) -> pa.Table:
-    """Returns the rows of a system that preserves no order."""
+    """Returns the rows of a system that doesn't preserve order."""
     table = written.select(list(COLUMNS)).cast(_WRITTEN)
     unknown = pa.repeat(pa.scalar(-1, pa.int32()), len(table))
     table = table.append_column("partition", unknown)
@@ -44,7 +44,7 @@ def of_texts(
 
 
 def of_csv(pieces: Iterable[bytes]) -> pa.Table:
-    """Returns the rows of a system that preserves no order, from CSV with the columns in `COLUMNS` order.
+    """Parses CSV, with its columns in `COLUMNS` order, from a system that doesn't preserve order.
 
     An empty field is null.
     """

@@ -193,7 +193,7 @@ _MEANINGS = {
     "XAmzContentSHA256Mismatch": Meaning(_RETRY, "The request was damaged in transit."),
     "OperationAborted": _CONFLICT,
     "ConditionalRequestConflict": _CONFLICT,
-    "409": _CONFLICT,  # HeadObject's refusals have no body, so the HTTP status is the code.
+    "409": _CONFLICT,  # HeadObject's error responses have no body, so the code is the HTTP status.
     "AccessDenied": Meaning(_UNKNOWN, _RIGHT),
     "AllAccessDisabled": Meaning(_UNKNOWN, "The bucket or the account is locked."),
     "InvalidAccessKeyId": Meaning(_UNKNOWN, "The store does not know the access key: correct the credentials."),

@@ -450,8 +450,8 @@ def move(connection: Connection, _location: Location, stage: StagedCopy, tables:
             raise
         for table, rows in group:
             came = merged.rows
-            if stage.target.mode == UPSERT:  # the affected-row count of an upsert is not its number of rows
-                # Counting after the merge also detects a row that was deleted in between.
+            if stage.target.mode == UPSERT:  # an upsert's affected-row count differs from its number of rows
+                # Counting after the merge also detects a row that was deleted meanwhile.
                 (came,) = connection.row(f"SELECT COUNT(*) FROM {quote(table)}")
             if came != rows:
                 return (

@@ -194,7 +194,7 @@ def finished(error: Exception) -> Finished:
 
 
 def row_refusal(error: psycopg.Error) -> str:
-    """Returns the server's message if it refused a row because of a type, a constraint or a trigger's error."""
+    """Returns the server's message if it rejected a row because of its type, a constraint or a trigger."""
     return server_message(error) if code_of(error).startswith(_ABOUT_ROWS) else ""
 
 

@@ -131,7 +131,7 @@ class RabbitServer(Server):
             "ERL_EPMD_PORT": str(self._epmd_port),
             "ERL_EPMD_ADDRESS": HOST,
             "ERL_CRASH_DUMP_SECONDS": "0",
-            "RUNNING_UNDER_SYSTEMD": "true",  # This makes the script become the server instead of waiting for it.
+            "RUNNING_UNDER_SYSTEMD": "true",  # The script then turns into the server instead of waiting for it.
             "RABBITMQ_NODENAME": self.node,
             "RABBITMQ_DIST_PORT": str(self._dist_port),
             "RABBITMQ_CONF_ENV_FILE": str(self.folder / "rabbitmq-env.conf"),
