@@ -10,7 +10,7 @@ import time
 import traceback as traces
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, NoReturn
 
 from pyspark.sql.streaming.query import StreamingQuery
@@ -21,6 +21,7 @@ from sparkonce.spark.show.failures import message_and_next
 from sparkonce.watch.display import end_displays, leave_terminal
 
 _SENT_TWICE_S = 0.5
+_SIGNALS_EVERY_S = 1.0
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -79,9 +80,13 @@ def wait(queries: Sequence[StreamingQuery]) -> list[QueryFailedError]:
 
     for query in known:
         threading.Thread(target=wait_for, args=(query,), name="sparkonce-await", daemon=True).start()
-    failed = []
-    for _ in known:
-        query, error = ended.get()
+    failed, running = [], len(known)
+    while running:
+        try:  # A signal that arrives just before the wait does not interrupt it.
+            query, error = ended.get(timeout=_SIGNALS_EVERY_S)
+        except Empty:
+            continue
+        running -= 1
         if error is not None:
             stop(other for other in known if other is not query)
             failed.append(_failure(known[query][0], error))
