@@ -231,7 +231,7 @@ def test_credentials_of_the_environment_are_found(bucket: Bucket, monkeypatch: p
     settings = bucket.server.settings()
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", settings.pop("aws_access_key_id"))
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", settings.pop("aws_secret_access_key"))
-    settings["read_timeout_s"] = 59.0  # a client of its own
+    settings["read_timeout_s"] = 59.0  # no other test shares the client
     assert S3Store(f"s3://{bucket.name}/out", settings).check()["bucket"] == bucket.name
 
 

@@ -53,6 +53,19 @@ def test_a_second_signal_ends_the_process_at_once(monkeypatch: pytest.MonkeyPatc
     assert codes == [130]
 
 
+def test_a_signal_that_does_not_interrupt_the_wait_is_handled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may arrive just before Python waits, or the kernel may give it to another thread, as here."""
+    query = FakeQuery()
+    monkeypatch.setattr(ending, "_SIGNALS_EVERY_S", 0.05)
+    send(signal.SIGTERM)
+    signal.pthread_sigmask(signal.SIG_BLOCK, HANDLERS)
+    try:
+        await_end(query)
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLERS)
+    assert query.stops == 1
+
+
 def test_a_signal_that_comes_twice_at_once_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """A terminal sends the signal to all processes, and a parent program passes it on."""
     query = FakeQuery()

@@ -25,8 +25,8 @@ _SILENT_S = 2.0
 class Sweeper:
     """Sweeps the sinks of one run: thoroughly before its first batch, and on a best-effort basis after each batch.
 
-    After a batch, a background thread sweeps, but only while no batch is in progress. A new batch waits only
-    for a sweep that has already started.
+    After a batch, a background thread sweeps, but only while no batch is in progress. A new batch waits only for a
+    sweep that has already started.
 
     Args:
         names: The sinks that are swept after a batch.
