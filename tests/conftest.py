@@ -93,7 +93,7 @@ def broker() -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="session")
-def witness(broker: Cluster) -> Witness:
+def witness(broker) -> Witness:
     """Another client of the cluster of all tests."""
     from integration.kafka_witness import Witness
 
@@ -123,7 +123,7 @@ def mariadb() -> Iterator[MySQLSystem]:
 
 
 @pytest.fixture
-def say(capsys: pytest.CaptureFixture[str]) -> Callable[[str], None]:
+def say(capsys) -> Callable[[str], None]:
     """Prints immediately, whether the test passes or fails, so that the progress of a long test can be followed."""
 
     def told(text: str) -> None:

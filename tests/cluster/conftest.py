@@ -17,7 +17,7 @@ def kafka() -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="module")
-def spark_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
+def spark_cluster(tmp_path_factory) -> Iterator[Standalone]:
     with Standalone(tmp_path_factory.mktemp("standalone")) as running:
         yield running
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from eventually import eventually
@@ -14,7 +12,7 @@ from sparkonce_lab.rig.kafka import Cluster
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(3600)]
 
 
-def test_a_partition_without_a_leader_is_waited_for(tmp_path: Path) -> None:
+def test_a_partition_without_a_leader_is_waited_for(tmp_path):
     with Cluster(nodes=3) as three:
         witness = Witness(three.bootstrap)
         job = Job(

@@ -77,9 +77,7 @@ class ClusterJob(Job):
         return Machine(host="127.0.1.1", folder=str(folder), user=OTHER_USER)
 
 
-def test_an_executor_is_lost_and_the_driver_moves(
-    kafka: Cluster, spark_cluster: Standalone, shared: Path, tmp_path: Path
-) -> None:
+def test_an_executor_is_lost_and_the_driver_moves(kafka, spark_cluster, shared, tmp_path):
     """The driver dies with a decided batch, and is started elsewhere by another user."""
     with ClusterJob(kafka, tmp_path, spark_cluster, shared, points=(WRITTEN,)) as job:
         lost = job.gate.hold(WRITTEN, batch=1)
@@ -94,7 +92,7 @@ def test_an_executor_is_lost_and_the_driver_moves(
         assert job.judge() == ""
 
 
-def test_executors_come_and_go(kafka: Cluster, spark_cluster: Standalone, shared: Path, tmp_path: Path) -> None:
+def test_executors_come_and_go(kafka, spark_cluster, shared, tmp_path):
     come_and_go = {
         "spark.dynamicAllocation.enabled": "true",
         "spark.dynamicAllocation.shuffleTracking.enabled": "true",
@@ -116,9 +114,7 @@ def test_executors_come_and_go(kafka: Cluster, spark_cluster: Standalone, shared
         assert job.judge() == ""
 
 
-def test_a_driver_that_runs_on_a_worker_is_lost_with_it(
-    kafka: Cluster, spark_cluster: Standalone, shared: Path, tmp_path: Path
-) -> None:
+def test_a_driver_that_runs_on_a_worker_is_lost_with_it(kafka, spark_cluster, shared, tmp_path):
     """In cluster mode: the master starts it on another worker."""
     with ClusterJob(kafka, tmp_path, spark_cluster, shared) as job:
         finishing = hold_at("FINISHING", job, batch=1)
@@ -136,9 +132,7 @@ def test_a_driver_that_runs_on_a_worker_is_lost_with_it(
 # --- tasks that Spark runs twice, or considers dead although they are alive -------------------------------------------
 
 
-def test_the_loser_of_a_speculative_execution_leaves_nothing_behind(
-    kafka: Cluster, spark_cluster: Standalone, shared: Path, tmp_path: Path
-) -> None:
+def test_the_loser_of_a_speculative_execution_leaves_nothing_behind(kafka, spark_cluster, shared, tmp_path):
     eager = {
         "spark.speculation": "true",
         "spark.speculation.interval": "100ms",
@@ -158,9 +152,7 @@ def test_the_loser_of_a_speculative_execution_leaves_nothing_behind(
         assert job.judge() == ""
 
 
-def test_a_worker_that_outlives_its_executor_writes_into_nothing(
-    kafka: Cluster, spark_cluster: Standalone, shared: Path, tmp_path: Path
-) -> None:
+def test_a_worker_that_outlives_its_executor_writes_into_nothing(kafka, spark_cluster, shared, tmp_path):
     def transactions_of(job: Job) -> set[tuple[str, int, int]]:
         return {(name, one.producer_id, one.producer_epoch) for name, one in job.transactions("Ongoing").items()}
 

@@ -22,7 +22,6 @@ from spark.harness import Job, hold_at, kill, path_of_tests
 from spark.pipeline import ENDED
 from sparkonce.operate.java import find_java
 from sparkonce_lab.rig.child import session_of
-from sparkonce_lab.rig.kafka import Cluster
 from sparkonce_lab.rig.kafka.jars import resolve, spark_jars_folder
 from sparkonce_lab.rig.servers.hdfs import Hdfs
 
@@ -120,7 +119,7 @@ def typed(line: str, changes: Mapping[str, str], folder: Path, **env: str) -> su
     )
 
 
-def test_kubernetes_gets_a_pod_with_the_driver(tmp_path: Path) -> None:
+def test_kubernetes_gets_a_pod_with_the_driver(tmp_path):
     sent: list[dict[str, Any]] = []
 
     class Api(BaseHTTPRequestHandler):
@@ -175,7 +174,7 @@ def test_kubernetes_gets_a_pod_with_the_driver(tmp_path: Path) -> None:
     assert "spark.jars=local\\:///opt/jars/spark-sql-kafka.jar," in settings
 
 
-def test_yarn_starts_a_lost_driver_again(kafka: Cluster, shared: Path, tmp_path: Path) -> None:
+def test_yarn_starts_a_lost_driver_again(kafka, shared, tmp_path):
     """The driver's container is killed when a batch is decided and none of it is committed."""
     job = Job(kafka.bootstrap, tmp_path / "job", rows=600, rows_per_batch=200, master="yarn", slots=6)
     job.config = replace(job.config, checkpoint=str(shared / "checkpoint"))
@@ -211,7 +210,7 @@ def test_yarn_starts_a_lost_driver_again(kafka: Cluster, shared: Path, tmp_path:
         assert job.judge() == ""
 
 
-def test_standalone_clusters_refuse_python_in_cluster_mode(tmp_path: Path) -> None:
+def test_standalone_clusters_refuse_python_in_cluster_mode(tmp_path):
     line = "spark-submit --master spark://127.0.0.1:7077 --deploy-mode cluster job.py"
     run = typed(line, {}, tmp_path)
     assert run.returncode == 1

@@ -119,12 +119,12 @@ class CheckpointSuite(abc.ABC):
         """Python code for another process, which sets ``files`` to the same folder."""
 
     @pytest.fixture
-    def log(self, files: CheckpointFiles) -> DecisionLog:
+    def log(self, files) -> DecisionLog:
         return DecisionLog(files)
 
     # --- files ------------------------------------------------------------------------------------------------------
 
-    def test_what_is_put_is_read(self, files: CheckpointFiles) -> None:
+    def test_what_is_put_is_read(self, files):
         content = bytes(range(256)) * 400
         assert files.read("a/b/one") is None
         assert files.put("a/b/one", content) == Landed()
@@ -135,14 +135,14 @@ class CheckpointSuite(abc.ABC):
         assert files.inside("a").inside("b").location == f"{files.location}/a/b"
         assert not files.location.endswith("/")
 
-    def test_a_name_is_put_once(self, files: CheckpointFiles) -> None:
+    def test_a_name_is_put_once(self, files):
         assert files.put("one", b"first") == Landed()
         assert files.put("one", b"second") == Taken(standing=b"first")
         assert self.another(files).put("one", b"third") == Taken(standing=b"first")
         assert files.put("one", b"first") == Taken(standing=b"first"), "a repeated put meets its own bytes"
         assert files.read("one") == b"first"
 
-    def test_messages_of_a_queue_are_kept_by_the_newest_receiver(self, files: CheckpointFiles) -> None:
+    def test_messages_of_a_queue_are_kept_by_the_newest_receiver(self, files):
         older, newer = (Segments(one.inside("queue").inside("orders%2F1")) for one in (files, self.another(files)))
         assert older.identity("message_id") == newer.identity("message_id")
         kept = Segment(token=b"a" * 16, ids=(b"0" * 16, b"1" * 16), rows=b"rows")
@@ -163,7 +163,7 @@ class CheckpointSuite(abc.ABC):
         with pytest.raises(CorruptRecordError, match="is missing"):
             newer.read(1)
 
-    def test_a_name_never_stands_before_its_content(self, files: CheckpointFiles) -> None:
+    def test_a_name_never_stands_before_its_content(self, files):
         other, content, failed = self.another(files), bytes(range(256)) * 1_000, threading.Event()
         names = [f"a/{number}" for number in range(self.races)]
         seen: list[bytes | None] = []
@@ -185,7 +185,7 @@ class CheckpointSuite(abc.ABC):
             reader.join(120)
         assert seen == [content] * len(names)
 
-    def test_names_are_those_of_files(self, files: CheckpointFiles) -> None:
+    def test_names_are_those_of_files(self, files):
         assert list(files.names("")) == list(files.names("a")) == []
         for name in ("a/1", "a/2", "a/deeper/3", "b/4"):
             files.put(name, b"x")
@@ -193,14 +193,14 @@ class CheckpointSuite(abc.ABC):
         assert list(files.names("")) == list(files.names("a/1")) == []
         assert sorted(files.inside("a").names("deeper")) == ["3"]
 
-    def test_odd_names(self, files: CheckpointFiles) -> None:
+    def test_odd_names(self, files):
         odd = files.inside("a b%20ü+#?")
         assert odd.put("it's &=,;@", b"odd") == Landed()
         assert list(odd.names("")) == ["it's &=,;@"]
         assert files.read("a b%20ü+#?/it's &=,;@") == b"odd"
         assert files.names("a b ü+#?") in ([], ())
 
-    def test_a_folder_is_no_file(self, files: CheckpointFiles) -> None:
+    def test_a_folder_is_no_file(self, files):
         files.put("a/1", b"x")
         try:
             found = files.read("a")
@@ -208,19 +208,19 @@ class CheckpointSuite(abc.ABC):
             found = None  # an error is fine, too, but truncated bytes must never be returned as a file
         assert found is None
 
-    def test_a_file_is_no_folder(self, files: CheckpointFiles) -> None:
+    def test_a_file_is_no_folder(self, files):
         files.put("a/1", b"x")
         with suppress(OSError):
             assert files.read("a/1/2") is None
 
-    def test_replacing(self, files: CheckpointFiles) -> None:
+    def test_replacing(self, files):
         files.replace("a/one", b"first")
         assert self.another(files).read("a/one") == b"first"
         files.replace("a/one", b"2")
         assert self.another(files).read("a/one") == b"2"
         assert list(files.names("a")) == ["one"]
 
-    def test_deleting(self, files: CheckpointFiles) -> None:
+    def test_deleting(self, files):
         for name in ("a/1", "a/2", "a/3"):
             files.put(name, b"x")
         files.delete(["a/1", "a/none", "nowhere/none", "a/3"])
@@ -229,21 +229,21 @@ class CheckpointSuite(abc.ABC):
         assert list(files.names("a")) == ["2"]
         assert files.put("a/1", b"again") == Landed()
 
-    def test_the_check_leaves_nothing(self, files: CheckpointFiles) -> None:
+    def test_the_check_leaves_nothing(self, files):
         files.put("one", b"x")
         files.check()
         files.inside("new/deep").check()
         assert list(files.names("")) == ["one"]
         assert list(files.names("new")) == []
 
-    def test_syncing_and_tidying_change_nothing(self, files: CheckpointFiles) -> None:
+    def test_syncing_and_tidying_change_nothing(self, files):
         files.put("a/one", b"x")
         files.sync("a")
         files.tidy("a")
         files.tidy("nothing")
         assert self.another(files).read("a/one") == b"x"
 
-    def test_threads_race_for_a_name(self, files: CheckpointFiles) -> None:
+    def test_threads_race_for_a_name(self, files):
         sides = {b"0": files, b"1": self.another(files), b"2": files, b"3": self.another(files)}
         known = 0
         for number in range(self.races):
@@ -252,7 +252,7 @@ class CheckpointSuite(abc.ABC):
             known += check_race(files.read(name), list(sides), answers)
         assert known > self.races / 2
 
-    def test_processes_race_for_names(self, files: CheckpointFiles) -> None:
+    def test_processes_race_for_names(self, files):
         program = RACER.format(opening=self.opening(files), races=self.races)
         racers = {
             name: subprocess.Popen(
@@ -280,20 +280,20 @@ class CheckpointSuite(abc.ABC):
 
     # --- the log ----------------------------------------------------------------------------------------------------
 
-    def test_records(self, files: CheckpointFiles, log: DecisionLog) -> None:
+    def test_records(self, files, log):
         assert (list(log.read_bytes(0)), log.floor_bytes()) == ([], None)
         assert log.put_bytes(0, b"zero") == log.put_bytes(1, b"one") == Landed()
         assert log.put_bytes(1, b"two") == Taken(standing=b"one")
         assert [list(log.read_bytes(position)) for position in range(3)] == [[b"zero", b"one"], [b"one"], []]
         assert list(DecisionLog(self.another(files)).read_bytes(0)) == [b"zero", b"one"]
 
-    def test_a_gap_ends_the_log(self, log: DecisionLog) -> None:
+    def test_a_gap_ends_the_log(self, log):
         filled(log, 1)
         log.put_bytes(5, encode_record(commit(4), at_ms=0))
         assert log.read(LogView()).end == 2
         assert len(log.read_bytes(5)) == 1
 
-    def test_floors_only_rise(self, log: DecisionLog) -> None:
+    def test_floors_only_rise(self, log):
         for position in (5, 9, 7):
             log.raise_floor_bytes(position, b"%d" % position)
         assert log.floor_bytes() == b"9"
@@ -303,7 +303,7 @@ class CheckpointSuite(abc.ABC):
         log.raise_floor_bytes(5, b"5")
         assert log.floor_bytes() == b"9", "a lower one that comes late changes nothing"
 
-    def test_a_put_below_the_floor_is_void(self, files: CheckpointFiles, log: DecisionLog) -> None:
+    def test_a_put_below_the_floor_is_void(self, files, log):
         """The position is free again, so a late put succeeds there.
 
         Its caller then reads the floor and sees that the put is void, and no reader ever finds it.
@@ -318,7 +318,7 @@ class CheckpointSuite(abc.ABC):
         view = late.read(LogView())
         assert (view.end, [decision.batch for decision in view.decisions]) == (6, [3, 4])
 
-    def test_clean_up_deletes_below_and_nothing_else(self, files: CheckpointFiles, log: DecisionLog) -> None:
+    def test_clean_up_deletes_below_and_nothing_else(self, files, log):
         for position in range(6):
             log.put_bytes(position, b"record")
         files.put("sparkonce/records/README", b"not ours")
@@ -331,7 +331,7 @@ class CheckpointSuite(abc.ABC):
         log.delete_below(4)
         assert log.floor_bytes() == b"4"
 
-    def test_reading_goes_on_beside_clean_up(self, files: CheckpointFiles, log: DecisionLog) -> None:
+    def test_reading_goes_on_beside_clean_up(self, files, log):
         filled(log, 8)
         view = log.read(LogView())
         floor = view.raised(2)
@@ -342,20 +342,20 @@ class CheckpointSuite(abc.ABC):
         other = DecisionLog(self.another(files))
         assert [decision.batch for decision in other.read(LogView()).decisions] == [6, 7, 8]
 
-    def test_many_records_are_read_in_order(self, files: CheckpointFiles, log: DecisionLog) -> None:
+    def test_many_records_are_read_in_order(self, files, log):
         records = [b"record %d" % position for position in range(25)]
         for position, data in enumerate(records):
             assert log.put_bytes(position, data) == Landed()
         assert list(DecisionLog(self.another(files)).read_bytes(0)) == records
 
-    def test_a_record_that_no_correct_run_can_have_written(self, log: DecisionLog) -> None:
+    def test_a_record_that_no_correct_run_can_have_written(self, log):
         filled(log, 2)
         log.put(3, commit(0))
         with pytest.raises(LogViolation, match="decides batch 0 after batch 1"):
             log.read(LogView())
 
     @pytest.mark.parametrize("how", ["torn", "empty", "altered", "zeros", "foreign"])
-    def test_a_damaged_record_is_refused(self, files: CheckpointFiles, log: DecisionLog, how: str) -> None:
+    def test_a_damaged_record_is_refused(self, files, log, how):
         filled(log, 1)
         data = files.read(RECORD)
         assert data is not None
@@ -365,7 +365,7 @@ class CheckpointSuite(abc.ABC):
                 ask()
             assert log.location in str(caught.value)
 
-    def test_a_damaged_floor_and_a_newer_one(self, log: DecisionLog) -> None:
+    def test_a_damaged_floor_and_a_newer_one(self, log):
         data = encode_floor(Floor(position=1))
         log.raise_floor_bytes(1, data[:-5])
         with pytest.raises(CorruptRecordError, match="The floor of the decision log"):
@@ -419,7 +419,7 @@ class NetworkSuite(abc.ABC):
     def faulty(self) -> Iterator[Faulty]:
         """A folder that does not exist yet, and the faults in front of it."""
 
-    def test_a_put_whose_reply_is_lost(self, faulty: Faulty) -> None:
+    def test_a_put_whose_reply_is_lost(self, faulty):
         assert faulty.files.put("a/0", b"before") == Landed()
         faulty.lose_reply()
         with suppress(PutUnknownError):
@@ -428,13 +428,13 @@ class NetworkSuite(abc.ABC):
         assert faulty.files.put("a/1", b"record") == Taken(standing=b"record")
         assert sorted(faulty.clean.names("a")) == ["0", "1"]
 
-    def test_a_race_in_which_an_answer_is_lost(self, faulty: Faulty) -> None:
+    def test_a_race_in_which_an_answer_is_lost(self, faulty):
         assert faulty.files.put("a/0", b"before") == Landed()
         faulty.lose_reply()
         answers = raced([partial(one.put, "a/1", data) for data, one in ((b"1", faulty.files), (b"2", faulty.clean))])
         check_race(faulty.clean.read("a/1"), [b"1", b"2"], answers)
 
-    def test_a_put_that_is_never_answered(self, faulty: Faulty) -> None:
+    def test_a_put_that_is_never_answered(self, faulty):
         assert faulty.files.put("a/0", b"before") == Landed()
         faulty.lose_replies()
         with pytest.raises(PutUnknownError):
@@ -445,7 +445,7 @@ class NetworkSuite(abc.ABC):
         assert faulty.files.put("a/2", b"after") == Landed()
         assert sorted(faulty.clean.names("a")) == ["0", "1", "2"]
 
-    def test_a_store_that_is_gone_and_back(self, faulty: Faulty) -> None:
+    def test_a_store_that_is_gone_and_back(self, faulty):
         assert faulty.files.put("a/0", b"before") == Landed()
         faulty.cut()
         with pytest.raises((OSError, PutUnknownError)) as caught:
@@ -486,7 +486,7 @@ class RefusalSuite(abc.ABC):
     def refusing(self) -> Refusing:
         """A folder that does not exist yet, and a way to have puts refused."""
 
-    def test_a_refused_put_has_not_landed(self, refusing: Refusing) -> None:
+    def test_a_refused_put_has_not_landed(self, refusing):
         assert refusing.files.put("a/0", b"before") == Landed()
         with refusing.during:
             with pytest.raises(OSError, match=r"\w") as caught:

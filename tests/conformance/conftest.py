@@ -12,14 +12,14 @@ from zygote import Zygote
 
 
 @pytest.fixture(scope="session")
-def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
+def zygote(tmp_path_factory) -> Iterator[Zygote]:
     opened = Zygote(tmp_path_factory.mktemp("zygote") / "log")
     yield opened
     opened.close()
 
 
 @pytest.fixture(autouse=True)
-def elsewhere(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def elsewhere(request, monkeypatch) -> None:
     """A check's other process is a fork, except in test_folder.py, where it is the one that users get."""
     if request.node.name == "test_another_process_commits" and request.path.name != "test_folder.py":
         forked = partial(commit_in_a_fork, request.getfixturevalue("zygote"))

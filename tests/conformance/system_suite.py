@@ -46,7 +46,7 @@ class SystemSuite(SinkConformance):
         self.system.place(*self.columns)
 
     @pytest.fixture(autouse=True)
-    def _system(self, tmp_path: Path) -> Iterator[None]:
+    def _system(self, tmp_path) -> Iterator[None]:
         self.begin(tmp_path)
         yield
         self.system.stop()

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from pickle import dumps
-from typing import Any
 
 import pytest
 
@@ -33,7 +32,7 @@ def folder() -> str:
 
 class TestHdfs(CheckpointSuite):
     @pytest.fixture
-    def files(self, jvm: Any, folder: str) -> CheckpointFiles:
+    def files(self, jvm, folder) -> CheckpointFiles:
         self.jvm = jvm
         return hadoop_files(jvm, hdfs_server().url + folder)
 
@@ -49,7 +48,7 @@ class TestHdfs(CheckpointSuite):
 
 class TestHdfsNative(CheckpointSuite):
     @pytest.fixture
-    def files(self, folder: str) -> CheckpointFiles:
+    def files(self, folder) -> CheckpointFiles:
         return HdfsFiles(hdfs_server().url + folder)
 
     def another(self, files: CheckpointFiles) -> CheckpointFiles:
@@ -61,7 +60,7 @@ class TestHdfsNative(CheckpointSuite):
 
 class TestHdfsBehindFaults(NetworkSuite):
     @pytest.fixture
-    def faulty(self, jvm: Any, folder: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Faulty]:
+    def faulty(self, jvm, folder, monkeypatch) -> Iterator[Faulty]:
         clean = hadoop_files(jvm, hdfs_server().url + folder)
         with FaultProxy(("127.0.0.1", hdfs_server().port), {"rename": b"rename2"}) as proxy:
 
@@ -93,7 +92,7 @@ class TestHdfsBehindFaults(NetworkSuite):
 
 class TestHdfsNativeBehindFaults(NetworkSuite):
     @pytest.fixture
-    def faulty(self, folder: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Faulty]:
+    def faulty(self, folder, monkeypatch) -> Iterator[Faulty]:
         monkeypatch.setattr(hdfs, "DEADLINE_S", 3.0)
         server = hdfs_server()
         with FaultProxy(("127.0.0.1", server.port), {"rename": b"rename", "delete": b"delete"}) as proxy:
@@ -121,13 +120,11 @@ class TestHdfsThatRefuses(RefusalSuite):
     """The refusals of a name node. An administrator's commands need a JVM."""
 
     @pytest.fixture(params=["by the JVM", "native"])
-    def is_native(self, request: pytest.FixtureRequest) -> bool:
+    def is_native(self, request) -> bool:
         return bool(request.param == "native")
 
     @pytest.fixture(params=["safe mode", "quota of names", "quota of space", "mode of the folder"])
-    def refusing(
-        self, request: pytest.FixtureRequest, is_native: bool, jvm: Any, folder: str, monkeypatch: pytest.MonkeyPatch
-    ) -> Refusing:
+    def refusing(self, request, is_native, jvm, folder, monkeypatch) -> Refusing:
         url = hdfs_server().url + folder
         clean = hadoop_files(jvm, url)
         there, admin = jvm.org.apache.hadoop.fs.Path(f"{url}/a"), clean._fs

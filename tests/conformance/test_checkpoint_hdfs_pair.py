@@ -197,7 +197,7 @@ class HdfsPair:
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HdfsPair]:
+def pair(tmp_path_factory) -> Iterator[HdfsPair]:
     try:
         opened = HdfsPair(tmp_path_factory.mktemp("pair"))
     except SparkonceError as error:
@@ -222,7 +222,7 @@ def frozen(pair: HdfsPair) -> None:
 
 
 @pytest.mark.parametrize("how", [killed, frozen])
-def test_races_while_the_active_name_node_dies(pair: HdfsPair, jvm: Any, how: Callable[[HdfsPair], None]) -> None:
+def test_races_while_the_active_name_node_dies(pair, jvm, how):
     """A writer that was told that its put succeeded finds its data afterwards, and no other writer was told so."""
 
     def found_at_last(files: CheckpointFiles, name: str) -> bytes | None:

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from conformance.checkpoint_suite import CheckpointSuite
@@ -13,7 +11,7 @@ class TestLocal(CheckpointSuite):
     races = 100
 
     @pytest.fixture
-    def files(self, tmp_path: Path) -> CheckpointFiles:
+    def files(self, tmp_path) -> CheckpointFiles:
         return LocalFiles(tmp_path / "checkpoint")
 
     def another(self, files: CheckpointFiles) -> CheckpointFiles:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from pickle import dumps
 
 import pytest
@@ -110,7 +109,7 @@ class TestObjectsBehindANetwork(NetworkSuite):
     """Behind a proxy that injects faults into single requests."""
 
     @pytest.fixture
-    def behind(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[Behind]:
+    def behind(self, monkeypatch) -> Iterator[Behind]:
         prefix = new_prefix()
         with Between(bucket().server.port).running() as between:
 
@@ -123,7 +122,7 @@ class TestObjectsBehindANetwork(NetworkSuite):
             yield Behind(between=between, files=files, clean=clean, hurry=hurry)
 
     @pytest.fixture
-    def faulty(self, behind: Behind) -> Faulty:
+    def faulty(self, behind) -> Faulty:
         between = behind.between
 
         def does(act: Act) -> Callable[[], None]:
@@ -141,7 +140,7 @@ class TestObjectsBehindANetwork(NetworkSuite):
             heal=does(lambda _: GO_ON),
         )
 
-    def test_a_store_that_is_merely_slow(self, behind: Behind) -> None:
+    def test_a_store_that_is_merely_slow(self, behind):
         def slow(_: Request) -> str:
             time.sleep(SLOW_S)
             return GO_ON
@@ -152,7 +151,7 @@ class TestObjectsBehindANetwork(NetworkSuite):
         assert (behind.files.read("a/0"), list(behind.files.names("a"))) == (b"record", ["0"])
         assert len([one for one in behind.between.seen if is_put(one)]) == 2, "nothing was sent again"
 
-    def test_a_put_that_was_sent_again_and_arrives_late(self, behind: Behind) -> None:
+    def test_a_put_that_was_sent_again_and_arrives_late(self, behind):
         files = behind.hurry()
         with held(behind.between, most=1):
             assert files.put("a/0", b"record") == Landed(), "the second try"
@@ -161,7 +160,7 @@ class TestObjectsBehindANetwork(NetworkSuite):
         eventually(lambda: behind.clean.read("a/0") == b"record", "the first try has reached the store")
         assert files.put("a/0", b"another") == Taken(standing=b"record")
 
-    def test_a_put_below_the_floor_that_arrives_late(self, behind: Behind) -> None:
+    def test_a_put_below_the_floor_that_arrives_late(self, behind):
         """A newer driver has decided and cleaned up before a paused driver's put reaches the freed position."""
         late = DecisionLog(behind.hurry())
         newer = DecisionLog(behind.clean)
@@ -186,7 +185,7 @@ class TestObjectsBehindANetwork(NetworkSuite):
 
 class TestObjectsThatAreRefused(RefusalSuite):
     @pytest.fixture(params=["read-only", "full"])
-    def refusing(self, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Refusing]:
+    def refusing(self, request, tmp_path) -> Iterator[Refusing]:
         prefix = new_prefix()
         answer = refusal(403, "AccessDenied") if request.param == "read-only" else refusal(507, "XMinioStorageFull")
         with Between(bucket().server.port).running() as between:

@@ -43,11 +43,11 @@ class FolderSuite(SinkConformance):
 
 class TestFolderSink(FolderSuite):
     @pytest.fixture(autouse=True)
-    def _root(self, tmp_path: Path) -> None:
+    def _root(self, tmp_path) -> None:
         self.root = tmp_path
 
 
-def test_the_suite_runs_under_unittest(tmp_path: Path) -> None:
+def test_the_suite_runs_under_unittest(tmp_path):
     folders = iter(range(1000))
 
     class Suite(FolderSuite, unittest.TestCase):
@@ -61,7 +61,7 @@ def test_the_suite_runs_under_unittest(tmp_path: Path) -> None:
     assert not result.skipped
 
 
-def test_another_process_that_fails_says_why(tmp_path: Path) -> None:
+def test_another_process_that_fails_says_why(tmp_path):
     sink = FolderSink(tmp_path)
     with pytest.raises(RuntimeError, match="KeyError: 'name'"):
         commit_elsewhere(sink, [Handle(sink="folder", slot=0)])

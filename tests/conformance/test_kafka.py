@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -38,7 +37,7 @@ class SharedBroker(KafkaSuite):
     broker = "broker"
 
     @pytest.fixture(autouse=True)
-    def _system(self, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    def _system(self, request, tmp_path) -> None:
         self.cluster = request.getfixturevalue(self.broker)
         self.begin(tmp_path)
 
@@ -82,7 +81,7 @@ def oldest() -> Iterator[Cluster]:
 
 
 @KILLS_BROKER
-def test_what_is_prepared_survives_a_crash_of_the_broker(tmp_path: Path) -> None:
+def test_what_is_prepared_survives_a_crash_of_the_broker(tmp_path):
     suite = KafkaSuite()
     suite.cluster = broker_to_kill()
     suite.begin(tmp_path)

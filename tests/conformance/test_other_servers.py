@@ -1,7 +1,5 @@
 """Runs the conformance suites, the start checks and the kills with server versions other than those of Debian 12."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path
@@ -21,7 +19,7 @@ FILES = {
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("server", [pytest.param(one, marks=pytest.mark.xdist_group(one)) for one in SERVERS])
-def test_all_of_a_sink(server: str) -> None:
+def test_all_of_a_sink(server):
     left_out = {
         # A test that needs a feature of a later PostgreSQL has the first version with that feature in its name.
         "postgres=12.22.0": "since_13 or since-13 or since_14 or since_15 or since-15",

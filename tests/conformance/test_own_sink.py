@@ -1,7 +1,5 @@
 """Tests the example in docs/own-sink.md with its own test file, and the page itself."""
 
-from __future__ import annotations
-
 import re
 import sqlite3
 from pathlib import Path
@@ -22,17 +20,17 @@ class TestOwnSink(Suite):
 
 
 @pytest.mark.parametrize("file", ["sqlite_sink.py", "test_sqlite_sink.py"])
-def test_the_page_shows_the_code_as_it_is(file: str) -> None:
+def test_the_page_shows_the_code_as_it_is(file):
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "own-sink.md").read_text(), re.DOTALL)
     assert (EXAMPLE / file).read_text() in blocks
 
 
-def test_the_example_needs_one_import() -> None:
+def test_the_example_needs_one_import():
     found = {line for line in (EXAMPLE / "sqlite_sink.py").read_text().splitlines() if "sparkonce" in line}
     assert found == {"from sparkonce.sink import ("}
 
 
-def test_markers_of_long_ago_are_deleted(tmp_path: Path) -> None:
+def test_markers_of_long_ago_are_deleted(tmp_path):
     path = str(tmp_path / "target.db")
     with sqlite3.connect(path) as database:
         database.execute("CREATE TABLE orders (number INTEGER)")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
-from pathlib import Path
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -28,7 +27,7 @@ class TestSqliteStaged(SinkConformance):
     key: ClassVar[str] = ""
 
     @pytest.fixture(autouse=True)
-    def _database(self, tmp_path: Path) -> None:
+    def _database(self, tmp_path) -> None:
         self.path = str(tmp_path / "target.db")
         self.ask(f"CREATE TABLE orders (number INTEGER {self.key}, word TEXT NOT NULL)")
 

@@ -85,7 +85,7 @@ def caught(broken: type, *checks: str) -> None:
         assert verdict(suite_over(broken), f"test_{check}").startswith("failed: "), (broken, check)
 
 
-def test_a_sink_that_commits_again_doubles_its_rows_or_calls_them_lost() -> None:
+def test_a_sink_that_commits_again_doubles_its_rows_or_calls_them_lost():
     class DoublesOnSecondCommit(Server):
         def commit(self, number: int) -> Finished:
             if self.state(number) is TransactionState.COMMITTED:
@@ -139,7 +139,7 @@ def test_a_sink_that_commits_again_doubles_its_rows_or_calls_them_lost() -> None
     )
 
 
-def test_an_abort_that_takes_back_what_is_committed() -> None:
+def test_an_abort_that_takes_back_what_is_committed():
     class AbortDeletesWhatIsCommitted(Server):
         def abort(self, number: int) -> Finished:
             answer = super().abort(number)
@@ -156,7 +156,7 @@ def test_an_abort_that_takes_back_what_is_committed() -> None:
     caught(AbortSaysAbortedOfWhatIsCommitted, "an_abort_after_the_commit_comes_too_late")
 
 
-def test_rows_that_show_before_the_commit() -> None:
+def test_rows_that_show_before_the_commit():
     class PrepareCommits(Server):
         def prepare(self, number: int) -> None:
             super().prepare(number)
@@ -180,7 +180,7 @@ def test_rows_that_show_before_the_commit() -> None:
     caught(HandlesWhereNothingIsToFinish, "without_transactions_rows_show_at_once")
 
 
-def test_a_wrong_answer_about_what_is_lost_or_unknown() -> None:
+def test_a_wrong_answer_about_what_is_lost_or_unknown():
     class SaysCommittedOfWhatIsLost(Server):
         def commit(self, number: int) -> Finished:
             answer = super().commit(number)
@@ -210,7 +210,7 @@ def test_a_wrong_answer_about_what_is_lost_or_unknown() -> None:
     caught(RevivesWhatIsAborted, "a_commit_after_an_abort_is_lost", "a_transaction_that_timed_out_is_lost")
 
 
-def test_an_abort_that_does_not_last() -> None:
+def test_an_abort_that_does_not_last():
     class AbortForgetsNothing(Server):
         def abort(self, number: int) -> Finished:
             if self.state(number) is TransactionState.COMMITTED:
@@ -234,7 +234,7 @@ def test_an_abort_that_does_not_last() -> None:
     caught(SecondAbortFails, "a_repeated_abort_is_fine")
 
 
-def test_a_commit_of_other_rows_than_the_transactions() -> None:
+def test_a_commit_of_other_rows_than_the_transactions():
     class DropsTheSecondWrite(Server):
         def write(self, number: int | None, rows: object) -> None:
             if number is None or not self._transactions[number].rows:
@@ -271,7 +271,7 @@ def test_a_commit_of_other_rows_than_the_transactions() -> None:
     caught(CloseAborts, "a_commit_shows_exactly_its_rows", "a_new_committer_commits")
 
 
-def test_a_sink_that_describes_itself_wrongly() -> None:
+def test_a_sink_that_describes_itself_wrongly():
     class FactsChange(Sink):
         def preflight(self, query: str, recorded: Facts | None) -> Facts:
             return {"started": "again" if recorded else "first"}
@@ -289,7 +289,7 @@ def test_a_sink_that_describes_itself_wrongly() -> None:
     caught(NegativeTimeout, "the_timeout_is_a_time")
 
 
-def test_a_writer_that_gives_up_badly_or_dies_with_its_rows() -> None:
+def test_a_writer_that_gives_up_badly_or_dies_with_its_rows():
     class AbortDoesNothing(_Writer):
         def abort(self) -> None:
             pass
@@ -319,7 +319,7 @@ def test_a_writer_that_gives_up_badly_or_dies_with_its_rows() -> None:
     caught(DiesWithItsWriter, "what_is_prepared_outlives_its_writer")
 
 
-def test_a_writer_that_reports_refused_rows_wrongly() -> None:
+def test_a_writer_that_reports_refused_rows_wrongly():
     class WritesWhatItRefuses(_Writer):
         def offer(self, rows: pa.RecordBatch) -> Refused:
             told = super().offer(rows)
@@ -356,7 +356,7 @@ def test_a_writer_that_reports_refused_rows_wrongly() -> None:
     caught(CommitsWhatIsAborted, "a_copy_whose_rows_are_all_refused_is_aborted")
 
 
-def test_a_sweep_of_too_much_or_too_little() -> None:
+def test_a_sweep_of_too_much_or_too_little():
     class ListsByStartOfToken(_Committer):
         def list_lingering(self, owners: Sequence[Owner]) -> Sequence[Handle]:
             starts = tuple(f"{self._name}.{owner.query}.{owner.token.position}" for owner in owners)
@@ -414,7 +414,7 @@ def test_a_sweep_of_too_much_or_too_little() -> None:
     caught(ListsWhatIsFinished, "what_is_finished_does_not_linger", "an_abort_hides_for_ever")
 
 
-def test_answers_that_do_not_fit_the_handles() -> None:
+def test_answers_that_do_not_fit_the_handles():
     class AnswersInAnotherOrder(_Committer):
         def commit(self, handles: Sequence[Handle]) -> Sequence[Finished]:
             return sorted(super().commit(handles), key=lambda finished: finished.outcome is not Outcome.LOST)
@@ -448,7 +448,7 @@ def test_answers_that_do_not_fit_the_handles() -> None:
     caught(FailsOnNothing, "nothing_to_do_is_done")
 
 
-def test_traces_of_the_wrong_transactions() -> None:
+def test_traces_of_the_wrong_transactions():
     class TracesWhatIsPrepared(_Committer):
         def list_traces(self, query: str, facts: Facts) -> Sequence[Trace]:
             open_too = [
@@ -487,7 +487,7 @@ def test_traces_of_the_wrong_transactions() -> None:
     caught(TracesTheLanesOfOthers, "a_trace_is_left_by_what_is_committed_and_by_nothing_else")
 
 
-def test_a_conclusion_that_changes_what_readers_see() -> None:
+def test_a_conclusion_that_changes_what_readers_see():
     class ConcludesByForgetting(_Committer):
         def conclude(self, batch: int, handles: Sequence[Handle]) -> None:
             for handle in handles:
@@ -519,7 +519,7 @@ def test_a_conclusion_that_changes_what_readers_see() -> None:
     caught(ForgetsOlderBatches, "concluding_later_batches_forgets_nothing_too_early")
 
 
-def test_a_committer_that_misses_the_wrong_handles() -> None:
+def test_a_committer_that_misses_the_wrong_handles():
     class MissesWhatIsCommitted(_Committer):
         def missing(self, handles: Sequence[Handle]) -> Sequence[Handle]:
             return handles
@@ -532,12 +532,12 @@ def test_a_committer_that_misses_the_wrong_handles() -> None:
     caught(MissesTheFirstOnly, "what_is_not_committed_is_missing")
 
 
-def test_an_honest_sink_passes_every_check() -> None:
+def test_an_honest_sink_passes_every_check():
     verdicts = {check: verdict(suite_over(Server), check) for check in Honest.checks()}
     assert {check: said for check, said in verdicts.items() if said != "passed"} == {}
 
 
-def test_every_check_that_runs_here_catches_something() -> None:
+def test_every_check_that_runs_here_catches_something():
     runs = {check for check in Honest.checks() if verdict(suite_over(Server), check) == "passed"}
     named = {f"test_{name}" for name in re.findall(r'"(\w+)"', Path(__file__).read_text())}
     assert runs - named == set()
@@ -553,7 +553,7 @@ def test_every_check_that_runs_here_catches_something() -> None:
         ({"make_refused": SinkHooks.make_refused}, "test_a_copy_whose_rows_are_all_refused_is_aborted"),
     ],
 )
-def test_what_a_suite_does_not_give_is_not_collected(given: dict[str, object], check: str) -> None:
+def test_what_a_suite_does_not_give_is_not_collected(given, check):
     lacking = type("Lacking", (Honest,), given)
     assert check in Honest.checks()
     assert check not in lacking.checks()
@@ -561,7 +561,7 @@ def test_what_a_suite_does_not_give_is_not_collected(given: dict[str, object], c
     assert type("Given", (lacking,), {name: getattr(Honest, name) for name in given}).checks() == Honest.checks()
 
 
-def test_a_system_that_remembers_nothing_has_to_say_so() -> None:
+def test_a_system_that_remembers_nothing_has_to_say_so():
     class RemembersNothing(_Committer):
         def list_traces(self, query: str, facts: Facts) -> Sequence[Trace]:
             return SinkCommitter.list_traces(self, query, facts)

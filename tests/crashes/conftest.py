@@ -10,7 +10,7 @@ from zygote import Zygote
 
 
 @pytest.fixture(scope="module")
-def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartedTargets]:
+def started(tmp_path_factory) -> Iterator[StartedTargets]:
     folder = tmp_path_factory.mktemp("crashes")
     with closing(Zygote(folder / "zygote")) as zygote, closing(StartedTargets(zygote, folder)) as made:
         yield made

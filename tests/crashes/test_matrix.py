@@ -13,9 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from crashes.cells import EVERY, LOG_FULL, Cell, is_chosen, unmeant
-from crashes.job import StartedTargets
-from crashes.target import Target
+from crashes.cells import EVERY, LOG_FULL, is_chosen, unmeant
 from crashes.targets import TARGETS
 from sparkonce_lab.rig.disk import cannot_mount
 
@@ -34,7 +32,7 @@ def cases() -> Iterator[object]:
 
 
 @pytest.mark.parametrize(("target", "cell"), list(cases()))
-def test_exactly_once(started: StartedTargets, target: Target, cell: Cell) -> None:
+def test_exactly_once(started, target, cell):
     if reason := target.missing():
         pytest.skip(reason)
     if cell.fault == LOG_FULL and cannot_mount():

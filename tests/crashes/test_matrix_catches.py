@@ -9,7 +9,7 @@ import pytest
 
 from conformance.folder_sink import FolderCommitter, FolderWriter
 from crashes.cells import CUT, HALVED, KILL, LATE, ORPHAN, REPLY_LOST, Cell
-from crashes.job import DoesNotRecover, Late, StartedTargets
+from crashes.job import DoesNotRecover, Late
 from crashes.target import COMMIT, Target
 from crashes.toy import REQUESTS, ToySystem, toy
 from sparkonce.errors import PreflightError
@@ -100,19 +100,19 @@ def broken(half: type) -> Target:
 
 
 @pytest.mark.parametrize(("kind", "cell", "seen"), CAUGHT)
-def test_a_broken_sink_is_caught(started: StartedTargets, kind: type, cell: Cell, seen: str) -> None:
+def test_a_broken_sink_is_caught(started, kind, cell, seen):
     verdict = started.strike(broken(kind), cell)
     assert verdict.missed == ""
     assert seen in verdict.violations
 
 
-def test_a_late_request_that_changes_something_is_told_from_others(started: StartedTargets) -> None:
+def test_a_late_request_that_changes_something_is_told_from_others(started):
     verdict = started.strike(broken(CommitsTwice), Cell(COMMIT, LATE))
     assert verdict.missed == "the late request to commit changed something"
     assert "doubled: 4" in verdict.violations
 
 
-def test_a_late_request_that_is_not_delivered_is_none(started: StartedTargets) -> None:
+def test_a_late_request_that_is_not_delivered_is_none(started):
     class EndsConnections(ToySystem):
         """Called once the next run has recovered."""
 
@@ -126,7 +126,7 @@ def test_a_late_request_that_is_not_delivered_is_none(started: StartedTargets) -
     assert "found its connection ended" in verdict.missed
 
 
-def test_a_request_that_never_came_is_no_pass(started: StartedTargets) -> None:
+def test_a_request_that_never_came_is_no_pass(started):
     verdict = started.strike(toy(requests={**REQUESTS, "commit": b"something else"}), Cell(COMMIT, LATE))
     assert verdict.late is None
     assert verdict.missed == "there was no request to commit"
@@ -139,6 +139,6 @@ class RefusesToStartAgain(FolderCommitter):
         return super().list_lingering(owners)
 
 
-def test_a_query_that_does_not_recover_is_caught(started: StartedTargets) -> None:
+def test_a_query_that_does_not_recover_is_caught(started):
     with pytest.raises(DoesNotRecover, match="Once is enough"):
         started.strike(broken(RefusesToStartAgain), Cell(PREPARED, KILL))

@@ -29,7 +29,7 @@ def between() -> Iterator[Between]:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+def server(tmp_path_factory) -> Iterator[RedisServer]:
     """A Redis server whose settings the module may change."""
     from sparkonce_lab.rig.servers.redis import RedisServer
 
@@ -38,7 +38,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
 
 
 @pytest.fixture
-def client(server: RedisServer) -> Iterator[Any]:
+def client(server) -> Iterator[Any]:
     """A client of `server`, which is empty."""
     from redis_servers import witness
 

@@ -40,7 +40,7 @@ def processes_of(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("compare", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_a_query_killed_at_each_point_of_its_commit_gives_every_row_once(tmp_path: Path, compare: bool) -> None:
+def test_a_query_killed_at_each_point_of_its_commit_gives_every_row_once(tmp_path, compare):
     """Spark's own sink duplicates rows under the same kills."""
     demo = start(tmp_path, *([] if compare else ["--no-compare", "--rows-per-second", "500"]))
     out, errors = demo.communicate(timeout=500)
@@ -68,7 +68,7 @@ def test_a_query_killed_at_each_point_of_its_commit_gives_every_row_once(tmp_pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_a_demo_that_is_ended_leaves_no_process(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_demo_that_is_ended_leaves_no_process(tmp_path, number):
     demo = start(tmp_path, "--no-compare")
     assert demo.stderr is not None
     for line in demo.stderr:
@@ -83,7 +83,7 @@ def test_a_demo_that_is_ended_leaves_no_process(tmp_path: Path, number: signal.S
         assert [entry.name for entry in tmp_path.iterdir()] == []
 
 
-def test_what_the_demo_cannot_do_is_refused_at_once(tmp_path: Path) -> None:
+def test_what_the_demo_cannot_do_is_refused_at_once(tmp_path):
     (tmp_path / "something").touch()
     for options, words in (
         (["--keep", str(tmp_path)], f"--keep {tmp_path} is not an empty folder"),

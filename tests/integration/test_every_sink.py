@@ -76,7 +76,7 @@ SUITES: dict[str, tuple[Any, ...]] = {
 
 
 @pytest.fixture
-def suite(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
+def suite(request, tmp_path) -> Iterator[Any]:
     """An empty table, topic, folder or bucket, with the rows and the sink of its conformance suite."""
     name, has_own_server = request.param
     kind, *own = SUITES[name]
@@ -168,7 +168,7 @@ def decided_and_lost(suite: Any, *lost: int) -> Query:
 @pytest.mark.parametrize(
     "lost", [pytest.param((0, 1), id="whole"), pytest.param((1,), id="part", marks=pytest.mark.slow)]
 )
-def test_what_is_lost_of_a_decided_batch_is_written_again(suite: Any, lost: tuple[int, ...]) -> None:
+def test_what_is_lost_of_a_decided_batch_is_written_again(suite, lost):
     query = decided_and_lost(suite, *lost)
     before = {handle.slot: handle for handle in query.decision(1).handles}
     healed, following = query.run(1, 2)
@@ -181,7 +181,7 @@ def test_what_is_lost_of_a_decided_batch_is_written_again(suite: Any, lost: tupl
 
 
 @on_each
-def test_a_replay_that_gives_other_rows_stops_the_query_and_says_what_is_missing(suite: Any) -> None:
+def test_a_replay_that_gives_other_rows_stops_the_query_and_says_what_is_missing(suite):
     query = decided_and_lost(suite, 1)
     query.shift[1] = 1_000_000
     name = suite.make().name
@@ -206,7 +206,7 @@ def test_a_replay_that_gives_other_rows_stops_the_query_and_says_what_is_missing
 
 @pytest.mark.parametrize("guarantee", [Guarantee.AT_LEAST_ONCE, Guarantee.AT_MOST_ONCE])
 @on(*("postgres-two_phase", "mariadb-two_phase", "files", "s3", "write-ahead", "redis", "redis-cluster"), own=False)
-def test_a_run_that_is_killed_between_two_slots_doubles_or_misses_rows(suite: Any, guarantee: Guarantee) -> None:
+def test_a_run_that_is_killed_between_two_slots_doubles_or_misses_rows(suite, guarantee):
     def die() -> None:
         raise Killed
 
@@ -250,7 +250,7 @@ def once_logged(words: str, action: Callable[[], object]) -> Iterator[list[str]]
 
 @pytest.mark.parametrize("crash", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["killed", "stopped"])
 @on("postgres-two_phase", slow=["kafka", "postgres-staged", "mariadb-two_phase", "mariadb-staged", "redis", "s3"])
-def test_a_server_that_is_away_while_slots_are_prepared(suite: Any, crash: bool) -> None:
+def test_a_server_that_is_away_while_slots_are_prepared(suite, crash):
     """The server is restarted once the run has found that it cannot even undo what it has prepared."""
     query = Query(suite)
     query.before[1, 1] = suite.server.kill if crash else suite.server.stop
@@ -266,7 +266,7 @@ def test_a_server_that_is_away_while_slots_are_prepared(suite: Any, crash: bool)
     "postgres-two_phase",
     slow=["kafka", "postgres-staged", "mariadb-two_phase", "mariadb-staged", "redis", "s3", "rabbitmq"],
 )
-def test_a_server_that_is_away_while_a_batch_is_finished(suite: Any) -> None:
+def test_a_server_that_is_away_while_a_batch_is_finished(suite):
     with once_logged("Waiting for up to 60 s: batch 1 is decided", suite.server.start):
         Query(suite).run(0, 1, 2, listener=once_at(Phase.FINISHING, 1, suite.server.kill))
     assert Counter(suite.visible()) == numbers(0, 1, 2)
@@ -274,7 +274,7 @@ def test_a_server_that_is_away_while_a_batch_is_finished(suite: Any) -> None:
 
 
 @on("postgres-two_phase", slow=["mariadb-staged"])
-def test_a_server_that_stays_away(suite: Any) -> None:
+def test_a_server_that_stays_away(suite):
     query = Query(suite, deadline_s=1.0)
     query.before[1, 1] = suite.server.kill
     with pytest.raises(PrepareError, match=r"tried \d+ times in [0-9]+ s") as caught:
@@ -288,7 +288,7 @@ def test_a_server_that_stays_away(suite: Any) -> None:
 
 
 @on("postgres-staged", "mariadb-staged")
-def test_a_server_has_no_connection_left(suite: Any) -> None:
+def test_a_server_has_no_connection_left(suite):
     query, taken = Query(suite), list[Any]()
     if isinstance(suite.server, PostgresServer):
         suite.server.settings["max_connections"] = "12"
@@ -314,7 +314,7 @@ def test_a_server_has_no_connection_left(suite: Any) -> None:
 
 @needs_disk
 @pytest.mark.parametrize("kind", [test_files.TestJson, test_write_ahead.TestNeither])
-def test_a_full_disk_under_the_rows(kind: type[Any], tmp_path: Path) -> None:
+def test_a_full_disk_under_the_rows(kind, tmp_path):
     suite, disk = kind(), SmallDisk(tmp_path / "disk", 1)
     try:
         suite.begin(disk.folder)
@@ -332,7 +332,7 @@ def test_a_full_disk_under_the_rows(kind: type[Any], tmp_path: Path) -> None:
 @needs_disk
 @on("files")
 @pytest.mark.parametrize("phase", [Phase.DECIDING, Phase.CLAIMING])
-def test_a_full_disk_under_the_log(suite: Any, tmp_path: Path, phase: Phase) -> None:
+def test_a_full_disk_under_the_log(suite, tmp_path, phase):
     disk = SmallDisk(tmp_path / "disk", 1)
     try:
         query = Query(suite, disk.folder)
@@ -383,7 +383,7 @@ def put_back(suite: Any) -> None:
 
 
 @on("postgres-two_phase", "mariadb-staged", "redis", "files", slow=["postgres-staged", "mariadb-two_phase", "rabbitmq"])
-def test_a_start_finds_what_is_missing_and_goes_on_when_it_is_told_to(suite: Any) -> None:
+def test_a_start_finds_what_is_missing_and_goes_on_when_it_is_told_to(suite):
     query, name = Query(suite), suite.make().name
     query.run(0)
     save(suite)
@@ -408,7 +408,7 @@ def test_a_start_finds_what_is_missing_and_goes_on_when_it_is_told_to(suite: Any
 
 
 @on("postgres-two_phase", "files", slow=["mariadb-staged", "redis"])
-def test_a_commit_alone_that_is_missing_is_made_again(suite: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_commit_alone_that_is_missing_is_made_again(suite, caplog):
     query = Query(suite)
     query.run(0)
     query.run(1, listener=once_at(Phase.FINISHING, 1, lambda: save(suite)))
@@ -421,7 +421,7 @@ def test_a_commit_alone_that_is_missing_is_made_again(suite: Any, caplog: pytest
 
 
 @on("postgres-staged", slow=["mariadb-two_phase"])
-def test_a_server_that_goes_back_under_a_run_stops_it(suite: Any) -> None:
+def test_a_server_that_goes_back_under_a_run_stops_it(suite):
     query, name = Query(suite), suite.make().name
     query.run(0)
     save(suite)
@@ -437,7 +437,7 @@ def test_a_server_that_goes_back_under_a_run_stops_it(suite: Any) -> None:
 
 
 @on("files", slow=["postgres-two_phase"])
-def test_what_changed_with_the_sink_itself_stops_nothing(suite: Any, tmp_path: Path) -> None:
+def test_what_changed_with_the_sink_itself_stops_nothing(suite, tmp_path):
     """For example a lower guarantee for a while, or restoring the log and the server together."""
     query = Query(suite)
     query.run(0, 1)
@@ -457,7 +457,7 @@ def test_what_changed_with_the_sink_itself_stops_nothing(suite: Any, tmp_path: P
 
 
 @on("files")
-def test_manifests_that_were_not_written_are_not_missed(suite: Any) -> None:
+def test_manifests_that_were_not_written_are_not_missed(suite):
     query = Query(suite, manifest=False)
     query.run(0, 1)
     query.sink = {}
@@ -467,7 +467,7 @@ def test_manifests_that_were_not_written_are_not_missed(suite: Any) -> None:
 
 
 @on("redis")
-def test_a_ledger_that_may_have_expired_is_not_missed(suite: Any) -> None:
+def test_a_ledger_that_may_have_expired_is_not_missed(suite):
     """A ledger may have expired after half its time to live, and after less if an earlier run gave it less."""
     query = Query(suite, staging_ttl_s=1, ledger_ttl_s=2)
     query.run(0, 1)

@@ -8,7 +8,6 @@ import secrets
 import pytest
 from typer.testing import CliRunner
 
-from s3_bucket import Bucket
 from shared_servers import USES_HDFS, hdfs_server
 from sparkonce.cli.main import app
 from sparkonce.log import DecisionLog
@@ -21,7 +20,7 @@ from sparkonce_lab.rig.servers.s3 import ACCESS_KEY, SECRET_KEY
 @pytest.mark.parametrize(
     "keys", ["in the environment", "in Spark's settings", pytest.param("hdfs", marks=[USES_HDFS, pytest.mark.slow])]
 )
-def test_a_checkpoint_in_a_store_is_explained(bucket: Bucket, monkeypatch: pytest.MonkeyPatch, keys: str) -> None:
+def test_a_checkpoint_in_a_store_is_explained(bucket, monkeypatch, keys):
     for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name, raising=False)
     options: list[str] = []
@@ -57,7 +56,7 @@ def test_a_checkpoint_in_a_store_is_explained(bucket: Bucket, monkeypatch: pytes
     assert {("source", "kafka: orders"), ("sink", "sparkonce: kafka")} <= found
 
 
-def test_keys_that_the_store_does_not_know(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_that_the_store_does_not_know(bucket, monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", bucket.server.url)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "very-wrong")

@@ -25,7 +25,7 @@ from sparkonce_lab.rig.kafka import Cluster
 
 
 @pytest.fixture(params=[0o077, 0o022, 0o000], ids=["umask 077", "umask 022", "umask 000"])
-def umask(request: pytest.FixtureRequest) -> Iterator[int]:
+def umask(request) -> Iterator[int]:
     before = os.umask(request.param)
     yield request.param
     os.umask(before)
@@ -35,7 +35,7 @@ def rows(batch: int, slot: int) -> pa.RecordBatch:
     return pa.record_batch({"day": [f"{batch}"], "id": pa.array([slot], pa.int64())})
 
 
-def test_a_query_opens_nothing_wider_than_it_must(tmp_path: Path, umask: int) -> None:
+def test_a_query_opens_nothing_wider_than_it_must(tmp_path, umask):
     """Kills a run while rows are waiting and files are staged, so that those are checked, too."""
 
     def modes(folder: Path) -> dict[Path, int]:
@@ -65,7 +65,7 @@ def test_a_query_opens_nothing_wider_than_it_must(tmp_path: Path, umask: int) ->
     assert {mode for path, mode in published.items() if path.suffix == ".parquet"} == {0o666 & ~umask}, "as Spark's own"
 
 
-def test_settings_of_a_broker_are_for_its_user(tmp_path: Path) -> None:
+def test_settings_of_a_broker_are_for_its_user(tmp_path):
     cluster = Cluster(folder=tmp_path, overrides={"listener.name.sasl.plain.sasl.jaas.config": "secret"})
     (broker,) = cluster.brokers
     broker.write_properties()
@@ -79,9 +79,7 @@ def test_settings_of_a_broker_are_for_its_user(tmp_path: Path) -> None:
 # --- links ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_link_in_the_place_of_a_temporary_file_is_not_followed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_link_in_the_place_of_a_temporary_file_is_not_followed(tmp_path, monkeypatch):
     """This simulates an attacker who has guessed the name."""
     guessed = uuid.UUID(int=7)
     monkeypatch.setattr(uuid, "uuid4", lambda: guessed)
@@ -93,7 +91,7 @@ def test_a_link_in_the_place_of_a_temporary_file_is_not_followed(
     assert victim.read_text() == "theirs"
 
 
-def test_a_link_in_the_place_of_rows_is_not_followed(tmp_path: Path) -> None:
+def test_a_link_in_the_place_of_rows_is_not_followed(tmp_path):
     victim, link = tmp_path / "victim", tmp_path / "rows"
     victim.write_text("theirs")
     link.symlink_to(victim)
@@ -108,9 +106,7 @@ def test_a_link_in_the_place_of_rows_is_not_followed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["to a file", "to nothing"])
-def test_a_link_in_the_place_of_a_published_file_is_not_followed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
-) -> None:
+def test_a_link_in_the_place_of_a_published_file_is_not_followed(tmp_path, monkeypatch, what):
     """The name of a task attempt is random, but whoever plants the link knows it here."""
     monkeypatch.setattr(secrets, "token_hex", lambda count=32: "ab" * count)
     out, victim = tmp_path / "out", tmp_path / "victim"

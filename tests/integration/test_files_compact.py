@@ -64,7 +64,7 @@ def assert_settled(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("store", ["disk", "s3", pytest.param("hdfs", marks=[USES_HDFS, pytest.mark.slow])])
-def test_files_of_old_batches_become_one_in_each_folder(store: str, tmp_path: Path) -> None:
+def test_files_of_old_batches_become_one_in_each_folder(store, tmp_path):
     options: Mapping[str, Any] = {}
     read: Callable[[str], Any]
     if store == "disk":
@@ -162,9 +162,7 @@ class Staged:
             self._steps.step(self._inner.discard)
 
 
-def test_a_compaction_that_is_killed_at_any_step_is_finished_by_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_compaction_that_is_killed_at_any_step_is_finished_by_the_next(tmp_path, monkeypatch):
     for point in count():
         folder = tmp_path / str(point)
         filled(str(folder))
@@ -187,9 +185,7 @@ def test_a_compaction_that_is_killed_at_any_step_is_finished_by_the_next(
 
 
 @pytest.mark.slow
-def test_a_compaction_that_is_overtaken_at_any_step_does_no_harm(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_compaction_that_is_overtaken_at_any_step_does_no_harm(tmp_path, monkeypatch):
     for point in count():
         folder = tmp_path / str(point)
         filled(str(folder))
@@ -215,7 +211,7 @@ def test_a_compaction_that_is_overtaken_at_any_step_does_no_harm(
 
 
 @pytest.mark.slow
-def test_readers_of_whole_batches_see_each_row_once(tmp_path: Path) -> None:
+def test_readers_of_whole_batches_see_each_row_once(tmp_path):
     life = Life(FilesSink(tmp_path, partition_by="day"))
     run_batch(life, 0)
     ended = threading.Event()
@@ -250,7 +246,7 @@ def test_readers_of_whole_batches_see_each_row_once(tmp_path: Path) -> None:
     assert numbers(whole_batches(tmp_path)) == list(range(4 * 40))
 
 
-def test_a_running_query_tidies_and_finds_its_traces_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_running_query_tidies_and_finds_its_traces_as_before(tmp_path, monkeypatch):
     monkeypatch.setattr(committer, "KEPT_BATCHES", 4)
     monkeypatch.setattr(committer, "TIDY_EVERY", 1)
     monkeypatch.setattr(manifests, "MERGED", 2)
@@ -268,7 +264,7 @@ def test_a_running_query_tidies_and_finds_its_traces_as_before(tmp_path: Path, m
     assert numbers(plain(tmp_path)) == list(range(97))
 
 
-def test_several_compactions_at_once(tmp_path: Path) -> None:
+def test_several_compactions_at_once(tmp_path):
     filled(str(tmp_path))
     several = [threading.Thread(target=run, args=[tmp_path]) for _ in range(4)]
     for one in several:
@@ -279,7 +275,7 @@ def test_several_compactions_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_600_rows_in_300_files(tmp_path: Path) -> None:
+def test_600_rows_in_300_files(tmp_path):
     life = Life(FilesSink(tmp_path))
     for batch in range(300):
         life.run_batch(pa.table({"number": [2 * batch, 2 * batch + 1]}), batch=batch)
@@ -289,7 +285,7 @@ def test_600_rows_in_300_files(tmp_path: Path) -> None:
     assert len(plain(tmp_path)) == 11
 
 
-def test_a_dry_run_changes_nothing(tmp_path: Path) -> None:
+def test_a_dry_run_changes_nothing(tmp_path):
     filled(str(tmp_path))
     before = sorted(tmp_path.rglob("*"))
     (done,) = compact(str(tmp_path), keep_batches=2, dry_run=True)
@@ -297,7 +293,7 @@ def test_a_dry_run_changes_nothing(tmp_path: Path) -> None:
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_damaged_or_deleted_files_stop_it_and_nothing_changes(tmp_path: Path) -> None:
+def test_damaged_or_deleted_files_stop_it_and_nothing_changes(tmp_path):
     filled(str(tmp_path))
     first = Path(sorted(plain(tmp_path))[0])
     content = first.read_bytes()
@@ -311,7 +307,7 @@ def test_damaged_or_deleted_files_stop_it_and_nothing_changes(tmp_path: Path) ->
     assert_settled(tmp_path)
 
 
-def test_files_that_were_deleted_on_purpose_are_left_out(tmp_path: Path) -> None:
+def test_files_that_were_deleted_on_purpose_are_left_out(tmp_path):
     filled(str(tmp_path))
     for path in plain(tmp_path):
         if "day=1" in path:

@@ -66,14 +66,7 @@ def final(root: Path, handle: Handle, number: int = 0) -> Path:
     [(os, "link", False), (local, "sync_folder", True), (Path, "unlink", True)],
     ids=["before the link", "after the link", "after the fsync"],
 )
-def test_killed_while_publishing(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    owner: object,
-    call: str,
-    published: bool,
-    partition_by: tuple[str, ...],
-) -> None:
+def test_killed_while_publishing(tmp_path, monkeypatch, owner, call, published, partition_by):
     root = tmp_path / "out"
     life = Life(FilesSink(root, partition_by=partition_by))
     handle = life.prepare(PARTS)
@@ -90,7 +83,7 @@ def test_killed_while_publishing(
         assert held(root) == []
 
 
-def test_killed_while_discarding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_while_discarding(tmp_path, monkeypatch):
     life = Life(FilesSink(tmp_path / "out"))
     handles = life.prepare(ONE), life.prepare(ONE, slot=1)
     for handle in handles:
@@ -105,7 +98,7 @@ def test_killed_while_discarding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert held(tmp_path / "out") == []
 
 
-def test_what_a_reader_takes_away_after_the_batch_is_whole_is_not_lost(tmp_path: Path) -> None:
+def test_what_a_reader_takes_away_after_the_batch_is_whole_is_not_lost(tmp_path):
     root = tmp_path / "out"
     life = Life(FilesSink(root, partition_by="p"))
     handles = life.run_batch(PARTS, PARTS)
@@ -118,7 +111,7 @@ def test_what_a_reader_takes_away_after_the_batch_is_whole_is_not_lost(tmp_path:
     assert life.commit(alone) == [Outcome.LOST], "no manifest says that it was whole"
 
 
-def test_what_is_durable_when(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_durable_when(tmp_path, monkeypatch):
     """Checks the order in which things become durable.
 
     First the file under its first name, and then the handle. The second name follows before the first one is removed,
@@ -150,7 +143,7 @@ def test_what_is_durable_when(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     )
 
 
-def test_one_missing_file_keeps_the_others_of_its_transaction_back(tmp_path: Path) -> None:
+def test_one_missing_file_keeps_the_others_of_its_transaction_back(tmp_path):
     root = tmp_path / "out"
     life = Life(FilesSink(root, partition_by="p"))
     handle, other = life.prepare(PARTS), life.prepare(PARTS, slot=1)
@@ -161,9 +154,7 @@ def test_one_missing_file_keeps_the_others_of_its_transaction_back(tmp_path: Pat
     assert held(root) == [], "nobody can publish them any more"
 
 
-def test_a_driver_that_looked_before_the_loss_publishes_nothing_after_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_driver_that_looked_before_the_loss_publishes_nothing_after_it(tmp_path, monkeypatch):
     """The driver stalls between its check and its publishing.
 
     Meanwhile, a file is lost, and a newer driver declares the batch lost and writes it again. If the stalled driver
@@ -185,9 +176,7 @@ def test_a_driver_that_looked_before_the_loss_publishes_nothing_after_it(
     assert rows(root) == [1, 2, 3]
 
 
-def test_a_driver_that_publishes_while_another_calls_the_batch_lost_is_seen(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_driver_that_publishes_while_another_calls_the_batch_lost_is_seen(tmp_path, monkeypatch):
     root = tmp_path / "out"
     life = Life(FilesSink(root, partition_by="p"))
     handle = life.prepare(PARTS)
@@ -203,9 +192,7 @@ def test_a_driver_that_publishes_while_another_calls_the_batch_lost_is_seen(
     assert len(rows(root)) == 2
 
 
-def test_a_link_that_is_under_way_when_a_file_is_discarded_is_seen(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_link_that_is_under_way_when_a_file_is_discarded_is_seen(tmp_path, monkeypatch):
     """Another driver's link call has found the file under its held name, and is executed when that name is gone.
 
     NFS refers to the file by its handle, which is valid as long as the file has any name.
@@ -235,9 +222,7 @@ def test_a_link_that_is_under_way_when_a_file_is_discarded_is_seen(
         assert [one.outcome for one in life.committer.abort([given_up])] == [Outcome.ALREADY_COMMITTED]
 
 
-def test_a_partitions_folder_that_somebody_deletes_is_not_a_loss(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_partitions_folder_that_somebody_deletes_is_not_a_loss(tmp_path, monkeypatch):
     """A job deletes the empty folder between its creation and the link. The file is still staged."""
     root = tmp_path / "out"
     life = Life(FilesSink(root, partition_by="p"))
@@ -249,7 +234,7 @@ def test_a_partitions_folder_that_somebody_deletes_is_not_a_loss(
     assert rows(root) == [1]
 
 
-def test_a_bare_mount_point_that_was_written_to_once_is_not_a_loss(tmp_path: Path) -> None:
+def test_a_bare_mount_point_that_was_written_to_once_is_not_a_loss(tmp_path):
     """The query once started without the disk, so the folder below the mount point is also one of ours."""
     root, disk, bare = tmp_path / "out", tmp_path / "disk", tmp_path / "bare"
     FilesSink(root).preflight(QUERY, None)
@@ -276,7 +261,7 @@ def test_a_bare_mount_point_that_was_written_to_once_is_not_a_loss(tmp_path: Pat
     assert rows(root) == [1, 1, 2, 2, 3]
 
 
-def test_a_backup_of_hard_links_publishes_nothing(tmp_path: Path) -> None:
+def test_a_backup_of_hard_links_publishes_nothing(tmp_path):
     """``cp -al`` gives each file another name, which must not publish staged files."""
     root = tmp_path / "out"
     life = Life(FilesSink(root, partition_by="p"))
@@ -289,7 +274,7 @@ def test_a_backup_of_hard_links_publishes_nothing(tmp_path: Path) -> None:
     assert held(root) == []
 
 
-def test_another_folder_at_the_same_path_is_refused(tmp_path: Path) -> None:
+def test_another_folder_at_the_same_path_is_refused(tmp_path):
     sink = FilesSink(tmp_path / "out")
     facts = sink.preflight(QUERY, None)
     (tmp_path / "out").rename(tmp_path / "moved")
@@ -298,7 +283,7 @@ def test_another_folder_at_the_same_path_is_refused(tmp_path: Path) -> None:
         sink.preflight(QUERY, facts)
 
 
-def test_the_id_can_be_put_back(tmp_path: Path) -> None:
+def test_the_id_can_be_put_back(tmp_path):
     """Somebody deletes it while the query runs, and the next start creates a new one. An editor adds a newline."""
     root = tmp_path / "out"
     sink = FilesSink(root)
@@ -316,7 +301,7 @@ def test_the_id_can_be_put_back(tmp_path: Path) -> None:
     assert rows(root) == [1, 2, 3, 4]
 
 
-def test_partitions_whose_folders_would_be_one_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partitions_whose_folders_would_be_one_are_refused(tmp_path, monkeypatch):
     """This happens on macOS. It is simulated: everything created can also be found under its upper-case name."""
 
     def folding(path: object) -> bool:
@@ -334,7 +319,7 @@ def test_partitions_whose_folders_would_be_one_are_refused(tmp_path: Path, monke
     assert [path.name for path in (tmp_path / "out").iterdir()] == [".sparkonce"], "the probes are gone"
 
 
-def test_what_killed_starts_left_is_deleted_once_nobody_can_be_at_it(tmp_path: Path) -> None:
+def test_what_killed_starts_left_is_deleted_once_nobody_can_be_at_it(tmp_path):
     sink = FilesSink(tmp_path / "out")
     sink.preflight(QUERY, None)
     hidden = tmp_path / "out" / ".sparkonce"
@@ -351,7 +336,7 @@ def test_what_killed_starts_left_is_deleted_once_nobody_can_be_at_it(tmp_path: P
     assert there == {*kept, hidden / "id"}, "another query may be starting"
 
 
-def test_old_manifests_are_merged_and_lose_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_manifests_are_merged_and_lose_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(committer_module, "TIDY_EVERY", 3)
     monkeypatch.setattr(committer_module, "KEPT_BATCHES", 6)
     monkeypatch.setattr(manifests, "MERGED", 3)
@@ -373,9 +358,7 @@ def test_old_manifests_are_merged_and_lose_nothing(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize(("first", "step"), [(0, 1), (0, 2), (1, 2)])
-def test_lists_of_old_batches_are_deleted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: int, step: int
-) -> None:
+def test_lists_of_old_batches_are_deleted(tmp_path, monkeypatch, first, step):
     """This also holds if every other batch has no rows, as in stateful queries."""
     monkeypatch.setattr(committer_module, "TIDY_EVERY", 2)
     monkeypatch.setattr(committer_module, "KEPT_BATCHES", 4)
@@ -388,7 +371,7 @@ def test_lists_of_old_batches_are_deleted(
     assert life.commit(*handles) == [Outcome.ALREADY_COMMITTED]
 
 
-def test_a_damaged_manifest_is_said_to_be(tmp_path: Path) -> None:
+def test_a_damaged_manifest_is_said_to_be(tmp_path):
     life = Life(FilesSink(tmp_path / "out"))
     life.run_batch(ONE)
     (path,) = (tmp_path / "out" / "_manifest").iterdir()
@@ -403,7 +386,7 @@ def test_a_damaged_manifest_is_said_to_be(tmp_path: Path) -> None:
 # --- killed ---------------------------------------------------------------------------------------------------------
 
 
-def test_killed_while_merging_manifests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_while_merging_manifests(tmp_path, monkeypatch):
     life = Life(FilesSink(tmp_path / "out"))
     for batch in range(5):
         life.run_batch(ONE, batch=batch)
@@ -422,7 +405,7 @@ def test_killed_while_merging_manifests(tmp_path: Path, monkeypatch: pytest.Monk
 # --- the folder and its disk ----------------------------------------------------------------------------------------
 
 
-def test_the_names_of_new_folders_are_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_names_of_new_folders_are_durable(tmp_path, monkeypatch):
     synced: list[Path] = []
     call = local.sync_folder
 
@@ -443,7 +426,7 @@ def test_the_names_of_new_folders_are_durable(tmp_path: Path, monkeypatch: pytes
     assert synced == [lists, root / ".sparkonce", lists], "the folder and its name first, then the file's"
 
 
-def test_another_file_at_the_final_path_is_never_overwritten(tmp_path: Path) -> None:
+def test_another_file_at_the_final_path_is_never_overwritten(tmp_path):
     root = tmp_path / "out"
     life = Life(FilesSink(root))
     handle = life.prepare(ONE)
@@ -458,7 +441,7 @@ def test_another_file_at_the_final_path_is_never_overwritten(tmp_path: Path) -> 
     assert held(root) == []
 
 
-def test_a_missing_folder_is_not_a_loss(tmp_path: Path) -> None:
+def test_a_missing_folder_is_not_a_loss(tmp_path):
     """If slot 1 were lost, it would be written twice as soon as the disk is back."""
     root = tmp_path / "out"
     life = Life(FilesSink(root, partition_by="p"))
@@ -481,7 +464,7 @@ def test_a_missing_folder_is_not_a_loss(tmp_path: Path) -> None:
     assert rows(root) == [1, 1, 2, 2, 3, 3, 3, 4]
 
 
-def test_a_disk_that_is_mounted_while_a_loss_is_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_is_mounted_while_a_loss_is_judged(tmp_path, monkeypatch):
     root, disk, bare = tmp_path / "out", tmp_path / "disk", tmp_path / "bare"
     FilesSink(root).preflight(QUERY, None)
     root.rename(bare)
@@ -502,7 +485,7 @@ def test_a_disk_that_is_mounted_while_a_loss_is_judged(tmp_path: Path, monkeypat
     assert life.commit(handle) == [Outcome.COMMITTED]
 
 
-def test_names_that_a_mounts_cache_hides_are_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_that_a_mounts_cache_hides_are_not_lost(tmp_path, monkeypatch):
     """Simulated: neither name is found, and a fresh listing has one of them."""
     root = tmp_path / "out"
     life = Life(FilesSink(root))
@@ -518,7 +501,7 @@ def test_names_that_a_mounts_cache_hides_are_not_lost(tmp_path: Path, monkeypatc
     assert life.commit(handle) == [Outcome.COMMITTED]
 
 
-def test_names_that_are_too_long_are_refused_before_the_decision(tmp_path: Path) -> None:
+def test_names_that_are_too_long_are_refused_before_the_decision(tmp_path):
     life = Life(FilesSink(tmp_path / "out", partition_by=("p", "q")))
     with pytest.raises(PrepareError, match=r"'q=xxx.*has 302 bytes.*allows 255"):
         life.prepare(pa.table({"x": [1], "p": ["new"], "q": ["x" * 300]}))
@@ -532,7 +515,7 @@ def test_names_that_are_too_long_are_refused_before_the_decision(tmp_path: Path)
         life.prepare(pa.table({"x": [1], **values}))
 
 
-def test_a_partition_on_another_file_system_is_an_error(tmp_path: Path) -> None:
+def test_a_partition_on_another_file_system_is_an_error(tmp_path):
     root = tmp_path / "out"
     disks = map(Path, ("/dev/shm", "/var/tmp"))  # noqa: S108 - the tests' files are on one of them
     with tempfile.TemporaryDirectory(
@@ -552,7 +535,7 @@ def test_a_partition_on_another_file_system_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("format", ["parquet", "csv", "json", "arrow"])
-def test_no_room_at_prepare_leaves_nothing(tmp_path: Path, format: str) -> None:  # noqa: A002
+def test_no_room_at_prepare_leaves_nothing(tmp_path, format):  # noqa: A002
     root = tmp_path / "out"
     life = Life(FilesSink(root, format=format))
     writer = life.open()
@@ -571,7 +554,7 @@ def test_no_room_at_prepare_leaves_nothing(tmp_path: Path, format: str) -> None:
     assert rows(root) == []
 
 
-def test_a_full_disk_names_the_path() -> None:
+def test_a_full_disk_names_the_path():
     full = Path("/dev/full")
     stream = ChecksumStream(full.open("wb", buffering=0), full)
     with pytest.raises(PrepareError, match=r"/dev/full could not be written: No space left .* Next: Free some space"):
@@ -579,7 +562,7 @@ def test_a_full_disk_names_the_path() -> None:
     stream.file.close()
 
 
-def test_no_permission(tmp_path: Path) -> None:
+def test_no_permission(tmp_path):
     root = tmp_path / "out"
     life = Life(FilesSink(root))
     handle, linked = life.prepare(ONE), life.prepare(TWO, slot=1)
@@ -618,7 +601,7 @@ def test_no_permission(tmp_path: Path) -> None:
     assert held(root) == []
 
 
-def test_a_folder_that_cannot_hold_files_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_hold_files_is_refused(tmp_path, monkeypatch):
     (tmp_path / "out").write_text("a file")
     with pytest.raises(PreflightError, match=r"needs a folder, and .* is a file"):
         FilesSink(tmp_path / "out").preflight(QUERY, None)
@@ -631,7 +614,7 @@ def test_a_folder_that_cannot_hold_files_is_refused(tmp_path: Path, monkeypatch:
         FilesSink(tmp_path / "other").preflight(QUERY, None)
 
 
-def test_a_folder_that_is_gone_is_not_called_a_full_disk(tmp_path: Path) -> None:
+def test_a_folder_that_is_gone_is_not_called_a_full_disk(tmp_path):
     life = Life(FilesSink(tmp_path / "out"))
     shutil.rmtree(tmp_path / "out")
     with pytest.raises(PrepareError, match="could not be written: No such file") as told:
@@ -660,9 +643,7 @@ def fill_with_zeros(path: Path) -> None:
 
 @pytest.mark.parametrize("partition_by", [(), ("p",)])
 @pytest.mark.parametrize("damage", [truncate, grow, fill_with_zeros])
-def test_a_damaged_file_is_not_published_but_lost(
-    tmp_path: Path, damage: Callable[[Path], None], partition_by: tuple[str, ...]
-) -> None:
+def test_a_damaged_file_is_not_published_but_lost(tmp_path, damage, partition_by):
     root = tmp_path / "out"
     life = Life(FilesSink(root, partition_by=partition_by))
     handle, other = life.prepare(PARTS), life.prepare(PARTS, slot=1)
@@ -676,9 +657,7 @@ def test_a_damaged_file_is_not_published_but_lost(
 
 
 @pytest.mark.parametrize("partition_by", [(), ("p",)])
-def test_a_file_that_is_damaged_and_published_is_not_called_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, partition_by: tuple[str, ...]
-) -> None:
+def test_a_file_that_is_damaged_and_published_is_not_called_lost(tmp_path, monkeypatch, partition_by):
     """Readers may have read it when it was whole. It has both names, as after a kill."""
 
     root = tmp_path / "out"
@@ -698,9 +677,7 @@ def test_a_file_that_is_damaged_and_published_is_not_called_lost(
 
 
 @pytest.mark.parametrize("partition_by", [(), ("p",)])
-def test_a_copy_that_is_damaged_beside_the_published_file_is_taken_away(
-    tmp_path: Path, partition_by: tuple[str, ...]
-) -> None:
+def test_a_copy_that_is_damaged_beside_the_published_file_is_taken_away(tmp_path, partition_by):
     root = tmp_path / "out"
     life = Life(FilesSink(root, partition_by=partition_by))
     handle = life.prepare(PARTS)
@@ -714,7 +691,7 @@ def test_a_copy_that_is_damaged_beside_the_published_file_is_taken_away(
 
 
 @pytest.mark.parametrize("slots_damaged", [1, 2])
-def test_the_rows_of_a_damaged_file_are_written_again(tmp_path: Path, slots_damaged: int) -> None:
+def test_the_rows_of_a_damaged_file_are_written_again(tmp_path, slots_damaged):
     root = tmp_path / "out"
 
     def batch(number: int, slot: int) -> pa.RecordBatch:
@@ -737,9 +714,7 @@ def test_the_rows_of_a_damaged_file_are_written_again(tmp_path: Path, slots_dama
     assert held(root) == []
 
 
-def test_a_driver_that_is_about_to_publish_what_another_calls_lost_publishes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_driver_that_is_about_to_publish_what_another_calls_lost_publishes_nothing(tmp_path, monkeypatch):
     """One driver has checked a file that is damaged afterwards; a newer driver writes its rows again."""
     root = tmp_path / "out"
     sleeper, newer = Life(FilesSink(root)), Life(FilesSink(root))

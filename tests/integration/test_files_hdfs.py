@@ -49,11 +49,11 @@ class Place:
 
 
 @pytest.fixture
-def place(hdfs: Hdfs) -> Place:
+def place(hdfs) -> Place:
     return Place(hdfs)
 
 
-def test_something_else_at_the_final_path(place: Place) -> None:
+def test_something_else_at_the_final_path(place):
     life = place.life()
     handle = life.prepare(ONE)
     with place.client.create(place.final(handle)) as file:
@@ -65,7 +65,7 @@ def test_something_else_at_the_final_path(place: Place) -> None:
 
 
 @pytest.mark.parametrize("partition_by", [(), ("p",)])
-def test_a_damaged_file_is_not_published_but_lost(place: Place, partition_by: tuple[str, ...]) -> None:
+def test_a_damaged_file_is_not_published_but_lost(place, partition_by):
     life = place.life(partition_by=partition_by)
     handle = life.prepare(ONE)
     with place.client.create(place.held(handle), WriteOptions(overwrite=True)) as file:
@@ -75,7 +75,7 @@ def test_a_damaged_file_is_not_published_but_lost(place: Place, partition_by: tu
     assert [*place.client.list_status(f"{place.folder}/.sparkonce/held")] == []
 
 
-def test_a_folder_that_was_made_anew_is_not_a_loss(place: Place) -> None:
+def test_a_folder_that_was_made_anew_is_not_a_loss(place):
     """Somebody moves the folder away, and another query creates one with the same name."""
     life, parts = place.life(), place.life(partition_by="p")
     one, several = life.prepare(ONE), parts.prepare(ONE)
@@ -89,7 +89,7 @@ def test_a_folder_that_was_made_anew_is_not_a_loss(place: Place) -> None:
     assert [*life.commit(one), *parts.commit(several)] == [Outcome.COMMITTED] * 2
 
 
-def test_no_permission(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_permission(place, monkeypatch):
     life = place.life()
     handle = life.prepare(ONE)
     place.client.set_permission(place.folder, 0o700)
@@ -103,7 +103,7 @@ def test_no_permission(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     assert life.commit(handle) == [Outcome.COMMITTED]
 
 
-def test_a_name_node_that_does_not_answer_is_asked_again(place: Place) -> None:
+def test_a_name_node_that_does_not_answer_is_asked_again(place):
     life = place.life()
     handle = life.prepare(ONE)
     hasty = FilesSink(place.url, store_options={"deadline_s": 0.5}).committer()
@@ -121,9 +121,7 @@ def test_a_name_node_that_does_not_answer_is_asked_again(place: Place) -> None:
     assert len(place.finals()) == 1
 
 
-def test_what_killed_starts_left_is_deleted_once_nobody_can_be_at_it(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_killed_starts_left_is_deleted_once_nobody_can_be_at_it(place, monkeypatch):
     sink = FilesSink(place.url)
     sink.preflight(QUERY, None)
     hidden = f"{place.folder}/.sparkonce"
@@ -141,7 +139,7 @@ def test_what_killed_starts_left_is_deleted_once_nobody_can_be_at_it(
     assert files() == {f"{hidden}/aside.tmp", f"{hidden}/id"}
 
 
-def test_collecting_an_open_file_does_not_wait_for_the_cluster(place: Place) -> None:
+def test_collecting_an_open_file_does_not_wait_for_the_cluster(place):
     writer = place.life().open(ONE)
     place.server.pause()
     try:

@@ -56,7 +56,7 @@ def written(folder: Path, table: pa.Table, **settings: Any) -> Path:
     return path
 
 
-def test_parquet_by_pyarrow_pandas_and_duckdb(tmp_path: Path) -> None:
+def test_parquet_by_pyarrow_pandas_and_duckdb(tmp_path):
     path = written(tmp_path / "out", NESTED)
     assert path.suffix == ".parquet"
     found = pq.read_table(path)
@@ -69,7 +69,7 @@ def test_parquet_by_pyarrow_pandas_and_duckdb(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("compression", ["zstd", "gzip", "lz4", "brotli", "none"])
-def test_parquet_compressions(tmp_path: Path, compression: str) -> None:
+def test_parquet_compressions(tmp_path, compression):
     path = written(tmp_path / "out", FLAT, compression=compression)
     told = pq.ParquetFile(path).metadata.row_group(0).column(0).compression
     assert told == {"none": "UNCOMPRESSED"}.get(compression, compression.upper())
@@ -77,7 +77,7 @@ def test_parquet_compressions(tmp_path: Path, compression: str) -> None:
 
 
 @pytest.mark.parametrize("compression", ["none", "zstd", "lz4"])
-def test_arrow_by_feather_and_pandas(tmp_path: Path, compression: str) -> None:
+def test_arrow_by_feather_and_pandas(tmp_path, compression):
     table = NESTED.append_column("duration", pa.array([1_000_001, None], pa.duration("us")))
     path = written(tmp_path / "out", table, format="arrow", compression=compression)
     assert path.suffix == ".arrow"
@@ -86,7 +86,7 @@ def test_arrow_by_feather_and_pandas(tmp_path: Path, compression: str) -> None:
 
 
 @pytest.mark.parametrize(("compression", "ending"), [("none", ""), ("gzip", ".gz"), ("zstd", ".zst"), ("bz2", ".bz2")])
-def test_json_by_pandas_and_duckdb(tmp_path: Path, compression: str, ending: str) -> None:
+def test_json_by_pandas_and_duckdb(tmp_path, compression, ending):
     path = written(tmp_path / "out", NESTED, format="json", compression=compression)
     assert path.name.endswith(f".json{ending}")
     if compression != "bz2":  # DuckDB does not read it
@@ -97,7 +97,7 @@ def test_json_by_pandas_and_duckdb(tmp_path: Path, compression: str, ending: str
 
 
 @pytest.mark.parametrize("compression", ["none", "gzip", "zstd"])
-def test_csv_by_pandas_and_duckdb(tmp_path: Path, compression: str) -> None:
+def test_csv_by_pandas_and_duckdb(tmp_path, compression):
     path = written(tmp_path / "out", FLAT, format="csv", compression=compression)
     sql = 'SELECT * REPLACE ("timestamp"::TIMESTAMP AS "timestamp") FROM read_csv(?, types = ?)'
     found = asked(sql, path, {"timestamp": "TIMESTAMPTZ", "long": "BIGINT"})
@@ -107,7 +107,7 @@ def test_csv_by_pandas_and_duckdb(tmp_path: Path, compression: str) -> None:
     assert read["string"].iloc[0] == 'é "x",\n'
 
 
-def test_text_by_duckdb_and_python(tmp_path: Path) -> None:
+def test_text_by_duckdb_and_python(tmp_path):
     lines = ["one", "", "é 😀", '"quoted"']
     path = written(tmp_path / "out", pa.table({"value": lines}), format="text")
     assert path.read_text().split("\n") == [*lines, ""]
@@ -117,7 +117,7 @@ def test_text_by_duckdb_and_python(tmp_path: Path) -> None:
 # --- what no reader sees --------------------------------------------------------------------------------------------
 
 
-def test_readers_see_neither_what_is_held_back_nor_manifests(tmp_path: Path) -> None:
+def test_readers_see_neither_what_is_held_back_nor_manifests(tmp_path):
     for kind in ("parquet", "csv", "json"):
         folder = tmp_path / kind
         life = Life(FilesSink(folder, format=kind, partition_by="p"))
@@ -138,7 +138,7 @@ def test_readers_see_neither_what_is_held_back_nor_manifests(tmp_path: Path) -> 
     assert sorted(pd.read_parquet(tmp_path / "parquet")["x"]) == [1, 2]
 
 
-def test_files_that_somebody_took_away_are_told_of_and_left_out_on_request(tmp_path: Path) -> None:
+def test_files_that_somebody_took_away_are_told_of_and_left_out_on_request(tmp_path):
     root = tmp_path / "out"
     life = Life(FilesSink(root, partition_by="day"))
     for batch in range(3):
@@ -159,7 +159,7 @@ def test_files_that_somebody_took_away_are_told_of_and_left_out_on_request(tmp_p
     assert sum(one.rows for one in read_manifests(root)) == 6, "they say what was committed"
 
 
-def test_columns_that_change_are_read_as_the_page_says(tmp_path: Path) -> None:
+def test_columns_that_change_are_read_as_the_page_says(tmp_path):
     life = Life(FilesSink(tmp_path / "out"))
     life.run_batch(pa.table({"x": [1]}))
     life.run_batch(pa.table({"x": [3.5], "y": [2]}), batch=1)
@@ -170,7 +170,7 @@ def test_columns_that_change_are_read_as_the_page_says(tmp_path: Path) -> None:
     assert sorted(ds.dataset(files, schema=schema).to_table().to_pydict()["x"]) == [1.0, 3.5]
 
 
-def test_a_null_partition_is_read_by_pandas_as_the_page_says(tmp_path: Path) -> None:
+def test_a_null_partition_is_read_by_pandas_as_the_page_says(tmp_path):
     Life(FilesSink(tmp_path / "out", partition_by="p")).run_batch(pa.table({"x": [1, 2], "p": ["a", None]}))
     with pytest.raises(pa.ArrowInvalid, match="Cannot yet unify dictionaries with nulls"):
         pd.read_parquet(tmp_path / "out")
@@ -181,7 +181,7 @@ def test_a_null_partition_is_read_by_pandas_as_the_page_says(tmp_path: Path) -> 
 # --- partitions and sizes -------------------------------------------------------------------------------------------
 
 
-def test_partitions_with_odd_values(tmp_path: Path) -> None:
+def test_partitions_with_odd_values(tmp_path):
     values = ["a/b", "c=d", "e%f", None, "é 😀"]
     table = pa.table({"x": range(10), "p": values * 2, "day": [dt.date(2024, 1, 1)] * 10})
     Life(FilesSink(tmp_path / "out", partition_by=["p", "day"])).run_batch(table)
@@ -194,7 +194,7 @@ def test_partitions_with_odd_values(tmp_path: Path) -> None:
     assert sorted(partitions, key=str) == sorted(({"p": one, "day": "2024-01-01"} for one in values), key=str)
 
 
-def test_hundreds_of_partitions_are_a_short_handle(tmp_path: Path) -> None:
+def test_hundreds_of_partitions_are_a_short_handle(tmp_path):
     sink = FilesSink(tmp_path / "out", partition_by="p")
     life = Life(sink)
     table = pa.table({"x": range(800), "p": [number % 400 for number in range(800)]})
@@ -217,7 +217,7 @@ def test_hundreds_of_partitions_are_a_short_handle(tmp_path: Path) -> None:
     assert life.commit(handle) == [Outcome.UNKNOWN]
 
 
-def test_files_are_closed_at_their_size(tmp_path: Path) -> None:
+def test_files_are_closed_at_their_size(tmp_path):
     rng = np.random.default_rng(7)
     table = pa.table({"x": rng.integers(0, 2**62, 200_000)})
     life = Life(FilesSink(tmp_path / "out", max_file_bytes=200_000))
@@ -229,7 +229,7 @@ def test_files_are_closed_at_their_size(tmp_path: Path) -> None:
     assert asked("SELECT count(*) FROM read_parquet(?)", tmp_path / "out/*.parquet") == [(200_000,)]
 
 
-def test_few_files_are_open_at_once_and_little_is_gathered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_files_are_open_at_once_and_little_is_gathered(tmp_path, monkeypatch):
     monkeypatch.setattr(writer_module, "OPEN_FILES", 3)
     monkeypatch.setattr(writer_module, "GATHERED_BYTES", 20_000)
     monkeypatch.setattr(writer_module, "SPLIT_BYTES", 5_000)
@@ -253,7 +253,7 @@ def test_few_files_are_open_at_once_and_little_is_gathered(tmp_path: Path, monke
 # --- manifests ------------------------------------------------------------------------------------------------------
 
 
-def test_a_manifest_says_what_belongs_to_a_batch(tmp_path: Path) -> None:
+def test_a_manifest_says_what_belongs_to_a_batch(tmp_path):
     life = Life(FilesSink(tmp_path / "out"))
     life.run_batch(pa.table({"x": [1, 2]}), pa.table({"x": [3]}), batch=4)
     half = [life.prepare(pa.table({"x": [slot]}), batch=5, slot=slot) for slot in range(2)]
@@ -269,7 +269,7 @@ def test_a_manifest_says_what_belongs_to_a_batch(tmp_path: Path) -> None:
     assert asked("SELECT x FROM read_parquet(?) ORDER BY x", names) == [(1,), (2,), (3,)]
 
 
-def test_a_batch_without_rows_has_no_manifest(tmp_path: Path) -> None:
+def test_a_batch_without_rows_has_no_manifest(tmp_path):
     life = Life(FilesSink(tmp_path / "out"))
     life.committer.conclude(0, [])
     assert read_manifests(tmp_path / "out") == []

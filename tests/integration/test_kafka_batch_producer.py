@@ -7,7 +7,7 @@ import secrets
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from typing import Any
 
@@ -78,7 +78,7 @@ def values(*texts: str, partition: list[int | None] | None = None) -> pa.RecordB
 
 
 @pytest.fixture
-def kafka(broker: Cluster) -> Iterator[Kafka]:
+def kafka(broker) -> Iterator[Kafka]:
     scene = Kafka(broker.bootstrap)
     yield scene
     scene.close()
@@ -95,7 +95,7 @@ def fragile() -> Iterator[tuple[Kafka, Cluster]]:
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.binary(), pa.large_binary()], ids=str)
 @pytest.mark.parametrize("keys", [TEXTS[::-1], [None] * len(TEXTS), [""] * len(TEXTS)], ids=["some", "null", "empty"])
-def test_keys_and_values_arrive_as_they_are(kafka: Kafka, kind: pa.DataType, keys: list[str | None]) -> None:
+def test_keys_and_values_arrive_as_they_are(kafka, kind, keys):
     topic, producer = kafka.topic(), kafka.producer()
     raw = {
         name: [None if text is None else text.encode() for text in given]
@@ -109,7 +109,7 @@ def test_keys_and_values_arrive_as_they_are(kafka: Kafka, kind: pa.DataType, key
     assert kafka.told.acknowledged == 8
 
 
-def test_rows_without_a_key_go_to_one_partition_for_about_a_megabyte(kafka: Kafka) -> None:
+def test_rows_without_a_key_go_to_one_partition_for_about_a_megabyte(kafka):
     topic, producer = kafka.topic(partitions=3), kafka.producer()
     piece = values(*["x" * 1000] * 300)
     for _ in range(12):
@@ -121,7 +121,7 @@ def test_rows_without_a_key_go_to_one_partition_for_about_a_megabyte(kafka: Kafk
     assert sorted(partitions.values()) == [900, 900, 1800]
 
 
-def test_the_first_rows_without_a_key_are_one_batch_of_one_partition(kafka: Kafka) -> None:
+def test_the_first_rows_without_a_key_are_one_batch_of_one_partition(kafka):
     topics = [kafka.topic(partitions=8) for _ in range(5)]
     for topic in topics:
         assert kafka.producer().produce(topic, values(*map(str, range(100)))) == 100
@@ -133,7 +133,7 @@ def test_the_first_rows_without_a_key_are_one_batch_of_one_partition(kafka: Kafk
 @pytest.mark.parametrize(
     "settings", [{"partitioner": "random"}, {"partitioner": "murmur2_random"}], ids=["random", "by key"]
 )
-def test_a_setting_that_spreads_rows_is_followed(kafka: Kafka, settings: Mapping[str, Any]) -> None:
+def test_a_setting_that_spreads_rows_is_followed(kafka, settings):
     """Otherwise librdkafka also sends all keyless rows of 10 ms to a single partition."""
     topic, producer = kafka.topic(partitions=4), kafka.producer(sticky_partitioning_linger_ms=0, **settings)
     assert producer.produce(topic, values(*map(str, range(1000)))) == 1000
@@ -141,7 +141,7 @@ def test_a_setting_that_spreads_rows_is_followed(kafka: Kafka, settings: Mapping
     assert {record.partition for record in read_committed(kafka.bootstrap, topic)} == set(range(4))
 
 
-def test_rows_go_to_the_partitions_that_they_name_in_their_order(kafka: Kafka) -> None:
+def test_rows_go_to_the_partitions_that_they_name_in_their_order(kafka):
     topic, producer = kafka.topic(partitions=3), kafka.producer()
     given = [(None, 2, 0, 1, None)[number % 5] for number in range(500)]
     rows = pa.record_batch(
@@ -163,7 +163,7 @@ def test_rows_go_to_the_partitions_that_they_name_in_their_order(kafka: Kafka) -
 
 
 @pytest.mark.parametrize("partitioner", ["murmur2_random", "consistent", "fnv1a"])
-def test_keys_go_where_confluent_kafkas_producer_puts_them(kafka: Kafka, partitioner: str) -> None:
+def test_keys_go_where_confluent_kafkas_producer_puts_them(kafka, partitioner):
     topics = [kafka.topic(partitions=11) for _ in range(2)]
     keys = [secrets.token_bytes(n % 40 + 1) for n in range(200)]
     mine = kafka.producer(partitioner=partitioner)
@@ -178,7 +178,7 @@ def test_keys_go_where_confluent_kafkas_producer_puts_them(kafka: Kafka, partiti
     assert len(set(found.values())) > 5
 
 
-def test_an_abort_drops_the_queued_rows_and_tells_of_them(kafka: Kafka) -> None:
+def test_an_abort_drops_the_queued_rows_and_tells_of_them(kafka):
     topic, name = kafka.topic(), new_name()
     producer = kafka.begun(name, linger_ms=30_000)
     producer.produce(topic, values("sent"))
@@ -193,13 +193,13 @@ def test_an_abort_drops_the_queued_rows_and_tells_of_them(kafka: Kafka) -> None:
     assert [record.value for record in read_uncommitted(kafka.bootstrap, topic)] == [b"sent"]
 
 
-def test_an_abort_without_a_transaction_raises(kafka: Kafka) -> None:
+def test_an_abort_without_a_transaction_raises(kafka):
     with pytest.raises(KafkaException) as raised:
         kafka.producer(transactional_id=new_name()).abort_transaction(WAIT_S)
     assert raised.value.args[0].code() == KafkaError._STATE
 
 
-def test_the_broker_knows_the_producer_id_and_epoch_that_are_told(kafka: Kafka) -> None:
+def test_the_broker_knows_the_producer_id_and_epoch_that_are_told(kafka):
     name = new_name()
     for _ in range(2):
         kafka.begun(name).poll(0)
@@ -211,7 +211,7 @@ def test_the_broker_knows_the_producer_id_and_epoch_that_are_told(kafka: Kafka) 
 
 
 @KILLS_BROKER
-def test_an_abort_gives_up_where_the_broker_does_not_answer_and_can_be_resumed(fragile: tuple[Kafka, Cluster]) -> None:
+def test_an_abort_gives_up_where_the_broker_does_not_answer_and_can_be_resumed(fragile):
     kafka, cluster = fragile
     topic, name = kafka.topic(), new_name()
     producer = kafka.begun(name)
@@ -243,7 +243,7 @@ def lent(producer: BatchProducer, topic: str, letter: str) -> int:
     return pa.total_allocated_bytes() - before
 
 
-def test_rows_are_read_from_arrow_s_memory_which_is_kept_until_they_have_arrived(kafka: Kafka) -> None:
+def test_rows_are_read_from_arrow_s_memory_which_is_kept_until_they_have_arrived(kafka):
     topic, producer = kafka.topic(), kafka.producer(linger_ms=30_000)
     assert (kept := lent(producer, topic, "a")) >= 1_000_000
     others = [values(*["z" * 1_000] * 1_000) for _ in range(5)]  # would reuse freed memory
@@ -254,7 +254,7 @@ def test_rows_are_read_from_arrow_s_memory_which_is_kept_until_they_have_arrived
     assert len(others) == 5
 
 
-def test_rows_whose_partition_librdkafka_chooses_are_copied(kafka: Kafka) -> None:
+def test_rows_whose_partition_librdkafka_chooses_are_copied(kafka):
     topic, producer = kafka.topic(partitions=2), kafka.producer(linger_ms=30_000, partitioner="consistent")
     assert (kept := lent(producer, topic, "a")) >= 1_000_000
     producer.produce(topic, pa.record_batch({"key": ["k", "k"], "value": ["b", "c"]}))
@@ -268,14 +268,14 @@ def test_rows_whose_partition_librdkafka_chooses_are_copied(kafka: Kafka) -> Non
 
 
 @pytest.mark.parametrize("value", ["f", False])
-def test_a_producer_that_is_not_idempotent_copies_its_rows(kafka: Kafka, value: object) -> None:
+def test_a_producer_that_is_not_idempotent_copies_its_rows(kafka, value):
     topic, producer = kafka.topic(), kafka.producer(linger_ms=30_000, enable_idempotence=value)
     assert lent(producer, topic, "a") == 0
     deliver(producer)
 
 
 @pytest.mark.slow
-def test_another_task_lends_again_after_rows_that_librdkafka_chose_for(kafka: Kafka) -> None:
+def test_another_task_lends_again_after_rows_that_librdkafka_chose_for(kafka):
     topic, producer = kafka.topic(), kafka.producer(linger_ms=30_000, partitioner="consistent")
     producer.produce(topic, values("a"))
     assert lent(producer, topic, "b") == 0
@@ -286,7 +286,7 @@ def test_another_task_lends_again_after_rows_that_librdkafka_chose_for(kafka: Ka
     assert lent(producer, topic, "d") >= 1_000_000
 
 
-def test_borrowed_buffers_are_used_by_one_thread_at_a_time(kafka: Kafka) -> None:
+def test_borrowed_buffers_are_used_by_one_thread_at_a_time(kafka):
     """The worker's background thread polls while a task produces."""
     topic, producer = kafka.topic(), kafka.producer()
     seen: dict[str, bool] = {}
@@ -308,7 +308,7 @@ def test_borrowed_buffers_are_used_by_one_thread_at_a_time(kafka: Kafka) -> None
     assert seen == {"room_for": True, "borrow": True, "give_back": True, "renew": True}
 
 
-def test_memory_of_a_row_that_fails_is_kept_until_the_producer_has_ended(kafka: Kafka) -> None:
+def test_memory_of_a_row_that_fails_is_kept_until_the_producer_has_ended(kafka):
     topic, producer = kafka.topic(), kafka.producer(linger_ms=30_000)
     assert (kept := lent(producer, topic, "a")) >= 1_000_000
     producer.purge()
@@ -318,7 +318,7 @@ def test_memory_of_a_row_that_fails_is_kept_until_the_producer_has_ended(kafka: 
     assert before - pa.total_allocated_bytes() == kept
 
 
-def test_memory_outlives_a_producer_that_nobody_ends() -> None:
+def test_memory_outlives_a_producer_that_nobody_ends():
     """Its threads continue to read."""
     script = """
 import gc, pyarrow as pa
@@ -335,7 +335,7 @@ print(pa.total_allocated_bytes())
 
 @pytest.mark.slow
 @KILLS_BROKER
-def test_rows_whose_request_gets_no_answer_are_sent_again_from_the_same_memory(fragile: tuple[Kafka, Cluster]) -> None:
+def test_rows_whose_request_gets_no_answer_are_sent_again_from_the_same_memory(fragile):
     """This includes rows above 64 KB, which librdkafka does not copy into its requests."""
     kafka, cluster = fragile
     topic, producer = kafka.topic(), kafka.producer(socket_timeout_ms=1_000)

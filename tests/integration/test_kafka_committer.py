@@ -28,12 +28,12 @@ QUERY = "0123456789ab"
 
 
 @pytest.fixture
-def topic(witness: Witness) -> str:
+def topic(witness) -> str:
     return witness.create_topic()
 
 
 @pytest.fixture
-def committer(broker: Cluster) -> Iterator[KafkaCommitter]:
+def committer(broker) -> Iterator[KafkaCommitter]:
     with closing(KafkaCommitter({"bootstrap.servers": broker.bootstrap}, "kafka")) as opened:
         yield opened
 
@@ -42,9 +42,7 @@ def replaced(handle: Handle, **fields: str | int) -> Handle:
     return Handle(sink="kafka", slot=0, transaction=transaction_fields({**dict(handle.transaction), **fields}))
 
 
-def test_a_commit_after_the_broker_timed_it_out_is_lost(
-    witness: Witness, topic: str, committer: KafkaCommitter
-) -> None:
+def test_a_commit_after_the_broker_timed_it_out_is_lost(witness, topic, committer):
     prepared = witness.prepare(topic, "a", timeout_ms=1000)
     witness.await_state("CompleteAbort", prepared.handle)
     (lost,) = committer.commit([prepared.handle])
@@ -54,9 +52,7 @@ def test_a_commit_after_the_broker_timed_it_out_is_lost(
     assert witness.committed(topic) == []
 
 
-def test_only_what_is_open_at_exactly_this_epoch_is_begun(
-    witness: Witness, topic: str, committer: KafkaCommitter
-) -> None:
+def test_only_what_is_open_at_exactly_this_epoch_is_begun(witness, topic, committer):
     """The broker's time counts, whatever the executor's clock said and however old the id is."""
     before_ms = time.time_ns() // 1_000_000
     handles = witness.prepare_all(topic, ["open", "aborted", "committed"])
@@ -70,9 +66,7 @@ def test_only_what_is_open_at_exactly_this_epoch_is_begun(
     assert before_ms <= begun <= time.time_ns() // 1_000_000
 
 
-def test_what_the_broker_does_not_know_is_unknown_to_a_commit_and_gone_to_an_abort(
-    witness: Witness, topic: str, committer: KafkaCommitter
-) -> None:
+def test_what_the_broker_does_not_know_is_unknown_to_a_commit_and_gone_to_an_abort(witness, topic, committer):
     prepared = witness.prepare(topic)
     never = replaced(prepared.handle, transactional_id=new_name("never"))
     other_producer = replaced(prepared.handle, producer_id=int(prepared.handle["producer_id"]) + 1)
@@ -86,7 +80,7 @@ def test_what_the_broker_does_not_know_is_unknown_to_a_commit_and_gone_to_an_abo
     assert witness.state(prepared.handle) == {"Ongoing"}
 
 
-def test_an_unreachable_broker_is_no_answer() -> None:
+def test_an_unreachable_broker_is_no_answer():
     committer = KafkaCommitter({"bootstrap.servers": NOBODY}, "kafka", attempt_timeout_s=0.3)
     handle = Handle(
         sink="kafka", slot=0, transaction=transaction_fields({"transactional_id": "a", "producer_id": 1, "epoch": 0})
@@ -101,7 +95,7 @@ def test_an_unreachable_broker_is_no_answer() -> None:
     committer.close()
 
 
-def test_traces_are_the_commits_of_exactly_this_query(witness: Witness, topic: str, committer: KafkaCommitter) -> None:
+def test_traces_are_the_commits_of_exactly_this_query(witness, topic, committer):
     prefix = new_name("traced")
     newest, older = Token(12, "0" * 8), Token(3, "1" * 8)
 
@@ -136,9 +130,7 @@ def test_traces_are_the_commits_of_exactly_this_query(witness: Witness, topic: s
     assert committer.list_traces(QUERY, {}) == ()
 
 
-def test_a_network_thread_that_has_died_is_replaced(
-    witness: Witness, topic: str, committer: KafkaCommitter, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_network_thread_that_has_died_is_replaced(witness, topic, committer, monkeypatch):
     prepared = witness.prepare(topic, "a")
     assert committer.list_traces(QUERY, {"prefix": "nobody's"}) == []
     net = committer._client._connection._net
@@ -168,9 +160,7 @@ def fragile() -> Iterator[tuple[Cluster, Witness, KafkaCommitter]]:
 
 @pytest.mark.slow
 @KILLS_BROKER
-def test_an_abort_and_a_sweep_after_an_orderly_restart(
-    fragile: tuple[Cluster, Witness, KafkaCommitter], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_abort_and_a_sweep_after_an_orderly_restart(fragile, caplog):
     cluster, witness, committer = fragile
     caplog.set_level(logging.DEBUG, "kafka")
     topic = witness.create_topic()
@@ -191,7 +181,7 @@ def test_an_abort_and_a_sweep_after_an_orderly_restart(
 
 
 @KILLS_BROKER
-def test_a_broker_that_hangs_is_no_answer(fragile: tuple[Cluster, Witness, KafkaCommitter]) -> None:
+def test_a_broker_that_hangs_is_no_answer(fragile):
     cluster, witness, _ = fragile
     settings = {"bootstrap.servers": cluster.bootstrap}
     topic = witness.create_topic()
@@ -216,7 +206,7 @@ def test_a_broker_that_hangs_is_no_answer(fragile: tuple[Cluster, Witness, Kafka
 
 @pytest.mark.slow
 @KILLS_BROKER
-def test_only_what_has_left_may_arrive_late(fragile: tuple[Cluster, Witness, KafkaCommitter]) -> None:
+def test_only_what_has_left_may_arrive_late(fragile):
     """An abort that was sent but not answered may arrive late. One whose connection was refused cannot."""
     cluster, _, committer = fragile
     client = committer._client

@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -36,7 +35,7 @@ VERSIONS = ["transaction.version 1", "transaction.version 2"]
 
 
 @pytest.fixture(scope="module", params=[pytest.param(1, marks=pytest.mark.slow), 2], ids=VERSIONS)
-def cluster(request: pytest.FixtureRequest, broker: Cluster) -> Iterator[Cluster]:
+def cluster(request, broker) -> Iterator[Cluster]:
     if request.param == 2:
         yield broker
         return
@@ -49,18 +48,18 @@ def cluster(request: pytest.FixtureRequest, broker: Cluster) -> Iterator[Cluster
 
 
 @pytest.fixture
-def witness(cluster: Cluster) -> Witness:
+def witness(cluster) -> Witness:
     return Witness(cluster.bootstrap)
 
 
 @pytest.fixture
-def committer(cluster: Cluster) -> Iterator[KafkaCommitter]:
+def committer(cluster) -> Iterator[KafkaCommitter]:
     with closing(KafkaCommitter({"bootstrap.servers": cluster.bootstrap}, "kafka")) as opened:
         yield opened
 
 
 @pytest.fixture
-def client(cluster: Cluster) -> Iterator[TransactionClient]:
+def client(cluster) -> Iterator[TransactionClient]:
     with closing(TransactionClient({"bootstrap_servers": [cluster.bootstrap]})) as opened:
         yield opened
 
@@ -70,7 +69,7 @@ def until() -> float:
 
 
 @pytest.mark.parametrize("partition", [0, 1], ids=["a partition it wrote to", "a new partition"])
-def test_a_zombie_cannot_publish_after_the_sweep(witness: Witness, committer: KafkaCommitter, partition: int) -> None:
+def test_a_zombie_cannot_publish_after_the_sweep(witness, committer, partition):
     topic = witness.create_topic()
     zombie = witness.prepare(topic, "half")
     assert until_final(committer.abort, [zombie.handle]) == [Outcome.ABORTED]
@@ -82,7 +81,7 @@ def test_a_zombie_cannot_publish_after_the_sweep(witness: Witness, committer: Ka
     assert witness.committed(topic) == []
 
 
-def test_a_zombie_in_the_midst_of_a_sweep_is_aborted_with_it(witness: Witness, committer: KafkaCommitter) -> None:
+def test_a_zombie_in_the_midst_of_a_sweep_is_aborted_with_it(witness, committer):
     topic = witness.create_topic()
     zombie = witness.prepare(topic, "half")
     assert committer.abort([zombie.handle])[0].outcome in {Outcome.ABORTED, Outcome.RETRY}
@@ -92,9 +91,7 @@ def test_a_zombie_in_the_midst_of_a_sweep_is_aborted_with_it(witness: Witness, c
     assert witness.committed(topic) == []
 
 
-def test_an_abort_that_keeps_the_epoch_would_let_it_publish(
-    witness: Witness, committer: KafkaCommitter, client: TransactionClient
-) -> None:
+def test_an_abort_that_keeps_the_epoch_would_let_it_publish(witness, committer, client):
     topic = witness.create_topic()
     zombie = witness.prepare(topic, "half")
     eventually(
@@ -108,9 +105,7 @@ def test_an_abort_that_keeps_the_epoch_would_let_it_publish(
     assert witness.committed(topic) == ["zombie"]
 
 
-def test_what_its_writer_has_aborted_is_fenced_all_the_same(
-    witness: Witness, committer: KafkaCommitter, client: TransactionClient
-) -> None:
+def test_what_its_writer_has_aborted_is_fenced_all_the_same(witness, committer, client):
     topic = witness.create_topic()
     prepared = witness.prepare(topic, "half")
     prepared.producer.abort_transaction(LIMIT_S)
@@ -125,7 +120,7 @@ def test_what_its_writer_has_aborted_is_fenced_all_the_same(
 
 
 @pytest.mark.slow
-def test_commits_and_timeouts_at_the_last_epoch(cluster: Cluster, witness: Witness, committer: KafkaCommitter) -> None:
+def test_commits_and_timeouts_at_the_last_epoch(cluster, witness, committer):
     topic = witness.create_topic()
     committed, timed_out = at_the_last_epoch(cluster, witness, topic, {"first": 60_000, "late": 1_000})
     witness.await_state("CompleteAbort", timed_out.handle)
@@ -148,9 +143,7 @@ def test_commits_and_timeouts_at_the_last_epoch(cluster: Cluster, witness: Witne
 
 
 @pytest.mark.slow
-def test_what_is_swept_at_the_last_epoch_stays_aborted(
-    cluster: Cluster, witness: Witness, committer: KafkaCommitter
-) -> None:
+def test_what_is_swept_at_the_last_epoch_stays_aborted(cluster, witness, committer):
     topic = witness.create_topic()
     (swept,) = at_the_last_epoch(cluster, witness, topic, {"swept": 60_000})
     for _ in range(2):
@@ -163,7 +156,7 @@ def test_what_is_swept_at_the_last_epoch_stays_aborted(
 
 
 @pytest.fixture
-def worn_at_first(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def worn_at_first(cluster, monkeypatch) -> None:
     """The producers of a query's first run have the last epoch that there is."""
     initialise = PooledProducer.initialise
 
@@ -178,9 +171,7 @@ def worn_at_first(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("worn_at_first")
-def test_a_decided_batch_that_timed_out_at_the_last_epoch_is_written_again(
-    cluster: Cluster, witness: Witness, tmp_path: Path
-) -> None:
+def test_a_decided_batch_that_timed_out_at_the_last_epoch_is_written_again(cluster, witness, tmp_path):
     topic = witness.create_topic()
     settings = {"bootstrap.servers": cluster.bootstrap, "transaction.timeout.ms": 45_000}
     job = SmallJob(

@@ -70,12 +70,12 @@ class KafkaJob(SmallJob):
 
 
 @pytest.fixture
-def job(witness: Witness, tmp_path: Path) -> KafkaJob:
+def job(witness, tmp_path) -> KafkaJob:
     return KafkaJob(witness, tmp_path)
 
 
 @pytest.mark.parametrize("slots", [60, pytest.param(1000, marks=pytest.mark.slow)])
-def test_many_slots_are_swept_committed_and_taken_over(witness: Witness, tmp_path: Path, slots: int) -> None:
+def test_many_slots_are_swept_committed_and_taken_over(witness, tmp_path, slots):
     """The driver is killed before and in the middle of the commits of a batch with one transaction per slot."""
 
     class KilledHalfway(ForwardingCommitter):
@@ -111,7 +111,7 @@ def test_many_slots_are_swept_committed_and_taken_over(witness: Witness, tmp_pat
         pytest.param(".0123456789ab.7-0123abcd.0123456789ab-0", id="like our own ids", marks=pytest.mark.slow),
     ],
 )
-def test_the_longest_and_oddest_prefix(job: KafkaJob, tmp_path: Path, odd: str) -> None:
+def test_the_longest_and_oddest_prefix(job, tmp_path, odd):
     name = new_name()
     text = name + odd * ((PREFIX_LIMIT_BYTES - len(name)) // len(odd.encode()))
     job.sink = {"prefix": text + "x" * (PREFIX_LIMIT_BYTES - len(text.encode()))}
@@ -135,7 +135,7 @@ def test_the_longest_and_oddest_prefix(job: KafkaJob, tmp_path: Path, odd: str) 
     assert job.visible() == values_of(*range(4))
 
 
-def test_another_prefix_takes_over_what_the_old_one_has_left(job: KafkaJob) -> None:
+def test_another_prefix_takes_over_what_the_old_one_has_left(job):
     first, second, third = ({"prefix": new_name(name)} for name in ("first", "second", "third"))
     job.sink = first
     job.run(0)
@@ -198,12 +198,12 @@ class DeletedTopicJob(KafkaJob):
 
 
 @pytest.fixture
-def deleted(witness: Witness, tmp_path: Path) -> DeletedTopicJob:
+def deleted(witness, tmp_path) -> DeletedTopicJob:
     return DeletedTopicJob(witness, tmp_path)
 
 
 @pytest.fixture
-def warnings(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+def warnings(caplog) -> Callable[[], list[str]]:
     def taken() -> list[str]:
         ours = [record for record in caplog.records if record.name.startswith("sparkonce")]
         told = [record.getMessage() for record in ours if record.levelno >= logging.WARNING]
@@ -214,9 +214,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
 
 
 @pytest.mark.parametrize("last_slot", [pytest.param("with rows", marks=pytest.mark.slow), "without rows"])
-def test_deleted_while_a_batch_is_written(
-    deleted: DeletedTopicJob, warnings: Callable[[], list[str]], last_slot: str
-) -> None:
+def test_deleted_while_a_batch_is_written(deleted, warnings, last_slot):
     """If the last slot has no rows, no writer can notice."""
     deleted.run(0)
     deleted.before, deleted.is_empty = deleted.delete, last_slot == "without rows"
@@ -236,7 +234,7 @@ def test_deleted_while_a_batch_is_written(
 
 
 @pytest.mark.slow
-def test_recreated_while_a_batch_is_written(deleted: DeletedTopicJob, warnings: Callable[[], list[str]]) -> None:
+def test_recreated_while_a_batch_is_written(deleted, warnings):
     """Both slots are acknowledged, but the first one's rows are gone. Half of the batch must not become visible."""
     deleted.run(0)
     deleted.before = deleted.recreate
@@ -254,9 +252,7 @@ def test_recreated_while_a_batch_is_written(deleted: DeletedTopicJob, warnings: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("again", [False, True], ids=["deleted", "recreated"])
-def test_after_the_decision_the_next_batch_says_it(
-    deleted: DeletedTopicJob, warnings: Callable[[], list[str]], again: bool
-) -> None:
+def test_after_the_decision_the_next_batch_says_it(deleted, warnings, again):
     """A producer that still knows the deleted topic retries its rows forever, so the writer asks about the topic."""
 
     def strike(phase: Phase, number: int) -> None:
@@ -279,9 +275,7 @@ def test_after_the_decision_the_next_batch_says_it(
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["deleted", "recreated"])
-def test_between_a_decision_and_the_next_start_that_start_says_it(
-    deleted: DeletedTopicJob, warnings: Callable[[], list[str]], again: bool
-) -> None:
+def test_between_a_decision_and_the_next_start_that_start_says_it(deleted, warnings, again):
     deleted.run(0)
     deleted.kill(1, Phase.FINISHING)
     assert len(deleted.open()) == 2
@@ -300,7 +294,7 @@ def test_between_a_decision_and_the_next_start_that_start_says_it(
     assert deleted.visible() == values_of(2)
 
 
-def test_brokers_are_asked_which_topics_there_are(deleted: DeletedTopicJob) -> None:
+def test_brokers_are_asked_which_topics_there_are(deleted):
     lookup = TopicLookup({"bootstrap.servers": deleted.witness.bootstrap}, is_transactional=True)
     deleted.run(0)  # creates Kafka's internal topic of transactions
     assert lookup.is_there([deleted.topic, "never-made", "not/a/name"]) == {deleted.topic: True, "never-made": False}
@@ -308,9 +302,7 @@ def test_brokers_are_asked_which_topics_there_are(deleted: DeletedTopicJob) -> N
     eventually(lambda: lookup.is_there([deleted.topic]) == {deleted.topic: False}, "it is gone", limit_s=LIMIT_S)
 
 
-def test_weaker_guarantees_say_it_at_the_next_start(
-    deleted: DeletedTopicJob, warnings: Callable[[], list[str]]
-) -> None:
+def test_weaker_guarantees_say_it_at_the_next_start(deleted, warnings):
     deleted.sink = {"guarantee": Guarantee.AT_LEAST_ONCE}
     deleted.run(0)
     deleted.recreate()
@@ -320,7 +312,7 @@ def test_weaker_guarantees_say_it_at_the_next_start(
     assert deleted.visible() == values_of(1)
 
 
-def test_another_topic_is_not_the_same_one_recreated(job: KafkaJob, warnings: Callable[[], list[str]]) -> None:
+def test_another_topic_is_not_the_same_one_recreated(job, warnings):
     job.run(0)
     job.topic = job.witness.create_topic()
     warnings()
@@ -359,14 +351,12 @@ class ShortLivedJob(KafkaJob):
 
 
 @pytest.fixture
-def short(witness: Witness, tmp_path: Path) -> ShortLivedJob:
+def short(witness, tmp_path) -> ShortLivedJob:
     return ShortLivedJob(witness, tmp_path)
 
 
 @pytest.mark.parametrize("but", [0, 2], ids=["all rows", "the first rows"])
-def test_what_is_deleted_of_a_decided_batch_is_written_again(
-    short: ShortLivedJob, but: int, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_is_deleted_of_a_decided_batch_is_written_again(short, but, caplog):
     short.kill(0, Phase.FINISHING)
     before = short.decision(0).handles
     short.delete_rows(1, but=but)
@@ -381,9 +371,7 @@ def test_what_is_deleted_of_a_decided_batch_is_written_again(
     short.witness.await_state("CompleteAbort", next(handle for handle in before if handle.slot == 1))
 
 
-def test_a_run_that_dies_before_the_abort_leaves_it_to_the_next(
-    short: ShortLivedJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_dies_before_the_abort_leaves_it_to_the_next(short, monkeypatch):
     """A later run need not notice that rows are gone, since the log says that these handles are void."""
 
     def dies(*_: object) -> Sequence[Any]:
@@ -401,9 +389,7 @@ def test_a_run_that_dies_before_the_abort_leaves_it_to_the_next(
     assert short.visible() == short.expected(0, 1)
 
 
-def test_what_was_deleted_before_the_transactions_is_not_missed(
-    short: ShortLivedJob, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_was_deleted_before_the_transactions_is_not_missed(short, caplog):
     """Each partition begins exactly at the open transaction."""
     short.run(0)
     short.delete_rows(0, 1, 2)
@@ -416,7 +402,7 @@ def test_what_was_deleted_before_the_transactions_is_not_missed(
 
 
 @pytest.mark.slow
-def test_retention_itself(tmp_path: Path) -> None:
+def test_retention_itself(tmp_path):
     """Rows of open transactions are deleted merely because of their age."""
     overrides = {"log.retention.check.interval.ms": 200, "log.initial.task.delay.ms": 200}
     with Cluster(overrides=overrides) as cluster:
@@ -438,7 +424,7 @@ def test_retention_itself(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_outcome_that_the_broker_has_forgotten_stays_unknown(tmp_path: Path) -> None:
+def test_an_outcome_that_the_broker_has_forgotten_stays_unknown(tmp_path):
     """It forgets a transactional id before the id's last batch was finished."""
     forgetful = {
         "transactional.id.expiration.ms": 3_000,
@@ -469,9 +455,7 @@ def test_an_outcome_that_the_broker_has_forgotten_stays_unknown(tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_a_cluster_that_was_restored_from_an_older_copy_is_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cluster_that_was_restored_from_an_older_copy_is_found(tmp_path, monkeypatch):
     """It does not know ids of commits that it should remember, since their runs began after the backup was made."""
 
     def copy(source: Path, target: Path) -> None:
@@ -509,9 +493,7 @@ def test_a_cluster_that_was_restored_from_an_older_copy_is_found(
 
 
 @pytest.mark.slow
-def test_another_cluster_in_its_place_is_taken_when_it_is_named(
-    job: KafkaJob, caplog: pytest.LogCaptureFixture, broker: Cluster
-) -> None:
+def test_another_cluster_in_its_place_is_taken_when_it_is_named(job, caplog, broker):
     job.run(0, 1)
     with Cluster() as other:
         job.settings["bootstrap.servers"] = other.bootstrap

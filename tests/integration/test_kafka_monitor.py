@@ -5,21 +5,19 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from integration.kafka_witness import Prepared, Witness, eventually
+from integration.kafka_witness import Prepared, eventually
 from small_job import SmallJob
 from sparkonce.protocol.ownership import Token, TransactionalId
 from sparkonce.sinks.kafka import blocking as blocking_module
 from sparkonce.sinks.kafka.blocking import KafkaMonitor
 from sparkonce.sinks.kafka.outcomes import Description
 from sparkonce.sinks.kafka.sink import KafkaSink
-from sparkonce_lab.rig.kafka import Cluster
 
 pytestmark = pytest.mark.kafka
 
@@ -27,24 +25,24 @@ QUERY = "0123456789ab"
 
 
 @pytest.fixture(autouse=True)
-def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_patience(monkeypatch) -> None:
     monkeypatch.setattr(blocking_module, "PATIENCE_S", 0.0)
     monkeypatch.setattr(blocking_module, "SAY_EVERY_S", 0.0)
 
 
 @pytest.fixture
-def topic(witness: Witness) -> str:
+def topic(witness) -> str:
     return witness.create_topic(partitions=3)
 
 
 @pytest.fixture
-def monitor(broker: Cluster, topic: str) -> Iterator[KafkaMonitor]:
+def monitor(broker, topic) -> Iterator[KafkaMonitor]:
     with closing(KafkaMonitor({"bootstrap.servers": broker.bootstrap}, topic, QUERY)) as opened:
         yield opened
 
 
 @pytest.fixture
-def poll(monitor: KafkaMonitor, caplog: pytest.LogCaptureFixture) -> Callable[..., list[str]]:
+def poll(monitor, caplog) -> Callable[..., list[str]]:
     caplog.set_level(logging.DEBUG, "sparkonce")
 
     def ask(batch_s: float = 0.0) -> list[str]:
@@ -63,9 +61,7 @@ def end(prepared: Prepared) -> None:
     prepared.producer.abort_transaction(60.0)
 
 
-def test_who_hides_a_committed_batch_is_named_once(
-    witness: Witness, topic: str, poll: Callable[..., list[str]], tmp_path: Path
-) -> None:
+def test_who_hides_a_committed_batch_is_named_once(witness, topic, poll, tmp_path):
     used_to_more_s = 3600.0
 
     def rows(batch: int, slot: int) -> pa.RecordBatch:
@@ -91,9 +87,7 @@ def test_who_hides_a_committed_batch_is_named_once(
     end(again)
 
 
-def test_a_start_believes_the_brokers_clock_and_later_polls_their_own(
-    witness: Witness, topic: str, poll: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_start_believes_the_brokers_clock_and_later_polls_their_own(witness, topic, poll, monkeypatch):
     later_s = [0.0]
     clock = SimpleNamespace(time=lambda: 0.0, monotonic=lambda: time.monotonic() + later_s[0])
     monkeypatch.setattr(blocking_module, "time", clock)
@@ -106,9 +100,7 @@ def test_a_start_believes_the_brokers_clock_and_later_polls_their_own(
     end(other)
 
 
-def test_a_transaction_on_many_partitions_is_said_once_and_of_many_some_are_named(
-    witness: Witness, poll: Callable[..., list[str]], topic: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_transaction_on_many_partitions_is_said_once_and_of_many_some_are_named(witness, poll, topic, monkeypatch):
     wide = witness.prepare(topic)
     for place in (1, 2):
         wide.write("row", place)
@@ -127,7 +119,7 @@ def test_a_transaction_on_many_partitions_is_said_once_and_of_many_some_are_name
         end(one)
 
 
-def test_what_is_the_querys_own_is_not_named(witness: Witness, topic: str, poll: Callable[..., list[str]]) -> None:
+def test_what_is_the_querys_own_is_not_named(witness, topic, poll):
     mine = witness.prepare(topic, transactional_id=own())
     assert poll() == []
     other = witness.prepare(topic, "behind", transactional_id=own("ba9876543210"))
@@ -138,9 +130,7 @@ def test_what_is_the_querys_own_is_not_named(witness: Witness, topic: str, poll:
     end(other)
 
 
-def test_a_marker_that_is_missing_is_said_when_it_stays_so(
-    witness: Witness, topic: str, monitor: KafkaMonitor, poll: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_marker_that_is_missing_is_said_when_it_stays_so(witness, topic, monitor, poll, monkeypatch):
     """No test broker loses transactions, so its coordinator is made to report the transaction as committed."""
     ask = monitor._client.describe_transactions
     mine = witness.prepare(topic, transactional_id=own())
@@ -159,9 +149,7 @@ def test_a_marker_that_is_missing_is_said_when_it_stays_so(
     end(mine)
 
 
-def test_brokers_that_are_away_are_found_again(
-    witness: Witness, topic: str, monitor: KafkaMonitor, poll: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_brokers_that_are_away_are_found_again(witness, topic, monitor, poll, monkeypatch):
     other = witness.prepare(topic)
     with monkeypatch.context() as patch:
         patch.setattr(blocking_module, "LIMIT_S", 0.0)
@@ -170,7 +158,7 @@ def test_brokers_that_are_away_are_found_again(
     end(other)
 
 
-def test_only_a_topic_that_is_known_is_polled() -> None:
+def test_only_a_topic_that_is_known_is_polled():
     settings, facts = {"bootstrap.servers": "h:1"}, {"prefix": "p"}
     assert KafkaSink(settings).monitor(QUERY, facts) is None
     assert KafkaSink(settings, topic="t").monitor(QUERY, {}) is None

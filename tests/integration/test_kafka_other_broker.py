@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import random
 from collections import Counter
-from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -41,9 +40,7 @@ SLOW = pytest.mark.slow
         pytest.param("3.0", 1, 0.3, marks=SLOW),
     ],
 )
-def test_each_row_is_there_once_whatever_is_refused(
-    level: str, brokers: int, rate: float, tmp_path: Path, pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_row_is_there_once_whatever_is_refused(level, brokers, rate, tmp_path, pytestconfig, monkeypatch):
     def rows(batch: int, slot: int) -> pa.RecordBatch:
         start = (batch * SLOTS + slot) * ROWS
         return pa.record_batch({"value": [str(number) for number in range(start, start + ROWS)]})

@@ -5,7 +5,6 @@ import secrets
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -37,7 +36,7 @@ Check = Callable[..., Facts]
 
 
 @pytest.fixture
-def check(broker: Cluster) -> Check:
+def check(broker) -> Check:
     def run(settings: dict[str, object] | None = None, **more: Any) -> Facts:
         asked = {"topic": None, "guarantee": Guarantee.EXACTLY_ONCE, "prefix": None, "timeout_ms": None, **more}
         whole = {"bootstrap.servers": broker.bootstrap, **(settings or {})}
@@ -46,9 +45,7 @@ def check(broker: Cluster) -> Check:
     return run
 
 
-def test_the_facts_are_the_cluster_the_prefix_and_the_longest_timeout(
-    broker: Cluster, witness: Witness, check: Check
-) -> None:
+def test_the_facts_are_the_cluster_the_prefix_and_the_longest_timeout(broker, witness, check):
     topic = witness.create_topic()
     topic_id = witness.admin.describe_topics(TopicCollection([topic]))[topic].result(LIMIT_S).topic_id
     facts = dict(check(topic=topic))
@@ -65,9 +62,7 @@ def test_the_facts_are_the_cluster_the_prefix_and_the_longest_timeout(
 
 
 @pytest.mark.parametrize("guarantee", Guarantee)
-def test_what_readers_must_set_is_said_once(
-    broker: Cluster, witness: Witness, caplog: pytest.LogCaptureFixture, guarantee: Guarantee
-) -> None:
+def test_what_readers_must_set_is_said_once(broker, witness, caplog, guarantee):
     caplog.set_level(logging.INFO, "sparkonce")
     topic = witness.create_topic()
     sink = KafkaSink({"bootstrap.servers": broker.bootstrap}, topic=topic, guarantee=guarantee)
@@ -82,14 +77,14 @@ def test_what_readers_must_set_is_said_once(
     assert told.endswith("transaction.timeout.ms=900000 (15 min).")
 
 
-def test_a_prefix_and_a_timeout_of_ones_own(check: Check) -> None:
+def test_a_prefix_and_a_timeout_of_ones_own(check):
     recorded = check(prefix="old")
     facts = check({"transaction.timeout.ms": 60_000}, prefix="orders", timeout_ms=60_000, recorded=recorded)
     assert (facts["prefix"], facts["transaction_timeout_ms"]) == ("orders", "60000")
     assert check(timeout_ms=FIFTEEN_MINUTES_MS)["transaction_timeout_ms"] == str(FIFTEEN_MINUTES_MS)
 
 
-def test_a_timeout_beyond_the_brokers_names_both_settings_and_values(check: Check) -> None:
+def test_a_timeout_beyond_the_brokers_names_both_settings_and_values(check):
     with pytest.raises(PreflightError, match=r"transaction.timeout.ms=3600000 .* transaction.max.timeout.ms=900000"):
         check(timeout_ms=3_600_000)
     with pytest.raises(PreflightError, match=r"transaction.timeout.ms=900001 "):
@@ -105,20 +100,18 @@ def test_a_timeout_beyond_the_brokers_names_both_settings_and_values(check: Chec
         ({"linger.ms": "soon"}, None, r"queue\.buffering\.max\.ms"),
     ],
 )
-def test_settings_that_do_not_work_are_refused_before_anything_is_asked(
-    check: Check, settings: dict[str, object], timeout_ms: int | None, words: str
-) -> None:
+def test_settings_that_do_not_work_are_refused_before_anything_is_asked(check, settings, timeout_ms, words):
     with pytest.raises(ConfigurationError, match=words):
         check(settings, timeout_ms=timeout_ms)
 
 
-def test_a_broker_that_cannot_be_reached(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broker_that_cannot_be_reached(check, monkeypatch):
     monkeypatch.setattr(preflight_module, "TIMEOUT_S", 0.3)
     with pytest.raises(PreflightError, match=r"bootstrap\.servers='127\.0\.0\.1:1' did not answer"):
         check({"bootstrap.servers": "127.0.0.1:1"})
 
 
-def test_another_cluster_than_before(broker: Cluster, check: Check) -> None:
+def test_another_cluster_than_before(broker, check):
     with pytest.raises(PreflightError, match=f"leads to the cluster '{broker.cluster_id}'.*'another'"):
         check(recorded={"cluster_id": "another"})
     for guarantee in (Guarantee.AT_LEAST_ONCE, Guarantee.AT_MOST_ONCE):
@@ -126,12 +119,12 @@ def test_another_cluster_than_before(broker: Cluster, check: Check) -> None:
             check(guarantee=guarantee, recorded={"cluster_id": "another"})
 
 
-def test_weaker_guarantees_ask_nothing_about_transactions(broker: Cluster, check: Check) -> None:
+def test_weaker_guarantees_ask_nothing_about_transactions(broker, check):
     for guarantee in (Guarantee.AT_LEAST_ONCE, Guarantee.AT_MOST_ONCE):
         assert check(guarantee=guarantee, timeout_ms=3_600_000) == {"cluster_id": broker.cluster_id}
 
 
-def test_a_topic_that_is_not_there(check: Check) -> None:
+def test_a_topic_that_is_not_there(check):
     name = new_name("missing")
     with pytest.raises(PreflightError, match=f"topic='{name}' does not exist"):
         check(topic=name, guarantee=Guarantee.AT_LEAST_ONCE)
@@ -148,9 +141,7 @@ def test_a_topic_that_is_not_there(check: Check) -> None:
         ({"retention_ms": "1000", "cleanup_policy": "compact"}, ""),
     ],
 )
-def test_a_retention_that_open_transactions_may_outlive_is_told(
-    witness: Witness, check: Check, caplog: pytest.LogCaptureFixture, configured: dict[str, str], words: str
-) -> None:
+def test_a_retention_that_open_transactions_may_outlive_is_told(witness, check, caplog, configured, words):
     topic = witness.create_topic(**configured)
     check(topic=topic)
     told = [record.getMessage() for record in caplog.records if topic in record.getMessage()]
@@ -159,14 +150,14 @@ def test_a_retention_that_open_transactions_may_outlive_is_told(
 
 
 @pytest.mark.parametrize("name", ["retention_ms", "retention_bytes"])
-def test_a_topic_that_keeps_nothing_is_refused(witness: Witness, check: Check, name: str) -> None:
+def test_a_topic_that_keeps_nothing_is_refused(witness, check, name):
     topic = witness.create_topic(**{name: "0"})
     with pytest.raises(PreflightError, match=rf"topic='{topic}' has {name.replace('_', '.')}=0"):
         check(topic=topic)
     check(topic=topic, guarantee=Guarantee.AT_LEAST_ONCE)
 
 
-def test_a_topic_that_no_row_could_be_written_to(witness: Witness, check: Check) -> None:
+def test_a_topic_that_no_row_could_be_written_to(witness, check):
     topic = witness.create_topic(min_insync_replicas="2")
     with pytest.raises(PreflightError, match=rf"topic='{topic}' has 1 replicas but min\.insync\.replicas=2"):
         check(topic=topic)
@@ -192,7 +183,7 @@ def sink_on(cluster: Cluster, topic: str, timeout: object = None) -> tuple[Kafka
     return sink, sink.preflight(QUERY, None)
 
 
-def test_never_is_said_to_users_and_readers(patient: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+def test_never_is_said_to_users_and_readers(patient, caplog):
     witness = Witness(patient.bootstrap)
     sink, facts = sink_on(patient, witness.create_topic())
     assert (facts["transaction_timeout_ms"], sink.transaction_timeout_s(facts)) == ("3600000", 3600.0)
@@ -209,9 +200,7 @@ def test_never_is_said_to_users_and_readers(patient: Cluster, caplog: pytest.Log
 
 @pytest.mark.slow
 @pytest.mark.skipif(find_faketime() is None, reason="libfaketime is not installed")
-def test_a_month_later_it_can_still_be_committed(
-    patient: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_month_later_it_can_still_be_committed(patient, tmp_path, monkeypatch):
     def prepare(topic: str, timeout: object) -> Handle:
         sink, facts = sink_on(patient, topic, timeout)
         run = Owner(query=QUERY, token=Token(1, secrets.token_hex(4)), facts=facts)

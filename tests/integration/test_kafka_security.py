@@ -65,7 +65,7 @@ leaves_sockets = pytest.mark.filterwarnings("ignore:unclosed <ssl.SSLSocket:Reso
 
 
 @pytest.fixture(scope="module")
-def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def keys(tmp_path_factory) -> Path:
     folder = make_keys(tmp_path_factory.mktemp("keys"))
     make_certificate(folder, "elsewhere", ELSEWHERE)
     make_certificate(folder, "expired", SERVER, days=-1)
@@ -73,23 +73,23 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def cluster(keys: Path) -> Iterator[Cluster]:
+def cluster(keys) -> Iterator[Cluster]:
     with secured_cluster(keys) as started:
         yield started
 
 
 @pytest.fixture(scope="module")
-def witness(cluster: Cluster) -> Witness:
+def witness(cluster) -> Witness:
     return Witness(cluster.bootstrap)
 
 
 @pytest.fixture(scope="module")
-def topic(witness: Witness) -> str:
+def topic(witness) -> str:
     return witness.create_topic()
 
 
 @pytest.fixture
-def sasl(cluster: Cluster) -> Callable[..., Settings]:
+def sasl(cluster) -> Callable[..., Settings]:
     def settings(mechanism: str, user: str) -> Settings:
         return {
             "bootstrap.servers": cluster.bootstrap_of("SASL"),
@@ -103,7 +103,7 @@ def sasl(cluster: Cluster) -> Callable[..., Settings]:
 
 
 @pytest.fixture
-def tls(cluster: Cluster, keys: Path) -> Settings:
+def tls(cluster, keys) -> Settings:
     return {
         "bootstrap.servers": cluster.bootstrap_of("TLS"),
         "security.protocol": "ssl",
@@ -141,7 +141,7 @@ def commits(witness: Witness, topic: str, settings: Settings) -> list[Outcome]:
         return until_final(committer.commit, [prepared.handle])
 
 
-def test_sasl_oauthbearer(witness: Witness, topic: str, sasl: Callable[..., Settings]) -> None:
+def test_sasl_oauthbearer(witness, topic, sasl):
     def unsecured_token(_: str) -> tuple[str, float]:
         now_s = time.time()
 
@@ -155,9 +155,7 @@ def test_sasl_oauthbearer(witness: Witness, topic: str, sasl: Callable[..., Sett
     assert check(settings, topic)["prefix"] == "orders"
 
 
-def test_credentials_that_are_refused_once_are_tried_again(
-    witness: Witness, topic: str, sasl: Callable[..., Settings]
-) -> None:
+def test_credentials_that_are_refused_once_are_tried_again(witness, topic, sasl):
     prepared = witness.prepare(topic)
     user = new_name("scram")
     with closing(KafkaCommitter(sasl("SCRAM-SHA-256", user), "kafka", attempt_timeout_s=1.0)) as committer:
@@ -169,7 +167,7 @@ def test_credentials_that_are_refused_once_are_tried_again(
 
 
 @pytest.mark.parametrize("form", ["files", "texts", "folder", "unverified"])
-def test_tls(witness: Witness, topic: str, tls: Settings, keys: Path, form: str) -> None:
+def test_tls(witness, topic, tls, keys, form):
     if form == "texts":
         tls = {name: value for name, value in tls.items() if not name.endswith(".location")}
         tls["ssl.ca.pem"] = (keys / "ca.pem").read_text()
@@ -186,7 +184,7 @@ def test_tls(witness: Witness, topic: str, tls: Settings, keys: Path, form: str)
 
 
 @leaves_sockets
-def test_a_broker_that_cannot_prove_who_it_is(tls: Settings, keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broker_that_cannot_prove_who_it_is(tls, keys, monkeypatch):
     monkeypatch.setattr(preflight_module, "TIMEOUT_S", FAILS_WITHIN_S)
     with pytest.raises(PreflightError, match="CERTIFICATE_VERIFY_FAILED"):
         check({**tls, "ssl.ca.location": str(keys / "stranger.pem")})
@@ -194,7 +192,7 @@ def test_a_broker_that_cannot_prove_who_it_is(tls: Settings, keys: Path, monkeyp
 
 
 @leaves_sockets
-def test_a_client_that_cannot_prove_who_it_is(tls: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_cannot_prove_who_it_is(tls, monkeypatch):
     monkeypatch.setattr(preflight_module, "TIMEOUT_S", FAILS_WITHIN_S)
     bare = {name: value for name, value in tls.items() if "certificate" not in name and "key" not in name}
     with pytest.raises(PreflightError, match=r"bootstrap\.servers=.* did not answer"):
@@ -202,27 +200,19 @@ def test_a_client_that_cannot_prove_who_it_is(tls: Settings, monkeypatch: pytest
     gc.collect()
 
 
-def test_a_password_that_does_not_open_the_key(tls: Settings) -> None:
+def test_a_password_that_does_not_open_the_key(tls):
     with pytest.raises(ConfigurationError, match=r"ssl\.(key|certificate)\.location"):
         check({**tls, "ssl.key.password": "wrong"})
 
 
-def test_a_wrong_password(sasl: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_password(sasl, monkeypatch):
     monkeypatch.setattr(preflight_module, "TIMEOUT_S", FAILS_WITHIN_S)
     with pytest.raises(PreflightError, match=r"did not answer .* credentials"):
         check({**sasl("PLAIN", "plain"), "sasl.password": "wrong"})
 
 
 @leaves_sockets
-def test_a_start_asks_a_sources_brokers_as_javas_client_would(
-    witness: Witness,
-    topic: str,
-    tls: Settings,
-    sasl: Callable[..., Settings],
-    keys: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_start_asks_a_sources_brokers_as_javas_client_would(witness, topic, tls, sasl, keys, monkeypatch, caplog):
     def source_of(settings: Settings, topic: str, **more: str) -> SourceFacts:
         options = {f"kafka.{name}": one for name, one in {**consumer_settings(settings), **more}.items()}
         return SourceFacts(format="kafka", options={"subscribe": topic, **options})
@@ -265,9 +255,7 @@ def test_a_start_asks_a_sources_brokers_as_javas_client_would(
     gc.collect()
 
 
-def test_permissions_are_named(
-    witness: Witness, topic: str, sasl: Callable[..., Settings], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_permissions_are_named(witness, topic, sasl, caplog):
     settings = sasl("PLAIN", "half")
 
     def attempt() -> Facts | str:
@@ -388,9 +376,7 @@ def add_login(
         done.result(LIMIT_S)
 
 
-def test_who_holds_back_readers_is_told_to_those_who_may_read(
-    witness: Witness, cluster: Cluster, keys: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_who_holds_back_readers_is_told_to_those_who_may_read(witness, cluster, keys, monkeypatch, caplog):
     monkeypatch.setattr(blocking_module, "PATIENCE_S", 0.0)
     caplog.set_level(logging.DEBUG, "sparkonce")
     rights = Rights(witness, cluster, keys, "monitor")
@@ -416,9 +402,7 @@ SLOW = pytest.mark.slow
 
 
 @pytest.mark.parametrize("joined", [pytest.param(False, id="after", marks=SLOW), pytest.param(True, id="inside")])
-def test_a_whole_job_with_the_least_rights(
-    witness: Witness, cluster: Cluster, keys: Path, tmp_path: Path, joined: bool
-) -> None:
+def test_a_whole_job_with_the_least_rights(witness, cluster, keys, tmp_path, joined):
     rights = Rights(witness, cluster, keys, "least")
     rights.give(*rights.least)
     job = rights.job(tmp_path, joined=joined)
@@ -437,9 +421,7 @@ def test_a_whole_job_with_the_least_rights(
         ("transactional id", Phase.FINISHING, "TRANSACTIONAL_ID_AUTHORIZATION_FAILED"),
     ],
 )
-def test_a_right_that_is_taken_away_is_named_and_nothing_is_lost(
-    witness: Witness, cluster: Cluster, keys: Path, tmp_path: Path, right: str, phase: Phase, words: str
-) -> None:
+def test_a_right_that_is_taken_away_is_named_and_nothing_is_lost(witness, cluster, keys, tmp_path, right, phase, words):
     rights = Rights(witness, cluster, keys, "taken")
     rights.give(*rights.least)
     job = rights.job(tmp_path, deadline_s=2.0)
@@ -462,14 +444,8 @@ def test_a_right_that_is_taken_away_is_named_and_nothing_is_lost(
 
 @pytest.mark.parametrize(("right", "joined"), [("group", False), pytest.param("source", True, marks=SLOW)])
 def test_offsets_that_may_not_be_told_are_a_warning_and_rows_go_on(
-    witness: Witness,
-    cluster: Cluster,
-    keys: Path,
-    tmp_path: Path,
-    right: str,
-    joined: bool,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    witness, cluster, keys, tmp_path, right, joined, caplog
+):
     rights = Rights(witness, cluster, keys, "group")
     rights.give(*(one for one in rights.least if one != right))
     job = rights.job(tmp_path, joined=joined)
@@ -494,15 +470,8 @@ def test_offsets_that_may_not_be_told_are_a_warning_and_rows_go_on(
     ],
 )
 def test_nothing_is_written_to_a_broker_without_a_proof(
-    witness: Witness,
-    cluster: Cluster,
-    keys: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    listener: str,
-    authority: str,
-    words: str,
-) -> None:
+    witness, cluster, keys, tmp_path, monkeypatch, listener, authority, words
+):
     """The driver notices first. Then the writer's own settings are tried separately, and librdkafka is refused too."""
     monkeypatch.setattr(preflight_module, "TIMEOUT_S", FAILS_WITHIN_S)
     rights = Rights(witness, cluster, keys, "proof")
@@ -526,14 +495,7 @@ def test_nothing_is_written_to_a_broker_without_a_proof(
 
 
 @leaves_sockets
-def test_a_password_is_shown_nowhere(
-    witness: Witness,
-    cluster: Cluster,
-    keys: Path,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_password_is_shown_nowhere(witness, cluster, keys, tmp_path, caplog, monkeypatch):
     def no_token(_: str) -> tuple[str, float]:
         return CANARY, time.time() + 600
 

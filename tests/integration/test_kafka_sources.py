@@ -4,13 +4,12 @@ import json
 import time
 from contextlib import closing
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from confluent_kafka import TopicCollection
 
 from eventually import eventually
-from integration.kafka_witness import LIMIT_S, Witness, new_name
+from integration.kafka_witness import LIMIT_S, new_name
 from sparkonce.errors import PreflightError
 from sparkonce.source import SourceFacts
 from sparkonce.sources import topics as topics_module
@@ -26,7 +25,7 @@ NOON_MS = 1_769_860_800_000
 
 
 @pytest.fixture(scope="module")
-def numbers(broker: Cluster, witness: Witness) -> str:
+def numbers(broker, witness) -> str:
     """A topic of two partitions with one row per second from noon on, in alternating partitions."""
     topic = witness.create_topic()
     produce(
@@ -60,17 +59,13 @@ def ask(broker: Cluster, **options: str) -> KafkaSource:
         ({"startingoffsets": "earliest", "maxoffsetspertrigger": "4"}, 4),
     ],
 )
-def test_rows_of_the_first_batch_are_counted_from_where_spark_starts(
-    broker: Cluster, numbers: str, start: dict[str, Any], rows: int
-) -> None:
+def test_rows_of_the_first_batch_are_counted_from_where_spark_starts(broker, numbers, start, rows):
     options = {name: one if isinstance(one, str) else json.dumps({numbers: one}) for name, one in start.items()}
     found = ask(broker, subscribe=f" {numbers}, ", **options)
     assert (found.partitions, found.highest, found.rows) == ({numbers: 2}, 2, rows)
 
 
-def test_which_partitions_are_read(
-    broker: Cluster, witness: Witness, numbers: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_which_partitions_are_read(broker, witness, numbers, caplog):
     other = witness.create_topic(3, name=f"{numbers}.more")
     found = ask(broker, subscribepattern=rf"(\Q{numbers}\E|__.*)", startingoffsets="earliest")
     assert (found.partitions, found.rows) == ({numbers: 2}, ROWS), "Kafka's own topics are not read"
@@ -92,9 +87,7 @@ def test_which_partitions_are_read(
         ask(broker, subscribe="a b")
 
 
-def test_a_topic_has_the_id_that_other_clients_see_until_it_is_made_again(
-    broker: Cluster, witness: Witness, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_topic_has_the_id_that_other_clients_see_until_it_is_made_again(broker, witness, caplog):
     """Ids are in the log, as Java's client writes them."""
     topic = witness.create_topic()
     read = (json.dumps({topic: {"0": 5, "1": 0}}),)
@@ -124,9 +117,7 @@ def test_a_topic_has_the_id_that_other_clients_see_until_it_is_made_again(
         ("no.such.host.invalid", r"are not addresses\. Next: Give host:port"),
     ],
 )
-def test_brokers_that_are_not_there_are_named(
-    broker: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, servers: str, words: str
-) -> None:
+def test_brokers_that_are_not_there_are_named(broker, monkeypatch, caplog, servers, words):
     monkeypatch.setattr(topics_module, "LIMIT_S", 1.0)
     servers = servers.format(port=free_port())
     lost = facts(broker, subscribe="t", **{"kafka.bootstrap.servers": servers})
@@ -138,9 +129,7 @@ def test_brokers_that_are_not_there_are_named(
         assert "cannot be queried" in caplog.text
 
 
-def test_brokers_that_fall_silent_stop_no_decision(
-    broker: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_brokers_that_fall_silent_stop_no_decision(broker, monkeypatch, caplog):
     monkeypatch.setattr(topics_module, "_LIMIT_S", 0.5)
     lost = facts(broker, subscribe="t", **{"kafka.bootstrap.servers": f"127.0.0.1:{free_port()}"})
     with closing(SourceTopics([lost])) as topics:
@@ -150,7 +139,7 @@ def test_brokers_that_fall_silent_stop_no_decision(
     assert "The ids of topics ['t'] cannot be queried, and are not compared" in caplog.text
 
 
-def test_a_topic_that_is_new_is_waited_for(broker: Cluster, witness: Witness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_topic_that_is_new_is_waited_for(broker, witness, monkeypatch):
     """A broker may not know it yet."""
     topic, slept = new_name("late"), []
 

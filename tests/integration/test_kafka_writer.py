@@ -42,7 +42,6 @@ from sparkonce_lab.kafka import (
     read_committed,
     read_uncommitted,
 )
-from sparkonce_lab.rig.kafka import Cluster
 
 pytestmark = pytest.mark.kafka
 
@@ -86,7 +85,7 @@ class Kafka:
 
 
 @pytest.fixture
-def kafka(broker: Cluster) -> Iterator[Kafka]:
+def kafka(broker) -> Iterator[Kafka]:
     yield Kafka(broker.bootstrap)
     this_worker().stop()
 
@@ -101,7 +100,7 @@ def owner() -> Owner:
 
 
 @pytest.fixture(params=["by batch", "by row"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+def way(request, monkeypatch) -> str:
     """Sends rows to librdkafka in batches, or one by one, as on platforms where batches are impossible."""
     monkeypatch.setattr(producer_module, "takes_batches", lambda _: request.param == "by batch")
     return str(request.param)
@@ -133,7 +132,7 @@ def finish(writer: KafkaWriter, *batches: pa.RecordBatch) -> Fields:
 
 
 @both_ways
-def test_rows_keep_keys_values_headers_timestamps_and_partitions(kafka: Kafka, owner: Owner) -> None:
+def test_rows_keep_keys_values_headers_timestamps_and_partitions(kafka, owner):
     topic = kafka.create_topic(partitions=3)
     headers = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
     plain = pa.record_batch({"key": ["a", None, "", "d"], "value": pa.array([b"1", b"2", b"", None])})
@@ -160,7 +159,7 @@ def test_rows_keep_keys_values_headers_timestamps_and_partitions(kafka: Kafka, o
 
 
 @both_ways
-def test_the_topic_column_sends_each_row_to_its_topic_in_order(kafka: Kafka, owner: Owner) -> None:
+def test_the_topic_column_sends_each_row_to_its_topic_in_order(kafka, owner):
     topics = [kafka.create_topic() for _ in range(3)]
     rows = pa.record_batch({"topic": [topics[n % 3] for n in range(3_000)], "value": [str(n) for n in range(3_000)]})
     kafka.commit(prepare(KafkaSink(kafka.settings), owner, rows))
@@ -169,9 +168,7 @@ def test_the_topic_column_sends_each_row_to_its_topic_in_order(kafka: Kafka, own
 
 
 @pytest.mark.parametrize("timestamp", [None, 10**15], ids=["by batch", "by row"])
-def test_keys_go_to_the_partitions_that_java_clients_give_them(
-    kafka: Kafka, owner: Owner, timestamp: int | None
-) -> None:
+def test_keys_go_to_the_partitions_that_java_clients_give_them(kafka, owner, timestamp):
     java_murmur2 = {
         # From org.apache.kafka.common.utils.UtilsTest.testMurmur2.
         b"21": -973932308,
@@ -199,9 +196,7 @@ def test_keys_go_to_the_partitions_that_java_clients_give_them(
     ],
     ids=["rows", "no limit", "bytes, where no request is ever full"],
 )
-def test_a_full_local_queue_slows_down_and_keeps_the_order_of_each_key(
-    kafka: Kafka, owner: Owner, queue: dict[str, int]
-) -> None:
+def test_a_full_local_queue_slows_down_and_keeps_the_order_of_each_key(kafka, owner, queue):
     topic = kafka.create_topic(partitions=4)
     rows = pa.record_batch(
         {"key": [f"k{n % 50}" for n in range(20_000)], "value": [f"{n}".ljust(1 + n % 30, " ") for n in range(20_000)]}
@@ -214,7 +209,7 @@ def test_a_full_local_queue_slows_down_and_keeps_the_order_of_each_key(
 
 
 @both_ways
-def test_one_row_too_large_for_the_topic_fails_the_whole_transaction(kafka: Kafka, owner: Owner) -> None:
+def test_one_row_too_large_for_the_topic_fails_the_whole_transaction(kafka, owner):
     topic = kafka.create_topic(partitions=2, max_message_bytes="5000")
     writer = open_writer(KafkaSink(kafka.settings, topic=topic), owner)
     writer.begin()
@@ -227,7 +222,7 @@ def test_one_row_too_large_for_the_topic_fails_the_whole_transaction(kafka: Kafk
 
 
 @both_ways
-def test_a_row_that_the_topics_settings_refuse_is_named_with_them(kafka: Kafka, owner: Owner) -> None:
+def test_a_row_that_the_topics_settings_refuse_is_named_with_them(kafka, owner):
     compacted = kafka.create_topic(cleanup_policy="compact")
     near = kafka.create_topic(message_timestamp_after_max_ms="3600000")
     far = pa.array([1_700_000_000_000_000_000]).cast(pa.timestamp("us", "UTC"))
@@ -250,9 +245,7 @@ def test_a_row_that_the_topics_settings_refuse_is_named_with_them(kafka: Kafka, 
 
 
 @both_ways
-def test_a_row_that_is_refused_while_others_are_handed_over_is_told_too(
-    kafka: Kafka, owner: Owner, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_row_that_is_refused_while_others_are_handed_over_is_told_too(kafka, owner, monkeypatch):
     """librdkafka then refuses more rows with "Erroneous state", before it reports which row was rejected."""
     topic = kafka.create_topic(partitions=2, max_message_bytes="5000")
     writer = open_writer(KafkaSink(kafka.settings, topic=topic), owner)
@@ -271,7 +264,7 @@ def test_a_row_that_is_refused_while_others_are_handed_over_is_told_too(
 @both_ways
 @KILLS_BROKER
 @pytest.mark.parametrize("is_known", [True, False], ids=["at once", "reported later"])
-def test_a_partition_that_is_not_there_is_named_whenever_librdkafka_finds_out(owner: Owner, is_known: bool) -> None:
+def test_a_partition_that_is_not_there_is_named_whenever_librdkafka_finds_out(owner, is_known):
     cluster = broker_to_kill()
     kafka = Kafka(cluster.bootstrap)
     topic = kafka.create_topic(partitions=2)
@@ -296,7 +289,7 @@ def test_a_partition_that_is_not_there_is_named_whenever_librdkafka_finds_out(ow
 
 
 @both_ways
-def test_one_row_too_large_for_the_client_fails_at_once(kafka: Kafka, owner: Owner) -> None:
+def test_one_row_too_large_for_the_client_fails_at_once(kafka, owner):
     topic = kafka.create_topic()
     writer = open_writer(KafkaSink({**kafka.settings, "message.max.bytes": 2_000}, topic=topic), owner)
     writer.begin()
@@ -314,7 +307,7 @@ def test_one_row_too_large_for_the_client_fails_at_once(kafka: Kafka, owner: Own
         pytest.param(100_000, 10_000, 50, id="smaller, so that batches are smaller too"),
     ],
 )
-def test_rows_may_be_as_large_as_the_topic_takes(kafka: Kafka, owner: Owner, limit: int, size: int, count: int) -> None:
+def test_rows_may_be_as_large_as_the_topic_takes(kafka, owner, limit, size, count):
     topic = kafka.create_topic(max_message_bytes=str(limit))
     known = replace(owner, facts={**owner.facts, "max_message_bytes": str(limit)})
     fields = prepare(KafkaSink(kafka.settings, topic=topic), known, pa.record_batch({"value": ["x" * size] * count}))
@@ -323,9 +316,7 @@ def test_rows_may_be_as_large_as_the_topic_takes(kafka: Kafka, owner: Owner, lim
 
 
 @both_ways
-def test_a_refusal_that_no_callback_tells_still_fails_prepare(
-    kafka: Kafka, owner: Owner, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refusal_that_no_callback_tells_still_fails_prepare(kafka, owner, monkeypatch):
     monkeypatch.setattr(producer_module.Reports, "on_refused", lambda *_: None)
     topic = kafka.create_topic(max_message_bytes="5000")
     writer = open_writer(KafkaSink(kafka.settings, topic=topic), owner)
@@ -336,9 +327,7 @@ def test_a_refusal_that_no_callback_tells_still_fails_prepare(
     writer.abort()
 
 
-def test_statistics_tell_the_producer_id_where_the_log_does_not(
-    kafka: Kafka, owner: Owner, way: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_statistics_tell_the_producer_id_where_the_log_does_not(kafka, owner, way, monkeypatch, caplog):
     # Earlier tests may still be making producers, which would warn in this test.
     names = lambda: {thread.name for thread in threading.enumerate()}  # noqa: E731
     eventually(lambda: "sparkonce-kafka-initialise" not in names(), "no producer is being made")
@@ -352,9 +341,7 @@ def test_statistics_tell_the_producer_id_where_the_log_does_not(
 
 @pytest.mark.parametrize("guarantee", Guarantee)
 @both_ways
-def test_a_row_that_never_reached_librdkafka_fails_prepare(
-    kafka: Kafka, owner: Owner, monkeypatch: pytest.MonkeyPatch, guarantee: Guarantee
-) -> None:
+def test_a_row_that_never_reached_librdkafka_fails_prepare(kafka, owner, monkeypatch, guarantee):
     produce = writer_module._produce
     monkeypatch.setattr(
         writer_module,
@@ -370,7 +357,7 @@ def test_a_row_that_never_reached_librdkafka_fails_prepare(
 
 
 @both_ways
-def test_a_transaction_that_is_open_no_more_cannot_be_prepared(kafka: Kafka, owner: Owner) -> None:
+def test_a_transaction_that_is_open_no_more_cannot_be_prepared(kafka, owner):
     writer = open_writer(KafkaSink(kafka.settings, topic=kafka.create_topic()), owner)
     writer.begin()
     writer.write(pa.record_batch({"value": ["a"]}))
@@ -382,7 +369,7 @@ def test_a_transaction_that_is_open_no_more_cannot_be_prepared(kafka: Kafka, own
 
 
 @both_ways
-def test_a_transaction_that_someone_fenced_cannot_be_prepared(kafka: Kafka, owner: Owner) -> None:
+def test_a_transaction_that_someone_fenced_cannot_be_prepared(kafka, owner):
     writer = open_writer(KafkaSink(kafka.settings, topic=kafka.create_topic()), owner)
     writer.begin()
     writer.write(pa.record_batch({"value": ["a"]}))
@@ -396,9 +383,7 @@ def test_a_transaction_that_someone_fenced_cannot_be_prepared(kafka: Kafka, owne
 
 
 @both_ways
-def test_a_fatal_error_that_another_thread_was_told_of_is_named(
-    kafka: Kafka, owner: Owner, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fatal_error_that_another_thread_was_told_of_is_named(kafka, owner, monkeypatch):
     class ToldElsewhere:
         """A producer whose fatal error was reported to another thread's call while this one was running."""
 
@@ -440,7 +425,7 @@ def test_a_fatal_error_that_another_thread_was_told_of_is_named(
 
 
 @both_ways
-def test_a_missing_topic_is_named_in_bounded_time(kafka: Kafka, owner: Owner) -> None:
+def test_a_missing_topic_is_named_in_bounded_time(kafka, owner):
     sink = KafkaSink({**kafka.settings, "topic.metadata.propagation.max.ms": 500})
     writer = open_writer(sink, owner)
     writer.begin()
@@ -449,7 +434,7 @@ def test_a_missing_topic_is_named_in_bounded_time(kafka: Kafka, owner: Owner) ->
     writer.abort()
 
 
-def test_brokers_that_do_not_answer_fail_begin_in_bounded_time(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_brokers_that_do_not_answer_fail_begin_in_bounded_time(owner, monkeypatch):
     monkeypatch.setattr(producer_module, "INITIALISE_LIMIT_S", 1.0)
     writer = open_writer(KafkaSink({"bootstrap.servers": "127.0.0.1:9", "log_level": 0}, topic="t"), owner)
     with pytest.raises(PrepareError, match=r"127\.0\.0\.1:9"):
@@ -458,7 +443,7 @@ def test_brokers_that_do_not_answer_fail_begin_in_bounded_time(owner: Owner, mon
     this_worker().stop()
 
 
-def test_settings_that_do_not_work_on_the_worker_fail_begin_with_librdkafkas_reason(kafka: Kafka, owner: Owner) -> None:
+def test_settings_that_do_not_work_on_the_worker_fail_begin_with_librdkafkas_reason(kafka, owner):
     settings = {**kafka.settings, "security.protocol": "SSL", "ssl.ca.location": "/no/such/file"}
     writer = open_writer(KafkaSink(settings, topic="t"), owner)
     with pytest.raises(PrepareError, match=r"ssl\.ca\.location"):
@@ -466,7 +451,7 @@ def test_settings_that_do_not_work_on_the_worker_fail_begin_with_librdkafkas_rea
     writer.abort()
 
 
-def test_a_cluster_that_does_not_allow_the_transaction_fails_begin_with_its_reason(kafka: Kafka, owner: Owner) -> None:
+def test_a_cluster_that_does_not_allow_the_transaction_fails_begin_with_its_reason(kafka, owner):
     beyond_the_brokers_limit = replace(owner, facts={**owner.facts, "transaction_timeout_ms": str(16 * 60_000)})
     writer = open_writer(KafkaSink(kafka.settings, topic=kafka.create_topic()), beyond_the_brokers_limit)
     with pytest.raises(PreflightError, match=r"(?i)transaction timeout"):
@@ -474,7 +459,7 @@ def test_a_cluster_that_does_not_allow_the_transaction_fails_begin_with_its_reas
     writer.abort()
 
 
-def test_a_producer_that_fails_while_its_id_is_told_says_why(kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_producer_that_fails_while_its_id_is_told_says_why(kafka, monkeypatch):
     def fail(pooled: producer_module.PooledProducer, _: float) -> None:
         pooled.reports.fatal = "fenced by another"
 
@@ -483,7 +468,7 @@ def test_a_producer_that_fails_while_its_id_is_told_says_why(kafka: Kafka, monke
         producer_module.PooledProducer(kafka.settings, transactional_id="t").initialise(WAIT_S)
 
 
-def test_a_prepared_transaction_stays_open_when_the_worker_process_ends(kafka: Kafka, owner: Owner) -> None:
+def test_a_prepared_transaction_stays_open_when_the_worker_process_ends(kafka, owner):
     program = """
 import json, pickle, sys
 import pyarrow as pa
@@ -509,7 +494,7 @@ print(json.dumps(dict(writer.prepare())), flush=True)
 
 
 @both_ways
-def test_an_abort_right_after_the_first_rows_leaves_nothing_open(kafka: Kafka, owner: Owner) -> None:
+def test_an_abort_right_after_the_first_rows_leaves_nothing_open(kafka, owner):
     """librdkafka alone leaves every fourth transaction open that is aborted 2 ms after its first row."""
     topic = kafka.create_topic()
     sink = KafkaSink(kafka.settings, topic=topic)
@@ -523,7 +508,7 @@ def test_an_abort_right_after_the_first_rows_leaves_nothing_open(kafka: Kafka, o
     assert len(read_uncommitted(kafka.bootstrap, topic)) >= 20, "an abort comes after the rows are answered"
 
 
-def test_ids_are_this_workers_and_carry_one_transaction_an_epoch(kafka: Kafka, owner: Owner) -> None:
+def test_ids_are_this_workers_and_carry_one_transaction_an_epoch(kafka, owner):
     topic = kafka.create_topic()
     sink = KafkaSink(kafka.settings, topic=topic)
     found: list[Fields] = []
@@ -549,9 +534,7 @@ def test_ids_are_this_workers_and_carry_one_transaction_an_epoch(kafka: Kafka, o
 
 @pytest.mark.parametrize("guarantee", [Guarantee.AT_LEAST_ONCE, Guarantee.AT_MOST_ONCE])
 @both_ways
-def test_below_exactly_once_rows_are_visible_after_prepare_and_the_producer_is_used_again(
-    kafka: Kafka, owner: Owner, guarantee: Guarantee
-) -> None:
+def test_below_exactly_once_rows_are_visible_after_prepare_and_the_producer_is_used_again(kafka, owner, guarantee):
     topic = kafka.create_topic()
     sink = KafkaSink(kafka.settings, topic=topic, guarantee=guarantee)
     used = set()
@@ -567,9 +550,7 @@ def test_below_exactly_once_rows_are_visible_after_prepare_and_the_producer_is_u
 
 
 @both_ways
-def test_below_exactly_once_a_refused_row_fails_prepare_and_its_producer_is_not_used_again(
-    kafka: Kafka, owner: Owner
-) -> None:
+def test_below_exactly_once_a_refused_row_fails_prepare_and_its_producer_is_not_used_again(kafka, owner):
     topic = kafka.create_topic(max_message_bytes="5000")
     sink = KafkaSink(kafka.settings, topic=topic, guarantee=Guarantee.AT_LEAST_ONCE)
     writer = open_writer(sink, owner)
@@ -582,7 +563,7 @@ def test_below_exactly_once_a_refused_row_fails_prepare_and_its_producer_is_not_
 
 
 @pytest.mark.slow
-def test_large_rows_need_little_memory(kafka: Kafka, owner: Owner) -> None:
+def test_large_rows_need_little_memory(kafka, owner):
     program = """
 import pickle, resource, sys
 import pyarrow as pa
@@ -603,7 +584,7 @@ writer.abort()
     assert int(run.stdout) < 300
 
 
-def test_a_topic_that_is_not_there_has_no_limit(kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_topic_that_is_not_there_has_no_limit(kafka, monkeypatch):
     limits = TopicLimits(kafka.settings)
     assert limits.of(["nowhere"]) == {}
     there = kafka.create_topic(max_message_bytes="2000")
@@ -616,7 +597,7 @@ def test_a_topic_that_is_not_there_has_no_limit(kafka: Kafka, monkeypatch: pytes
             TopicLimits({"bootstrap.servers": "127.0.0.1:1"}).of(["any"])
 
 
-def test_each_login_asks_for_itself() -> None:
+def test_each_login_asks_for_itself():
     settings = {"bootstrap.servers": "127.0.0.1:1", "sasl.username": "one"}
     assert limits_of_process(settings) is limits_of_process(dict(settings))
     assert limits_of_process(settings) is not limits_of_process({**settings, "sasl.username": "two"})

@@ -29,13 +29,13 @@ TWO_PHASE = pytest.mark.parametrize("scene", ["two_phase"], indirect=True)
 
 
 @pytest.fixture
-def mariadb(mariadb: MySQLSystem) -> MySQLSystem:
+def mariadb(mariadb) -> MySQLSystem:
     mariadb.ask("CREATE TABLE target (number BIGINT PRIMARY KEY) ENGINE=InnoDB")
     return mariadb
 
 
 @pytest.fixture
-def scene(mariadb: MySQLSystem, request: pytest.FixtureRequest) -> Iterator[Scene]:
+def scene(mariadb, request) -> Iterator[Scene]:
     with closing(Scene(Numbers(), MySQLSink(mariadb.settings, table="target", commit=request.param))) as made:
         yield made
 
@@ -44,9 +44,7 @@ def scene(mariadb: MySQLSystem, request: pytest.FixtureRequest) -> Iterator[Scen
 
 
 @TWO_PHASE
-def test_nota_proves_nothing_while_the_connection_that_prepared_is_open(
-    scene: Scene, mariadb: MySQLSystem, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nota_proves_nothing_while_the_connection_that_prepared_is_open(scene, mariadb, monkeypatch):
     monkeypatch.setattr("sparkonce.sinks.sql.mysql.connection.Connection.close", lambda self: None)
     writer = scene.open(0)
     handle = scene.handle(writer.prepare(), rows=2)
@@ -63,9 +61,7 @@ def test_nota_proves_nothing_while_the_connection_that_prepared_is_open(
 
 @TWO_PHASE
 @pytest.mark.parametrize("rolled_back", [True, False])
-def test_without_the_right_to_list_what_is_prepared_nothing_is_lost(
-    scene: Scene, mariadb: MySQLSystem, monkeypatch: pytest.MonkeyPatch, rolled_back: bool
-) -> None:
+def test_without_the_right_to_list_what_is_prepared_nothing_is_lost(scene, mariadb, monkeypatch, rolled_back):
     """On MySQL, XA_RECOVER_ADMIN is revoked after the start. Without it, lost and held branches look the same."""
     # This is the server's answer about a branch whose connection is still open.
     xaer_nota = 1397
@@ -92,7 +88,7 @@ def test_without_the_right_to_list_what_is_prepared_nothing_is_lost(
 
 
 @TWO_PHASE
-def test_an_ok_that_did_nothing_is_not_believed(scene: Scene, mariadb: MySQLSystem) -> None:
+def test_an_ok_that_did_nothing_is_not_believed(scene, mariadb):
     """MariaDB forgets a branch that is finished before InnoDB knows that its connection has ended."""
 
     name = TransactionName(
@@ -126,7 +122,7 @@ def test_an_ok_that_did_nothing_is_not_believed(scene: Scene, mariadb: MySQLSyst
 
 
 @TWO_PHASE
-def test_xids_of_others_are_left_alone(scene: Scene, mariadb: MySQLSystem) -> None:
+def test_xids_of_others_are_left_alone(scene, mariadb):
     before = mariadb.prepared()
     own = scene.prepare(0)
     copy = name_of(own).copy
@@ -150,9 +146,7 @@ def test_xids_of_others_are_left_alone(scene: Scene, mariadb: MySQLSystem) -> No
 
 
 @TWO_PHASE
-def test_an_abort_that_comes_too_late_for_a_branch_that_only_recovery_lists(
-    scene: Scene, mariadb: MySQLSystem, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_abort_that_comes_too_late_for_a_branch_that_only_recovery_lists(scene, mariadb, monkeypatch):
     """It was prepared after the markers were read. Its xid does not contain the batch."""
     handle = scene.prepare(0, batch=3)
     with monkeypatch.context() as earlier:
@@ -171,7 +165,7 @@ def test_an_abort_that_comes_too_late_for_a_branch_that_only_recovery_lists(
 
 
 @BOTH
-def test_a_paused_writer_loses_its_connection(scene: Scene, mariadb: MySQLSystem) -> None:
+def test_a_paused_writer_loses_its_connection(scene, mariadb):
     writer = scene.open(0)
     writer._rows.finish()  # what a chunk of rows would do
     (found,) = scene.lingering()
@@ -188,7 +182,7 @@ def test_a_paused_writer_loses_its_connection(scene: Scene, mariadb: MySQLSystem
 
 
 @STAGED
-def test_a_batch_is_merged_whole_or_not_at_all(scene: Scene, mariadb: MySQLSystem) -> None:
+def test_a_batch_is_merged_whole_or_not_at_all(scene, mariadb):
     good, bad = scene.prepare(0), scene.prepare(10, slot=1)
     mariadb.ask("INSERT INTO target VALUES (11)")
     for _ in range(2):
@@ -202,9 +196,7 @@ def test_a_batch_is_merged_whole_or_not_at_all(scene: Scene, mariadb: MySQLSyste
 
 
 @STAGED
-def test_a_merge_that_may_still_land_is_never_lost(
-    scene: Scene, mariadb: MySQLSystem, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_merge_that_may_still_land_is_never_lost(scene, mariadb, monkeypatch):
     """A driver's connection was cut while the server was merging: its successor waits, or ends it if it is idle."""
     monkeypatch.setattr(finishing, "_WAIT_S", 2)
     monkeypatch.setattr(finishing, "_IDLE_S", 1)
@@ -223,9 +215,7 @@ def test_a_merge_that_may_still_land_is_never_lost(
 
 
 @STAGED
-def test_a_merge_between_two_statements_is_left_alone(
-    scene: Scene, mariadb: MySQLSystem, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_merge_between_two_statements_is_left_alone(scene, mariadb, monkeypatch):
     """The server reports it as idle for a moment."""
     handle = scene.prepare(0)
     monkeypatch.setattr(finishing, "_WAIT_S", 0)
@@ -247,7 +237,7 @@ def merge_lock(mariadb: MySQLSystem, scene: Scene, handle: Handle) -> str:
 
 @pytest.mark.parametrize("mode", ["append", "upsert"])
 @pytest.mark.parametrize("change", ["TRUNCATE {}", "DELETE FROM {} LIMIT 1", "INSERT INTO {} VALUES (9, 9)"])
-def test_a_staging_table_that_was_changed_is_not_merged(mariadb: MySQLSystem, mode: str, change: str) -> None:
+def test_a_staging_table_that_was_changed_is_not_merged(mariadb, mode, change):
     """No other table of the batch is merged either.
 
     Once its remains are dropped as advised, it counts as lost and is healed.
@@ -268,7 +258,7 @@ def test_a_staging_table_that_was_changed_is_not_merged(mariadb: MySQLSystem, mo
 
 
 @STAGED
-def test_a_staging_table_that_cannot_be_read_is_not_lost(scene: Scene, mariadb: MySQLSystem) -> None:
+def test_a_staging_table_that_cannot_be_read_is_not_lost(scene, mariadb):
     handle = scene.prepare(0)
     table = stage_table(name_of(handle).copy)
     ((comment,),) = mariadb.ask("SELECT TABLE_COMMENT FROM information_schema.TABLES WHERE TABLE_NAME = %s", table)
@@ -278,7 +268,7 @@ def test_a_staging_table_that_cannot_be_read_is_not_lost(scene: Scene, mariadb: 
     assert scene.commit(handle) == COMMITTED
 
 
-def test_a_staging_table_that_may_not_be_seen_is_not_lost(mariadb: MySQLSystem) -> None:
+def test_a_staging_table_that_may_not_be_seen_is_not_lost(mariadb):
     """Without privileges on a table, information_schema does not show it."""
     user = f"user_{secrets.token_hex(3)}"
     mariadb.ask(f"CREATE USER {user}@'127.0.0.1'")
@@ -296,7 +286,7 @@ def test_a_staging_table_that_may_not_be_seen_is_not_lost(mariadb: MySQLSystem) 
 
 
 @pytest.mark.parametrize("commit", ["two_phase", "staged"])
-def test_names_may_have_any_characters(mariadb: MySQLSystem, commit: str) -> None:
+def test_names_may_have_any_characters(mariadb, commit):
     """The server stores comments and identifiers as 3-byte UTF-8, and replaces other characters with ``?``."""
     given = MySQLSink(mariadb.settings, table="target", commit=commit, prefix="é漢😀")
     with closing(Scene(Numbers(), given)) as odd:
@@ -307,7 +297,7 @@ def test_names_may_have_any_characters(mariadb: MySQLSystem, commit: str) -> Non
 
 
 @BOTH
-def test_markers_of_old_batches_are_tidied_and_their_batches_are_not_lost(scene: Scene, mariadb: MySQLSystem) -> None:
+def test_markers_of_old_batches_are_tidied_and_their_batches_are_not_lost(scene, mariadb):
     """A driver that was paused for hundreds of batches checks a committed transaction again."""
     old, recent, newest = handles = [scene.prepare(10 * batch, batch=batch) for batch in (0, 1, 201)]
     other = scene.prepare(70, owner=scene.make_owner(position=9, query="0" * 12))
@@ -323,7 +313,7 @@ def test_markers_of_old_batches_are_tidied_and_their_batches_are_not_lost(scene:
 
 
 @BOTH
-def test_a_lost_table_of_markers_is_not_taken_for_lost_rows(scene: Scene, mariadb: MySQLSystem) -> None:
+def test_a_lost_table_of_markers_is_not_taken_for_lost_rows(scene, mariadb):
     handle = scene.prepare(0)
     scene.commit(handle)
     mariadb.ask("RENAME TABLE sparkonce_commits TO hidden")
@@ -333,7 +323,7 @@ def test_a_lost_table_of_markers_is_not_taken_for_lost_rows(scene: Scene, mariad
 
 
 @BOTH
-def test_another_server_knows_nothing(scene: Scene, mariadb: MySQLSystem) -> None:
+def test_another_server_knows_nothing(scene, mariadb):
     """A replica or a copy of the server does not have the transaction, which proves nothing."""
     handle = scene.prepare(0)
     ((host,),) = mariadb.ask("SELECT host FROM sparkonce_servers")
@@ -346,7 +336,7 @@ def test_another_server_knows_nothing(scene: Scene, mariadb: MySQLSystem) -> Non
     assert scene.commit(handle, by=scene.new_committer()) == COMMITTED
 
 
-def test_the_later_row_of_a_key_wins(mariadb: MySQLSystem) -> None:
+def test_the_later_row_of_a_key_wins(mariadb):
     mariadb.ask("CREATE TABLE people (id INT PRIMARY KEY, name VARCHAR(9), age INT DEFAULT 7) ENGINE=InnoDB")
     mariadb.ask("INSERT INTO people VALUES (1, 'old', 40)")
     for commit in ("staged", "two_phase"):

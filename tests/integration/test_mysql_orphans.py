@@ -21,19 +21,19 @@ from sparkonce_lab.systems.mysql import MySQLSystem
 
 
 @pytest.fixture
-def mariadb(mariadb: MySQLSystem) -> MySQLSystem:
+def mariadb(mariadb) -> MySQLSystem:
     mariadb.ask("CREATE TABLE target (number BIGINT) ENGINE=InnoDB")
     return mariadb
 
 
 @pytest.fixture
-def two_phase(mariadb: MySQLSystem) -> Iterator[Scene]:
+def two_phase(mariadb) -> Iterator[Scene]:
     with closing(Scene(Numbers(), MySQLSink(mariadb.settings, table="target", commit="two_phase"))) as made:
         yield made
 
 
 @pytest.fixture
-def staged(mariadb: MySQLSystem) -> Iterator[Scene]:
+def staged(mariadb) -> Iterator[Scene]:
     with closing(Scene(Numbers(), MySQLSink(mariadb.settings, table="target"))) as made:
         yield made
 
@@ -43,7 +43,7 @@ def listed(scene: Scene, mariadb: MySQLSystem) -> list[MySQLOrphan]:
     return [one for one in list_open(settings) if one.query == scene.query]
 
 
-def test_all_of_a_batch_under_way_is_listed_with_its_age(two_phase: Scene, mariadb: MySQLSystem) -> None:
+def test_all_of_a_batch_under_way_is_listed_with_its_age(two_phase, mariadb):
     handle = two_phase.prepare(0, batch=4, slot=2)
     name = name_of(handle)
     writer = two_phase.open(10, batch=4, slot=3)
@@ -63,7 +63,7 @@ def test_all_of_a_batch_under_way_is_listed_with_its_age(two_phase: Scene, maria
     assert listed(two_phase, mariadb) == []
 
 
-def test_staging_tables_are_listed_until_they_are_dropped(staged: Scene, mariadb: MySQLSystem) -> None:
+def test_staging_tables_are_listed_until_they_are_dropped(staged, mariadb):
     handle = staged.prepare(0, batch=5, slot=1)
     table = stage_table(name_of(handle).copy)
     # belongs to nobody, since it has no comment
@@ -77,9 +77,7 @@ def test_staging_tables_are_listed_until_they_are_dropped(staged: Scene, mariadb
     assert listed(staged, mariadb) == []
 
 
-def test_a_branch_whose_markers_cannot_be_seen_is_listed_without_its_age(
-    two_phase: Scene, mariadb: MySQLSystem
-) -> None:
+def test_a_branch_whose_markers_cannot_be_seen_is_listed_without_its_age(two_phase, mariadb):
     handle = two_phase.prepare(0, batch=4)
     user = f"blind_{mariadb.database}"
     mariadb.ask(f"CREATE USER {user}@'127.0.0.1'")
@@ -96,7 +94,7 @@ def test_a_branch_whose_markers_cannot_be_seen_is_listed_without_its_age(
     two_phase.abort(handle)
 
 
-def test_a_branch_that_mariadb_hides_is_listed(two_phase: Scene, mariadb: MySQLSystem) -> None:
+def test_a_branch_that_mariadb_hides_is_listed(two_phase, mariadb):
     """See `test_an_ok_that_did_nothing_is_not_believed`."""
     handle = two_phase.prepare(0)
     xid = Xid.of(name_of(handle))
@@ -120,9 +118,7 @@ def test_a_branch_that_mariadb_hides_is_listed(two_phase: Scene, mariadb: MySQLS
     assert listed(two_phase, mariadb) == []
 
 
-def test_what_the_page_says_takes_orphans_of_a_query_away_that_is_gone_for_good(
-    two_phase: Scene, staged: Scene, mariadb: MySQLSystem
-) -> None:
+def test_what_the_page_says_takes_orphans_of_a_query_away_that_is_gone_for_good(two_phase, staged, mariadb):
     """docs/mysql.md, "Orphans"."""
     held, left, decided = two_phase.prepare(0), staged.prepare(10), two_phase.prepare(20)
     (table,) = [one.name for one in listed(staged, mariadb)]
@@ -145,13 +141,13 @@ def test_what_the_page_says_takes_orphans_of_a_query_away_that_is_gone_for_good(
         ("ssl_disabled=1", "neither true nor false"),
     ],
 )
-def test_settings_that_cannot_be_read(text: str, says: str) -> None:
+def test_settings_that_cannot_be_read(text, says):
     with pytest.raises(ConfigurationError, match=says) as refused:
         parse_settings(text)
     assert "s3cr3t" not in str(refused.value)
 
 
-def test_settings_of_one_line() -> None:
+def test_settings_of_one_line():
     assert parse_settings("host=db port=3307 ssl_disabled=false password='a b=c' user=''") == {
         "host": "db",
         "port": 3307,

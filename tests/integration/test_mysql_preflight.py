@@ -5,7 +5,6 @@ import re
 import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -27,13 +26,13 @@ SECRET = "s3cr3t-w0rd"  # noqa: S105 - of a user that the test makes
 
 
 @pytest.fixture
-def mariadb(mariadb: MySQLSystem) -> MySQLSystem:
+def mariadb(mariadb) -> MySQLSystem:
     mariadb.ask("CREATE TABLE target (number BIGINT PRIMARY KEY, word TEXT) ENGINE=InnoDB")
     return mariadb
 
 
 @pytest.fixture
-def mysql(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+def mysql(monkeypatch) -> Callable[[str], None]:
     """Makes MariaDB report a ``server_uuid``, as MySQL does."""
 
     def become(uuid: str) -> None:
@@ -46,7 +45,7 @@ def mysql(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 
 
 @pytest.fixture
-def user(mariadb: MySQLSystem) -> Iterator[str]:
+def user(mariadb) -> Iterator[str]:
     name = f"user_{secrets.token_hex(3)}"
     mariadb.ask(f"CREATE USER {name}@'127.0.0.1' IDENTIFIED BY '{SECRET}'")
     yield name
@@ -62,7 +61,7 @@ def check(mariadb: MySQLSystem, *, recorded: Facts | None = None, columns: tuple
     return sink.preflight(QUERY, recorded)
 
 
-def test_what_is_remembered(mariadb: MySQLSystem) -> None:
+def test_what_is_remembered(mariadb):
     facts = check(mariadb)
     assert facts == check(mariadb, recorded=facts)
     assert set(facts) == {"prefix", "server", "database", "table"}
@@ -72,9 +71,7 @@ def test_what_is_remembered(mariadb: MySQLSystem) -> None:
     assert check(mariadb, guarantee=Guarantee.AT_LEAST_ONCE) == {}
 
 
-def test_a_primary_after_a_failover_goes_on_as_the_one_before(
-    mariadb: MySQLSystem, mysql: Callable[[str], None]
-) -> None:
+def test_a_primary_after_a_failover_goes_on_as_the_one_before(mariadb, mysql):
     mysql("aaaa-1")
     facts = check(mariadb)
     assert facts["server"] == "aaaa-1"
@@ -89,7 +86,7 @@ def test_a_primary_after_a_failover_goes_on_as_the_one_before(
         check(mariadb, recorded=facts)
 
 
-def test_another_database_of_the_same_server_is_refused(mariadb: MySQLSystem) -> None:
+def test_another_database_of_the_same_server_is_refused(mariadb):
     """A copied database has the server's identity too, and on MySQL any database does. But its markers are missing."""
     facts = check(mariadb)
     other = new_mariadb()
@@ -102,7 +99,7 @@ def test_another_database_of_the_same_server_is_refused(mariadb: MySQLSystem) ->
     assert check(other)["server"] == facts["server"]
 
 
-def test_a_table_of_markers_that_is_gone_is_not_made_again(mariadb: MySQLSystem) -> None:
+def test_a_table_of_markers_that_is_gone_is_not_made_again(mariadb):
     """An empty table would make everything that is committed look lost."""
     facts = check(mariadb)
     mariadb.ask("RENAME TABLE sparkonce_commits TO away")
@@ -113,7 +110,7 @@ def test_a_table_of_markers_that_is_gone_is_not_made_again(mariadb: MySQLSystem)
 
 
 @pytest.mark.parametrize("table", ["sparkonce_commits", "sparkonce_servers"])
-def test_a_table_that_a_newer_version_has_changed_is_refused(mariadb: MySQLSystem, table: str) -> None:
+def test_a_table_that_a_newer_version_has_changed_is_refused(mariadb, table):
     check(mariadb)
     mariadb.ask(f"ALTER TABLE {table} ADD sparkonce_lease BIGINT")
     with pytest.raises(PreflightError, match=rf"{table} has columns .* does not know: sparkonce_lease") as told:
@@ -121,7 +118,7 @@ def test_a_table_that_a_newer_version_has_changed_is_refused(mariadb: MySQLSyste
     assert "Run the newer version of sparkonce again" in told.value.next_step
 
 
-def test_another_server_is_refused(mariadb: MySQLSystem) -> None:
+def test_another_server_is_refused(mariadb):
     facts = check(mariadb)
     mariadb.ask("UPDATE sparkonce_servers SET host = 'old-name:3306'")
     with pytest.raises(PreflightError, match="sparkonce_servers") as caught:
@@ -142,7 +139,7 @@ def test_another_server_is_refused(mariadb: MySQLSystem) -> None:
         ("max_allowed_packet", "65536", {}),
     ],
 )
-def test_settings_of_the_server(mariadb: MySQLSystem, variable: str, value: str, more: dict[str, Any]) -> None:
+def test_settings_of_the_server(mariadb, variable, value, more):
     ((before,),) = mariadb.ask(f"SELECT @@GLOBAL.{variable}")
     mariadb.ask(f"SET GLOBAL {variable} = {value}")
     try:
@@ -153,7 +150,7 @@ def test_settings_of_the_server(mariadb: MySQLSystem, variable: str, value: str,
     check(mariadb, **more)
 
 
-def test_how_rows_will_travel_is_said(mariadb: MySQLSystem, caplog: pytest.LogCaptureFixture) -> None:
+def test_how_rows_will_travel_is_said(mariadb, caplog):
     caplog.set_level(logging.INFO)
     check(mariadb)
     check(mariadb, settings={"local_infile": False})
@@ -168,7 +165,7 @@ def test_how_rows_will_travel_is_said(mariadb: MySQLSystem, caplog: pytest.LogCa
     assert "local_infile=OFF" in said[2]
 
 
-def test_without_local_infile_rows_arrive_all_the_same(mariadb: MySQLSystem) -> None:
+def test_without_local_infile_rows_arrive_all_the_same(mariadb):
     sink = MySQLSink(mariadb.settings, table="target")
     mariadb.ask("SET GLOBAL local_infile = 0")
     try:
@@ -192,9 +189,7 @@ def test_without_local_infile_rows_arrive_all_the_same(mariadb: MySQLSystem) -> 
         ("unheard of", "8.0.19 or newer"),
     ],
 )
-def test_a_server_that_is_too_old_is_refused(
-    mariadb: MySQLSystem, monkeypatch: pytest.MonkeyPatch, version: str, refused: str
-) -> None:
+def test_a_server_that_is_too_old_is_refused(mariadb, monkeypatch, version, refused):
     """The server reports that it is too old. Before MariaDB 10.5, a prepared transaction ends with its connection."""
     asked = preflight._variables
     monkeypatch.setattr(preflight, "_variables", lambda link: {**asked(link), "version": version})
@@ -207,9 +202,7 @@ def test_a_server_that_is_too_old_is_refused(
 
 
 @pytest.mark.parametrize("commit", ["staged", "two_phase"])
-def test_a_user_who_may_not_list_prepared_transactions_is_refused(
-    mariadb: MySQLSystem, monkeypatch: pytest.MonkeyPatch, commit: str
-) -> None:
+def test_a_user_who_may_not_list_prepared_transactions_is_refused(mariadb, monkeypatch, commit):
     facts = check(mariadb, commit=commit)
     monkeypatch.setattr("sparkonce.sinks.sql.mysql.preflight.flavour_of", lambda _: MAY_NOT_RECOVER)
     with pytest.raises(PreflightError, match=r"XA RECOVER.* error 1401.* Next: Grant XA_RECOVER_ADMIN to the user"):
@@ -218,13 +211,13 @@ def test_a_user_who_may_not_list_prepared_transactions_is_refused(
 
 
 @pytest.mark.parametrize("engine", ["MyISAM", "Aria"])
-def test_tables_without_transactions(mariadb: MySQLSystem, engine: str) -> None:
+def test_tables_without_transactions(mariadb, engine):
     mariadb.ask(f"ALTER TABLE target ENGINE={engine}")
     with pytest.raises(PreflightError, match=engine):
         check(mariadb)
 
 
-def test_what_is_no_table(mariadb: MySQLSystem) -> None:
+def test_what_is_no_table(mariadb):
     with pytest.raises(PreflightError, match="'nowhere'"):
         check(mariadb, table="nowhere")
     mariadb.ask("CREATE VIEW seen AS SELECT * FROM target")
@@ -232,7 +225,7 @@ def test_what_is_no_table(mariadb: MySQLSystem) -> None:
         check(mariadb, table="seen")
 
 
-def test_columns_that_do_not_fit(mariadb: MySQLSystem) -> None:
+def test_columns_that_do_not_fit(mariadb):
     check(mariadb, columns=("number", "word"))
     with pytest.raises(PreflightError, match="needs a value in \\['number'\\]"):
         check(mariadb, columns=("word",))
@@ -240,7 +233,7 @@ def test_columns_that_do_not_fit(mariadb: MySQLSystem) -> None:
         check(mariadb, columns=("number", "more"))
 
 
-def test_keys_of_upserts(mariadb: MySQLSystem) -> None:
+def test_keys_of_upserts(mariadb):
     upsert: dict[str, Any] = {"mode": "upsert", "columns": ("number", "word")}
     check(mariadb, key_columns=["number"], **upsert)
     with pytest.raises(PreflightError, match="no unique key of exactly"):
@@ -256,7 +249,7 @@ NEEDED = ["SELECT", "INSERT", "CREATE", "DELETE", "DROP"]
 
 
 @pytest.mark.parametrize("missing", [*NEEDED, "UPDATE"])
-def test_each_right_is_missed_by_name(mariadb: MySQLSystem, user: str, missing: str) -> None:
+def test_each_right_is_missed_by_name(mariadb, user, missing):
     upsert = missing == "UPDATE"
     rights = [right for right in [*NEEDED, *(["UPDATE"] if upsert else [])] if right != missing]
     mariadb.ask(f"GRANT {', '.join(rights)} ON {mariadb.database}.* TO {user}@'127.0.0.1'")
@@ -272,7 +265,7 @@ def test_each_right_is_missed_by_name(mariadb: MySQLSystem, user: str, missing: 
 
 
 @needs_mariadb
-def test_statement_based_replication_is_refused(tmp_path: Path) -> None:
+def test_statement_based_replication_is_refused(tmp_path):
     options = {"log-bin": "bin", "binlog-format": "STATEMENT", "server-id": "1"}
     with MariaDBServer(tmp_path / "data", options=options) as server:
         mariadb = new_mariadb(server)
@@ -284,6 +277,6 @@ def test_statement_based_replication_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("setting", ["charset", "autocommit", "sql_mode", "init_command", "read_timeout", "hosts"])
-def test_settings_that_are_ours_or_unknown(setting: str) -> None:
+def test_settings_that_are_ours_or_unknown(setting):
     with pytest.raises(ConfigurationError, match=setting):
         MySQLSink({"database": "d", setting: "x"}, table="target")

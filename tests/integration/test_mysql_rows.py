@@ -14,7 +14,6 @@ from sparkonce.guarantees import Guarantee
 from sparkonce.sinks.sql.mysql.sink import MySQLSink
 from sparkonce.testing.hooks import SinkHooks
 from sparkonce.testing.scene import Scene
-from sparkonce_lab.systems.mysql import MySQLSystem
 
 Write = Callable[..., list[tuple[Any, ...]]]
 
@@ -25,7 +24,7 @@ WAYS = pytest.mark.parametrize("how", [BY_LOAD, BY_INSERT], ids=["load", "insert
 
 
 @pytest.fixture(params=[BY_LOAD, BY_INSERT, STAGED], ids=["load", "insert", "staged"])
-def write(request: pytest.FixtureRequest, mariadb: MySQLSystem) -> Write:
+def write(request, mariadb) -> Write:
     settings = {**mariadb.settings, "local_infile": request.param["local_infile"]}
 
     def write(columns: str, rows: pa.RecordBatch, select: str = "*", **more: Any) -> list[tuple[Any, ...]]:
@@ -57,7 +56,7 @@ def rows_of(values: list[Any], kind: pa.DataType) -> pa.RecordBatch:
     return pa.record_batch({"place": pa.array(range(len(values)), pa.int32()), "it": pa.array(values, kind)})
 
 
-def test_bits(write: Write) -> None:
+def test_bits(write):
     found = write("place INT, it BIT(4)", rows_of([0, 5, 15, None], pa.int32()), "it + 0")
     assert [value for (value,) in found] == [0, 5, 15, None]
 
@@ -66,7 +65,7 @@ SLOW = pytest.mark.slow
 
 
 @pytest.mark.parametrize("write", [STAGED, BY_LOAD, pytest.param(BY_INSERT, marks=SLOW)], indirect=True)
-def test_nothing_is_changed_silently(write: Write, mariadb: MySQLSystem) -> None:
+def test_nothing_is_changed_silently(write, mariadb):
     refused: list[Any] = [  # more in unit/test_mysql_encoding.py
         pytest.param("VARCHAR(3)", ["abc "], pa.string(), id="spaces too many"),
         pytest.param("TINYTEXT", ["x" * 256], pa.string(), id="tinytext too long"),
@@ -115,9 +114,7 @@ def test_nothing_is_changed_silently(write: Write, mariadb: MySQLSystem) -> None
         ),
     ],
 )
-def test_rows_that_the_table_refuses(
-    mariadb: MySQLSystem, how: dict[str, Any], column: str, values: list[int], words: str, step: str
-) -> None:
+def test_rows_that_the_table_refuses(mariadb, how, column, values, words, step):
     """LOAD DATA LOCAL skips such rows and continues."""
     mariadb.ask("CREATE TABLE parent (id INT PRIMARY KEY) ENGINE=InnoDB")
     mariadb.ask(f"CREATE TABLE target (it {column}) ENGINE=InnoDB")
@@ -145,9 +142,7 @@ def test_rows_that_the_table_refuses(
         ("INT AS (place + 1) STORED", pa.int32(), "generated"),
     ],
 )
-def test_types_that_might_change_a_value_are_refused_at_start(
-    mariadb: MySQLSystem, column: str, kind: pa.DataType, words: str
-) -> None:
+def test_types_that_might_change_a_value_are_refused_at_start(mariadb, column, kind, words):
     mariadb.ask(f"CREATE TABLE target (place INT, it {column}) ENGINE=InnoDB")
     sink = MySQLSink(mariadb.settings, table="target")
     sink.columns(pa.schema([("place", pa.int32()), ("it", kind)]))
@@ -155,7 +150,7 @@ def test_types_that_might_change_a_value_are_refused_at_start(
         sink.preflight(QUERY, None)
 
 
-def test_large_rows_and_small_packets(mariadb: MySQLSystem) -> None:
+def test_large_rows_and_small_packets(mariadb):
     """INSERTs are limited to max_allowed_packet. A larger single row gets the server's own error."""
     mariadb.ask("CREATE TABLE target (place INT, it LONGTEXT) ENGINE=InnoDB")
     sink = MySQLSink({**mariadb.settings, "local_infile": False}, table="target", commit="two_phase")

@@ -55,7 +55,7 @@ REFUSING = {
 
 
 @pytest.mark.parametrize("what", REFUSING)
-def test_what_a_table_refuses_is_found_before_the_decision(mariadb: MySQLSystem, what: str) -> None:
+def test_what_a_table_refuses_is_found_before_the_decision(mariadb, what):
     statements, number = REFUSING[what]
     for statement in statements:
         mariadb.ask(statement)
@@ -82,9 +82,7 @@ def test_what_a_table_refuses_is_found_before_the_decision(mariadb: MySQLSystem,
         ("ADD UNIQUE (number)", "1062"),
     ],
 )
-def test_what_is_added_to_a_table_while_a_batch_is_written_is_found_before_the_decision(
-    mariadb: MySQLSystem, change: str, number: str
-) -> None:
+def test_what_is_added_to_a_table_while_a_batch_is_written_is_found_before_the_decision(mariadb, change, number):
     mariadb.ask(OPEN)
     rows = pa.record_batch({"number": pa.array([11, 11, None], pa.int64())})
     with closing(scene_of(mariadb)) as scene:
@@ -98,9 +96,7 @@ def test_what_is_added_to_a_table_while_a_batch_is_written_is_found_before_the_d
     "columns",
     ["number BIGINT, KEY (number)", "id BIGINT AUTO_INCREMENT PRIMARY KEY, number BIGINT CHECK (number >= 0)"],
 )
-def test_a_table_that_can_refuse_nothing_more_is_not_merged_twice(
-    mariadb: MySQLSystem, columns: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_table_that_can_refuse_nothing_more_is_not_merged_twice(mariadb, columns, monkeypatch):
     mariadb.ask(f"CREATE TABLE target ({columns}) ENGINE=InnoDB")
     with closing(scene_of(mariadb)) as scene:
         handle = scene.prepare(0)
@@ -108,7 +104,7 @@ def test_a_table_that_can_refuse_nothing_more_is_not_merged_twice(
         assert scene.committer.check_prepared([handle]) == ""
 
 
-def test_rows_that_another_session_holds_are_not_taken_for_a_refusal(mariadb: MySQLSystem) -> None:
+def test_rows_that_another_session_holds_are_not_taken_for_a_refusal(mariadb):
     mariadb.ask("CREATE TABLE target (number BIGINT PRIMARY KEY) ENGINE=InnoDB")
     with closing(scene_of(mariadb)) as scene, closing(mariadb.connect()) as other, other.cursor() as cursor:
         handle = scene.prepare(0)
@@ -120,9 +116,7 @@ def test_rows_that_another_session_holds_are_not_taken_for_a_refusal(mariadb: My
         assert scene.committer.check_prepared([handle]) == ""
 
 
-def test_an_abort_of_a_copy_that_lost_does_not_wait_for_a_trial(
-    mariadb: MySQLSystem, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_abort_of_a_copy_that_lost_does_not_wait_for_a_trial(mariadb, monkeypatch):
     mariadb.ask("CREATE TABLE target (number BIGINT PRIMARY KEY) ENGINE=InnoDB")
     monkeypatch.setattr(finishing, "_WAIT_S", 0)
     steps, aborted = finishing.merge_steps, []
@@ -139,9 +133,7 @@ def test_an_abort_of_a_copy_that_lost_does_not_wait_for_a_trial(
         assert scene.commit(winner) == [Outcome.COMMITTED]
 
 
-def test_a_trial_whose_driver_is_gone_does_not_hold_the_next_drivers_merge_up(
-    mariadb: MySQLSystem, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_trial_whose_driver_is_gone_does_not_hold_the_next_drivers_merge_up(mariadb, monkeypatch):
     """The server keeps its session and its rows' locks for hours."""
     mariadb.ask("CREATE TABLE target (number BIGINT PRIMARY KEY) ENGINE=InnoDB")
     monkeypatch.setattr(finishing, "_IDLE_S", 1)
@@ -170,9 +162,7 @@ def test_a_trial_whose_driver_is_gone_does_not_hold_the_next_drivers_merge_up(
         ("DROP TABLE {}", Outcome.LOST, []),
     ],
 )
-def test_a_staging_table_without_the_order_of_its_rows_is_no_mistake_of_ours(
-    mariadb: MySQLSystem, step: str, then: Outcome, expected: list[int]
-) -> None:
+def test_a_staging_table_without_the_order_of_its_rows_is_no_mistake_of_ours(mariadb, step, then, expected):
     mariadb.ask("CREATE TABLE target (number BIGINT PRIMARY KEY) ENGINE=InnoDB")
     with closing(scene_of(mariadb)) as scene:
         handle = scene.prepare(0)
@@ -189,7 +179,7 @@ def test_a_staging_table_without_the_order_of_its_rows_is_no_mistake_of_ours(
         assert visible(mariadb) == expected
 
 
-def test_rows_of_another_sink_of_the_batch_are_waited_for(mariadb: MySQLSystem) -> None:
+def test_rows_of_another_sink_of_the_batch_are_waited_for(mariadb):
     for statement in (PARENT, OPEN, "ALTER TABLE target ADD FOREIGN KEY (number) REFERENCES p (number)"):
         mariadb.ask(statement)
     parents, children = scene_of(mariadb, "p", name="parents"), scene_of(mariadb, name="children")
@@ -204,9 +194,7 @@ def test_rows_of_another_sink_of_the_batch_are_waited_for(mariadb: MySQLSystem) 
 
 
 @pytest.mark.parametrize(("how", "whose"), [("nothing", "theirs"), ("update", "ours")])
-def test_an_operator_lets_a_decided_batch_skip_or_replace_what_is_there(
-    mariadb: MySQLSystem, how: str, whose: str
-) -> None:
+def test_an_operator_lets_a_decided_batch_skip_or_replace_what_is_there(mariadb, how, whose):
     """Another writer was faster between the trial and the commit."""
 
     class Named(SinkHooks):
@@ -226,7 +214,7 @@ def test_an_operator_lets_a_decided_batch_skip_or_replace_what_is_there(
     assert mariadb.ask("SELECT * FROM target ORDER BY 1") == [(0, "ours"), (1, whose), (2, "ours")]
 
 
-def test_a_table_with_history_is_a_table(mariadb: MySQLSystem) -> None:
+def test_a_table_with_history_is_a_table(mariadb):
     mariadb.ask(f"{OPEN} WITH SYSTEM VERSIONING")
     with closing(scene_of(mariadb)) as scene:
         handle = scene.prepare(0)
@@ -234,7 +222,7 @@ def test_a_table_with_history_is_a_table(mariadb: MySQLSystem) -> None:
 
 
 @pytest.mark.parametrize("columns", [[f"c{n} INT" for n in range(1017)], ["c0 VARCHAR(16383) NOT NULL"]])
-def test_a_table_without_room_for_a_column_more_is_refused_at_start(mariadb: MySQLSystem, columns: list[str]) -> None:
+def test_a_table_without_room_for_a_column_more_is_refused_at_start(mariadb, columns):
     mariadb.ask(f"CREATE TABLE target ({', '.join(columns)}) ENGINE=InnoDB")
     names = [column.partition(" ")[0] for column in columns]
     kind = pa.int32() if len(names) > 1 else pa.string()
@@ -253,7 +241,7 @@ def test_a_table_without_room_for_a_column_more_is_refused_at_start(mariadb: MyS
 
 
 @pytest.fixture
-def checked(mariadb: MySQLSystem) -> Iterator[Scene]:
+def checked(mariadb) -> Iterator[Scene]:
     mariadb.ask(
         "CREATE TABLE target (id BIGINT PRIMARY KEY, j JSON, `od``d` TEXT CHECK (`od``d` NOT LIKE '5%' AND 1 % 2 = 1), "
         "later INT DEFAULT 3, CONSTRAINT no_7 CHECK (id <> 7), CONSTRAINT both_of CHECK (id <> later))"
@@ -268,9 +256,7 @@ def prepare_checked(scene: Scene, *ids: int, j: str = "{}", odd: str = "x") -> H
 
 
 @pytest.mark.parametrize(("row", "name"), [({"j": "{bad"}, "j"), ({"odd": "5 %"}, "od``d"), ({"ids": (7,)}, "no_7")])
-def test_what_a_check_refuses_is_refused_before_the_decision(
-    checked: Scene, mariadb: MySQLSystem, row: dict[str, object], name: str
-) -> None:
+def test_what_a_check_refuses_is_refused_before_the_decision(checked, mariadb, row, name):
     ids = row.pop("ids", (1,))
     with pytest.raises(PrepareError, match=f"table 'target'.* 4025, CONSTRAINT `{name}` failed") as caught:
         prepare_checked(checked, *ids, **row)
@@ -285,9 +271,7 @@ def test_what_a_check_refuses_is_refused_before_the_decision(
         ((5, 5), "another row of the batch", "--on-conflict nothing"),
     ],
 )
-def test_what_is_refused_after_the_decision_says_where_and_what_to_do(
-    checked: Scene, mariadb: MySQLSystem, ids: tuple[int, ...], words: str, step: str
-) -> None:
+def test_what_is_refused_after_the_decision_says_where_and_what_to_do(checked, mariadb, ids, words, step):
     """A CHECK that involves a column that is not written, and two rows with the same key."""
     handle = prepare_checked(checked, *ids)
     staging = stage_table(name_of(handle).copy)

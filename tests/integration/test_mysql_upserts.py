@@ -30,7 +30,7 @@ class Batches(SinkHooks):
 
 
 @pytest.fixture
-def mariadb(mariadb: MySQLSystem) -> MySQLSystem:
+def mariadb(mariadb) -> MySQLSystem:
     mariadb.ask("CREATE TABLE newest (id BIGINT PRIMARY KEY, at BIGINT, text VARCHAR(9) NOT NULL) ENGINE=InnoDB")
     return mariadb
 
@@ -49,14 +49,14 @@ def write(sink: MySQLSink, batches: list[list[Row]]) -> None:
 
 
 @pytest.mark.parametrize("rule", [{"order_by": "at"}, {"update_when": "source.at >= target.at"}])
-def test_an_older_row_of_a_later_batch_does_not_replace_a_newer_one(mariadb: MySQLSystem, rule: dict[str, str]) -> None:
+def test_an_older_row_of_a_later_batch_does_not_replace_a_newer_one(mariadb, rule):
     write(upsert(mariadb, **rule), [[(1, 5, "first")], [(1, 3, "late")]])
     assert mariadb.ask("SELECT text FROM newest") == [("first",)]
     write(upsert(mariadb, **rule), [[(1, 5, "again")], [(1, 9, "last")], [(1, 8, "late")]])
     assert mariadb.ask("SELECT text FROM newest") == [("last",)]
 
 
-def test_the_greatest_row_of_a_batch_wins_in_a_slot_and_across_slots(mariadb: MySQLSystem) -> None:
+def test_the_greatest_row_of_a_batch_wins_in_a_slot_and_across_slots(mariadb):
     slots: list[list[Row]] = [[(1, 7, "b"), (1, 9, "z"), (1, 8, "c")], [(1, 3, "a"), (2, None, "n"), (2, None, "m")]]
     with closing(Scene(Batches(*slots), upsert(mariadb, order_by="at"))) as scene:
         handles = [scene.prepare(slot, 3, slot=slot) for slot in range(2)]
@@ -64,14 +64,14 @@ def test_the_greatest_row_of_a_batch_wins_in_a_slot_and_across_slots(mariadb: My
     assert mariadb.ask("SELECT id, text FROM newest ORDER BY id") == [(1, "z"), (2, "m")]
 
 
-def test_a_row_without_a_value_deletes_the_tables_row_unless_it_is_older(mariadb: MySQLSystem) -> None:
+def test_a_row_without_a_value_deletes_the_tables_row_unless_it_is_older(mariadb):
     first: list[Row] = [(1, 5, "a"), (2, 5, "b"), (3, 5, "c"), (4, 5, None)]
     second: list[Row] = [(1, 4, None), (2, 6, None), (3, 6, "d"), (3, 7, None), (5, 7, None), (5, 8, "e")]
     write(upsert(mariadb, order_by="at", delete_when="source.text IS NULL"), [first, second])
     assert mariadb.ask("SELECT * FROM newest ORDER BY id") == [(1, 5, "a"), (5, 8, "e")]
 
 
-def test_an_older_row_of_another_slot_does_not_put_a_deleted_row_back(mariadb: MySQLSystem) -> None:
+def test_an_older_row_of_another_slot_does_not_put_a_deleted_row_back(mariadb):
     write(upsert(mariadb), [[(1, 5, "a"), (2, 5, "b")]])
     slots: list[list[Row]] = [[(1, 7, None), (2, 6, None)], [(1, 6, "older"), (2, 7, "newer")]]
     with closing(Scene(Batches(*slots), upsert(mariadb, order_by="at", delete_when="source.text IS NULL"))) as scene:
@@ -94,7 +94,7 @@ class Changes(SinkHooks):
 
 
 @pytest.mark.parametrize("gone", ["source.gone", "source.gone AND source.`Gone`"])
-def test_columns_that_only_say_whether_a_row_deletes_are_not_written(mariadb: MySQLSystem, gone: str) -> None:
+def test_columns_that_only_say_whether_a_row_deletes_are_not_written(mariadb, gone):
     """The table has neither `op` nor `Gone`. A condition that is null deletes nothing."""
     sink = upsert(mariadb, delete_when=f"source.op = 'd' OR {gone}")
     sink.columns(Changes().make_rows(0, 3).schema)
@@ -106,7 +106,7 @@ def test_columns_that_only_say_whether_a_row_deletes_are_not_written(mariadb: My
     assert mariadb.ask("SELECT id, text FROM newest ORDER BY id") == [(2, "B"), (4, "d")]
 
 
-def test_a_null_that_deletes_nothing_is_refused_before_the_decision(mariadb: MySQLSystem) -> None:
+def test_a_null_that_deletes_nothing_is_refused_before_the_decision(mariadb):
     sink = upsert(mariadb, delete_when="source.at < 0")
     with closing(Scene(Batches([(1, -1, None), (2, 1, None)]), sink)) as scene:
         handle = scene.prepare(0)
@@ -115,9 +115,7 @@ def test_a_null_that_deletes_nothing_is_refused_before_the_decision(mariadb: MyS
 
 
 @pytest.mark.parametrize("rule", [{"update_when": "source.at > target.gone"}, {"delete_when": "source.at >"}])
-def test_a_condition_that_the_server_does_not_take_is_refused_at_the_start(
-    mariadb: MySQLSystem, rule: dict[str, str]
-) -> None:
+def test_a_condition_that_the_server_does_not_take_is_refused_at_the_start(mariadb, rule):
     sink = upsert(mariadb, **rule)
     sink.columns(Batches([(1, 1, "a")]).make_rows(0, 1).schema)
     with pytest.raises(PreflightError, match=f"refuses to upsert into table 'newest' with {next(iter(rule))}="):
@@ -136,14 +134,14 @@ def test_a_condition_that_the_server_does_not_take_is_refused_at_the_start(
         ({"update_when": "source.at > " + "1 + " * 500 + "1"}, "2048 are allowed"),
     ],
 )
-def test_rules_that_cannot_be_kept_are_refused(arguments: dict[str, Any], says: str) -> None:
+def test_rules_that_cannot_be_kept_are_refused(arguments, says):
     settings = {"host": "h", "user": "u", "database": "d"}
     with pytest.raises(ConfigurationError, match=says) as refused:
         MySQLSink(settings, table="newest", **{"mode": "upsert", "key_columns": ["id"], **arguments})
     assert refused.value.next_step
 
 
-def test_a_rule_that_reads_a_column_which_the_rows_lack_is_refused() -> None:
+def test_a_rule_that_reads_a_column_which_the_rows_lack_is_refused():
     sink = MySQLSink(
         {"host": "h", "user": "u", "database": "d"},
         table="newest",

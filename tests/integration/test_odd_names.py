@@ -17,7 +17,6 @@ import pyarrow.parquet as pq
 import pytest
 from psycopg import sql
 
-from s3_bucket import Bucket
 from shared_servers import needs_postgres, new_mariadb
 from small_job import SmallJob
 from sparkonce.errors import ConfigurationError, PreflightError
@@ -30,8 +29,6 @@ from sparkonce.sinks.sql.mysql.settings import quote
 from sparkonce.sinks.sql.mysql.sink import MySQLSink
 from sparkonce.sinks.sql.postgres.orphans import list_open as list_orphans
 from sparkonce.sinks.sql.postgres.sink import PostgresSink
-from sparkonce_lab.systems.mysql import MySQLSystem
-from sparkonce_lab.systems.postgres import PostgresSystem
 
 DROP = "DROP TABLE innocent"
 EVERYTHING = f"t\"'`\\); {DROP}; -- %s %% {{}} $1 /*\n數"
@@ -91,7 +88,7 @@ WHERE n.nspname NOT LIKE 'pg\\_%' AND n.nspname <> 'information_schema' ORDER BY
 
 @needs_postgres
 @each(LONGEST)
-def test_postgresql(postgres: PostgresSystem, tmp_path: Path, odd: str, mode: str) -> None:
+def test_postgresql(postgres, tmp_path, odd, mode):
     def identifiers(*names: str) -> list[sql.Identifier]:
         return [sql.Identifier(name) for name in names]
 
@@ -127,7 +124,7 @@ def test_postgresql(postgres: PostgresSystem, tmp_path: Path, odd: str, mode: st
     assert sessions == ([wanted[mode]] * 4 if mode in wanted else [])
 
 
-def test_a_name_that_postgresql_would_cut_off_is_refused() -> None:
+def test_a_name_that_postgresql_would_cut_off_is_refused():
     """It would be another table's."""
     for more in ({"table": LONGEST + "x"}, {"schema": "x" * 64}, {"table": "a\0b"}, {"commits_schema": ""}):
         with pytest.raises(ConfigurationError, match="1 to 63 bytes"):
@@ -138,7 +135,7 @@ def test_a_name_that_postgresql_would_cut_off_is_refused() -> None:
 
 
 @each(LONGEST_OF_MARIADB)
-def test_mariadb(mariadb: MySQLSystem, tmp_path: Path, odd: str, mode: str) -> None:
+def test_mariadb(mariadb, tmp_path, odd, mode):
     tables = "SELECT TABLE_SCHEMA, TABLE_NAME FROM information_schema.tables ORDER BY 1, 2"
     key, other, database = odd, odd[:-1] + "2", odd
     mariadb.ask(f"DROP DATABASE IF EXISTS {quote(database)}")
@@ -170,7 +167,7 @@ def test_mariadb(mariadb: MySQLSystem, tmp_path: Path, odd: str, mode: str) -> N
     inside.ask(f"DROP DATABASE {quote(database)}")
 
 
-def test_a_name_that_mariadb_does_not_have_is_refused(mariadb: MySQLSystem) -> None:
+def test_a_name_that_mariadb_does_not_have_is_refused(mariadb):
     with pytest.raises(PreflightError, match="There is no table"):
         MySQLSink(mariadb.settings, table="é" * 65).preflight("0123456789ab", None)
 
@@ -205,7 +202,7 @@ def partitions_found(files: dict[str, bytes]) -> list[tuple[int, str | None]]:
     return sorted(found)
 
 
-def test_values_of_partitions_do_not_lead_out_of_a_folder(tmp_path: Path) -> None:
+def test_values_of_partitions_do_not_lead_out_of_a_folder(tmp_path):
     root = tmp_path / "inner" / "root"
     SmallJob(tmp_path / "checkpoint", lambda: [FilesSink(str(root), partition_by=[COLUMN])], partitioned).live()
     files = {path.relative_to(root).as_posix(): path for path in root.rglob("*.parquet")}
@@ -216,7 +213,7 @@ def test_values_of_partitions_do_not_lead_out_of_a_folder(tmp_path: Path) -> Non
     assert folders == {".sparkonce", "_manifest"}
 
 
-def test_values_of_partitions_do_not_lead_out_of_a_prefix(bucket: Bucket, tmp_path: Path) -> None:
+def test_values_of_partitions_do_not_lead_out_of_a_prefix(bucket, tmp_path):
     location = f"s3://{bucket.name}/inner/root"
     options = bucket.server.settings()
     sink = partial(FilesSink, location, partition_by=[COLUMN], store_options=options, name="files")

@@ -24,7 +24,7 @@ both = pytest.mark.parametrize("commit", ["two_phase", "staged"])
 
 
 @pytest.fixture
-def postgres(postgres: PostgresSystem) -> PostgresSystem:
+def postgres(postgres) -> PostgresSystem:
     postgres.ask("CREATE TABLE t (id bigint, k bigint) PARTITION BY LIST (k)")
     return postgres
 
@@ -36,7 +36,7 @@ either = pytest.mark.parametrize("why", [FOREIGN, UNLOGGED])
 
 
 @pytest.fixture(autouse=True)
-def remote(postgres: PostgresSystem) -> None:
+def remote(postgres) -> None:
     """Creates a foreign table that PostgreSQL treats as remote, although it is on the same server."""
     postgres.ask("CREATE EXTENSION postgres_fdw; CREATE TABLE remote (id bigint, k bigint)")
     postgres.ask(
@@ -59,7 +59,7 @@ def ids(postgres: PostgresSystem, table: str = "t") -> list[int]:
 
 @both
 @either
-def test_a_partition_that_keeps_no_promise_is_refused_by_name(postgres: PostgresSystem, why: str, commit: str) -> None:
+def test_a_partition_that_keeps_no_promise_is_refused_by_name(postgres, why, commit):
     """This applies anywhere in the tree.
 
     Rows that a foreign server committed separately were duplicated after a crash.
@@ -75,7 +75,7 @@ def test_a_partition_that_keeps_no_promise_is_refused_by_name(postgres: Postgres
 
 @both
 @either
-def test_a_partition_that_comes_while_rows_are_written(postgres: PostgresSystem, why: str, commit: str) -> None:
+def test_a_partition_that_comes_while_rows_are_written(postgres, why, commit):
     postgres.ask("CREATE TABLE good PARTITION OF t FOR VALUES IN (7)")
     writer = open_writer(new_sink(postgres, commit=commit), pa.record_batch({"id": [1], "k": [7]}))
     attach(postgres, why)
@@ -85,7 +85,7 @@ def test_a_partition_that_comes_while_rows_are_written(postgres: PostgresSystem,
     assert (ids(postgres), postgres.stages()) == ([], [])
 
 
-def test_a_partition_that_comes_before_the_decision(postgres: PostgresSystem) -> None:
+def test_a_partition_that_comes_before_the_decision(postgres):
     """If a server does not answer, that is no reason to stop, since the commit checks again."""
     given = new_sink(postgres)
     run = owner(given)
@@ -102,7 +102,7 @@ def test_a_partition_that_comes_before_the_decision(postgres: PostgresSystem) ->
         assert f"public.{UNLOGGED}" in committer.before_decision(run.facts)
 
 
-def test_a_partition_that_comes_after_the_decision(postgres: PostgresSystem) -> None:
+def test_a_partition_that_comes_after_the_decision(postgres):
     """The batch waits, even across a server crash, and is committed once the partition is replaced."""
     mend = "ALTER TABLE t DETACH PARTITION part; CREATE TABLE good PARTITION OF t FOR VALUES IN (1)"
     given = new_sink(postgres)
@@ -118,7 +118,7 @@ def test_a_partition_that_comes_after_the_decision(postgres: PostgresSystem) -> 
     assert (ids(postgres), ids(postgres, "remote"), postgres.stages()) == ([1, 2], [], [])
 
 
-def test_prepared_rows_keep_their_partition_as_it_is(postgres: PostgresSystem) -> None:
+def test_prepared_rows_keep_their_partition_as_it_is(postgres):
     """This is why two_phase checks nothing again after the prepare."""
     postgres.ask("CREATE TABLE good PARTITION OF t FOR VALUES IN (1)")
     given = new_sink(postgres, commit="two_phase")
@@ -138,9 +138,7 @@ def test_prepared_rows_keep_their_partition_as_it_is(postgres: PostgresSystem) -
     ],
 )
 @pytest.mark.parametrize("mode", ["append", "upsert"])
-def test_a_column_that_changes_its_type_after_the_decision(
-    postgres: PostgresSystem, change: str, back: str, words: str, mode: str
-) -> None:
+def test_a_column_that_changes_its_type_after_the_decision(postgres, change, back, words, mode):
     """The server would silently round the number and cut off the spaces."""
     postgres.ask("CREATE TABLE typed (id bigint PRIMARY KEY, v numeric(10,2), w varchar(9), later int)")
     given = new_sink(postgres, "typed", mode=mode, key_columns=["id"] if mode == "upsert" else [])

@@ -41,7 +41,7 @@ sink = partial(new_sink, lock_timeout_s=0.5)
 
 
 @pytest.fixture
-def postgres(postgres: PostgresSystem) -> PostgresSystem:
+def postgres(postgres) -> PostgresSystem:
     postgres.ask("CREATE TABLE t (id bigint, text text)")
     return postgres
 
@@ -66,7 +66,7 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("code", REFUSALS)
-def test_what_is_checked_at_prepare_fails_there_in_the_servers_words(postgres: PostgresSystem, code: str) -> None:
+def test_what_is_checked_at_prepare_fails_there_in_the_servers_words(postgres, code):
     postgres.ask(REFUSALS[code])
     with pytest.raises(PrepareError, match=f"Batch 0, slot 0, .*: {code} "):
         prepare(sink(postgres, commit="two_phase"), rows(1, 1))
@@ -74,7 +74,7 @@ def test_what_is_checked_at_prepare_fails_there_in_the_servers_words(postgres: P
     assert ids(postgres) == []
 
 
-def test_a_trigger_that_notifies_cannot_be_prepared(postgres: PostgresSystem) -> None:
+def test_a_trigger_that_notifies_cannot_be_prepared(postgres):
     postgres.ask(
         "CREATE FUNCTION tell() RETURNS trigger LANGUAGE plpgsql AS "
         "$$ BEGIN PERFORM pg_notify('x', 'y'); RETURN NEW; END $$; "
@@ -87,7 +87,7 @@ def test_a_trigger_that_notifies_cannot_be_prepared(postgres: PostgresSystem) ->
 
 
 @both
-def test_checks_and_not_null_are_refused_before_the_decision(postgres: PostgresSystem, commit: str) -> None:
+def test_checks_and_not_null_are_refused_before_the_decision(postgres, commit):
     postgres.ask("ALTER TABLE t ALTER id SET NOT NULL; ALTER TABLE t ADD CHECK (text <> 'bad')")
     given = sink(postgres, commit=commit)
     for batch, code in ((rows(1, text="bad"), "23514"), (pa.record_batch({"id": [None], "text": ["x"]}), "23502")):
@@ -97,7 +97,7 @@ def test_checks_and_not_null_are_refused_before_the_decision(postgres: PostgresS
     assert (postgres.stages(), postgres.prepared()) == ([], [])
 
 
-def test_staged_rows_that_the_table_refuses_wait_for_the_operator(postgres: PostgresSystem) -> None:
+def test_staged_rows_that_the_table_refuses_wait_for_the_operator(postgres):
     """They are decided but neither visible nor lost. Once the table accepts them, the same handle commits."""
     postgres.ask("ALTER TABLE t ADD CONSTRAINT one UNIQUE (id); INSERT INTO t VALUES (2)")
     given = sink(postgres)
@@ -116,7 +116,7 @@ def test_staged_rows_that_the_table_refuses_wait_for_the_operator(postgres: Post
 @pytest.mark.parametrize(
     "change", ["TRUNCATE {}", "DELETE FROM {} WHERE id = 3", "INSERT INTO {} VALUES (9, 'not ours')"]
 )
-def test_a_staging_table_that_was_changed_is_not_moved(postgres: PostgresSystem, mode: str, change: str) -> None:
+def test_a_staging_table_that_was_changed_is_not_moved(postgres, mode, change):
     """No other table of the batch is moved either.
 
     Once its remains are dropped as advised, it counts as lost and is healed.
@@ -139,9 +139,7 @@ def test_a_staging_table_that_was_changed_is_not_moved(postgres: PostgresSystem,
     assert ids(postgres) == [1, 2]
 
 
-def test_a_staging_table_cannot_be_changed_between_the_count_and_the_commit(
-    postgres: PostgresSystem, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_staging_table_cannot_be_changed_between_the_count_and_the_commit(postgres, monkeypatch):
     given = sink(postgres)
     handle = prepare(given, rows(1, 2))
     (table,) = postgres.stages()
@@ -157,7 +155,7 @@ def test_a_staging_table_cannot_be_changed_between_the_count_and_the_commit(
     assert ids(postgres) == [1, 2]
 
 
-def test_a_second_try_waits_for_the_first_ones_key_and_then_gives_up(postgres: PostgresSystem) -> None:
+def test_a_second_try_waits_for_the_first_ones_key_and_then_gives_up(postgres):
     """This is why upserts are staged, and why preflight warns about unique indexes."""
     postgres.ask("ALTER TABLE t ADD UNIQUE (id)")
     given = sink(postgres, commit="two_phase")
@@ -171,9 +169,7 @@ def test_a_second_try_waits_for_the_first_ones_key_and_then_gives_up(postgres: P
 
 
 @both
-def test_a_column_that_changes_its_type_while_rows_are_written_is_noticed(
-    postgres: PostgresSystem, commit: str
-) -> None:
+def test_a_column_that_changes_its_type_while_rows_are_written_is_noticed(postgres, commit):
     """Eight bytes of a bigint are eight bytes of a double to COPY in binary."""
     given = sink(postgres, commit=commit)
     run = owner(given)
@@ -185,7 +181,7 @@ def test_a_column_that_changes_its_type_while_rows_are_written_is_noticed(
     assert postgres.ask("SELECT id FROM t") == [(1.0,)]
 
 
-def test_a_table_that_changes_under_a_staged_copy_is_noticed(postgres: PostgresSystem) -> None:
+def test_a_table_that_changes_under_a_staged_copy_is_noticed(postgres):
     given = sink(postgres)
     writer = open_writer(given, rows(1))
     postgres.ask("ALTER TABLE t ALTER id TYPE double precision")
@@ -199,7 +195,7 @@ def test_a_table_that_changes_under_a_staged_copy_is_noticed(postgres: PostgresS
 
 
 @both
-def test_a_batch_of_many_slots_is_committed_by_two_drivers_at_once(postgres: PostgresSystem, commit: str) -> None:
+def test_a_batch_of_many_slots_is_committed_by_two_drivers_at_once(postgres, commit):
     given = sink(postgres, commit=commit, lock_timeout_s=30)
     run = owner(given)
     handles = [prepare(given, rows(slot), run=run, slot=slot) for slot in range(12)]
@@ -223,7 +219,7 @@ def test_a_batch_of_many_slots_is_committed_by_two_drivers_at_once(postgres: Pos
     assert (postgres.stages(), postgres.prepared()) == ([], [])
 
 
-def test_a_staged_batch_is_seen_as_a_whole_or_not_at_all(postgres: PostgresSystem) -> None:
+def test_a_staged_batch_is_seen_as_a_whole_or_not_at_all(postgres):
     """A lock on the markers delays the commit. Readers see nothing, and the second driver is told to retry."""
     given = sink(postgres)
     handles = [prepare(given, rows(slot), slot=slot) for slot in range(3)]
@@ -237,7 +233,7 @@ def test_a_staged_batch_is_seen_as_a_whole_or_not_at_all(postgres: PostgresSyste
 
 
 @both
-def test_other_peoples_transactions_and_tables_are_never_touched(postgres: PostgresSystem, commit: str) -> None:
+def test_other_peoples_transactions_and_tables_are_never_touched(postgres, commit):
     given = sink(postgres, commit=commit)
     run = owner(given)
     ours = prepare(given, rows(1), run=run)
@@ -255,7 +251,7 @@ def test_other_peoples_transactions_and_tables_are_never_touched(postgres: Postg
 
 
 @both
-def test_a_handle_of_an_older_mode_is_still_committed(postgres: PostgresSystem, commit: str) -> None:
+def test_a_handle_of_an_older_mode_is_still_committed(postgres, commit):
     """The query was restarted with the other setting."""
     handle = prepare(sink(postgres, commit=commit), rows(1))
     other = sink(postgres, commit="staged" if commit == "two_phase" else "two_phase")
@@ -263,7 +259,7 @@ def test_a_handle_of_an_older_mode_is_still_committed(postgres: PostgresSystem, 
     assert ids(postgres) == [1]
 
 
-def test_a_handle_names_its_own_table(postgres: PostgresSystem) -> None:
+def test_a_handle_names_its_own_table(postgres):
     """The query was restarted with another table. Decided rows go to the original one."""
     handle = prepare(sink(postgres), rows(1))
     postgres.ask("CREATE TABLE other (id bigint, text text)")
@@ -272,7 +268,7 @@ def test_a_handle_names_its_own_table(postgres: PostgresSystem) -> None:
 
 
 @both
-def test_a_writer_of_an_older_run_that_wakes_up_is_found_and_ended(postgres: PostgresSystem, commit: str) -> None:
+def test_a_writer_of_an_older_run_that_wakes_up_is_found_and_ended(postgres, commit):
     """Its session shows its run; once ended, it can neither write nor prepare."""
     given = sink(postgres, commit=commit)
     old, new = owner(given), owner(given, token=Token(4, "0badcafe"))
@@ -295,7 +291,7 @@ def test_a_writer_of_an_older_run_that_wakes_up_is_found_and_ended(postgres: Pos
 
 
 @both
-def test_a_server_that_is_away_is_asked_again(postgres: PostgresSystem, commit: str) -> None:
+def test_a_server_that_is_away_is_asked_again(postgres, commit):
     given = sink(postgres, commit=commit)
     handles = [prepare(given, rows(slot), slot=slot) for slot in range(2)]
     run = owner(given)
@@ -316,9 +312,7 @@ def test_a_server_that_is_away_is_asked_again(postgres: PostgresSystem, commit: 
 
 
 @both
-def test_a_server_that_stands_still_is_not_waited_for_beyond_the_deadline(
-    postgres: PostgresSystem, commit: str
-) -> None:
+def test_a_server_that_stands_still_is_not_waited_for_beyond_the_deadline(postgres, commit):
     given = sink(postgres, commit=commit)
     handle = prepare(given, rows(1))
     given.limits = Limits(commit_s=0.5, answer_s=0.5)
@@ -341,7 +335,7 @@ def test_a_server_that_stands_still_is_not_waited_for_beyond_the_deadline(
     assert ids(postgres) == [1]
 
 
-def test_a_connection_that_comes_back_after_the_others_were_closed_is_closed(postgres: PostgresSystem) -> None:
+def test_a_connection_that_comes_back_after_the_others_were_closed_is_closed(postgres):
     """It was returned by a thread that nobody waits for anymore."""
     to = Conninfo.of(postgres.server.conninfo())
     connections = IdlePool(lambda: connect(to), is_idle=is_idle)
@@ -365,7 +359,7 @@ def sessions(postgres: PostgresSystem) -> list[int]:
 
 
 @both
-def test_markers_that_may_have_been_tidied_away_make_it_unknown(postgres: PostgresSystem, commit: str) -> None:
+def test_markers_that_may_have_been_tidied_away_make_it_unknown(postgres, commit):
     given = sink(postgres, commit=commit)
     run = owner(given)
     handle = prepare(given, rows(1), run=run, batch=10)
@@ -386,7 +380,7 @@ def test_markers_that_may_have_been_tidied_away_make_it_unknown(postgres: Postgr
 
 
 @both
-def test_markers_are_tidied_whichever_batches_have_rows(postgres: PostgresSystem, commit: str) -> None:
+def test_markers_are_tidied_whichever_batches_have_rows(postgres, commit):
     given = sink(postgres, commit=commit)
     with closing(given.committer()) as committer:
         for batch in (1, 3, 303):
@@ -397,7 +391,7 @@ def test_markers_are_tidied_whichever_batches_have_rows(postgres: PostgresSystem
 
 
 @both
-def test_without_the_table_of_markers_nothing_is_called_lost(postgres: PostgresSystem, commit: str) -> None:
+def test_without_the_table_of_markers_nothing_is_called_lost(postgres, commit):
     given = sink(postgres, commit=commit)
     handle = prepare(given, rows(1))
     finish(given, handle)
@@ -407,7 +401,7 @@ def test_without_the_table_of_markers_nothing_is_called_lost(postgres: PostgresS
     assert "42P01" in found.reason
 
 
-def test_a_role_that_may_not_finish_says_so(postgres: PostgresSystem) -> None:
+def test_a_role_that_may_not_finish_says_so(postgres):
     handle = prepare(sink(postgres, commit="two_phase"), rows(1))
     postgres.ask("DROP ROLE IF EXISTS plain; CREATE ROLE plain LOGIN")
     other = PostgresSink(postgres.server.conninfo(user="plain"), table="t", commit="two_phase")
@@ -423,7 +417,7 @@ def upsert(postgres: PostgresSystem, **more: Any) -> PostgresSink:
     return sink(postgres, mode="upsert", key_columns=["id"], **more)
 
 
-def test_the_last_row_of_a_key_wins_and_order_by_says_which_that_is(postgres: PostgresSystem) -> None:
+def test_the_last_row_of_a_key_wins_and_order_by_says_which_that_is(postgres):
     postgres.ask(
         "ALTER TABLE t ADD PRIMARY KEY (id); ALTER TABLE t ADD other int DEFAULT 5; INSERT INTO t VALUES (1, 'old')",
     )
@@ -437,9 +431,7 @@ def test_the_last_row_of_a_key_wins_and_order_by_says_which_that_is(postgres: Po
 
 
 @pytest.mark.parametrize("rule", [{"order_by": "at"}, {"update_when": "source.at >= target.at"}])
-def test_an_older_row_of_a_later_batch_does_not_replace_a_newer_one(
-    postgres: PostgresSystem, rule: dict[str, str]
-) -> None:
+def test_an_older_row_of_a_later_batch_does_not_replace_a_newer_one(postgres, rule):
     postgres.ask("CREATE TABLE newest (id bigint PRIMARY KEY, at bigint, text text)")
     given = sink(postgres, table="newest", mode="upsert", key_columns=["id"], **rule)
     for batch, (at, text) in enumerate([(5, "first"), (3, "late"), (5, "again"), (9, "last"), (8, "late")]):
@@ -449,7 +441,7 @@ def test_an_older_row_of_a_later_batch_does_not_replace_a_newer_one(
         assert postgres.ask("SELECT text FROM newest") == [(expected,)]
 
 
-def test_a_null_is_older_than_any_value(postgres: PostgresSystem) -> None:
+def test_a_null_is_older_than_any_value(postgres):
     postgres.ask("CREATE TABLE newest (id bigint PRIMARY KEY, at bigint, text text)")
     given = sink(postgres, table="newest", mode="upsert", key_columns=["id"], order_by="at")
     for batch, (at, expected) in enumerate([(None, "0"), (None, "1"), (4, "2"), (None, "2")]):
@@ -458,7 +450,7 @@ def test_a_null_is_older_than_any_value(postgres: PostgresSystem) -> None:
         assert postgres.ask("SELECT text FROM newest") == [(expected,)]
 
 
-def test_a_row_without_a_value_deletes_the_tables_row_unless_it_is_older(postgres: PostgresSystem) -> None:
+def test_a_row_without_a_value_deletes_the_tables_row_unless_it_is_older(postgres):
     postgres.ask('CREATE TABLE newest (id bigint PRIMARY KEY, at bigint, "a value" text NOT NULL)')
     rule = {"order_by": "at", "delete_when": 'source."a value" IS NULL'}
     given = sink(postgres, table="newest", mode="upsert", key_columns=["id"], **rule)
@@ -477,9 +469,7 @@ def test_a_row_without_a_value_deletes_the_tables_row_unless_it_is_older(postgre
 
 
 @pytest.mark.parametrize("guarantee", [Guarantee.EXACTLY_ONCE, Guarantee.AT_LEAST_ONCE])
-def test_columns_that_only_say_whether_a_row_deletes_are_not_written(
-    postgres: PostgresSystem, guarantee: Guarantee
-) -> None:
+def test_columns_that_only_say_whether_a_row_deletes_are_not_written(postgres, guarantee):
     """The table has neither `op` nor `Gone`, as change data capture has them. A null condition deletes nothing."""
     postgres.ask("CREATE TABLE newest (id bigint PRIMARY KEY, text text NOT NULL)")
     rule = "source.op = 'd' OR source.\"Gone\""
@@ -503,14 +493,14 @@ def test_columns_that_only_say_whether_a_row_deletes_are_not_written(
     assert postgres.ask("SELECT * FROM newest ORDER BY id") == [(2, "B"), (4, "d")]
 
 
-def test_a_column_of_no_type_by_which_rows_delete_is_refused(postgres: PostgresSystem) -> None:
+def test_a_column_of_no_type_by_which_rows_delete_is_refused(postgres):
     postgres.ask("CREATE TABLE newest (id bigint PRIMARY KEY)")
     given = sink(postgres, table="newest", mode="upsert", key_columns=["id"], delete_when="source.ops IS NULL")
     with pytest.raises(SchemaError, match="Column 'ops', by which rows delete, is array<string>"):
         given.columns(pa.schema([("id", pa.int64()), ("ops", pa.list_(pa.string()))]))
 
 
-def test_a_null_that_deletes_nothing_is_refused_before_the_decision(postgres: PostgresSystem) -> None:
+def test_a_null_that_deletes_nothing_is_refused_before_the_decision(postgres):
     postgres.ask("CREATE TABLE newest (id bigint PRIMARY KEY, kind text, value text NOT NULL)")
     given = sink(postgres, table="newest", mode="upsert", key_columns=["id"], delete_when="source.kind = 'd'")
     data = pa.record_batch({"id": [1, 2], "kind": ["d", "u"], "value": pa.array([None, None], pa.string())})
@@ -527,9 +517,7 @@ def test_a_null_that_deletes_nothing_is_refused_before_the_decision(postgres: Po
         ({"delete_when": "source.at > 'x'"}, "PostgreSQL refuses delete_when="),
     ],
 )
-def test_a_condition_that_the_server_does_not_take_is_refused_at_the_start(
-    postgres: PostgresSystem, rule: dict[str, str], says: str
-) -> None:
+def test_a_condition_that_the_server_does_not_take_is_refused_at_the_start(postgres, rule, says):
     postgres.ask("CREATE TABLE newest (id bigint PRIMARY KEY, at bigint)")
     given = sink(postgres, table="newest", mode="upsert", key_columns=["id"], **rule)
     with pytest.raises(PreflightError) as refused:
@@ -537,7 +525,7 @@ def test_a_condition_that_the_server_does_not_take_is_refused_at_the_start(
     assert says in refused.value.message
 
 
-def test_on_conflict_nothing_keeps_what_is_there(postgres: PostgresSystem) -> None:
+def test_on_conflict_nothing_keeps_what_is_there(postgres):
     postgres.ask("ALTER TABLE t ADD PRIMARY KEY (id); INSERT INTO t VALUES (1, 'old')")
     given = upsert(postgres, on_conflict="nothing")
     handles = [prepare(given, rows(1, 2, text="first")), prepare(given, rows(2, text="second"), slot=1)]
@@ -545,7 +533,7 @@ def test_on_conflict_nothing_keeps_what_is_there(postgres: PostgresSystem) -> No
     assert postgres.ask("SELECT * FROM t ORDER BY id") == [(1, "old"), (2, "first")]
 
 
-def test_a_table_of_keys_alone_is_upserted_too(postgres: PostgresSystem) -> None:
+def test_a_table_of_keys_alone_is_upserted_too(postgres):
     postgres.ask("CREATE TABLE keys (a bigint, b text, PRIMARY KEY (b, a))")
     given = sink(postgres, table="keys", mode="upsert", key_columns=["a", "b"])
     for batch in range(2):
@@ -554,7 +542,7 @@ def test_a_table_of_keys_alone_is_upserted_too(postgres: PostgresSystem) -> None
     assert postgres.ask("SELECT * FROM keys ORDER BY a") == [(1, "x"), (2, "y")]
 
 
-def test_upsert_without_transactions_is_repeatable(postgres: PostgresSystem) -> None:
+def test_upsert_without_transactions_is_repeatable(postgres):
     postgres.ask("ALTER TABLE t ADD PRIMARY KEY (id)")
     given = upsert(postgres, guarantee=Guarantee.AT_LEAST_ONCE)
     run = owner(given)
@@ -566,7 +554,7 @@ def test_upsert_without_transactions_is_repeatable(postgres: PostgresSystem) -> 
     assert postgres.ask("SELECT count(*) FROM pg_class WHERE relname = 'sparkonce_commits'") == [(0,)]
 
 
-def test_a_large_slot_goes_in_pieces(postgres: PostgresSystem, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_slot_goes_in_pieces(postgres, monkeypatch):
     from sparkonce.sinks.sql.postgres import encoding
 
     monkeypatch.setattr(encoding, "LARGEST_PIECE_BYTES", 1000)
@@ -575,7 +563,7 @@ def test_a_large_slot_goes_in_pieces(postgres: PostgresSystem, monkeypatch: pyte
     assert ids(postgres) == list(range(5000))
 
 
-def test_connections_are_used_again_and_not_hoarded(postgres: PostgresSystem) -> None:
+def test_connections_are_used_again_and_not_hoarded(postgres):
     given = sink(postgres, commit="two_phase")
     run = owner(given)
     handles = [prepare(given, rows(slot), run=run, slot=slot) for slot in range(20)]

@@ -24,7 +24,7 @@ def server() -> Iterator[PostgresServer]:
 
 
 @pytest.fixture
-def postgres(server: PostgresServer) -> Iterator[PostgresSystem]:
+def postgres(server) -> Iterator[PostgresSystem]:
     system = new_postgres(server)
     yield system
     system.stop()
@@ -35,7 +35,7 @@ ROWS = pa.record_batch({"id": pa.array([1], pa.int32()), "text": ["one"]})
 
 
 @pytest.mark.parametrize("commit", ["staged", "two_phase"])
-def test_a_roles_timeout_ends_neither_a_long_slot_nor_a_long_commit(postgres: PostgresSystem, commit: str) -> None:
+def test_a_roles_timeout_ends_neither_a_long_slot_nor_a_long_commit(postgres, commit):
     postgres.ask("CREATE TABLE t (id int, text text)")
     postgres.ask(
         "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(0.4); RETURN NULL; END'"
@@ -53,7 +53,7 @@ def test_a_roles_timeout_ends_neither_a_long_slot_nor_a_long_commit(postgres: Po
 
 
 @pytest.mark.parametrize("commit", ["staged", "two_phase"])
-def test_a_check_that_is_not_enforced_refuses_no_row(postgres: PostgresSystem, commit: str) -> None:
+def test_a_check_that_is_not_enforced_refuses_no_row(postgres, commit):
     postgres.ask("CREATE TABLE t (id int CHECK (id > 9) NOT ENFORCED, text text)")
     sink = new_sink(postgres, commit=commit)
     assert outcomes(finish(sink, prepare(sink, ROWS))) == [Outcome.COMMITTED]

@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import threading
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -30,12 +29,12 @@ sink = partial(new_sink, table="odd.Name")
 
 
 @pytest.fixture
-def postgres(postgres: PostgresSystem) -> PostgresSystem:
+def postgres(postgres) -> PostgresSystem:
     postgres.ask('CREATE TABLE "odd.Name" (id bigint)')
     return postgres
 
 
-def test_all_that_is_open_is_listed_with_age_locks_and_who_waits(postgres: PostgresSystem) -> None:
+def test_all_that_is_open_is_listed_with_age_locks_and_who_waits(postgres):
     def _lock(connection: psycopg.Connection[Any]) -> None:
         with pytest.raises(psycopg.errors.QueryCanceled):
             connection.execute('ALTER TABLE "odd.Name" ADD x int')
@@ -67,7 +66,7 @@ def test_all_that_is_open_is_listed_with_age_locks_and_who_waits(postgres: Postg
     finish(second, staged, commit=False)
 
 
-def test_the_command_lists_and_changes_nothing(postgres: PostgresSystem) -> None:
+def test_the_command_lists_and_changes_nothing(postgres):
     run = CliRunner()
     command = ["transactions", "list", "--system", "postgres", "--settings", postgres.server.conninfo()]
     assert "Nothing of sparkonce is open" in run.invoke(app, command).output
@@ -85,7 +84,7 @@ def test_the_command_lists_and_changes_nothing(postgres: PostgresSystem) -> None
     assert postgres.prepared() == [handle["name"]]
 
 
-def test_what_the_page_says_takes_orphans_of_a_query_away_that_is_gone_for_good(postgres: PostgresSystem) -> None:
+def test_what_the_page_says_takes_orphans_of_a_query_away_that_is_gone_for_good(postgres):
     """Runs the SQL from docs/postgres.md, "Orphans"."""
     held, staged = prepare(sink(postgres, commit="two_phase"), ROWS), prepare(sink(postgres), ROWS)
     name = str(held["name"])
@@ -97,7 +96,7 @@ def test_what_the_page_says_takes_orphans_of_a_query_away_that_is_gone_for_good(
     assert {one.outcome.name for one in found} == {"LOST"}
 
 
-def test_an_orphan_holds_vacuum_back_until_the_query_is_started_again(postgres: PostgresSystem, tmp_path: Path) -> None:
+def test_an_orphan_holds_vacuum_back_until_the_query_is_started_again(postgres, tmp_path):
     """This affects every table in the database.
 
     It is measured by file size, which VACUUM reduces when the end is unused.

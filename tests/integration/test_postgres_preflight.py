@@ -38,7 +38,7 @@ def server() -> Iterator[PostgresServer]:
 
 
 @pytest.fixture
-def postgres(server: PostgresServer) -> Iterator[PostgresSystem]:
+def postgres(server) -> Iterator[PostgresSystem]:
     postgres = new_postgres(server)
     postgres.ask("CREATE TABLE t (id bigint, text text)")
     postgres.ask("CREATE ROLE plain LOGIN")
@@ -63,14 +63,14 @@ def refused(postgres: PostgresSystem, *words: str, **more: Any) -> None:
         raised.match(word)
 
 
-def test_facts_say_where_and_under_which_names(postgres: PostgresSystem) -> None:
+def test_facts_say_where_and_under_which_names(postgres):
     facts = new_sink(postgres, name="orders").preflight(QUERY, None)
     ((system,),) = postgres.ask("SELECT system_identifier::text FROM pg_control_system()")
     wanted = {"system": system, "database": "postgres", "commits": "public", "prefix": "sparkonce.orders"}
     assert facts == {**wanted, "schema": "public", "table": "t"}
 
 
-def test_no_room_for_prepared_transactions() -> None:
+def test_no_room_for_prepared_transactions():
     with PostgresServer({"max_prepared_transactions": "0"}) as server:
         closed = new_postgres(server)
         closed.ask("CREATE TABLE t (id bigint, text text)")
@@ -80,13 +80,13 @@ def test_no_room_for_prepared_transactions() -> None:
         closed.stop()
 
 
-def test_prepared_transactions_used_up_by_others(postgres: PostgresSystem) -> None:
+def test_prepared_transactions_used_up_by_others(postgres):
     for gid in ("theirs", "others'"):
         postgres.ask(sql.SQL("BEGIN; INSERT INTO t VALUES (1); PREPARE TRANSACTION {}").format(gid))
     refused(postgres, "max_prepared_transactions=2, and 2 are in use by others", commit="two_phase")
 
 
-def test_what_the_query_itself_has_left_takes_no_room_and_what_fills_up_later_says_so(postgres: PostgresSystem) -> None:
+def test_what_the_query_itself_has_left_takes_no_room_and_what_fills_up_later_says_so(postgres):
     given = new_sink(postgres, commit="two_phase")
     run = owner(given)
     left = [prepare(given, ROWS, run=run, slot=slot) for slot in range(2)]
@@ -98,7 +98,7 @@ def test_what_the_query_itself_has_left_takes_no_room_and_what_fills_up_later_sa
     assert postgres.ask("SELECT count(*) FROM t") == [(0,)]
 
 
-def test_columns_that_the_table_lacks_are_named_at_once_and_what_they_may_mean(postgres: PostgresSystem) -> None:
+def test_columns_that_the_table_lacks_are_named_at_once_and_what_they_may_mean(postgres):
     postgres.ask('CREATE TABLE mixed ("Id" bigint, text text)')
     with pytest.raises(SchemaError) as told:
         new_sink(postgres, "mixed").columns(pa.schema([(name, pa.string()) for name in ("id", "key", "text", "topic")]))
@@ -155,9 +155,7 @@ def test_columns_that_the_table_lacks_are_named_at_once_and_what_they_may_mean(p
         ),
     ],
 )
-def test_what_does_not_allow_the_guarantee_is_refused(
-    postgres: PostgresSystem, statement: str, more: dict[str, Any], words: list[str]
-) -> None:
+def test_what_does_not_allow_the_guarantee_is_refused(postgres, statement, more, words):
     postgres.ask(statement)
     refused(postgres, *words, **more)
 
@@ -165,7 +163,7 @@ def test_what_does_not_allow_the_guarantee_is_refused(
 HIDING = "CREATE POLICY hiding ON sparkonce_commits USING (false) WITH CHECK (true)"
 
 
-def test_policies_that_may_hide_markers_are_refused_and_those_of_others_are_not(postgres: PostgresSystem) -> None:
+def test_policies_that_may_hide_markers_are_refused_and_those_of_others_are_not(postgres):
     postgres.ask("GRANT INSERT ON t TO plain; GRANT ALL ON SCHEMA public TO plain")
     new_sink(postgres, user="plain").preflight(QUERY, None)
     postgres.ask(f"ALTER TABLE sparkonce_commits ENABLE ROW LEVEL SECURITY; {HIDING}")
@@ -180,7 +178,7 @@ def test_policies_that_may_hide_markers_are_refused_and_those_of_others_are_not(
 
 
 @pytest.mark.parametrize("commit", ["two_phase", "staged"])
-def test_a_policy_that_comes_later_makes_nothing_lost(postgres: PostgresSystem, commit: str) -> None:
+def test_a_policy_that_comes_later_makes_nothing_lost(postgres, commit):
     postgres.ask("GRANT INSERT ON t TO plain; GRANT ALL ON SCHEMA public TO plain")
     given = new_sink(postgres, user="plain", commit=commit)
     handle = prepare(given, ROWS)
@@ -194,13 +192,13 @@ def test_a_policy_that_comes_later_makes_nothing_lost(postgres: PostgresSystem, 
     assert postgres.ask("SELECT count(*) FROM t") == [(2,)]
 
 
-def test_a_table_of_markers_that_a_crash_would_empty_is_refused(postgres: PostgresSystem) -> None:
+def test_a_table_of_markers_that_a_crash_would_empty_is_refused(postgres):
     new_sink(postgres).preflight(QUERY, None)
     postgres.ask("ALTER TABLE sparkonce_commits SET UNLOGGED")
     refused(postgres, "is a view, or is unlogged")
 
 
-def test_a_table_of_markers_that_a_newer_version_has_changed_is_refused(postgres: PostgresSystem) -> None:
+def test_a_table_of_markers_that_a_newer_version_has_changed_is_refused(postgres):
     facts = new_sink(postgres).preflight(QUERY, None)
     # one of these columns is not ours
     postgres.ask("ALTER TABLE sparkonce_commits ADD sparkonce_lease bigint, ADD audited_by text")
@@ -212,7 +210,7 @@ def test_a_table_of_markers_that_a_newer_version_has_changed_is_refused(postgres
         assert "Run the newer version of sparkonce again" in told.value.next_step
 
 
-def test_a_server_that_does_not_sync_is_refused_at_exactly_once_only() -> None:
+def test_a_server_that_does_not_sync_is_refused_at_exactly_once_only():
     with PostgresServer({"fsync": "off"}) as server:
         careless = new_postgres(server)
         careless.ask("CREATE TABLE t (id bigint, text text)")
@@ -221,7 +219,7 @@ def test_a_server_that_does_not_sync_is_refused_at_exactly_once_only() -> None:
         careless.stop()
 
 
-def test_a_server_that_is_too_old_is_refused(postgres: PostgresSystem, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_is_too_old_is_refused(postgres, monkeypatch):
     ((version,),) = postgres.ask("SHOW server_version_num")
     monkeypatch.setattr(preflight, "OLDEST", int(version))
     new_sink(postgres).preflight(QUERY, None)
@@ -234,7 +232,7 @@ def test_a_server_that_is_too_old_is_refused(postgres: PostgresSystem, monkeypat
     assert postgres.ask("SELECT to_regclass('sparkonce_commits')") == [(None,)], "made before the refusal"
 
 
-def test_another_database_than_before_is_refused(postgres: PostgresSystem) -> None:
+def test_another_database_than_before_is_refused(postgres):
     facts = new_sink(postgres).preflight(QUERY, None)
     for changed in ({"database": "other"}, {"system": "7"}):
         with pytest.raises(PreflightError, match="its open transactions are there"):
@@ -242,9 +240,7 @@ def test_another_database_than_before_is_refused(postgres: PostgresSystem) -> No
 
 
 @pytest.mark.parametrize("commit", ["two_phase", "staged"])
-def test_another_schema_of_markers_than_before_is_refused_and_nothing_is_lost(
-    postgres: PostgresSystem, commit: str
-) -> None:
+def test_another_schema_of_markers_than_before_is_refused_and_nothing_is_lost(postgres, commit):
     """This also holds if it defaults to the table's schema, which may change."""
     postgres.ask("DROP SCHEMA IF EXISTS b CASCADE; CREATE SCHEMA b; CREATE TABLE b.t (LIKE t)")
     run = owner(new_sink(postgres, commit=commit))
@@ -263,7 +259,7 @@ def test_another_schema_of_markers_than_before_is_refused_and_nothing_is_lost(
     assert postgres.ask("SELECT (SELECT count(*) FROM t), (SELECT count(*) FROM b.t)") == [(2, 0)]
 
 
-def test_a_table_of_markers_that_is_gone_is_not_made_again(postgres: PostgresSystem) -> None:
+def test_a_table_of_markers_that_is_gone_is_not_made_again(postgres):
     """An empty table would make everything that is committed look lost."""
     facts = new_sink(postgres).preflight(QUERY, None)
     postgres.ask("ALTER TABLE sparkonce_commits RENAME TO away")
@@ -273,7 +269,7 @@ def test_a_table_of_markers_that_is_gone_is_not_made_again(postgres: PostgresSys
     assert new_sink(postgres).preflight(QUERY, facts) == facts
 
 
-def test_a_server_that_was_upgraded_goes_on_as_the_one_that_it_was(postgres: PostgresSystem) -> None:
+def test_a_server_that_was_upgraded_goes_on_as_the_one_that_it_was(postgres):
     """pg_upgrade changes the system_identifier.
 
     The refusal says what to run, which has no effect in a copy elsewhere.
@@ -296,7 +292,7 @@ def test_a_server_that_was_upgraded_goes_on_as_the_one_that_it_was(postgres: Pos
         new_sink(postgres).preflight(QUERY, facts)
 
 
-def test_the_optional_right_may_be_granted_later_but_not_taken(postgres: PostgresSystem) -> None:
+def test_the_optional_right_may_be_granted_later_but_not_taken(postgres):
     postgres.ask("GRANT INSERT ON t TO plain")
     right = "ON FUNCTION pg_catalog.pg_control_system()"
     postgres.ask(f"REVOKE EXECUTE {right} FROM PUBLIC")
@@ -313,7 +309,7 @@ def test_the_optional_right_may_be_granted_later_but_not_taken(postgres: Postgre
         postgres.ask(f"GRANT EXECUTE {right} TO PUBLIC")
 
 
-def test_a_handle_of_another_database_is_unknown_and_not_lost(postgres: PostgresSystem) -> None:
+def test_a_handle_of_another_database_is_unknown_and_not_lost(postgres):
     """The transaction is prepared in the other database."""
     given = new_sink(postgres, commit="two_phase")
     handle = prepare(given, ROWS)
@@ -341,9 +337,7 @@ def test_a_handle_of_another_database_is_unknown_and_not_lost(postgres: Postgres
         ("CREATE RULE r AS ON UPDATE TO t DO ALSO NOTIFY x", ""),
     ],
 )
-def test_what_refuses_rows_too_late_is_said_at_start(
-    postgres: PostgresSystem, caplog: pytest.LogCaptureFixture, statement: str, words: str
-) -> None:
+def test_what_refuses_rows_too_late_is_said_at_start(postgres, caplog, statement, words):
     postgres.ask(statement)
     postgres.ask("GRANT INSERT ON t TO plain")
     with caplog.at_level(logging.WARNING):
@@ -353,9 +347,7 @@ def test_what_refuses_rows_too_late_is_said_at_start(
 
 
 @pytest.mark.parametrize("commit", ["staged", "two_phase"])
-def test_a_trigger_may_leave_rows_out_in_either_way(
-    postgres: PostgresSystem, caplog: pytest.LogCaptureFixture, commit: str
-) -> None:
+def test_a_trigger_may_leave_rows_out_in_either_way(postgres, caplog, commit):
     """That is the table owner's choice. The warning says that these rows are not counted."""
     postgres.ask(f"{LEAVES_OUT} BEFORE INSERT ON t {FOR_EACH}")
     given = new_sink(postgres, commit=commit)
@@ -366,14 +358,14 @@ def test_a_trigger_may_leave_rows_out_in_either_way(
     assert postgres.ask("SELECT id FROM t") == [(2,)]
 
 
-def test_a_check_of_the_row_as_a_whole_does_not_stop_staging(postgres: PostgresSystem) -> None:
+def test_a_check_of_the_row_as_a_whole_does_not_stop_staging(postgres):
     """The condition refers to the table by name, which is impossible in a staging table."""
     postgres.ask("ALTER TABLE t ADD CHECK (t IS NOT NULL), ADD CHECK (tableoid > 0)")
     given = new_sink(postgres)
     assert outcomes(finish(given, prepare(given, ROWS))) == [Outcome.COMMITTED]
 
 
-def test_an_upsert_takes_an_index_of_another_collation_that_tells_as_many_apart(postgres: PostgresSystem) -> None:
+def test_an_upsert_takes_an_index_of_another_collation_that_tells_as_many_apart(postgres):
     """Both collations compare bytes for equality."""
     postgres.ask('ALTER TABLE t ALTER text SET NOT NULL; CREATE UNIQUE INDEX ON t (text COLLATE "C")')
     given = new_sink(postgres, mode="upsert", key_columns=["text"])
@@ -382,7 +374,7 @@ def test_an_upsert_takes_an_index_of_another_collation_that_tells_as_many_apart(
     assert postgres.ask("SELECT count(*) FROM t") == [(2,)]
 
 
-def test_synchronous_commit_off_is_put_right(postgres: PostgresSystem) -> None:
+def test_synchronous_commit_off_is_put_right(postgres):
     """Each session can choose it, and ours does."""
     postgres.ask("ALTER ROLE plain SET synchronous_commit = off; GRANT INSERT ON t TO plain")
     given = new_sink(postgres, user="plain")
@@ -409,12 +401,12 @@ def test_synchronous_commit_off_is_put_right(postgres: PostgresSystem) -> None:
         ({"prefix": "p" * 100}, "Choose 100 printable bytes or less"),
     ],
 )
-def test_settings_that_contradict_each_other_are_refused(more: dict[str, Any], says: str) -> None:
+def test_settings_that_contradict_each_other_are_refused(more, says):
     with pytest.raises(ConfigurationError, match=says):
         PostgresSink("dbname=x", **{"table": "t", **more})
 
 
-def test_a_nullable_key_whose_nulls_conflict_can_be_upserted_since_15(postgres: PostgresSystem) -> None:
+def test_a_nullable_key_whose_nulls_conflict_can_be_upserted_since_15(postgres):
     postgres.ask("DROP TABLE t; CREATE TABLE t (id int, text text, UNIQUE NULLS NOT DISTINCT (id))")
     sink = new_sink(postgres, mode="upsert", key_columns=["id"])
     for batch, text in enumerate(["first", "second"]):

@@ -29,7 +29,7 @@ sink = partial(new_sink, lock_timeout_s=0.5)
 
 
 @pytest.fixture
-def postgres(postgres: PostgresSystem) -> PostgresSystem:
+def postgres(postgres) -> PostgresSystem:
     postgres.ask("CREATE TABLE t (id bigint, text text)")
     return postgres
 
@@ -93,7 +93,7 @@ REFUSING = {
 
 
 @pytest.mark.parametrize("what", REFUSING)
-def test_what_a_table_refuses_is_found_before_the_decision(postgres: PostgresSystem, what: str) -> None:
+def test_what_a_table_refuses_is_found_before_the_decision(postgres, what):
     statement, code, words = REFUSING[what]
     postgres.ask(statement)
     before = content(postgres)
@@ -120,9 +120,7 @@ ADDED = {
 
 @pytest.mark.parametrize("is_earlier", [True, False], ids=["between batches", "while a batch is written"])
 @pytest.mark.parametrize("what", ADDED)
-def test_what_is_added_to_a_table_while_a_query_runs_is_found_before_the_decision(
-    postgres: PostgresSystem, what: str, is_earlier: bool
-) -> None:
+def test_what_is_added_to_a_table_while_a_query_runs_is_found_before_the_decision(postgres, what, is_earlier):
     statement, code = ADDED[what]
     given = sink(postgres)
     run = owner(given)
@@ -141,7 +139,7 @@ def test_what_is_added_to_a_table_while_a_query_runs_is_found_before_the_decisio
         assert outcomes(finish(given, handle, commit=False)) == [Outcome.ABORTED]
 
 
-def test_keys_that_only_the_batch_itself_repeats_are_found_across_its_slots(postgres: PostgresSystem) -> None:
+def test_keys_that_only_the_batch_itself_repeats_are_found_across_its_slots(postgres):
     postgres.ask("ALTER TABLE t ADD PRIMARY KEY (id)")
     given = sink(postgres)
     handles = [prepare(given, rows(1, 2), slot=0), prepare(given, rows(2, 3), slot=1)]
@@ -169,9 +167,7 @@ def test_keys_that_only_the_batch_itself_repeats_are_found_across_its_slots(post
         f"{PARTITIONED}; {LOW}; CREATE TABLE rest PARTITION OF t DEFAULT; ALTER TABLE t ADD PRIMARY KEY (id)",
     ],
 )
-def test_a_table_that_can_refuse_nothing_more_is_not_merged_twice(
-    postgres: PostgresSystem, statement: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_table_that_can_refuse_nothing_more_is_not_merged_twice(postgres, statement, monkeypatch):
     postgres.ask(statement)
     given = sink(postgres, **({"mode": "upsert", "key_columns": ["id"]} if "KEY (id)" in statement else {}))
     handle = prepare(given, rows(1))
@@ -182,9 +178,7 @@ def test_a_table_that_can_refuse_nothing_more_is_not_merged_twice(
 @pytest.mark.parametrize(
     ("statement", "messages"), [("CREATE INDEX ON t (id)", 2), ("CREATE UNIQUE INDEX ON t (id)", 5)]
 )
-def test_a_trial_takes_few_round_trips(
-    postgres: PostgresSystem, statement: str, messages: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_trial_takes_few_round_trips(postgres, statement, messages, monkeypatch):
     postgres.ask(statement)
     given = sink(postgres)
     handles = [prepare(given, rows(slot), slot=slot) for slot in range(3)]
@@ -201,9 +195,7 @@ def test_a_trial_takes_few_round_trips(
     assert len(sent) == messages
 
 
-def test_a_batch_that_a_newer_run_aborts_during_the_trial_is_not_called_refused(
-    postgres: PostgresSystem, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_batch_that_a_newer_run_aborts_during_the_trial_is_not_called_refused(postgres, monkeypatch):
     postgres.ask("ALTER TABLE t ADD PRIMARY KEY (id)")
     given = sink(postgres)
     handle = prepare(given, rows(1))
@@ -218,7 +210,7 @@ def test_a_batch_that_a_newer_run_aborts_during_the_trial_is_not_called_refused(
         assert check(given, handle) == ""
 
 
-def test_a_damaged_marker_says_which_it_is_and_what_to_do(postgres: PostgresSystem) -> None:
+def test_a_damaged_marker_says_which_it_is_and_what_to_do(postgres):
     postgres.ask("ALTER TABLE t ADD PRIMARY KEY (id)")
     given = sink(postgres)
     handle = prepare(given, rows(1))
@@ -239,7 +231,7 @@ def test_a_damaged_marker_says_which_it_is_and_what_to_do(postgres: PostgresSyst
     assert outcomes(finish(given, handle)) == [Outcome.COMMITTED]
 
 
-def test_a_table_that_another_session_holds_is_not_taken_for_a_refusal(postgres: PostgresSystem) -> None:
+def test_a_table_that_another_session_holds_is_not_taken_for_a_refusal(postgres):
     postgres.ask("ALTER TABLE t ADD PRIMARY KEY (id)")
     given = sink(postgres)
     handle = prepare(given, rows(1))
@@ -250,7 +242,7 @@ def test_a_table_that_another_session_holds_is_not_taken_for_a_refusal(postgres:
     assert check(given, handle) == ""
 
 
-def test_rows_of_another_sink_of_the_batch_are_waited_for(postgres: PostgresSystem) -> None:
+def test_rows_of_another_sink_of_the_batch_are_waited_for(postgres):
     postgres.ask("CREATE TABLE p (id bigint PRIMARY KEY, text text); ALTER TABLE t ADD FOREIGN KEY (id) REFERENCES p")
     parents, children = sink(postgres, "p", name="parents"), sink(postgres, name="children")
     child = prepare(children, rows(1))
@@ -266,9 +258,7 @@ def test_rows_of_another_sink_of_the_batch_are_waited_for(postgres: PostgresSyst
     ("how", "expected"),
     [("nothing", [(1, "mine"), (2, "theirs"), (3, "first")]), ("update", [(1, "mine"), (2, "mine"), (3, "last")])],
 )
-def test_an_operator_lets_a_decided_batch_skip_or_replace_what_is_there(
-    postgres: PostgresSystem, how: str, expected: list[tuple[int, str]]
-) -> None:
+def test_an_operator_lets_a_decided_batch_skip_or_replace_what_is_there(postgres, how, expected):
     """Another writer was faster between the trial and the commit."""
     postgres.ask("ALTER TABLE t ADD PRIMARY KEY (id)")
     given = sink(postgres)
@@ -286,7 +276,7 @@ def test_an_operator_lets_a_decided_batch_skip_or_replace_what_is_there(
     assert postgres.stages() == []
 
 
-def test_rows_without_a_key_of_their_own_cannot_replace_others(postgres: PostgresSystem) -> None:
+def test_rows_without_a_key_of_their_own_cannot_replace_others(postgres):
     postgres.ask("CREATE UNIQUE INDEX ON t (lower(text))")
     given = sink(postgres)
     handles = [prepare(given, rows(1), slot=0), prepare(given, rows(2), slot=1)]
@@ -311,9 +301,7 @@ SAYING = {
 
 
 @pytest.mark.parametrize("change", SAYING)
-def test_what_a_row_holds_is_told_at_debug_only_and_forges_no_line(
-    postgres: PostgresSystem, caplog: pytest.LogCaptureFixture, change: str
-) -> None:
+def test_what_a_row_holds_is_told_at_debug_only_and_forges_no_line(postgres, caplog, change):
     def told(log: pytest.LogCaptureFixture, level: int) -> str:
         return "\n".join(record.getMessage() for record in log.records if record.levelno >= level)
 

@@ -23,7 +23,7 @@ PROJECTS = {"sparkonce": ROOT} | {path.name.replace("-", "_"): path for path in 
 
 
 @pytest.fixture(scope="module")
-def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def wheels(tmp_path_factory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("dist")
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
     for project in PROJECTS.values():
@@ -32,7 +32,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize("package", PROJECTS)
-def test_a_wheel_has_every_file_of_the_source_and_nothing_else(package: str, wheels: dict[str, Path]) -> None:
+def test_a_wheel_has_every_file_of_the_source_and_nothing_else(package, wheels):
     wheel, project = wheels[package], PROJECTS[package]
     subprocess.run([sys.executable, "-m", "twine", "check", "--strict", wheel], check=True, capture_output=True)
     listed = subprocess.run(["git", "ls-files", "src"], cwd=project, check=True, capture_output=True, text=True).stdout
@@ -41,7 +41,7 @@ def test_a_wheel_has_every_file_of_the_source_and_nothing_else(package: str, whe
     assert any(name.endswith("/licenses/LICENSE") for name in zipfile.ZipFile(wheel).namelist())
 
 
-def test_the_page_installs_this_version_of_pyspark() -> None:
+def test_the_page_installs_this_version_of_pyspark():
     readme = (ROOT / "README.md").read_text()
     (version,) = {*re.findall(r"pip install \. .*pyspark==(\S+)", f"{PAGE}{readme}")}
     assert re.fullmatch(r"\d+\.\d+\.\d+", version)
@@ -49,7 +49,7 @@ def test_the_page_installs_this_version_of_pyspark() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["unpacked", "installed"])
-def test_a_first_job_counts_all_orders(how: str, wheels: dict[str, Path], tmp_path: Path) -> None:
+def test_a_first_job_counts_all_orders(how, wheels, tmp_path):
     """The wheels precede this environment's packages, or the page installs them."""
     cache, conf = tmp_path / "cache", tmp_path / "conf"
     cache.mkdir()

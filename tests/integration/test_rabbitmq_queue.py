@@ -35,7 +35,7 @@ WAIT_S = 30.0
 
 
 @pytest.fixture
-def rabbit(tmp_path: Path) -> RabbitQueueSystem:
+def rabbit(tmp_path) -> RabbitQueueSystem:
     system = RabbitQueueSystem(server=rabbit_server())
     system.start(tmp_path)
     return system
@@ -74,7 +74,7 @@ class Driver:
 
 
 @pytest.fixture
-def drivers(rabbit: RabbitQueueSystem, tmp_path: Path) -> Iterator[Any]:
+def drivers(rabbit, tmp_path) -> Iterator[Any]:
     made: list[Driver] = []
 
     def make(queue: str, **given: Any) -> Driver:
@@ -91,9 +91,7 @@ def numbered(first: int, end: int) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", ["classic", "quorum"])
-def test_messages_are_acknowledged_when_their_batch_is_finished(
-    rabbit: RabbitQueueSystem, kind: str, drivers: Any
-) -> None:
+def test_messages_are_acknowledged_when_their_batch_is_finished(rabbit, kind, drivers):
     queue = rabbit.declare(kind)
     rabbit.publish(queue, numbered(0, 50))
     driver = drivers(queue)
@@ -111,7 +109,7 @@ def left(rabbit: RabbitQueueSystem, driver: Driver, queue: str) -> int:
     return len(rabbit.peek(queue))
 
 
-def test_stored_messages_are_acknowledged_at_once(rabbit: RabbitQueueSystem, drivers: Any) -> None:
+def test_stored_messages_are_acknowledged_at_once(rabbit, drivers):
     queue = rabbit.declare()
     rabbit.publish(queue, numbered(0, 50))
     driver = drivers(queue, acknowledge="stored")
@@ -120,7 +118,7 @@ def test_stored_messages_are_acknowledged_at_once(rabbit: RabbitQueueSystem, dri
 
 
 @pytest.mark.slow
-def test_it_goes_on_after_its_server_was_restarted(rabbit: RabbitQueueSystem, drivers: Any) -> None:
+def test_it_goes_on_after_its_server_was_restarted(rabbit, drivers):
     def publishes(rabbit: RabbitQueueSystem, queue: str, names: list[str]) -> bool:
         try:
             rabbit.publish(queue, names)
@@ -140,7 +138,7 @@ def test_it_goes_on_after_its_server_was_restarted(rabbit: RabbitQueueSystem, dr
     assert left(rabbit, driver, queue) == 0
 
 
-def test_of_two_drivers_the_newer_goes_on_and_nothing_is_kept_twice(rabbit: RabbitQueueSystem, drivers: Any) -> None:
+def test_of_two_drivers_the_newer_goes_on_and_nothing_is_kept_twice(rabbit, drivers):
     queue = rabbit.declare()
     rabbit.publish(queue, numbered(0, 50))
     older = drivers(queue)
@@ -155,7 +153,7 @@ def test_of_two_drivers_the_newer_goes_on_and_nothing_is_kept_twice(rabbit: Rabb
     assert left(rabbit, newer, queue) == 0
 
 
-def test_no_more_than_the_prefetch_is_received_ahead(rabbit: RabbitQueueSystem, drivers: Any) -> None:
+def test_no_more_than_the_prefetch_is_received_ahead(rabbit, drivers):
     queue = rabbit.declare()
     rabbit.publish(queue, numbered(0, 50))
     driver = drivers(queue, consumer={"prefetch": 20})
@@ -165,7 +163,7 @@ def test_no_more_than_the_prefetch_is_received_ahead(rabbit: RabbitQueueSystem, 
     eventually(lambda: len(driver.kept()) == 40, "the next ones come")
 
 
-def test_a_queue_that_is_deleted_stops_it(rabbit: RabbitQueueSystem, drivers: Any) -> None:
+def test_a_queue_that_is_deleted_stops_it(rabbit, drivers):
     queue = rabbit.declare()
     driver = drivers(queue)
     driver.consumer.wait_quiet(WAIT_S)
@@ -183,12 +181,12 @@ def test_a_queue_that_is_deleted_stops_it(rabbit: RabbitQueueSystem, drivers: An
         ({"virtual_host": "nowhere"}, "ProbableAccessDeniedError|vhost nowhere not found"),
     ],
 )
-def test_what_the_server_refuses_is_said(rabbit: RabbitQueueSystem, given: dict[str, Any], refusal: str) -> None:
+def test_what_the_server_refuses_is_said(rabbit, given, refusal):
     with pytest.raises(PreflightError, match=refusal):
         queue_is_there(rabbit.settings(**given), "no-such")
 
 
-def test_a_server_that_is_away_is_an_outage(tmp_path: Path) -> None:
+def test_a_server_that_is_away_is_an_outage(tmp_path):
     away = RabbitMQ(host="127.0.0.1", port=1, timeout_s=1.0)
     with pytest.raises(OutageError, match="cannot be reached"):
         queue_is_there(away, "orders")
@@ -198,7 +196,7 @@ def test_a_server_that_is_away_is_an_outage(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_with_tls_in_a_virtual_host_of_its_own(tmp_path: Path) -> None:
+def test_with_tls_in_a_virtual_host_of_its_own(tmp_path):
     keys = make_keys(tmp_path)
     tls = (keys / "ca.pem", keys / "broker.pem", keys / "broker.key")
     with RabbitServer(tmp_path / "data", tls=tls, virtual_hosts=["shop"]) as server:
@@ -208,9 +206,7 @@ def test_with_tls_in_a_virtual_host_of_its_own(tmp_path: Path) -> None:
             queue_is_there(settings, "orders")
 
 
-def test_a_message_that_a_quorum_queue_may_soon_drop_is_told_of(
-    rabbit: RabbitQueueSystem, drivers: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_message_that_a_quorum_queue_may_soon_drop_is_told_of(rabbit, drivers, caplog):
     queue = rabbit.declare("quorum")
     rabbit.publish(queue, ["m0"])
     with rabbit.channel() as channel:
@@ -234,9 +230,7 @@ def reader(**columns: Any) -> pa.RecordBatchReader:
 
 
 @pytest.mark.parametrize("kind", ["classic", "quorum"])
-def test_a_repeat_publishes_the_same_ids_again(
-    rabbit: RabbitQueueSystem, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_repeat_publishes_the_same_ids_again(rabbit, kind, monkeypatch):
     monkeypatch.setattr(queue_publisher, "_WINDOW", 100)
     queue = rabbit.declare(kind)
     values = [f"v{number}" for number in range(300)]
@@ -250,7 +244,7 @@ def test_a_repeat_publishes_the_same_ids_again(
     assert {properties.delivery_mode for properties, _ in found} == {2}
 
 
-def test_a_message_has_what_its_row_has(rabbit: RabbitQueueSystem) -> None:
+def test_a_message_has_what_its_row_has(rabbit):
     one, two = rabbit.declare(), rabbit.declare()
     with rabbit.channel() as channel:
         channel.exchange_declare("orders", "direct", durable=True)
@@ -270,9 +264,7 @@ def test_a_message_has_what_its_row_has(rabbit: RabbitQueueSystem) -> None:
     ("exchange", "key", "refusal"),
     [("", "no-such", "a message goes to no queue .*'no-such'.: NO_ROUTE"), ("no-such", "", "no exchange 'no-such'")],
 )
-def test_a_message_that_goes_nowhere_stops_the_query(
-    rabbit: RabbitQueueSystem, exchange: str, key: str, refusal: str
-) -> None:
+def test_a_message_that_goes_nowhere_stops_the_query(rabbit, exchange, key, refusal):
     with pytest.raises(RefusedError, match=refusal):
         QueuePublish(rabbit.settings(), exchange, key)(reader(value=["v"] * 2000), TOKEN)
     with pytest.raises(PreflightError, match="NOT_FOUND"):
@@ -280,20 +272,20 @@ def test_a_message_that_goes_nowhere_stops_the_query(
 
 
 @pytest.mark.slow
-def test_a_full_queue_that_rejects_is_asked_again(rabbit: RabbitQueueSystem) -> None:
+def test_a_full_queue_that_rejects_is_asked_again(rabbit):
     queue = rabbit.declare(x_max_length=1, x_overflow="reject-publish")
     with pytest.raises(ConnectionError, match="the server did not accept a message"):
         QueuePublish(rabbit.settings(), "", queue)(reader(value=["v"] * 5), TOKEN)
 
 
-def test_a_server_that_is_away_or_refuses_the_login_is_told_apart(rabbit: RabbitQueueSystem) -> None:
+def test_a_server_that_is_away_or_refuses_the_login_is_told_apart(rabbit):
     with pytest.raises(ConnectionError):
         QueuePublish(RabbitMQ(host="127.0.0.1", port=1, timeout_s=1.0), "", "q")(reader(value=["v"]), TOKEN)
     with pytest.raises(RefusedError, match="refuses the login of user 'guest'"):
         QueuePublish(rabbit.settings(password="wrong"), "", "q")(reader(value=["v"]), TOKEN)  # noqa: S106
 
 
-def test_it_promises_no_more_than_it_keeps() -> None:
+def test_it_promises_no_more_than_it_keeps():
     sink = RabbitMQQueueSink(RabbitMQ(), queue="orders")
     assert sink.promise is Guarantee.AT_LEAST_ONCE
     assert any("dropped" in one or "drops" in one for one in sink.conditions())
@@ -307,6 +299,6 @@ def test_it_promises_no_more_than_it_keeps() -> None:
         ({"routing_key": ["k"]}, "Column 'value' is missing"),
     ],
 )
-def test_columns_that_make_no_message_are_refused(columns: dict[str, list[Any]], refusal: str) -> None:
+def test_columns_that_make_no_message_are_refused(columns, refusal):
     with pytest.raises(SchemaError, match=refusal):
         queue_columns(pa.record_batch(columns).schema)

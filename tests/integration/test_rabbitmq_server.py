@@ -26,7 +26,7 @@ def ours(folder: Path) -> list[int]:
     return [pid for pid in pids if is_running(pid, str(folder))]
 
 
-def test_two_at_once_know_nothing_of_each_other_and_leave_nothing(tmp_path: Path) -> None:
+def test_two_at_once_know_nothing_of_each_other_and_leave_nothing(tmp_path):
     with RabbitServer(tmp_path / "one", users={"ada": "secret"}) as one:
         with RabbitServer(tmp_path / "two") as two:
             one.control("authenticate_user", "ada", "secret")
@@ -38,7 +38,7 @@ def test_two_at_once_know_nothing_of_each_other_and_leave_nothing(tmp_path: Path
     assert ours(tmp_path) == []
 
 
-def test_a_killed_parent_leaves_no_server_and_no_epmd(tmp_path: Path) -> None:
+def test_a_killed_parent_leaves_no_server_and_no_epmd(tmp_path):
     program = (
         "import os, signal, sys; from pathlib import Path\n"
         "from sparkonce_lab.rig.servers.rabbitmq import RabbitServer\n"

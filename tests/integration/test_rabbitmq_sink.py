@@ -81,14 +81,14 @@ class StreamScene:
 
 
 @pytest.fixture
-def scene(tmp_path: Path) -> Iterator[StreamScene]:
+def scene(tmp_path) -> Iterator[StreamScene]:
     made = StreamScene(rabbit_server(), tmp_path / "checkpoint")
     yield made
     made.close()
 
 
 @pytest.fixture
-def small_segments(tmp_path: Path) -> Iterator[StreamScene]:
+def small_segments(tmp_path) -> Iterator[StreamScene]:
     made = StreamScene(rabbit_server(), tmp_path, max_length_bytes=200_000, stream_max_segment_size_bytes=100_000)
     yield made
     made.close()
@@ -98,7 +98,7 @@ def numbered(start: int, count: int) -> list[str]:
     return [str(number) for number in range(start, start + count)]
 
 
-def test_the_server_answers_as_the_simulation_has_it(scene: StreamScene) -> None:
+def test_the_server_answers_as_the_simulation_has_it(scene):
     def connect() -> PublisherConnection:
         return connect_to(PublisherConnection, scene.server, scene.stream, leader=True)
 
@@ -106,7 +106,7 @@ def test_the_server_answers_as_the_simulation_has_it(scene: StreamScene) -> None
     assert scene.bodies() == [(ROW % row).decode() for row in range(5)]
 
 
-def test_two_drivers_publish_the_same_batch_at_once(scene: StreamScene, tmp_path: Path) -> None:
+def test_two_drivers_publish_the_same_batch_at_once(scene, tmp_path):
     kept = PlainStore(tmp_path / "plain")  # this store has no locks, so both of them publish
     slots = [scene.prepare(numbered(20_000 * slot, 20_000), slot=slot, files=kept) for slot in range(2)]
     committers = [scene.committer(files=kept) for _ in range(4)]
@@ -118,9 +118,7 @@ def test_two_drivers_publish_the_same_batch_at_once(scene: StreamScene, tmp_path
     assert scene.bodies() == numbered(0, 40_000)
 
 
-def test_a_driver_that_was_overtaken_before_its_first_question(
-    scene: StreamScene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_driver_that_was_overtaken_before_its_first_question(scene, tmp_path, monkeypatch):
     kept = PlainStore(tmp_path / "plain")
     handle = scene.prepare(numbered(0, 10), files=kept)
     older, newer = scene.committer(files=kept), scene.committer(files=kept)
@@ -142,7 +140,7 @@ def test_a_driver_that_was_overtaken_before_its_first_question(
     assert scene.bodies() == numbered(0, 10)
 
 
-def test_a_driver_that_wakes_up_publishes_an_older_batch_again(scene: StreamScene) -> None:
+def test_a_driver_that_wakes_up_publishes_an_older_batch_again(scene):
     committer = scene.committer()
     for batch in range(2):
         scene.finish(committer, batch, scene.prepare(numbered(10 * batch, 10), batch=batch))
@@ -153,9 +151,7 @@ def test_a_driver_that_wakes_up_publishes_an_older_batch_again(scene: StreamScen
 
 
 @pytest.mark.parametrize("same_process", [True, False])
-def test_goes_on_after_the_last_message_that_is_there(
-    scene: StreamScene, monkeypatch: pytest.MonkeyPatch, same_process: bool
-) -> None:
+def test_goes_on_after_the_last_message_that_is_there(scene, monkeypatch, same_process):
     sent: list[object] = []
     publish = PublisherConnection.publish
 
@@ -176,7 +172,7 @@ def test_goes_on_after_the_last_message_that_is_there(
     assert scene.bodies() == bodies
 
 
-def test_a_stream_that_was_deleted_and_made_again(scene: StreamScene) -> None:
+def test_a_stream_that_was_deleted_and_made_again(scene):
     committer, handle = scene.committer(), scene.prepare(numbered(0, 10))
     facts = scene.sink().preflight(QUERY, None)
     scene.finish(committer, 0, handle)
@@ -193,9 +189,7 @@ def test_a_stream_that_was_deleted_and_made_again(scene: StreamScene) -> None:
     assert scene.bodies() == []
 
 
-def test_an_old_copy_of_the_checkpoint_publishes_nothing(
-    scene: StreamScene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_old_copy_of_the_checkpoint_publishes_nothing(scene, tmp_path, monkeypatch):
     monkeypatch.setattr(publishing, "OTHERS_WITHIN_S", 0.0)
     committer, first = scene.committer(), scene.prepare(numbered(0, 10))
     facts = scene.sink().preflight(QUERY, None)
@@ -214,7 +208,7 @@ def test_an_old_copy_of_the_checkpoint_publishes_nothing(
 
 
 @pytest.mark.slow
-def test_retention_and_a_restart_leave_the_memory_of_publishers(small_segments: StreamScene) -> None:
+def test_retention_and_a_restart_leave_the_memory_of_publishers(small_segments):
     server, scene = rabbit_server(), small_segments
     committer, handle = scene.committer(), scene.prepare(numbered(0, 10))
     scene.finish(committer, 0, handle)
@@ -234,7 +228,7 @@ def test_retention_and_a_restart_leave_the_memory_of_publishers(small_segments: 
 
 
 @pytest.mark.slow
-def test_more_than_255_publishers_are_noticed(small_segments: StreamScene) -> None:
+def test_more_than_255_publishers_are_noticed(small_segments):
     scene = small_segments
     committer, handle = scene.committer(), scene.prepare(numbered(0, 10))
     facts = scene.sink().preflight(QUERY, None)
@@ -259,7 +253,7 @@ def test_more_than_255_publishers_are_noticed(small_segments: StreamScene) -> No
     ],
     ids=["no stream", "a wrong password", "may only read", "may only write", "another virtual host", "nobody there"],
 )
-def test_a_start_is_refused(scene: StreamScene, changed: dict[str, Any], of_server: dict[str, Any], words: str) -> None:
+def test_a_start_is_refused(scene, changed, of_server, words):
     settings = {"host": scene.server.host, "stream_port": scene.server.stream_port, **of_server}
     with pytest.raises(PreflightError, match=words) as caught:
         scene.sink(server=RabbitMQ(**settings), **changed).preflight(QUERY, None)
@@ -267,7 +261,7 @@ def test_a_start_is_refused(scene: StreamScene, changed: dict[str, Any], of_serv
 
 
 @pytest.mark.slow
-def test_tls(tmp_path: Path) -> None:
+def test_tls(tmp_path):
     keys = make_keys(tmp_path)
     authority = keys / "ca.pem"
     with RabbitServer(tmp_path / "data", tls=(authority, keys / "broker.pem", keys / "broker.key")) as server:

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -36,14 +35,14 @@ pytestmark = USES_RABBIT
 
 
 @pytest.fixture
-def rabbit(tmp_path: Path) -> RabbitStreamSystem:
+def rabbit(tmp_path) -> RabbitStreamSystem:
     system = RabbitStreamSystem(server=rabbit_server())
     system.start(tmp_path)
     return system
 
 
 @pytest.fixture
-def asker(rabbit: RabbitStreamSystem) -> Iterator[StreamAsker]:
+def asker(rabbit) -> Iterator[StreamAsker]:
     found = StreamAsker(rabbit.settings(), patience_s=30)
     yield found
     found.close()
@@ -80,9 +79,7 @@ def all_batches(asker: StreamAsker, start: Positions, most: int) -> Iterator[tup
         start = end
 
 
-def test_batches_of_any_limit_read_each_message_once_and_again_the_same(
-    rabbit: RabbitStreamSystem, asker: StreamAsker
-) -> None:
+def test_batches_of_any_limit_read_each_message_once_and_again_the_same(rabbit, asker):
     async def publish_packed(*messages: bytes) -> None:
         async with Producer(HOST, rabbit.rabbit.stream_port, username="guest", password="guest") as producer:  # noqa: S106
             packed = [RawMessage(one) for one in messages]
@@ -106,7 +103,7 @@ def test_batches_of_any_limit_read_each_message_once_and_again_the_same(
         assert found == numbered(0, 800)
 
 
-def test_offsets_that_the_server_took_for_its_notes_are_no_gap(rabbit: RabbitStreamSystem, asker: StreamAsker) -> None:
+def test_offsets_that_the_server_took_for_its_notes_are_no_gap(rabbit, asker):
     stream = rabbit.client.create()
     rabbit.client.publish(stream, numbered(0, 10))
     position = {stream: asker.ends((stream,))[stream] | {"first": 0}}
@@ -124,16 +121,14 @@ def test_offsets_that_the_server_took_for_its_notes_are_no_gap(rabbit: RabbitStr
         assert len(values(read(rabbit.settings(), one))) == 1
 
 
-def test_a_stored_offset_is_that_of_the_last_message(rabbit: RabbitStreamSystem, asker: StreamAsker) -> None:
+def test_a_stored_offset_is_that_of_the_last_message(rabbit, asker):
     stream = rabbit.client.create()
     rabbit.client.publish(stream, numbered(0, 10))
     asker.store(plan(asker, {stream: beginning(0)}), "job")
     eventually(lambda: asker._connection(stream).query_offset(stream, "job") == 9, "the offset is stored")
 
 
-def test_messages_that_retention_has_deleted_stop_the_reader_by_name(
-    rabbit: RabbitStreamSystem, asker: StreamAsker
-) -> None:
+def test_messages_that_retention_has_deleted_stop_the_reader_by_name(rabbit, asker):
     def first_after_more() -> int:
         rabbit.client.publish(stream, numbered(0, 20, size=500), at_once=10)
         return asker.begin(stream, "earliest")["offset"]
@@ -162,7 +157,7 @@ def test_messages_that_retention_has_deleted_stop_the_reader_by_name(
         read(rabbit.settings(), ranges_of(start, end)[0])
 
 
-def test_a_stream_that_was_made_again_is_refused(rabbit: RabbitStreamSystem, asker: StreamAsker) -> None:
+def test_a_stream_that_was_made_again_is_refused(rabbit, asker):
     stream = rabbit.client.create()
     rabbit.client.publish(stream, numbered(0, 30), at_once=10)
     begun: Positions = {stream: beginning(0)}
@@ -185,7 +180,7 @@ def test_a_stream_that_was_made_again_is_refused(rabbit: RabbitStreamSystem, ask
         read(rabbit.settings(), ranges_of(start, plan(asker, start))[0])
 
 
-def test_a_query_begins_where_it_is_told(rabbit: RabbitStreamSystem, asker: StreamAsker) -> None:
+def test_a_query_begins_where_it_is_told(rabbit, asker):
     stream = rabbit.client.create()
     empty = rabbit.client.create()
     rabbit.client.publish(stream, numbered(0, 30))
@@ -209,14 +204,14 @@ def test_a_query_begins_where_it_is_told(rabbit: RabbitStreamSystem, asker: Stre
         asker.begin(stream, 51)
 
 
-def test_a_super_stream_is_its_streams(rabbit: RabbitStreamSystem, asker: StreamAsker) -> None:
+def test_a_super_stream_is_its_streams(rabbit, asker):
     name, streams = new_super_stream(rabbit.rabbit, 3)
     assert asker.partitions(name) == tuple(streams)
     with pytest.raises(PreflightError, match="'no-such', which this query reads, does not exist"):
         asker.partitions("no-such")
 
 
-def test_what_is_published_by_amqp_is_read_by_its_sections(rabbit: RabbitStreamSystem, asker: StreamAsker) -> None:
+def test_what_is_published_by_amqp_is_read_by_its_sections(rabbit, asker):
     stream = rabbit.client.create()
     connection = pika.BlockingConnection(pika.URLParameters(rabbit.rabbit.url))
     about = pika.BasicProperties(content_type="text/plain", message_id="id-7", headers={"kind": "order", "count": 3})
@@ -230,9 +225,7 @@ def test_what_is_published_by_amqp_is_read_by_its_sections(rabbit: RabbitStreamS
     assert {"kind": "order", "count": "3"}.items() <= dict(rows["application_properties"][0].as_py()).items()
 
 
-def test_a_connection_that_is_cut_goes_on_behind_what_was_read(
-    rabbit: RabbitStreamSystem, asker: StreamAsker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_connection_that_is_cut_goes_on_behind_what_was_read(rabbit, asker, monkeypatch):
     stream = rabbit.client.create()
     rabbit.client.publish(stream, numbered(0, 60_000, size=100))
     (part,) = ranges_of({stream: beginning(0)}, plan(asker, {stream: beginning(0)}))
@@ -248,7 +241,7 @@ def test_a_connection_that_is_cut_goes_on_behind_what_was_read(
     assert offsets(found) == list(range(60_000))
 
 
-def test_a_server_that_is_away_is_an_outage(rabbit: RabbitStreamSystem, asker: StreamAsker) -> None:
+def test_a_server_that_is_away_is_an_outage(rabbit, asker):
     stream = rabbit.client.create()
     rabbit.client.publish(stream, numbered(0, 10))
     (part,) = ranges_of({stream: beginning(0)}, plan(asker, {stream: beginning(0)}))
@@ -268,19 +261,19 @@ def test_a_server_that_is_away_is_an_outage(rabbit: RabbitStreamSystem, asker: S
         ({"virtual_host": "nowhere"}, "refused this user: VirtualHostAccessFailure"),
     ],
 )
-def test_a_wrong_login_is_refused_by_name(rabbit: RabbitStreamSystem, changed: Mapping[str, str], why: str) -> None:
+def test_a_wrong_login_is_refused_by_name(rabbit, changed, why):
     with pytest.raises(PreflightError, match=why):
         StreamAsker(rabbit.settings(**changed), patience_s=30).check("any")
 
 
-def test_a_stream_that_is_missing_is_refused_by_name(asker: StreamAsker) -> None:
+def test_a_stream_that_is_missing_is_refused_by_name(asker):
     for ask in (asker.check, lambda stream: asker.begin(stream, "latest"), lambda stream: asker.ends((stream,))):
         with pytest.raises(PreflightError, match="The stream 'no-such', which this query reads, does not exist"):
             ask("no-such")  # type: ignore[operator]
 
 
 @pytest.mark.slow
-def test_a_server_with_tls_rights_and_a_restart(tmp_path: Path) -> None:
+def test_a_server_with_tls_rights_and_a_restart(tmp_path):
     keys = make_keys(tmp_path)
     rights = [("reader", "shop", "", "", "^may-.*"), ("reader", "/", "", "", "^may-.*")]
     with RabbitServer(

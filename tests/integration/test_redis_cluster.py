@@ -3,7 +3,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -30,7 +29,7 @@ TIMES = 3
 
 
 @pytest.fixture
-def everywhere(cluster: RedisCluster) -> Iterator[Everywhere]:
+def everywhere(cluster) -> Iterator[Everywhere]:
     found = Everywhere(*cluster.nodes)
     found.clear()
     yield found
@@ -38,7 +37,7 @@ def everywhere(cluster: RedisCluster) -> Iterator[Everywhere]:
 
 
 @pytest.fixture
-def query(cluster: RedisCluster, everywhere: Everywhere) -> Iterator[Query]:
+def query(cluster, everywhere) -> Iterator[Query]:
     opened = Query(RedisSink(cluster.url, cluster=True, structure="increment", key_template="n:{number}"))
     yield opened
     opened.close()
@@ -58,7 +57,7 @@ def entry_of(query: Query, everywhere: Everywhere, handle: Handle) -> LedgerEntr
     return LedgerEntry.parse(home.hget(query.ledger, str(handle[names.TRANSACTION])).decode())
 
 
-def test_rows_are_spread_over_all_nodes_and_applied_once(query: Query, everywhere: Everywhere) -> None:
+def test_rows_are_spread_over_all_nodes_and_applied_once(query, everywhere):
     handles = [query.prepare(rows(), slot=slot) for slot in range(2)]
     assert everywhere.data() == {}
     assert len(unpack_slots(entry_of(query, everywhere, handles[0]).slots)) > KEYS // 2
@@ -71,7 +70,7 @@ def test_rows_are_spread_over_all_nodes_and_applied_once(query: Query, everywher
     assert is_applied(everywhere, 2 * TIMES)
 
 
-def test_a_transaction_of_which_a_list_is_gone_is_not_begun(query: Query, everywhere: Everywhere) -> None:
+def test_a_transaction_of_which_a_list_is_gone_is_not_begun(query, everywhere):
     whole, cut = (query.prepare(rows(), slot=slot) for slot in range(2))
     name = str(cut["transaction"]).encode()
     owner, key = next((one, key) for one in everywhere.clients for key in one.scan_iter() if key.endswith(b":" + name))
@@ -79,9 +78,7 @@ def test_a_transaction_of_which_a_list_is_gone_is_not_begun(query: Query, everyw
     assert [one is None for one in query.committer.begun_ms([cut, whole])] == [True, False]
 
 
-def test_rows_that_are_sent_before_the_end_are_part_of_it(
-    query: Query, everywhere: Everywhere, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_that_are_sent_before_the_end_are_part_of_it(query, everywhere, monkeypatch):
     """A worker uses limited memory, since it sends rows in groups of a fixed size."""
     monkeypatch.setattr(writing, "BUFFER_BYTES", 10_000)
     parts = [rows().slice(start, 500) for start in range(0, KEYS * TIMES, 500)]
@@ -91,9 +88,7 @@ def test_rows_that_are_sent_before_the_end_are_part_of_it(
 
 
 @pytest.mark.parametrize("prepared", [True, False])
-def test_rows_of_an_abort_that_was_cut_off_are_deleted_by_the_next_sweep(
-    query: Query, everywhere: Everywhere, monkeypatch: pytest.MonkeyPatch, prepared: bool
-) -> None:
+def test_rows_of_an_abort_that_was_cut_off_are_deleted_by_the_next_sweep(query, everywhere, monkeypatch, prepared):
     """The ledger says that it is aborted, but the process that recorded this could no longer delete the rows."""
     monkeypatch.setattr(writing, "BUFFER_BYTES", 0)
     if prepared:
@@ -115,7 +110,7 @@ def test_rows_of_an_abort_that_was_cut_off_are_deleted_by_the_next_sweep(
     assert everywhere.own_keys() == {b"sparkonce:id", query.ledger.encode()}
 
 
-def test_staged_rows_that_are_gone_too_early_are_not_called_lost(query: Query, everywhere: Everywhere) -> None:
+def test_staged_rows_that_are_gone_too_early_are_not_called_lost(query, everywhere):
     """The node may have applied them, and then lost that with the end of its log."""
     handle = query.prepare(rows())
     name = str(handle[names.TRANSACTION]).encode()
@@ -128,7 +123,7 @@ def test_staged_rows_that_are_gone_too_early_are_not_called_lost(query: Query, e
 
 
 @pytest.mark.parametrize("state", [b"", b"O"], ids=["begun", "prepared"])
-def test_a_ledger_that_went_back_is_not_taken_for_a_loss(query: Query, everywhere: Everywhere, state: bytes) -> None:
+def test_a_ledger_that_went_back_is_not_taken_for_a_loss(query, everywhere, state):
     """Other nodes may have applied their part."""
     handle = query.prepare(rows())
     home = next(client for client in everywhere.clients if query.ledger.encode() in set(client.scan_iter()))
@@ -143,7 +138,7 @@ def test_a_ledger_that_went_back_is_not_taken_for_a_loss(query: Query, everywher
 
 
 @pytest.fixture
-def late(query: Query, cluster: RedisCluster) -> Iterator[SinkCommitter]:
+def late(query, cluster) -> Iterator[SinkCommitter]:
     """A committer for which staged rows that are older than a second may have ended."""
     committer = RedisSink(cluster.url, cluster=True, staging_ttl_s=1).committer()
     yield committer
@@ -168,9 +163,7 @@ def await_age(everywhere: Everywhere, query: Query, handle: Handle, age_ms: int)
     eventually(lambda: now_ms() - prepared >= age_ms, "they are old enough")
 
 
-def test_a_batch_that_has_ended_on_one_node_is_lost_whole(
-    query: Query, late: SinkCommitter, everywhere: Everywhere
-) -> None:
+def test_a_batch_that_has_ended_on_one_node_is_lost_whole(query, late, everywhere):
     """The ledger's node has been running since the prepare, so no commit can have begun or applied anything."""
 
     handle = query.prepare(rows())
@@ -187,9 +180,7 @@ def test_a_batch_that_has_ended_on_one_node_is_lost_whole(
     assert everywhere.own_keys() == {b"sparkonce:id", query.ledger.encode()}
 
 
-def test_a_batch_that_was_applied_and_is_forgotten_is_not_called_lost(
-    query: Query, late: SinkCommitter, everywhere: Everywhere, cluster: RedisCluster
-) -> None:
+def test_a_batch_that_was_applied_and_is_forgotten_is_not_called_lost(query, late, everywhere, cluster):
     """The ledger's node came back without the end of its log: it knows that the batch was prepared, and no more."""
     handle = query.prepare(rows())
     name, home = str(handle[names.TRANSACTION]), home_of(handle)
@@ -213,7 +204,7 @@ def test_a_batch_that_was_applied_and_is_forgotten_is_not_called_lost(
 
 
 @pytest.mark.slow
-def test_a_node_that_is_master_again_does_not_say_what_was_done_meanwhile(tmp_path: Path) -> None:
+def test_a_node_that_is_master_again_does_not_say_what_was_done_meanwhile(tmp_path):
     """The replica that took over meanwhile applied the batch, but could not replicate it."""
 
     def become_master(node: Any, other: Any) -> None:
@@ -260,9 +251,7 @@ def full(everywhere: Everywhere, node: int, limit: int) -> None:
 
 
 @pytest.mark.parametrize("when", ["before the commit", "before the conclusion"])
-def test_the_ledgers_node_is_out_of_memory(
-    query: Query, everywhere: Everywhere, monkeypatch: pytest.MonkeyPatch, when: str
-) -> None:
+def test_the_ledgers_node_is_out_of_memory(query, everywhere, monkeypatch, when):
     handle = query.prepare(rows())
     home = home_of(handle)
     conclude = RedisCommitter._conclude
@@ -293,7 +282,7 @@ def test_the_ledgers_node_is_out_of_memory(
     assert everywhere.own_keys() == {b"sparkonce:id", query.ledger.encode()}
 
 
-def test_what_fills_the_memory_can_be_swept(query: Query, everywhere: Everywhere) -> None:
+def test_what_fills_the_memory_can_be_swept(query, everywhere):
     """Otherwise, rows staged by a dead worker would block the query until they expire."""
     handle = query.prepare(rows())
     try:
@@ -343,7 +332,7 @@ class Move:
 
 
 @pytest.mark.parametrize("when", ["before staging", "before the commit"])
-def test_a_hash_slot_has_moved(query: Query, cluster: RedisCluster, everywhere: Everywhere, when: str) -> None:
+def test_a_hash_slot_has_moved(query, cluster, everywhere, when):
     move = Move(cluster, everywhere, key_slot(b"n:0"))
     writer = query.open()
     query.commit(query.prepare(rows(), slot=1))  # the committer knows where the slot was
@@ -361,7 +350,7 @@ def test_a_hash_slot_has_moved(query: Query, cluster: RedisCluster, everywhere: 
 
 
 @pytest.mark.parametrize("carried", [False, True], ids=["nothing carried yet", "all carried"])
-def test_a_hash_slot_is_moving(query: Query, cluster: RedisCluster, everywhere: Everywhere, carried: bool) -> None:
+def test_a_hash_slot_is_moving(query, cluster, everywhere, carried):
     """An increment at the new node while the key is still at the old one would be lost: so it waits."""
     query.commit(query.prepare(rows()))
     early = query.prepare(rows(), slot=1)

@@ -30,7 +30,7 @@ from sparkonce.sinks.redis.encoding import CHUNK_VALUES
 from sparkonce.sinks.redis.nodes import Nodes
 from sparkonce.sinks.redis.outcomes import Refusal
 from sparkonce.sinks.redis.sink import RedisSink
-from sparkonce_lab.rig.servers.redis import RedisCluster, RedisServer
+from sparkonce_lab.rig.servers.redis import RedisServer
 
 pytestmark = needs_redis
 
@@ -52,7 +52,7 @@ def sums(client: Any) -> list[int]:
 
 
 @pytest.fixture
-def query(server: RedisServer, client: Any) -> Iterator[Query]:
+def query(server, client) -> Iterator[Query]:
     opened = Query(counting(server))
     yield opened
     opened.close()
@@ -70,7 +70,7 @@ def apply_chunks(query: Query, client: Any, handle: Handle, count: int) -> None:
 # --- once, whatever is repeated ---------------------------------------------------------------------------------------
 
 
-def test_a_commit_that_stopped_between_chunks_is_finished_by_another_driver(query: Query, client: Any) -> None:
+def test_a_commit_that_stopped_between_chunks_is_finished_by_another_driver(query, client):
     handle = query.prepare(rows())
     apply_chunks(query, client, handle, 3)
     assert 0 < sum(sums(client)) < ROWS
@@ -82,7 +82,7 @@ def test_a_commit_that_stopped_between_chunks_is_finished_by_another_driver(quer
     assert client.exists(staged(handle)) == 0
 
 
-def test_only_what_is_staged_whole_is_begun_and_since_when_the_server_says(query: Query, client: Any) -> None:
+def test_only_what_is_staged_whole_is_begun_and_since_when_the_server_says(query, client):
     """The server's time counts, whatever the executor's clock said."""
     before_ms = time.time_ns() // 1_000_000
     staying, aborted, committed, expired = (query.prepare(rows(10), slot=slot) for slot in range(4))
@@ -101,9 +101,7 @@ def test_only_what_is_staged_whole_is_begun_and_since_when_the_server_says(query
     assert query.commit(staying) == [Outcome.COMMITTED]
 
 
-def test_a_server_that_does_not_say_how_old_something_is_leaves_it_unknown(
-    query: Query, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_does_not_say_how_old_something_is_leaves_it_unknown(query, monkeypatch):
     handle = query.prepare(rows(10))
     refused = Refusal("NOPERM", "this user may not")
     monkeypatch.setattr(Nodes, "run", lambda _, requests: [refused for _ in requests])
@@ -111,7 +109,7 @@ def test_a_server_that_does_not_say_how_old_something_is_leaves_it_unknown(
         query.committer.begun_ms([handle])
 
 
-def test_an_abort_between_chunks_comes_too_late(query: Query, client: Any) -> None:
+def test_an_abort_between_chunks_comes_too_late(query, client):
     handle = query.prepare(rows())
     apply_chunks(query, client, handle, 3)
     assert query.committer.abort([handle])[0].outcome is Outcome.ALREADY_COMMITTED
@@ -119,7 +117,7 @@ def test_an_abort_between_chunks_comes_too_late(query: Query, client: Any) -> No
     assert sums(client) == [EACH] * KEYS
 
 
-def test_committers_at_the_same_time(query: Query, client: Any) -> None:
+def test_committers_at_the_same_time(query, client):
     handles = [query.prepare(rows(), slot=slot) for slot in range(3)]
     committers = [query.sink.committer() for _ in range(4)]
     answers: list[list[Outcome]] = []
@@ -142,7 +140,7 @@ def test_committers_at_the_same_time(query: Query, client: Any) -> None:
 
 
 @pytest.mark.parametrize("lost", range(1, 9))
-def test_any_reply_of_a_commit_is_lost(query: Query, client: Any, monkeypatch: pytest.MonkeyPatch, lost: int) -> None:
+def test_any_reply_of_a_commit_is_lost(query, client, monkeypatch, lost):
     """The request is executed, and the connection is closed before the reply."""
     handle = query.prepare(rows())
     receive, count = Nodes._receive, 0
@@ -175,9 +173,7 @@ def test_any_reply_of_a_commit_is_lost(query: Query, client: Any, monkeypatch: p
     ],
     ids=["another type", "no number", "too large"],
 )
-def test_a_key_that_cannot_be_increased_stops_the_commit_where_it_is(
-    query: Query, client: Any, made: tuple[str, ...], says: str
-) -> None:
+def test_a_key_that_cannot_be_increased_stops_the_commit_where_it_is(query, client, made, says):
     client.execute_command(*made)
     handle = query.prepare(rows())
     for _ in range(2):
@@ -192,7 +188,7 @@ def test_a_key_that_cannot_be_increased_stops_the_commit_where_it_is(
     assert sums(client) == [EACH] * KEYS
 
 
-def test_memory_is_full(query: Query, client: Any) -> None:
+def test_memory_is_full(query, client):
     handle = query.prepare(rows())
     client.config_set("maxmemory", "1mb")
     try:
@@ -218,9 +214,7 @@ def go_back(server: RedisServer, copy: Path) -> None:
 
 
 @pytest.mark.parametrize("at", ["begun", "nothing", "prepared"])
-def test_a_server_that_lost_no_more_than_the_batch(
-    query: Query, server: RedisServer, client: Any, tmp_path: Path, at: str
-) -> None:
+def test_a_server_that_lost_no_more_than_the_batch(query, server, client, tmp_path, at):
     """The missing rows were applied nowhere, so they may be written again."""
     query.commit(query.prepare(rows(KEYS)))
     if at == "nothing":
@@ -242,8 +236,8 @@ def test_a_server_that_lost_no_more_than_the_batch(
 
 @pytest.mark.parametrize(("idle_s", "expected"), [(0, Outcome.UNKNOWN), (31 * 86_400, Outcome.COMMITTED)])
 def test_a_ledger_that_ended_while_no_rows_came_is_not_taken_for_lost_commits(
-    query: Query, client: Any, monkeypatch: pytest.MonkeyPatch, idle_s: int, expected: Outcome
-) -> None:
+    query, client, monkeypatch, idle_s, expected
+):
     assert query.commit(query.prepare(rows(1))) == [Outcome.COMMITTED]
     client.delete(query.ledger)
     later = SimpleNamespace(monotonic=lambda: time.monotonic() + idle_s, time_ns=time.time_ns)
@@ -251,7 +245,7 @@ def test_a_ledger_that_ended_while_no_rows_came_is_not_taken_for_lost_commits(
     assert query.commit(query.prepare(rows(1), batch=1)) == [expected]
 
 
-def test_a_server_that_lost_earlier_commits_too(query: Query, server: RedisServer, client: Any, tmp_path: Path) -> None:
+def test_a_server_that_lost_earlier_commits_too(query, server, client, tmp_path):
     """Writing this batch again would hide that others are missing."""
     query.committer.abort([query.prepare(rows(KEYS))])
     shutil.copytree(server.folder, tmp_path / "copy")
@@ -270,7 +264,7 @@ def test_a_server_that_lost_earlier_commits_too(query: Query, server: RedisServe
     assert query.commit(handle) == [Outcome.LOST]
 
 
-def test_a_commit_that_this_driver_saw_is_gone(query: Query, server: RedisServer, tmp_path: Path) -> None:
+def test_a_commit_that_this_driver_saw_is_gone(query, server, tmp_path):
     """The transaction was begun before it, and does not know of it; the committer does."""
     early = query.prepare(rows(), slot=1)
     shutil.copytree(server.folder, tmp_path / "copy")
@@ -281,7 +275,7 @@ def test_a_commit_that_this_driver_saw_is_gone(query: Query, server: RedisServer
     assert (answer.outcome, "lost commits" in answer.reason) == (Outcome.UNKNOWN, True)
 
 
-def test_a_server_that_lost_everything(query: Query, server: RedisServer, client: Any) -> None:
+def test_a_server_that_lost_everything(query, server, client):
     handle = query.prepare(rows())
     client.flushall()
     (answer,) = query.committer.commit([handle])
@@ -293,7 +287,7 @@ def test_a_server_that_lost_everything(query: Query, server: RedisServer, client
 # --- the ledger -------------------------------------------------------------------------------------------------------
 
 
-def test_old_batches_are_forgotten_and_new_ones_are_not(query: Query, client: Any) -> None:
+def test_old_batches_are_forgotten_and_new_ones_are_not(query, client):
     handles = [query.prepare(rows(KEYS), batch=batch) for batch in range(3)]
     query.commit(*handles[:2])
     aborted = query.prepare(rows(KEYS), batch=0, slot=1)
@@ -309,7 +303,7 @@ def test_old_batches_are_forgotten_and_new_ones_are_not(query: Query, client: An
     assert sums(client) == [3] * KEYS
 
 
-def test_everything_of_ours_dies_in_time_but_a_batch_that_is_being_committed(query: Query, client: Any) -> None:
+def test_everything_of_ours_dies_in_time_but_a_batch_that_is_being_committed(query, client):
     query.commit(query.prepare(rows()))
     open_one, prepared, deciding = (
         query.open(rows(), slot=1),
@@ -328,7 +322,7 @@ def test_everything_of_ours_dies_in_time_but_a_batch_that_is_being_committed(que
 # --- memory and time --------------------------------------------------------------------------------------------------
 
 
-def test_one_step_does_little(query: Query, client: Any) -> None:
+def test_one_step_does_little(query, client):
     """The most that is done between two commands of other clients."""
     handle = query.prepare(pa.record_batch({"number": [1] * 100_000, "amount": [1] * 100_000}))
     chunks = client.lrange(staged(handle), 0, -2)
@@ -338,7 +332,7 @@ def test_one_step_does_little(query: Query, client: Any) -> None:
     assert sums(client)[1] == CHUNK_VALUES // 2
 
 
-def test_missing_is_what_the_ledger_ought_to_know_and_does_not(server: RedisServer, client: Any) -> None:
+def test_missing_is_what_the_ledger_ought_to_know_and_does_not(server, client):
     query = Query(RedisSink(server.url, key_template="missing:{n}"))
 
     def at(batch: int) -> Handle:
@@ -370,7 +364,7 @@ def listed(url: str, *more: str) -> list[dict[str, Any]]:
     return found
 
 
-def test_what_is_not_finished_is_listed_and_not_changed(server: RedisServer, client: Any) -> None:
+def test_what_is_not_finished_is_listed_and_not_changed(server, client):
     rows = pa.record_batch({"key": ["a", "b"], "value": ["1", "2"]})
     query = Query(RedisSink(server.url, prefix="shop"))
     assert listed(server.url) == []
@@ -387,7 +381,7 @@ def test_what_is_not_finished_is_listed_and_not_changed(server: RedisServer, cli
     query.close()
 
 
-def test_all_nodes_of_a_cluster_are_searched(cluster: RedisCluster) -> None:
+def test_all_nodes_of_a_cluster_are_searched(cluster):
     queries = [Query(RedisSink(cluster.nodes[0].url, cluster=True)) for _ in range(6)]
     handles = [query.prepare(pa.record_batch({"key": ["a"], "value": ["1"]})) for query in queries]
     found = {one["name"] for one in listed(cluster.nodes[1].url)}
@@ -411,9 +405,7 @@ ONCE, AT_LEAST_ONCE = Guarantee.EXACTLY_ONCE, Guarantee.AT_LEAST_ONCE
         (ONCE, Phase.FINISHING, [0, 0, 2, 2, 2, 4, 4, 6]),
     ],
 )
-def test_a_replay_shows_older_values_only_if_it_is_at_least_once(
-    server: RedisServer, client: Any, tmp_path: Path, guarantee: Guarantee, died_in: Phase, wanted: list[int]
-) -> None:
+def test_a_replay_shows_older_values_only_if_it_is_at_least_once(server, client, tmp_path, guarantee, died_in, wanted):
     """Each of two slots sets one key to the next version. It is read before each slot, and after each run."""
     seen: list[int] = []
 

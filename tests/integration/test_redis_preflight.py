@@ -5,7 +5,6 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from itertools import filterfalse
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -23,7 +22,7 @@ from sparkonce.sinks.redis import scripts
 from sparkonce.sinks.redis.nodes import Nodes, Request
 from sparkonce.sinks.redis.sink import RedisSink
 from sparkonce_lab.rig.process import HOST, Server, find_program, free_port
-from sparkonce_lab.rig.servers.redis import RedisCluster, RedisServer
+from sparkonce_lab.rig.servers.redis import RedisServer
 
 pytestmark = needs_redis
 
@@ -35,7 +34,7 @@ def preflight(sink: RedisSink, recorded: dict[str, str] | None = None) -> dict[s
 
 
 @pytest.fixture
-def settings(client: Any) -> Iterator[Any]:
+def settings(client) -> Iterator[Any]:
     before: dict[str, str] = {}
 
     def change(name: str, value: str) -> None:
@@ -47,7 +46,7 @@ def settings(client: Any) -> Iterator[Any]:
         client.config_set(name, value)
 
 
-def test_what_is_remembered(server: RedisServer, client: Any) -> None:
+def test_what_is_remembered(server, client):
     facts = preflight(RedisSink(server.url, prefix="p"))
     server_id = client.get("sparkonce:id").decode()
     assert facts == {"prefix": "p", "server": server_id, "mode": "single", "ledger_ttl_s": "2592000"}
@@ -55,7 +54,7 @@ def test_what_is_remembered(server: RedisServer, client: Any) -> None:
     assert client.keys() == [b"sparkonce:id"]
 
 
-def test_a_server_that_is_too_old_is_refused(server: RedisServer, client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_is_too_old_is_refused(server, client, monkeypatch):
     version = client.info("server")["redis_version"]
     newer = int(version.split(".")[0]) + 1
     monkeypatch.setattr(preflight_module, "OLDEST", (newer, 0))
@@ -65,16 +64,14 @@ def test_a_server_that_is_too_old_is_refused(server: RedisServer, client: Any, m
 
 
 @pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-ttl"])
-def test_a_server_that_evicts_is_refused(server: RedisServer, settings: Any, policy: str) -> None:
+def test_a_server_that_evicts_is_refused(server, settings, policy):
     settings("maxmemory-policy", policy)
     with pytest.raises(PreflightError, match=f"maxmemory-policy={policy}"):
         preflight(RedisSink(server.url))
     preflight(RedisSink(server.url, guarantee=Guarantee.AT_LEAST_ONCE))
 
 
-def test_a_server_that_is_told_to_evict_while_the_query_runs_gets_no_more_batches(
-    server: RedisServer, client: Any, settings: Any, tmp_path: Path
-) -> None:
+def test_a_server_that_is_told_to_evict_while_the_query_runs_gets_no_more_batches(server, client, settings, tmp_path):
     def rows(batch: int, slot: int) -> pa.RecordBatch:
         return pa.record_batch({"key": [f"{batch}.{slot}"], "value": ["x"]})
 
@@ -100,9 +97,7 @@ def test_a_server_that_is_told_to_evict_while_the_query_runs_gets_no_more_batche
         ("maxmemory", "nearly full", "of maxmemory="),
     ],
 )
-def test_what_weakens_the_guarantee_is_said(
-    server: RedisServer, client: Any, settings: Any, caplog: pytest.LogCaptureFixture, name: str, value: str, says: str
-) -> None:
+def test_what_weakens_the_guarantee_is_said(server, client, settings, caplog, name, value, says):
     with caplog.at_level(logging.WARNING, "sparkonce"):
         preflight(RedisSink(server.url))
         assert caplog.records == []
@@ -117,7 +112,7 @@ def test_what_weakens_the_guarantee_is_said(
     assert says in caplog.text
 
 
-def test_another_server_is_refused(server: RedisServer, client: Any) -> None:
+def test_another_server_is_refused(server, client):
     facts = preflight(RedisSink(server.url))
     client.set("sparkonce:id", "somebody else")
     with pytest.raises(PreflightError, match="'somebody else', and this query wrote to") as raised:
@@ -130,7 +125,7 @@ def test_another_server_is_refused(server: RedisServer, client: Any) -> None:
     assert preflight(RedisSink(server.url), facts) == facts
 
 
-def test_a_cluster_and_a_server_are_told_apart(server: RedisServer, cluster: RedisCluster) -> None:
+def test_a_cluster_and_a_server_are_told_apart(server, cluster):
     with pytest.raises(PreflightError, match=r"cluster=False: .* has cluster_enabled=1"):
         preflight(RedisSink(cluster.url))
     with pytest.raises(PreflightError, match="cluster=True"):
@@ -150,7 +145,7 @@ def test_a_cluster_and_a_server_are_told_apart(server: RedisServer, cluster: Red
     ],
     ids=["rights to other keys", "a wrong password", "nobody listens"],
 )
-def test_a_server_that_cannot_be_used(server: RedisServer, client: Any, login: str, says: str) -> None:
+def test_a_server_that_cannot_be_used(server, client, login, says):
     """test_redis_rights.py tests the individual commands."""
     client.execute_command("ACL SETUSER worker reset on >secret ~other:* +@all")
     url = f"redis://{login}@{server.address}/0" if login else f"redis://127.0.0.1:{free_port()}/0"
@@ -163,7 +158,7 @@ def test_a_server_that_cannot_be_used(server: RedisServer, client: Any, login: s
 
 
 @pytest.fixture
-def replica(server: RedisServer, client: Any, tmp_path: Path) -> Iterator[RedisServer]:
+def replica(server, client, tmp_path) -> Iterator[RedisServer]:
     client.config_set("repl-diskless-sync-delay", "0")
     started = RedisServer(tmp_path / "replica", settings={"replicaof": f"{HOST} {server.port}"})
     started.start()
@@ -181,12 +176,12 @@ def replica(server: RedisServer, client: Any, tmp_path: Path) -> Iterator[RedisS
         started.kill()  # SIGTERM would wait until a replica that has just synced has rewritten its log
 
 
-def test_a_replica_is_refused(replica: RedisServer) -> None:
+def test_a_replica_is_refused(replica):
     with pytest.raises(PreflightError, match="is a replica of"):
         preflight(RedisSink(replica.url))
 
 
-def test_replicas_are_waited_for(server: RedisServer, replica: RedisServer, client: Any) -> None:
+def test_replicas_are_waited_for(server, replica, client):
     with pytest.raises(PreflightError, match=r"wait_replicas=2: .* has connected_slaves=1"):
         preflight(RedisSink(server.url, wait_replicas=2))
     rows = pa.record_batch({"key": ["a"], "value": ["1"]})
@@ -200,9 +195,7 @@ def test_replicas_are_waited_for(server: RedisServer, replica: RedisServer, clie
     query.close()
 
 
-def test_replicas_are_waited_for_until_they_count_the_commit(
-    server: RedisServer, replica: RedisServer, client: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_replicas_are_waited_for_until_they_count_the_commit(server, replica, client, monkeypatch):
     """A master that did not count it would look like one that lost it, and the query would stop at its next batch."""
     query = Query(RedisSink(server.url, wait_replicas=1, timeout_s=1.0))
     handle = query.prepare(pa.record_batch({"key": ["a"], "value": ["1"]}))
@@ -225,9 +218,7 @@ def test_replicas_are_waited_for_until_they_count_the_commit(
     query.close()
 
 
-def test_sentinels_say_where_the_master_is(
-    server: RedisServer, replica: RedisServer, client: Any, tmp_path: Path
-) -> None:
+def test_sentinels_say_where_the_master_is(server, replica, client, tmp_path):
     class Sentinel(Server):
         """A ``redis-server --sentinel`` that monitors one master."""
 

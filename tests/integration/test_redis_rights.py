@@ -18,7 +18,7 @@ from sparkonce.protocol.handles import Outcome
 from sparkonce.protocol.state import Phase
 from sparkonce.sinks.redis.committer import KEPT_BATCHES
 from sparkonce.sinks.redis.sink import RedisSink
-from sparkonce_lab.rig.servers.redis import RedisCluster, RedisServer
+from sparkonce_lab.rig.servers.redis import RedisServer
 
 pytestmark = needs_redis
 
@@ -96,7 +96,7 @@ class Job:
 
 
 @pytest.fixture
-def new_job(server: RedisServer, client: Any, tmp_path: Path) -> Iterator[Callable[..., Job]]:
+def new_job(server, client, tmp_path) -> Iterator[Callable[..., Job]]:
     client.config_set("appendfsync", "no")  # no server is killed here
     jobs: list[Job] = []
 
@@ -109,7 +109,7 @@ def new_job(server: RedisServer, client: Any, tmp_path: Path) -> Iterator[Callab
         job.close()
 
 
-def test_every_command_of_the_page_is_tried_here() -> None:
+def test_every_command_of_the_page_is_tried_here():
     elsewhere = {"cluster|slots", "asking", "wait", "select", "config|get"}
     tables = set(re.findall(r"\+([a-z|]+)", RIGHTS)) - set(COMMANDS)
     assert tables == set(WRITING) | elsewhere
@@ -117,7 +117,7 @@ def test_every_command_of_the_page_is_tried_here() -> None:
 
 
 @pytest.mark.parametrize("command", WRITING)
-def test_the_rights_in_the_docs_are_enough(new_job: Callable[..., Job], command: str) -> None:
+def test_the_rights_in_the_docs_are_enough(new_job, command):
     """Writes, is killed before and after a decision, sweeps, commits."""
     settings, row = WRITING[command]
     job = new_job(row, **settings)
@@ -125,7 +125,7 @@ def test_the_rights_in_the_docs_are_enough(new_job: Callable[..., Job], command:
     assert job.is_as_if_never_refused(0, 1, 2, 3)
 
 
-def test_every_command_in_the_docs_is_used(server: RedisServer, client: Any, new_job: Callable[..., Job]) -> None:
+def test_every_command_in_the_docs_is_used(server, client, new_job):
     """According to the server's own statistics, of everything after the checks at the start."""
     # The server's identity is only checked at the start.
     at_start = {"get", "set"}
@@ -150,7 +150,7 @@ def test_every_command_in_the_docs_is_used(server: RedisServer, client: Any, new
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_that_is_missing_at_the_start(client: Any, new_job: Callable[..., Job], command: str) -> None:
+def test_a_command_that_is_missing_at_the_start(client, new_job, command):
     job = new_job({"amount": 1}, structure="increment")
     job.allow(f"-{command}")
     with pytest.raises(PreflightError, match=named(command)) as raised:
@@ -166,7 +166,7 @@ def test_a_command_that_is_missing_at_the_start(client: Any, new_job: Callable[.
 @pytest.mark.parametrize(
     ("phase", "command"), [(Phase.WRITING, "rpush"), (Phase.FINISHING, "evalsha"), (Phase.FINISHING, "lset")]
 )
-def test_a_command_that_goes_while_the_query_runs(new_job: Callable[..., Job], phase: Phase, command: str) -> None:
+def test_a_command_that_goes_while_the_query_runs(new_job, phase, command):
     """The batch stops, and the next start names the command. Increments would show rows that were applied twice."""
     job = new_job({"amount": 1}, structure="increment")
     job.job.run(0)
@@ -180,7 +180,7 @@ def test_a_command_that_goes_while_the_query_runs(new_job: Callable[..., Job], p
 
 
 @pytest.mark.parametrize("right", ["mset", "expire", "zincrby", "~user:*"])
-def test_a_right_on_rows_that_goes(new_job: Callable[..., Job], right: str) -> None:
+def test_a_right_on_rows_that_goes(new_job, right):
     """This cannot be checked without writing a row. Each commit attempt fails with an error that names it."""
     settings, row = WRITING.get(right, WRITING["incrby"])
     job = new_job(row, **settings)
@@ -200,7 +200,7 @@ def test_a_right_on_rows_that_goes(new_job: Callable[..., Job], right: str) -> N
 # --- rights that are needed in some places only -----------------------------------------------------------------------
 
 
-def test_another_database(server: RedisServer, new_job: Callable[..., Job]) -> None:
+def test_another_database(server, new_job):
     job = new_job({"amount": 1})
     sink = RedisSink(f"redis://spark:secret@{server.address}/1")
     with pytest.raises(PreflightError, match=r"NOPERM.*\bselect\b"):
@@ -209,7 +209,7 @@ def test_another_database(server: RedisServer, new_job: Callable[..., Job]) -> N
     sink.preflight("0123456789ab", None)
 
 
-def test_appendfsync_that_may_not_be_read(new_job: Callable[..., Job], caplog: pytest.LogCaptureFixture) -> None:
+def test_appendfsync_that_may_not_be_read(new_job, caplog):
     job = new_job({"amount": 1}, structure="increment")
     job.job.run(0)
     assert "CONFIG is not allowed" in caplog.text
@@ -220,7 +220,7 @@ def test_appendfsync_that_may_not_be_read(new_job: Callable[..., Job], caplog: p
 
 
 @pytest.mark.parametrize("command", ["cluster|slots", "asking", "lset"])
-def test_a_command_that_is_missing_in_a_cluster(cluster: RedisCluster, command: str) -> None:
+def test_a_command_that_is_missing_in_a_cluster(cluster, command):
     def allow(*rules: str) -> None:
         for node in cluster.nodes:
             assert node.ask("ACL", "SETUSER", "spark", *rules) == "+OK"

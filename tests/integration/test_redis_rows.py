@@ -12,7 +12,6 @@ from shared_servers import needs_redis
 from sparkonce.errors import PrepareError
 from sparkonce.guarantees import Guarantee
 from sparkonce.sinks.redis.sink import RedisSink
-from sparkonce_lab.rig.servers.redis import RedisServer
 
 pytestmark = needs_redis
 
@@ -20,7 +19,7 @@ Write = Callable[..., None]
 
 
 @pytest.fixture(params=[Guarantee.EXACTLY_ONCE, Guarantee.AT_LEAST_ONCE], ids=["staged", "direct"])
-def write(request: pytest.FixtureRequest, server: RedisServer, client: Any) -> Iterator[Write]:
+def write(request, server, client) -> Iterator[Write]:
     def call(columns: dict[str, Any], **shape: Any) -> None:
         query = Query(RedisSink(server.url, guarantee=request.param, **shape))
         rows = pa.record_batch(columns)
@@ -39,30 +38,30 @@ def data(client: Any) -> set[bytes]:
     return {key for key in client.scan_iter() if not own(key)}
 
 
-def test_strings(write: Write, client: Any) -> None:
+def test_strings(write, client):
     write({"key": ["a", "b", "a"], "value": ["1", "2", "3"]})
     assert client.mget("a", "b") == [b"3", b"2"]
 
 
-def test_any_bytes_are_a_key_and_a_value(write: Write, client: Any) -> None:
+def test_any_bytes_are_a_key_and_a_value(write, client):
     odd = [b"", b"\x00\xff{", b"a b\r\n$3\r\n", "ключ {тег} 😀".encode(), b"{}", b"x" * 70_000]
     write({"key": pa.array(odd, pa.binary()), "value": pa.array(reversed(odd), pa.binary())})
     assert client.mget(odd) == [*reversed(odd)]
 
 
-def test_a_null_value_deletes_in_the_order_of_the_rows(write: Write, client: Any) -> None:
+def test_a_null_value_deletes_in_the_order_of_the_rows(write, client):
     client.mset({"gone": "1", "back": "1"})
     write({"key": ["gone", "back", "back", "kept"], "value": [None, None, "2", "3"]})
     assert client.mget("gone", "back", "kept") == [None, b"2", b"3"]
 
 
-def test_keys_of_any_type_and_from_a_template(write: Write, client: Any) -> None:
+def test_keys_of_any_type_and_from_a_template(write, client):
     write({"id": [7, 8], "kind": ["x", "y"], "value": ["1", "2"]}, key_template="{{user:{id}}}:{kind}")
     write({"key": [1.5], "value": ["3"]})
     assert data(client) == {b"{user:7}:x", b"{user:8}:y", b"1.5"}
 
 
-def test_time_to_live(write: Write, client: Any) -> None:
+def test_time_to_live(write, client):
     write({"key": ["a"], "value": ["1"]}, ttl_s=100)
     write({"key": ["b", "c", "d"], "value": ["1", "2", None], "live": [50, None, 60]}, ttl="live")
     write({"key": ["h"], "value": ["1"]}, structure="hash", ttl_s=70)
@@ -74,7 +73,7 @@ def test_time_to_live(write: Write, client: Any) -> None:
     assert (lives[b"c"], lives[b"t"], b"d" in lives) == (-1, -1, False)
 
 
-def test_hashes_of_columns(write: Write, client: Any) -> None:
+def test_hashes_of_columns(write, client):
     write({"key": ["a", "b"], "name": ["x", "y"], "age": [1, 2]}, structure="hash")
     assert client.hgetall("a") == {b"name": b"x", b"age": b"1"}
     write({"key": ["a", "b"], "name": [None, "z"], "age": [5, None]}, structure="hash")
@@ -83,14 +82,14 @@ def test_hashes_of_columns(write: Write, client: Any) -> None:
     assert client.hgetall("a") == {b"age": b"5", b"name": b"only"}
 
 
-def test_hashes_of_fields(write: Write, client: Any) -> None:
+def test_hashes_of_fields(write, client):
     write({"key": ["h"] * 3, "f": ["a", "b", "a"], "value": [1, 2, 3]}, structure="hash", field="f")
     assert client.hgetall("h") == {b"a": b"3", b"b": b"2"}
     write({"key": ["h"] * 2, "f": ["a", "c"], "value": [None, 4]}, structure="hash", field="f")
     assert client.hgetall("h") == {b"b": b"2", b"c": b"4"}
 
 
-def test_lists_are_replaced(write: Write, client: Any) -> None:
+def test_lists_are_replaced(write, client):
     client.rpush("a", "old", "old")
     client.rpush("b", "old")
     client.set("c", "another type")
@@ -101,7 +100,7 @@ def test_lists_are_replaced(write: Write, client: Any) -> None:
     assert client.lrange("c", 0, -1) == [item.encode() for item in long]
 
 
-def test_sets_and_sorted_sets(write: Write, client: Any) -> None:
+def test_sets_and_sorted_sets(write, client):
     write({"key": ["s"] * 3, "member": ["a", "b", "a"]}, structure="set")
     assert client.smembers("s") == {b"a", b"b"}
     write({"member": ["a", "b", "c"], "score": [1.5, float("-inf"), 3.0]}, structure="sorted_set", key_template="z")
@@ -112,7 +111,7 @@ def test_sets_and_sorted_sets(write: Write, client: Any) -> None:
 Z, ADD = {"structure": "sorted_set"}, {"structure": "increment"}
 
 
-def test_numbers_at_the_limits_of_a_double_are_kept(write: Write, client: Any) -> None:
+def test_numbers_at_the_limits_of_a_double_are_kept(write, client):
     scores = [Decimal("123456789012.345"), Decimal("-0.00000000000000100"), Decimal("90000000000000000000")]
     write({"key": ["z"] * 3, "member": ["a", "b", "c"], "score": pa.array(scores, pa.decimal128(38, 17))}, **Z)
     assert [Decimal(repr(client.zscore("z", one))) for one in "abc"] == [scores[0], scores[1], scores[2]]
@@ -123,7 +122,7 @@ def test_numbers_at_the_limits_of_a_double_are_kept(write: Write, client: Any) -
     assert client.get("f") == b"3.00000000000000001"
 
 
-def test_increments(write: Write, client: Any) -> None:
+def test_increments(write, client):
     write({"key": ["n", "n", "m"], "amount": [1, 2, None]}, structure="increment")
     write({"key": ["f"] * 2, "amount": [0.5, 0.25]}, structure="increment")
     write({"key": ["h"] * 2, "amount": [3, -1], "f": ["x", "x"]}, structure="increment", field="f")
@@ -153,9 +152,7 @@ def test_increments(write: Write, client: Any) -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_redis_would_refuse_is_refused_before_the_decision(
-    write: Write, client: Any, shape: dict[str, Any], columns: dict[str, Any], says: str
-) -> None:
+def test_what_redis_would_refuse_is_refused_before_the_decision(write, client, shape, columns, says):
     if "member" in columns:
         columns = {**columns, "member": pa.array(columns["member"], pa.string())}
     with pytest.raises(PrepareError, match=says):
@@ -163,7 +160,7 @@ def test_what_redis_would_refuse_is_refused_before_the_decision(
     assert data(client) == set()
 
 
-def test_the_keys_in_which_the_sink_keeps_its_own_are_not_written(write: Write, client: Any) -> None:
+def test_the_keys_in_which_the_sink_keeps_its_own_are_not_written(write, client):
     """The ledger and staged rows of any query, and the server's identity, are protected however the key is built."""
     rows = {"who": ["user", "sparkonce"], "what": ["{redis.x}:ledger", "{redis.x}:ledger"], "value": ["1", "2"]}
     with pytest.raises(PrepareError, match=r"such as b'sparkonce:\{redis\.x\}:ledger'"):
@@ -173,7 +170,7 @@ def test_the_keys_in_which_the_sink_keeps_its_own_are_not_written(write: Write, 
     assert data(client) == {b"sparkonce", b"a:sparkonce:"}
 
 
-def test_a_batch_of_many_chunks(write: Write, client: Any) -> None:
+def test_a_batch_of_many_chunks(write, client):
     count = 9_000
     numbers = list(range(count))
     write({"key": [f"k{number}" for number in numbers], "value": ["x" * (number % 500) for number in numbers]})

@@ -11,8 +11,6 @@ from sparkonce import MySQLSink, PostgresSink
 from sparkonce.errors import OutageError
 from sparkonce.protocol.handles import Handle, Outcome, transaction_fields
 from sparkonce.sink import Refused, TwoPhaseCommitSink
-from sparkonce_lab.systems.mysql import MySQLSystem
-from sparkonce_lab.systems.postgres import PostgresSystem
 
 NUMBERS = [1, 2, 2, 3, None, 4, 5, 66, 7, 8]
 """The second 2 is a duplicate, 66 is missing in the referenced table, and a trigger rejects 7."""
@@ -34,7 +32,7 @@ def offer(sink: TwoPhaseCommitSink) -> tuple[Refused, Handle]:
 
 
 @needs_postgres
-def test_postgres_refuses_rows_by_every_rule_of_the_table(postgres: PostgresSystem) -> None:
+def test_postgres_refuses_rows_by_every_rule_of_the_table(postgres):
     raises = (
         "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN IF NEW.number = 7 THEN RAISE EXCEPTION "
         "'no sevens'; END IF; RETURN NEW; END $$",
@@ -53,7 +51,7 @@ def test_postgres_refuses_rows_by_every_rule_of_the_table(postgres: PostgresSyst
 
 
 @needs_postgres
-def test_staging_tables_refuse_rows_by_types_nulls_and_checks(postgres: PostgresSystem) -> None:
+def test_staging_tables_refuse_rows_by_types_nulls_and_checks(postgres):
     postgres.ask("CREATE TABLE t (number bigint NOT NULL, word varchar(4), CHECK (number <> 4))")
     sink = PostgresSink(postgres.server.conninfo(), table="t")
     told, handle = offer(sink)
@@ -63,7 +61,7 @@ def test_staging_tables_refuse_rows_by_types_nulls_and_checks(postgres: Postgres
 
 
 @needs_postgres
-def test_a_session_that_ends_is_no_refusal(postgres: PostgresSystem) -> None:
+def test_a_session_that_ends_is_no_refusal(postgres):
     postgres.ask("CREATE TABLE t (number bigint, word varchar(20))")
     sink = PostgresSink(postgres.server.conninfo(), table="t")
     writer = open_writer(sink)
@@ -75,7 +73,7 @@ def test_a_session_that_ends_is_no_refusal(postgres: PostgresSystem) -> None:
     writer.abort()
 
 
-def test_mariadb_refuses_rows_by_every_rule_of_the_table(mariadb: MySQLSystem) -> None:
+def test_mariadb_refuses_rows_by_every_rule_of_the_table(mariadb):
     for statement in TABLES:
         mariadb.ask(f"{statement} ENGINE=InnoDB" if statement.startswith("CREATE") else statement)
     mariadb.ask("ALTER TABLE t ADD CONSTRAINT fk FOREIGN KEY (number) REFERENCES known (number)")

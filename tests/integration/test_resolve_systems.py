@@ -16,7 +16,6 @@ from typer.testing import CliRunner
 
 from redis_servers import Everywhere
 from redis_servers import witness as redis_client
-from s3_bucket import Bucket
 from shared_servers import needs_postgres, needs_redis
 from small_job import SmallJob
 from sparkonce.cli.main import app
@@ -26,7 +25,7 @@ from sparkonce.sinks.files.sink import FilesSink
 from sparkonce.sinks.redis.sink import RedisSink
 from sparkonce.sinks.sql.mysql.sink import MySQLSink
 from sparkonce.sinks.sql.postgres.sink import PostgresSink
-from sparkonce_lab.rig.servers.redis import RedisCluster, RedisServer
+from sparkonce_lab.rig.servers.redis import RedisServer
 from sparkonce_lab.rig.servers.s3 import ACCESS_KEY, SECRET_KEY
 from sparkonce_lab.systems.mysql import MySQLSystem
 from sparkonce_lab.systems.postgres import PostgresSystem
@@ -117,7 +116,7 @@ class Unit:
 
 
 @pytest.fixture
-def unit(postgres: PostgresSystem, mariadb: MySQLSystem, tmp_path: Path) -> Iterator[Unit]:
+def unit(postgres, mariadb, tmp_path) -> Iterator[Unit]:
     with RedisServer(tmp_path / "redis") as redis:
         yield Unit(tmp_path, postgres, mariadb, redis)
 
@@ -130,7 +129,7 @@ def everywhere(numbers: list[int]) -> dict[str, list[int]]:
     ("phase", "verdict", "batches"),
     [(Phase.FINISHING, "commit", 2), pytest.param(Phase.DECIDING, "under way", 1, marks=pytest.mark.slow)],
 )
-def test_all_systems_end_as_the_log_says(unit: Unit, phase: Phase, verdict: str, batches: int) -> None:
+def test_all_systems_end_as_the_log_says(unit, phase, verdict, batches):
     unit.job.run(0)
     unit.die_at(phase, 1)
     assert unit.verdicts() == {(system, verdict) for system in ("pg", "my", "cache", "out")}
@@ -147,7 +146,7 @@ def test_all_systems_end_as_the_log_says(unit: Unit, phase: Phase, verdict: str,
     assert unit.visible() == everywhere(wanted(3))
 
 
-def test_without_a_log_all_that_is_listed_is_aborted(unit: Unit) -> None:
+def test_without_a_log_all_that_is_listed_is_aborted(unit):
     unit.job.run(0)
     unit.die_at(Phase.FINISHING, 1)
     file = unit.file()
@@ -160,7 +159,7 @@ def test_without_a_log_all_that_is_listed_is_aborted(unit: Unit) -> None:
     assert unit.left() == []
 
 
-def test_rows_whose_keys_came_after_the_decision_are_left_out_if_an_operator_says_so(unit: Unit) -> None:
+def test_rows_whose_keys_came_after_the_decision_are_left_out_if_an_operator_says_so(unit):
     unit.die_at(Phase.FINISHING, 0)
     theirs = "INSERT INTO staged VALUES (0, 'theirs', 'b')"
     unit.postgres.ask(theirs)
@@ -179,9 +178,7 @@ def test_rows_whose_keys_came_after_the_decision_are_left_out_if_an_operator_say
 # --- the checkpoint and the files are in a bucket, and Redis is a cluster ---------------------------------------------
 
 
-def test_both_end_as_the_log_in_the_store_says(
-    cluster: RedisCluster, bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_both_end_as_the_log_in_the_store_says(cluster, bucket, tmp_path, monkeypatch):
     checkpoint = bucket.files("checkpoints/totals")
     path, options = f"s3://{bucket.name}/out", dict(bucket.server.settings())
     monkeypatch.setenv("AWS_ENDPOINT_URL", bucket.server.url)

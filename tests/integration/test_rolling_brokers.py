@@ -22,7 +22,7 @@ def job_into(cluster: Cluster, topic: str, folder: Path) -> SmallJob:
     )
 
 
-def test_a_rolling_restart_under_a_run_and_under_a_decided_batch(tmp_path: Path) -> None:
+def test_a_rolling_restart_under_a_run_and_under_a_decided_batch(tmp_path):
     """One broker is restarted while a batch is written, one before its decision, one before its commits."""
     with Cluster(nodes=3) as cluster:
         witness = Witness(cluster.bootstrap)
@@ -42,7 +42,7 @@ def test_a_rolling_restart_under_a_run_and_under_a_decided_batch(tmp_path: Path)
 
 
 @pytest.mark.parametrize("before", ["3.9.1", "4.0.0"])
-def test_a_broker_is_updated_under_a_decided_batch(before: str, tmp_path: Path) -> None:
+def test_a_broker_is_updated_under_a_decided_batch(before, tmp_path):
     folder = tmp_path / "cluster"
     with Cluster(folder=folder, version=before) as old:
         witness = Witness(old.bootstrap)

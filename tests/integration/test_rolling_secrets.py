@@ -25,7 +25,6 @@ from sparkonce.errors import (
     LogError,
     PreflightError,
     PrepareError,
-    SparkonceError,
     UnknownOutcomeError,
 )
 from sparkonce.protocol.state import Phase
@@ -36,7 +35,6 @@ from sparkonce.sinks.sql.mysql.sink import MySQLSink
 from sparkonce.sinks.sql.postgres.sink import PostgresSink
 from sparkonce.storage.objects import ObjectFiles
 from sparkonce_lab.rig.servers.redis import RedisServer
-from sparkonce_lab.systems.mysql import MySQLSystem
 from sparkonce_lab.systems.postgres import PostgresSystem
 
 OLD, NEW = "the-old-password", "the-new-password"
@@ -89,22 +87,20 @@ def postgres() -> Iterator[PostgresSystem]:
 
 
 @pytest.fixture
-def login(postgres: PostgresSystem, tmp_path: Path) -> Login:
+def login(postgres, tmp_path) -> Login:
     postgres.ask("DROP TABLE IF EXISTS t, sparkonce_commits; CREATE TABLE t (value text)")
     return Login(postgres, tmp_path)
 
 
 @needs_postgres
-def test_postgresql_reads_a_file_of_passwords_again(login: Login, tmp_path: Path) -> None:
+def test_postgresql_reads_a_file_of_passwords_again(login, tmp_path):
     run(job_of(tmp_path, lambda: login.sink(passfile=str(login.file))), lambda: login.change(NEW), Phase.FINISHING)
     assert login.visible() == values_of(0, 1)
 
 
 @needs_postgres
 @pytest.mark.parametrize(("phase", "error"), [(Phase.WRITING, PrepareError), (Phase.FINISHING, UnknownOutcomeError)])
-def test_a_password_of_postgresql_that_was_given_needs_a_start(
-    login: Login, tmp_path: Path, phase: Phase, error: type[SparkonceError]
-) -> None:
+def test_a_password_of_postgresql_that_was_given_needs_a_start(login, tmp_path, phase, error):
     password = OLD
     job = job_of(tmp_path, lambda: login.sink(password=password))
     with pytest.raises(error, match=r"password authentication failed|terminating connection"):
@@ -120,7 +116,7 @@ def test_a_password_of_postgresql_that_was_given_needs_a_start(
 # --- MariaDB ---------------------------------------------------------------------------------------------------------
 
 
-def test_mariadb_reads_a_file_of_defaults_again(mariadb: MySQLSystem, tmp_path: Path) -> None:
+def test_mariadb_reads_a_file_of_defaults_again(mariadb, tmp_path):
     file = tmp_path / "etl.cnf"
     user = f"etl_{secrets.token_hex(4)}"
     mariadb.ask("CREATE TABLE t (value varchar(20)) ENGINE=InnoDB")
@@ -198,7 +194,7 @@ class RedisLogin:
 
 
 @pytest.fixture
-def redis_login(tmp_path: Path) -> Iterator[RedisLogin]:
+def redis_login(tmp_path) -> Iterator[RedisLogin]:
     login = RedisLogin(redis_server(), tmp_path)
     yield login
     login.client.execute_command("ACL DELUSER", login.user)
@@ -206,7 +202,7 @@ def redis_login(tmp_path: Path) -> Iterator[RedisLogin]:
 
 
 @needs_redis
-def test_redis_has_two_passwords_while_one_is_changed(redis_login: RedisLogin, tmp_path: Path) -> None:
+def test_redis_has_two_passwords_while_one_is_changed(redis_login, tmp_path):
     password = OLD
     job = redis_login.job(tmp_path, lambda: password)
 
@@ -221,7 +217,7 @@ def test_redis_has_two_passwords_while_one_is_changed(redis_login: RedisLogin, t
 
 
 @needs_redis
-def test_a_provider_of_logins_for_redis_is_asked_at_each_connection(redis_login: RedisLogin, tmp_path: Path) -> None:
+def test_a_provider_of_logins_for_redis_is_asked_at_each_connection(redis_login, tmp_path):
     def change() -> None:
         redis_login.file.write_text(f"{redis_login.user} {NEW}")
         redis_login.keep_only(NEW)
@@ -235,7 +231,7 @@ def test_a_provider_of_logins_for_redis_is_asked_at_each_connection(redis_login:
 
 
 @pytest.fixture
-def users(bucket: Bucket) -> list[tuple[str, str]]:
+def users(bucket) -> list[tuple[str, str]]:
     """Two users, only one of whom has access to the bucket at a time."""
     made = [(f"user-{secrets.token_hex(4)}", secrets.token_hex(16)) for _ in range(2)]
     for user in made:
@@ -252,9 +248,7 @@ def allow(bucket: Bucket, user: tuple[str, str]) -> None:
 
 
 @pytest.mark.slow
-def test_keys_of_s3_that_expire_are_asked_for_again(
-    bucket: Bucket, users: list[tuple[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_keys_of_s3_that_expire_are_asked_for_again(bucket, users, tmp_path, monkeypatch):
     """One user starts an upload, and the other one completes it. The keys of their profile come from a program."""
     given, program, config = tmp_path / "keys.json", tmp_path / "give_keys.py", tmp_path / "aws.config"
     program.write_text(
@@ -292,9 +286,7 @@ def test_keys_of_s3_that_expire_are_asked_for_again(
         pytest.param(Phase.FINISHING, 2, (0, 1), id="after a decision"),
     ],
 )
-def test_keys_of_the_checkpoint_that_were_given_need_a_start(
-    bucket: Bucket, users: list[tuple[str, str]], tmp_path: Path, phase: Phase, refused: int, seen: tuple[int, ...]
-) -> None:
+def test_keys_of_the_checkpoint_that_were_given_need_a_start(bucket, users, tmp_path, phase, refused, seen):
     """Decided transactions are still committed. The store only refuses the next decision."""
 
     def visible() -> list[str]:

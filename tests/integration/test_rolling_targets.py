@@ -94,7 +94,7 @@ MADE: dict[str, Callable[[Witness], Place]] = {
 
 
 @pytest.fixture(params=MADE)
-def place(request: pytest.FixtureRequest, witness: Witness) -> Iterator[Place]:
+def place(request, witness) -> Iterator[Place]:
     made = MADE[request.param](witness)
     yield made
     close_all()
@@ -118,9 +118,7 @@ class Query:
         pytest.param(Phase.DECIDING, (0,), (1, 2), id="undecided"),
     ],
 )
-def test_a_batch_is_in_the_target_of_the_run_that_decided_it(
-    place: Place, tmp_path: Path, phase: Phase, stays: tuple[int, ...], goes: tuple[int, ...]
-) -> None:
+def test_a_batch_is_in_the_target_of_the_run_that_decided_it(place, tmp_path, phase, stays, goes):
     query = Query(tmp_path, lambda: place.make("old"))
     query.job.run(0)
     query.job.kill(1, phase)
@@ -129,7 +127,7 @@ def test_a_batch_is_in_the_target_of_the_run_that_decided_it(
     assert (place.visible("old"), place.visible("new")) == (values_of(*stays), values_of(*goes))
 
 
-def test_a_batch_that_is_lost_in_part_is_not_spread_over_two_targets(place: Place, tmp_path: Path) -> None:
+def test_a_batch_that_is_lost_in_part_is_not_spread_over_two_targets(place, tmp_path):
     query = Query(tmp_path, lambda: place.make("old"))
     query.job.run(0)
     query.job.kill(1, Phase.FINISHING)
@@ -151,7 +149,7 @@ def test_a_batch_that_is_lost_in_part_is_not_spread_over_two_targets(place: Plac
 
 
 @pytest.fixture
-def kafka(witness: Witness) -> OnKafka:
+def kafka(witness) -> OnKafka:
     return OnKafka(witness)
 
 
@@ -160,9 +158,7 @@ def files_in(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(("phase", "first"), [(Phase.FINISHING, 2), (Phase.DECIDING, 1)])
-def test_a_sink_that_is_added_begins_with_the_first_batch_that_is_not_decided(
-    kafka: OnKafka, tmp_path: Path, phase: Phase, first: int
-) -> None:
+def test_a_sink_that_is_added_begins_with_the_first_batch_that_is_not_decided(kafka, tmp_path, phase, first):
     query = Query(tmp_path, lambda: kafka.make("old"))
     query.job.run(0)
     query.job.kill(1, phase)
@@ -172,7 +168,7 @@ def test_a_sink_that_is_added_begins_with_the_first_batch_that_is_not_decided(
     assert files_in(tmp_path / "out") == values_of(*range(first, 3))
 
 
-def test_a_sink_is_removed_or_renamed_once_its_last_batch_is_committed(kafka: OnKafka, tmp_path: Path) -> None:
+def test_a_sink_is_removed_or_renamed_once_its_last_batch_is_committed(kafka, tmp_path):
     both = (lambda: kafka.make("old"), lambda: FilesSink(tmp_path / "out", format="json"))
     query = Query(tmp_path, *both)
     query.job.run(0)
@@ -191,9 +187,7 @@ def test_a_sink_is_removed_or_renamed_once_its_last_batch_is_committed(kafka: On
     assert kafka.open(query.job) == []
 
 
-def test_what_a_removed_sink_left_undecided_stays_open_until_it_is_given_once_more(
-    kafka: OnKafka, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_a_removed_sink_left_undecided_stays_open_until_it_is_given_once_more(kafka, tmp_path, caplog):
     both = (lambda: kafka.make("old", prefix="removed"), lambda: FilesSink(tmp_path / "out", format="json"))
     query = Query(tmp_path, *both)
     query.job.kill(0, Phase.DECIDING)
@@ -216,9 +210,7 @@ EXACTLY, LEAST, MOST = Guarantee.EXACTLY_ONCE, Guarantee.AT_LEAST_ONCE, Guarante
 
 
 @pytest.mark.parametrize(("phase", "lower"), [(Phase.DECIDING, LEAST), (Phase.FINISHING, MOST)])
-def test_a_guarantee_is_lowered_and_what_was_prepared_before_is_still_ended(
-    kafka: OnKafka, tmp_path: Path, phase: Phase, lower: Guarantee
-) -> None:
+def test_a_guarantee_is_lowered_and_what_was_prepared_before_is_still_ended(kafka, tmp_path, phase, lower):
     query = Query(tmp_path, lambda: kafka.make("old"))
     query.job.run(0)
     query.job.kill(1, phase)
@@ -229,7 +221,7 @@ def test_a_guarantee_is_lowered_and_what_was_prepared_before_is_still_ended(
     assert kafka.open(query.job) == []
 
 
-def test_what_is_lost_is_not_written_again_below_exactly_once(kafka: OnKafka, tmp_path: Path) -> None:
+def test_what_is_lost_is_not_written_again_below_exactly_once(kafka, tmp_path):
     query = Query(tmp_path, lambda: kafka.make("old"))
     query.job.kill(0, Phase.FINISHING)
     kafka.lose(query.job.decision(0).handles[1])
@@ -243,7 +235,7 @@ def test_what_is_lost_is_not_written_again_below_exactly_once(kafka: OnKafka, tm
     assert kafka.visible("old") == values_of(0, 1)
 
 
-def test_a_guarantee_is_raised_from_the_first_batch_that_is_not_decided(kafka: OnKafka, tmp_path: Path) -> None:
+def test_a_guarantee_is_raised_from_the_first_batch_that_is_not_decided(kafka, tmp_path):
     query = Query(tmp_path, lambda: kafka.make("old", guarantee=LEAST))
     query.job.run(0)
     query.job.kill(1, Phase.SWEEPING_OWN)
@@ -256,7 +248,7 @@ def test_a_guarantee_is_raised_from_the_first_batch_that_is_not_decided(kafka: O
     assert kafka.open(query.job) == []
 
 
-def test_a_shorter_timeout_is_that_of_new_transactions(kafka: OnKafka, tmp_path: Path) -> None:
+def test_a_shorter_timeout_is_that_of_new_transactions(kafka, tmp_path):
     """An open transaction keeps the timeout that its producer had, since the broker stores it."""
     query = Query(tmp_path, lambda: KafkaSink({**kafka.settings, "transaction.timeout.ms": 900_000}, topic=topic))
     topic = kafka.topics["old"]

@@ -11,7 +11,7 @@ from typing import Any
 import botocore.auth
 import pytest
 
-from s3_between import GO_ON, Between, Reply, Request, refusal
+from s3_between import GO_ON, Reply, Request, refusal
 from s3_bucket import Bucket, seal
 from secured import make_keys
 from shared_servers import s3_server
@@ -57,16 +57,14 @@ def leftovers(bucket: Bucket) -> tuple[Sequence[Any], Sequence[str]]:
     return bucket.uploads(), list(bucket.objects(prefix=""))
 
 
-def test_a_good_bucket_is_said_which_it_is_and_left_clean(bucket: Bucket) -> None:
+def test_a_good_bucket_is_said_which_it_is_and_left_clean(bucket):
     store = bucket.store()
     expected = {"endpoint": bucket.server.url, "bucket": bucket.name, "folder": "out/"}
     assert store.check() == store.check() == expected
     assert leftovers(bucket) == ([], [])
 
 
-def test_what_a_killed_trial_left_is_removed_once_nobody_can_be_at_it(
-    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_killed_trial_left_is_removed_once_nobody_can_be_at_it(bucket, monkeypatch):
     trial = {"Bucket": bucket.name, "Key": "out/.sparkonce/check-0123456789abcdef"}
     bucket.client.create_multipart_upload(**trial)
     bucket.client.put_object(**trial, Body=b"sparkonce")
@@ -78,7 +76,7 @@ def test_what_a_killed_trial_left_is_removed_once_nobody_can_be_at_it(
     assert leftovers(bucket) == ([], ["out/.sparkonce/checked"])
 
 
-def test_a_store_that_takes_damaged_parts_is_a_condition(bucket: Bucket, between: Between) -> None:
+def test_a_store_that_takes_damaged_parts_is_a_condition(bucket, between):
     def take_all(request: Request) -> str | Reply:
         return Reply(200, b"", (("ETag", '"any"'),)) if request.is_part and request.body == b"Sparkonce" else GO_ON
 
@@ -95,7 +93,7 @@ def test_a_store_that_takes_damaged_parts_is_a_condition(bucket: Bucket, between
     assert leftovers(bucket) == ([], [])
 
 
-def test_credentials_that_are_not_there_are_missed(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_credentials_that_are_not_there_are_missed(bucket, monkeypatch):
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
@@ -105,7 +103,7 @@ def test_credentials_that_are_not_there_are_missed(bucket: Bucket, monkeypatch: 
         store.check()
 
 
-def test_the_rights_that_are_documented_suffice(bucket: Bucket, user: tuple[str, str]) -> None:
+def test_the_rights_that_are_documented_suffice(bucket, user):
     grant(bucket, user, RIGHTS)
     store = store_of(bucket, user)
     store.check()
@@ -119,13 +117,13 @@ def test_the_rights_that_are_documented_suffice(bucket: Bucket, user: tuple[str,
 
 
 @pytest.mark.parametrize("missing", sorted(RIGHTS))
-def test_each_right_that_is_missing_is_named(bucket: Bucket, user: tuple[str, str], missing: str) -> None:
+def test_each_right_that_is_missing_is_named(bucket, user, missing):
     grant(bucket, user, RIGHTS - {missing})
     with pytest.raises(PreflightError, match=rf"{missing}\b(?!Multipart)"):
         store_of(bucket, user).check()
 
 
-def test_a_right_that_is_taken_away_loses_nothing(bucket: Bucket, user: tuple[str, str]) -> None:
+def test_a_right_that_is_taken_away_loses_nothing(bucket, user):
     grant(bucket, user, RIGHTS)
     store = store_of(bucket, user)
     fields = seal(store)
@@ -142,7 +140,7 @@ def test_a_right_that_is_taken_away_loses_nothing(bucket: Bucket, user: tuple[st
     assert [one.outcome for one in store.publish([fields])] == [Outcome.COMMITTED]
 
 
-def test_without_the_right_to_look_nothing_is_lost(bucket: Bucket, user: tuple[str, str]) -> None:
+def test_without_the_right_to_look_nothing_is_lost(bucket, user):
     """S3 answers 403 for objects that are not there to those who may not list."""
     grant(bucket, user, RIGHTS)
     store = store_of(bucket, user)
@@ -156,7 +154,7 @@ def test_without_the_right_to_look_nothing_is_lost(bucket: Bucket, user: tuple[s
     assert [one.outcome for one in store.publish([fields])] == [Outcome.LOST]
 
 
-def test_a_clock_that_is_off_is_named(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_clock_that_is_off_is_named(bucket, monkeypatch):
     store = bucket.store()
     fields = seal(store)
     now = botocore.auth.get_current_datetime
@@ -179,7 +177,7 @@ def test_a_clock_that_is_off_is_named(bucket: Bucket, monkeypatch: pytest.Monkey
     [refusal(501, "NotImplemented"), Reply(200, b"<CompleteMultipartUploadResult/>")],
     ids=["refuses", "ignores"],
 )
-def test_a_store_without_conditions_is_refused_unless_told(bucket: Bucket, between: Between, answer: Reply) -> None:
+def test_a_store_without_conditions_is_refused_unless_told(bucket, between, answer):
     between.act = lambda request: answer if request.is_complete else GO_ON
     with pytest.raises(PreflightError, match="if_none_match"):
         bucket.store(endpoint_url=between.url).check()
@@ -188,7 +186,7 @@ def test_a_store_without_conditions_is_refused_unless_told(bucket: Bucket, betwe
     assert leftovers(bucket) == ([], [])
 
 
-def test_without_conditions_none_is_sent(bucket: Bucket, between: Between) -> None:
+def test_without_conditions_none_is_sent(bucket, between):
     sent: list[str | None] = []
     between.listen = lambda request, given: sent.append(given.get("If-None-Match")) if request.is_complete else None
     for setting in (True, False):
@@ -197,7 +195,7 @@ def test_without_conditions_none_is_sent(bucket: Bucket, between: Between) -> No
     assert sent == ["*", None]
 
 
-def test_other_etags_than_md5_will_do(bucket: Bucket, between: Between) -> None:
+def test_other_etags_than_md5_will_do(bucket, between):
     """With SSE-KMS, the ETag of a part is not an MD5, and the ETag of the whole object is unknown in advance."""
 
     def etag(request: Request) -> str | Reply:
@@ -220,14 +218,14 @@ def test_other_etags_than_md5_will_do(bucket: Bucket, between: Between) -> None:
     assert [one.outcome for one in store.publish([fields])] == [Outcome.UNKNOWN]
 
 
-def test_versions_are_a_condition(bucket: Bucket) -> None:
+def test_versions_are_a_condition(bucket):
     bucket.client.put_bucket_versioning(Bucket=bucket.name, VersioningConfiguration={"Status": "Enabled"})
     store = bucket.store()
     store.check()
     assert "old versions" in store.conditions()[-1]
 
 
-def test_credentials_of_the_environment_are_found(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_credentials_of_the_environment_are_found(bucket, monkeypatch):
     settings = bucket.server.settings()
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", settings.pop("aws_access_key_id"))
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", settings.pop("aws_secret_access_key"))
@@ -235,7 +233,7 @@ def test_credentials_of_the_environment_are_found(bucket: Bucket, monkeypatch: p
     assert S3Store(f"s3://{bucket.name}/out", settings).check()["bucket"] == bucket.name
 
 
-def test_a_certificate_is_verified(tmp_path: Path) -> None:
+def test_a_certificate_is_verified(tmp_path):
     class TlsServer(S3Server):
         keys: Path
 
@@ -262,7 +260,7 @@ def test_a_certificate_is_verified(tmp_path: Path) -> None:
             S3Store("s3://bucket/out", {**settings, "verify": str(tmp_path / "ca.pem")}).check()
 
 
-def test_a_bucket_or_store_that_is_not_there_is_named() -> None:
+def test_a_bucket_or_store_that_is_not_there_is_named():
     settings = s3_server().settings()
     with pytest.raises(PreflightError, match="no bucket 'nobodys'"):
         S3Store("s3://nobodys/out", settings).check()
@@ -281,7 +279,7 @@ def new_sink(bucket: Bucket, *, guarantee: Guarantee = Guarantee.EXACTLY_ONCE, *
     return FilesSink(f"s3://{bucket.name}/out", store_options=options, guarantee=guarantee)
 
 
-def test_a_lifecycle_rule_is_the_timeout_and_another_a_condition(bucket: Bucket, between: Between) -> None:
+def test_a_lifecycle_rule_is_the_timeout_and_another_a_condition(bucket, between):
     rules = b"""<LifecycleConfiguration>
 <Rule><ID>uploads</ID><Status>Enabled</Status><Filter><Prefix>out/</Prefix></Filter>
 <AbortIncompleteMultipartUpload><DaysAfterInitiation>3</DaysAfterInitiation></AbortIncompleteMultipartUpload></Rule>
@@ -300,7 +298,7 @@ def test_a_lifecycle_rule_is_the_timeout_and_another_a_condition(bucket: Bucket,
     assert direct.transaction_timeout_s(facts) is None
 
 
-def test_another_bucket_is_refused(bucket: Bucket) -> None:
+def test_another_bucket_is_refused(bucket):
     """Its answer for the last batch's uploads would be that they are lost."""
     facts = new_sink(bucket).preflight(QUERY, None)
     with pytest.raises(PreflightError, match="bucket"):

@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from s3_between import CUT_REPLY, GO_ON, Between, Reply, Request, refusal
+from s3_between import CUT_REPLY, GO_ON, Reply, Request, refusal
 from s3_bucket import Bucket, seal
 from sparkonce.errors import UnknownOutcomeError
 from sparkonce.protocol.handles import COMMITTED, Finished, Handle, Outcome, transaction_fields
@@ -22,7 +22,7 @@ from sparkonce.sinks.files.store import Fields, FileState, FileStore, fields_of
 
 
 @pytest.fixture
-def store(bucket: Bucket) -> Iterator[S3Store]:
+def store(bucket) -> Iterator[S3Store]:
     opened = bucket.store()
     yield opened
     opened.close()
@@ -37,7 +37,7 @@ def key(fields: Fields) -> str:
     return f"out/{fields['path']}"
 
 
-def test_a_file_shows_once_it_is_published(bucket: Bucket, store: S3Store) -> None:
+def test_a_file_shows_once_it_is_published(bucket, store):
     fields = seal(store)
     assert bucket.objects() == {}
     assert store.states([fields]) == [FileState.STAGED]
@@ -49,7 +49,7 @@ def test_a_file_shows_once_it_is_published(bucket: Bucket, store: S3Store) -> No
     assert metadata == {"sparkonce-transaction": str(name_in(str(fields["path"]))), "sparkonce-upload": fields["mark"]}
 
 
-def test_a_lost_reply_is_asked_for_again(bucket: Bucket, between: Between) -> None:
+def test_a_lost_reply_is_asked_for_again(bucket, between):
     fields = seal(bucket.store())
     store = bucket.store(endpoint_url=between.url)
     between.act = lambda request: CUT_REPLY if request.is_complete else GO_ON
@@ -76,7 +76,7 @@ GONE = refusal(404, "NoSuchUpload")
     ],
     ids=["429 without a body", "throttling", "conflict", "failed late", "gone"],
 )
-def test_a_store_that_refuses_once_is_asked_again(bucket: Bucket, between: Between, answer: Reply) -> None:
+def test_a_store_that_refuses_once_is_asked_again(bucket, between, answer):
     """Each kind of request is refused once. boto3 does not retry, so our own error table decides about each answer."""
     fields = seal(bucket.store())
     store = bucket.store(endpoint_url=between.url, attempts=1)
@@ -98,9 +98,7 @@ def test_a_store_that_refuses_once_is_asked_again(bucket: Bucket, between: Betwe
 
 
 @pytest.mark.parametrize("published", [True, False], ids=["published", "aborted"])
-def test_a_busy_store_does_not_make_a_loss_of_what_was_published(
-    bucket: Bucket, between: Between, published: bool
-) -> None:
+def test_a_busy_store_does_not_make_a_loss_of_what_was_published(bucket, between, published):
     """The completion reports that the upload is gone.
 
     Each of the following requests is refused once, without a body.
@@ -126,7 +124,7 @@ def test_a_busy_store_does_not_make_a_loss_of_what_was_published(
     assert refused == {"GET", "HEAD"}
 
 
-def test_done_without_an_object_is_not_done(bucket: Bucket, between: Between) -> None:
+def test_done_without_an_object_is_not_done(bucket, between):
     """Versitygw reports success while another completion is still in progress."""
     fields = seal(bucket.store())
     store = bucket.store(endpoint_url=between.url)
@@ -135,7 +133,7 @@ def test_done_without_an_object_is_not_done(bucket: Bucket, between: Between) ->
     assert publish(store, fields).outcome is Outcome.RETRY
 
 
-def test_nobodys_object_is_overwritten(bucket: Bucket, store: S3Store) -> None:
+def test_nobodys_object_is_overwritten(bucket, store):
     fields = seal(store)
     bucket.client.put_object(Bucket=bucket.name, Key=key(fields), Body=b"a stranger's")
     finished = publish(store, fields)
@@ -146,7 +144,7 @@ def test_nobodys_object_is_overwritten(bucket: Bucket, store: S3Store) -> None:
     assert [one.outcome for one in store.discard([fields])] == [Outcome.ABORTED]
 
 
-def test_one_that_somebody_overwrote_is_unknown(bucket: Bucket, store: S3Store) -> None:
+def test_one_that_somebody_overwrote_is_unknown(bucket, store):
     """Versitygw answers 200 to the second completion anyway."""
     fields = seal(store)
     publish(store, fields)
@@ -156,7 +154,7 @@ def test_one_that_somebody_overwrote_is_unknown(bucket: Bucket, store: S3Store) 
     assert bucket.objects() == {key(fields): b"a stranger's"}
 
 
-def test_an_aborted_one_is_not_taken_for_a_strangers(bucket: Bucket, store: S3Store) -> None:
+def test_an_aborted_one_is_not_taken_for_a_strangers(bucket, store):
     """Versitygw answers 200 to the completion of an upload that does not exist, if there is any object."""
     fields = seal(store)
     bucket.abort(str(fields["upload_id"]))
@@ -165,7 +163,7 @@ def test_an_aborted_one_is_not_taken_for_a_strangers(bucket: Bucket, store: S3St
     assert [one.outcome for one in store.discard([fields])] == [Outcome.ABORTED]
 
 
-def test_one_that_was_deleted_is_unknown_where_versions_are_kept(bucket: Bucket, between: Between) -> None:
+def test_one_that_was_deleted_is_unknown_where_versions_are_kept(bucket, between):
     """S3 reports the delete marker with HeadObject.
 
     Versitygw does so only with GetObject, so it stays undetected there.
@@ -180,7 +178,7 @@ def test_one_that_was_deleted_is_unknown_where_versions_are_kept(bucket: Bucket,
     assert store.states([fields]) == [FileState.UNKNOWN]
 
 
-def test_a_completion_still_at_work_is_not_taken_for_a_loss(bucket: Bucket, store: S3Store) -> None:
+def test_a_completion_still_at_work_is_not_taken_for_a_loss(bucket, store):
     """Versitygw hides the upload from all listings while it assembles the object, and is killed at that moment."""
     fields = seal(store)
     with at_work(bucket, fields):
@@ -209,9 +207,7 @@ def handle_of(*files: Fields) -> Handle:
     return Handle(sink="files", slot=0, rows=len(files), transaction=transaction_fields(fields))
 
 
-def test_a_completion_that_begins_while_the_rest_is_given_up_is_waited_for(
-    bucket: Bucket, store: S3Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_completion_that_begins_while_the_rest_is_given_up_is_waited_for(bucket, store, monkeypatch):
     """Another driver checked before a file of the transaction was lost, and now completes the others."""
     lost, left = seal(store), seal(store)
     handle, committer = handle_of(lost, left), FilesCommitter(store, "files", manifest=False)
@@ -230,7 +226,7 @@ def test_a_completion_that_begins_while_the_rest_is_given_up_is_waited_for(
     assert bucket.objects() == {key(left): b"rows"}
 
 
-def test_what_is_left_of_a_lost_one_is_given_up_also_where_no_answer_comes(bucket: Bucket, between: Between) -> None:
+def test_what_is_left_of_a_lost_one_is_given_up_also_where_no_answer_comes(bucket, between):
     store = bucket.store(endpoint_url=between.url, attempts=1)
     lost, left = seal(store), seal(store)
     handle, committer = handle_of(lost, left), FilesCommitter(store, "files", manifest=False)
@@ -243,14 +239,14 @@ def test_what_is_left_of_a_lost_one_is_given_up_also_where_no_answer_comes(bucke
     assert bucket.objects() == {}
 
 
-def test_a_missing_part_is_never_published(bucket: Bucket, store: S3Store) -> None:
+def test_a_missing_part_is_never_published(bucket, store):
     fields = seal(store)
     wrong: Mapping[str, str | int] = {**fields, "etags": "0" * 32}
     assert publish(store, wrong).outcome is Outcome.UNKNOWN
     assert bucket.objects() == {}
 
 
-def test_a_part_that_arrives_while_aborting_is_aborted_too(bucket: Bucket, between: Between) -> None:
+def test_a_part_that_arrives_while_aborting_is_aborted_too(bucket, between):
     """S3's manual: aborting can leave parts that were in progress."""
     fields = seal(bucket.store())
     store = bucket.store(endpoint_url=between.url)
@@ -261,7 +257,7 @@ def test_a_part_that_arrives_while_aborting_is_aborted_too(bucket: Bucket, betwe
     assert bucket.uploads() == []
 
 
-def test_two_clients_publish_the_same_at_once(bucket: Bucket, store: S3Store) -> None:
+def test_two_clients_publish_the_same_at_once(bucket, store):
     contents = [secrets.token_bytes(6 * MIB) for _ in range(3)]
     files = [seal(store, content) for content in contents]
 

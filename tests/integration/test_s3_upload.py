@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from s3_between import CUT_REPLY, GO_ON, Between, Reply, Request, damaged, refusal
-from s3_bucket import Bucket, new_name
+from s3_between import CUT_REPLY, GO_ON, Reply, Request, damaged, refusal
+from s3_bucket import new_name
 from sparkonce.errors import PrepareError, UnknownOutcomeError
 from sparkonce.protocol.handles import Outcome
 from sparkonce.protocol.ownership import TransactionName
@@ -32,7 +32,7 @@ def hold(store: S3Store, name: TransactionName | None = None, *, folder: str = "
 
 
 @pytest.mark.parametrize("size", [0, 1, 5 * MIB, 5 * MIB + 1, 12 * MIB], ids=str)
-def test_a_file_of_any_size_is_whole(bucket: Bucket, size: int) -> None:
+def test_a_file_of_any_size_is_whole(bucket, size):
     store = bucket.store(part_size_bytes=5 * MIB)
     held = hold(store)
     content = secrets.token_bytes(size)
@@ -48,7 +48,7 @@ def test_a_file_of_any_size_is_whole(bucket: Bucket, size: int) -> None:
     assert etag.strip('"') == fields["checksum"]
 
 
-def test_a_damaged_part_is_refused(bucket: Bucket, between: Between) -> None:
+def test_a_damaged_part_is_refused(bucket, between):
     between.act = lambda request: damaged(request) if request.is_part else GO_ON
     held = hold(bucket.store(endpoint_url=between.url, attempts=1))
     held.stream.write(b"rows")
@@ -58,7 +58,7 @@ def test_a_damaged_part_is_refused(bucket: Bucket, between: Between) -> None:
     assert bucket.uploads() == []
 
 
-def test_an_upload_whose_beginning_was_not_answered_is_swept(bucket: Bucket, between: Between) -> None:
+def test_an_upload_whose_beginning_was_not_answered_is_swept(bucket, between):
     first = [CUT_REPLY]
     between.act = lambda request: first.pop() if request.method == "POST" and first else GO_ON
     store = bucket.store(endpoint_url=between.url)
@@ -75,7 +75,7 @@ def test_an_upload_whose_beginning_was_not_answered_is_swept(bucket: Bucket, bet
     assert list(bucket.objects().values()) == [b"rows"]
 
 
-def test_a_failure_stops_the_writer_early(bucket: Bucket, between: Between) -> None:
+def test_a_failure_stops_the_writer_early(bucket, between):
     between.act = lambda request: refusal(403, "AccessDenied") if request.method == "POST" else GO_ON
     held = hold(bucket.store(endpoint_url=between.url, part_size_bytes=5 * MIB, upload_threads=1))
     with pytest.raises(PrepareError, match="s3:PutObject"):
@@ -86,7 +86,7 @@ def test_a_failure_stops_the_writer_early(bucket: Bucket, between: Between) -> N
 # --- giving up --------------------------------------------------------------------------------------------------------
 
 
-def test_giving_up_leaves_nothing(bucket: Bucket) -> None:
+def test_giving_up_leaves_nothing(bucket):
     store = bucket.store(part_size_bytes=5 * MIB)
     begun, written, sealed = hold(store), hold(store), hold(store)
     written.stream.write(bytes(6 * MIB))
@@ -99,7 +99,7 @@ def test_giving_up_leaves_nothing(bucket: Bucket) -> None:
         written.stream.write(b"more")
 
 
-def test_giving_up_waits_for_parts_under_way(bucket: Bucket, between: Between, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_giving_up_waits_for_parts_under_way(bucket, between, monkeypatch):
     """A part that arrives after the abort may stay in the store and cost money."""
     arrived, go = threading.Event(), threading.Event()
     order: list[str] = []
@@ -125,7 +125,7 @@ def test_giving_up_waits_for_parts_under_way(bucket: Bucket, between: Between, m
     assert bucket.uploads() == []
 
 
-def test_what_is_swept_while_it_is_written_is_not_sealed(bucket: Bucket) -> None:
+def test_what_is_swept_while_it_is_written_is_not_sealed(bucket):
     store = bucket.store(part_size_bytes=5 * MIB)
     held = hold(store)
     held.stream.write(bytes(5 * MIB))
@@ -146,7 +146,7 @@ def test_what_is_swept_while_it_is_written_is_not_sealed(bucket: Bucket) -> None
 # --- sweeping ---------------------------------------------------------------------------------------------------------
 
 
-def test_all_that_is_held_is_listed_and_nothing_of_others(bucket: Bucket) -> None:
+def test_all_that_is_held_is_listed_and_nothing_of_others(bucket):
     store = bucket.store(page=2)
     own = [new_name(position=position) for position in range(5)]
     for name in own:
@@ -163,7 +163,7 @@ def test_all_that_is_held_is_listed_and_nothing_of_others(bucket: Bucket) -> Non
     assert sorted(one["Key"] for one in bucket.uploads()) == sorted(strangers)
 
 
-def test_two_uploads_of_one_key_are_both_listed(bucket: Bucket) -> None:
+def test_two_uploads_of_one_key_are_both_listed(bucket):
     """Page by page: the second page begins within the key."""
     store = bucket.store(page=1)
     name = new_name()
@@ -172,9 +172,7 @@ def test_two_uploads_of_one_key_are_both_listed(bucket: Bucket) -> None:
     assert len({one.fields["upload_id"] for one in store.list_staged()}) == 3
 
 
-def test_a_store_that_lists_uploads_only_by_whole_keys_or_buckets_is_swept_and_named(
-    bucket: Bucket, between: Between, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_store_that_lists_uploads_only_by_whole_keys_or_buckets_is_swept_and_named(bucket, between, caplog):
     """MinIO behaves like this."""
 
     def minio(request: Request) -> str | Reply:
@@ -192,7 +190,7 @@ def test_a_store_that_lists_uploads_only_by_whole_keys_or_buckets_is_swept_and_n
     assert [one.name for one in store.list_staged()] == [name]
 
 
-def test_a_listing_that_is_not_answered_is_not_empty(bucket: Bucket, between: Between) -> None:
+def test_a_listing_that_is_not_answered_is_not_empty(bucket, between):
     between.act = lambda _: refusal(503, "SlowDown")
     store = bucket.store(endpoint_url=between.url, attempts=1)
     with pytest.raises(UnknownOutcomeError, match="ListMultipartUploads"):
@@ -210,7 +208,7 @@ def test_a_listing_that_is_not_answered_is_not_empty(bucket: Bucket, between: Be
 # --- small files ------------------------------------------------------------------------------------------------------
 
 
-def test_small_files_are_put_read_listed_and_deleted(bucket: Bucket) -> None:
+def test_small_files_are_put_read_listed_and_deleted(bucket):
     store = bucket.store(page=2)
     assert store.get("lists/1 ü.json") is None
     assert store.list_names("lists") == []
@@ -230,7 +228,7 @@ def test_small_files_are_put_read_listed_and_deleted(bucket: Bucket) -> None:
 
 
 @pytest.mark.slow
-def test_a_large_file_takes_little_memory(bucket: Bucket) -> None:
+def test_a_large_file_takes_little_memory(bucket):
     """A slow store must not make a fast writer buffer everything: 200 MB go through 4 threads with 8 MiB each."""
     program = """
 import pickle, sys

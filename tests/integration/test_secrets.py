@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +15,6 @@ from psycopg import sql
 
 from canary import CANARY, check, everything_told, rows, said_of
 from integration.kafka_witness import new_name
-from s3_bucket import Bucket
 from shared_servers import needs_postgres, needs_redis, postgres_with_passwords
 from small_job import SmallJob
 from sparkonce.errors import ConfigurationError, SparkonceError
@@ -26,7 +24,6 @@ from sparkonce.sinks.sql.mysql.sink import MySQLSink
 from sparkonce.sinks.sql.postgres.sink import PostgresSink
 from sparkonce.sinks.write_ahead.sink import WriteAheadSink
 from sparkonce_lab.rig.servers.redis import RedisServer
-from sparkonce_lab.systems.mysql import MySQLSystem
 from sparkonce_lab.systems.postgres import PostgresSystem
 
 
@@ -39,9 +36,7 @@ def postgres() -> Iterator[PostgresSystem]:
 
 @needs_postgres
 @pytest.mark.parametrize(("form", "commit"), [("words", "staged"), ("url", "two_phase")])
-def test_postgresql(
-    postgres: PostgresSystem, tmp_path: Path, caplog: pytest.LogCaptureFixture, form: str, commit: str
-) -> None:
+def test_postgresql(postgres, tmp_path, caplog, form, commit):
     postgres.ask("DROP TABLE IF EXISTS t, sparkonce_commits; CREATE TABLE t (id bigint, value text)")
 
     def make(*, user: str = "etl", port: int = postgres.server.port, table: str = "t") -> PostgresSink:
@@ -55,7 +50,7 @@ def test_postgresql(
     check(make, tmp_path, caplog, user={"user": "nobody"}, nowhere={"port": 1}, table={"table": "none"})
 
 
-def test_mariadb(mariadb: MySQLSystem, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_mariadb(mariadb, tmp_path, caplog):
     user = new_name("u")[:20]
     mariadb.ask("CREATE USER %s IDENTIFIED BY %s", user, CANARY)
     mariadb.ask("GRANT ALL ON *.* TO %s", user)
@@ -71,7 +66,7 @@ def test_mariadb(mariadb: MySQLSystem, tmp_path: Path, caplog: pytest.LogCapture
 
 @needs_redis
 @pytest.mark.parametrize("form", ["url", "options"])
-def test_redis(tmp_path: Path, caplog: pytest.LogCaptureFixture, form: str) -> None:
+def test_redis(tmp_path, caplog, form):
     with RedisServer(tmp_path / "data") as server:
         with redis.Redis(port=server.port, protocol=2) as client:
             client.acl_setuser("etl", enabled=True, passwords=[f"+{CANARY}"], categories=["+@all"], keys=["*"])
@@ -95,7 +90,7 @@ def test_redis(tmp_path: Path, caplog: pytest.LogCaptureFixture, form: str) -> N
         f"redis://h:1?password=x@{CANARY}&db=z",
     ],
 )
-def test_a_redis_url_that_cannot_be_read(url: str) -> None:
+def test_a_redis_url_that_cannot_be_read(url):
     with pytest.raises(ConfigurationError) as raised:
         RedisSink(url, key="id", value="value").preflight("0123456789ab", None)
     assert CANARY not in said_of(raised.value)
@@ -106,13 +101,13 @@ def test_a_redis_url_that_cannot_be_read(url: str) -> None:
     [f"postgresql://u:{CANARY}@[", f"passwort={CANARY} host=x", {"passwrd": CANARY, "host": "x"}],
     ids=["url", "words", "mapping"],
 )
-def test_postgresql_settings_that_cannot_be_read(conninfo: Any) -> None:
+def test_postgresql_settings_that_cannot_be_read(conninfo):
     with pytest.raises(ConfigurationError) as raised:
         PostgresSink(conninfo, table="t")
     assert CANARY not in said_of(raised.value)
 
 
-def test_s3(bucket: Bucket, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_s3(bucket, tmp_path, caplog):
     """The server's own key is the secret, since the server has no other."""
     options = bucket.server.settings()
     secret = str(options["aws_secret_access_key"])
@@ -138,7 +133,7 @@ def test_s3(bucket: Bucket, tmp_path: Path, caplog: pytest.LogCaptureFixture) ->
         assert not [one for one in files if word.encode() in one]
 
 
-def test_s3_takes_no_credentials_in_its_addresses() -> None:
+def test_s3_takes_no_credentials_in_its_addresses():
     """They would be stored in the log's facts."""
     for location, more in (
         (f"s3://a:{CANARY}@bucket/x", {}),
@@ -159,5 +154,5 @@ class Applied:
         batch.read_all()
 
 
-def test_write_ahead(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_write_ahead(tmp_path, caplog):
     check(lambda: WriteAheadSink(Applied(), applies="idempotent"), tmp_path, caplog)

@@ -90,7 +90,7 @@ def ids(postgres: PostgresSystem) -> list[int]:
 
 @needs_postgres
 @pytest.mark.parametrize("mode", MODES)
-def test_postgresql_with_the_least_rights(postgres: PostgresSystem, tmp_path: Path, mode: str) -> None:
+def test_postgresql_with_the_least_rights(postgres, tmp_path, mode):
     make = least(postgres, mode)
     live(new_job(tmp_path, make), lambda: list_orphans(postgres.server.conninfo(user="least")))
     assert (ids(postgres), postgres.prepared(), postgres.stages()) == (wanted(4), [], [])
@@ -115,9 +115,7 @@ def test_postgresql_with_the_least_rights(postgres: PostgresSystem, tmp_path: Pa
         pytest.param("upsert", "UPDATE", "t", Phase.FINISHING, marks=SLOW),
     ],
 )
-def test_a_right_of_postgresql_that_goes(
-    postgres: PostgresSystem, tmp_path: Path, mode: str, right: str, on: str, phase: Phase
-) -> None:
+def test_a_right_of_postgresql_that_goes(postgres, tmp_path, mode, right, on, phase):
     make = least(postgres, mode)
     taken_away(
         new_job(tmp_path, make),
@@ -141,9 +139,7 @@ def test_a_right_of_postgresql_that_goes(
         ("USAGE", "SCHEMA public", "schema='public': no permission on the schema: USAGE missing"),
     ],
 )
-def test_a_right_of_postgresql_that_is_missing_at_the_start(
-    postgres: PostgresSystem, tmp_path: Path, right: str, on: str, words: str
-) -> None:
+def test_a_right_of_postgresql_that_is_missing_at_the_start(postgres, tmp_path, right, on, words):
     make = least(postgres, "staged")
     new_job(tmp_path / "first", make).run(0)
     postgres.ask(f"TRUNCATE t; REVOKE {right} ON {on} FROM least")
@@ -160,7 +156,7 @@ def test_a_right_of_postgresql_that_is_missing_at_the_start(
 
 
 @pytest.fixture
-def mariadb(mariadb: MySQLSystem) -> Iterator[MySQLSystem]:
+def mariadb(mariadb) -> Iterator[MySQLSystem]:
     mariadb.ask("CREATE USER IF NOT EXISTS least")
     mariadb.ask("REVOKE ALL PRIVILEGES, GRANT OPTION FROM least")
     mariadb.ask("CREATE TABLE t (id bigint PRIMARY KEY, text varchar(9)) ENGINE=InnoDB")
@@ -186,7 +182,7 @@ def ids_of_mariadb(mariadb: MySQLSystem) -> list[int]:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_mariadb_with_the_least_rights(mariadb: MySQLSystem, tmp_path: Path, mode: str) -> None:
+def test_mariadb_with_the_least_rights(mariadb, tmp_path, mode):
     make, of_others = least_of_mariadb(mariadb, mode), mariadb.prepared()
     settings = {**mariadb.settings, "user": "least"}
     live(
@@ -204,9 +200,7 @@ def test_mariadb_with_the_least_rights(mariadb: MySQLSystem, tmp_path: Path, mod
         pytest.param("two_phase", "SELECT", "sparkonce_commits", Phase.FINISHING, marks=SLOW),
     ],
 )
-def test_a_right_of_mariadb_that_goes(
-    mariadb: MySQLSystem, tmp_path: Path, mode: str, right: str, on: str, phase: Phase
-) -> None:
+def test_a_right_of_mariadb_that_goes(mariadb, tmp_path, mode, right, on, phase):
     make, of_others = least_of_mariadb(mariadb, mode), mariadb.prepared()
     where = f"{mariadb.database}.{on}"
     taken_away(

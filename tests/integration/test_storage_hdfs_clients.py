@@ -43,7 +43,7 @@ def new_url() -> str:
 
 
 @pytest.mark.slow
-def test_a_worker_has_the_drivers_files_settings_and_user(jvm: Any) -> None:
+def test_a_worker_has_the_drivers_files_settings_and_user(jvm):
     settings = {"dfs.replication": "1", "dfs.ha.namenodes.pair": "nn1", "fs.s3a.secret.key": "very-secret"}
     of_driver = hadoop_files(jvm, new_url(), settings)
     of_driver.put("a/one", b"by the driver")
@@ -70,7 +70,7 @@ def test_a_worker_has_the_drivers_files_settings_and_user(jvm: Any) -> None:
         ("dfs.client.failover.proxy.provider", f"{PROVIDERS}.ObserverReadProxyProvider"),
     ],
 )
-def test_what_a_worker_cannot_do_as_the_driver_does(jvm: Any, setting: str, value: str) -> None:
+def test_what_a_worker_cannot_do_as_the_driver_does(jvm, setting, value):
     conf = hadoop_conf(jvm, {setting: value})
     with pytest.raises(ConfigurationError) as refused:
         hadoop.hdfs_files(jvm, conf, "hdfs://pair/checkpoints/a")
@@ -79,7 +79,7 @@ def test_what_a_worker_cannot_do_as_the_driver_does(jvm: Any, setting: str, valu
 
 
 @pytest.mark.slow
-def test_a_driver_without_the_package(jvm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_without_the_package(jvm, monkeypatch):
     monkeypatch.setattr(hadoop, "find_spec", lambda _: None)
     with pytest.raises(ConfigurationError, match="needs the package hdfs-native") as refused:
         hadoop_files(jvm, new_url()).for_workers()
@@ -87,18 +87,18 @@ def test_a_driver_without_the_package(jvm: Any, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+def impatient(monkeypatch) -> None:
     """Shortens the time for which the client itself retries, which is minutes by default."""
     monkeypatch.setattr(hdfs, "DEADLINE_S", 1.0)
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_port_that_nobody_listens_on() -> None:
+def test_a_port_that_nobody_listens_on():
     assert_waited_for(HdfsFiles(f"hdfs://127.0.0.1:{free_port()}/a"))
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_name_node_that_never_answers() -> None:
+def test_a_name_node_that_never_answers():
     with socket.create_server(("127.0.0.1", 0)) as silent:
         assert_waited_for(HdfsFiles(f"hdfs://127.0.0.1:{silent.getsockname()[1]}/a"))
 
@@ -113,7 +113,7 @@ def assert_waited_for(files: HdfsFiles) -> None:
 
 
 @pytest.mark.parametrize("more", [{}, {"dfs.ha.namenodes.no-such": "nn1"}], ids=["unknown", "without addresses"])
-def test_a_name_service_that_the_settings_do_not_have(more: dict[str, str]) -> None:
+def test_a_name_service_that_the_settings_do_not_have(more):
     files = HdfsFiles("hdfs://no-such/a", {"dfs.nameservices": "pair", **more})
     with pytest.raises(
         OSError, match=r"'no-such' is no name service, for dfs\.ha\.namenodes\.no-such is not set"
@@ -126,20 +126,20 @@ def test_a_name_service_that_the_settings_do_not_have(more: dict[str, str]) -> N
 
 
 @pytest.mark.slow
-def test_a_name_service_that_the_sessions_settings_do_not_have(jvm: Any) -> None:
+def test_a_name_service_that_the_sessions_settings_do_not_have(jvm):
     with pytest.raises(StoreError, match="UnknownHostException: no-such"):
         hadoop_files(jvm, "hdfs://no-such/a")
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_name_node_without_a_port_listens_on_hadoops(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_node_without_a_port_listens_on_hadoops(monkeypatch):
     url, port = f"hdfs://127.0.0.1/checkpoints/{secrets.token_hex(6)}", hdfs_server().port
     monkeypatch.setattr(hdfs, "_PORT", port)
     assert HdfsFiles(url).put("one", b"x") == Landed()
     assert HdfsFiles(url.replace("127.0.0.1", f"127.0.0.1:{port}")).read("one") == b"x"
 
 
-def test_what_a_dead_writer_has_left_open_hinders_nobody() -> None:
+def test_what_a_dead_writer_has_left_open_hinders_nobody():
     """The name node keeps its lease for another hour, but the temporary name is used by nobody else."""
     url = new_url()
     program = (
@@ -165,7 +165,7 @@ def test_what_a_dead_writer_has_left_open_hinders_nobody() -> None:
 
 
 @pytest.mark.parametrize("client", [pytest.param("by the JVM", marks=pytest.mark.slow), "native"])
-def test_a_store_that_is_paused_for_a_moment_is_waited_for(request: pytest.FixtureRequest, client: str) -> None:
+def test_a_store_that_is_paused_for_a_moment_is_waited_for(request, client):
     url = new_url()
     files = HdfsFiles(url) if client == "native" else hadoop_files(request.getfixturevalue("jvm"), url)
     assert files.put("a/0", b"before") == Landed()
@@ -183,7 +183,7 @@ def test_a_store_that_is_paused_for_a_moment_is_waited_for(request: pytest.Fixtu
     assert files.read("a/1") == b"record"
 
 
-def test_a_folder_that_is_not_there_is_an_answer() -> None:
+def test_a_folder_that_is_not_there_is_an_answer():
     files = HdfsFiles(new_url())
     assert (files.read("a/b"), files.exists("a"), files.open("a"), list(files.names("a"))) == (None, False, None, [])
     files.sync("a")
@@ -191,7 +191,7 @@ def test_a_folder_that_is_not_there_is_an_answer() -> None:
     files.delete(["a/b"])
 
 
-def test_a_user_who_may_not_write(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_who_may_not_write(monkeypatch):
     url = new_url()
     HdfsFiles(url).put("one", b"x")
     monkeypatch.setenv("HADOOP_USER_NAME", "somebody-else")

@@ -12,14 +12,13 @@ import pickle
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from plain_store import PlainStore
-from s3_between import CUT_REPLY, GO_ON, Between, Reply, Request, refusal
+from s3_between import CUT_REPLY, GO_ON, Reply, Request, refusal
 from s3_bucket import Bucket
 from shared_servers import USES_HDFS, hdfs_server
 from sparkonce.driver.outage import is_store_outage
@@ -33,7 +32,7 @@ from sparkonce_lab.rig.servers.s3 import ACCESS_KEY, SECRET_KEY, S3Server
 
 
 @pytest.mark.parametrize("prefix", ["a b/c%20d", "p%2Fq", "ä#[]{}~^|&+=;,@:$'()!", "deep/er"])
-def test_a_key_is_the_path_as_it_is_written(bucket: Bucket, prefix: str) -> None:
+def test_a_key_is_the_path_as_it_is_written(bucket, prefix):
     files = bucket.files(prefix)
     assert files.put("log/0", b"one") == Landed()
     assert files.put("log/0", b"two") == Taken(standing=b"one")
@@ -48,7 +47,7 @@ def test_a_key_is_the_path_as_it_is_written(bucket: Bucket, prefix: str) -> None
     assert bucket.keys(f"{prefix}/") == []
 
 
-def test_the_keys_of_a_profile_open_the_store(bucket: Bucket, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_keys_of_a_profile_open_the_store(bucket, monkeypatch, tmp_path):
     keys = f"aws_access_key_id={ACCESS_KEY}\naws_secret_access_key="
     (tmp_path / "credentials").write_text(f"[right]\n{keys}{SECRET_KEY}\n[wrong]\n{keys}other\n")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
@@ -68,16 +67,14 @@ def test_the_keys_of_a_profile_open_the_store(bucket: Bucket, monkeypatch: pytes
         open_location(f"s3a://{bucket.name}/profile", settings).read("one")
 
 
-def test_more_files_are_listed_than_one_answer_holds(bucket: Bucket) -> None:
+def test_more_files_are_listed_than_one_answer_holds(bucket):
     files = bucket.files("ck")
     for number in range(1001):
         files.replace(f"log/{number}", b"")
     assert len(files.names("log")) == 1001
 
 
-def test_an_answer_that_comes_too_late_is_unknown(
-    bucket: Bucket, between: Between, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_answer_that_comes_too_late_is_unknown(bucket, between, monkeypatch):
     monkeypatch.setattr(objects, "REQUEST_S", 1)
     monkeypatch.setattr(objects, "DEADLINE_S", 1.5)
     done = threading.Event()
@@ -94,7 +91,7 @@ def test_an_answer_that_comes_too_late_is_unknown(
         done.set()
 
 
-def test_a_conflict_while_another_put_is_under_way_is_asked_again(bucket: Bucket, between: Between) -> None:
+def test_a_conflict_while_another_put_is_under_way_is_asked_again(bucket, between):
     files = bucket.files("conflict", between.url)
     for data, expected in ((b"mine", Landed()), (b"other", Taken(standing=b"mine"))):
         answers = iter([refusal(409, "ConditionalRequestConflict")])
@@ -102,9 +99,7 @@ def test_a_conflict_while_another_put_is_under_way_is_asked_again(bucket: Bucket
         assert files.put("0", data) == expected
 
 
-def test_a_conflict_that_does_not_end_is_unknown(
-    bucket: Bucket, between: Between, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_conflict_that_does_not_end_is_unknown(bucket, between, monkeypatch):
     monkeypatch.setattr(objects, "DEADLINE_S", 1.0)
     between.act = lambda request: refusal(409, "ConditionalRequestConflict") if request.method == "PUT" else GO_ON
     with pytest.raises(PutUnknownError, match="409"):
@@ -123,7 +118,7 @@ def test_a_conflict_that_does_not_end_is_unknown(
         (501, "NotImplemented", errno.ENOTSUP),
     ],
 )
-def test_a_refusal_surely_did_not_land(bucket: Bucket, between: Between, status: int, code: str, number: int) -> None:
+def test_a_refusal_surely_did_not_land(bucket, between, status, code, number):
     files = bucket.files(f"refused-{code}", between.url)
     between.act = lambda request: refusal(status, code) if request.method == "PUT" else GO_ON
     with pytest.raises(OSError, match=code) as refused:
@@ -132,7 +127,7 @@ def test_a_refusal_surely_did_not_land(bucket: Bucket, between: Between, status:
     assert files.read("0") is None
 
 
-def test_a_refusal_after_a_lost_answer_is_unknown(bucket: Bucket, between: Between) -> None:
+def test_a_refusal_after_a_lost_answer_is_unknown(bucket, between):
     files = bucket.files("lost-then-refused", between.url)
     answers = iter([CUT_REPLY, refusal(403, "AccessDenied")])
     between.act = lambda request: next(answers) if request.method == "PUT" else GO_ON
@@ -140,9 +135,7 @@ def test_a_refusal_after_a_lost_answer_is_unknown(bucket: Bucket, between: Betwe
         files.put("0", b"mine")
 
 
-def test_what_is_taken_and_cannot_be_read_is_unknown(
-    bucket: Bucket, between: Between, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_taken_and_cannot_be_read_is_unknown(bucket, between, monkeypatch):
     files = bucket.files("unread", between.url)
     files.put("0", b"mine")
     between.act = lambda request: GO_ON if request.method == "PUT" else refusal(403, "AccessDenied")
@@ -150,7 +143,7 @@ def test_what_is_taken_and_cannot_be_read_is_unknown(
         files.put("0", b"other")
 
 
-def test_a_request_that_reads_is_repeated(bucket: Bucket, between: Between) -> None:
+def test_a_request_that_reads_is_repeated(bucket, between):
     files = bucket.files("reads", between.url)
     files.put("log/0", b"mine")
     for act in (lambda: files.read("log/0") == b"mine", lambda: files.names("log") == ["0"]):
@@ -160,9 +153,7 @@ def test_a_request_that_reads_is_repeated(bucket: Bucket, between: Between) -> N
 
 
 @pytest.mark.parametrize(("status", "code"), [(400, "RequestTimeout"), (409, "OperationAborted")])
-def test_a_code_that_asks_for_a_retry_counts_as_an_outage(
-    bucket: Bucket, between: Between, status: int, code: str
-) -> None:
+def test_a_code_that_asks_for_a_retry_counts_as_an_outage(bucket, between, status, code):
     """The client itself does not repeat requests after these codes; a run does."""
     files = bucket.files(f"codes-{code}", between.url)
     between.act = lambda _: refusal(status, code)
@@ -172,7 +163,7 @@ def test_a_code_that_asks_for_a_retry_counts_as_an_outage(
         assert is_store_outage(refused.value)
 
 
-def test_a_missing_bucket_is_no_missing_file(bucket: Bucket) -> None:
+def test_a_missing_bucket_is_no_missing_file(bucket):
     files = bucket.files("ck", name="nobody-made-it")
     for ask in (lambda: files.read("0"), lambda: files.names(""), lambda: files.put("0", b"")):
         with pytest.raises(OSError, match=r"NoSuchBucket") as missing:
@@ -182,7 +173,7 @@ def test_a_missing_bucket_is_no_missing_file(bucket: Bucket) -> None:
         files.check()
 
 
-def test_wrong_keys_are_told_without_a_word_of_them(bucket: Bucket) -> None:
+def test_wrong_keys_are_told_without_a_word_of_them(bucket):
     files = bucket.files("ck", secret_access_key="very-secret")  # noqa: S106 - wrong on purpose
     with pytest.raises(ConfigurationError, match="SignatureDoesNotMatch") as refused:
         files.check()
@@ -192,7 +183,7 @@ def test_wrong_keys_are_told_without_a_word_of_them(bucket: Bucket) -> None:
         assert SECRET_KEY not in text
 
 
-def test_a_user_who_may_only_read_is_refused(tmp_path: Path) -> None:
+def test_a_user_who_may_only_read_is_refused(tmp_path):
     with S3Server(tmp_path / "s3") as server:
         bucket = Bucket(server)
         server.add_user("reader", "reader-secret")
@@ -207,7 +198,7 @@ def test_a_user_who_may_only_read_is_refused(tmp_path: Path) -> None:
             files.check()
 
 
-def test_a_process_that_was_forked_from_a_user_of_the_client_is_told_so(bucket: Bucket) -> None:
+def test_a_process_that_was_forked_from_a_user_of_the_client_is_told_so(bucket):
     code = """
 import os, pickle, sys
 files = pickle.loads(sys.stdin.buffer.read())
@@ -229,7 +220,7 @@ os.wait()
 # --- the proof ------------------------------------------------------------------------------------------------------
 
 
-def test_a_store_proves_itself_once(bucket: Bucket, between: Between) -> None:
+def test_a_store_proves_itself_once(bucket, between):
     files = bucket.files("proof", between.url)
     prove(files)
     races = [one for one in between.seen if one.method == "PUT" and ".races-" in one.path]
@@ -246,7 +237,7 @@ def test_a_store_proves_itself_once(bucket: Bucket, between: Between) -> None:
     assert len(between.seen) > 2 * RACES
 
 
-def test_a_store_with_two_winners_is_refused(bucket: Bucket, between: Between) -> None:
+def test_a_store_with_two_winners_is_refused(bucket, between):
     """The proxy removes the condition from one put of the last race, like a store that checks first and then writes."""
     files = bucket.files("two-winners", between.url)
     races: list[str] = []
@@ -265,14 +256,14 @@ def test_a_store_with_two_winners_is_refused(bucket: Bucket, between: Between) -
     assert bucket.keys("two-winners/") == []
 
 
-def test_a_store_without_conditions_is_refused(bucket: Bucket, between: Between) -> None:
+def test_a_store_without_conditions_is_refused(bucket, between):
     files = bucket.files("no-condition", between.url)
     between.act = lambda request: Reply(200, b"", (("ETag", '"00"'),)) if request.method == "PUT" else GO_ON
     with pytest.raises(ConfigurationError, match="only if none has its name"):
         prove(files)
 
 
-def test_a_race_without_a_known_end_is_held_again(bucket: Bucket, between: Between) -> None:
+def test_a_race_without_a_known_end_is_held_again(bucket, between):
     files = bucket.files("unknown-race", between.url)
     lost: set[str] = set()
 
@@ -288,7 +279,7 @@ def test_a_race_without_a_known_end_is_held_again(bucket: Bucket, between: Betwe
     assert bucket.keys("unknown-race/") == [f"unknown-race/{PROVED}"]
 
 
-def test_a_store_that_never_tells_is_named(bucket: Bucket, between: Between) -> None:
+def test_a_store_that_never_tells_is_named(bucket, between):
     files = bucket.files("never", between.url)
     between.act = lambda request: refusal(500, "InternalError") if ".races-" in request.path else GO_ON
     with pytest.raises(ConfigurationError, match="did not say which of two puts"):
@@ -302,7 +293,7 @@ LARGE = 20 * 2**20 + 7
 
 @pytest.mark.slow
 @pytest.mark.parametrize("store", ["bucket", "folder", pytest.param("hdfs", marks=USES_HDFS)])
-def test_a_large_file_is_read_as_it_was_put(tmp_path: Path, bucket: Bucket, store: str) -> None:
+def test_a_large_file_is_read_as_it_was_put(tmp_path, bucket, store):
     files: CheckpointFiles = bucket.files("x") if store == "bucket" else PlainStore(tmp_path)
     if store == "hdfs":
         files = HdfsFiles(f"{hdfs_server().url}{tmp_path}")
@@ -325,7 +316,7 @@ def test_a_large_file_is_read_as_it_was_put(tmp_path: Path, bucket: Bucket, stor
             file.fileno()
 
 
-def test_arrow_reads_rows_from_a_store(bucket: Bucket) -> None:
+def test_arrow_reads_rows_from_a_store(bucket):
     files, table = bucket.files("x"), pa.table({"number": range(100_000)})
     written = io.BytesIO()
     pq.write_table(table, written)
@@ -338,9 +329,7 @@ def test_arrow_reads_rows_from_a_store(bucket: Bucket) -> None:
         assert file.read() == b""
 
 
-def test_nobody_sees_a_part_of_a_file_whose_parts_did_not_all_arrive(
-    bucket: Bucket, between: Between, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nobody_sees_a_part_of_a_file_whose_parts_did_not_all_arrive(bucket, between, monkeypatch):
     monkeypatch.setattr(objects, "DEADLINE_S", 1.0)
     between.act = lambda request: refusal(403, "AccessDenied") if "partNumber=3" in request.path else GO_ON
     with pytest.raises(OSError, match="403"):
@@ -350,7 +339,7 @@ def test_nobody_sees_a_part_of_a_file_whose_parts_did_not_all_arrive(
     assert bucket.keys("x/") == []
 
 
-def test_a_bucket_that_is_gone_is_not_taken_for_a_missing_file(bucket: Bucket) -> None:
+def test_a_bucket_that_is_gone_is_not_taken_for_a_missing_file(bucket):
     files = bucket.files("x", name="never-made")
     for ask in (files.exists, files.open):
         with pytest.raises(OSError, match="404"):

@@ -35,7 +35,7 @@ from sparkonce_lab.systems.mysql import MySQLSystem
 
 
 @pytest.fixture(scope="module")
-def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def keys(tmp_path_factory) -> Path:
     folder = make_keys(tmp_path_factory.mktemp("keys"))
     make_certificate(folder, "elsewhere", ELSEWHERE)
     make_certificate(folder, "expired", SERVER, days=-1)
@@ -228,7 +228,7 @@ Secured = SecuredPostgres | SecuredMariaDB | SecuredRedis
 
 
 @pytest.fixture(scope="module")
-def postgres(keys: Path) -> Iterator[SecuredPostgres]:
+def postgres(keys) -> Iterator[SecuredPostgres]:
     with SecuredPostgres(keys) as server:
         server.prepare()
         yield server
@@ -236,7 +236,7 @@ def postgres(keys: Path) -> Iterator[SecuredPostgres]:
 
 
 @pytest.fixture(scope="module")
-def mariadb(keys: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredMariaDB]:
+def mariadb(keys, tmp_path_factory) -> Iterator[SecuredMariaDB]:
     if MySQLSystem.missing():
         pytest.skip(MySQLSystem.missing())
     with SecuredMariaDB(tmp_path_factory.mktemp("mariadb") / "data", keys) as server:
@@ -245,14 +245,14 @@ def mariadb(keys: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
 
 
 @pytest.fixture(scope="module")
-def redis_(keys: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredRedis]:
+def redis_(keys, tmp_path_factory) -> Iterator[SecuredRedis]:
     with SecuredRedis(tmp_path_factory.mktemp("redis") / "data", keys) as server:
         server.prepare()
         yield server
 
 
 @pytest.fixture
-def server(request: pytest.FixtureRequest) -> Secured:
+def server(request) -> Secured:
     found: Secured = request.getfixturevalue(request.param)
     found.empty()
     return found
@@ -276,9 +276,7 @@ def cases(names: str, *rows: tuple[Any, ...]) -> pytest.MarkDecorator:
     ("mariadb", "certificate", "staged"),
     ("redis_", "password", ""),
 )
-def test_a_job_is_killed_before_and_after_a_decision_and_goes_on(
-    server: Secured, tmp_path: Path, login: str, commit: str
-) -> None:
+def test_a_job_is_killed_before_and_after_a_decision_and_goes_on(server, tmp_path, login, commit):
     SmallJob(tmp_path, lambda: [server.sink(login, commit)], rows).live()
     assert server.ids() == [100 * batch + 10 * slot for batch in range(4) for slot in range(2)]
     assert server.left(login) == []
@@ -314,7 +312,7 @@ UNVERIFIED = "certificate verify failed|CERTIFICATE_VERIFY_FAILED"
     ("redis_", {"password": "wrong"}, "WRONGPASS|invalid username-password"),
     ("redis_", {"host": "localhost"}, "Hostname mismatch|doesn't match|not valid for"),
 )
-def test_what_a_server_or_its_client_does_not_accept(server: Secured, changed: dict[str, Any], words: str) -> None:
+def test_what_a_server_or_its_client_does_not_accept(server, changed, words):
     told = refused(server.sink(**changes(server, changed)), words)
     if isinstance(server, SecuredPostgres):
         assert "sslmode" in told or "credentials" in told
@@ -331,7 +329,7 @@ def test_what_a_server_or_its_client_does_not_accept(server: Secured, changed: d
     ("redis_", {"ssl_ca_certs": "stranger.pem"}, UNVERIFIED),
     ("redis_", {"ssl_ca_certs": "nowhere.pem"}, "ssl_ca_certs=.*nowhere.pem"),
 )
-def test_a_worker_whose_machine_has_other_files_says_so(server: Secured, changed: dict[str, Any], words: str) -> None:
+def test_a_worker_whose_machine_has_other_files_says_so(server, changed, words):
     """The driver's check succeeds."""
     run = owner(server.sink())
     with pytest.raises(PrepareError, match=words) as raised:
@@ -345,7 +343,7 @@ def test_a_worker_whose_machine_has_other_files_says_so(server: Secured, changed
 
 
 @needs_postgres
-def test_a_certificate_of_another_role(postgres: SecuredPostgres) -> None:
+def test_a_certificate_of_another_role(postgres):
     postgres.empty()
     somebody = PostgresSink(postgres.settings_of("certified", "somebody"), table="t")
     refused(somebody, "certificate authentication failed")
@@ -357,7 +355,7 @@ def test_a_certificate_of_another_role(postgres: SecuredPostgres) -> None:
 @pytest.mark.parametrize(
     ("certificate", "words"), [("elsewhere", "does not match host name"), ("expired", "certificate verify failed")]
 )
-def test_a_postgresql_that_cannot_prove_who_it_is(keys: Path, certificate: str, words: str) -> None:
+def test_a_postgresql_that_cannot_prove_who_it_is(keys, certificate, words):
     with SecuredPostgres(keys, certificate) as server:
         refused(server.sink(), words)
 
@@ -376,9 +374,7 @@ def test_a_postgresql_that_cannot_prove_who_it_is(keys: Path, certificate: str, 
         ("db.invalid", "prefer", "sslmode=prefer: the connection to db.invalid is encrypted"),
     ],
 )
-def test_another_machine_that_need_not_prove_who_it_is_is_said(
-    postgres: SecuredPostgres, host: str, mode: str, said: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_another_machine_that_need_not_prove_who_it_is_is_said(postgres, host, mode, said, caplog):
     postgres.empty()
     with caplog.at_level(logging.INFO):
         postgres.sink(sslmode=mode, host=host, hostaddr="127.0.0.1").preflight(QUERY, None)

@@ -69,7 +69,7 @@ class Scene:
 
 
 @pytest.fixture
-def scene(witness: Witness, tmp_path: Path) -> Iterator[Scene]:
+def scene(witness, tmp_path) -> Iterator[Scene]:
     with closing(Scene(witness, tmp_path / "checkpoint")) as opened:
         yield opened
 
@@ -78,7 +78,7 @@ def run(*words: str | Path) -> Result:
     return CliRunner().invoke(app, ["transactions", *map(str, words)])
 
 
-def test_a_transaction_is_described_with_what_it_blocks(scene: Scene) -> None:
+def test_a_transaction_is_described_with_what_it_blocks(scene):
     first, second = scene.open(OLDER, "a", "b"), scene.open(NEWEST, "c")
     kafka = ("--system", "kafka", "--settings", f"bootstrap.servers={scene.witness.bootstrap}")
     told = [
@@ -99,15 +99,13 @@ def test_a_transaction_is_described_with_what_it_blocks(scene: Scene) -> None:
 
 
 @pytest.fixture
-def billing(scene: Scene) -> Iterator[Prepared]:
+def billing(scene) -> Iterator[Prepared]:
     other = scene.witness.prepare(scene.topic, "theirs", transactional_id=new_name("billing"))
     yield other
     other.producer.abort_transaction()
 
 
-def test_another_applications_transaction_that_blocks_readers_is_named_and_described(
-    scene: Scene, billing: Prepared
-) -> None:
+def test_another_applications_transaction_that_blocks_readers_is_named_and_described(scene, billing):
     ours, theirs = scene.open(NEWEST, "ours"), dict(billing.handle.transaction)
     of_checkpoint = ("--config", scene.config, "--checkpoint", scene.checkpoint)
     for words in (("--topic", scene.topic, "--config", scene.config), of_checkpoint):
@@ -133,9 +131,7 @@ def test_another_applications_transaction_that_blocks_readers_is_named_and_descr
     assert theirs["transactional_id"] not in run("list", "--config", scene.config).stdout
 
 
-def test_a_transaction_whose_marker_is_missing_is_told_from_one_that_is_open(
-    scene: Scene, billing: Prepared, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_transaction_whose_marker_is_missing_is_told_from_one_that_is_open(scene, billing, monkeypatch):
     """No test broker loses transactions, so its coordinator is made to report the transaction as committed."""
     ask = TransactionClient.describe_transactions
 
@@ -148,7 +144,7 @@ def test_a_transaction_whose_marker_is_missing_is_told_from_one_that_is_open(
     assert "docs/kafka.md#readers" in one["next_step"]
 
 
-def test_who_blocks_readers_is_not_guessed(scene: Scene) -> None:
+def test_who_blocks_readers_is_not_guessed(scene):
     nobody = run("blocking", "--topic", scene.topic, "--config", scene.config)
     assert f"No transaction is open in {scene.topic}, of any application." in nobody.stdout
     unnamed = run("blocking", "--config", scene.config)
@@ -157,9 +153,7 @@ def test_who_blocks_readers_is_not_guessed(scene: Scene) -> None:
     assert (missing.exit_code, "There is no topic 'nowhere-at-all'" in missing.stderr) == (1, True)
 
 
-def test_systems_of_a_file_are_asked_and_those_that_are_silent_named(
-    scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_systems_of_a_file_are_asked_and_those_that_are_silent_named(scene, tmp_path, monkeypatch):
     monkeypatch.setenv("BROKER", scene.witness.bootstrap)
     one = scene.open(OLDER, "a")
     file = tmp_path / "systems.yaml"
@@ -172,12 +166,12 @@ def test_systems_of_a_file_are_asked_and_those_that_are_silent_named(
     assert (done.exit_code, "gone:" in done.stderr, "empty:" in done.stderr) == (2, True, False), done.stderr
 
 
-def test_a_folder_that_is_not_there_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_there_is_not_taken_for_an_empty_one(tmp_path):
     done = run("list", "--system", "files", "--settings", f"path={tmp_path / 'gone'}")
     assert (done.exit_code, "there is no such folder" in done.stderr) == (2, True), done.output
 
 
-def test_what_is_decided_is_committed_and_the_rest_aborted(scene: Scene) -> None:
+def test_what_is_decided_is_committed_and_the_rest_aborted(scene):
     def listed(scene: Scene, *more: str | Path) -> dict[str, Any]:
         kafka = ("--system", "kafka", "--settings", f"bootstrap.servers={scene.witness.bootstrap}")
         found = json.loads(run("list", *kafka, "--query", QUERY, "--format", "json", *more).stdout)
@@ -205,7 +199,7 @@ def test_what_is_decided_is_committed_and_the_rest_aborted(scene: Scene) -> None
     assert scene.read() == ["decided"]
 
 
-def test_nothing_is_done_without_a_yes(scene: Scene) -> None:
+def test_nothing_is_done_without_a_yes(scene):
     one = scene.open(OLDER, "left")
     asked = CliRunner().invoke(
         app, ["transactions", "resolve", str(scene.checkpoint), "--config", str(scene.config)], input="n\n"
@@ -216,7 +210,7 @@ def test_nothing_is_done_without_a_yes(scene: Scene) -> None:
     assert scene.witness.state(one.handle) == {"Ongoing"}
 
 
-def test_a_sink_that_is_not_named_stops_it_before_the_claim(scene: Scene) -> None:
+def test_a_sink_that_is_not_named_stops_it_before_the_claim(scene):
     scene.decide(scene.open(NEWEST, "decided"))
     scene.config.write_text(f"systems:\n  other: {{system: kafka, bootstrap.servers: '{scene.witness.bootstrap}'}}\n")
     done = run("resolve", scene.checkpoint, "--config", scene.config, "--yes")
@@ -224,7 +218,7 @@ def test_a_sink_that_is_not_named_stops_it_before_the_claim(scene: Scene) -> Non
     assert read_log(scene.log).end == 3
 
 
-def test_a_sweep_only_lists_unless_it_is_told_and_leaves_decided_ones_alone(scene: Scene) -> None:
+def test_a_sweep_only_lists_unless_it_is_told_and_leaves_decided_ones_alone(scene):
     left = scene.open(OLDER, "left")
     sweep = ("sweep", scene.checkpoint, "--config", scene.config)
     assert str(left.handle["transactional_id"]) in run(*sweep).stdout
@@ -236,7 +230,7 @@ def test_a_sweep_only_lists_unless_it_is_told_and_leaves_decided_ones_alone(scen
     assert scene.witness.state(left.handle, decided.handle) == {"Ongoing"}
 
 
-def test_a_sweep_that_is_told_aborts_what_older_runs_left(scene: Scene) -> None:
+def test_a_sweep_that_is_told_aborts_what_older_runs_left(scene):
     left, theirs = scene.open(OLDER, "left"), scene.witness.prepare(scene.topic, "x", transactional_id=new_name("y"))
     done = run("sweep", scene.checkpoint, "--config", scene.config, "--execute", "--yes")
     assert done.exit_code == 0, done.output
@@ -245,7 +239,7 @@ def test_a_sweep_that_is_told_aborts_what_older_runs_left(scene: Scene) -> None:
     theirs.producer.abort_transaction()
 
 
-def test_without_a_checkpoint_a_sweep_needs_a_reason(scene: Scene) -> None:
+def test_without_a_checkpoint_a_sweep_needs_a_reason(scene):
     one = scene.open(NEWEST, "decided or not")
     loss = ("--execute", "--yes", "--accept-loss", "why")
     assert "Nothing of this query is open here." in run("sweep", "--query", QUERY, "--config", scene.config).stdout
@@ -273,9 +267,7 @@ def test_without_a_checkpoint_a_sweep_needs_a_reason(scene: Scene) -> None:
     assert scene.witness.state(one.handle) != {"Ongoing"}
 
 
-def test_a_copy_resolves_nothing_unless_somebody_confirms_that_the_checkpoint_was_moved(
-    scene: Scene, tmp_path: Path
-) -> None:
+def test_a_copy_resolves_nothing_unless_somebody_confirms_that_the_checkpoint_was_moved(scene, tmp_path):
     one = scene.open(NEWEST, "decided")
     scene.decide(one)
     copy = tmp_path / "copy"
@@ -291,7 +283,7 @@ def test_a_copy_resolves_nothing_unless_somebody_confirms_that_the_checkpoint_wa
     assert scene.read() == ["decided"]
 
 
-def test_the_doctor_makes_the_checks_of_a_start_and_names_what_to_do(scene: Scene) -> None:
+def test_the_doctor_makes_the_checks_of_a_start_and_names_what_to_do(scene):
     def doctor(scene: Scene, *more: str | Path) -> dict[str, Any]:
         words = ["doctor", *map(str, more), "--config", str(scene.config), "--format", "json"]
         return {one["name"]: one for one in json.loads(CliRunner().invoke(app, words).stdout)}
@@ -325,9 +317,7 @@ def test_the_doctor_makes_the_checks_of_a_start_and_names_what_to_do(scene: Scen
     ],
     ids=["kafka", "postgres", "mysql", "redis"],
 )
-def test_a_server_that_cannot_be_reached_is_named_without_a_secret(
-    monkeypatch: pytest.MonkeyPatch, system: str, settings: str, named: str
-) -> None:
+def test_a_server_that_cannot_be_reached_is_named_without_a_secret(monkeypatch, system, settings, named):
     monkeypatch.setattr("sparkonce.sinks.kafka.orphans.ANSWER_WITHIN_S", 1.0)
     found = run("list", "--system", system, "--settings", settings)
     assert (found.exit_code, named in found.output, "s3cr3t" in found.output) == (2, True, False)

@@ -4,7 +4,6 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,14 +23,14 @@ ROWS = "document.querySelectorAll('#batch-rows tr').length"
 
 
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+def browser(tmp_path_factory) -> Iterator[Browser]:
     opened = Browser(tmp_path_factory.mktemp("profile"))
     yield opened
     opened.close()
 
 
 @pytest.fixture
-def scene(tmp_path: Path) -> PageScene:
+def scene(tmp_path) -> PageScene:
     made = PageScene(tmp_path / "totals")
     started = WatchedEvent(at_ms=now_ms() - 50_000, kind="started", batch=None, text="Run 5 begins.")
     made.write(many(60, now_ms() - 1000), [started])
@@ -60,7 +59,7 @@ def shown(browser: Browser) -> dict[str, str]:
     return found
 
 
-def test_a_user_looks_at_batches_with_mouse_and_keyboard(browser: Browser, scene: PageScene) -> None:
+def test_a_user_looks_at_batches_with_mouse_and_keyboard(browser, scene):
     def focused(browser: Browser) -> str:
         return str(browser.run("document.activeElement.id || document.activeElement.textContent"))
 
@@ -124,7 +123,7 @@ def test_a_user_looks_at_batches_with_mouse_and_keyboard(browser: Browser, scene
 
 
 @pytest.mark.slow
-def test_a_user_is_alarmed_and_can_read_why(browser: Browser, scene: PageScene) -> None:
+def test_a_user_is_alarmed_and_can_read_why(browser, scene):
     hostile = "<img src=x onerror=\"document.title='struck'\">"
     alarms = "[...document.querySelectorAll('#alarm-list h3')].map(one => one.lastChild.textContent)"
     icon = "document.getElementById('icon').getAttribute('href')"
@@ -202,7 +201,7 @@ def test_a_user_is_alarmed_and_can_read_why(browser: Browser, scene: PageScene) 
 
 
 @pytest.mark.slow
-def test_a_user_watches_several_queries(browser: Browser, scene: PageScene, tmp_path: Path) -> None:
+def test_a_user_watches_several_queries(browser, scene, tmp_path):
     hostile = "<img src=x>"
     clicks, later = PageScene(tmp_path / "clicks", name="clicks"), PageScene(tmp_path / "later", name="another")
     clicks.write([replace(one, rows={hostile: 1}) for one in many(7, now_ms())])

@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,14 +27,14 @@ LIMIT_S = 60
 
 
 @pytest.fixture
-def scene(tmp_path: Path) -> PageScene:
+def scene(tmp_path) -> PageScene:
     made = PageScene(tmp_path / "totals")
     made.write(many(5, now_ms()))
     return made
 
 
 @pytest.fixture
-def server(scene: PageScene) -> Iterator[PageServer]:
+def server(scene) -> Iterator[PageServer]:
     with served(scene) as found:
         yield found
 
@@ -59,7 +58,7 @@ def read(server: PageServer) -> dict[str, Any]:
     return state(server)
 
 
-def test_only_its_own_pages_are_served_to_its_own_hosts(server: PageServer, scene: PageScene) -> None:
+def test_only_its_own_pages_are_served_to_its_own_hosts(server, scene):
     for path in ("/", "/page.js", "/chart.js", "/page.css", "/api/state", "/icon/0.svg", "/nowhere"):
         for host in ("127.0.0.1", "localhost:9000", "[::1]:1", "LOCALHOST", "127.0.0.2"):
             answer, _ = ask(server, path, Host=host)
@@ -89,7 +88,7 @@ def test_only_its_own_pages_are_served_to_its_own_hosts(server: PageServer, scen
         assert others.url.startswith("http://127.0.0.1:")
 
 
-def test_the_state_has_what_checkpoint_and_driver_say(server: PageServer, scene: PageScene) -> None:
+def test_the_state_has_what_checkpoint_and_driver_say(server, scene):
     (query,) = read(server)["queries"]
     assert (query["state"], query["run"], query["name"], query["query"]) == ("idle", scene.run, "totals", scene.query)
     assert (query["newest"], query["newest_state"], query["next_start"]) == (2, "done", "resumes")
@@ -100,7 +99,7 @@ def test_the_state_has_what_checkpoint_and_driver_say(server: PageServer, scene:
     assert (found["batch"], found["phase"]) == (5, "preparing every slot")
 
 
-def test_only_what_is_new_is_fetched(server: PageServer, scene: PageScene) -> None:
+def test_only_what_is_new_is_fetched(server, scene):
     last = read(server)["queries"][0]["last"]
     found = json.loads(ask(server, "/api/timeline?checkpoint=0&after=0")[1])
     assert ([one[2] for one in found["batches"]], found["last"]) == ([0, 1, 2, 3, 4], last)
@@ -111,7 +110,7 @@ def test_only_what_is_new_is_fetched(server: PageServer, scene: PageScene) -> No
     assert min(one[0] for one in new["batches"]) > last
 
 
-def test_many_batches_are_compressed_for_those_who_take_it(scene: PageScene) -> None:
+def test_many_batches_are_compressed_for_those_who_take_it(scene):
     scene.write(many(1000, now_ms()))
     with served(scene) as server:
         read(server)
@@ -121,7 +120,7 @@ def test_many_batches_are_compressed_for_those_who_take_it(scene: PageScene) -> 
         assert (answer.headers["Content-Encoding"], gzip.decompress(packed)) == ("gzip", plain)
 
 
-def test_a_checkpoint_without_a_timeline_shows_the_log(tmp_path: Path) -> None:
+def test_a_checkpoint_without_a_timeline_shows_the_log(tmp_path):
     scene = PageScene(tmp_path / "old")
     shutil.rmtree(scene.timeline)
     with served(scene) as server:
@@ -132,7 +131,7 @@ def test_a_checkpoint_without_a_timeline_shows_the_log(tmp_path: Path) -> None:
         assert [one[2] for one in found["events"]] == ["started"]
 
 
-def test_a_checkpoint_that_breaks_is_an_alarm_and_the_page_goes_on(server: PageServer, scene: PageScene) -> None:
+def test_a_checkpoint_that_breaks_is_an_alarm_and_the_page_goes_on(server, scene):
     read(server)
     newest = max((scene.path / "sparkonce" / "records").iterdir())
     newest.write_bytes(b"not a record")
@@ -142,7 +141,7 @@ def test_a_checkpoint_that_breaks_is_an_alarm_and_the_page_goes_on(server: PageS
     assert state(server)["queries"][0]["newest"] == 2
 
 
-def test_secrets_of_the_file_never_reach_the_page(scene: PageScene, tmp_path: Path) -> None:
+def test_secrets_of_the_file_never_reach_the_page(scene, tmp_path):
     file = tmp_path / "systems.yaml"
     file.write_text(
         "systems:\n"
@@ -175,7 +174,7 @@ def test_secrets_of_the_file_never_reach_the_page(scene: PageScene, tmp_path: Pa
         ({"sasl.jaas.config": "hunter2"}, "hunter2"),
     ],
 )
-def test_a_message_that_had_a_secret_would_lose_it(settings: Any, text: str) -> None:
+def test_a_message_that_had_a_secret_would_lose_it(settings, text):
     shown = without_secrets(text, NamedSystem(name="s", kind=SystemKind.KAFKA, settings=settings))
     assert "hunter2" not in shown
     assert ("h:1" in shown) == ("h:1" in text)
@@ -184,9 +183,7 @@ def test_a_message_that_had_a_secret_would_lose_it(settings: Any, text: str) -> 
 @pytest.mark.parametrize(
     ("place", "options", "next_start"), [("elsewhere", [], "is refused"), ("elsewhere", ["--moved"], "resumes")]
 )
-def test_the_command_serves_until_it_is_interrupted(
-    scene: PageScene, place: str, options: list[str], next_start: str
-) -> None:
+def test_the_command_serves_until_it_is_interrupted(scene, place, options, next_start):
     path = scene.path.rename(scene.path.with_name(place))
     command = [sys.executable, "-m", "sparkonce", "ui", "--checkpoint", str(path), "--port", "0", *options]
     heard = signal.signal(signal.SIGINT, signal.default_int_handler)  # a process in the background has SIGINT ignored
@@ -210,7 +207,7 @@ def test_the_command_serves_until_it_is_interrupted(
         process.wait(LIMIT_S)
 
 
-def test_what_cannot_be_served_is_said_at_once(scene: PageScene, tmp_path: Path) -> None:
+def test_what_cannot_be_served_is_said_at_once(scene, tmp_path):
     def run(*words: str) -> tuple[int, str]:
         done = CliRunner().invoke(app, ["ui", *words])
         return done.exit_code, done.stderr

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from eventually import eventually
-from integration.kafka_witness import Witness, new_name
+from integration.kafka_witness import new_name
 from page_scene import PageScene, many, now_ms
 from sparkonce.errors import PreflightError
 from sparkonce.operate.systems import NamedSystem, OperatorFile, SystemKind, read_file
@@ -27,7 +27,7 @@ LIMIT_S = 60
 
 
 @pytest.fixture
-def scene(tmp_path: Path) -> PageScene:
+def scene(tmp_path) -> PageScene:
     made = PageScene(tmp_path / "totals")
     made.write(many(5, now_ms()))
     return made
@@ -83,7 +83,7 @@ def watching(
         watcher.close()
 
 
-def test_a_verdict_waits_for_a_log_that_was_not_read_yet(scene: PageScene) -> None:
+def test_a_verdict_waits_for_a_log_that_was_not_read_yet(scene):
     files, listed = Gated(scene.path), threading.Event()
 
     def answer() -> list[Orphan]:
@@ -100,7 +100,7 @@ def test_a_verdict_waits_for_a_log_that_was_not_read_yet(scene: PageScene) -> No
         assert [one.verdict for one in shown] == ["under way"]
 
 
-def test_a_system_that_hangs_blocks_nothing_and_is_an_alarm(scene: PageScene) -> None:
+def test_a_system_that_hangs_blocks_nothing_and_is_an_alarm(scene):
     asked, release, ms = threading.Event(), threading.Event(), [now_ms()]
 
     def answer() -> list[Orphan]:
@@ -120,7 +120,7 @@ def test_a_system_that_hangs_blocks_nothing_and_is_an_alarm(scene: PageScene) ->
         assert alarms_of(watcher.state()) == []
 
 
-def test_what_was_open_stays_shown_while_its_system_is_away(scene: PageScene) -> None:
+def test_what_was_open_stays_shown_while_its_system_is_away(scene):
     answers: list[list[Orphan] | Exception] = [[mine(scene)]]
 
     def answer() -> list[Orphan]:
@@ -143,7 +143,7 @@ def test_what_was_open_stays_shown_while_its_system_is_away(scene: PageScene) ->
         assert watcher.state().systems[0].open == []
 
 
-def test_nothing_is_read_before_somebody_looks(scene: PageScene) -> None:
+def test_nothing_is_read_before_somebody_looks(scene):
     def polls() -> int:
         return sum(one.name == "sparkonce-page" for one in threading.enumerate())
 
@@ -161,7 +161,7 @@ def verdicts(watcher: PageWatcher) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("before", ["nothing", "read", "failed"])
-def test_a_store_that_hangs_delays_no_verdict_of_another_query(scene: PageScene, tmp_path: Path, before: str) -> None:
+def test_a_store_that_hangs_delays_no_verdict_of_another_query(scene, tmp_path, before):
     other, ms, found = PageScene(tmp_path / "clicks"), [now_ms()], [mine(scene)]
     files = Gated(other.path)
     files.is_away = before == "failed"
@@ -190,7 +190,7 @@ def test_a_store_that_hangs_delays_no_verdict_of_another_query(scene: PageScene,
         eventually(lambda: verdicts(watcher).get("cccc") == "under way", "the store is back", limit_s=LIMIT_S)
 
 
-def test_a_log_that_is_not_read_in_time_judges_by_its_last_reading(scene: PageScene) -> None:
+def test_a_log_that_is_not_read_in_time_judges_by_its_last_reading(scene):
     ms, found, asked = [now_ms()], list[Orphan](), [0]
 
     def answer() -> list[Orphan]:
@@ -207,7 +207,7 @@ def test_a_log_that_is_not_read_in_time_judges_by_its_last_reading(scene: PageSc
 
 
 @pytest.mark.parametrize("order", [("old", "new"), ("new", "old")])
-def test_of_two_copies_of_a_query_the_newest_log_counts(scene: PageScene, tmp_path: Path, order: list[str]) -> None:
+def test_of_two_copies_of_a_query_the_newest_log_counts(scene, tmp_path, order):
     shutil.copytree(scene.path, tmp_path / "copy")
     scene.job.run(3)  # another run, which is missing in the copy
     paths = {"old": tmp_path / "copy", "new": scene.path}
@@ -220,7 +220,7 @@ def test_of_two_copies_of_a_query_the_newest_log_counts(scene: PageScene, tmp_pa
         assert max(state.queries, key=lambda query: query.log_end).location == "new"
 
 
-def test_another_query_in_the_folder_replaces_what_was_shown(scene: PageScene) -> None:
+def test_another_query_in_the_folder_replaces_what_was_shown(scene):
     def shown_batches(one: WatchedCheckpoint) -> list[tuple[str, int]]:
         found = one.newer(0)
         return [(found["runs"][each[1]], each[2]) for each in found["batches"]]
@@ -242,9 +242,7 @@ def test_another_query_in_the_folder_replaces_what_was_shown(scene: PageScene) -
 
 
 @pytest.mark.kafka
-def test_transactions_on_a_real_broker_have_a_verdict_a_timeout_and_a_lag(
-    witness: Witness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_transactions_on_a_real_broker_have_a_verdict_a_timeout_and_a_lag(witness, tmp_path, monkeypatch):
     scene, topic = PageScene(tmp_path / "totals"), witness.create_topic()
     scene.write(many(60, now_ms()))
     query = short_query(scene.query)

@@ -621,7 +621,7 @@ def refused_by(way: Way) -> Iterator[tuple[str, Case, str]]:
 
 
 @pytest.fixture
-def way(request: pytest.FixtureRequest, tmp_path: Path) -> Way:
+def way(request, tmp_path) -> Way:
     made: Way = request.param(tmp_path)
     made.prepare(request)
     return made
@@ -638,7 +638,7 @@ def write(sink: TwoPhaseCommitSink, rows: pa.RecordBatch, checkpoint: Path) -> N
 
 
 @pytest.mark.parametrize("way", [*WAYS, *STORES], indirect=True, ids=lambda way: way.__name__)
-def test_what_a_sink_keeps_is_read_as_it_was(way: Way, tmp_path: Path) -> None:
+def test_what_a_sink_keeps_is_read_as_it_was(way, tmp_path):
     kept = kept_by(way)
     rows = rows_of(kept)
     write(way.sink("kept", kept), rows, tmp_path / "checkpoint")
@@ -651,7 +651,7 @@ def test_what_a_sink_keeps_is_read_as_it_was(way: Way, tmp_path: Path) -> None:
     [pytest.param(one, marks=[pytest.mark.slow] if one in AS_OTHERS else [], id=one.__name__) for one in WAYS],
     indirect=True,
 )
-def test_all_else_is_refused_by_column(way: Way, tmp_path: Path) -> None:
+def test_all_else_is_refused_by_column(way, tmp_path):
     for column, one, words in refused_by(way):
         with pytest.raises(SparkonceError, match=words) as refused:
             write(way.sink(f"no_{column}", {column: one}), rows_of({column: one}), tmp_path / column)
@@ -662,7 +662,7 @@ def test_all_else_is_refused_by_column(way: Way, tmp_path: Path) -> None:
 @pytest.mark.slow
 @USES_RABBIT
 @pytest.mark.parametrize("way", [Stream, Queue], indirect=True, ids=lambda way: way.__name__)
-def test_messages_have_the_bytes_of_strings_and_binaries(way: Way, tmp_path: Path) -> None:
+def test_messages_have_the_bytes_of_strings_and_binaries(way, tmp_path):
     for column, one in kept_by(way).items():
         name = f"{column}-{secrets.token_hex(6)}"
         sink = way.sink(name, {column: one})
@@ -681,7 +681,7 @@ def test_messages_have_the_bytes_of_strings_and_binaries(way: Way, tmp_path: Pat
     ],
     ids=lambda sink: type(sink).__name__,
 )
-def test_a_message_and_a_line_are_a_string_or_bytes(sink: TwoPhaseCommitSink) -> None:
+def test_a_message_and_a_line_are_a_string_or_bytes(sink):
     for one in TABLE:
         schema = pa.schema([("value", one.arrow)])
         if pa.types.is_string(one.arrow) or (pa.types.is_binary(one.arrow) and sink.name != "files"):

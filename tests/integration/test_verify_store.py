@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -24,7 +23,7 @@ OF_CONNECTIONS = {Fault.CUT, Fault.SLOWED, Fault.BLACK_HOLE, Fault.REQUESTS_SWAL
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[CheckpointStore]:
+def store(tmp_path) -> Iterator[CheckpointStore]:
     if find_versitygw() is None:
         pytest.skip("no versitygw: go install github.com/versity/versitygw/cmd/versitygw@v1.8.0")
     made = CheckpointStore(OWN, {})
@@ -40,13 +39,13 @@ def of_the_query(store: CheckpointStore) -> CheckpointFiles:
     return open_store(store.files.location, store.conf)
 
 
-def test_its_own_server_has_every_fault_of_a_system(store: CheckpointStore) -> None:
+def test_its_own_server_has_every_fault_of_a_system(store):
     of_a_server = {Fault.SERVER_KILLED, Fault.SERVER_PAUSED}
     assert store.faults().keys() >= OF_CONNECTIONS | of_a_server | OF_REQUESTS
     assert store.faults()[Fault.REPLY_LOST] == ("put",)
 
 
-def test_a_record_whose_reply_is_lost_meets_its_own_bytes(store: CheckpointStore) -> None:
+def test_a_record_whose_reply_is_lost_meets_its_own_bytes(store):
     query = of_the_query(store)
     assert query.put("offsets/0", b"not a record") == Landed()
     assert store.inject(Fault.REPLY_LOST, request="put")
@@ -59,7 +58,7 @@ def test_a_record_whose_reply_is_lost_meets_its_own_bytes(store: CheckpointStore
     assert store.files.read(RECORD) == b"record"
 
 
-def test_a_record_that_arrives_late_finds_its_place_taken(store: CheckpointStore) -> None:
+def test_a_record_that_arrives_late_finds_its_place_taken(store):
     query = of_the_query(store)
     assert store.inject(Fault.REQUEST_LATE, request="put")
     assert query.put(RECORD, b"record") == Landed(), "it was sent again, and the first request is still under way"
@@ -69,7 +68,7 @@ def test_a_record_that_arrives_late_finds_its_place_taken(store: CheckpointStore
     assert query.put(RECORD, b"another") == Taken(standing=b"record")
 
 
-def test_while_nothing_comes_through_the_verifier_reads_on(store: CheckpointStore) -> None:
+def test_while_nothing_comes_through_the_verifier_reads_on(store):
     query = of_the_query(store)
     assert query.put(RECORD, b"record") == Landed()
     assert store.inject(Fault.BLACK_HOLE)
@@ -94,7 +93,7 @@ def test_while_nothing_comes_through_the_verifier_reads_on(store: CheckpointStor
     assert query.put("offsets/0", b"it is back") == Landed()
 
 
-def test_a_server_that_is_killed_comes_back_with_its_records(store: CheckpointStore) -> None:
+def test_a_server_that_is_killed_comes_back_with_its_records(store):
     query = of_the_query(store)
     assert query.put(RECORD, b"record") == Landed()
     assert store.inject(Fault.SERVER_KILLED)
@@ -102,7 +101,7 @@ def test_a_server_that_is_killed_comes_back_with_its_records(store: CheckpointSt
     assert query.read(RECORD) == b"record"
 
 
-def test_the_users_store_keeps_the_checkpoint_and_its_logs_are_copied(tmp_path: Path) -> None:
+def test_the_users_store_keeps_the_checkpoint_and_its_logs_are_copied(tmp_path):
     bucket = Bucket(s3_server())
     conf = {
         "spark.hadoop.fs.s3a.endpoint": bucket.server.url,
@@ -126,7 +125,7 @@ def test_the_users_store_keeps_the_checkpoint_and_its_logs_are_copied(tmp_path: 
     assert said == [f"the checkpoint stays in {place.files.location}; delete it when you no longer need it"]
 
 
-def test_a_store_that_cannot_be_written_to_is_refused(tmp_path: Path) -> None:
+def test_a_store_that_cannot_be_written_to_is_refused(tmp_path):
     bucket = Bucket(s3_server())
     keys = {"spark.hadoop.fs.s3a.access.key": "nobody", "spark.hadoop.fs.s3a.secret.key": "very-wrong"}
     settings = {"endpoint": bucket.server.url, "endpoint.region": "us-east-1", "path.style.access": "true"}
@@ -139,7 +138,7 @@ def test_a_store_that_cannot_be_written_to_is_refused(tmp_path: Path) -> None:
 
 
 @USES_HDFS
-def test_a_folder_in_hdfs_has_no_faults_of_connections(tmp_path: Path) -> None:
+def test_a_folder_in_hdfs_has_no_faults_of_connections(tmp_path):
     store = CheckpointStore(f"{hdfs_server().url}/checkpoints", {})
     store.start(tmp_path / "store")
     assert not store.faults()

@@ -31,7 +31,7 @@ MADE: Mapping[str, Callable[[], Injectable]] = {
 @pytest.fixture(
     scope="module", params=[pytest.param(name, marks=pytest.mark.kafka if name == "kafka" else ()) for name in MADE]
 )
-def system(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Injectable]:
+def system(request, tmp_path_factory) -> Iterator[Injectable]:
     system = MADE[request.param]()
     if why := system.missing():
         pytest.skip(why)
@@ -43,14 +43,14 @@ NEXT = iter(range(0, 1_000_000, 1))
 
 
 @pytest.fixture
-def query(system: Injectable) -> Iterator[Query]:
+def query(system) -> Iterator[Query]:
     query = Query(system)
     yield query
     query.sweep()
     query.close()
 
 
-def test_a_reader_sees_what_is_committed_and_the_system_names_what_is_open(system: Injectable, query: Query) -> None:
+def test_a_reader_sees_what_is_committed_and_the_system_names_what_is_open(system, query):
     before, first, second = batches_in(system), next(NEXT), next(NEXT)
     query.prepare(first)
     query.prepare(second)
@@ -66,7 +66,7 @@ def test_a_reader_sees_what_is_committed_and_the_system_names_what_is_open(syste
     assert batches_in(system) == with_batches(before, first)
 
 
-def test_rows_come_back_as_they_were_written(system: Injectable, query: Query) -> None:
+def test_rows_come_back_as_they_were_written(system, query):
     batch = next(NEXT)
     query.write(batch)
     until(lambda: system.newest() == batch, "the batch is seen")
@@ -77,14 +77,14 @@ def test_rows_come_back_as_they_were_written(system: Injectable, query: Query) -
     assert len(places) == PER_BATCH if system.name == "kafka" else places == {(-1, -1)}
 
 
-def test_a_row_that_is_there_twice_is_read_twice(system: Injectable, query: Query) -> None:
+def test_a_row_that_is_there_twice_is_read_twice(system, query):
     before, batch = batches_in(system), next(NEXT)
     query.write(batch)
     query.write(batch)
     until(lambda: batches_in(system) == with_batches(before, batch, batch), "both are read")
 
 
-def test_every_fault_comes_and_goes_and_the_system_works_on(system: Injectable, query: Query) -> None:
+def test_every_fault_comes_and_goes_and_the_system_works_on(system, query):
     before = batches_in(system)
     for fault in system.faults():
         if fault in OF_REQUESTS:
@@ -102,13 +102,13 @@ def test_every_fault_comes_and_goes_and_the_system_works_on(system: Injectable, 
         assert batches_in(system) == before
 
 
-def test_a_reply_is_lost(system: Injectable, query: Query) -> None:
+def test_a_reply_is_lost(system, query):
     for name in system.faults().get(Fault.REPLY_LOST, ()):
         struck(system, query, Fault.REPLY_LOST, name)
 
 
 @pytest.mark.slow
-def test_a_request_comes_late(system: Injectable, query: Query) -> None:
+def test_a_request_comes_late(system, query):
     for name in system.faults().get(Fault.REQUEST_LATE, ()):
         struck(system, query, Fault.REQUEST_LATE, name)
 
@@ -135,7 +135,7 @@ def struck(system: Injectable, query: Query, fault: Fault, name: str) -> None:
     until(lambda: not list(system.left_open()), f"nothing is open after {fault.value} of {name}")
 
 
-def test_a_trap_that_has_not_sprung_is_taken_away(system: Injectable, query: Query) -> None:
+def test_a_trap_that_has_not_sprung_is_taken_away(system, query):
     for name in system.faults().get(Fault.REPLY_LOST, ())[:1]:
         assert system.proxy is not None
         system.inject(Fault.REPLY_LOST, request=name)
@@ -145,7 +145,7 @@ def test_a_trap_that_has_not_sprung_is_taken_away(system: Injectable, query: Que
         assert system.proxy.seen[name] > seen
 
 
-def test_what_cannot_be_injected_is_refused(system: Injectable) -> None:
+def test_what_cannot_be_injected_is_refused(system):
     with pytest.raises(ConfigurationError, match="driver-killed cannot be injected"):
         system.inject(Fault.DRIVER_KILLED)
     if Fault.REPLY_LOST in system.faults():

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 from confluent_kafka.admin import AdminClient
@@ -16,12 +15,9 @@ from s3_bucket import Bucket
 from shared_servers import redis_server, s3_server
 from sparkonce.errors import PreflightError
 from sparkonce_lab.faults import OF_REQUESTS, Fault
-from sparkonce_lab.rig.kafka import Cluster
 from sparkonce_lab.systems.injections import Injectable
 from sparkonce_lab.systems.kafka import KafkaSystem
-from sparkonce_lab.systems.mysql import MySQLSystem
 from sparkonce_lab.systems.names import parse
-from sparkonce_lab.systems.postgres import PostgresSystem
 from sparkonce_lab.systems.s3 import S3System
 
 OF_CONNECTIONS = {
@@ -44,19 +40,19 @@ class Users:
 
 
 @pytest.fixture
-def kafka(broker: Cluster) -> Users:
+def kafka(broker) -> Users:
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})
     return Users(lambda: parse(f"kafka={broker.bootstrap}"), set(), lambda: list(admin.list_topics().topics))
 
 
 @pytest.fixture
-def postgres(postgres: PostgresSystem) -> Users:
+def postgres(postgres) -> Users:
     text, names = f"postgres={postgres.server.conninfo()}", "SELECT nspname::text FROM pg_namespace"
     return Users(lambda: parse(text), OF_CONNECTIONS, lambda: postgres.column(names))
 
 
 @pytest.fixture
-def mysql(mariadb: MySQLSystem) -> Users:
+def mysql(mariadb) -> Users:
     text = f"mysql=host=127.0.0.1 port={mariadb.server.port} user=root ssl_disabled=true"
     return Users(lambda: parse(text), OF_CONNECTIONS, lambda: [name for (name,) in mariadb.ask("SHOW DATABASES")])
 
@@ -81,14 +77,14 @@ def s3() -> Users:
 
 
 @pytest.fixture
-def files(tmp_path: Path) -> Users:
+def files(tmp_path) -> Users:
     folder = tmp_path / "users"
     folder.mkdir()
     return Users(lambda: parse(f"files={folder}"), set(), lambda: [path.name for path in folder.iterdir()])
 
 
 @pytest.fixture(params=[pytest.param("kafka", marks=pytest.mark.kafka), "postgres", "mysql", "redis", "s3", "files"])
-def users(request: pytest.FixtureRequest) -> Users:
+def users(request) -> Users:
     found: Users = request.getfixturevalue(request.param)
     return found
 
@@ -97,7 +93,7 @@ LEFT = {"__consumer_offsets", "__transaction_state", "sparkonce:id"}
 """What a server keeps for itself, and the key that identifies a Redis server."""
 
 
-def test_it_is_struck_where_it_can_be_and_nothing_is_left_behind(users: Users, tmp_path: Path) -> None:
+def test_it_is_struck_where_it_can_be_and_nothing_is_left_behind(users, tmp_path):
     before = set(users.names())
     with started(users.make(), tmp_path / "folder") as system, closing(Query(system)) as query:
         assert set(system.faults()) == users.faults
@@ -116,7 +112,7 @@ def test_it_is_struck_where_it_can_be_and_nothing_is_left_behind(users: Users, t
     system.stop()
 
 
-def test_what_is_to_be_kept_is_kept(users: Users, tmp_path: Path) -> None:
+def test_what_is_to_be_kept_is_kept(users, tmp_path):
     before = set(users.names())
     with started(users.make(), tmp_path / "folder") as system, closing(Query(system)) as query:
         system.keep_place = True
@@ -133,13 +129,13 @@ def test_what_is_to_be_kept_is_kept(users: Users, tmp_path: Path) -> None:
         "files=/proc/nowhere",
     ],
 )
-def test_a_server_that_does_not_answer_is_named(text: str, tmp_path: Path) -> None:
+def test_a_server_that_does_not_answer_is_named(text, tmp_path):
     system = parse(text)
     with pytest.raises(PreflightError), started(system, tmp_path / "folder"):
         pass
 
 
-def test_connecting_securely_is_for_every_client(tmp_path: Path) -> None:
+def test_connecting_securely_is_for_every_client(tmp_path):
     system = KafkaSystem("127.0.0.1:1", settings={"security.protocol": "SASL_SSL"})
     assert system.settings == {"bootstrap.servers": "127.0.0.1:1", "security.protocol": "SASL_SSL"}
     settings = system.sink_settings()["settings"]

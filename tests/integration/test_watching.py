@@ -11,7 +11,6 @@ import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -59,7 +58,7 @@ def port() -> Iterator[int]:
 
 @pytest.mark.slow
 @NEEDS_PROMETHEUS
-def test_a_real_prometheus_takes_all_of_it(port: int, tmp_path: Path) -> None:
+def test_a_real_prometheus_takes_all_of_it(port, tmp_path):
     settings = {
         "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
         "rule_files": [str(RULES)],
@@ -146,7 +145,7 @@ FIRES: dict[str, list[dict[str, str]]] = {
 
 @NEEDS_PROMETHEUS
 @pytest.mark.parametrize("alert", [*FIRES, ""])
-def test_each_alert_fires_by_its_own_series_and_by_no_other(alert: str, tmp_path: Path) -> None:
+def test_each_alert_fires_by_its_own_series_and_by_no_other(alert, tmp_path):
     """promtool evaluates the rules at a given time. Where no alert is named, nothing may fire."""
     quiet = [
         series("phase", "1x30", phase="stopped", instance="an old driver"),
@@ -192,7 +191,7 @@ def test_each_alert_fires_by_its_own_series_and_by_no_other(alert: str, tmp_path
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_dashboard_and_rules_name_figures_that_there_are(port: int) -> None:
+def test_dashboard_and_rules_name_figures_that_there_are(port):
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=LIMIT_S) as answer:
         there = set(re.findall(r"^(sparkonce_\w+)", answer.read().decode(), re.MULTILINE))
     texts = {"the dashboard": json.dumps(DASHBOARD["panels"]), "the rules": RULES.read_text()}
@@ -208,7 +207,7 @@ def test_dashboard_and_rules_name_figures_that_there_are(port: int) -> None:
     assert set(re.findall(r"^### (Sparkonce\w+)$", page, re.MULTILINE)) == set(FIRES)
 
 
-def test_grafanas_schema_knows_all_of_the_dashboard() -> None:
+def test_grafanas_schema_knows_all_of_the_dashboard():
     """Reads and writes the dashboard again, which drops everything that the schema does not contain."""
     dashboards = pytest.importorskip("grafana_foundation_sdk.models.dashboard")
     from grafana_foundation_sdk.cog.encoder import JSONEncoder

@@ -148,9 +148,7 @@ TRANSACTIONAL, IDEMPOTENT, NEITHER = Applies.TRANSACTIONAL, Applies.IDEMPOTENT, 
 @pytest.mark.parametrize("point", POINTS)
 @pytest.mark.parametrize("per", ["slot", "batch"])
 @pytest.mark.parametrize("grade", Applies, ids=lambda grade: grade.value)
-def test_a_driver_that_is_killed_in_a_commit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grade: Applies, per: str, point: str
-) -> None:
+def test_a_driver_that_is_killed_in_a_commit(tmp_path, monkeypatch, grade, per, point):
     sink, target = sink_of(tmp_path, grade, per=per, parallel=1), target_of(tmp_path, grade)
     handles = [prepare(sink, slot=slot) for slot in range(2)]
     kill_in_commit(monkeypatch, tmp_path, grade, handles, point, per=per)
@@ -174,9 +172,7 @@ def test_a_driver_that_is_killed_in_a_commit(
     assert calls.count(calls[0]) == (2 if point == "applied" else 1)
 
 
-def test_a_repeat_names_the_slot_that_may_be_there_twice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_repeat_names_the_slot_that_may_be_there_twice(tmp_path, monkeypatch, caplog):
     sink = sink_of(tmp_path, NEITHER, parallel=1)
     handles = [prepare(sink, batch=7, slot=slot) for slot in range(2)]
     kill_in_commit(monkeypatch, tmp_path, NEITHER, handles, "applied")
@@ -187,7 +183,7 @@ def test_a_repeat_names_the_slot_that_may_be_there_twice(
     assert str(handles[0]["name"]) in first
 
 
-def test_a_member_of_a_group_brings_the_others_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_member_of_a_group_brings_the_others_with_it(tmp_path, monkeypatch):
     """The rows of a call never change, whether fewer or more handles are committed."""
     sink, target = sink_of(tmp_path, TRANSACTIONAL, per="batch"), target_of(tmp_path, TRANSACTIONAL)
     handles = [prepare(sink, slot=slot) for slot in range(4)]
@@ -202,7 +198,7 @@ def test_a_member_of_a_group_brings_the_others_with_it(tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize("per", ["slot", "batch"])
-def test_two_drivers_at_once_apply_once(tmp_path: Path, per: str) -> None:
+def test_two_drivers_at_once_apply_once(tmp_path, per):
     """The second driver is told to retry while the first is busy, even where a repeated call would duplicate rows."""
     begun, second_asked = threading.Event(), threading.Event()
     target = target_of(tmp_path, NEITHER)
@@ -228,9 +224,7 @@ def test_two_drivers_at_once_apply_once(tmp_path: Path, per: str) -> None:
 
 
 @pytest.mark.parametrize("per", ["slot", "batch"])
-def test_a_batch_that_another_driver_finishes_meanwhile_is_not_called_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, per: str
-) -> None:
+def test_a_batch_that_another_driver_finishes_meanwhile_is_not_called_lost(tmp_path, monkeypatch, per):
     sink, target = sink_of(tmp_path, NEITHER, per=per), target_of(tmp_path, NEITHER)
     handles = [prepare(sink, slot=slot) for slot in range(3)]
     take = WriteAheadCommitter._take
@@ -251,7 +245,7 @@ def test_a_batch_that_another_driver_finishes_meanwhile_is_not_called_lost(
 
 @pytest.mark.parametrize("how", ["a flipped bit", "cut off"])
 @pytest.mark.parametrize("per", ["slot", "batch"])
-def test_a_spoilt_file_is_never_applied(tmp_path: Path, how: str, per: str) -> None:
+def test_a_spoilt_file_is_never_applied(tmp_path, how, per):
     sink, target = sink_of(tmp_path, TRANSACTIONAL, per=per), target_of(tmp_path, TRANSACTIONAL)
     handles = [prepare(sink, slot=slot) for slot in range(2)]
     path = path_of(sink, handles[1], RowsState.PREPARED)
@@ -267,7 +261,7 @@ def test_a_spoilt_file_is_never_applied(tmp_path: Path, how: str, per: str) -> N
     assert path_of(sink, handles[1], RowsState.STARTED).exists()
 
 
-def test_another_folder_in_its_place_is_not_taken_for_a_loss(tmp_path: Path) -> None:
+def test_another_folder_in_its_place_is_not_taken_for_a_loss(tmp_path):
     sink = sink_of(tmp_path, TRANSACTIONAL)
     facts = sink.preflight(QUERY, None)
     handle = prepare(sink)
@@ -281,7 +275,7 @@ def test_another_folder_in_its_place_is_not_taken_for_a_loss(tmp_path: Path) -> 
         sink.preflight(QUERY, facts)
 
 
-def test_rows_that_wait_are_found_in_a_new_folder_once_they_were_moved_there(tmp_path: Path) -> None:
+def test_rows_that_wait_are_found_in_a_new_folder_once_they_were_moved_there(tmp_path):
     old, new = tmp_path / "old", tmp_path / "new"
     sink = sink_of(tmp_path, TRANSACTIONAL, folder=str(old))
     facts, handle = sink.preflight(QUERY, None), prepare(sink)
@@ -297,7 +291,7 @@ def test_rows_that_wait_are_found_in_a_new_folder_once_they_were_moved_there(tmp
     assert sorted(target_of(tmp_path, TRANSACTIONAL).visible()) == numbers(0, [0])
 
 
-def test_an_executor_that_does_not_see_the_folder_writes_nothing(tmp_path: Path) -> None:
+def test_an_executor_that_does_not_see_the_folder_writes_nothing(tmp_path):
     facts = sink_of(tmp_path, TRANSACTIONAL).preflight(QUERY, None)
     for other in (tmp_path / "none", tmp_path / "own"):
         sink = sink_of(other, TRANSACTIONAL)
@@ -321,7 +315,7 @@ class Moody:
         self.target(rows, token)
 
 
-def test_any_error_is_tried_again_but_not_before_the_function_asks_for_it(tmp_path: Path) -> None:
+def test_any_error_is_tried_again_but_not_before_the_function_asks_for_it(tmp_path):
     target = target_of(tmp_path, TRANSACTIONAL)
     later = RetryLaterError("busy", after_s=3600)
     moody = Moody(target, ConnectionError("reset"), RetryLaterError("busy"), later, RuntimeError("too soon"))
@@ -341,7 +335,7 @@ def test_any_error_is_tried_again_but_not_before_the_function_asks_for_it(tmp_pa
     assert sorted(target.visible()) == numbers(0, [0])
 
 
-def test_a_refusal_stops_at_once_and_keeps_the_rows(tmp_path: Path) -> None:
+def test_a_refusal_stops_at_once_and_keeps_the_rows(tmp_path):
     target = target_of(tmp_path, TRANSACTIONAL)
     moody = Moody(target, RefusedError("no such table"))
     sink = sink_of(tmp_path, TRANSACTIONAL, moody, parallel=1)
@@ -356,7 +350,7 @@ def test_a_refusal_stops_at_once_and_keeps_the_rows(tmp_path: Path) -> None:
     assert sorted(target.visible()) == numbers(0, range(2))
 
 
-def test_one_after_the_other_in_the_order_of_slots(tmp_path: Path) -> None:
+def test_one_after_the_other_in_the_order_of_slots(tmp_path):
     target = target_of(tmp_path, NEITHER)
     sink = sink_of(tmp_path, NEITHER, parallel=1)
     handles = [prepare(sink, slot=slot) for slot in range(12)]
@@ -364,7 +358,7 @@ def test_one_after_the_other_in_the_order_of_slots(tmp_path: Path) -> None:
     assert target.visible() == numbers(0, range(12))
 
 
-def test_a_function_that_hangs_does_not_hang_the_driver(tmp_path: Path) -> None:
+def test_a_function_that_hangs_does_not_hang_the_driver(tmp_path):
     go_on, target = threading.Event(), target_of(tmp_path, NEITHER)
 
     def hang(rows: pa.RecordBatchReader, token: ApplyToken) -> None:
@@ -387,7 +381,7 @@ def test_a_function_that_hangs_does_not_hang_the_driver(tmp_path: Path) -> None:
     assert len(target.calls()) == 2
 
 
-def test_what_could_not_be_noted_is_not_applied_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_could_not_be_noted_is_not_applied_again(tmp_path, monkeypatch):
     sink, target = sink_of(tmp_path, NEITHER), target_of(tmp_path, NEITHER)
     handle = prepare(sink)
     committer = sink.committer()
@@ -407,7 +401,7 @@ def disk_full(*_: object, **__: object) -> None:
 # --- prepare --------------------------------------------------------------------------------------------------------
 
 
-def test_a_full_disk_at_prepare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_at_prepare(tmp_path, monkeypatch):
     sink = sink_of(tmp_path, TRANSACTIONAL)
     writer = open_writer(sink)
     monkeypatch.setattr(os, "fsync", disk_full)
@@ -418,7 +412,7 @@ def test_a_full_disk_at_prepare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("why", ["cannot be pickled", "No module named 'no_such_module'"])
-def test_workers_do_not_need_the_function(tmp_path: Path, why: str) -> None:
+def test_workers_do_not_need_the_function(tmp_path, why):
     class OfTheDriver:
         def __reduce__(self) -> tuple[Any, ...]:
             if why == "cannot be pickled":
@@ -440,7 +434,7 @@ def test_workers_do_not_need_the_function(tmp_path: Path, why: str) -> None:
 # --- markers --------------------------------------------------------------------------------------------------------
 
 
-def test_old_markers_are_tidied_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_markers_are_tidied_away(tmp_path, monkeypatch):
     monkeypatch.setattr(committer_module, "KEEP_BATCHES", 3)
     monkeypatch.setattr(committer_module, "TIDY_EVERY_BATCHES", 2)
     for per in ("slot", "batch"):
@@ -454,20 +448,20 @@ def test_old_markers_are_tidied_away(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert len(list((ledger_of(sink) / "begun").iterdir())) == 3
 
 
-def test_a_name_does_not_lead_out_of_the_folder(tmp_path: Path) -> None:
+def test_a_name_does_not_lead_out_of_the_folder(tmp_path):
     for name in ("..", "../../x", "a/b"):
         sink = WriteAheadSink(target_of(tmp_path, TRANSACTIONAL), applies=TRANSACTIONAL, folder=tmp_path, name=name)
         assert root_of(sink).parent == tmp_path
         assert commit(sink, prepare(sink)) == [Outcome.COMMITTED]
 
 
-def test_how_calls_are_made_does_not_change(tmp_path: Path) -> None:
+def test_how_calls_are_made_does_not_change(tmp_path):
     facts = sink_of(tmp_path, TRANSACTIONAL).preflight(QUERY, None)
     with pytest.raises(PreflightError, match="per='batch'"):
         sink_of(tmp_path, TRANSACTIONAL, per="batch").preflight(QUERY, facts)
 
 
-def test_the_folder_is_found_again_by_its_identity(tmp_path: Path) -> None:
+def test_the_folder_is_found_again_by_its_identity(tmp_path):
     identities = []
     for name in ("a", "a", "b"):
         folder = DiskFolder(tmp_path / name, Ledger(LocalFiles(tmp_path / name / "ledger")))
@@ -477,7 +471,7 @@ def test_the_folder_is_found_again_by_its_identity(tmp_path: Path) -> None:
     assert len({one for pair in identities for one in pair}) == 4
 
 
-def test_settings_and_what_they_promise(tmp_path: Path) -> None:
+def test_settings_and_what_they_promise(tmp_path):
     promises = {grade: sink_of(tmp_path, grade) for grade in Applies}
     assert {grade: sink.promise for grade, sink in promises.items()} == {
         TRANSACTIONAL: Guarantee.EXACTLY_ONCE,
@@ -530,9 +524,7 @@ def stage(root: Path, per: str) -> tuple[WriteAheadSink, list[Handle]]:
 @pytest.mark.parametrize("per", PERS)
 @pytest.mark.parametrize("point", POINTS)
 @pytest.mark.parametrize("injury", ["rows", "markers", "folder"])
-def test_only_rows_that_no_commit_has_begun_with_are_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, per: str, point: str, injury: str
-) -> None:
+def test_only_rows_that_no_commit_has_begun_with_are_lost(tmp_path, monkeypatch, per, point, injury):
     """Lost rows are written again. If they may have been applied, they would be duplicated."""
     # Here, no driver can have called the function.
     never_begun = ("before", "started")
@@ -556,7 +548,7 @@ def test_only_rows_that_no_commit_has_begun_with_are_lost(
 
 
 @pytest.mark.parametrize("per", PERS)
-def test_rows_of_one_call_are_lost_together(tmp_path: Path, per: str) -> None:
+def test_rows_of_one_call_are_lost_together(tmp_path, per):
     """Two calls might have another effect than one. Rows that can be applied in a separate call are applied."""
     sink, handles = stage(tmp_path, per)
     delete_rows(sink, handles[1:])
@@ -571,9 +563,7 @@ def test_rows_of_one_call_are_lost_together(tmp_path: Path, per: str) -> None:
     assert sorted(target_of(tmp_path, NEITHER).visible()) == sorted(numbers(0, [0, 1]))
 
 
-def test_no_part_of_a_call_is_applied_while_a_file_of_it_comes_and_goes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_part_of_a_call_is_applied_while_a_file_of_it_comes_and_goes(tmp_path, monkeypatch):
     """A file system may list a file that it cannot open yet."""
     sink, handles = stage(tmp_path, "batch")
     take = DiskFolder.take
@@ -584,9 +574,7 @@ def test_no_part_of_a_call_is_applied_while_a_file_of_it_comes_and_goes(
     assert len(target_of(tmp_path, NEITHER).calls()) == 1
 
 
-def test_no_commit_begins_with_rows_that_another_driver_has_given_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_commit_begins_with_rows_that_another_driver_has_given_up(tmp_path, monkeypatch):
     """Some of them are gone after this one has taken them all."""
     sink, handles = stage(tmp_path, "batch")
     begin = Ledger.begin
@@ -602,7 +590,7 @@ def test_no_commit_begins_with_rows_that_another_driver_has_given_up(
     assert target_of(tmp_path, NEITHER).calls() == []
 
 
-def test_rows_that_a_commit_has_begun_with_are_not_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_a_commit_has_begun_with_are_not_given_up(tmp_path, monkeypatch):
     """Another driver finds all of them, and is faster."""
     sink, handles = stage(tmp_path, "batch")
     path, give_up = path_of(sink, handles[1], RowsState.PREPARED), Ledger.give_up
@@ -620,7 +608,7 @@ def test_rows_that_a_commit_has_begun_with_are_not_given_up(tmp_path: Path, monk
 
 
 @pytest.mark.parametrize("per", PERS)
-def test_a_query_stops_rather_than_write_rows_again_that_may_be_there(tmp_path: Path, per: str) -> None:
+def test_a_query_stops_rather_than_write_rows_again_that_may_be_there(tmp_path, per):
     class Query(World):
         def __init__(self, root: Path, per: str) -> None:
             super().__init__(root / "checkpoint")
@@ -650,9 +638,7 @@ def test_a_query_stops_rather_than_write_rows_again_that_may_be_there(tmp_path: 
 
 
 @pytest.mark.parametrize("per", PERS)
-def test_rows_that_come_back_are_applied_again_and_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, per: str
-) -> None:
+def test_rows_that_come_back_are_applied_again_and_named(tmp_path, monkeypatch, caplog, per):
     """The backup was made when they were prepared, in a state in which an abort could delete them."""
     sink, handles = stage(tmp_path, per)
     shutil.rmtree(tmp_path / "backup")
@@ -667,7 +653,7 @@ def test_rows_that_come_back_are_applied_again_and_named(
 
 
 @pytest.mark.parametrize("per", PERS)
-def test_nothing_is_lost_where_the_ledger_is_not_there(tmp_path: Path, per: str) -> None:
+def test_nothing_is_lost_where_the_ledger_is_not_there(tmp_path, per):
     sink, handles = stage(tmp_path, per)
     facts = sink.preflight(QUERY, None)
     delete_rows(sink, handles)
@@ -683,7 +669,7 @@ def test_nothing_is_lost_where_the_ledger_is_not_there(tmp_path: Path, per: str)
 
 
 @pytest.mark.parametrize("injury", ["another version", "torn", "of another kind"])
-def test_a_note_that_cannot_be_read_is_not_taken_for_one_that_names_nothing(tmp_path: Path, injury: str) -> None:
+def test_a_note_that_cannot_be_read_is_not_taken_for_one_that_names_nothing(tmp_path, injury):
     """Its rows have been applied, and their markers are gone. If they counted as lost, they would be duplicated."""
     sink = sink_of(tmp_path, NEITHER)
     sink.preflight(QUERY, None)
@@ -703,9 +689,7 @@ def test_a_note_that_cannot_be_read_is_not_taken_for_one_that_names_nothing(tmp_
 
 
 @pytest.mark.parametrize("per", PERS)
-def test_a_driver_that_begins_late_finds_what_another_has_begun(
-    tmp_path: Path, per: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_driver_that_begins_late_finds_what_another_has_begun(tmp_path, per, monkeypatch):
     """One driver has read the ledger. Then the other one is killed during its call, and the rows are deleted."""
     sink, handles = stage(tmp_path, per)
     take = DiskFolder.take
@@ -720,9 +704,7 @@ def test_a_driver_that_begins_late_finds_what_another_has_begun(
     assert commit(sink, *handles) == [Outcome.UNKNOWN] * 2
 
 
-def test_rows_are_durably_taken_before_it_is_noted_and_it_is_noted_before_the_call(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_are_durably_taken_before_it_is_noted_and_it_is_noted_before_the_call(tmp_path, monkeypatch):
     """Whatever part of a note survives a power failure, the function was not called without one."""
     sink, handles = stage(tmp_path, "slot")
     steps: list[str] = []
@@ -742,9 +724,7 @@ def test_rows_are_durably_taken_before_it_is_noted_and_it_is_noted_before_the_ca
     assert before.count("begun") == 2, "a note is one file and its name, however many slots there are"
 
 
-def test_a_driver_that_is_killed_while_it_tidies_leaves_nothing_that_looks_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_driver_that_is_killed_while_it_tidies_leaves_nothing_that_looks_lost(tmp_path, monkeypatch):
     def killed_in(*_: object) -> None:
         raise KilledError
 
@@ -769,7 +749,7 @@ def test_a_driver_that_is_killed_while_it_tidies_leaves_nothing_that_looks_lost(
 @pytest.mark.parametrize(
     ("first", "second"), [("commit", "abort"), ("abort", "commit"), ("write", "abort"), ("abort", "write")]
 )
-def test_two_processes_meet_at_any_request(tmp_path: Path, first: str, second: str, then: str) -> None:
+def test_two_processes_meet_at_any_request(tmp_path, first, second, then):
     """The first process stops before a request, the second one does all its work, and the first continues or dies."""
     for point in count():
         root = tmp_path / str(point)
@@ -866,16 +846,14 @@ def skip(rows: pa.RecordBatchReader, token: ApplyToken) -> object:
 
 
 @pytest.fixture
-def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_parts(monkeypatch) -> None:
     monkeypatch.setattr(rows_module, "READ_ROWS", 2)
 
 
 @pytest.mark.usefixtures("small_parts")
 @pytest.mark.parametrize("per", ["slot", "batch"])
 @pytest.mark.parametrize(("function", "read"), [(read_nothing, 0), (read_the_first_part, 2)])
-def test_rows_that_were_not_read_stop_the_query_and_are_kept(
-    tmp_path: Path, function: Function, read: int, per: str
-) -> None:
+def test_rows_that_were_not_read_stop_the_query_and_are_kept(tmp_path, function, read, per):
     sink, target = sink_of(tmp_path, NEITHER, function, per=per), target_of(tmp_path, NEITHER)
     handles = [prepare(sink, slot=slot) for slot in range(2)]
     committer = sink.committer()
@@ -892,7 +870,7 @@ def test_rows_that_were_not_read_stop_the_query_and_are_kept(
 
 
 @pytest.mark.usefixtures("small_parts")
-def test_a_function_may_say_that_it_skips_rows(tmp_path: Path) -> None:
+def test_a_function_may_say_that_it_skips_rows(tmp_path):
     def read_the_first_part_and_skip(rows: pa.RecordBatchReader, token: ApplyToken) -> object:
         read_the_first_part(rows, token)
         return SKIPPED
@@ -905,7 +883,7 @@ def test_a_function_may_say_that_it_skips_rows(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("small_parts")
 @pytest.mark.parametrize("way", ["read_all", "read_pandas", "for", "C++"])
 @pytest.mark.parametrize("per", ["slot", "batch"])
-def test_whatever_reads_them_all_has_read_them(tmp_path: Path, way: str, per: str) -> None:
+def test_whatever_reads_them_all_has_read_them(tmp_path, way, per):
     reads: dict[str, Callable[[pa.RecordBatchReader], object]] = {
         "read_all": lambda rows: rows.read_all(),
         "read_pandas": lambda rows: rows.read_pandas(),
@@ -916,7 +894,7 @@ def test_whatever_reads_them_all_has_read_them(tmp_path: Path, way: str, per: st
     assert commit(sink, prepare(sink), prepare(sink, slot=1)) == [Outcome.COMMITTED] * 2
 
 
-def test_in_a_worker_unread_rows_fail_the_slot(tmp_path: Path) -> None:
+def test_in_a_worker_unread_rows_fail_the_slot(tmp_path):
     def sink(function: Function) -> WriteAheadSink:
         return sink_of(tmp_path, NEITHER, function, guarantee=Guarantee.AT_LEAST_ONCE)
 
@@ -925,7 +903,7 @@ def test_in_a_worker_unread_rows_fail_the_slot(tmp_path: Path) -> None:
     assert open_writer(sink(skip)).prepare() == {}
 
 
-def test_a_query_stops_and_goes_on_with_a_function_that_reads(tmp_path: Path) -> None:
+def test_a_query_stops_and_goes_on_with_a_function_that_reads(tmp_path):
     def rows(batch: int, slot: int) -> pa.RecordBatch:
         return pa.record_batch({"number": numbers(batch, [slot])})
 

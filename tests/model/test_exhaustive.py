@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import ExitStack
 from functools import cache
 
@@ -87,13 +86,13 @@ def search(name: str) -> tuple[Found, frozenset[tuple[Phase, type]]]:
 @pytest.mark.parametrize(
     "name", [*SMALL, *(pytest.param(name, marks=[pytest.mark.slow, pytest.mark.timeout(4 * 3600)]) for name in LARGER)]
 )
-def test_no_row_is_doubled_or_lost(name: str, say: Callable[[str], None]) -> None:
+def test_no_row_is_doubled_or_lost(name, say):
     found, _ = search(name)
     say(f"{name}: {found}")
     assert found.violation is None, f"{name}: {found}; search it with traced=True to see the way"
 
 
-def test_the_search_goes_through_every_transition() -> None:
+def test_the_search_goes_through_every_transition():
     unreached = {
         # The model has no sinks without transactions, and transactions have no age: an objection stands for one that is
         # too old. A stopped run is not called again.

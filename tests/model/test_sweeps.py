@@ -3,10 +3,6 @@
 A check that finds nothing proves something only if it finds known errors: each mutant removes one rule.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
 import pytest
 
 from model.sweeps import Broken, Sweeps, search
@@ -22,7 +18,7 @@ BOUNDS = {
 
 
 @pytest.mark.parametrize("bound", BOUNDS)
-def test_what_losers_leave_open_is_swept_and_nothing_else(bound: str, say: Callable[[str], None]) -> None:
+def test_what_losers_leave_open_is_swept_and_nothing_else(bound, say):
     worlds, way, broken = search(BOUNDS[bound])
     say(f"{bound}: {worlds:,} worlds")
     assert broken is None, f"{broken.value}: {'; '.join(way)}"
@@ -43,7 +39,7 @@ MUTANTS = {
 
 
 @pytest.mark.parametrize("rule", MUTANTS)
-def test_a_broken_sweeper_is_found(rule: str, say: Callable[[str], None]) -> None:
+def test_a_broken_sweeper_is_found(rule, say):
     every_s = 1.0 if "forgets" in rule else 10.0
     with wrong(rule):
         worlds, way, broken = search(Sweeps(every_s=every_s, wanted=frozenset({MUTANTS[rule]})))
@@ -51,5 +47,5 @@ def test_a_broken_sweeper_is_found(rule: str, say: Callable[[str], None]) -> Non
     assert broken is MUTANTS[rule]
 
 
-def test_a_thread_that_does_not_wait_for_the_batch_is_found() -> None:
+def test_a_thread_that_does_not_wait_for_the_batch_is_found():
     assert search(Sweeps(locked=False, wanted=frozenset({Broken.TAKEN})))[2] is Broken.TAKEN

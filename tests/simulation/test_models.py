@@ -30,7 +30,7 @@ def simulation(*sinks: str, **more: Any) -> Simulation:
     return made
 
 
-def test_a_fault_of_a_model_is_never_taken_for_an_answer_and_a_refusal_may_be_one() -> None:
+def test_a_fault_of_a_model_is_never_taken_for_an_answer_and_a_refusal_may_be_one():
     def raising(error: Exception) -> Callable[[], None]:
         def apply() -> None:
             raise error
@@ -54,7 +54,7 @@ def test_a_fault_of_a_model_is_never_taken_for_an_answer_and_a_refusal_may_be_on
             stops.first_line(TypeError("no"))
 
 
-def test_a_stream_answers_as_its_sheet_says() -> None:
+def test_a_stream_answers_as_its_sheet_says():
     one = simulation("rabbitmq-stream")
     stream = Stream(one, "rabbitmq-stream")
     shown: list[int] = []
@@ -63,7 +63,7 @@ def test_a_stream_answers_as_its_sheet_says() -> None:
     assert shown == [0, 1, 2, 3, 4]
 
 
-def test_a_leader_that_fails_takes_with_it_what_no_replica_has() -> None:
+def test_a_leader_that_fails_takes_with_it_what_no_replica_has():
     one = simulation("rabbitmq-stream")
     stream = Stream(one, "rabbitmq-stream")
     stream.open = [Connection(Connection, stream, leader=True)]
@@ -77,7 +77,7 @@ def test_a_leader_that_fails_takes_with_it_what_no_replica_has() -> None:
     assert stream.highest("one") == 1, "it was sent to the leader of before"
 
 
-def test_pravega_answers_as_its_sheet_says() -> None:
+def test_pravega_answers_as_its_sheet_says():
     one = simulation("pravega")
     pravega = Pravega(one, "pravega")
     assert transaction_answers(PravegaWriter(pravega), pravega.status) == list(TRANSACTIONS)

@@ -27,7 +27,7 @@ def digests() -> list[str]:
         return [digest(*one) for one in SEEDS]
 
 
-def test_another_process_gives_the_same_trace_whatever_its_hashes_are() -> None:
+def test_another_process_gives_the_same_trace_whatever_its_hashes_are():
     environment = {**os.environ, "PYTHONHASHSEED": "7", "PYTHONPATH": str(TESTS)}
     told = "from simulation.test_replay import digests; print(*digests())"
     said = subprocess.run([sys.executable, "-c", told], env=environment, capture_output=True, text=True, check=True)
@@ -37,7 +37,7 @@ def test_another_process_gives_the_same_trace_whatever_its_hashes_are() -> None:
     assert len(traces) == len(SEEDS)  # an operator who does nothing leaves the schedule of another family unchanged
 
 
-def test_decisions_alone_give_the_same_schedule_with_words_or_without() -> None:
+def test_decisions_alone_give_the_same_schedule_with_words_or_without():
     with replaced():
         for family, seed in SEEDS:
             noted, config = Noted(seed), FAMILIES[family](seed)
@@ -46,7 +46,7 @@ def test_decisions_alone_give_the_same_schedule_with_words_or_without() -> None:
             assert schedule.run(config, Dice(seed)).requests == told.requests
 
 
-def test_the_command_runs_what_it_is_asked_for(tmp_path: Path) -> None:
+def test_the_command_runs_what_it_is_asked_for(tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(TESTS)}
     asked = ["--schedules", "250", "--family", "transactions", "--seed", "7", "--jobs", "2"]
     said = subprocess.run(

@@ -34,7 +34,7 @@ def no_row_is_doubled_or_lost(family: str, seeds: range, say: Callable[[str], No
         pytest.fail("\n".join([*outcome.told, f"seed {count.failed} of {family}: {outcome.violation}"]))
 
 
-def test_no_row_is_doubled_or_lost_on_the_way_through_every_transition(say: Callable[[str], None]) -> None:
+def test_no_row_is_doubled_or_lost_on_the_way_through_every_transition(say):
     unreached = {
         # Sinks without transactions do not take part, positions are not reported, and a stopped run is not called
         # again.
@@ -61,28 +61,26 @@ def test_no_row_is_doubled_or_lost_on_the_way_through_every_transition(say: Call
 
 
 @pytest.mark.parametrize("family", ["staged", "operated", "powered"])
-def test_no_schedule_doubles_or_loses_a_row(family: str, say: Callable[[str], None]) -> None:
+def test_no_schedule_doubles_or_loses_a_row(family, say):
     no_row_is_doubled_or_lost(family, range(100), say)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", LONG)
 @pytest.mark.parametrize("piece", range(PIECES))
-def test_no_schedule_of_many_doubles_or_loses_a_row(
-    family: str, piece: int, say: Callable[[str], None], pytestconfig: pytest.Config
-) -> None:
+def test_no_schedule_of_many_doubles_or_loses_a_row(family, piece, say, pytestconfig):
     each = LONG[family] // PIECES
     first = pytestconfig.getoption("--seed") + piece * each
     no_row_is_doubled_or_lost(family, range(first, first + each), say)
 
 
 @pytest.mark.parametrize(("family", "seed"), FOUND)
-def test_a_schedule_that_found_a_fault_breaks_nothing_now(family: str, seed: int) -> None:
+def test_a_schedule_that_found_a_fault_breaks_nothing_now(family, seed):
     assert walk([seed], family=family).failed is None
 
 
 @pytest.mark.parametrize(("family", "kinds"), [("transactions", KINDS), ("staged", STAGED)])
-def test_the_seeds_draw_every_sink_with_every_other_and_every_fault(family: str, kinds: tuple[str, ...]) -> None:
+def test_the_seeds_draw_every_sink_with_every_other_and_every_fault(family, kinds):
     worlds = [FAMILIES[family](seed) for seed in range(2_000)]
     pairs = {(one, other) for world in worlds for one in world.sinks for other in world.sinks}
     assert len(pairs) == len(kinds) ** 2

@@ -52,7 +52,7 @@ def kafka() -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+def spark(tmp_path_factory) -> Iterator[SparkSession]:
     """A session in this process, for tests that kill nothing. The tables' jars add less than a second to its start."""
     from conformance import folder, folder_sink
     from jvm import jars_beside_spark
@@ -93,7 +93,7 @@ def table_libraries() -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def travels(request: pytest.FixtureRequest) -> Iterator[None]:
+def travels(request) -> Iterator[None]:
     """Pickles what the test module defines by value, for Spark's workers."""
     from spark.in_process import travelling
 
@@ -102,7 +102,7 @@ def travels(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture
-def stream(spark: SparkSession, kafka: Cluster, tmp_path: Path) -> Stream:
+def stream(spark, kafka, tmp_path) -> Stream:
     """A query's source, target and checkpoint. Its rows have the keys and values `IDS`, in three batches by default."""
     from spark.in_process import IDS, Stream
 
@@ -110,7 +110,7 @@ def stream(spark: SparkSession, kafka: Cluster, tmp_path: Path) -> Stream:
 
 
 @pytest.fixture
-def own_session(spark: SparkSession) -> Iterator[SparkSession]:
+def own_session(spark) -> Iterator[SparkSession]:
     """A session of the test's own, whose settings it may change."""
     from spark.in_process import new_session
 
@@ -119,7 +119,7 @@ def own_session(spark: SparkSession) -> Iterator[SparkSession]:
 
 
 @pytest.fixture(scope="module")
-def tables(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+def tables(spark, tmp_path_factory) -> Iterator[SparkSession]:
     """A second session of the same Spark, with the catalogs of Delta and Iceberg, without their extensions to SQL."""
     from spark.table_job import table_session
 

@@ -26,7 +26,7 @@ ROWS = 1000
 
 
 @pytest.fixture
-def session(own_session: SparkSession, monkeypatch: pytest.MonkeyPatch) -> SparkSession:
+def session(own_session, monkeypatch) -> SparkSession:
     monkeypatch.setattr(arrow_batches, "_WORTH_IT_ROWS", ROWS)
     return own_session
 
@@ -68,7 +68,7 @@ def bounds(session: SparkSession) -> tuple[str, str]:
 
 
 @pytest.mark.slow
-def test_after_a_batch_of_small_rows_the_next_is_bound_by_their_number(session: SparkSession, tmp_path: Path) -> None:
+def test_after_a_batch_of_small_rows_the_next_is_bound_by_their_number(session, tmp_path):
     query = Query(tmp_path)
     query.write(numbers(session))
     assert query.arrow.seen == (BY_BYTES, "10000")
@@ -83,7 +83,7 @@ def test_after_a_batch_of_small_rows_the_next_is_bound_by_their_number(session: 
     assert [handle.slot for handle in handles] == [0, 1, 2]
 
 
-def test_a_batch_with_a_row_that_is_too_large_is_to_be_written_once_more(session: SparkSession, tmp_path: Path) -> None:
+def test_a_batch_with_a_row_that_is_too_large_is_to_be_written_once_more(session, tmp_path):
     query = Query(tmp_path)
     query.write(numbers(session))
     with pytest.raises(LargerRowsError):
@@ -94,13 +94,13 @@ def test_a_batch_with_a_row_that_is_too_large_is_to_be_written_once_more(session
     assert query.arrow.seen == (BY_BYTES, "10000"), "there may be such rows again"
 
 
-def test_a_checked_column_is_never_null_where_it_was_not(session: SparkSession) -> None:
+def test_a_checked_column_is_never_null_where_it_was_not(session):
     rows = numbers(session).withColumn("text", F.lit("small")).withColumn("raw", F.lit(b"small"))
     assert not any(field.nullable for field in rows.schema.fields)
     assert arrow_batches._checked(rows, 100).schema == rows.schema
 
 
-def test_the_widest_frame_of_a_batch_counts(session: SparkSession) -> None:
+def test_the_widest_frame_of_a_batch_counts(session):
     arrow = ArrowBatches()
     arrow.learn([(ROWS, ROWS * 20), (ROWS, ROWS * 1000), (0, 0)])
     arrow.bind([numbers(session)], may_fail=True)
@@ -108,16 +108,14 @@ def test_the_widest_frame_of_a_batch_counts(session: SparkSession) -> None:
 
 
 @pytest.mark.parametrize("guarantee", [Guarantee.AT_LEAST_ONCE, Guarantee.AT_MOST_ONCE])
-def test_rows_that_cannot_be_taken_back_are_bound_by_bytes(
-    session: SparkSession, tmp_path: Path, guarantee: Guarantee
-) -> None:
+def test_rows_that_cannot_be_taken_back_are_bound_by_bytes(session, tmp_path, guarantee):
     query = Query(tmp_path, guarantee)
     for _ in range(2):
         query.write(numbers(session))
         assert query.arrow.seen == (BY_BYTES, "10000")
 
 
-def test_a_limit_of_the_user_stays(session: SparkSession, tmp_path: Path) -> None:
+def test_a_limit_of_the_user_stays(session, tmp_path):
     session.conf.set(BYTES, "3m")
     query = Query(tmp_path)
     for _ in range(2):
@@ -125,9 +123,7 @@ def test_a_limit_of_the_user_stays(session: SparkSession, tmp_path: Path) -> Non
         assert bounds(session) == ("3m", "10000")
 
 
-def test_batches_of_the_users_own_functions_and_nested_rows_are_bound_by_bytes(
-    session: SparkSession, tmp_path: Path
-) -> None:
+def test_batches_of_the_users_own_functions_and_nested_rows_are_bound_by_bytes(session, tmp_path):
     @pandas_udf("string")  # type: ignore[call-overload, untyped-decorator]
     def same(texts):  # type: ignore[no-untyped-def]
         return texts

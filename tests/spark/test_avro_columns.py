@@ -11,7 +11,6 @@ import sys
 from collections.abc import Iterator
 from datetime import date, datetime, timezone
 from decimal import Decimal
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -83,7 +82,7 @@ class Orders:
 
 
 @pytest.fixture
-def orders(spark: SparkSession, server: RegistryServer) -> Orders:
+def orders(spark, server) -> Orders:
     return Orders(spark, server)
 
 
@@ -112,7 +111,7 @@ def plain(value: Any) -> Any:
 
 
 @pytest.mark.slow
-def test_every_version_is_read_as_the_latest(orders: Orders) -> None:
+def test_every_version_is_read_as_the_latest(orders):
     first, second = orders.register(V1), orders.register(V2)
     df = orders.rows(
         framed(first, V1, {"id": 1, "note": "a"}),
@@ -129,7 +128,7 @@ def test_every_version_is_read_as_the_latest(orders: Orders) -> None:
 
 
 @pytest.mark.slow
-def test_the_reader_can_be_pinned(orders: Orders, tmp_path: Path) -> None:
+def test_the_reader_can_be_pinned(orders, tmp_path):
     first = orders.register(V1)
     orders.register(V2)
     df = orders.rows(framed(first, V1, {"id": 1, "note": "a"}))
@@ -155,7 +154,7 @@ TIME_VALUES = {
 }
 
 
-def test_values_of_every_type_are_what_bare_from_avro_makes_of_them(orders: Orders) -> None:
+def test_values_of_every_type_are_what_bare_from_avro_makes_of_them(orders):
     every_value = {
         "union": "text",
         "enum": "HEARTS",
@@ -198,7 +197,7 @@ ALWAYS = ("no number", "perhaps a record")
 @pytest.mark.parametrize(
     "shape", [*ALWAYS, *(pytest.param(one, marks=pytest.mark.slow) for one in sorted({*NOT_RECORDS} - {*ALWAYS}))]
 )
-def test_a_null_is_told_from_a_record_that_cannot_be_read(orders: Orders, shape: str) -> None:
+def test_a_null_is_told_from_a_record_that_cannot_be_read(orders, shape):
     schema, value = NOT_RECORDS[shape]
     schema_id = orders.register(json.dumps(schema))
     good = framed(schema_id, schema, value)
@@ -208,7 +207,7 @@ def test_a_null_is_told_from_a_record_that_cannot_be_read(orders: Orders, shape:
     assert f"not a record of schema id {schema_id}" in dead_letters[1]["dead_letter"]["reason"]
 
 
-def test_bytes_behind_a_record_are_not_noticed(orders: Orders) -> None:
+def test_bytes_behind_a_record_are_not_noticed(orders):
     value = framed(orders.register(V1), V1, {"id": 1, "note": "a"}) + b"more"
     assert orders.decoded(orders.rows(value)) == [{"id": 1, "note": "a"}]
 
@@ -222,7 +221,7 @@ BAD = {
 }
 
 
-def test_what_cannot_be_decoded_goes_where_the_user_says(orders: Orders) -> None:
+def test_what_cannot_be_decoded_goes_where_the_user_says(orders):
     schema_id = orders.register(V1)
     good = framed(schema_id, V1, {"id": 1, "note": "a"})
     values = [good[:-1] if bad == b"cut" else bad for bad in BAD.values()]
@@ -247,7 +246,7 @@ def test_what_cannot_be_decoded_goes_where_the_user_says(orders: Orders) -> None
 
 
 @pytest.mark.parametrize("on_error", ["fail", "dead-letter"])
-def test_an_id_that_the_plan_does_not_know_is_never_a_bad_record_unasked(orders: Orders, on_error: str) -> None:
+def test_an_id_that_the_plan_does_not_know_is_never_a_bad_record_unasked(orders, on_error):
     orders.register(V1)
     column = from_registry_avro("value", **orders.given, on_error=on_error, later_ids="stop")
     later = orders.register(V2)
@@ -258,7 +257,7 @@ def test_an_id_that_the_plan_does_not_know_is_never_a_bad_record_unasked(orders:
         df.select(column).collect()
 
 
-def test_a_later_schema_gives_what_it_gives_when_it_is_known(orders: Orders) -> None:
+def test_a_later_schema_gives_what_it_gives_when_it_is_known(orders):
     """Compares decoding in the worker with Java's own."""
     resolved = [
         # For each field: its name, the writer's type, the reader's type, and a value.
@@ -289,7 +288,7 @@ def test_a_later_schema_gives_what_it_gives_when_it_is_known(orders: Orders) -> 
     assert late[0]["new"] == "ü"
 
 
-def test_a_registry_that_is_away_makes_no_bad_records(orders: Orders) -> None:
+def test_a_registry_that_is_away_makes_no_bad_records(orders):
     orders.register(V1)
     dropping = decode_registry_avro(orders.rows(wire_header(88888)), **orders.given, on_error="drop")
     with orders.server.down(), pytest.raises(PySparkException, match="gave no answer about schema id 88888"):
@@ -299,7 +298,7 @@ def test_a_registry_that_is_away_makes_no_bad_records(orders: Orders) -> None:
     assert dropping.collect() == []
 
 
-def test_an_id_of_another_subject_is_a_record_that_cannot_be_decoded(orders: Orders) -> None:
+def test_an_id_of_another_subject_is_a_record_that_cannot_be_decoded(orders):
     good = framed(orders.register(V1), V1, {"id": 1, "note": "a"})
     foreign = orders.server.register(f"{orders.subject}-other", record(("other", "string"), name="Other"))
     df = orders.rows(good, wire_header(foreign) + b"\2x", good)
@@ -316,7 +315,7 @@ def test_an_id_of_another_subject_is_a_record_that_cannot_be_decoded(orders: Ord
 
 
 @pytest.mark.slow
-def test_each_record_is_decoded_once(orders: Orders) -> None:
+def test_each_record_is_decoded_once(orders):
     """Spark computes an expression once for each place it appears in, unless it recognizes the duplicates."""
     orders.register(V1)
     df = orders.rows(None)
@@ -333,7 +332,7 @@ def test_each_record_is_decoded_once(orders: Orders) -> None:
 
 
 @pytest.mark.slow
-def test_recursive_types_need_a_depth(orders: Orders) -> None:
+def test_recursive_types_need_a_depth(orders):
     tree = record(("n", "int"), ("next", ["null", "com.example.Order"], None))
     schema_id = orders.register(tree)
     df = orders.rows(framed(schema_id, tree, {"n": 1, "next": {"n": 2, "next": None}}))
@@ -342,7 +341,7 @@ def test_recursive_types_need_a_depth(orders: Orders) -> None:
     assert orders.decoded(df, options={"recursiveFieldMaxDepth": "2"}) == [{"n": 1, "next": {"n": 2}}]
 
 
-def test_what_confluents_serialiser_writes_is_read_and_the_other_way_round(orders: Orders) -> None:
+def test_what_confluents_serialiser_writes_is_read_and_the_other_way_round(orders):
     client = SchemaRegistryClient({"url": orders.server.url})
     context = SerializationContext(orders.topic, MessageField.VALUE)
     value = {"id": 1 << 40, "price": 2.5, "note": "é"}
@@ -358,7 +357,7 @@ def test_what_confluents_serialiser_writes_is_read_and_the_other_way_round(order
         assert AvroDeserializer(client)(bytes(ours["value"]), context) == value
 
 
-def test_encoding_refuses_what_the_registry_refuses(orders: Orders) -> None:
+def test_encoding_refuses_what_the_registry_refuses(orders):
     with pytest.raises(RegistryError, match=r"40401|40403"):
         to_registry_avro("r", schema=V1, **orders.given, auto_register=False)
     assert orders.server.count(f"POST /subjects/{orders.subject}/versions") == 0
@@ -370,7 +369,7 @@ def test_encoding_refuses_what_the_registry_refuses(orders: Orders) -> None:
     assert nulls.select(encode.alias("v")).collect() == [(None,)]
 
 
-def test_plain_files(orders: Orders, tmp_path: Path) -> None:
+def test_plain_files(orders, tmp_path):
     one, two = tmp_path / "one.avsc", tmp_path / "two.avsc"
     one.write_text(json.dumps(V1))
     two.write_text(json.dumps(V2))
@@ -394,20 +393,20 @@ def test_plain_files(orders: Orders, tmp_path: Path) -> None:
         ({"reader": '"nonsense"'}, "reader=.*no type in Spark"),
     ],
 )
-def test_settings_that_are_wrong_are_named(orders: Orders, settings: dict[str, Any], told: str) -> None:
+def test_settings_that_are_wrong_are_named(orders, settings, told):
     for subject in ("a", "b"):
         orders.server.register(subject, V1)
     with pytest.raises(ConfigurationError, match=told):
         from_registry_avro("value", **{"subject": "a", "registry": orders.registry, **settings})
 
 
-def test_a_column_that_is_not_there_or_not_binary_is_named(orders: Orders) -> None:
+def test_a_column_that_is_not_there_or_not_binary_is_named(orders):
     for column, told in (("nothing", "missing"), ("topic", "string")):
         with pytest.raises(SchemaError, match=f"column='{column}' is {told}"):
             decode_registry_avro(orders.rows(None), column, subject="a", registry=orders.registry)
 
 
-def test_columns_that_do_not_say_where_a_record_is_are_named(orders: Orders) -> None:
+def test_columns_that_do_not_say_where_a_record_is_are_named(orders):
     good = framed(orders.register(V1), V1, {"id": 1, "note": "a"})
     bare = orders.rows(good).select("value", F.struct("offset").alias("at"))
     refused: list[dict[str, Any]] = [
@@ -424,19 +423,19 @@ def test_columns_that_do_not_say_where_a_record_is_are_named(orders: Orders) -> 
 
 
 @pytest.mark.parametrize("field", ["`a-b` int", "v variant"])
-def test_a_type_that_avro_lacks_is_refused(orders: Orders, field: str) -> None:
+def test_a_type_that_avro_lacks_is_refused(orders, field):
     schema = StructType.fromDDL(field)
     with pytest.raises(ConfigurationError, match=r"has no schema in Avro: .*(a-b|[Vv]ariant)"):
         to_registry_avro("r", schema=schema, **orders.given)
 
 
-def test_a_session_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_that_is_not_there_is_told(monkeypatch):
     monkeypatch.setattr(SparkSession, "getActiveSession", classmethod(lambda _: None))
     with pytest.raises(ConfigurationError, match="no Spark session"):
         from_avro_file("value", V1)
 
 
-def test_a_missing_module_is_told(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_module_is_told(spark, monkeypatch):
     nothing = JavaPackage("", None)
     bare = SimpleNamespace(_jvm=SimpleNamespace(org=nothing), version="4.0.0", conf={})
     nothing_there = SimpleNamespace(apache=SimpleNamespace(spark=SimpleNamespace(sql=SimpleNamespace(
@@ -451,7 +450,7 @@ def test_a_missing_module_is_told(spark: SparkSession, monkeypatch: pytest.Monke
 
 
 @pytest.mark.slow
-def test_with_avros_limits_a_length_that_no_record_has_is_a_dead_letter(tmp_path: Path) -> None:
+def test_with_avros_limits_a_length_that_no_record_has_is_a_dead_letter(tmp_path):
     """The length could crash a Spark session, so this one is in a process of its own."""
     program = """
 import json, logging, sys

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
 
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 
 from eventually import eventually
 from spark.harness import new_name
@@ -23,7 +22,7 @@ pytestmark = MARKS
 
 
 @pytest.mark.slow
-def test_checkpoint_and_log_restored_from_one_old_copy_are_refused(stream: Stream, tmp_path: Path) -> None:
+def test_checkpoint_and_log_restored_from_one_old_copy_are_refused(stream, tmp_path):
     copy = tmp_path / "copy"
     stream.run(listener=call_at(Phase.WRITING, 1, lambda: shutil.copytree(stream.checkpoint, copy)))
     shutil.rmtree(stream.checkpoint)
@@ -37,7 +36,7 @@ def test_checkpoint_and_log_restored_from_one_old_copy_are_refused(stream: Strea
     assert stream.keys() == sorted(IDS + IDS[400:])
 
 
-def test_a_copied_checkpoint_is_refused_and_the_original_goes_on(stream: Stream, tmp_path: Path) -> None:
+def test_a_copied_checkpoint_is_refused_and_the_original_goes_on(stream, tmp_path):
     with pytest.raises(CrashError):
         stream.run(listener=crash_at(Phase.FINISHING, 1))
     copy = tmp_path / "copy"
@@ -54,7 +53,7 @@ def test_a_copied_checkpoint_is_refused_and_the_original_goes_on(stream: Stream,
 
 
 @pytest.mark.slow
-def test_an_operator_notes_a_batch_as_done_of_which_nobody_knows(spark: SparkSession, tmp_path: Path) -> None:
+def test_an_operator_notes_a_batch_as_done_of_which_nobody_knows(spark, tmp_path):
     """As described in docs/operations.md. The state continues, so earlier rows count as duplicates afterwards."""
 
     def without_duplicates(rows: DataFrame) -> DataFrame:

@@ -44,13 +44,13 @@ CLIENTS = ("4.0.0", "4.1.1", "4.2.0")
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConnectServer]:
+def server(tmp_path_factory) -> Iterator[ConnectServer]:
     made = ConnectServer(tmp_path_factory.mktemp("connect"))
     yield made
     made.kill()
 
 
-def test_a_query_into_kafka_is_committed_exactly_once(broker: Cluster, server: ConnectServer, tmp_path: Path) -> None:
+def test_a_query_into_kafka_is_committed_exactly_once(broker, server, tmp_path):
     with Job(broker.bootstrap, tmp_path / "job", rows=600, rows_per_batch=300, slots=2) as job:
         Client(server, [job], tmp_path / "client.log").finish()
         assert job.judge() == ""
@@ -58,9 +58,7 @@ def test_a_query_into_kafka_is_committed_exactly_once(broker: Cluster, server: C
 
 
 @pytest.mark.slow
-def test_what_the_first_batch_refuses_is_said_on_the_client(
-    broker: Cluster, server: ConnectServer, tmp_path: Path
-) -> None:
+def test_what_the_first_batch_refuses_is_said_on_the_client(broker, server, tmp_path):
     source, target = source_of_one_row(broker), new_name("target")
     arguments = [server.url, broker.bootstrap, source, target, str(tmp_path / "c"), "availableNow"]
     said = run(COPY_AND_WAIT, arguments)
@@ -78,7 +76,7 @@ def test_what_the_first_batch_refuses_is_said_on_the_client(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("version", CLIENTS)
-def test_a_client_without_java_and_py4j(broker: Cluster, server: ConnectServer, tmp_path: Path, version: str) -> None:
+def test_a_client_without_java_and_py4j(broker, server, tmp_path, version):
     """For another server: ``python3 dev.py test --spark 4.1.1 tests/spark/test_connect.py``."""
     packages = [f"pyspark-client=={version}", "zstandard"]  # a client needs the latter since 4.1
     uv = shutil.which("uv") or str(Path(__file__).parents[2] / ".tools" / "bin" / "uv")  # as dev.py installs it
@@ -95,7 +93,7 @@ def test_a_client_without_java_and_py4j(broker: Cluster, server: ConnectServer, 
 
 
 @pytest.mark.slow
-def test_sparkonce_run_waits_for_a_query_and_stops_it(broker: Cluster, server: ConnectServer, tmp_path: Path) -> None:
+def test_sparkonce_run_waits_for_a_query_and_stops_it(broker, server, tmp_path):
     (tmp_path / "job.py").write_text(COPY)
     source, target = source_of_one_row(broker), new_name("target")
     job = [sys.executable, "-m", "sparkonce", "run", str(tmp_path / "job.py"), server.url, broker.bootstrap, source]
@@ -119,9 +117,7 @@ def test_sparkonce_run_waits_for_a_query_and_stops_it(broker: Cluster, server: C
 
 
 @pytest.mark.slow
-def test_a_batch_leaves_the_settings_of_the_clients_session_as_they_were(
-    broker: Cluster, server: ConnectServer, tmp_path: Path
-) -> None:
+def test_a_batch_leaves_the_settings_of_the_clients_session_as_they_were(broker, server, tmp_path):
     """The query has a view, and is stopped within its second batch, whose only task waits for a pipe."""
     program = """
 import sys
@@ -172,7 +168,7 @@ eventually(lambda: bounds() == before, "the limit is as it was")
 
 
 @pytest.mark.slow
-def test_a_secret_stays_on_the_server(tmp_path: Path) -> None:
+def test_a_secret_stays_on_the_server(tmp_path):
     """As docs/connect.md shows it: a module that only the server has reads its environment, and a file."""
     server_only = tmp_path / "server-only"
     server_only.mkdir()
@@ -236,9 +232,7 @@ await_end(writer.trigger(availableNow=True).start())
 
 
 @pytest.mark.slow
-def test_a_query_outlives_its_client_and_is_taken_over_by_a_second_one(
-    broker: Cluster, server: ConnectServer, tmp_path: Path
-) -> None:
+def test_a_query_outlives_its_client_and_is_taken_over_by_a_second_one(broker, server, tmp_path):
     with Job(broker.bootstrap, tmp_path / "job", rows=1_200, rows_per_batch=300, slots=2) as job:
         first = hold_at("WRITING", job, batch=0)
         client = Client(server, [job], tmp_path / "first.log")
@@ -261,7 +255,7 @@ def test_a_query_outlives_its_client_and_is_taken_over_by_a_second_one(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ["", "spark.stop()"], ids=["timeout", "stop"])
-def test_a_query_ends_with_its_session_and_continues_in_another_one(broker: Cluster, tmp_path: Path, end: str) -> None:
+def test_a_query_ends_with_its_session_and_continues_in_another_one(broker, tmp_path, end):
     """Its client exits, and another one attaches to the session. Spark closes a session that has had no request."""
     settings = {
         "spark.connect.session.manager.defaultSessionTimeout": "30s",
@@ -296,7 +290,7 @@ assert spark.streams.active[0].isActive
 
 
 @pytest.mark.slow
-def test_a_process_that_lost_its_server_does_not_commit_after_a_newer_claim(broker: Cluster, tmp_path: Path) -> None:
+def test_a_process_that_lost_its_server_does_not_commit_after_a_newer_claim(broker, tmp_path):
     with Job(broker.bootstrap, tmp_path / "job", rows=600, rows_per_batch=300, slots=2) as job:
         first = ConnectServer(tmp_path / "first")
         late = hold_at("DECIDING", job, batch=1)
@@ -320,7 +314,7 @@ def test_a_process_that_lost_its_server_does_not_commit_after_a_newer_claim(brok
 
 
 @pytest.mark.slow
-def test_the_quick_start_runs_unchanged_but_for_its_session(broker: Cluster, tmp_path: Path) -> None:
+def test_the_quick_start_runs_unchanged_but_for_its_session(broker, tmp_path):
     """In this case, the server is part of the client's program."""
     program = """
 import sys

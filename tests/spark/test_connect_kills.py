@@ -21,7 +21,6 @@ from spark.connect_server import Client, ConnectServer
 from spark.harness import WITHIN_TASKS, Job, Observation, hold_at, hold_cell, kill, observe
 from spark.pipeline import ENDED, KAFKA, REFUSED
 from spark.test_kills import EVERY, KILLS, ROWS, SYSTEMS, units, what_is_lost, written
-from sparkonce_lab.rig.kafka import Cluster
 from striking.gate import Hold
 from striking.points import HALFWAY
 
@@ -31,7 +30,7 @@ CORES = 2 + sum(point in WITHIN_TASKS for kills in KILLS for point, _ in kills)
 
 
 @pytest.fixture
-def jobs(kafka: Cluster, tmp_path: Path) -> Iterator[Sequence[Job]]:
+def jobs(kafka, tmp_path) -> Iterator[Sequence[Job]]:
     with ExitStack() as stack:
         yield units(stack, kafka, tmp_path, len(KILLS))
 
@@ -40,7 +39,7 @@ def jobs(kafka: Cluster, tmp_path: Path) -> Iterator[Sequence[Job]]:
     ("fault", "turn"),
     [("stop", 0), *((fault, turn) for fault in ("worker", "server", "client") for turn in (0, 1))],
 )
-def test_each_row_is_there_once_whatever_is_killed(jobs: Sequence[Job], tmp_path: Path, fault: str, turn: int) -> None:
+def test_each_row_is_there_once_whatever_is_killed(jobs, tmp_path, fault, turn):
     """The turn is how far the second kills are moved on, so that they meet what other first kills have left."""
     kills = [(first, KILLS[number - turn][1]) for number, (first, _) in enumerate(KILLS)]
     server = ConnectServer(tmp_path / "first", cores=CORES)
@@ -77,7 +76,7 @@ def test_each_row_is_there_once_whatever_is_killed(jobs: Sequence[Job], tmp_path
         eventually(lambda job=job: job.open() == {kind: [] for kind in SYSTEMS}, f"nothing is open of query {number}")
 
 
-def test_lost_transactions_of_a_decided_batch_are_written_again(kafka: Cluster, tmp_path: Path) -> None:
+def test_lost_transactions_of_a_decided_batch_are_written_again(kafka, tmp_path):
     """Half of the batch is committed. A plan that gives other rows stops instead, and names what is lost."""
     with ExitStack() as stack:
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow.dataset as ds
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from shared_servers import needs_postgres
@@ -18,8 +18,6 @@ from sparkonce import FilesSink, PostgresSink
 from sparkonce.errors import PrepareError
 from sparkonce.files import whole_batches
 from sparkonce.protocol.state import Phase
-from sparkonce_lab.rig.kafka import Cluster
-from sparkonce_lab.systems.postgres import PostgresSystem
 
 pytestmark = MARKS
 
@@ -39,9 +37,7 @@ def in_files(folder: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 @needs_postgres
-def test_accepted_and_refused_rows_are_the_input_whatever_crashes(
-    spark: SparkSession, kafka: Cluster, tmp_path: Path, postgres: PostgresSystem
-) -> None:
+def test_accepted_and_refused_rows_are_the_input_whatever_crashes(spark, kafka, tmp_path, postgres):
     def without(refused: list[str]) -> list[str]:
         """Returns the ids that are not refused, in the order of their numbers."""
         return [one for one in IDS if one not in refused]
@@ -80,7 +76,7 @@ def test_accepted_and_refused_rows_are_the_input_whatever_crashes(
     assert not stream.transactions("Ongoing")
 
 
-def test_too_many_refused_rows_stop_the_query(spark: SparkSession, kafka: Cluster, tmp_path: Path) -> None:
+def test_too_many_refused_rows_stop_the_query(spark, kafka, tmp_path):
     stream = Stream(spark, kafka, tmp_path, IDS, partitions=2, target_config={"max.message.bytes": "2000"})
     dead = FilesSink(tmp_path / "refused", name="dead")
     with pytest.raises(PrepareError, match="max_refused is 3"):

@@ -1,13 +1,10 @@
 """The clock that jumps is the driver's: in Python and in its JVM, and not in the Python workers."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -19,7 +16,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 
 @pytest.mark.skipif(find_faketime() is None, reason="libfaketime is not installed")
-def test_only_the_drivers_clock_is_another(tmp_path: Path) -> None:
+def test_only_the_drivers_clock_is_another(tmp_path):
     program = """
 import json, sys, time
 from sparkonce_lab.clock import adapt_python

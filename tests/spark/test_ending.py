@@ -11,7 +11,6 @@ import re
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from pyspark.sql import functions as F
@@ -19,7 +18,7 @@ from rich.console import Console
 
 from conformance.folder_sink import FolderSink
 from eventually import eventually
-from spark.in_process import LIMIT_S, MARKS, CrashError, Stream, crash_at
+from spark.in_process import LIMIT_S, MARKS, CrashError, crash_at
 from sparkonce import ExactlyOnce, KafkaSink, await_end
 from sparkonce.errors import PrepareError
 from sparkonce.protocol.state import Phase
@@ -33,9 +32,7 @@ def refuse(value: str) -> str:
     raise ValueError(f"not {value}")
 
 
-def test_an_error_of_the_users_own_is_all_that_is_told(
-    stream: Stream, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_error_of_the_users_own_is_all_that_is_told(stream, tmp_path, capsys):
     line = refuse.__code__.co_firstlineno + 1
     refused = stream.records(400).withColumn("value", F.udf(refuse)("value"))
     sink = KafkaSink({"bootstrap.servers": stream.bootstrap}, topic=stream.target)
@@ -50,7 +47,7 @@ def test_an_error_of_the_users_own_is_all_that_is_told(
     gc.collect()
 
 
-def test_a_worker_that_died_is_told_as_one(stream: Stream) -> None:
+def test_a_worker_that_died_is_told_as_one(stream):
     dies = F.udf(lambda _: os.kill(os.getpid(), signal.SIGKILL))
     with pytest.raises(PrepareError, match=r"^A Python worker died on \S+ executor driver: Task \d") as told:
         stream.run(lambda rows: rows.withColumn("value", dies("value")))
@@ -58,7 +55,7 @@ def test_a_worker_that_died_is_told_as_one(stream: Stream) -> None:
     assert "PythonRunner" not in str(told.value)
 
 
-def test_where_a_query_goes_on_is_said(stream: Stream, caplog: pytest.LogCaptureFixture) -> None:
+def test_where_a_query_goes_on_is_said(stream, caplog):
     caplog.set_level(logging.INFO)
     for phase in (Phase.DECIDING, Phase.FINISHING):
         with pytest.raises(CrashError):
@@ -71,7 +68,7 @@ def test_where_a_query_goes_on_is_said(stream: Stream, caplog: pytest.LogCapture
     assert "Resuming after batch 2." in caplog.messages
 
 
-def test_what_spark_says_of_a_kafka_source_is_seen(stream: Stream, tmp_path: Path) -> None:
+def test_what_spark_says_of_a_kafka_source_is_seen(stream, tmp_path):
     file = io.StringIO()
     screen = Screen(Console(file=file, force_terminal=True, width=120))
     kept = FolderSink(tmp_path / "sink")
@@ -94,7 +91,7 @@ def test_what_spark_says_of_a_kafka_source_is_seen(stream: Stream, tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_a_job_that_gets_a_signal_ends_in_order(tmp_path: Path) -> None:
+def test_a_job_that_gets_a_signal_ends_in_order(tmp_path):
     """Ctrl-C reaches everything that runs in the terminal. PySpark's own handler would make the current batch fail."""
     job, said = tmp_path / "job.py", tmp_path / "said"
     job.write_text("""

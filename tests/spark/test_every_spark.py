@@ -8,7 +8,6 @@ the commit log and the state store's checkpoint. To run them with another versio
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -27,7 +26,7 @@ ROWS, ROWS_PER_BATCH = 1_600, 400
 SPARK = tuple(map(int, pyspark.__version__.split(".")[:2]))
 
 
-def test_queries_are_killed_and_go_on(broker: Cluster, tmp_path: Path, say: Callable[[str], None]) -> None:
+def test_queries_are_killed_and_go_on(broker, tmp_path, say):
     def check_formats(checkpoint: Path) -> None:
         """Checks that Spark has written the configured formats."""
         batch = max(int(one.name) for one in (checkpoint / "commits").iterdir() if one.name.isdigit())

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 
 import pytest
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 import enrichment
@@ -31,14 +30,12 @@ def orders(records: DataFrame) -> DataFrame:
 
 @pytest.mark.parametrize("plan", [sums, orders])
 @pytest.mark.parametrize("bad", [b'{"customer": "a", "amount": "much"}', b'{"customer": '])
-def test_bad_json_ends_the_query_and_does_not_vanish(
-    spark: SparkSession, plan: Callable[[DataFrame], DataFrame], bad: bytes
-) -> None:
+def test_bad_json_ends_the_query_and_does_not_vanish(spark, plan, bad):
     with pytest.raises((PySparkException, Py4JJavaError), match="MALFORMED_RECORD_IN_PARSING"):
         plan(spark.createDataFrame([(bad,)], "value binary")).collect()
 
 
-def test_a_record_stamped_in_the_future_is_of_the_batch_that_reads_it(spark: SparkSession) -> None:
+def test_a_record_stamped_in_the_future_is_of_the_batch_that_reads_it(spark):
     """It would advance the watermark, so that everybody else's rows would be dropped."""
     tomorrow = datetime.now(timezone.utc) + timedelta(days=1)
     message = F.struct(F.lit(1).alias("id"), F.lit("a").alias("name"), F.lit("1" * 18).alias("identifyNumber"))

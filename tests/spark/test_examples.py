@@ -17,9 +17,7 @@ from spark.harness import AnyJob, Run, hold_at
 from sparkonce.protocol.ownership import TransactionalId
 from sparkonce_lab.kafka import read_committed, read_uncommitted
 from sparkonce_lab.registry import RegistryServer
-from sparkonce_lab.rig.kafka import Cluster
 from tryout import EnrichmentSample, EtlSample, SumSample, run
-from tryout.sample import Sample
 from tryout.trial import Trial
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark]
@@ -38,7 +36,7 @@ def delete_topics(bootstrap: str, topics: list[str]) -> None:
 
 
 @pytest.mark.slow
-def test_the_etl_shows_a_batch_when_it_is_decided_and_says_so(kafka: Cluster, tmp_path: Path) -> None:
+def test_the_etl_shows_a_batch_when_it_is_decided_and_says_so(kafka, tmp_path):
     sample = EtlSample(count=2500)
     job = AnyJob(kafka.bootstrap, tmp_path, target=sample.target)
     job.config = replace(job.config, sources=tuple(sample.sources))
@@ -103,9 +101,7 @@ def test_the_etl_shows_a_batch_when_it_is_decided_and_says_so(kafka: Cluster, tm
     ("script", "sample"),
     [("windowed_sum.py", SumSample(count=600)), ("enrichment.py", EnrichmentSample(count=200))],
 )
-def test_one_command_tries_an_example_out(
-    kafka: Cluster, script: str, sample: Sample, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_command_tries_an_example_out(kafka, script, sample, capfd, monkeypatch):
     monkeypatch.setattr(run, "FEED_S", 1.0)
     monkeypatch.setattr(run, "Cluster", lambda: nullcontext(kafka))
     assert run.try_out(str(EXAMPLES / script), sample, []) == 0
@@ -115,9 +111,7 @@ def test_one_command_tries_an_example_out(
     delete_topics(kafka.bootstrap, [*sample.sources, sample.target])
 
 
-def test_a_job_that_ends_by_itself_has_not_passed(
-    kafka: Cluster, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_that_ends_by_itself_has_not_passed(kafka, capfd, monkeypatch):
     monkeypatch.setattr(run, "Cluster", lambda: nullcontext(kafka))
     assert run.try_out(str(EXAMPLES / "windowed_sum.py"), SumSample(count=600), ["--clock", "sundial"]) == 1
     said = capfd.readouterr()

@@ -29,7 +29,7 @@ pytestmark = SPARK
 
 
 @pytest.fixture(scope="module")
-def build(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def build(tmp_path_factory) -> Path:
     """The folder of another build of the same version, which lacks the modules that write a slot."""
     folder = tmp_path_factory.mktemp("build")
     shutil.copytree(Path(sparkonce.__file__).parent, folder / "sparkonce", ignore=shutil.ignore_patterns("__pycache__"))
@@ -38,7 +38,7 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def other(spark: SparkSession, build: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def other(spark, build, monkeypatch) -> None:
     """Makes the workers use that build."""
     environment = spark.sparkContext.environment
     monkeypatch.setitem(environment, "PYTHONPATH", os.pathsep.join([str(build), environment["PYTHONPATH"]]))
@@ -46,7 +46,7 @@ def other(spark: SparkSession, build: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.fixture
-def once(tmp_path: Path) -> ExactlyOnce:
+def once(tmp_path) -> ExactlyOnce:
     return ExactlyOnce(FilesSink(tmp_path / "out", format="json"), checkpoint=str(tmp_path / "checkpoint"))
 
 
@@ -65,7 +65,7 @@ def differs(message: str) -> bool:
     )
 
 
-def test_a_start_refuses_executors_with_another_build(spark: SparkSession, other: None, once: ExactlyOnce) -> None:
+def test_a_start_refuses_executors_with_another_build(spark, other, once):
     with pytest.raises(PreflightError) as refused:
         once.start(rows(spark), trigger={"availableNow": True})
     assert differs(str(refused.value))
@@ -73,9 +73,7 @@ def test_a_start_refuses_executors_with_another_build(spark: SparkSession, other
 
 
 @pytest.mark.slow
-def test_an_executor_that_joins_later_is_refused_by_its_first_task(
-    spark: SparkSession, other: None, once: ExactlyOnce, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_executor_that_joins_later_is_refused_by_its_first_task(spark, other, once, monkeypatch):
     monkeypatch.setattr(executors, "_ask", lambda *_: [])
     with pytest.raises(StreamingQueryException, match=r"sparkonce\.errors\.PrepareError: Executor on") as refused:
         ended(once.start(rows(spark), trigger={"availableNow": True}))
@@ -83,9 +81,7 @@ def test_an_executor_that_joins_later_is_refused_by_its_first_task(
 
 
 @pytest.mark.slow
-def test_the_reach_of_an_executor_that_joins_later_is_waited_for(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_reach_of_an_executor_that_joins_later_is_waited_for(spark, tmp_path, monkeypatch, caplog):
     """The address starts to answer once the run has logged that it waits."""
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
@@ -104,18 +100,14 @@ def test_the_reach_of_an_executor_that_joins_later_is_waited_for(
     assert spark.read.json(str(tmp_path / "out")).count() == 10
 
 
-def test_in_local_mode_the_executor_is_asked_once(
-    spark: SparkSession, once: ExactlyOnce, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_in_local_mode_the_executor_is_asked_once(spark, once, monkeypatch):
     monkeypatch.setattr(executors, "_proven", set())
     executors.check_executors(spark, once.sinks)
     monkeypatch.setattr(executors, "_ask", None)
     executors.check_executors(spark, once.sinks)
 
 
-def test_a_cluster_that_runs_no_task_is_not_waited_for(
-    spark: SparkSession, once: ExactlyOnce, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_cluster_that_runs_no_task_is_not_waited_for(spark, once, monkeypatch, caplog):
     def late(needs: Needs) -> Callable[[Any], Iterator[Any]]:
         def report(rows: Iterator[Any]) -> Iterator[Any]:
             time.sleep(60)

@@ -112,12 +112,12 @@ def check(explanation: Explanation, level: str, says: str) -> None:
 
 
 @pytest.fixture
-def lines(spark: SparkSession, tmp_path: Path) -> DataFrame:
+def lines(spark, tmp_path) -> DataFrame:
     write_lines(tmp_path / "in", "a.txt", ROWS)
     return read_lines(spark, tmp_path / "in")
 
 
-def test_files(spark: SparkSession, lines: DataFrame, tmp_path: Path) -> None:
+def test_files(spark, lines, tmp_path):
     def writer(rows: DataFrame) -> Any:
         made = rows.writeStream.format("text").option("path", str(tmp_path / "out"))
         return made.option("checkpointLocation", str(tmp_path / "checkpoint"))
@@ -156,7 +156,7 @@ STABLE: dict[str, Callable[[], Column]] = {
 }
 
 
-def test_which_values_a_replay_changes_and_that_it_is_said(lines: DataFrame, tmp_path: Path) -> None:
+def test_which_values_a_replay_changes_and_that_it_is_said(lines, tmp_path):
     """The driver dies after the function has written, and before Spark's commit."""
     values = [*CHANGING.values(), *STABLE.values()]
     plan = lines.select("value", *[make().alias(f"c{number}") for number, make in enumerate(values)])
@@ -182,7 +182,7 @@ def test_which_values_a_replay_changes_and_that_it_is_said(lines: DataFrame, tmp
         assert any(says.partition(",")[0] in text for text in (*engine.conditions, *engine.notes))
 
 
-def test_a_delta_table(tables: SparkSession, tmp_path: Path) -> None:
+def test_a_delta_table(tables, tmp_path):
     source = str(tmp_path / "source")
     tables.createDataFrame([("row",)], "value string").write.format("delta").save(source)
 
@@ -196,7 +196,7 @@ def test_a_delta_table(tables: SparkSession, tmp_path: Path) -> None:
     check(explain(writer(skipChangeCommits="true")), "at-most-once (source)", "skipChangeCommits=true")
 
 
-def test_an_iceberg_table(tables: SparkSession, lines: DataFrame, tmp_path: Path) -> None:
+def test_an_iceberg_table(tables, lines, tmp_path):
     table = f"ice.db.{new_name('t').replace('-', '_')}"
     tables.sql(f"create table {table} (value string) using iceberg")
     skipping = tables.readStream.option("streaming-skip-overwrite-snapshots", "true").table(table)
@@ -206,7 +206,7 @@ def test_an_iceberg_table(tables: SparkSession, lines: DataFrame, tmp_path: Path
 
 
 @pytest.mark.slow
-def test_an_iceberg_table_forgets_a_batch_whose_snapshot_has_expired(tables: SparkSession, tmp_path: Path) -> None:
+def test_an_iceberg_table_forgets_a_batch_whose_snapshot_has_expired(tables, tmp_path):
     source, table = tmp_path / "source", f"ice.db.{new_name('t').replace('-', '_')}"
     tables.createDataFrame([(row,) for row in ROWS], "value string").write.format("delta").save(str(source))
     tables.sql(f"create table {table} (value string) using iceberg")
@@ -240,7 +240,7 @@ def read(spark: SparkSession, kafka: Cluster, name: str, **options: str) -> Data
     return reader.load().selectExpr("cast(value as string) as value")
 
 
-def test_a_kafka_source(spark: SparkSession, kafka: Cluster) -> None:
+def test_a_kafka_source(spark, kafka):
     rows = read(spark, kafka, topic(kafka, **{"retention.ms": "3600000"}))
     check(explain(rows, "delta", downtime="30 minutes"), "exactly-once", "keeps records for 1 hour")
     check(explain(rows, "delta", downtime="2h"), "at-most-once (source)", "keeps records for 1 hour (retention.ms)")
@@ -249,7 +249,7 @@ def test_a_kafka_source(spark: SparkSession, kafka: Cluster) -> None:
         check(explain(compacted, "delta"), "at-most-once (source)", says)
 
 
-def test_a_topic_that_is_written_in_transactions(spark: SparkSession, kafka: Cluster) -> None:
+def test_a_topic_that_is_written_in_transactions(spark, kafka):
     from confluent_kafka import Producer
 
     name = topic(kafka)
@@ -270,7 +270,7 @@ def test_a_topic_that_is_written_in_transactions(spark: SparkSession, kafka: Clu
         assert batch.option("kafka.isolation.level", isolation).load().count() == count
 
 
-def test_sparks_kafka_sink_writes_a_batch_again(spark: SparkSession, kafka: Cluster, tmp_path: Path) -> None:
+def test_sparks_kafka_sink_writes_a_batch_again(spark, kafka, tmp_path):
     source, target = topic(kafka), topic(kafka)
     produce(kafka.bootstrap, source, [{"value": row.encode()} for row in ROWS])
 
@@ -293,9 +293,7 @@ def test_sparks_kafka_sink_writes_a_batch_again(spark: SparkSession, kafka: Clus
     assert found == Counter(ROWS * 2)
 
 
-def test_a_folder_of_files_has_a_batch_twice_for_who_lists_it(
-    spark: SparkSession, lines: DataFrame, tmp_path: Path
-) -> None:
+def test_a_folder_of_files_has_a_batch_twice_for_who_lists_it(spark, lines, tmp_path):
     """The driver dies when the files are written, before they are entered in ``_spark_metadata``."""
     out = tmp_path / "out"
     writer = lines.writeStream.format("text").option("path", str(out))
@@ -309,7 +307,7 @@ def test_a_folder_of_files_has_a_batch_twice_for_who_lists_it(
     assert Counter(row[0] for row in spark.read.text(str(out)).collect()) == Counter(ROWS)
 
 
-def test_our_kafka_sink(lines: DataFrame, kafka: Cluster) -> None:
+def test_our_kafka_sink(lines, kafka):
     settings = {"bootstrap.servers": kafka.bootstrap, "transaction.timeout.ms": "10000"}
     once = ExactlyOnce(KafkaSink(settings, topic="orders"), checkpoint="/data/checkpoint")
     check(explain(lines, once), "at-least-once (reader)", "its isolation level is not given")
@@ -326,7 +324,7 @@ def test_our_kafka_sink(lines: DataFrame, kafka: Cluster) -> None:
 
 
 @pytest.fixture
-def rates(spark: SparkSession) -> DataFrame:
+def rates(spark) -> DataFrame:
     return spark.readStream.format("rate").option("rowsPerSecond", 3).load()
 
 
@@ -334,7 +332,7 @@ def facts(df: DataFrame, stable: Any = False) -> PlanFacts:
     return plan_facts(df._jdf.queryExecution().analyzed(), stable)
 
 
-def test_sources_and_their_options(spark: SparkSession, rates: DataFrame, tmp_path: Path) -> None:
+def test_sources_and_their_options(spark, rates, tmp_path):
     write_lines(tmp_path / "in", "a.txt", ROWS)
     lines = read_lines(spark, tmp_path / "in", latestFirst="true")
     kafka = spark.readStream.format("kafka").option("kafka.bootstrap.servers", "nowhere:9092")
@@ -378,18 +376,18 @@ def test_sources_and_their_options(spark: SparkSession, rates: DataFrame, tmp_pa
         (lambda rows: rows.repartition(3, "value"), {"shuffles": True}),
     ],
 )
-def test_plans(rates: DataFrame, plan: Callable[[DataFrame], DataFrame], expected: dict[str, Any]) -> None:
+def test_plans(rates, plan, expected):
     assert facts(plan(rates)) == PlanFacts(**expected)
 
 
-def test_static_sides_of_joins(spark: SparkSession, rates: DataFrame, tmp_path: Path) -> None:
+def test_static_sides_of_joins(spark, rates, tmp_path):
     write_lines(tmp_path / "names", "a.csv", ["1,one"])
     names = spark.read.schema("value long, name string").csv(str(tmp_path / "names"))
     assert len(facts(rates.join(names, "value")).static) == 1
     assert facts(rates.join(spark.range(5).withColumnRenamed("id", "value"), "value")).static == ()
 
 
-def test_a_cte_is_no_source_of_its_own(spark: SparkSession, rates: DataFrame) -> None:
+def test_a_cte_is_no_source_of_its_own(spark, rates):
     rates.createOrReplaceTempView("rates")
     plan = spark.sql("with big as (select * from rates where value > 3) select value from big union select 1L")
     assert [source.format for source in source_facts(plan._jdf.queryExecution().analyzed())] == ["rate"]
@@ -397,7 +395,7 @@ def test_a_cte_is_no_source_of_its_own(spark: SparkSession, rates: DataFrame) ->
     assert explain(plan, "delta", ask=False).level.value == "exactly-once"
 
 
-def test_static_tables_in_subqueries(spark: SparkSession, rates: DataFrame, tmp_path: Path) -> None:
+def test_static_tables_in_subqueries(spark, rates, tmp_path):
     write_lines(tmp_path / "names", "a.csv", ["1,one"])
     spark.read.schema("value long, name string").csv(str(tmp_path / "names")).createOrReplaceTempView("names")
     rates.createOrReplaceTempView("rates")
@@ -421,11 +419,11 @@ def test_static_tables_in_subqueries(spark: SparkSession, rates: DataFrame, tmp_
         ("org.apache.spark.sql.execution.datasources.jdbc.JdbcRelationProvider", ""),
     ],
 )
-def test_classes_of_formats(name: str, form: str) -> None:
+def test_classes_of_formats(name, form):
     assert format_of(name) == form
 
 
-def test_python_functions_are_named(rates: DataFrame) -> None:
+def test_python_functions_are_named(rates):
     def fixed(value: int) -> int:
         return value + 1
 
@@ -448,7 +446,7 @@ def test_python_functions_are_named(rates: DataFrame) -> None:
 
 
 @pytest.mark.parametrize("form", ["console", "memory", "noop", "parquet", "foreach"])
-def test_sinks_of_writers_and_of_queries(rates: DataFrame, tmp_path: Path, form: str) -> None:
+def test_sinks_of_writers_and_of_queries(rates, tmp_path, form):
     writer = rates.where("false").writeStream.queryName(f"reads_{form}").trigger(processingTime="7 seconds")
     writer = writer.foreach(print) if form == "foreach" else writer.format(form)
     if form == "parquet":
@@ -468,7 +466,7 @@ def test_sinks_of_writers_and_of_queries(rates: DataFrame, tmp_path: Path, form:
     assert running.query == f"reads_{form}"
 
 
-def test_settings_of_the_session(spark: SparkSession, rates: DataFrame) -> None:
+def test_settings_of_the_session(spark, rates):
     left = rates.withWatermark("timestamp", "1 minute")
     right = rates.withWatermark("timestamp", "2 minutes").withColumnRenamed("timestamp", "then")
     joined = left.join(right, "value").where("timestamp = then")
@@ -484,7 +482,7 @@ def test_settings_of_the_session(spark: SparkSession, rates: DataFrame) -> None:
             spark.conf.unset(name)
 
 
-def test_a_default_place_for_checkpoints(spark: SparkSession, rates: DataFrame, tmp_path: Path) -> None:
+def test_a_default_place_for_checkpoints(spark, rates, tmp_path):
     spark.conf.set("spark.sql.streaming.checkpointLocation", str(tmp_path))
     try:
         named, _ = of_writer(rates.writeStream.format("console").queryName("named"))
@@ -500,7 +498,7 @@ def test_a_default_place_for_checkpoints(spark: SparkSession, rates: DataFrame, 
         spark.conf.unset("spark.sql.streaming.checkpointLocation")
 
 
-def test_a_function_that_calls_ours(rates: DataFrame, tmp_path: Path) -> None:
+def test_a_function_that_calls_ours(rates, tmp_path):
     sink = KafkaSink({"bootstrap.servers": "127.0.0.1:1"}, topic="t")
     ours = ExactlyOnce(sink, checkpoint=str(tmp_path / "checkpoint"), display=False)
 
@@ -529,9 +527,7 @@ def test_a_function_that_calls_ours(rates: DataFrame, tmp_path: Path) -> None:
         ("lake.db.made_up", "org.apache.iceberg.spark.SparkCatalog", "iceberg"),
     ],
 )
-def test_tables_of_catalogs(
-    spark: SparkSession, rates: DataFrame, monkeypatch: pytest.MonkeyPatch, table: str, made_by: str | None, form: str
-) -> None:
+def test_tables_of_catalogs(spark, rates, monkeypatch, table, made_by, form):
     monkeypatch.setattr(type(spark.catalog), "tableExists", lambda *_: False)  # neither catalog is there
     name = f"spark.sql.catalog.{table.partition('.')[0]}"
     if made_by is not None:
@@ -543,7 +539,7 @@ def test_tables_of_catalogs(
     assert found.sinks[0].format == form
 
 
-def test_what_is_said_of_a_frame(spark: SparkSession, rates: DataFrame) -> None:
+def test_what_is_said_of_a_frame(spark, rates):
     with pytest.raises(ConfigurationError, match="does not stream"):
         explain(spark.range(3), "delta")
     found = explain(rates, "delta", options={"checkpointLocation": "/data/c"}, trigger="1 minute")
@@ -554,7 +550,7 @@ def test_what_is_said_of_a_frame(spark: SparkSession, rates: DataFrame) -> None:
         assert explain(rates, "console", trigger=trigger).part(Role.ENGINE).level.value == "at-least-once"
 
 
-def test_brokers_that_do_not_answer_are_named(rates: DataFrame, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_brokers_that_do_not_answer_are_named(rates, monkeypatch):
     monkeypatch.setattr("sparkonce.analysis.servers.TIMEOUT_S", 0.5)
     kafka = rates.sparkSession.readStream.format("kafka").option("kafka.bootstrap.servers", "127.0.0.1:1")
     sink = KafkaSink({"bootstrap.servers": "127.0.0.1:1"}, topic="t")
@@ -584,7 +580,7 @@ def parts(told: dict[str, Any]) -> list[tuple[str, str, str]]:
     return [(part["role"], part["name"], part["level"]) for part in told["queries"][0]["parts"]]
 
 
-def test_a_checkpoint_with_a_log_of_ours(spark: SparkSession, kafka: Cluster, tmp_path: Path) -> None:
+def test_a_checkpoint_with_a_log_of_ours(spark, kafka, tmp_path):
     stream = Stream(spark, kafka, tmp_path, map(str, range(20)), partitions=1)
     stream.run()
     found = told(stream.checkpoint, "--reader", "read_committed")
@@ -600,7 +596,7 @@ def test_a_checkpoint_with_a_log_of_ours(spark: SparkSession, kafka: Cluster, tm
     assert asked["level"] == "at-least-once"
 
 
-def test_the_source_of_a_checkpoint(spark: SparkSession, tmp_path: Path) -> None:
+def test_the_source_of_a_checkpoint(spark, tmp_path):
     write_lines(tmp_path / "in", "a.txt", ROWS)
     sources = {
         "file: file:": read_lines(spark, tmp_path / "in"),
@@ -617,7 +613,7 @@ def test_the_source_of_a_checkpoint(spark: SparkSession, tmp_path: Path) -> None
     assert parts(told(checkpoint, "--sink", "delta"))[2] == ("sink", "delta", "exactly-once")
 
 
-def test_a_query_file(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_query_file(spark, tmp_path):
     file = tmp_path / "job.py"
     program = """
         import sys
@@ -684,7 +680,7 @@ SEVERAL = """
         ("processingTime='1 second'", "query.processAllAvailable()"),
     ],
 )
-def test_queries_after_a_wait(spark: SparkSession, tmp_path: Path, trigger: str, wait: str) -> None:
+def test_queries_after_a_wait(spark, tmp_path, trigger, wait):
     file = tmp_path / "job.py"
     file.write_text(dedent(SEVERAL.format(trigger=trigger, wait=wait)))
     found, required = told(file), command(file, "--require", "exactly-once")
@@ -700,7 +696,7 @@ def test_queries_after_a_wait(spark: SparkSession, tmp_path: Path, trigger: str,
 
 
 @pytest.mark.parametrize("ask", ["spark.streams.active[0].awaitTermination()", "spark.streams.get(query.id)"])
-def test_the_manager_is_asked_for_what_was_started(spark: SparkSession, tmp_path: Path, ask: str) -> None:
+def test_the_manager_is_asked_for_what_was_started(spark, tmp_path, ask):
     file = tmp_path / "job.py"
     file.write_text(dedent(SEVERAL.format(trigger="availableNow=True", wait=ask)))
     found = told(file)
@@ -712,7 +708,7 @@ def test_the_manager_is_asked_for_what_was_started(spark: SparkSession, tmp_path
     ("name", "value"),
     [("SPARK_REMOTE", "sc://nowhere"), ("SPARK_CONNECT_MODE_ENABLED", "1"), ("SPARK_API_MODE", "connect")],
 )
-def test_connect_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+def test_connect_is_refused(tmp_path, monkeypatch, name, value):
     file = tmp_path / "job.py"
     file.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     monkeypatch.setenv(name, value)
@@ -729,7 +725,7 @@ def test_connect_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nam
         "SparkSession.builder.config('spark.api.mode', 'connect').getOrCreate()",
     ],
 )
-def test_connect_is_refused_in_the_file(tmp_path: Path, text: str) -> None:
+def test_connect_is_refused_in_the_file(tmp_path, text):
     file = tmp_path / "job.py"
     file.write_text(f"from pyspark.sql import SparkSession\n{text}\n")
     done = command(file)
@@ -745,7 +741,7 @@ def test_connect_is_refused_in_the_file(tmp_path: Path, text: str) -> None:
         ("print('nothing')", "starts no streaming query"),
     ],
 )
-def test_a_query_file_that_is_none(tmp_path: Path, text: str, says: str) -> None:
+def test_a_query_file_that_is_none(tmp_path, text, says):
     file = tmp_path / "job.py"
     file.write_text(text)
     done = command(file)

@@ -26,7 +26,7 @@ pytestmark = MARKS
 
 
 @pytest.fixture
-def said(caplog: pytest.LogCaptureFixture) -> Callable[[], str]:
+def said(caplog) -> Callable[[], str]:
     """Returns the warnings so far."""
     caplog.set_level(logging.WARNING, "sparkonce")
     return lambda: "\n".join(record.getMessage() for record in caplog.records)
@@ -65,9 +65,7 @@ def not_run(stream: Stream, df: DataFrame, **sinks: Any) -> None:
     ("servers", "words"),
     [("127.0.0.1:{port}", "did not answer within 1 s"), ("no.such.host.invalid:9092", "DNS Resolution failure")],
 )
-def test_a_source_whose_brokers_are_not_there_is_refused_by_name(
-    stream: Stream, servers: str, words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_source_whose_brokers_are_not_there_is_refused_by_name(stream, servers, words, monkeypatch):
     assert kafka_checks.LIMIT_S == 15.0
     monkeypatch.setattr(kafka_checks, "LIMIT_S", 1.0)
     servers = servers.format(port=free_port())
@@ -84,9 +82,7 @@ def test_a_source_whose_brokers_are_not_there_is_refused_by_name(
         ({"partitions": {"{source}": [0, 4]}}, "'{source}', which this query reads, has no partition 4: it has 4"),
     ],
 )
-def test_a_topic_that_is_missing_is_refused_by_name(
-    stream: Stream, which: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_topic_that_is_missing_is_refused_by_name(stream, which, words, monkeypatch):
     monkeypatch.setattr(kafka_checks, "_SURE_AFTER_S", 0.0)
     names = {"source": stream.source, "missing": new_name("missing")}
 
@@ -100,14 +96,12 @@ def test_a_topic_that_is_missing_is_refused_by_name(
     assert not (stream.checkpoint / "offsets").exists()
 
 
-def test_a_pattern_that_matches_no_topic_is_told(stream: Stream, said: Callable[[], str]) -> None:
+def test_a_pattern_that_matches_no_topic_is_told(stream, said):
     not_run(stream, source(stream, pattern=f"{stream.source}-nothing.*").drop("partition"))
     assert f"matches pattern='{stream.source}-nothing.*'" in said()
 
 
-def test_what_is_decided_is_finished_without_asking_source_or_executors(
-    stream: Stream, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_decided_is_finished_without_asking_source_or_executors(stream, monkeypatch):
     with pytest.raises(CrashError):
         stream.run(listener=crash_at(Phase.FINISHING, 0))
     with monkeypatch.context() as patch:
@@ -118,9 +112,7 @@ def test_what_is_decided_is_finished_without_asking_source_or_executors(
 
 
 @pytest.mark.parametrize("more", [0, 2])
-def test_a_partition_that_the_source_brings_along_is_refused_or_told(
-    stream: Stream, said: Callable[[], str], more: int
-) -> None:
+def test_a_partition_that_the_source_brings_along_is_refused_or_told(stream, said, more):
     """The rows would go to their original partitions, whatever their key, or nowhere if there is no such partition."""
     wide = new_name("wide")
     create_topic(stream.bootstrap, wide, stream.partitions + more)
@@ -144,14 +136,12 @@ def test_a_partition_that_the_source_brings_along_is_refused_or_told(
     ],
     ids=["dropped", "cast", "not in the view"],
 )
-def test_a_partition_that_is_meant_or_dropped_is_not_told(
-    stream: Stream, said: Callable[[], str], plan: Any, view: Any
-) -> None:
+def test_a_partition_that_is_meant_or_dropped_is_not_told(stream, said, plan, view):
     not_run(stream, plan(source(stream, topics=stream.source)), view=view)
     assert "'partition'" not in said()
 
 
-def test_only_the_source_that_gave_the_partition_counts(stream: Stream, said: Callable[[], str]) -> None:
+def test_only_the_source_that_gave_the_partition_counts(stream, said):
     wide = new_name("wide")
     create_topic(stream.bootstrap, wide, stream.partitions + 2)
     keys = source(stream, topics=wide).select(F.col("key").alias("other"))
@@ -162,7 +152,7 @@ def test_only_the_source_that_gave_the_partition_counts(stream: Stream, said: Ca
 
 
 @pytest.mark.slow
-def test_a_query_that_has_run_is_not_refused_for_its_partition(stream: Stream, said: Callable[[], str]) -> None:
+def test_a_query_that_has_run_is_not_refused_for_its_partition(stream, said):
     wide = new_name("wide")
     create_topic(stream.bootstrap, wide, stream.partitions + 2)
     run(stream, source(stream, topics=wide).drop("partition"))
@@ -172,7 +162,7 @@ def test_a_query_that_has_run_is_not_refused_for_its_partition(stream: Stream, s
     assert "column 'partition' of the Kafka source" in said()
 
 
-def test_a_view_that_keeps_the_sources_partition_is_told(stream: Stream, said: Callable[[], str]) -> None:
+def test_a_view_that_keeps_the_sources_partition_is_told(stream, said):
     not_run(stream, source(stream, topics=stream.source), view=lambda df: df.where("offset > 1"))
     assert "column 'partition' of the Kafka source" in said()
 
@@ -200,9 +190,7 @@ def counted(df: DataFrame) -> DataFrame:
     ],
     ids=["grouped", "spread", "merged", "twice", "sql", "view", "in the view"],
 )
-def test_more_slots_than_the_cores_are_worth_are_told(
-    stream: Stream, said: Callable[[], str], plan: Any, view: Any, slots: int | None
-) -> None:
+def test_more_slots_than_the_cores_are_worth_are_told(stream, said, plan, view, slots):
     before = stream.spark.conf.get("spark.sql.shuffle.partitions")
     stream.spark.conf.set("spark.sql.shuffle.partitions", "200")
     try:

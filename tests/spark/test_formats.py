@@ -36,7 +36,6 @@ from sparkonce.spark.formats.options import session_settings
 from sparkonce.spark.formats.sources import FormatSource, sources
 from sparkonce.storage.files import CheckpointFiles
 from sparkonce_lab.kafka import create_topic, list_transactions, read_committed
-from sparkonce_lab.rig.kafka import Cluster
 from sparkonce_lab.systems.base import System
 from sparkonce_lab.systems.files import FilesSystem
 from sparkonce_lab.systems.mysql import MySQLSystem
@@ -91,7 +90,7 @@ class Struck(FormatSource):
 
 
 @pytest.fixture(scope="module")
-def formats(spark: SparkSession) -> SparkSession:
+def formats(spark) -> SparkSession:
     sparkonce.register(spark)
     with travelling(sys.modules[__name__], forwarding_log):
         for source in sources(session_settings(spark)):
@@ -128,13 +127,13 @@ class Job(NamedTuple):
 
 
 @pytest.fixture
-def job(formats: SparkSession, kafka: Cluster, tmp_path: Path) -> Job:
+def job(formats, kafka, tmp_path) -> Job:
     topic = new_name("job")
     create_topic(kafka.bootstrap, topic, 2)
     return Job(formats, kafka.bootstrap, topic, tmp_path / "log")
 
 
-def test_a_job_is_written_once_under_its_name(job: Job) -> None:
+def test_a_job_is_written_once_under_its_name(job):
     job.run()
     job.run()
     assert job.keys() == IDS
@@ -143,7 +142,7 @@ def test_a_job_is_written_once_under_its_name(job: Job) -> None:
 
 
 @pytest.mark.parametrize("when", [BEFORE, AFTER])
-def test_a_job_that_was_killed_at_its_decision_is_written_once(job: Job, when: str, tmp_path: Path) -> None:
+def test_a_job_that_was_killed_at_its_decision_is_written_once(job, when, tmp_path):
     with pytest.raises(Py4JJavaError):
         job.run(f"struck-kafka {when} 0 {tmp_path / 'struck'}")
     assert job.keys() == ([] if when == BEFORE else IDS)
@@ -153,7 +152,7 @@ def test_a_job_that_was_killed_at_its_decision_is_written_once(job: Job, when: s
 
 
 @pytest.mark.slow
-def test_a_job_that_fails_leaves_nothing_open_and_may_be_run_again(job: Job) -> None:
+def test_a_job_that_fails_leaves_nothing_open_and_may_be_run_again(job):
     with pytest.raises(PySparkException, match="too large"):
         job.run(longest=2_000_000)
     assert not job.is_open()
@@ -162,13 +161,13 @@ def test_a_job_that_fails_leaves_nothing_open_and_may_be_run_again(job: Job) -> 
 
 
 @pytest.mark.slow
-def test_a_job_that_is_decided_is_not_written_elsewhere_under_its_name(job: Job) -> None:
+def test_a_job_that_is_decided_is_not_written_elsewhere_under_its_name(job):
     job.run()
     with pytest.raises(PySparkException, match="has written to another target"):
         job.run(topic="elsewhere")
 
 
-def test_a_job_needs_a_name_a_log_and_append(job: Job) -> None:
+def test_a_job_needs_a_name_a_log_and_append(job):
     rows = job.spark.range(3).selectExpr("cast(id as string) value").write.format("sparkonce-kafka")
     rows = rows.option("kafka.bootstrap.servers", job.bootstrap).option("topic", job.topic)
     with pytest.raises(PySparkException, match="job='' is"):
@@ -182,7 +181,7 @@ def test_a_job_needs_a_name_a_log_and_append(job: Job) -> None:
 
 
 @pytest.mark.slow
-def test_a_job_whose_log_is_gone_is_refused_by_what_the_server_remembers(job: Job) -> None:
+def test_a_job_whose_log_is_gone_is_refused_by_what_the_server_remembers(job):
     job.run()
     shutil.rmtree(job.log)
     with pytest.raises(PySparkException, match="remembers more of this query"):
@@ -191,7 +190,7 @@ def test_a_job_whose_log_is_gone_is_refused_by_what_the_server_remembers(job: Jo
 
 
 @pytest.mark.slow
-def test_sql_writes_once_for_each_job_that_an_insert_names(job: Job) -> None:
+def test_sql_writes_once_for_each_job_that_an_insert_names(job):
     job.spark.sql("CREATE TABLE formats_orders (key STRING, value STRING) USING `sparkonce-kafka`")
     options = {"kafka.bootstrap.servers": job.bootstrap, "topic": job.topic, "log": str(job.log)}
     try:
@@ -204,7 +203,7 @@ def test_sql_writes_once_for_each_job_that_an_insert_names(job: Job) -> None:
 
 
 @pytest.mark.slow
-def test_sql_writes_once_for_the_job_that_a_view_names(job: Job) -> None:
+def test_sql_writes_once_for_the_job_that_a_view_names(job):
     options = {"kafka.bootstrap.servers": job.bootstrap, "topic": job.topic, "job": job.topic, "log": str(job.log)}
     given = ", ".join(f"'{name}' '{value}'" for name, value in options.items())
     job.spark.sql(f"CREATE TEMPORARY VIEW orders (key STRING, value STRING) USING `sparkonce-kafka` OPTIONS ({given})")
@@ -231,9 +230,7 @@ SLOW = ("postgres, staged", "mysql, two_phase", "files, s3")
 @pytest.mark.parametrize(
     "case", [pytest.param(each, marks=pytest.mark.slow) if each in SLOW else each for each in SYSTEMS]
 )
-def test_a_job_that_is_killed_after_its_decision_writes_each_row_once(
-    formats: SparkSession, tmp_path: Path, case: str
-) -> None:
+def test_a_job_that_is_killed_after_its_decision_writes_each_row_once(formats, tmp_path, case):
     def options_of(arguments: dict[str, Any]) -> dict[str, str]:
         """Returns a sink's arguments as the options of its format."""
         if "conninfo" in arguments:
@@ -270,7 +267,7 @@ def test_a_job_that_is_killed_after_its_decision_writes_each_row_once(
 
 
 @pytest.fixture
-def stream(formats: SparkSession, kafka: Cluster, tmp_path: Path) -> Stream:
+def stream(formats, kafka, tmp_path) -> Stream:
     return Stream(formats, kafka, tmp_path, IDS)
 
 
@@ -281,7 +278,7 @@ def written(stream: Stream, name: str = "sparkonce-kafka", rows: DataFrame | Non
     ended(writer.option("checkpointLocation", str(stream.checkpoint)).options(**options).start())
 
 
-def test_killed_after_the_decision_nothing_of_the_batch_is_undone(stream: Stream, tmp_path: Path) -> None:
+def test_killed_after_the_decision_nothing_of_the_batch_is_undone(stream, tmp_path):
     with pytest.raises(StreamingQueryException):
         written(stream, "struck-kafka", strike=f"{AFTER} 1 {tmp_path / 'struck'}")
     assert stream.keys() == IDS[:800]  # abort found the decision, and finished the batch
@@ -290,7 +287,7 @@ def test_killed_after_the_decision_nothing_of_the_batch_is_undone(stream: Stream
 
 
 @pytest.mark.slow
-def test_state_goes_on_behind_a_decided_batch(stream: Stream, tmp_path: Path) -> None:
+def test_state_goes_on_behind_a_decided_batch(stream, tmp_path):
     """The rows of a decided batch are discarded, but its plan must run, since the state store needs its version."""
     rows = stream.records(400).withColumn("key", F.expr("'k' || (cast(key as int) % 10)")).dropDuplicates(["key"])
     with pytest.raises(StreamingQueryException):
@@ -299,7 +296,7 @@ def test_state_goes_on_behind_a_decided_batch(stream: Stream, tmp_path: Path) ->
     assert stream.keys() == sorted(f"k{number}" for number in range(10))
 
 
-def test_what_cannot_be_exact_is_refused(stream: Stream, tmp_path: Path) -> None:
+def test_what_cannot_be_exact_is_refused(stream, tmp_path):
     counts = stream.records(400).groupBy("key").count().selectExpr("key", "cast(count as string) value")
     complete = counts.writeStream.format("sparkonce-kafka").outputMode("complete").trigger(availableNow=True)
     complete = complete.option("kafka.bootstrap.servers", stream.bootstrap).option("topic", stream.target)

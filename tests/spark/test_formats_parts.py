@@ -36,7 +36,7 @@ def sink_of(name: str, **options: str) -> TwoPhaseCommitSink:
     return NAMED[name].sink(options)
 
 
-def test_sparks_names_are_the_sinks_settings(tmp_path: Path) -> None:
+def test_sparks_names_are_the_sinks_settings(tmp_path):
     kafka = sink_of("kafka", **{"kafka.bootstrap.servers": "b:9092", "topic": "t", "prefix": "p"})
     assert (kafka.settings, kafka.topic, kafka.prefix) == ({"bootstrap.servers": "b:9092"}, "t", "p")
     user = {"user": "etl", "password": "it's"}
@@ -70,20 +70,20 @@ def test_sparks_names_are_the_sinks_settings(tmp_path: Path) -> None:
         ("mysql", {"dbtable": "t", "url": "jdbc:mysql://db/shop?connect_timeout=5s"}, "'5s' is not a number"),
     ],
 )
-def test_a_wrong_option_is_named(name: str, options: dict[str, str], words: str) -> None:
+def test_a_wrong_option_is_named(name, options, words):
     with pytest.raises(ConfigurationError, match=words) as refused:
         sink_of(name, **options)
     assert refused.value.next_step
 
 
-def test_a_target_holds_no_credentials() -> None:
+def test_a_target_holds_no_credentials():
     url = "jdbc:postgresql://etl:secret@db/shop?password=secret"
     told = NAMED["postgres"].target_of({"url": url, "dbTable": "t", "password": "secret"})
     assert told == {"url": "jdbc:postgresql://db/shop", "dbtable": "t"}
     assert NAMED["redis"].target_of({"url": "redis://:secret@r:1/2"}) == {"url": "redis://r:1/2"}
 
 
-def test_numbers_behind_an_address_are_numbers() -> None:
+def test_numbers_behind_an_address_are_numbers():
     url = "jdbc:mysql://db:3307/7?connect_timeout=5&ssl_disabled=true&ssl_ca=7"
     where = {"host": "db", "port": 3307, "database": "7", "user": "1"}
     found = sink_of("mysql", url=url, dbtable="t", user="1").conninfo
@@ -104,7 +104,7 @@ ROWS = pa.record_batch(
 )
 
 
-def test_a_fingerprint_is_of_the_values_alone() -> None:
+def test_a_fingerprint_is_of_the_values_alone():
     golden = [4559136617318129230, -2449691984421237062, 7566449170750377504, -8526136431942586326]
     whole = fingerprints(ROWS, ROWS.schema.names).to_pylist()
     assert len(set(whole)) == ROWS.num_rows
@@ -119,12 +119,12 @@ TOKEN = Token(7, "0123abcd")
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path, monkeypatch) -> Path:
     monkeypatch.setattr(ends, "_folder", lambda: tmp_path)
     return tmp_path
 
 
-def test_a_run_is_kept_until_an_error() -> None:
+def test_a_run_is_kept_until_an_error():
     with StoredRun("k") as one:
         assert one.found is None
         one.keep(CLAIM, TOKEN)
@@ -138,7 +138,7 @@ def test_a_run_is_kept_until_an_error() -> None:
         assert last.found is None
 
 
-def test_a_run_that_another_process_holds_is_not_continued(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_another_process_holds_is_not_continued(folder, monkeypatch):
     monkeypatch.setattr(ends, "_LOCKED_WITHIN_S", 0.2)
     with StoredRun("k") as one:
         one.keep(CLAIM, TOKEN)
@@ -151,7 +151,7 @@ def test_a_run_that_another_process_holds_is_not_continued(folder: Path, monkeyp
         os.close(standing)
 
 
-def test_what_was_kept_for_a_driver_that_is_gone_is_deleted(folder: Path) -> None:
+def test_what_was_kept_for_a_driver_that_is_gone_is_deleted(folder):
     pid, (_, _, started) = os.getpid(), ends._process(os.getpid())
     gone = subprocess.Popen(["true"])
     gone.wait()
@@ -163,7 +163,7 @@ def test_what_was_kept_for_a_driver_that_is_gone_is_deleted(folder: Path) -> Non
     assert sorted(path.name for path in folder.iterdir()) == sorted([alive, "k.run", "other.run"])
 
 
-def test_without_a_key_nothing_is_kept(folder: Path) -> None:
+def test_without_a_key_nothing_is_kept(folder):
     with StoredRun(None) as one:
         one.keep(CLAIM, TOKEN)
     assert list(folder.iterdir()) == []
@@ -191,12 +191,12 @@ S3A = {
         ("hdfs://two/c", "hdfs://nn:1", HdfsFiles, "hdfs://two/c"),
     ],
 )
-def test_a_folder_is_where_hadoop_says(given: str, default: str, kind: type, found: str) -> None:
+def test_a_folder_is_where_hadoop_says(given, default, kind, found):
     files = open_files("log", given, {**S3A, "fs.defaultFS": default})
     assert (type(files), files.location) == (kind, found)
 
 
-def test_a_store_is_reached_with_the_sessions_keys() -> None:
+def test_a_store_is_reached_with_the_sessions_keys():
     files = pickle.loads(pickle.dumps(open_files("log", "s3a://other/c", S3A)))  # noqa: S301 - our own
     assert isinstance(files, ObjectFiles)
     assert files._access.keys == {"access_key_id": "a", "secret_access_key": "t"}
@@ -213,15 +213,13 @@ def test_a_store_is_reached_with_the_sessions_keys() -> None:
         ("s3a://b/c", {"hadoop.security.credential.provider.path": "jceks://x"}, "needs Spark.s JVM"),
     ],
 )
-def test_a_store_that_cannot_be_reached_without_a_jvm_is_refused(
-    location: str, more: dict[str, str], words: str
-) -> None:
+def test_a_store_that_cannot_be_reached_without_a_jvm_is_refused(location, more, words):
     with pytest.raises(ConfigurationError, match=words) as refused:
         open_files("log", location, {**S3A, **more})
     assert "4.1" not in refused.value.next_step
 
 
-def test_a_job_that_is_decided_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_job_that_is_decided_says_so(tmp_path, caplog):
     known = SimpleNamespace(log=DecisionLog(LocalFiles(tmp_path)), query="q", sink=None, begin=lambda _: None)
     FormatJobWriter(cast(Ends, known), "nightly", "{}", ["key"])
     assert "job='nightly' has already been decided" in caplog.text

@@ -73,7 +73,7 @@ class Group:
 
 
 @pytest.fixture
-def group(stream: Stream) -> Group:
+def group(stream) -> Group:
     return Group(stream)
 
 
@@ -88,7 +88,7 @@ def watch(group: Group, told: Told, phases: set[Phase]) -> Callable[[Phase, int]
     return listen
 
 
-def test_offsets_are_committed_when_a_batch_is_finished_and_never_before(stream: Stream, group: Group) -> None:
+def test_offsets_are_committed_when_a_batch_is_finished_and_never_before(stream, group):
     told: Told = []
     phases = {Phase.WRITING, Phase.DECIDING, Phase.FINISHING, Phase.SWEEPING_OWN, Phase.IDLE}
     stream.run(group_offsets=group.offsets(), listener=watch(group, told, phases))
@@ -100,7 +100,7 @@ def test_offsets_are_committed_when_a_batch_is_finished_and_never_before(stream:
 
 
 @pytest.mark.slow
-def test_a_crash_leaves_them_behind_and_the_next_run_catches_up(stream: Stream, group: Group) -> None:
+def test_a_crash_leaves_them_behind_and_the_next_run_catches_up(stream, group):
     with pytest.raises(CrashError):
         stream.run(group_offsets=group.offsets(), listener=crash_at(Phase.FINISHING, 1))
     assert group.read() == 400
@@ -111,7 +111,7 @@ def test_a_crash_leaves_them_behind_and_the_next_run_catches_up(stream: Stream, 
     assert stream.keys() == IDS
 
 
-def test_in_a_transaction_they_are_seen_together_with_its_rows(stream: Stream, group: Group) -> None:
+def test_in_a_transaction_they_are_seen_together_with_its_rows(stream, group):
     told: list[tuple[str, int]] = []
 
     def listen(phase: Phase, batch: int) -> None:
@@ -127,7 +127,7 @@ def test_in_a_transaction_they_are_seen_together_with_its_rows(stream: Stream, g
     assert stream.keys() == IDS
 
 
-def test_a_decided_batch_brings_the_offsets_that_its_transaction_holds(stream: Stream, group: Group) -> None:
+def test_a_decided_batch_brings_the_offsets_that_its_transaction_holds(stream, group):
     offsets = group.offsets(in_transaction_of="kafka")
     with pytest.raises(CrashError):
         stream.run(group_offsets=offsets, listener=crash_at(Phase.FINISHING, 1))
@@ -137,7 +137,7 @@ def test_a_decided_batch_brings_the_offsets_that_its_transaction_holds(stream: S
 
 
 @pytest.mark.slow
-def test_offsets_that_are_lost_with_their_transaction_come_back_with_the_rows(stream: Stream, group: Group) -> None:
+def test_offsets_that_are_lost_with_their_transaction_come_back_with_the_rows(stream, group):
     arguments = {
         "group_offsets": group.offsets(in_transaction_of="kafka"),
         "settings": {"transaction.timeout.ms": 10_000},  # a first batch on a busy machine takes up to 5 s
@@ -153,16 +153,14 @@ def test_offsets_that_are_lost_with_their_transaction_come_back_with_the_rows(st
 
 
 @pytest.mark.slow
-def test_a_batch_without_rows_has_no_transaction_and_commits_them_alone(stream: Stream, group: Group) -> None:
+def test_a_batch_without_rows_has_no_transaction_and_commits_them_alone(stream, group):
     stream.run(lambda rows: rows.where("key < '00400'"), group_offsets=group.offsets(in_transaction_of="kafka"))
     assert group.read() == 1000
     assert stream.keys() == IDS[:400]
 
 
 @pytest.mark.parametrize(("sink", "warnings"), [(None, 3), pytest.param("kafka", 6, marks=pytest.mark.slow)])
-def test_a_group_that_has_members_is_left_alone_with_a_warning(
-    stream: Stream, group: Group, caplog: pytest.LogCaptureFixture, sink: str | None, warnings: int
-) -> None:
+def test_a_group_that_has_members_is_left_alone_with_a_warning(stream, group, caplog, sink, warnings):
     """Kafka then rejects offsets committed from outside, but not those in a transaction."""
     settings = {"bootstrap.servers": stream.bootstrap, "group.id": group.name, "enable.auto.commit": False}
     member = Consumer({**settings, "auto.offset.reset": "earliest"})
@@ -183,9 +181,7 @@ def test_a_group_that_has_members_is_left_alone_with_a_warning(
 
 
 @pytest.mark.slow
-def test_silence_about_offsets_in_a_transaction_gives_the_batch_up(
-    stream: Stream, group: Group, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_silence_about_offsets_in_a_transaction_gives_the_batch_up(stream, group, monkeypatch):
     """A pending request would reopen the transaction after its commit, and healing would then duplicate the batch."""
     offsets = group.offsets(in_transaction_of="kafka")
     with pytest.raises(CrashError):
@@ -214,9 +210,7 @@ def test_silence_about_offsets_in_a_transaction_gives_the_batch_up(
 
 
 @pytest.mark.slow
-def test_offsets_that_come_after_a_batch_was_given_up_change_nothing(
-    stream: Stream, group: Group, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_offsets_that_come_after_a_batch_was_given_up_change_nothing(stream, group, monkeypatch):
     """The request itself arrives late, either when the batch was given up or when it was written again."""
     late: list[Any] = []
     gather = KafkaConnection.gather
@@ -240,7 +234,7 @@ def test_offsets_that_come_after_a_batch_was_given_up_change_nothing(
     assert stream.keys() == IDS
 
 
-def test_a_transaction_of_a_sink_that_has_none_is_refused(stream: Stream, group: Group) -> None:
+def test_a_transaction_of_a_sink_that_has_none_is_refused(stream, group):
     settings = {"bootstrap.servers": stream.bootstrap}
     for sink, name in (
         (KafkaSink(settings, topic="t"), "kafak"),
@@ -251,7 +245,7 @@ def test_a_transaction_of_a_sink_that_has_none_is_refused(stream: Stream, group:
 
 
 @pytest.mark.slow
-def test_a_group_on_another_cluster_than_the_sink_is_refused_at_the_start(stream: Stream) -> None:
+def test_a_group_on_another_cluster_than_the_sink_is_refused_at_the_start(stream):
     with Cluster() as other:
         elsewhere = GroupOffsets("group", {"bootstrap.servers": other.bootstrap}, in_transaction_of="kafka")
         with pytest.raises(ConfigurationError, match=other.cluster_id):
@@ -259,7 +253,7 @@ def test_a_group_on_another_cluster_than_the_sink_is_refused_at_the_start(stream
     assert not (stream.checkpoint / "offsets").exists()
 
 
-def test_settings_are_not_shown() -> None:
+def test_settings_are_not_shown():
     secret = "a secret"  # noqa: S105
     settings = {"bootstrap.servers": "nowhere:1", "sasl.password": secret}
     assert secret not in repr(GroupOffsets("group", settings))

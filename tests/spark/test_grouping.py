@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from conformance.folder_sink import FolderSink
@@ -18,7 +17,6 @@ from sparkonce import ExactlyOnce
 from sparkonce.errors import ConfigurationError
 from sparkonce.spark import classic
 from sparkonce.spark.grouping import Grouping
-from sparkonce_lab.rig.kafka import Cluster
 
 pytestmark = MARKS
 SLOW = pytest.mark.slow
@@ -28,9 +26,7 @@ PARTITIONS, SLOTS, ROWS = 12, 3, 1200
 
 @pytest.mark.parametrize("adaptive", ["true", "false"])
 @pytest.mark.parametrize("shuffled", [False, True])
-def test_a_partition_goes_whole_and_in_order_to_one_slot(
-    own_session: SparkSession, *, adaptive: str, shuffled: bool
-) -> None:
+def test_a_partition_goes_whole_and_in_order_to_one_slot(own_session, *, adaptive, shuffled):
     def by_slot(rows: DataFrame) -> list[list[tuple[int, int]]]:
         """Returns the rows of each slot as (partition, number), in the order in which the slot receives them."""
 
@@ -61,7 +57,7 @@ def test_a_partition_goes_whole_and_in_order_to_one_slot(
     assert [set(slot) for slot in by_slot(Grouping(SLOTS).grouped(rows))] == [set(slot) for slot in slots]
 
 
-def test_a_batch_has_so_many_slots_or_as_many_as_it_has_partitions(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_batch_has_so_many_slots_or_as_many_as_it_has_partitions(spark, tmp_path):
     sink = FolderSink(tmp_path)
     rows = spark.range(ROWS, numPartitions=PARTITIONS).withColumnRenamed("id", "number")
     for wanted, slots in ((None, PARTITIONS), (SLOTS, SLOTS), (PARTITIONS, PARTITIONS), (10**6, PARTITIONS)):
@@ -70,9 +66,7 @@ def test_a_batch_has_so_many_slots_or_as_many_as_it_has_partitions(spark: SparkS
         assert sum(handle.rows for handle in handles) == ROWS
 
 
-def test_a_query_groups_its_batches_by_the_rows_that_their_offsets_count(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_query_groups_its_batches_by_the_rows_that_their_offsets_count(spark, tmp_path, monkeypatch):
     """The offsets of a file source contain no row counts, so the grouping of a Kafka source is simulated."""
     asked: list[tuple[bool, int, int | None]] = []
 
@@ -99,7 +93,7 @@ def test_a_query_groups_its_batches_by_the_rows_that_their_offsets_count(
     assert written == [*range(40), *range(100, 140)]
 
 
-def test_a_number_of_rows_below_one_is_refused(tmp_path: Path) -> None:
+def test_a_number_of_rows_below_one_is_refused(tmp_path):
     with pytest.raises(ConfigurationError, match=r"rows_per_slot=0 is not a whole number of 1 or more"):
         ExactlyOnce(FolderSink(tmp_path / "sink"), checkpoint=str(tmp_path / "checkpoint"), rows_per_slot=0)
 
@@ -112,7 +106,7 @@ EACH = 40
 
 
 @pytest.fixture
-def stream(spark: SparkSession, kafka: Cluster, tmp_path: Path) -> Stream:
+def stream(spark, kafka, tmp_path) -> Stream:
     return Stream(spark, kafka, tmp_path, IDS)
 
 
@@ -123,7 +117,7 @@ def transactions(stream: Stream, plan: Callable[[DataFrame], DataFrame]) -> list
     return found
 
 
-def test_the_first_batch_tells_how_large_rows_are_and_the_others_are_one_slot(stream: Stream) -> None:
+def test_the_first_batch_tells_how_large_rows_are_and_the_others_are_one_slot(stream):
     assert transactions(stream, lambda rows: rows.where("key >= '000'").withColumn("value", F.upper("value"))) == [
         4,
         1,
@@ -147,7 +141,5 @@ def test_the_first_batch_tells_how_large_rows_are_and_the_others_are_one_slot(st
         ),
     ],
 )
-def test_rows_that_may_cost_a_task_much_keep_their_slots(
-    stream: Stream, plan: Callable[[DataFrame], DataFrame]
-) -> None:
+def test_rows_that_may_cost_a_task_much_keep_their_slots(stream, plan):
     assert min(transactions(stream, plan)) > 1

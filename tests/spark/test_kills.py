@@ -92,7 +92,7 @@ def units(stack: ExitStack, kafka: Cluster, folder: Path, count: int) -> list[Jo
 
 
 @pytest.fixture(scope="module")
-def killed(kafka: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Killed]:
+def killed(kafka, tmp_path_factory) -> Iterator[Killed]:
     folder = tmp_path_factory.mktemp("killed")
     with ExitStack() as stack:
         jobs = units(stack, kafka, folder, len(PHASES))
@@ -130,7 +130,7 @@ def written(decision: Decision) -> list[Handle]:
 
 
 @pytest.mark.parametrize("number", range(len(PHASES)), ids=["-".join(point for point, _ in one) for one in PHASES])
-def test_a_batch_is_visible_once_it_is_decided_and_each_row_is_there_once(killed: Killed, number: int) -> None:
+def test_a_batch_is_visible_once_it_is_decided_and_each_row_is_there_once(killed, number):
     job = killed.jobs[number]
     for observation in killed.seen[number]:
         observation.check()
@@ -145,11 +145,11 @@ def test_a_batch_is_visible_once_it_is_decided_and_each_row_is_there_once(killed
     assert TimelineReader(LocalFiles(job.checkpoint)).read()[-1].events[-1].kind == "ended"
 
 
-def test_every_phase_is_hit() -> None:
+def test_every_phase_is_hit():
     assert {point for kills in PHASES for point, _ in kills} >= {*IN_DRIVER, WRITTEN, PREPARED, HALFWAY}
 
 
-def test_what_the_broker_aborted_of_a_decided_batch_is_written_again(killed: Killed) -> None:
+def test_what_the_broker_aborted_of_a_decided_batch_is_written_again(killed):
     job, before, lost = killed.lost["distinct"]
     assert 0 < len(lost) < len(written(before))
     after = job.log().decision(1)
@@ -159,7 +159,7 @@ def test_what_the_broker_aborted_of_a_decided_batch_is_written_again(killed: Kil
     assert job.judge() == ""
 
 
-def test_a_plan_that_gives_other_rows_stops_with_an_exact_report_and_writes_nothing(killed: Killed) -> None:
+def test_a_plan_that_gives_other_rows_stops_with_an_exact_report_and_writes_nothing(killed):
     job, before, lost = killed.lost["moody"]
     assert 0 < len(lost) < len(written(before))
     refused, ended = job.gate.last(REFUSED), job.gate.last(ENDED)

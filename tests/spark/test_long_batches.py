@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from pathlib import Path
 
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from spark.in_process import MARKS, CrashError, Stream, crash_at
@@ -15,7 +14,6 @@ from sparkonce import KafkaSink
 from sparkonce.protocol.state import Phase
 from sparkonce.spark.views import Sinks
 from sparkonce_lab.kafka import create_topic
-from sparkonce_lab.rig.kafka import Cluster
 
 pytestmark = MARKS
 
@@ -35,12 +33,12 @@ def slowly(rows: DataFrame) -> DataFrame:
 
 
 @pytest.fixture
-def stream(own_session: SparkSession, kafka: Cluster, tmp_path: Path) -> Stream:
+def stream(own_session, kafka, tmp_path) -> Stream:
     own_session.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "10")
     return Stream(own_session, kafka, tmp_path, IDS, partitions=1)
 
 
-def test_it_is_computed_first_and_then_written(stream: Stream, caplog: pytest.LogCaptureFixture) -> None:
+def test_it_is_computed_first_and_then_written(stream, caplog):
     with caplog.at_level(logging.WARNING, "sparkonce"):
         (done,) = stream.run(slowly, settings=LIVES)
     assert "transactions of sink kafka live 1 s: what it wrote is undone" in caplog.text
@@ -52,7 +50,7 @@ def test_it_is_computed_first_and_then_written(stream: Stream, caplog: pytest.Lo
 
 
 @pytest.mark.slow
-def test_of_several_views_all_are_computed_before_the_first_is_written(stream: Stream) -> None:
+def test_of_several_views_all_are_computed_before_the_first_is_written(stream):
     def both(whole: KafkaSink) -> Sinks:
         even = KafkaSink(whole.settings, topic=stream.source + "-even", name="even")
         return {whole: None, even: lambda rows: rows.where("cast(key as int) % 2 = 0")}
@@ -64,7 +62,7 @@ def test_of_several_views_all_are_computed_before_the_first_is_written(stream: S
 
 
 @pytest.mark.slow
-def test_a_batch_that_is_not_decided_can_be_taken_apart(stream: Stream, tmp_path: Path) -> None:
+def test_a_batch_that_is_not_decided_can_be_taken_apart(stream, tmp_path):
     """As described in docs/operations.md: its offsets are moved away, and Spark plans a smaller batch instead."""
     stream.run()
     stream.send(IDS)

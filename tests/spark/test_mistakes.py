@@ -295,7 +295,7 @@ def why(start: Callable[[], StreamingQuery]) -> str:
 
 
 @pytest.fixture(scope="module")
-def place(spark: SparkSession, kafka: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def place(spark, kafka, tmp_path_factory) -> Iterator[Place]:
     made = Place(spark, kafka, tmp_path_factory.mktemp("mistakes"))
     yield made
     for query in made.queries:
@@ -303,7 +303,7 @@ def place(spark: SparkSession, kafka: Cluster, tmp_path_factory: pytest.TempPath
 
 
 @pytest.fixture
-def names(place: Place) -> dict[str, Any]:
+def names(place) -> dict[str, Any]:
     return {
         **{
             name: getattr(one, name)
@@ -319,7 +319,7 @@ def names(place: Place) -> dict[str, Any]:
     }
 
 
-def test_what_a_start_refuses(place: Place, names: dict[str, Any]) -> None:
+def test_what_a_start_refuses(place, names):
     check([(one, said(one, names)) for one in ARGUMENTS])
     rows = []
     for one in START:
@@ -335,7 +335,7 @@ def test_what_a_start_refuses(place: Place, names: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_seen_at_a_start_by_asking(place: Place, names: dict[str, Any]) -> None:
+def test_what_is_seen_at_a_start_by_asking(place, names):
     # Mistakes that the arguments alone do not reveal, only a check of the servers, the plan, and the folders.
     after_start = [
         Mistake(
@@ -370,5 +370,5 @@ def test_what_is_seen_at_a_start_by_asking(place: Place, names: dict[str, Any]) 
     keep("after the start", rows, place.folder)
 
 
-def test_what_stops_a_batch(place: Place, names: dict[str, Any]) -> None:
+def test_what_stops_a_batch(place, names):
     keep("running", [(one, said(one, names, getattr(place, one.run))) for one in RUNNING], place.folder)

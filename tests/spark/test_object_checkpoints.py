@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -88,7 +88,7 @@ class HdfsJob(StoredJob):
 
 
 @pytest.mark.parametrize("phase", ["FINISHING", "DECIDING"])
-def test_a_driver_that_is_killed_loses_and_doubles_nothing(kafka: Cluster, tmp_path: Path, phase: str) -> None:
+def test_a_driver_that_is_killed_loses_and_doubles_nothing(kafka, tmp_path, phase):
     with ObjectJob(kafka, tmp_path / "job") as job:
         hold = hold_at(phase, job, batch=1)
         first = job.start()
@@ -105,7 +105,7 @@ def test_a_driver_that_is_killed_loses_and_doubles_nothing(kafka: Cluster, tmp_p
 
 
 @pytest.mark.parametrize("phase", ["CLAIMING", "WRITING", "DECIDING", "FINISHING"])
-def test_two_drivers_on_one_checkpoint(kafka: Cluster, tmp_path: Path, phase: str) -> None:
+def test_two_drivers_on_one_checkpoint(kafka, tmp_path, phase):
     """The older driver is paused while the newer one runs, and resumes in the middle of the newer one's run.
 
     S3A renames by copying, so Spark's own logs do not keep two drivers from running at the same time.
@@ -137,9 +137,7 @@ def test_two_drivers_on_one_checkpoint(kafka: Cluster, tmp_path: Path, phase: st
 
 @USES_HDFS
 @pytest.mark.parametrize("new_job", [ObjectJob, HdfsJob])
-def test_a_query_of_spark_connect_that_is_killed_loses_and_doubles_nothing(
-    kafka: Cluster, tmp_path: Path, new_job: Callable[[Cluster, Path], StoredJob]
-) -> None:
+def test_a_query_of_spark_connect_that_is_killed_loses_and_doubles_nothing(kafka, tmp_path, new_job):
     """Its process is killed when a batch is decided, and the whole server when the next one is not yet."""
     with new_job(kafka, tmp_path / "job") as job:
         server = ConnectServer(tmp_path / "first", spark=job.config.spark)

@@ -17,7 +17,7 @@ from sparkonce.errors import PreflightError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
 pytestmark = [
     pytest.mark.spark,
@@ -27,7 +27,7 @@ pytestmark = [
 
 
 @pytest.fixture
-def lines(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DataFrame]:
+def lines(spark, tmp_path, monkeypatch) -> Iterator[DataFrame]:
     entry = EntryPoint("lines", "own_source.lines_source:Lines", source.GROUP)
     monkeypatch.setattr(source, "entry_points", lambda group: [entry] if group == source.GROUP else [])
     source._entries.cache_clear()
@@ -37,7 +37,7 @@ def lines(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     source._entries.cache_clear()
 
 
-def test_a_query_reads_it_exactly_once_and_is_told_what_only_the_source_knows(lines: DataFrame, tmp_path: Path) -> None:
+def test_a_query_reads_it_exactly_once_and_is_told_what_only_the_source_knows(lines, tmp_path):
     file, sink = tmp_path / "lines.txt", FilesSink(tmp_path / "out")
     once = ExactlyOnce(sink, checkpoint=tmp_path / "checkpoint", rows_per_slot=1000, display=False)
     with pytest.raises(PreflightError, match=f"There is no file {file}, which this query reads"):
@@ -55,7 +55,7 @@ def test_a_query_reads_it_exactly_once_and_is_told_what_only_the_source_knows(li
     assert told.conditions == ("the file is only appended to, in whole lines, and never rotated",)
 
 
-def test_the_page_shows_the_code_as_it_is() -> None:
+def test_the_page_shows_the_code_as_it_is():
     root = Path(__file__).parents[2]
     blocks = re.findall(r"```python\n(.*?)```", (root / "docs" / "own-source.md").read_text(), re.DOTALL)
     assert (root / "examples" / "own_source" / "lines_source.py").read_text() in blocks

@@ -36,7 +36,7 @@ def start(once: ExactlyOnce, spark: SparkSession, until: int) -> None:
         stopped(query)
 
 
-def test_a_batch_that_was_planned_with_other_offsets_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_batch_that_was_planned_with_other_offsets_is_refused(spark, tmp_path):
     class Overwritten(Query):
         """Sees different offsets for batch 1 than those the query has planned it with."""
 
@@ -63,9 +63,7 @@ def test_a_batch_that_was_planned_with_other_offsets_is_refused(spark: SparkSess
     assert len(found) > 2 * ROWS
 
 
-def test_what_cannot_be_seen_is_not_compared(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_cannot_be_seen_is_not_compared(spark, tmp_path, monkeypatch, caplog):
     def renamed(*_: object) -> Sequence[str]:
         raise AttributeError("no such method")
 

@@ -17,7 +17,6 @@ from typing import Any
 
 import pytest
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import SparkSession
 
 from spark.harness import new_name
 from spark.in_process import SPARK, CrashError, call_at, ended
@@ -26,7 +25,6 @@ from sparkonce.errors import CheckpointMismatchError
 from sparkonce.protocol.state import Phase
 from sparkonce_lab.kafka import create_topic, produce
 from sparkonce_lab.rig.disk import cannot_mount
-from sparkonce_lab.rig.kafka import Cluster
 
 pytestmark = [*SPARK, pytest.mark.skipif(bool(cannot_mount()), reason="disks cannot be mounted here")]
 
@@ -66,7 +64,7 @@ class Disk:
 
 
 @pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Disk]:
+def disk(tmp_path) -> Iterator[Disk]:
     made = Disk(tmp_path)
     yield made
     made.unmount()
@@ -100,9 +98,7 @@ def cut_and_start_again(disk: Disk, phase: Phase, start: Callable[..., None], me
         for kind in ("json", "delta", "delta-alone")
     ],
 )
-def test_each_row_is_there_once_after_a_power_cut(
-    phase: Phase, kind: str, tables: SparkSession, disk: Disk, tmp_path: Path
-) -> None:
+def test_each_row_is_there_once_after_a_power_cut(phase, kind, tables, disk, tmp_path):
     """Delta does not sync its versions, so the newest may be empty although it was noted as written.
 
     In other cases, only the table is on that disk, and the checkpoint is on one that loses nothing.
@@ -136,9 +132,7 @@ def test_each_row_is_there_once_after_a_power_cut(
 @pytest.mark.kafka
 @pytest.mark.parametrize("state", [None, "HDFSBackedStateStoreProvider", "RocksDBStateStoreProvider"])
 @pytest.mark.parametrize("phase", CUTS, ids=lambda phase: phase.name)
-def test_offsets_of_kafka_and_state_survive_a_power_cut(
-    phase: Phase, state: str | None, spark: SparkSession, kafka: Cluster, disk: Disk
-) -> None:
+def test_offsets_of_kafka_and_state_survive_a_power_cut(phase, state, spark, kafka, disk):
     """Each batch repeats the key of the previous one, and only the query's state contains that key."""
     provider = "spark.sql.streaming.stateStore.providerClass"
     source = new_name("source")

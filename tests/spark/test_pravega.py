@@ -41,14 +41,14 @@ ARROW = pa.schema([("value", pa.string()), ("key", pa.string())])
 
 
 @pytest.fixture
-def witness(spark: SparkSession) -> PravegaWitness:
+def witness(spark) -> PravegaWitness:
     return PravegaWitness(spark._jvm, pravega_server().url)
 
 
 @pytest.mark.slow
 class TestPravega(WaitingRows):
     @pytest.fixture(autouse=True)
-    def _stream(self, witness: PravegaWitness, tmp_path: Path) -> None:
+    def _stream(self, witness, tmp_path) -> None:
         self.root, self.witness, self.stream = tmp_path, witness, new_name("s")
         witness.create(self.stream)
 
@@ -93,19 +93,19 @@ class PravegaJob(TableJob):
 
 
 @pytest.fixture
-def job(spark: SparkSession, tmp_path: Path, witness: PravegaWitness) -> PravegaJob:
+def job(spark, tmp_path, witness) -> PravegaJob:
     return PravegaJob(spark, tmp_path, witness)
 
 
 @pytest.mark.slow
-def test_the_server_answers_as_the_simulation_has_it(spark: SparkSession, job: PravegaJob) -> None:
+def test_the_server_answers_as_the_simulation_has_it(spark, job):
     stream = PravegaStream(spark, job.cluster(), SCOPE, job.stream)
     with stream.writer() as writer:
         assert transaction_answers(writer, lambda number: stream.settled(writer, number)) == list(TRANSACTIONS)
         assert stream.settled(writer, str(uuid.uuid4())) is None
 
 
-def test_a_batch_is_one_transaction_and_keeps_the_order_of_a_key(job: PravegaJob) -> None:
+def test_a_batch_is_one_transaction_and_keeps_the_order_of_a_key(job):
     handles = [job.prepare(slot=slot, rows=9) for slot in range(3)]
     assert job.commit(*handles) == [Outcome.COMMITTED] * 3
     assert len(job.notes()) == 1
@@ -124,7 +124,7 @@ def test_a_batch_is_one_transaction_and_keeps_the_order_of_a_key(job: PravegaJob
         (WriteAheadFolder, "note_done"),
     ],
 )
-def test_a_driver_that_is_killed_at_each_step(job: PravegaJob, kind: type, method: str) -> None:
+def test_a_driver_that_is_killed_at_each_step(job, kind, method):
     handles = [job.prepare(slot=slot) for slot in range(2)]
     job.commit_killed(kind, method, *handles)
     assert set(job.commit(*handles)) <= COMMITTED
@@ -132,7 +132,7 @@ def test_a_driver_that_is_killed_at_each_step(job: PravegaJob, kind: type, metho
     assert job.numbers() == [0, 10]
 
 
-def test_a_transaction_that_was_forgotten_stops_the_query(job: PravegaJob) -> None:
+def test_a_transaction_that_was_forgotten_stops_the_query(job):
     """Pravega forgets a transaction after a day. One that never existed is just as unknown."""
     handle = job.prepare()
     job.commit_unnoticed(handle)
@@ -149,7 +149,7 @@ def test_a_transaction_that_was_forgotten_stops_the_query(job: PravegaJob) -> No
     assert job.numbers() == [0]
 
 
-def test_a_stream_that_was_made_anew_is_no_witness(job: PravegaJob) -> None:
+def test_a_stream_that_was_made_anew_is_no_witness(job):
     """Another cluster counts its transactions from the start, so the noted one may belong to somebody else there."""
     handle = job.prepare()
     job.commit_unnoticed(handle)
@@ -162,7 +162,7 @@ def test_a_stream_that_was_made_anew_is_no_witness(job: PravegaJob) -> None:
 
 
 @pytest.mark.slow
-def test_a_lease_that_runs_out(job: PravegaJob, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lease_that_runs_out(job, monkeypatch):
     """The client stops renewing the lease, as in a stalled process, and Pravega aborts the transaction on its own."""
     monkeypatch.setattr("sparkonce_pravega.client.LEASE_MS", 10_000)
     write, open_writer, opened = PravegaStream.write, PravegaStream.writer, []
@@ -189,14 +189,14 @@ def test_a_lease_that_runs_out(job: PravegaJob, monkeypatch: pytest.MonkeyPatch)
     assert (job.numbers(), len(job.notes())) == ([0], 2)
 
 
-def test_a_query_that_crashes(job: PravegaJob) -> None:
+def test_a_query_that_crashes(job):
     assert job.query_that_crashes(Phase.FINISHING) == job.numbers()
 
 
 @pytest.mark.parametrize(
     ("value", "told"), [("null", "a value is null"), ("repeat('x', 8388608)", "bytes, of 8387584")]
 )
-def test_a_value_that_no_event_can_be_stops_before_the_decision(job: PravegaJob, value: str, told: str) -> None:
+def test_a_value_that_no_event_can_be_stops_before_the_decision(job, value, told):
     make_orders(job.folder / "orders", files=1)
     rows = job.spark.readStream.schema("id bigint").json(str(job.folder / "orders"))
     once = ExactlyOnce(job.sink(), checkpoint=str(job.folder / "query"), display=False)
@@ -205,7 +205,7 @@ def test_a_value_that_no_event_can_be_stops_before_the_decision(job: PravegaJob,
     assert job.numbers() == []
 
 
-def test_the_stream_must_be_there_and_stay(job: PravegaJob) -> None:
+def test_the_stream_must_be_there_and_stay(job):
     assert job.sink().preflight(QUERY, job.facts) == job.facts
     job.stream = "none"
     with pytest.raises(PreflightError, match="has written to tests/s"):
@@ -214,7 +214,7 @@ def test_the_stream_must_be_there_and_stay(job: PravegaJob) -> None:
         job.sink().preflight(QUERY, None)
 
 
-def test_columns_and_settings() -> None:
+def test_columns_and_settings():
     sink = PravegaSink("tcp://host:9090", scope="a", stream="b")
     assert sink.columns(ARROW) == ["value", "key"]
     for schema, told in (
@@ -297,12 +297,12 @@ class Reading:
 
 
 @pytest.fixture
-def reading(spark: SparkSession, tmp_path: Path) -> Reading:
+def reading(spark, tmp_path) -> Reading:
     return Reading(spark, tmp_path)
 
 
 @pytest.mark.slow
-def test_a_crashed_batch_has_the_same_rows_again_and_the_next_one_goes_on(reading: Reading) -> None:
+def test_a_crashed_batch_has_the_same_rows_again_and_the_next_one_goes_on(reading):
     reading.given = {"max_bytes_per_batch": 500}
     reading.write(0, 100)
     crashed = reading.run(crash_in=1)
@@ -319,7 +319,7 @@ def test_a_crashed_batch_has_the_same_rows_again_and_the_next_one_goes_on(readin
 
 
 @pytest.mark.slow
-def test_a_crashed_first_batch_begins_where_it_began(reading: Reading) -> None:
+def test_a_crashed_first_batch_begins_where_it_began(reading):
     reading.write(0, 20)
     reading.given = {"starting": "latest"}
     assert values(reading.run()) == []
@@ -339,7 +339,7 @@ def test_a_crashed_first_batch_begins_where_it_began(reading: Reading) -> None:
 
 
 @pytest.mark.slow
-def test_segments_that_are_split_and_merged(reading: Reading) -> None:
+def test_segments_that_are_split_and_merged(reading):
     """Each event is read once, and the events of a key in order, across all segments that held them."""
     reading.given = {"max_bytes_per_batch": 150}
     reading.write(0, 40)
@@ -364,7 +364,7 @@ def test_segments_that_are_split_and_merged(reading: Reading) -> None:
 
 
 @pytest.mark.slow
-def test_segments_that_are_replaced_by_ones_across_their_borders(reading: Reading) -> None:
+def test_segments_that_are_replaced_by_ones_across_their_borders(reading):
     """Two segments become three, and these become two again, some with far more events than others."""
     reading.given = {"max_bytes_per_batch": 100}
 
@@ -382,7 +382,7 @@ def test_segments_that_are_replaced_by_ones_across_their_borders(reading: Readin
 
 
 @pytest.mark.slow
-def test_a_sealed_stream_is_read_to_its_end(reading: Reading) -> None:
+def test_a_sealed_stream_is_read_to_its_end(reading):
     reading.write(0, 30)
     reading.witness.seal(reading.stream)
     assert values(reading.run()) == list(range(30))
@@ -390,7 +390,7 @@ def test_a_sealed_stream_is_read_to_its_end(reading: Reading) -> None:
 
 
 @pytest.mark.slow
-def test_a_start_at_a_given_cut(reading: Reading) -> None:
+def test_a_start_at_a_given_cut(reading):
     reading.write(0, 10)
     reading.given = {"starting": str(reading.witness.tail(reading.stream).asText())}
     reading.write(10, 20)
@@ -398,7 +398,7 @@ def test_a_start_at_a_given_cut(reading: Reading) -> None:
 
 
 @pytest.mark.slow
-def test_events_that_are_gone_stop_the_query_by_name(reading: Reading) -> None:
+def test_events_that_are_gone_stop_the_query_by_name(reading):
     reading.write(0, 20)
     reading.run()
     reading.write(20, 40)
@@ -414,7 +414,7 @@ def test_events_that_are_gone_stop_the_query_by_name(reading: Reading) -> None:
 
 
 @pytest.mark.slow
-def test_segments_that_are_gone_stop_the_query(reading: Reading) -> None:
+def test_segments_that_are_gone_stop_the_query(reading):
     reading.write(0, 20)
     reading.run(crash_in=0)
     reading.witness.scale(reading.stream, [0, 1], {0.0: 0.3, 0.3: 1.0})
@@ -428,7 +428,7 @@ def test_segments_that_are_gone_stop_the_query(reading: Reading) -> None:
 
 
 @pytest.mark.slow
-def test_what_follows_segments_that_are_gone_is_read_in_small_batches(reading: Reading) -> None:
+def test_what_follows_segments_that_are_gone_is_read_in_small_batches(reading):
     reading.given = {"max_bytes_per_batch": 100}
     reading.write(0, 20)
     reading.run()
@@ -443,7 +443,7 @@ def test_what_follows_segments_that_are_gone_is_read_in_small_batches(reading: R
 
 
 @pytest.mark.slow
-def test_a_stream_that_is_made_again_stops_the_query(reading: Reading) -> None:
+def test_a_stream_that_is_made_again_stops_the_query(reading):
     reading.write(0, 20)
     reading.run()
     reading.witness.delete(reading.stream)
@@ -453,7 +453,7 @@ def test_a_stream_that_is_made_again_stops_the_query(reading: Reading) -> None:
 
 
 @pytest.mark.slow
-def test_a_stream_of_another_cluster_stops_the_query(reading: Reading) -> None:
+def test_a_stream_of_another_cluster_stops_the_query(reading):
     """The other cluster's segments have the same numbers, but a different creation time."""
     reading.write(0, 20)
     reading.run()
@@ -467,7 +467,7 @@ def test_a_stream_of_another_cluster_stops_the_query(reading: Reading) -> None:
 
 
 @pytest.mark.slow
-def test_an_outage_while_a_batch_is_planned_ends_no_query_as_if_all_were_read(reading: Reading) -> None:
+def test_an_outage_while_a_batch_is_planned_ends_no_query_as_if_all_were_read(reading):
     reading.given = {"max_bytes_per_batch": 300, "outage_patience_s": 2}
     reading.write(0, 60)
     try:
@@ -482,7 +482,7 @@ def test_an_outage_while_a_batch_is_planned_ends_no_query_as_if_all_were_read(re
 
 
 @pytest.mark.slow
-def test_an_outage_within_the_patience_is_waited_out(reading: Reading) -> None:
+def test_an_outage_within_the_patience_is_waited_out(reading):
     # an answer may take a fifth of the time limit
     reading.given = {"max_bytes_per_batch": 300, "outage_patience_s": 15}
     reading.write(0, 60)
@@ -500,7 +500,7 @@ def test_an_outage_within_the_patience_is_waited_out(reading: Reading) -> None:
         back.join()
 
 
-def test_a_query_of_ours_reads_it_exactly_once(reading: Reading, tmp_path: Path) -> None:
+def test_a_query_of_ours_reads_it_exactly_once(reading, tmp_path):
     reading.given = {"max_bytes_per_batch": 700}
     reading.write(0, 100)
     for end in (100, 120):
@@ -517,7 +517,7 @@ def written(folder: Path) -> list[str]:
     return [one for path in whole_batches(folder) for one in pq.read_table(path).column("value").to_pylist()]
 
 
-def test_explain_knows_the_source_and_tells_no_password(spark: SparkSession, tmp_path: Path) -> None:
+def test_explain_knows_the_source_and_tells_no_password(spark, tmp_path):
     cluster = Pravega("tcp://host:9090", user="etl", password="hush-hush")  # noqa: S106 - of nobody
     rows = read_pravega(spark, cluster, scope="shop", stream="orders")
     (source,) = [part for part in explain(rows.select("value"), FilesSink(tmp_path)).parts if part.role is Role.SOURCE]
@@ -525,14 +525,14 @@ def test_explain_knows_the_source_and_tells_no_password(spark: SparkSession, tmp
     assert "hush-hush" not in rows._jdf.queryExecution().toString()
 
 
-def test_a_stream_that_is_missing_refuses_the_start(reading: Reading, tmp_path: Path) -> None:
+def test_a_stream_that_is_missing_refuses_the_start(reading, tmp_path):
     reading.stream = "no-such"
     once = ExactlyOnce(FilesSink(tmp_path / "out"), checkpoint=str(tmp_path / "checkpoint"), display=False)
     with pytest.raises(PreflightError, match="no stream tests/no-such, which this query reads"):
         once.start(reading.rows().select("value"))
 
 
-def test_settings_of_the_source(spark: SparkSession) -> None:
+def test_settings_of_the_source(spark):
     cut = "H4sIAAAAAAAA/zOwqtAvNjQ1NDWwsDAyMTU2MLIy1DGwMgBiQ3MTHUNDMwBhc+jKIgAAAA=="
     for given, told in (
         ({"starting": cut}, "is a cut of the stream 'x/s1515088245302', and the stream is 'a/b'"),

@@ -10,7 +10,6 @@ from pathlib import Path
 from socket import gethostname
 
 import pytest
-from pyspark.sql import SparkSession
 
 from pravega_witness import SCOPE, PravegaWitness
 from secured import PASSWORD, SERVER, make_certificate, make_keys
@@ -35,7 +34,7 @@ def account(user: str, rights: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def keys(tmp_path_factory) -> Path:
     folder = make_keys(tmp_path_factory.mktemp("keys"))
     (folder / "word").write_text("storeword")
     make_certificate(folder, "pravega", f"{SERVER},DNS:{gethostname()}")  # the segment store reports our host name
@@ -47,7 +46,7 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(keys: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PravegaServer]:
+def server(keys, tmp_path_factory) -> Iterator[PravegaServer]:
     accounts = keys / "accounts"
     sink = f"prn::/scope:{SCOPE},READ;prn::/scope:{SCOPE}/stream:*,READ_UPDATE"
     accounts.write_text(
@@ -74,7 +73,7 @@ def server(keys: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pra
 
 
 @pytest.fixture(scope="module")
-def witness(server: PravegaServer, keys: Path, spark: SparkSession) -> PravegaWitness:
+def witness(server, keys, spark) -> PravegaWitness:
     return PravegaWitness(spark._jvm, secure(server), login=("admin", PASSWORD), trusts=str(keys / "ca.pem"))
 
 
@@ -91,9 +90,7 @@ class SecuredJob(PravegaJob):
         return Pravega(self.witness.controller, user="sink", password=PASSWORD, trust_store=str(self.keys / "ca.pem"))
 
 
-def test_rows_are_committed_and_asked_for(
-    spark: SparkSession, tmp_path: Path, witness: PravegaWitness, keys: Path
-) -> None:
+def test_rows_are_committed_and_asked_for(spark, tmp_path, witness, keys):
     SecuredJob.keys = keys
     job = SecuredJob(spark, tmp_path, witness)
     handle, interrupted = job.prepare(), job.prepare(batch=1)
@@ -104,9 +101,7 @@ def test_rows_are_committed_and_asked_for(
     assert PASSWORD not in repr(job.sink().cluster)
 
 
-def test_a_stream_is_read_by_one_who_may_only_read(
-    spark: SparkSession, server: PravegaServer, tmp_path: Path, witness: PravegaWitness, keys: Path
-) -> None:
+def test_a_stream_is_read_by_one_who_may_only_read(spark, server, tmp_path, witness, keys):
     SecuredJob.keys = keys
     job = SecuredJob(spark, tmp_path, witness)
     assert job.commit(job.prepare(rows=3)) == [Outcome.COMMITTED]
@@ -130,9 +125,7 @@ def test_a_stream_is_read_by_one_who_may_only_read(
         ({"trust_store": "none.pem"}, "none.pem"),
     ],
 )
-def test_who_may_not_is_refused_at_start(
-    server: PravegaServer, keys: Path, witness: PravegaWitness, tmp_path: Path, wrong: dict[str, str | None], told: str
-) -> None:
+def test_who_may_not_is_refused_at_start(server, keys, witness, tmp_path, wrong, told):
     stream = new_name("s")
     witness.create(stream)
     right = {"user": "sink", "password": PASSWORD, "trust_store": "ca.pem"} | wrong

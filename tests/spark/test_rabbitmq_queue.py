@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 
 from eventually import eventually
 from shared_servers import rabbit_server
@@ -26,16 +25,14 @@ pytestmark = SPARK
 
 
 @pytest.fixture
-def rabbit(tmp_path: Path) -> RabbitQueueSystem:
+def rabbit(tmp_path) -> RabbitQueueSystem:
     system = RabbitQueueSystem(server=rabbit_server())
     system.start(tmp_path)
     return system
 
 
 @pytest.mark.slow
-def test_each_message_is_there_once_after_a_crash_and_the_queue_is_empty(
-    spark: SparkSession, rabbit: RabbitQueueSystem, tmp_path: Path
-) -> None:
+def test_each_message_is_there_once_after_a_crash_and_the_queue_is_empty(spark, rabbit, tmp_path):
     checkpoint, out = tmp_path / "checkpoint", tmp_path / "out"
     queue = rabbit.declare("classic")
 
@@ -89,8 +86,6 @@ def test_each_message_is_there_once_after_a_crash_and_the_queue_is_empty(
 
 
 @pytest.mark.slow
-def test_a_queue_that_is_missing_refuses_the_start(
-    spark: SparkSession, rabbit: RabbitQueueSystem, tmp_path: Path
-) -> None:
+def test_a_queue_that_is_missing_refuses_the_start(spark, rabbit, tmp_path):
     with pytest.raises(PreflightError, match="no queue 'no-such'"):
         read_rabbitmq_queue(spark, rabbit.settings(), queue="no-such", checkpoint=tmp_path)

@@ -32,7 +32,7 @@ Seen = dict[int, list[tuple[str, int, bytes]]]
 
 
 @pytest.fixture
-def rabbit(tmp_path: Path) -> RabbitStreamSystem:
+def rabbit(tmp_path) -> RabbitStreamSystem:
     system = RabbitStreamSystem(server=rabbit_server())
     system.start(tmp_path)
     return system
@@ -81,9 +81,7 @@ def values(seen: Seen) -> list[bytes]:
 
 
 @pytest.mark.slow
-def test_a_crashed_batch_has_the_same_rows_again_and_the_next_one_goes_on(
-    spark: SparkSession, rabbit: RabbitStreamSystem, tmp_path: Path
-) -> None:
+def test_a_crashed_batch_has_the_same_rows_again_and_the_next_one_goes_on(spark, rabbit, tmp_path):
     one, two = rabbit.client.create(), rabbit.client.create()
     rabbit.client.publish(one, numbered(0, 400), at_once=64)
     rabbit.client.publish(two, numbered(400, 500), at_once=64)
@@ -102,9 +100,7 @@ def test_a_crashed_batch_has_the_same_rows_again_and_the_next_one_goes_on(
 
 
 @pytest.mark.slow
-def test_a_crashed_first_batch_begins_where_it_began(
-    spark: SparkSession, rabbit: RabbitStreamSystem, tmp_path: Path
-) -> None:
+def test_a_crashed_first_batch_begins_where_it_began(spark, rabbit, tmp_path):
     stream = rabbit.client.create()
     rabbit.client.publish(stream, numbered(0, 100))
     reading = Reading(spark, rabbit, tmp_path, streams=stream, starting="latest", offset_name="job")
@@ -125,7 +121,7 @@ def test_a_crashed_first_batch_begins_where_it_began(
     assert stored >= 149, "the offset of a finished batch is stored"
 
 
-def test_a_query_of_ours_reads_it_exactly_once(spark: SparkSession, rabbit: RabbitStreamSystem, tmp_path: Path) -> None:
+def test_a_query_of_ours_reads_it_exactly_once(spark, rabbit, tmp_path):
     stream = rabbit.client.create()
     rabbit.client.publish(stream, numbered(0, 300), at_once=64)
     rows = read_rabbitmq_stream(spark, rabbit.settings(), streams=stream, max_rows_per_batch=None, body="raw")
@@ -137,7 +133,7 @@ def test_a_query_of_ours_reads_it_exactly_once(spark: SparkSession, rabbit: Rabb
         rabbit.client.publish(stream, numbered(300, 350))
 
 
-def test_explain_knows_the_source(spark: SparkSession, rabbit: RabbitStreamSystem, tmp_path: Path) -> None:
+def test_explain_knows_the_source(spark, rabbit, tmp_path):
     stream = rabbit.client.create()
     rabbit.client.publish(stream, numbered(0, 10))
     rows = read_rabbitmq_stream(spark, rabbit.settings(), streams=stream)
@@ -146,16 +142,14 @@ def test_explain_knows_the_source(spark: SparkSession, rabbit: RabbitStreamSyste
     assert "guest" not in rows._jdf.queryExecution().toString()
 
 
-def test_a_stream_that_is_missing_refuses_the_start(
-    spark: SparkSession, rabbit: RabbitStreamSystem, tmp_path: Path
-) -> None:
+def test_a_stream_that_is_missing_refuses_the_start(spark, rabbit, tmp_path):
     rows = read_rabbitmq_stream(spark, rabbit.settings(), streams="no-such")
     once = ExactlyOnce(FilesSink(tmp_path / "out"), checkpoint=str(tmp_path / "checkpoint"), display=False)
     with pytest.raises(PreflightError, match="The stream 'no-such', which this query reads, does not exist"):
         once.start(rows.select("value"))
 
 
-def test_a_query_that_crashes_at_each_phase(spark: SparkSession, rabbit: RabbitStreamSystem, tmp_path: Path) -> None:
+def test_a_query_that_crashes_at_each_phase(spark, rabbit, tmp_path):
     rabbit.place()
     sent = make_orders(tmp_path / "orders", files=8)
     rows = spark.readStream.schema("id bigint").option("maxFilesPerTrigger", 2).json(str(tmp_path / "orders"))

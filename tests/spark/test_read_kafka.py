@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -69,7 +68,7 @@ def reader(spark: SparkSession, kafka: Cluster, **arguments: Any) -> DataFrame:
     return read_kafka(spark, {"bootstrap.servers": kafka.bootstrap}, **arguments)
 
 
-def test_where_it_starts(spark: SparkSession, kafka: Cluster, tmp_path: Path) -> None:
+def test_where_it_starts(spark, kafka, tmp_path):
     topic = filled_topic(kafka.bootstrap)
 
     def read(starting: Any) -> list[int]:
@@ -82,7 +81,7 @@ def test_where_it_starts(spark: SparkSession, kafka: Cluster, tmp_path: Path) ->
     assert read({topic: {0: NOON + timedelta(seconds=8), 1: NOON}}) == [1, 3, 5, 7, 8, 9]
 
 
-def test_what_it_reads(spark: SparkSession, kafka: Cluster, tmp_path: Path) -> None:
+def test_what_it_reads(spark, kafka, tmp_path):
     one, two = filled_topic(kafka.bootstrap, rows=4), filled_topic(kafka.bootstrap, rows=6)
     both = sorted([*range(4), *range(6)])
     assert numbers(reader(spark, kafka, topics=[one, two]), tmp_path) == both
@@ -90,9 +89,7 @@ def test_what_it_reads(spark: SparkSession, kafka: Cluster, tmp_path: Path) -> N
     assert numbers(reader(spark, kafka, partitions={two: [1]}), tmp_path) == [1, 3, 5]
 
 
-def test_rows_of_an_aborted_transaction_are_read_only_if_that_is_asked_for(
-    spark: SparkSession, kafka: Cluster, tmp_path: Path
-) -> None:
+def test_rows_of_an_aborted_transaction_are_read_only_if_that_is_asked_for(spark, kafka, tmp_path):
     topic = filled_topic(kafka.bootstrap, rows=2)
     producer = Producer({"bootstrap.servers": kafka.bootstrap, "transactional.id": new_name("aborts")})
     producer.init_transactions(LIMIT_S)
@@ -106,9 +103,7 @@ def test_rows_of_an_aborted_transaction_are_read_only_if_that_is_asked_for(
 
 
 @pytest.mark.parametrize("said", [{"max_offsets_per_trigger": 4}, {}], ids=["said", "default"])
-def test_batches_are_bounded(
-    spark: SparkSession, kafka: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: Mapping[str, Any]
-) -> None:
+def test_batches_are_bounded(spark, kafka, tmp_path, monkeypatch, said):
     defaults = read_kafka.__kwdefaults__
     assert defaults["max_offsets_per_trigger"] == 1_000_000
     monkeypatch.setitem(defaults, "max_offsets_per_trigger", 4)
@@ -121,19 +116,19 @@ def test_batches_are_bounded(
     assert sizes == [4, 4, 2]
 
 
-def test_headers_are_a_column_if_asked_for(spark: SparkSession, kafka: Cluster) -> None:
+def test_headers_are_a_column_if_asked_for(spark, kafka):
     assert "headers" not in reader(spark, kafka, topics="t").columns
     assert "headers" in reader(spark, kafka, topics="t", headers=True).columns
 
 
-def test_two_isolation_levels_are_refused(spark: SparkSession) -> None:
+def test_two_isolation_levels_are_refused(spark):
     settings = {"bootstrap.servers": "nowhere:1", "isolation.level": "read_uncommitted"}
     with pytest.raises(ConfigurationError, match=r"read_uncommitted.*read_committed"):
         read_kafka(spark, settings, topics="t")
 
 
 @pytest.mark.slow
-def test_librdkafkas_settings_lead_through_tls_and_logins(spark: SparkSession, tmp_path: Path) -> None:
+def test_librdkafkas_settings_lead_through_tls_and_logins(spark, tmp_path):
     keys = make_keys(tmp_path)
     with secured_cluster(keys) as secured:
         topic = filled_topic(secured.bootstrap)

@@ -8,7 +8,6 @@ first run writes a batch with one slot per shuffle partition, and the next run i
 from __future__ import annotations
 
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import pyspark
@@ -19,7 +18,6 @@ from eventually import LIMIT_S
 from spark.harness import PARTITIONS, Job, hold_at, start_held, start_together
 from spark.pipeline import ENDED, REFUSED
 from sparkonce.protocol.handles import Handle
-from sparkonce_lab.rig.kafka import Cluster
 from striking.points import HALFWAY
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(3600)]
@@ -35,7 +33,7 @@ def handles(job: Job, batch: int = BATCH) -> tuple[Handle, ...]:
     return decision.handles
 
 
-def test_a_killed_batch_has_the_same_slots_when_it_is_run_again(kafka: Cluster, tmp_path: Path) -> None:
+def test_a_killed_batch_has_the_same_slots_when_it_is_run_again(kafka, tmp_path):
     # With this many partitions, Spark may list them in another order after a restart. See `sparkonce.spark.grouping`.
     many = 6
 
@@ -90,7 +88,7 @@ def test_a_killed_batch_has_the_same_slots_when_it_is_run_again(kafka: Cluster, 
         *(["kafka"] if pyspark.__version__ in ("4.0.0", "4.1.1", "4.2.0") else []),
     ],
 )
-def test_a_batch_is_exact_whatever_its_slots_are_in_the_next_run(source: str, broker: Cluster, tmp_path: Path) -> None:
+def test_a_batch_is_exact_whatever_its_slots_are_in_the_next_run(source, broker, tmp_path):
     merging = "spark.sql.adaptive.coalescePartitions.enabled"
     split, merged = ({"spark.sql.adaptive.enabled": "true", merging: value} for value in ("false", "true"))
     slots = 4

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import SparkSession
 from pyspark.sql.classic import dataframe
 
 from conformance.folder_sink import FolderSink
@@ -19,7 +18,7 @@ from sparkonce.errors import ConfigurationError
 pytestmark = MARKS
 
 
-def test_a_file_url_leads_spark_and_the_log_to_one_folder(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_file_url_leads_spark_and_the_log_to_one_folder(spark, tmp_path):
     name = "a%20b c?d#e"
     url = f"file://{tmp_path}/{name}"
     (tmp_path / "source").mkdir()
@@ -36,9 +35,7 @@ def test_a_file_url_leads_spark_and_the_log_to_one_folder(spark: SparkSession, t
 SLOTS = 3
 
 
-def test_an_answer_that_is_cut_off_is_no_batch_with_fewer_slots(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_answer_that_is_cut_off_is_no_batch_with_fewer_slots(spark, tmp_path, monkeypatch):
     """PySpark takes the end of a connection for the end of the rows, so the last handles are missing."""
 
     def visible(root: Path) -> list[int]:
@@ -66,9 +63,7 @@ def test_an_answer_that_is_cut_off_is_no_batch_with_fewer_slots(
 
 
 @pytest.mark.parametrize("adaptive", ["true", "false"])
-def test_slots_are_counted_as_they_are_run_whatever_makes_their_number(
-    own_session: SparkSession, tmp_path: Path, adaptive: str
-) -> None:
+def test_slots_are_counted_as_they_are_run_whatever_makes_their_number(own_session, tmp_path, adaptive):
     session = own_session
     session.conf.set("spark.sql.adaptive.enabled", adaptive)
     session.conf.set("spark.sql.shuffle.partitions", "4")
@@ -85,7 +80,7 @@ def test_slots_are_counted_as_they_are_run_whatever_makes_their_number(
         assert sorted(handle.slot for handle in handles) == list(range(slots))
 
 
-def test_speculation_beside_an_at_most_once_sink_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+def test_speculation_beside_an_at_most_once_sink_is_refused(spark, tmp_path):
     speculation, rejects = "spark.speculation", "spark.sql.legacy.setCommandRejectsSparkCoreConfs"
     sink = FolderSink(tmp_path / "sink", guarantee=Guarantee.AT_MOST_ONCE)
     once = ExactlyOnce(sink, checkpoint=str(tmp_path / "checkpoint"), display=False)

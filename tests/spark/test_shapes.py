@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from spark.harness import new_name
-from spark.in_process import IDS, MARKS, CrashError, Stream, crash_at
+from spark.in_process import IDS, MARKS, CrashError, crash_at
 from sparkonce.protocol.state import Phase
 from sparkonce.spark.work import row_hash
 from sparkonce_lab.kafka import create_topic, read_committed
@@ -19,7 +19,7 @@ pytestmark = MARKS
 HEADERS = "array<struct<key:string,value:binary>>"
 
 
-def test_nulls_headers_timestamps_and_topics_arrive_as_they_are(stream: Stream) -> None:
+def test_nulls_headers_timestamps_and_topics_arrive_as_they_are(stream):
     def as_sent(number: int, even: str, odd: str, partitions: int) -> tuple[object, ...]:
         """Computes in plain Python what `rich` returns for a number."""
         text = IDS[number].encode()
@@ -70,13 +70,13 @@ def test_nulls_headers_timestamps_and_topics_arrive_as_they_are(stream: Stream) 
 
 
 @pytest.mark.parametrize("columns", [["key"], ["key", "value"]])
-def test_rows_that_differ_in_where_a_null_stands_have_other_hashes(spark: SparkSession, columns: list[str]) -> None:
+def test_rows_that_differ_in_where_a_null_stands_have_other_hashes(spark, columns):
     rows = spark.createDataFrame([(None, "a"), ("a", None), (None, None), ("a", "a")], "key string, value string")
     distinct = rows.select(*columns).distinct().count()
     assert rows.select(row_hash(columns, rows.schema)).distinct().count() == distinct
 
 
-def test_maps_have_a_hash_that_does_not_depend_on_the_order_of_their_entries(spark: SparkSession) -> None:
+def test_maps_have_a_hash_that_does_not_depend_on_the_order_of_their_entries(spark):
     values = ["map('a', 1, 'b', null)", "map('b', null, 'a', 1)", "map('a', null, 'b', 1)", "map('a', 1)", "null"]
 
     def hashes(shape: str) -> list[int]:

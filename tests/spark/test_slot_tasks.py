@@ -46,17 +46,13 @@ class Query:
         return {(name.batch, name.token.position) for name in found if name is not None}
 
 
-def test_later_batches_run_the_first_ones_function_under_their_own_numbers(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_later_batches_run_the_first_ones_function_under_their_own_numbers(spark, tmp_path, monkeypatch):
     query = Query(spark, tmp_path, monkeypatch)
     assert [query.write(batch) for batch in (7, 8, 9)] == [{(7, 0)}, {(8, 0)}, {(9, 0)}]
     assert query.functions == 1
 
 
-def test_another_owner_or_a_changed_sink_makes_another_function(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_owner_or_a_changed_sink_makes_another_function(spark, tmp_path, monkeypatch):
     query = Query(spark, tmp_path, monkeypatch)
     assert query.write(7) == {(7, 0)}
     assert query.write(7, claim=1) == {(7, 1)}
@@ -67,9 +63,7 @@ def test_another_owner_or_a_changed_sink_makes_another_function(
     assert query.functions == 3
 
 
-def test_columns_that_come_later_are_written_too(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_columns_that_come_later_are_written_too(spark, tmp_path, monkeypatch):
     query = Query(spark, tmp_path, monkeypatch)
     rows = spark.range(10, numPartitions=2)
     query.write(7, rows)
@@ -79,9 +73,7 @@ def test_columns_that_come_later_are_written_too(
     assert ["id", "later"] in read + staged
 
 
-def test_what_the_user_adds_to_the_workers_makes_another_function(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_user_adds_to_the_workers_makes_another_function(spark, tmp_path, monkeypatch):
     query = Query(spark, tmp_path, monkeypatch)
     query.write(7)
     monkeypatch.setitem(spark.sparkContext.environment, "NEW", "1")
@@ -91,7 +83,7 @@ def test_what_the_user_adds_to_the_workers_makes_another_function(
     assert query.functions == 3
 
 
-def test_the_jvm_sends_rows_at_once_to_a_real_worker(spark: SparkSession) -> None:
+def test_the_jvm_sends_rows_at_once_to_a_real_worker(spark):
     def tell(rows: Any) -> Any:
         told = acknowledge_at_once()
         for _ in rows:
@@ -102,9 +94,7 @@ def test_the_jvm_sends_rows_at_once_to_a_real_worker(spark: SparkSession) -> Non
     assert [answer["told"] for answer in answers] == [True, True]
 
 
-def test_a_batch_that_its_tasks_took_for_another_is_not_prepared(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_batch_that_its_tasks_took_for_another_is_not_prepared(spark, tmp_path, monkeypatch):
     def told_another(*given: Any) -> DataFrame:
         answers = slot_tasks.answers_of(*given)
         spark.sparkContext.setLocalProperty(slot_tasks._BATCH, "6")
@@ -116,9 +106,7 @@ def test_a_batch_that_its_tasks_took_for_another_is_not_prepared(
         query.write(7)
 
 
-def test_a_task_that_is_not_told_its_batch_writes_nothing(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_task_that_is_not_told_its_batch_writes_nothing(spark, tmp_path, monkeypatch):
     query = Query(spark, tmp_path, monkeypatch)
     spark.sparkContext.setLocalProperty(slot_tasks._BATCH, None)  # type: ignore[arg-type]
     monkeypatch.setattr(SparkContext, "setLocalProperty", lambda *_: None)
@@ -126,7 +114,7 @@ def test_a_task_that_is_not_told_its_batch_writes_nothing(
         query.write(7)
 
 
-def test_what_is_kept_is_bounded() -> None:
+def test_what_is_kept_is_bounded():
     kept = JvmCache()
     made: list[int] = []
     for number in (*range(_MOST), *range(_MOST), *range(_MOST + 1)):

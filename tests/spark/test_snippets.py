@@ -75,7 +75,7 @@ class Reader:
 
 
 @pytest.fixture
-def reader(spark: SparkSession, kafka: Cluster, tmp_path: Path) -> Iterator[Reader]:
+def reader(spark, kafka, tmp_path) -> Iterator[Reader]:
     before = {name: spark.conf.get(name) for name in (SLOTS, NO_DATA)}
     spark.conf.set(NO_DATA, "true")
     made = Reader(spark, kafka.bootstrap, tmp_path)
@@ -97,7 +97,7 @@ def send(kafka: Cluster, topic: str, count: int, at_ms: int = NOON_MS) -> None:
 
 
 @needs_postgres
-def test_the_readme(reader: Reader, kafka: Cluster, tmp_path: Path) -> None:
+def test_the_readme(reader, kafka, tmp_path):
     def _keys(kafka: Cluster, topic: str) -> Counter[bytes | None]:
         return Counter(one.key for one in read_committed(kafka.bootstrap, topic))
 
@@ -124,9 +124,7 @@ def test_the_readme(reader: Reader, kafka: Cluster, tmp_path: Path) -> None:
     assert _keys(kafka, reader.topics["orders-seen"]).total() == 40
 
 
-def test_a_query_of_sparks_own_sink_is_taken_over_by_the_lines_that_the_page_changes(
-    reader: Reader, kafka: Cluster
-) -> None:
+def test_a_query_of_sparks_own_sink_is_taken_over_by_the_lines_that_the_page_changes(reader, kafka):
     def _batches(reader: Reader, folder: str) -> list[str]:
         path = Path(reader.instead['"/data'][1:]) / "checkpoints" / "counts" / folder
         return sorted(one.name for one in path.iterdir())
@@ -154,7 +152,7 @@ def test_a_query_of_sparks_own_sink_is_taken_over_by_the_lines_that_the_page_cha
 
 @pytest.mark.slow
 @needs_postgres
-def test_the_whole_job(reader: Reader, kafka: Cluster) -> None:
+def test_the_whole_job(reader, kafka):
     def order(number: str, amount: float, minute: int) -> dict[str, str]:
         at = f"2026-01-01T12:{minute:02}:00Z"
         return {"value": json.dumps({"order_id": number, "customer": "ada", "amount": amount, "at": at})}
@@ -184,7 +182,7 @@ def test_the_whole_job(reader: Reader, kafka: Cluster) -> None:
 
 
 @pytest.mark.slow
-def test_a_range_is_loaded_once(reader: Reader, kafka: Cluster) -> None:
+def test_a_range_is_loaded_once(reader, kafka):
     *_, job = python_blocks(ROOT / "docs" / "backfill.md")
     target = new_name("january")
     create_topic(kafka.bootstrap, target, 2)
@@ -195,9 +193,7 @@ def test_a_range_is_loaded_once(reader: Reader, kafka: Cluster) -> None:
     assert len(read_committed(kafka.bootstrap, target)) == 20
 
 
-def test_what_the_files_page_writes_is_read_as_it_says(
-    reader: Reader, kafka: Cluster, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_the_files_page_writes_is_read_as_it_says(reader, kafka, capsys):
     settings = {"bootstrap.servers": kafka.bootstrap}
     read = read_kafka(reader.spark, settings, topics=reader.topics["orders"])
     reader.names["orders"] = read.selectExpr("value", "CAST(timestamp AS DATE) AS day")
@@ -210,9 +206,7 @@ def test_what_the_files_page_writes_is_read_as_it_says(
 
 
 @pytest.mark.parametrize("page", MADE, ids=lambda page: page.stem)
-def test_a_page_comes_as_far_as_it_can(
-    page: Path, reader: Reader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_page_comes_as_far_as_it_can(page, reader, tmp_path, monkeypatch):
     """Sinks, sources and columns are really created and check their arguments, but no query is started."""
     monkeypatch.setattr(ExactlyOnce, "start", lambda _self, frame, **_: MagicMock(frame=frame))
     settings = {"bootstrap.servers": reader.instead["broker:9092"]}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -23,9 +23,7 @@ from spark.soak_job import ROWS, SLOTS
 from sparkonce.files import read_manifests
 from sparkonce.protocol.horizon import KEEP_BATCHES, TIDY_EVERY_BATCHES
 from sparkonce_lab.rig.child import Child
-from sparkonce_lab.rig.kafka import Cluster
 from sparkonce_lab.rig.process import last_lines
-from sparkonce_lab.systems.postgres import PostgresSystem
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.slow, needs_postgres]
 
@@ -37,9 +35,7 @@ Figures = Mapping[str, int]
 
 
 @pytest.mark.timeout(LIMIT_S)
-def test_after_ten_thousand_batches_a_query_holds_what_it_held_after_one(
-    kafka: Cluster, postgres: PostgresSystem, tmp_path: Path, say: Callable[[str], None]
-) -> None:
+def test_after_ten_thousand_batches_a_query_holds_what_it_held_after_one(kafka, postgres, tmp_path, say):
     mib, files = 1 << 20, tmp_path / "job" / "files"
     # The allowed growth from the first figures to the last. If each batch in between left anything behind, the figures
     # would grow by more.

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from confluent_kafka.admin import AdminClient
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 
 from conformance.folder_sink import FolderSink
 from eventually import eventually
@@ -27,9 +27,7 @@ OLD = [f"old-{number:05d}" for number in range(800)]
 NEW = [f"new-{number:05d}" for number in range(2_000)]
 
 
-def test_what_is_decided_of_the_old_one_is_finished_and_nothing_of_the_new_one_is_passed_over(
-    spark: SparkSession, kafka: Cluster, tmp_path: Path
-) -> None:
+def test_what_is_decided_of_the_old_one_is_finished_and_nothing_of_the_new_one_is_passed_over(spark, kafka, tmp_path):
     limit_s = 60.0
 
     def make_again(stream: Stream) -> None:
@@ -53,9 +51,7 @@ def test_what_is_decided_of_the_old_one_is_finished_and_nothing_of_the_new_one_i
 
 
 @pytest.mark.slow
-def test_a_topic_of_another_name_is_refused_before_spark_plans_a_batch_of_it(
-    spark: SparkSession, kafka: Cluster, tmp_path: Path
-) -> None:
+def test_a_topic_of_another_name_is_refused_before_spark_plans_a_batch_of_it(spark, kafka, tmp_path):
     """The new topic has the same rows, as in a mirror.
 
     They would be written again, since Spark is configured to ignore data loss.
@@ -83,9 +79,7 @@ def test_a_topic_of_another_name_is_refused_before_spark_plans_a_batch_of_it(
 
 
 @pytest.mark.slow
-def test_a_cluster_that_went_back_stops_the_query_until_it_is_told_to_read_on(
-    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_cluster_that_went_back_stops_the_query_until_it_is_told_to_read_on(spark, tmp_path, caplog):
     """This also works once the topic has grown past the read offset, where its first new records would be skipped."""
     cluster, saved, sent = Cluster(folder=tmp_path / "cluster"), tmp_path / "saved", iter(range(1_000))
 

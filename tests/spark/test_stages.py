@@ -23,7 +23,6 @@ from spark.in_process import LIMIT_S, MARKS
 from sparkonce import ExactlyOnce, FilesSink, Guarantee, PostgresSink
 from sparkonce.sink import SinkWriter, TwoPhaseCommitSink, WriterContext
 from sparkonce_lab.forwarding import ForwardingSink, ForwardingWriter
-from sparkonce_lab.systems.postgres import PostgresSystem
 from tryout.bulk import make_orders
 
 pytestmark = [*MARKS, pytest.mark.usefixtures("travels")]
@@ -101,9 +100,7 @@ def shuffle_files_lost(spark: SparkSession, folder: Path, *sinks: TwoPhaseCommit
         gc.collect()
 
 
-def test_rows_that_may_have_been_written_are_not_written_again_at_most_once(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_rows_that_may_have_been_written_are_not_written_again_at_most_once(spark, tmp_path):
     sent = make_orders(tmp_path / "orders", files=2)
     once = FolderSink(tmp_path / "sink", guarantee=Guarantee.AT_MOST_ONCE)
     with shuffle_files_lost(spark, tmp_path, _HeldSink(once, tmp_path)) as finish:
@@ -114,9 +111,7 @@ def test_rows_that_may_have_been_written_are_not_written_again_at_most_once(
 
 
 @needs_postgres
-def test_a_copy_whose_stage_was_run_again_leaves_nothing_behind(
-    spark: SparkSession, postgres: PostgresSystem, tmp_path: Path
-) -> None:
+def test_a_copy_whose_stage_was_run_again_leaves_nothing_behind(spark, postgres, tmp_path):
     """Slot 0's first attempt is held after its write until another one has replaced it and the batch is committed."""
     sent = make_orders(tmp_path / "orders", files=2)
     postgres.ask("CREATE TABLE numbers (number bigint)")

@@ -43,7 +43,6 @@ from spark.plans import records
 from sparkonce.protocol.state import Phase
 from sparkonce.storage.local import LocalFiles
 from sparkonce.storage.spark import SparkCheckpoint
-from sparkonce_lab.rig.kafka import Cluster
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -373,14 +372,7 @@ not decided.
     [(COVER[1:2], PARTING, 8), (COVER, POINTS, 24)],
     ids=["where output and state may part", "every plan at every point"],
 )
-def test_nothing_is_lost_or_doubled(
-    cases: Sequence[Case],
-    points: Sequence[str],
-    batches: int,
-    kafka: Cluster,
-    tmp_path: Path,
-    say: Callable[[str], None],
-) -> None:
+def test_nothing_is_lost_or_doubled(cases, points, batches, kafka, tmp_path, say):
     with ExitStack() as stack:
         jobs = [stack.enter_context(StateJob(kafka.bootstrap, tmp_path, case, batches)) for case in cases]
         for number, point in enumerate(points):

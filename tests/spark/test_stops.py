@@ -56,7 +56,7 @@ def active_tasks(spark: SparkSession, query: StreamingQuery) -> int:
     return sum(stage.numActiveTasks for stage in stages if stage is not None)
 
 
-def test_a_stopped_query_sweeps_when_its_tasks_have_ended(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_stopped_query_sweeps_when_its_tasks_have_ended(spark, tmp_path):
     root = tmp_path / "sink"
     rows = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 2).load()
     sink = FolderSink(root)
@@ -86,7 +86,7 @@ class CountedCommitter(FolderCommitter):
 
 
 @pytest.fixture
-def sink(tmp_path: Path) -> FolderSink:
+def sink(tmp_path) -> FolderSink:
     CountedCommitter.open, made = 0, FolderSink(tmp_path / "sink")
     made.halves = (FolderWriter, CountedCommitter)
     return made
@@ -100,9 +100,7 @@ def numbers(spark: SparkSession, folder: Path, number: int) -> DataFrame:
 
 
 @pytest.mark.parametrize("once_all_is_read", [True, False])
-def test_a_query_that_has_ended_frees_its_connections(
-    spark: SparkSession, tmp_path: Path, sink: FolderSink, *, once_all_is_read: bool
-) -> None:
+def test_a_query_that_has_ended_frees_its_connections(spark, tmp_path, sink, *, once_all_is_read):
     """Users need not close it: the object, and Spark's reference to it, may live as long as the session."""
     rows = numbers(spark, tmp_path / "source", 0)
     once = ExactlyOnce(sink, checkpoint=str(tmp_path / "checkpoint"), display=False)
@@ -119,9 +117,7 @@ def test_a_query_that_has_ended_frees_its_connections(
 
 
 @pytest.mark.parametrize("closes", [True, False])
-def test_a_query_of_another_writer_is_closed_when_it_ends(
-    spark: SparkSession, tmp_path: Path, sink: FolderSink, *, closes: bool
-) -> None:
+def test_a_query_of_another_writer_is_closed_when_it_ends(spark, tmp_path, sink, *, closes):
     rows = numbers(spark, tmp_path / "source", 0)
     once = ExactlyOnce(sink, checkpoint=str(tmp_path / "checkpoint"), display=False)
     once.close()
@@ -141,7 +137,7 @@ def test_a_query_of_another_writer_is_closed_when_it_ends(
 
 
 @pytest.mark.slow
-def test_a_query_of_another_writer_that_is_stopped_in_a_batch_has_ended(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_query_of_another_writer_that_is_stopped_in_a_batch_has_ended(spark, tmp_path):
     """The query ends without an error, since somebody stopped it on purpose and no alarm is needed."""
     once = ExactlyOnce(FolderSink(tmp_path / "sink"), checkpoint=str(tmp_path / "checkpoint"), display=False)
     began = tmp_path / "began"

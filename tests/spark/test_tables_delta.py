@@ -42,7 +42,7 @@ def numbers_in(spark: SparkSession, path: Path) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def empty_table(tables: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def empty_table(tables, tmp_path_factory) -> Path:
     """An empty table to copy, which is a hundred times faster than creating one."""
     path = tmp_path_factory.mktemp("empty") / "table"
     make_table(tables, path)
@@ -52,7 +52,7 @@ def empty_table(tables: SparkSession, tmp_path_factory: pytest.TempPathFactory) 
 @pytest.mark.slow
 class TestDelta(WaitingRows):
     @pytest.fixture(autouse=True)
-    def _table(self, tables: SparkSession, empty_table: Path, tmp_path: Path) -> None:
+    def _table(self, tables, empty_table, tmp_path) -> None:
         self.spark, self.root = tables, tmp_path
         shutil.copytree(empty_table, tmp_path / "table")
 
@@ -83,11 +83,11 @@ class DeltaJob(TableJob):
 
 
 @pytest.fixture
-def job(tables: SparkSession, tmp_path: Path, empty_table: Path) -> DeltaJob:
+def job(tables, tmp_path, empty_table) -> DeltaJob:
     return DeltaJob(tables, tmp_path, empty_table)
 
 
-def test_a_batch_is_one_version(job: DeltaJob) -> None:
+def test_a_batch_is_one_version(job):
     handles = [job.prepare(slot=slot) for slot in range(4)]
     assert job.commit(*handles) == [Outcome.COMMITTED] * 4
     assert (job.numbers(), job.versions()) == ([0, 1, 2, 3], 1)
@@ -95,9 +95,7 @@ def test_a_batch_is_one_version(job: DeltaJob) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("waiting", "name"), [("_rows/.rows/a*b?[c]{d,e}\\f %20", "delta"), ("rows", "_delta.x")])
-def test_names_that_mean_something_to_spark(
-    tables: SparkSession, tmp_path: Path, empty_table: Path, waiting: str, name: str
-) -> None:
+def test_names_that_mean_something_to_spark(tables, tmp_path, empty_table, waiting, name):
     """Spark interprets paths as patterns, and skips files that begin with an underscore or a dot."""
     (tmp_path / "_rows/.rows/axb!cd").mkdir(parents=True)
     job = DeltaJob(tables, tmp_path, empty_table, waiting, name)
@@ -107,7 +105,7 @@ def test_names_that_mean_something_to_spark(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("method", "kind"), [("append", _DeltaTable), ("note_done", WriteAheadFolder)])
-def test_a_driver_that_is_killed_before_and_after_the_write(job: DeltaJob, method: str, kind: type) -> None:
+def test_a_driver_that_is_killed_before_and_after_the_write(job, method, kind):
     handles = [job.prepare(slot=slot) for slot in range(2)]
     job.commit_killed(kind, method, *handles)
     assert set(job.commit(*handles)) <= COMMITTED
@@ -115,7 +113,7 @@ def test_a_driver_that_is_killed_before_and_after_the_write(job: DeltaJob, metho
     assert (job.numbers(), job.versions()) == ([0, 1], 1)
 
 
-def test_a_write_that_delta_skips_is_not_taken_for_done(job: DeltaJob) -> None:
+def test_a_write_that_delta_skips_is_not_taken_for_done(job):
     """Delta has seen a later version of the application id, so the rows are in no version (delta-io/delta#1141)."""
     early, late = job.prepare(batch=0), job.prepare(batch=5)
     assert job.commit(late) == [Outcome.COMMITTED]
@@ -128,7 +126,7 @@ def test_a_write_that_delta_skips_is_not_taken_for_done(job: DeltaJob) -> None:
     assert job.numbers() == [500]
 
 
-def test_versions_that_were_forgotten_are_not_taken_for_absent(job: DeltaJob, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_versions_that_were_forgotten_are_not_taken_for_absent(job, monkeypatch):
     handle = job.prepare()
     job.commit_unnoticed(handle)
     monkeypatch.setattr(_DeltaTable, "labels", lambda *_, **__: [])
@@ -137,7 +135,7 @@ def test_versions_that_were_forgotten_are_not_taken_for_absent(job: DeltaJob, mo
     assert job.numbers() == [0]
 
 
-def test_a_note_of_rows_is_not_believed_if_a_power_cut_took_their_version(job: DeltaJob) -> None:
+def test_a_note_of_rows_is_not_believed_if_a_power_cut_took_their_version(job):
     """Delta does not sync what it writes to a local disk, but the note is synced."""
     before, handle = job.prepare(batch=0), job.prepare(batch=1)
     assert job.commit(before) == job.commit(handle) == [Outcome.COMMITTED]
@@ -150,7 +148,7 @@ def test_a_note_of_rows_is_not_believed_if_a_power_cut_took_their_version(job: D
     assert job.sink().committer().missing([before, handle]) == [handle]
 
 
-def test_two_drivers_at_once_without_locks(job: DeltaJob, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_drivers_at_once_without_locks(job, monkeypatch):
     """Delta accepts only one of them, since the same application id cannot commit twice at the same time."""
     monkeypatch.setattr("sparkonce.sinks.write_ahead.application._lock", lambda _: True)
     waiting = {who: [job.prepare(slot=slot) for slot in range(2)] if who == 0 else [] for who in range(2)}
@@ -164,7 +162,7 @@ def test_two_drivers_at_once_without_locks(job: DeltaJob, monkeypatch: pytest.Mo
     assert (job.numbers(), job.versions()) == ([0, 1], 1)
 
 
-def test_what_the_table_is_is_remembered(job: DeltaJob, tmp_path: Path) -> None:
+def test_what_the_table_is_is_remembered(job, tmp_path):
     assert job.sink().preflight(QUERY, job.facts) == job.facts
     make_table(job.spark, tmp_path / "other")
     other = DeltaSink(str(tmp_path / "other"), folder=job.folder / "rows")
@@ -174,7 +172,7 @@ def test_what_the_table_is_is_remembered(job: DeltaJob, tmp_path: Path) -> None:
         DeltaSink(str(tmp_path / "none"), folder=job.folder / "rows").preflight(QUERY, None)
 
 
-def test_columns_are_held_against_the_table(job: DeltaJob) -> None:
+def test_columns_are_held_against_the_table(job):
     assert job.sink().columns(ARROW) == ["number", "word"]
     assert job.sink().columns(pa.schema([("NUMBER", pa.int32())])) == ["NUMBER"]
     with pytest.raises(SchemaError, match="'more' is not in"):
@@ -183,13 +181,13 @@ def test_columns_are_held_against_the_table(job: DeltaJob) -> None:
         job.sink().columns(pa.schema([("word", pa.int64())]))
 
 
-def test_a_query_that_crashes(job: DeltaJob) -> None:
+def test_a_query_that_crashes(job):
     assert job.query_that_crashes(Phase.FINISHING) == job.numbers()
     assert job.versions() == 2
 
 
 @pytest.mark.slow
-def test_files_that_spark_is_told_to_skip_are_not_skipped(job: DeltaJob, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_spark_is_told_to_skip_are_not_skipped(job, monkeypatch):
     handles = [job.prepare(slot=slot) for slot in range(2)]
     append = _DeltaTable.append
 
@@ -209,7 +207,7 @@ def test_files_that_spark_is_told_to_skip_are_not_skipped(job: DeltaJob, monkeyp
 
 
 @pytest.mark.slow
-def test_a_cluster_whose_own_file_system_is_another(job: DeltaJob) -> None:
+def test_a_cluster_whose_own_file_system_is_another(job):
     handle = job.prepare()
     sink = DeltaSink(job.path.as_uri(), folder=job.folder / "rows")
     job.spark.conf.set("fs.defaultFS", "elsewhere://cluster")
@@ -221,7 +219,7 @@ def test_a_cluster_whose_own_file_system_is_another(job: DeltaJob) -> None:
     assert job.numbers() == [0]
 
 
-def test_a_path_or_a_table() -> None:
+def test_a_path_or_a_table():
     for settings in ({}, {"path": "p", "table": "t"}):
         with pytest.raises(ConfigurationError, match="one of them"):
             DeltaSink(**settings)
@@ -248,7 +246,7 @@ class NamedJob(DeltaJob):
 
 
 @pytest.mark.slow
-def test_a_table_by_its_name(tables: SparkSession, tmp_path: Path, empty_table: Path) -> None:
+def test_a_table_by_its_name(tables, tmp_path, empty_table):
     job = NamedJob(tables, tmp_path, empty_table)
     assert job.facts["table"] == DeltaSink(str(job.path), folder=tmp_path / "rows").preflight(QUERY, None)["table"]
     handles = [job.prepare(slot=slot) for slot in range(2)]
@@ -263,9 +261,7 @@ def test_a_table_by_its_name(tables: SparkSession, tmp_path: Path, empty_table: 
 @pytest.mark.parametrize(
     ("kind", "begun"), [(DeltaJob, True), (NamedJob, False)], ids=["a write by path that was begun", "a write by name"]
 )
-def test_a_table_that_is_gone_is_not_made_anew(
-    kind: type[DeltaJob], begun: bool, tables: SparkSession, tmp_path: Path, empty_table: Path
-) -> None:
+def test_a_table_that_is_gone_is_not_made_anew(kind, begun, tables, tmp_path, empty_table):
     """A table that replaced it is not written to either."""
     job = kind(tables, tmp_path, empty_table)
     handle = job.prepare()
@@ -289,7 +285,7 @@ def test_a_table_that_is_gone_is_not_made_anew(
 
 
 @pytest.mark.slow
-def test_a_table_that_goes_while_it_is_written_to(job: DeltaJob, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_that_goes_while_it_is_written_to(job, monkeypatch):
     """Spark recreates the table with the rows, which must not count as a commit."""
     handle, committer, widened = job.prepare(), job.run_of_its_own(), _DeltaTable._widened
 
@@ -307,7 +303,7 @@ def test_a_table_that_goes_while_it_is_written_to(job: DeltaJob, monkeypatch: py
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("made_anew", "says"), [(True, "has written to the table"), (False, "reate the table first")])
-def test_a_batch_is_not_decided_for_a_table_that_is_gone(job: DeltaJob, made_anew: bool, says: str) -> None:
+def test_a_batch_is_not_decided_for_a_table_that_is_gone(job, made_anew, says):
     make_orders(job.folder / "orders", files=4)
 
     def replace() -> None:
@@ -328,7 +324,7 @@ def test_a_batch_is_not_decided_for_a_table_that_is_gone(job: DeltaJob, made_ane
 
 
 @pytest.fixture(scope="module")
-def ruled(tables: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> DeltaSink:
+def ruled(tables, tmp_path_factory) -> DeltaSink:
     delta, session, folder = tables._jvm.io.delta.tables.DeltaTable, tables._jsparkSession, tmp_path_factory.mktemp("r")
 
     def column(name: str, kind: str) -> Any:
@@ -361,9 +357,7 @@ def row_of(spark: SparkSession, **changed: str | None) -> DataFrame:
     ],
     ids=["CHECK", "CHECK on null", "NOT NULL", "generated", "varchar"],
 )
-def test_rows_that_the_table_would_refuse_fail_while_they_are_computed(
-    tables: SparkSession, ruled: DeltaSink, changed: dict[str, str], says: str
-) -> None:
+def test_rows_that_the_table_would_refuse_fail_while_they_are_computed(tables, ruled, changed, says):
     """The table would reject them too, since the check uses Delta's own rules."""
     rows = row_of(tables, **changed)
     with pytest.raises(Exception, match=says):
@@ -374,23 +368,21 @@ def test_rows_that_the_table_would_refuse_fail_while_they_are_computed(
 
 
 @pytest.mark.parametrize("changed", [{}, {"twice": None}, {"short": None}])
-def test_rows_that_the_table_takes_are_left_as_they_are(
-    tables: SparkSession, ruled: DeltaSink, changed: dict[str, str | None]
-) -> None:
+def test_rows_that_the_table_takes_are_left_as_they_are(tables, ruled, changed):
     rows = row_of(tables, **changed)
     found = ruled.checked(rows)
     assert (found.schema.names, found.collect()) == (rows.schema.names, rows.collect())
     rows.write.format("delta").mode("append").save(ruled._path)
 
 
-def test_columns_that_the_rows_do_not_have(tables: SparkSession, ruled: DeltaSink) -> None:
+def test_columns_that_the_rows_do_not_have(tables, ruled):
     assert ruled.columns(pa.schema([("number", pa.int64()), ("a`b", pa.string())])) == ["number", "a`b"]
     with pytest.raises(SchemaError, match=r"'a`b' of .* must not be null"):
         ruled.columns(pa.schema([("number", pa.int64())]))
 
 
 @pytest.mark.slow
-def test_narrower_numbers_in_a_column_that_a_constraint_names(job: DeltaJob) -> None:
+def test_narrower_numbers_in_a_column_that_a_constraint_names(job):
     """Delta itself does not widen them there."""
     constrain(job, "number >= 0")
     handle = job.prepare(schema=pa.schema([("number", pa.int32())]))
@@ -398,7 +390,7 @@ def test_narrower_numbers_in_a_column_that_a_constraint_names(job: DeltaJob) -> 
     assert job.numbers() == [0]
 
 
-def test_a_batch_that_the_table_would_refuse_is_not_decided(job: DeltaJob) -> None:
+def test_a_batch_that_the_table_would_refuse_is_not_decided(job):
     """The error names the constraint. Once the constraint is dropped, the query continues."""
     sent = make_orders(job.folder / "orders", files=4)
     constrain(job, f"number <> {sent[-1]}")
@@ -428,7 +420,7 @@ def constrain(job: DeltaJob, check: str | None) -> None:
 
 
 @pytest.mark.slow
-def test_a_constraint_that_comes_after_the_decision(job: DeltaJob) -> None:
+def test_a_constraint_that_comes_after_the_decision(job):
     """Retrying would not help, so the query must stop immediately, and keeps the rows."""
     handle = job.prepare(batch=1)
     constrain(job, "number < 0")
@@ -439,7 +431,7 @@ def test_a_constraint_that_comes_after_the_decision(job: DeltaJob) -> None:
     assert job.commit(handle) == [Outcome.COMMITTED]
 
 
-def test_a_metastore_that_is_away_for_a_while(job: DeltaJob, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_metastore_that_is_away_for_a_while(job, monkeypatch):
     """Spark reports this as an `AnalysisException` too."""
     java = job.spark._jvm
     words = java.scala.jdk.javaapi.CollectionConverters.asScala(java.java.util.HashMap())
@@ -463,10 +455,7 @@ def test_a_metastore_that_is_away_for_a_while(job: DeltaJob, monkeypatch: pytest
     assert job.commit(handle) == [Outcome.COMMITTED]
 
 
-def test_a_session_without_the_jar_is_told_how_to_get_it(
-    tables: SparkSession,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_session_without_the_jar_is_told_how_to_get_it(tables, monkeypatch):
     """This is what a notebook's builder does to a running session: Spark keeps the setting and downloads nothing."""
     asked = "io.delta:delta-absent_2.13:4.0.0"
     monkeypatch.setattr(DeltaSink, "needs", ("delta-absent", "io.delta.tables.Absent"))

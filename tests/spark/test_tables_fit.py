@@ -68,7 +68,7 @@ class Tables:
 
 
 @pytest.fixture(params=["delta", "iceberg"])
-def some(request: pytest.FixtureRequest, tables: SparkSession, tmp_path: Path) -> Tables:
+def some(request, tables, tmp_path) -> Tables:
     return Tables(tables, tmp_path, request.param)
 
 
@@ -82,9 +82,7 @@ def some(request: pytest.FixtureRequest, tables: SparkSession, tmp_path: Path) -
         ),
     ],
 )
-def test_fields_go_by_their_names_whatever_may_be_null(
-    tables: SparkSession, tmp_path: Path, kind: str, merge_on: list[str] | None
-) -> None:
+def test_fields_go_by_their_names_whatever_may_be_null(tables, tmp_path, kind, merge_on):
     """A cast between structs matches fields by position, and would swap them."""
     nested = "id bigint, s struct<a: int not null, b: string>, xs array<struct<a: int, b: bigint>>, m map<string, int>"
     some = Tables(tables, tmp_path, kind)
@@ -102,7 +100,7 @@ def test_fields_go_by_their_names_whatever_may_be_null(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("merge_on", [None, ["id"]])
-def test_a_type_of_a_user_arrives_as_such(tables: SparkSession, tmp_path: Path, merge_on: list[str] | None) -> None:
+def test_a_type_of_a_user_arrives_as_such(tables, tmp_path, merge_on):
     """Waiting rows store a Spark ML vector as its underlying struct, and Spark cannot cast anything to a vector."""
     path, jvm = tmp_path / "vectors", tables._jvm
     made = jvm.io.delta.tables.DeltaTable.create(tables._jsparkSession).location(str(path)).addColumn("id", "bigint")
@@ -115,7 +113,7 @@ def test_a_type_of_a_user_arrives_as_such(tables: SparkSession, tmp_path: Path, 
 
 
 @pytest.mark.slow
-def test_new_columns_are_added_as_columns_that_may_be_null(some: Tables) -> None:
+def test_new_columns_are_added_as_columns_that_may_be_null(some):
     sink = some.sink("id bigint", evolve_schema=True)
     assert some.write(sink, "SELECT 1L AS id, array(named_struct('x', 1)) AS c") == ["(1, [Row(x=1)])"]
 
@@ -130,19 +128,19 @@ def test_new_columns_are_added_as_columns_that_may_be_null(some: Tables) -> None
         ("m map<string, int>", "SELECT map('k', 5L) AS m", "a value of column 'm' is bigint in the rows"),
     ],
 )
-def test_what_does_not_fit_is_named(some: Tables, columns: str, rows: str, said: str) -> None:
+def test_what_does_not_fit_is_named(some, columns, rows, said):
     with pytest.raises(SchemaError, match=said) as told:
         some.start(some.sink(columns), rows)
     assert ("Cast it" in str(told.value)) == ("struct" not in rows and "map" not in rows)
 
 
-def test_columns_that_differ_in_case_only(some: Tables) -> None:
+def test_columns_that_differ_in_case_only(some):
     sink = some.sink("s string")
     with pytest.raises(SchemaError, match="Column 'S' appears more than once"):
         sink.columns(pa.schema([("s", pa.string()), ("S", pa.string())]))
 
 
-def test_a_merge_that_the_table_never_takes_is_refused_at_the_start(some: Tables) -> None:
+def test_a_merge_that_the_table_never_takes_is_refused_at_the_start(some):
     """Delta reports this when it commits, and Iceberg when it resolves the statement, both after the decision."""
     settings = {"delta": "'delta.appendOnly' = 'true'", "iceberg": "'write.spark.accept-any-schema' = 'true'"}
     sink = some.sink("id bigint, v string", settings[some.kind], merge_on=["id"])
@@ -157,9 +155,7 @@ def test_a_merge_that_the_table_never_takes_is_refused_at_the_start(some: Tables
         ({"merge_on": ["v"], "when_not_matched": None}, "'id' is an identity column, and the merge updates it"),
     ],
 )
-def test_values_of_an_identity_column(
-    tables: SparkSession, tmp_path: Path, settings: dict[str, Any], said: str
-) -> None:
+def test_values_of_an_identity_column(tables, tmp_path, settings, said):
     path = tmp_path / "identity"
     made = tables._jvm.io.delta.tables.DeltaTable.create(tables._jsparkSession).location(str(path))
     identity = tables._jvm.io.delta.tables.DeltaTable.columnBuilder("id").dataType("bigint")

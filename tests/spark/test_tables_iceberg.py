@@ -42,7 +42,7 @@ def numbers_in(spark: SparkSession, table: str) -> list[int]:
 @pytest.mark.slow
 class TestIceberg(WaitingRows):
     @pytest.fixture(autouse=True)
-    def _table(self, tables: SparkSession, tmp_path: Path) -> None:
+    def _table(self, tables, tmp_path) -> None:
         self.spark, self.root, self.name = tables, tmp_path, make_table(tables)
 
     def make_sink(self, **more: Any) -> IcebergSink:
@@ -91,18 +91,18 @@ class IcebergJob(TableJob):
 
 
 @pytest.fixture
-def job(tables: SparkSession, tmp_path: Path) -> IcebergJob:
+def job(tables, tmp_path) -> IcebergJob:
     return IcebergJob(tables, tmp_path, make_table(tables))
 
 
-def test_a_batch_is_one_snapshot(job: IcebergJob) -> None:
+def test_a_batch_is_one_snapshot(job):
     handles = [job.prepare(slot=slot) for slot in range(4)]
     assert job.commit(*handles) == [Outcome.COMMITTED] * 4
     assert (job.numbers(), job.snapshots(), job.branches()) == ([0, 1, 2, 3], 1, [])
 
 
 @pytest.mark.parametrize(("method", "kind"), [("_publish", _IcebergTable), ("note_done", WriteAheadFolder)])
-def test_a_driver_that_is_killed_before_and_after_the_commit(job: IcebergJob, method: str, kind: type) -> None:
+def test_a_driver_that_is_killed_before_and_after_the_commit(job, method, kind):
     handles = [job.prepare(slot=slot) for slot in range(2)]
     job.commit_killed(kind, method, *handles)
     assert job.numbers() == ([] if method == "_publish" else [0, 1])
@@ -111,7 +111,7 @@ def test_a_driver_that_is_killed_before_and_after_the_commit(job: IcebergJob, me
     assert (job.numbers(), job.snapshots()) == ([0, 1], 1)
 
 
-def test_what_a_killed_driver_staged_is_swept(job: IcebergJob) -> None:
+def test_what_a_killed_driver_staged_is_swept(job):
     """The next run removes it, whether or not the rows were committed in the meantime, and removes nobody else's."""
     handle = job.prepare()
     job.commit_killed(_IcebergTable, "_publish", handle)
@@ -131,7 +131,7 @@ def test_what_a_killed_driver_staged_is_swept(job: IcebergJob) -> None:
     "change",
     ["expired", *(pytest.param(each, marks=pytest.mark.slow) for each in ("notes unset", "rolled back", "rewritten"))],
 )
-def test_the_table_knows_what_it_has_when_it_was_changed(job: IcebergJob, change: str) -> None:
+def test_the_table_knows_what_it_has_when_it_was_changed(job, change):
     """Another writer's snapshot follows the batch. A deliberate rollback is not written again."""
 
     def _everything() -> Any:
@@ -161,7 +161,7 @@ def test_the_table_knows_what_it_has_when_it_was_changed(job: IcebergJob, change
 
 
 @pytest.mark.slow
-def test_a_table_that_was_rolled_back_with_its_notes_takes_the_rows_again(job: IcebergJob) -> None:
+def test_a_table_that_was_rolled_back_with_its_notes_takes_the_rows_again(job):
     """As when an operator rolls back the query and the table together."""
     job.another_writes(1)
     before = job.java().currentSnapshot().snapshotId()
@@ -174,7 +174,7 @@ def test_a_table_that_was_rolled_back_with_its_notes_takes_the_rows_again(job: I
     assert job.numbers() == [0, 1]
 
 
-def test_what_was_forgotten_is_not_taken_for_absent(job: IcebergJob, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_forgotten_is_not_taken_for_absent(job, monkeypatch):
     """The notes are about later batches, and the snapshot has expired."""
     monkeypatch.setattr("sparkonce.sinks.tables.iceberg.KEEP_NOTES", 2)
     first, *later = [job.prepare(batch=batch) for batch in range(3)]
@@ -188,7 +188,7 @@ def test_what_was_forgotten_is_not_taken_for_absent(job: IcebergJob, monkeypatch
 
 
 @pytest.mark.slow
-def test_notes_of_other_queries_stay(job: IcebergJob, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_notes_of_other_queries_stay(job, monkeypatch):
     monkeypatch.setattr("sparkonce.sinks.tables.iceberg.KEEP_NOTES", 1)
     stranger = f"{NOTE}iceberg.{'0' * 12}.{OLD.position}-{OLD.nonce}.0.0.{'a' * 12}"
     job.java().updateProperties().set(stranger, '{"sparkonce":{"digest":"","first":{},"members":1}}').commit()
@@ -199,7 +199,7 @@ def test_notes_of_other_queries_stay(job: IcebergJob, monkeypatch: pytest.Monkey
     assert KEEP_NOTES > 1
 
 
-def test_two_drivers_at_once_without_locks(job: IcebergJob, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_drivers_at_once_without_locks(job, monkeypatch):
     """Both have written next to another writer, and neither has seen the others' snapshots.
 
     Iceberg publishes an id only once.
@@ -242,7 +242,7 @@ def test_two_drivers_at_once_without_locks(job: IcebergJob, monkeypatch: pytest.
 
 
 @pytest.mark.slow
-def test_a_partitioned_table_with_columns_that_the_rows_do_not_have(tables: SparkSession, tmp_path: Path) -> None:
+def test_a_partitioned_table_with_columns_that_the_rows_do_not_have(tables, tmp_path):
     columns = "more struct<a: int>, Number bigint not null, word string"
     job = IcebergJob(tables, tmp_path, make_table(tables, columns, "partitioned by (bucket(2, number))"))
     narrow = pa.schema([("number", pa.int32())])
@@ -255,7 +255,7 @@ def test_a_partitioned_table_with_columns_that_the_rows_do_not_have(tables: Spar
 
 
 @pytest.mark.parametrize("other", [False, True], ids=["by-the-same-session", "by-another-session"])
-def test_a_table_that_was_replaced_is_not_written_to(job: IcebergJob, *, other: bool) -> None:
+def test_a_table_that_was_replaced_is_not_written_to(job, *, other):
     """Another session has its own catalog, so nothing tells this session's catalog that its cached table is gone."""
     handle, committer = job.prepare(), job.run_of_its_own()
     replacing = job.spark.newSession() if other else job.spark
@@ -270,7 +270,7 @@ def test_a_table_that_was_replaced_is_not_written_to(job: IcebergJob, *, other: 
 
 
 @pytest.mark.slow
-def test_rows_that_the_table_does_not_take(job: IcebergJob) -> None:
+def test_rows_that_the_table_does_not_take(job):
     """The table's columns were changed after the start."""
     handle = job.prepare()
     job.java().updateSchema().deleteColumn("word").commit()
@@ -280,7 +280,7 @@ def test_rows_that_the_table_does_not_take(job: IcebergJob) -> None:
     assert (job.numbers(), job.branches()) == ([], [])
 
 
-def test_a_session_that_stages_everything_is_refused(job: IcebergJob) -> None:
+def test_a_session_that_stages_everything_is_refused(job):
     job.spark.conf.set("spark.wap.id", "audit")
     try:
         with pytest.raises(PreflightError, match=r"spark\.wap\.id=audit"):
@@ -289,6 +289,6 @@ def test_a_session_that_stages_everything_is_refused(job: IcebergJob) -> None:
         job.spark.conf.unset("spark.wap.id")
 
 
-def test_a_query_that_crashes(job: IcebergJob) -> None:
+def test_a_query_that_crashes(job):
     assert job.query_that_crashes(Phase.FINISHING) == job.numbers()
     assert (job.snapshots(), job.branches()) == (2, [])

@@ -10,7 +10,7 @@ import abc
 import datetime
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from pathlib import Path
@@ -182,7 +182,7 @@ KINDS = {"delta": DeltaMerge, "iceberg": IcebergMerge, "iceberg on read": Iceber
 
 
 @pytest.fixture(params=["delta", *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS if kind != "delta")])
-def job(request: pytest.FixtureRequest, tables: SparkSession, tmp_path: Path) -> MergeJob:
+def job(request, tables, tmp_path) -> MergeJob:
     """For code that treats all kinds of tables the same. The first tier only uses Delta."""
     return KINDS[request.param](tables, tmp_path)
 
@@ -197,9 +197,7 @@ POINTS = [(kind, point) for kind, each in KINDS.items() for point in (*each.poin
 @pytest.mark.parametrize(
     ("kind", "point"), [*FIRST, *(pytest.param(*one, marks=pytest.mark.slow) for one in POINTS if one not in FIRST)]
 )
-def test_a_driver_that_is_killed_while_another_writes(
-    tables: SparkSession, tmp_path: Path, kind: str, point: str
-) -> None:
+def test_a_driver_that_is_killed_while_another_writes(tables, tmp_path, kind, point):
     """It updates a row of the batch, and inserts one, before the batch is merged again."""
     job = KINDS[kind](tables, tmp_path)
     batches = [[(1, 1, "x"), (4, 4, "x")], [(2, 2, "x"), (5, 5, "x")]]
@@ -217,7 +215,7 @@ def test_a_driver_that_is_killed_while_another_writes(
 
 
 @pytest.mark.slow
-def test_updates_of_two_writers_at_once_are_all_there(job: MergeJob, say: Callable[[str], None]) -> None:
+def test_updates_of_two_writers_at_once_are_all_there(job, say):
     """Each reads the rows that the other changes. The slower one is refused, and reads again."""
     rounds, refused = 6, list[str]()
     handles = [job.prepared([(1, 1, "x"), (100 + batch, 1, "x")], batch) for batch in range(rounds)]
@@ -257,9 +255,7 @@ def test_updates_of_two_writers_at_once_are_all_there(job: MergeJob, say: Callab
 
 
 @pytest.mark.parametrize("kind", [IcebergMerge, pytest.param(IcebergMergeOnRead, marks=pytest.mark.slow)])
-def test_a_key_that_another_inserts_between_the_merge_and_its_publishing(
-    tables: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[IcebergMerge]
-) -> None:
+def test_a_key_that_another_inserts_between_the_merge_and_its_publishing(tables, tmp_path, monkeypatch, kind):
     """The merge has only inserted, which Iceberg would add to any snapshot."""
     job = kind(tables, tmp_path)
     handle, publish = job.prepared([(7, 7, "x")]), _IcebergTable._publish
@@ -276,7 +272,7 @@ def test_a_key_that_another_inserts_between_the_merge_and_its_publishing(
 
 
 @pytest.mark.slow
-def test_a_merge_that_changes_nothing_is_known_too(job: MergeJob) -> None:
+def test_a_merge_that_changes_nothing_is_known_too(job):
     job.settings = {"merge_on": ["id"], "update_when": "false", "when_not_matched": None}
     handle = job.prepared([(1, 1, "x"), (9, 9, "x")])
     job.commit_unnoticed(handle)
@@ -285,7 +281,7 @@ def test_a_merge_that_changes_nothing_is_known_too(job: MergeJob) -> None:
 
 
 @pytest.mark.slow
-def test_the_example_keeps_a_history(tables: SparkSession, tmp_path: Path) -> None:
+def test_the_example_keeps_a_history(tables, tmp_path):
     """Its driver dies in its second batch."""
     table, state, changes = str(tmp_path / "table"), str(tmp_path / "state"), tmp_path / "changes"
     sent = make_changes(changes)
@@ -363,7 +359,7 @@ CHEAP = ("some rows", "deleted, and not inserted", "older ones delete nothing")
     "case", [each if each in CHEAP else pytest.param(each, marks=pytest.mark.slow) for each in CASES]
 )
 @pytest.mark.parametrize("kind", ["delta", pytest.param("iceberg", marks=pytest.mark.slow)])
-def test_what_becomes_of_rows(tables: SparkSession, tmp_path: Path, kind: str, case: str) -> None:
+def test_what_becomes_of_rows(tables, tmp_path, kind, case):
     settings, rows, left = CASES[case]
     job = KINDS[kind](tables, tmp_path)
     job.merge(rows, **settings)
@@ -372,7 +368,7 @@ def test_what_becomes_of_rows(tables: SparkSession, tmp_path: Path, kind: str, c
 
 
 @pytest.mark.slow
-def test_columns_that_only_a_condition_reads(job: MergeJob) -> None:
+def test_columns_that_only_a_condition_reads(job):
     """Rows of a change feed. The table has no column for the kind of a change."""
     schema = ARROW.append(pa.field("kind", pa.string()))
     settings = {"merge_on": ["id"], "delete_when": "source.kind = 'D'"}
@@ -385,7 +381,7 @@ def test_columns_that_only_a_condition_reads(job: MergeJob) -> None:
 
 
 @pytest.mark.slow
-def test_columns_that_the_rows_do_not_have_stay(job: MergeJob) -> None:
+def test_columns_that_the_rows_do_not_have_stay(job):
     narrow = pa.schema([("id", pa.int32()), ("n", pa.int64())])
     assert job.sink(merge_on=["id"]).columns(narrow) == ["id", "n"]
     job.merge([(1, 11), (4, 44)], schema=narrow)
@@ -415,14 +411,12 @@ WRONG = {
 
 
 @pytest.mark.parametrize("says", WRONG)
-def test_settings_are_held_against_rows_and_table(
-    tables: SparkSession, tmp_path: Path, says: str, wrong_job: MergeJob
-) -> None:
+def test_settings_are_held_against_rows_and_table(tables, tmp_path, says, wrong_job):
     with pytest.raises(SchemaError, match=says):
         wrong_job.sink(**{"merge_on": ["id"], **WRONG[says]}).columns(ARROW)
 
 
-def test_a_key_of_another_type_is_refused(wrong_job: MergeJob) -> None:
+def test_a_key_of_another_type_is_refused(wrong_job):
     """Two strings, such as 1 and 01, may be the same number in the table."""
     sink = wrong_job.sink(merge_on=["id"], when_matched=ADD, when_not_matched=None)
     schema = pa.schema([pa.field("id", pa.string()), *list(ARROW)[1:]])
@@ -431,12 +425,12 @@ def test_a_key_of_another_type_is_refused(wrong_job: MergeJob) -> None:
 
 
 @pytest.fixture(scope="module")
-def wrong_job(tables: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> MergeJob:
+def wrong_job(tables, tmp_path_factory) -> MergeJob:
     """A job whose table is never written to."""
     return DeltaMerge(tables, tmp_path_factory.mktemp("wrong"))
 
 
-def test_columns_are_added_at_the_start_if_that_is_asked(job: MergeJob) -> None:
+def test_columns_are_added_at_the_start_if_that_is_asked(job):
     schema = ARROW.append(pa.field("More", pa.list_(pa.field("element", pa.int32()))))
     with pytest.raises(SchemaError, match="'More' is not in"):
         job.sink(merge_on=["id"]).columns(schema)
@@ -452,7 +446,7 @@ def test_columns_are_added_at_the_start_if_that_is_asked(job: MergeJob) -> None:
 
 
 @pytest.mark.slow
-def test_the_session_that_started_the_query_sees_a_merge_at_once(job: MergeJob) -> None:
+def test_the_session_that_started_the_query_sees_a_merge_at_once(job):
     """This also holds if it has read the table before, since an Iceberg catalog caches tables for 30 seconds."""
     assert len(job.rows()) == len(job.started)
     job.merge([(9, 99, "y")])
@@ -462,7 +456,7 @@ def test_the_session_that_started_the_query_sees_a_merge_at_once(job: MergeJob) 
 # --- several rows of one key -----------------------------------------------------------------------------------------
 
 
-def test_several_rows_of_one_key_are_refused_before_the_decision(job: MergeJob) -> None:
+def test_several_rows_of_one_key_are_refused_before_the_decision(job):
     """The rows are in two slots. A null equals nothing, not even another null."""
     committer = job.sink().committer()
     first = job.prepared([(1, 1, "x"), (None, 1, "x")])
@@ -473,9 +467,7 @@ def test_several_rows_of_one_key_are_refused_before_the_decision(job: MergeJob) 
 
 
 @pytest.mark.parametrize("by", ["driver", pytest.param("spark", marks=pytest.mark.slow)])
-def test_keys_of_all_types_are_compared_as_spark_does(
-    tables: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str
-) -> None:
+def test_keys_of_all_types_are_compared_as_spark_does(tables, tmp_path, monkeypatch, by):
     """The driver compares them with Arrow, or Spark does if there are many rows. Zeros of both signs are equal."""
     if by == "spark":
         monkeypatch.setattr(merging, "_MOST_IN_DRIVER", 1)
@@ -499,7 +491,7 @@ def test_keys_of_all_types_are_compared_as_spark_does(
 
 
 @pytest.mark.slow
-def test_a_query_with_several_rows_of_one_key_stops_undecided(tables: SparkSession, tmp_path: Path) -> None:
+def test_a_query_with_several_rows_of_one_key_stops_undecided(tables, tmp_path):
     """Everything that was prepared is undone. Once the rows have an order, the query continues without loss."""
 
     class OrdersJob(DeltaMerge):
@@ -532,9 +524,7 @@ INSERTS: Mapping[str, Any] = {
 
 
 @pytest.mark.parametrize("kind", ["delta", pytest.param("iceberg", marks=pytest.mark.slow)])
-def test_a_row_that_an_expression_must_not_insert_is_refused_before_the_decision(
-    tables: SparkSession, tmp_path: Path, kind: str
-) -> None:
+def test_a_row_that_an_expression_must_not_insert_is_refused_before_the_decision(tables, tmp_path, kind):
     """The check applies only to rows that would be inserted. A matching row is updated, with another expression."""
     # The options to create a table of each kind, a value of `n` that it then rejects, and its error message.
     rules: dict[str, tuple[dict[str, str], int | None, str]] = {
@@ -552,9 +542,7 @@ def test_a_row_that_an_expression_must_not_insert_is_refused_before_the_decision
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["delta", "iceberg"])
-def test_an_expression_has_to_set_a_column_that_must_not_be_null(
-    tables: SparkSession, tmp_path: Path, kind: str
-) -> None:
+def test_an_expression_has_to_set_a_column_that_must_not_be_null(tables, tmp_path, kind):
     needed = "id bigint, n bigint, word string not null"
     settings = {**INSERTS, "when_not_matched": {"id": "source.id", "n": "source.n"}}
     KINDS[kind](tables, tmp_path / "1").sink(**settings).columns(ARROW)
@@ -567,9 +555,7 @@ def test_an_expression_has_to_set_a_column_that_must_not_be_null(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["delta", "iceberg"])
-def test_columns_that_another_writer_changes_while_a_batch_is_decided(
-    tables: SparkSession, tmp_path: Path, kind: str
-) -> None:
+def test_columns_that_another_writer_changes_while_a_batch_is_decided(tables, tmp_path, kind):
     """The next batch is refused before its decision; this one stops, and is merged once the column is back."""
     job = KINDS[kind](tables, tmp_path)
     table = job.sink().table(tables).sql_name
@@ -598,7 +584,7 @@ def test_columns_that_another_writer_changes_while_a_batch_is_decided(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["delta", "iceberg"])
-def test_a_batch_that_has_lost_a_file_is_merged_as_one(tables: SparkSession, tmp_path: Path, kind: str) -> None:
+def test_a_batch_that_has_lost_a_file_is_merged_as_one(tables, tmp_path, kind):
     """If it were merged on its own, the older row would insert a key that the other file deletes."""
 
     class OrdersJob(KINDS[kind]):  # type: ignore[misc] # any of them

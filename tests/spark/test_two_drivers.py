@@ -10,13 +10,12 @@ import pytest
 from eventually import eventually
 from spark.harness import Job, Run, hold_at, start_held, start_together
 from spark.pipeline import ENDED, REFUSED
-from sparkonce_lab.rig.kafka import Cluster
 from striking.points import WRITTEN
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark]
 
 
-def test_of_two_drivers_the_older_one_stops_and_each_row_is_there_once(kafka: Cluster, tmp_path: Path) -> None:
+def test_of_two_drivers_the_older_one_stops_and_each_row_is_there_once(kafka, tmp_path):
     """The older process is paused with each query in its phase, while the newer one writes everything.
 
     Then it wakes up. For one more query, both drivers have read the same log and then run freely.
@@ -73,7 +72,7 @@ def test_of_two_drivers_the_older_one_stops_and_each_row_is_there_once(kafka: Cl
 
 
 @pytest.mark.slow
-def test_workers_that_outlive_their_driver_write_into_nothing(kafka: Cluster, tmp_path: Path) -> None:
+def test_workers_that_outlive_their_driver_write_into_nothing(kafka, tmp_path):
     def alive(pids: list[int]) -> list[int]:
         return [pid for pid in pids if Path(f"/proc/{pid}").exists()]
 

@@ -173,7 +173,7 @@ def run(spark: SparkSession, sink: TwoPhaseCommitSink, folder: Path, columns: di
 
 
 @pytest.fixture
-def way(request: pytest.FixtureRequest, tmp_path: Path, tables: SparkSession) -> Way:
+def way(request, tmp_path, tables) -> Way:
     made: Way = request.param(tmp_path)
     made.prepare(request)
     if isinstance(made, (Delta, Iceberg)):
@@ -199,7 +199,7 @@ def form(one: Case) -> str:
 
 
 @pytest.mark.slow
-def test_spark_holds_these_values(tables: SparkSession, tmp_path: Path) -> None:
+def test_spark_holds_these_values(tables, tmp_path):
     columns = {f"c{at}": one for at, one in enumerate(TABLE) if not pa.types.is_nested(one.arrow)}
     rows = with_types(tables.read.parquet(parquet_of(tmp_path / "rows", columns)), columns).orderBy("id")
     found = by_column(columns, rows.selectExpr(*(form(one).format(name) for name, one in columns.items())).collect())
@@ -209,7 +209,7 @@ def test_spark_holds_these_values(tables: SparkSession, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", [Parquet, Delta, Iceberg], indirect=True)
-def test_what_a_sink_keeps_is_read_as_it_was(tables: SparkSession, tmp_path: Path, way: Way) -> None:
+def test_what_a_sink_keeps_is_read_as_it_was(tables, tmp_path, way):
     kept = kept_by(way)
     run(tables, way.sink("kept", kept), tmp_path / "query", kept)
     for column, values in way.read("kept", kept).items():
@@ -218,7 +218,7 @@ def test_what_a_sink_keeps_is_read_as_it_was(tables: SparkSession, tmp_path: Pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", [Parquet, Delta, Iceberg], indirect=True)
-def test_all_else_is_refused_by_column(tables: SparkSession, tmp_path: Path, way: Way) -> None:
+def test_all_else_is_refused_by_column(tables, tmp_path, way):
     for column, one, words in refused_by(way):
         with pytest.raises((SparkonceError, StreamingQueryException), match=words) as refused:
             run(tables, way.sink(f"no_{column}", {column: one}), tmp_path / column, {column: one})
@@ -227,7 +227,7 @@ def test_all_else_is_refused_by_column(tables: SparkSession, tmp_path: Path, way
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", [Parquet], indirect=True)
-def test_types_that_arrow_lacks_are_refused_by_column(tables: SparkSession, tmp_path: Path, way: Way) -> None:
+def test_types_that_arrow_lacks_are_refused_by_column(tables, tmp_path, way):
     text = {"c0": Case("string", pa.string(), [b"{}"])}
     for name, value in {"variant": "parse_json(c0)", "months": "make_ym_interval(1, 2)", "nothing": "array()"}.items():
         with pytest.raises((SparkonceError, StreamingQueryException)) as refused:
@@ -237,7 +237,7 @@ def test_types_that_arrow_lacks_are_refused_by_column(tables: SparkSession, tmp_
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", [Kafka, Events], indirect=True)
-def test_messages_have_the_bytes_of_strings_and_binaries(tables: SparkSession, tmp_path: Path, way: Way) -> None:
+def test_messages_have_the_bytes_of_strings_and_binaries(tables, tmp_path, way):
     for column, one in kept_by(way).items():
         sink = way.sink(column, {column: one})
         has_null = isinstance(way, Kafka)
@@ -252,9 +252,7 @@ def test_messages_have_the_bytes_of_strings_and_binaries(tables: SparkSession, t
 
 
 @pytest.mark.parametrize("mode", ["LEGACY", "EXCEPTION"])
-def test_dates_before_1582_stay_whatever_the_session_reads_old_files_by(
-    own_session: SparkSession, tmp_path: Path, mode: str
-) -> None:
+def test_dates_before_1582_stay_whatever_the_session_reads_old_files_by(own_session, tmp_path, mode):
     modes = ("spark.sql.parquet.datetimeRebaseModeInRead", "spark.sql.parquet.int96RebaseModeInRead")
     texts = [("0001-01-01", "1653-02-10 06:13:20"), ("1970-01-01", "1970-01-01 00:00:00")]
     old = {
@@ -283,9 +281,7 @@ def test_dates_before_1582_stay_whatever_the_session_reads_old_files_by(
 
 
 @pytest.mark.parametrize("most", [1_000, 1], ids=["driver", "spark"])
-def test_repeated_keys_that_python_lacks_are_named(
-    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, most: int
-) -> None:
+def test_repeated_keys_that_python_lacks_are_named(spark, monkeypatch, tmp_path, most):
     monkeypatch.setattr(merging, "_MOST_IN_DRIVER", most)
     file = tmp_path / "rows.parquet"
     far = pa.array([2_932_897] * 2, pa.int32()).cast(pa.date32())

@@ -64,11 +64,11 @@ def sums(df: DataFrame) -> DataFrame:
 
 
 @pytest.fixture
-def unit(stream: Stream, tmp_path: Path) -> Unit:
+def unit(stream, tmp_path) -> Unit:
     return Unit(stream, tmp_path)
 
 
-def test_each_sink_takes_its_view_and_the_batch_is_computed_once(unit: Unit) -> None:
+def test_each_sink_takes_its_view_and_the_batch_is_computed_once(unit):
     computed, active = unit.stream.spark.sparkContext.accumulator(0), SparkSession.getActiveSession()
 
     @F.udf("string")
@@ -82,7 +82,7 @@ def test_each_sink_takes_its_view_and_the_batch_is_computed_once(unit: Unit) -> 
     assert SparkSession.getActiveSession() is active, "A batch's own session is the active one of this process now."
 
 
-def test_a_batch_leaves_no_session_behind(spark: SparkSession) -> None:
+def test_a_batch_leaves_no_session_behind(spark):
     """Spark 4.0.0 never frees a cloned session, so a query with one batch per second would use a gigabyte per hour."""
 
     def sessions(spark: SparkSession) -> int:
@@ -120,7 +120,7 @@ def test_a_batch_leaves_no_session_behind(spark: SparkSession) -> None:
     assert sessions(spark) <= before
 
 
-def test_what_one_cannot_prepare_none_shows(unit: Unit) -> None:
+def test_what_one_cannot_prepare_none_shows(unit):
     unit.run(rows_per_batch=1_000)
     unit.stream.send(["0x", "10"])
     unit.tenths = lambda df: df.withColumn(
@@ -140,9 +140,7 @@ def test_what_one_cannot_prepare_none_shows(unit: Unit) -> None:
 
 
 @pytest.mark.slow
-def test_a_query_that_is_stopped_before_its_jobs_begin_does_not_run_them_to_their_end(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_a_query_that_is_stopped_before_its_jobs_begin_does_not_run_them_to_their_end(spark, tmp_path):
     """Spark cancels a query's jobs once. We have to cancel those that begin after that."""
     reached, ended = threading.Event(), tmp_path / "ended"
 
@@ -173,7 +171,7 @@ def test_a_query_that_is_stopped_before_its_jobs_begin_does_not_run_them_to_thei
     assert not ended.exists()
 
 
-def test_a_view_must_be_a_function_that_gives_a_frame(tmp_path: Path) -> None:
+def test_a_view_must_be_a_function_that_gives_a_frame(tmp_path):
     sink = FolderSink(tmp_path)
     with pytest.raises(ConfigurationError, match="The view of sink 'folder' is 'number > 3'"):
         ExactlyOnce({sink: "number > 3"}, checkpoint=str(tmp_path))  # type: ignore[dict-item]

@@ -27,7 +27,7 @@ def query_of(stream: Stream) -> str:
     return SparkCheckpoint(LocalFiles(stream.checkpoint)).query_id() or ""
 
 
-def test_all_see_the_same_batches(stream: Stream) -> None:
+def test_all_see_the_same_batches(stream):
     def attribute(span: ReadableSpan, name: str) -> Any:
         assert span.attributes is not None
         return span.attributes[name]
@@ -76,7 +76,7 @@ def test_all_see_the_same_batches(stream: Stream) -> None:
     assert (parts[0].start_time, parts[-1].end_time) == (whole[1].start_time, whole[1].end_time)
 
 
-def test_spark_says_what_its_jobs_are_for(stream: Stream) -> None:
+def test_spark_says_what_its_jobs_are_for(stream):
     stream.run(rows_per_batch=1_000)
     query = query_of(stream)
     jobs = stream.spark.sparkContext._jsc.sc().statusStore().jobsList(None)

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from pyspark.sql import SparkSession
 
 from conformance.write_ahead_targets import AppendingTarget
 from http_bulk import BulkApi
@@ -29,7 +28,7 @@ LIMIT_S = 500
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def test_a_query_that_crashes_at_each_phase(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_query_that_crashes_at_each_phase(spark, tmp_path):
     """The driver crashes between calls of the function, so that even calls that must not be repeated are not."""
     sent = make_orders(tmp_path / "orders", files=8)
     target = AppendingTarget(tmp_path / "target")
@@ -51,7 +50,7 @@ def test_a_query_that_crashes_at_each_phase(spark: SparkSession, tmp_path: Path)
 
 
 @pytest.mark.parametrize(("status", "error"), [(409, RetryLaterError), (503, RetryLaterError), (422, RefusedError)])
-def test_what_the_http_example_makes_of_an_answer(status: int, error: type[Exception]) -> None:
+def test_what_the_http_example_makes_of_an_answer(status, error):
     class Answers(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers["Content-Length"]))
@@ -73,7 +72,7 @@ def test_what_the_http_example_makes_of_an_answer(status: int, error: type[Excep
 
 @pytest.mark.slow
 @pytest.mark.parametrize("example", ["http_bulk", "sqlite_upsert", "customer_history"])
-def test_the_examples(tmp_path: Path, example: str) -> None:
+def test_the_examples(tmp_path, example):
     environment = {
         **os.environ,
         "PYSPARK_PYTHON": sys.executable,

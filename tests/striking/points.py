@@ -1,7 +1,5 @@
 """The points at which a run can be held: the driver's phases, and those of a `striking.gated.GatedSink`."""
 
-from __future__ import annotations
-
 from sparkonce.protocol.state import Phase
 
 PHASES = (

@@ -40,7 +40,7 @@ def of_others() -> dict[str, list[Requirement]]:
     return {group: [one for one in wanted if one.name not in OURS] for group, wanted in asked_for().items()}
 
 
-def test_our_distributions_need_each_other_in_this_version() -> None:
+def test_our_distributions_need_each_other_in_this_version():
     """They are built, released and installed together."""
     wanted = {
         (group, str(one))
@@ -54,7 +54,7 @@ def test_our_distributions_need_each_other_in_this_version() -> None:
     assert read == {ROOT / "src" / "sparkonce" / "version.py"}
 
 
-def test_the_lock_fits_what_the_project_asks_for() -> None:
+def test_the_lock_fits_what_the_project_asks_for():
     """This fails if somebody changes pyproject.toml without running `python3 dev.py lock`."""
 
     def versions() -> dict[str, set[str]]:
@@ -74,7 +74,7 @@ def test_the_lock_fits_what_the_project_asks_for() -> None:
     assert stale == []
 
 
-def test_all_extras_are_in_all() -> None:
+def test_all_extras_are_in_all():
     extras = PROJECT["project"]["optional-dependencies"]
     (everything,) = extras["all"]
     assert Requirement(everything).name == "sparkonce"
@@ -82,7 +82,7 @@ def test_all_extras_are_in_all() -> None:
 
 
 @pytest.mark.parametrize("project", sorted(OURS))
-def test_each_distribution_imports_only_what_it_declares(project: str) -> None:
+def test_each_distribution_imports_only_what_it_declares(project):
     """Our own packages it depends on, and sparkonce, are allowed too.
 
     The import contracts cover which may import which.
@@ -111,7 +111,7 @@ def test_each_distribution_imports_only_what_it_declares(project: str) -> None:
     assert undeclared == set()
 
 
-def test_licenses_let_the_product_be_apache() -> None:
+def test_licenses_let_the_product_be_apache():
     """Permissive licenses, and those for libraries (MPL, LGPL), which only apply to their own files."""
     unsaid = {
         "hdfs-native": "Apache-2.0, in its repository; its package does not say",

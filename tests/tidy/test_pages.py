@@ -40,14 +40,14 @@ PROPERTIES: dict[str, list[str]] = {
 
 
 @pytest.mark.parametrize("page", PROPERTIES)
-def test_a_page_about_a_system_has_the_order_of_all(page: str) -> None:
+def test_a_page_about_a_system_has_the_order_of_all(page):
     order = ["How it works", "Setup", "Every property", "What to watch", "When things go wrong"]
     text = re.sub(r"^```.*?^```$", "", (DOCS / f"{page}.md").read_text(), flags=re.M | re.S)
     assert re.findall(r"^## (.+)$", text, re.M)[: len(order)] == order
 
 
 @pytest.mark.parametrize("page", PROPERTIES)
-def test_every_property_is_in_its_page(page: str) -> None:
+def test_every_property_is_in_its_page(page):
     text = (DOCS / f"{page}.md").read_text().partition("\n## Every property\n")[2].partition("\n## ")[0]
     tables = [table.splitlines() for table in re.findall(r"^\|.*(?:\n\|.*)*", text, re.M)]
     parameters: dict[str, set[str]] = {}
@@ -69,12 +69,12 @@ def test_every_property_is_in_its_page(page: str) -> None:
         assert (own - listed, listed - known) == (set(), set()), name
 
 
-def test_every_sink_has_a_page() -> None:
+def test_every_sink_has_a_page():
     sinks = {one for package in PUBLIC for one in package.__all__ if one.endswith("Sink")}
     assert {name for names in PROPERTIES.values() for name in names} >= sinks
 
 
-def test_messages_lead_to_pages_and_headings_that_are_there() -> None:
+def test_messages_lead_to_pages_and_headings_that_are_there():
     def anchors(page: Path) -> set[str]:
         """Returns the anchors of a page's headings, as both the site and GitHub generate them."""
         titles = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S), re.M)
@@ -89,7 +89,7 @@ def test_messages_lead_to_pages_and_headings_that_are_there() -> None:
     assert lost == [], "name the page and heading that it is now"
 
 
-def test_every_error_is_in_troubleshooting() -> None:
+def test_every_error_is_in_troubleshooting():
     classes = [one for one in vars(errors).values() if inspect.isclass(one) and issubclass(one, errors.SparkonceError)]
     assert len(classes) > 15
     lines = (DOCS / "troubleshooting.md").read_text().splitlines()
@@ -97,7 +97,7 @@ def test_every_error_is_in_troubleshooting() -> None:
     assert sorted(one.__name__ for one in classes if f"`{one.__name__}`" not in rows) == []
 
 
-def test_the_front_page_leads_to_every_page() -> None:
+def test_the_front_page_leads_to_every_page():
     menu = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2]
     pages = set(re.findall(r"[\w-]+\.md", menu)) - {"index.md"}
     assert len(pages) > 35

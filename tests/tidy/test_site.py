@@ -36,7 +36,7 @@ class Seen(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def site(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
     env = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
@@ -46,7 +46,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def pages(site: Path) -> dict[str, Seen]:
+def pages(site) -> dict[str, Seen]:
     found = {}
     for path in sorted(site.rglob("*.html")):
         if "reports" not in path.parts:
@@ -55,7 +55,7 @@ def pages(site: Path) -> dict[str, Seen]:
     return found
 
 
-def test_every_page_is_in_the_menu(site: Path) -> None:
+def test_every_page_is_in_the_menu(site):
     """Checks the URL of each page against the front page, which contains the whole menu."""
     front = (site / "index.html").read_text()
     made = {path.parent.name for path in site.rglob("index.html")} - {site.name}
@@ -63,7 +63,7 @@ def test_every_page_is_in_the_menu(site: Path) -> None:
     assert {page for page in made if f'href="{page}/"' not in front} == set()
 
 
-def test_nothing_that_was_written_is_taken_for_an_element(pages: dict[str, Seen]) -> None:
+def test_nothing_that_was_written_is_taken_for_an_element(pages):
     """``array<struct<…>>`` without backquotes would become an unknown element, which browsers do not show."""
     known = (
         "a abbr article aside b blockquote body br button code dd del details div dl dt em figure footer form h1 h2 h3 "
@@ -74,13 +74,13 @@ def test_nothing_that_was_written_is_taken_for_an_element(pages: dict[str, Seen]
     assert {name: found for name, found in strange.items() if found} == {}
 
 
-def test_pages_load_nothing_from_elsewhere(pages: dict[str, Seen]) -> None:
+def test_pages_load_nothing_from_elsewhere(pages):
     """Pages must work behind a firewall, and must not report their readers to anyone."""
     foreign = {name: [one for one in seen.loads if "//" in one] for name, seen in pages.items()}
     assert {name: found for name, found in foreign.items() if found} == {}
 
 
-def test_the_api_names_what_users_call_and_no_more(pages: dict[str, Seen]) -> None:
+def test_the_api_names_what_users_call_and_no_more(pages):
     headings = [one for name, seen in pages.items() if name.startswith("api") for one in seen.headings]
     names = {one.rpartition(".")[2] for one in headings}
     called = ["ExactlyOnce", "start", "KafkaSink", "read_kafka", "PreflightError", "TwoPhaseCommitSink", "prepare"]
@@ -89,14 +89,14 @@ def test_the_api_names_what_users_call_and_no_more(pages: dict[str, Seen]) -> No
     assert not {one for one in headings if one.endswith(("KafkaSink.writer", "PostgresSink.committer"))}
 
 
-def test_the_reference_of_commands_has_each_with_its_options(site: Path) -> None:
+def test_the_reference_of_commands_has_each_with_its_options(site):
     page = (site / "cli" / "index.html").read_text()
     for command in ("new", "checkpoint show", "transactions resolve", "files compact", "verify", "broker up"):
         assert f"sparkonce {command}" in page
     assert "<code>--accept-loss</code>" in page
 
 
-def test_the_site_names_no_address_that_it_does_not_have(site: Path, pages: dict[str, Seen]) -> None:
+def test_the_site_names_no_address_that_it_does_not_have(site, pages):
     """Without a `site_url` in mkdocs.yml, there are no canonical links and no sitemap, and the 404 page has its CSS."""
     assert [name for name in pages if 'rel="canonical"' in (site / name).read_text()] == []
     assert not (site / "sitemap.xml").exists()
@@ -104,7 +104,7 @@ def test_the_site_names_no_address_that_it_does_not_have(site: Path, pages: dict
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium here (apt install chromium)")
-def test_search_has_the_right_page_first(site: Path, tmp_path: Path) -> None:
+def test_search_has_the_right_page_first(site, tmp_path):
     searches = {
         "read_committed": {"readers/"},
         "SupersededError": {"troubleshooting/"},

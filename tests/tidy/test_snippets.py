@@ -24,7 +24,7 @@ _EXTRA = re.compile(r"sparkonce\[([\w,]+)\]")
 
 
 @pytest.mark.xdist_group("mypy")  # its cache is a single file
-def test_names_and_arguments_are_the_real_ones(tmp_path: Path) -> None:
+def test_names_and_arguments_are_the_real_ones(tmp_path):
     """One mypy process checks all blocks. It uses the same paths as the check of src/, so that its cache is reused."""
     assert len(BLOCKS) > 30
     (tmp_path / "given.py").write_text(GIVEN)
@@ -44,7 +44,7 @@ def test_names_and_arguments_are_the_real_ones(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_what_is_imported_is_there() -> None:
+def test_what_is_imported_is_there():
     """Mypy accepts any name from a lazy module."""
 
     def is_there(module: str, name: str) -> bool:
@@ -68,7 +68,7 @@ def test_what_is_imported_is_there() -> None:
         assert missing == [], block.where
 
 
-def test_code_is_no_wider_than_its_column() -> None:
+def test_code_is_no_wider_than_its_column():
     """At 1280 px a page shows 88 columns. What programs print is ``text``, and Flink's jobs are as they were."""
 
     def wide_lines() -> Iterator[str]:
@@ -84,7 +84,7 @@ def test_code_is_no_wider_than_its_column() -> None:
 # --- command lines --------------------------------------------------------------------------------------------------
 
 
-def test_every_command_line_is_one_that_the_command_takes() -> None:
+def test_every_command_line_is_one_that_the_command_takes():
     def refused(line: str) -> str:
         """Returns the command's own error message for a line, or an empty string if it is valid."""
         import typer
@@ -135,7 +135,7 @@ def test_every_command_line_is_one_that_the_command_takes() -> None:
     nobody((f"{where}: {line}: {said}" for where, line in lines if (said := refused(line))), "see sparkonce --help")
 
 
-def test_extras_that_are_named_are_there() -> None:
+def test_extras_that_are_named_are_there():
     from importlib.metadata import metadata
 
     known = set(metadata("sparkonce").get_all("Provides-Extra") or [])
@@ -147,7 +147,7 @@ def test_extras_that_are_named_are_there() -> None:
 # --- tables ---------------------------------------------------------------------------------------------------------
 
 
-def test_rows_of_tables_have_the_cells_of_their_heads() -> None:
+def test_rows_of_tables_have_the_cells_of_their_heads():
     def uneven_rows(page: Path) -> Iterator[str]:
         """Yields table rows with more or fewer cells than the header: a bar in code ends a cell, on GitHub too."""
         cells = 0

@@ -15,13 +15,13 @@ from mutants.operators import RULES, Fault
 from tidy.sources import MODULES, ROOT, name, nodes, text, tree
 
 
-def test_modules_are_short_enough_to_read_in_one_sitting() -> None:
+def test_modules_are_short_enough_to_read_in_one_sitting():
     most_lines = 800
     lengths = {str(path.relative_to(ROOT)): text(path).count("\n") for path in MODULES}
     assert {path: length for path, length in lengths.items() if length > most_lines} == {}
 
 
-def test_an_error_that_refuses_a_start_names_the_next_step() -> None:
+def test_an_error_that_refuses_a_start_names_the_next_step():
     needs_a_next_step = {"ConfigurationError", "SchemaError", "PreflightError"}
     silent = [
         f"{path.relative_to(ROOT)}:{node.lineno}"
@@ -34,7 +34,7 @@ def test_an_error_that_refuses_a_start_names_the_next_step() -> None:
     assert silent == []
 
 
-def test_a_class_name_has_one_meaning() -> None:
+def test_a_class_name_has_one_meaning():
     homes: dict[str, list[str]] = {}
     for path in MODULES:
         for node in tree(path).body:
@@ -43,7 +43,7 @@ def test_a_class_name_has_one_meaning() -> None:
     assert {one: found for one, found in homes.items() if len(found) > 1} == {}
 
 
-def test_no_file_names_a_package_host() -> None:
+def test_no_file_names_a_package_host():
     """The package index is a setting of the machine, never of the project, not even of the lock file."""
 
     def project_files() -> Iterator[Path]:
@@ -57,13 +57,13 @@ def test_no_file_names_a_package_host() -> None:
     assert named == [str(Path(__file__).relative_to(ROOT))]
 
 
-def test_every_wrong_rule_still_finds_the_code_that_it_changes() -> None:
+def test_every_wrong_rule_still_finds_the_code_that_it_changes():
     """Only some of them run in the first tier."""
     assert [fault.source() for name in RULES for fault in Fault.of(name)]
 
 
 @pytest.mark.parametrize("folder", ["benchmarks", "examples"])
-def test_scripts_that_no_test_runs_find_what_they_import(folder: str) -> None:
+def test_scripts_that_no_test_runs_find_what_they_import(folder):
     missing = [
         f"{path.relative_to(ROOT)}:{node.lineno}: {node.module} has no {alias.name}"
         for path in sorted((ROOT / folder).rglob("*.py"))
@@ -82,7 +82,7 @@ FOREIGN = re.compile(
 """Words that no native speaker would use here."""
 
 
-def test_pages_are_in_plain_english() -> None:
+def test_pages_are_in_plain_english():
     def foreign_words() -> Iterator[str]:
         for page in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "tests" / "README.md"):
             prose = re.sub(r"^ *```.*?^ *```$|`[^`\n]+`", "", page.read_text(), flags=re.M | re.S)
@@ -94,7 +94,7 @@ def test_pages_are_in_plain_english() -> None:
     assert [one for one in foreign_words() if not one.startswith(messages)] == []
 
 
-def test_docstrings_and_comments_are_in_plain_english() -> None:
+def test_docstrings_and_comments_are_in_plain_english():
     def foreign_words() -> Iterator[str]:
         for path in (one for top in ("src", "packages", "tests") for one in sorted((ROOT / top).rglob("*.py"))):
             with path.open("rb") as file:
@@ -107,7 +107,7 @@ def test_docstrings_and_comments_are_in_plain_english() -> None:
     assert list(foreign_words()) == []
 
 
-def test_messages_are_in_plain_english() -> None:
+def test_messages_are_in_plain_english():
     found = []
     for path in MODULES:
         docstrings = [node.value for node in nodes(tree(path)) if isinstance(node, ast.Expr)]

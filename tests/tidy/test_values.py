@@ -27,7 +27,7 @@ _RIMS = ("sparkonce_lab/", "testing/", "cli/", "ui/", "watch/")
 """The modules that never see users' values."""
 
 
-def test_values_become_text_or_objects_only_where_that_is_known_to_be_right() -> None:
+def test_values_become_text_or_objects_only_where_that_is_known_to_be_right():
     """Arrow writes far dates as "<value out of range>", and Python has neither them nor strings that are not UTF-8."""
 
     def converts(call: ast.AST) -> bool:
@@ -43,7 +43,7 @@ def test_values_become_text_or_objects_only_where_that_is_known_to_be_right() ->
     assert found == [], "use sinks/_shared/arrow.py: plain_text, json_text, python_value"
 
 
-def test_parquet_is_written_with_its_calendar() -> None:
+def test_parquet_is_written_with_its_calendar():
     found = {
         name(path)
         for path in MODULES

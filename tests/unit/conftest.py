@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from sparkonce.sinks.kafka import transaction_client
@@ -10,12 +8,12 @@ from unit.kafka_world import Brokers
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> World:
+def world(tmp_path) -> World:
     return World(tmp_path)
 
 
 @pytest.fixture
-def brokers(monkeypatch: pytest.MonkeyPatch) -> Brokers:
+def brokers(monkeypatch) -> Brokers:
     made = Brokers()
     monkeypatch.setattr(transaction_client, "KafkaConnection", lambda _: made)
     return made

@@ -40,7 +40,7 @@ class Process:
         return
 
 
-def test_what_a_function_uses() -> None:
+def test_what_a_function_uses():
     kept = object()
 
     def holds_it() -> Any:
@@ -51,7 +51,7 @@ def test_what_a_function_uses() -> None:
     assert used_by(None) == []
 
 
-def test_our_sinks() -> None:
+def test_our_sinks():
     no_broker = {"bootstrap.servers": "nowhere:9092"}
     sink = KafkaSink({**no_broker, "transaction.timeout.ms": 60_000}, topic="t")
     (found,) = sink_facts(sink)
@@ -76,7 +76,7 @@ def test_our_sinks() -> None:
         sinks_of_argument({})
 
 
-def test_formats_and_functions() -> None:
+def test_formats_and_functions():
     (found,) = sink_facts("Kafka", {"Topic": "t", "kafka.acks": 1})
     assert (found.format, found.name, found.options["kafka.acks"]) == ("kafka", "t", "1")
     assert sink_facts("foreachBatch")[0].format == "foreachbatch"
@@ -91,7 +91,7 @@ def test_formats_and_functions() -> None:
 
 
 @pytest.mark.parametrize("given", [None, "", 3, [], ["kafka"]])
-def test_what_is_no_sink(given: Any) -> None:
+def test_what_is_no_sink(given):
     with pytest.raises(ConfigurationError, match="sink="):
         sink_facts(given)
 
@@ -109,12 +109,12 @@ def test_what_is_no_sink(given: Any) -> None:
         ("1500", timedelta(milliseconds=1500)),
     ],
 )
-def test_durations(text: str, duration: timedelta) -> None:
+def test_durations(text, duration):
     assert parse_duration(text, "downtime") == duration
 
 
 @pytest.mark.parametrize("text", ["", "soon", "2 fortnights", "h", "2h later", "-1h"])
-def test_what_is_no_duration(text: str) -> None:
+def test_what_is_no_duration(text):
     with pytest.raises(ConfigurationError, match="downtime="):
         parse_duration(text, "downtime")
 
@@ -128,7 +128,7 @@ def test_what_is_no_duration(text: str) -> None:
         ({"kafka.bootstrap.servers": "given:1"}, "given:1"),
     ],
 )
-def test_which_brokers_are_asked(options: dict[str, str], asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_which_brokers_are_asked(options, asked, monkeypatch):
     connections: list[str] = []
     monkeypatch.setattr(
         servers, "_describe", lambda connect, *_: connections.append(connect["bootstrap.servers"]) or {}
@@ -147,14 +147,12 @@ def test_which_brokers_are_asked(options: dict[str, str], asked: str, monkeypatc
         ({}, []),
     ],
 )
-def test_topics_are_chosen_as_spark_chooses_them(options: dict[str, str], chosen: list[str]) -> None:
+def test_topics_are_chosen_as_spark_chooses_them(options, chosen):
     assert _topics(options, ["orders", "orders-eu", "users"]) == chosen
 
 
 @pytest.mark.parametrize(("led_by", "is_transactional"), [((1, 1), False), ((1, -1), None), ((-1, -1), None)])
-def test_writers_of_a_partition_without_a_leader_are_unknown(
-    monkeypatch: pytest.MonkeyPatch, led_by: tuple[int, int], is_transactional: bool | None
-) -> None:
+def test_writers_of_a_partition_without_a_leader_are_unknown(monkeypatch, led_by, is_transactional):
     def partition(number: int, **known: Any) -> SimpleNamespace:
         return SimpleNamespace(partition_index=number, error_code=0, **known)
 

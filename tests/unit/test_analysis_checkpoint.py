@@ -56,12 +56,12 @@ def checkpoint(folder: Path, *offsets: str) -> Path:
         ("-", "", "source 0, its offset is -"),
     ],
 )
-def test_the_shape_of_an_offset_tells_the_source(tmp_path: Path, offset: str, form: str, where: str) -> None:
+def test_the_shape_of_an_offset_tells_the_source(tmp_path, offset, form, where):
     (found,) = checkpoint_facts(LocalFiles(checkpoint(tmp_path / "c", offset))).sources
     assert (found.format, found.where, found.options) == (form, where, None)
 
 
-def test_what_a_source_keeps_tells_more(tmp_path: Path) -> None:
+def test_what_a_source_keeps_tells_more(tmp_path):
     def kept(folder: Path, source: int, name: str, text: str) -> None:
         place = folder / "sources" / str(source)
         place.mkdir(parents=True, exist_ok=True)
@@ -79,7 +79,7 @@ def test_what_a_source_keeps_tells_more(tmp_path: Path) -> None:
     assert sources[2] == KafkaSourceFacts(options=None, where="orders", names=("orders",), by_shape=True)
 
 
-def test_the_whole(tmp_path: Path) -> None:
+def test_the_whole(tmp_path):
     folder = checkpoint(tmp_path / "c", '{"orders":{"0":5}}')
     assert explain_checkpoint(LocalFiles(folder)).level is Guarantee.AT_MOST_ONCE
     found = explain_checkpoint(LocalFiles(folder), sink="delta")
@@ -90,7 +90,7 @@ def test_the_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "v1", "v1\n" + SETTINGS, "v1\n" + SETTINGS + "\n"])
-def test_a_newest_batch_that_was_cut_off(tmp_path: Path, text: str) -> None:
+def test_a_newest_batch_that_was_cut_off(tmp_path, text):
     folder = checkpoint(tmp_path / "c", '{"orders":{"0":5}}')
     (folder / "offsets" / "11").write_text(text)
     with pytest.raises(ConfigurationError, match=r"offsets/11' is empty or cut off"):
@@ -110,9 +110,7 @@ KAFKA, TIMEOUT = {"cluster_id": "c"}, {"transaction_timeout_ms": "1000"}
         ([({}, "t"), ({}, None)], None),
     ],
 )
-def test_a_sink_is_what_the_newest_run_says(
-    runs: list[tuple[dict[str, str], str | None]], guarantee: Guarantee | None
-) -> None:
+def test_a_sink_is_what_the_newest_run_says(runs, guarantee):
     def logged(*runs: tuple[dict[str, str], str | None]) -> LogView:
         view = LogView()
         for number, (facts, transaction) in enumerate(runs):
@@ -129,7 +127,7 @@ def test_a_sink_is_what_the_newest_run_says(
     assert _sink("s", dict(view.newest_run.sinks[0][1]), view).guarantee is guarantee
 
 
-def test_what_is_no_checkpoint(tmp_path: Path) -> None:
+def test_what_is_no_checkpoint(tmp_path):
     assert not SparkCheckpoint(LocalFiles(tmp_path)).exists()
     with pytest.raises(ConfigurationError, match="is not a checkpoint"):
         checkpoint_facts(LocalFiles(tmp_path))

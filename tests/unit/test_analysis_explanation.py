@@ -24,7 +24,7 @@ def rendered(explanation: Explanation, width: int) -> str:
     return text.getvalue()
 
 
-def test_a_part_is_as_good_as_its_worst_finding() -> None:
+def test_a_part_is_as_good_as_its_worst_finding():
     assert [part.level for part in WEAK.parts] == [
         Guarantee.EXACTLY_ONCE,
         Guarantee.AT_LEAST_ONCE,
@@ -44,7 +44,7 @@ def test_a_part_is_as_good_as_its_worst_finding() -> None:
         WEAK.part(Role.ENGINE)
 
 
-def test_json_says_all() -> None:
+def test_json_says_all():
     told = json.loads(WEAK.to_json())
     assert (told["query"], told["level"], told["weakest"]) == ("q", "at-most-once", [2])
     assert told["parts"][1] == {
@@ -59,7 +59,7 @@ def test_json_says_all() -> None:
 
 
 @pytest.mark.parametrize("width", [60, 80, 120, 200])
-def test_the_table_says_all_within_the_width(width: int) -> None:
+def test_the_table_says_all_within_the_width(width):
     lines = rendered(WEAK, width).splitlines()
     assert max(len(line) for line in lines) <= width
     flat = " ".join("".join(lines).replace("│", " ").split())
@@ -68,7 +68,7 @@ def test_the_table_says_all_within_the_width(width: int) -> None:
     assert "Weakest link: reader (any)." in rendered(WEAK, width)
 
 
-def test_the_last_lines_say_what_to_do() -> None:
+def test_the_last_lines_say_what_to_do():
     assert rendered(WEAK, 80).splitlines()[-3:] == [
         "at-most-once end to end. Weakest link: reader (any).",
         "To raise it: look.",
@@ -83,9 +83,7 @@ def test_the_last_lines_say_what_to_do() -> None:
     assert "\x1b" not in str(WEAK)
 
 
-def test_in_a_notebook_it_is_a_text_and_the_last_line_of_a_cell_is_a_table(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_in_a_notebook_it_is_a_text_and_the_last_line_of_a_cell_is_a_table(monkeypatch, capsys):
     """In a notebook, a rich console displays its output on its own and writes nothing to its file."""
     monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
     assert "Weakest link" in str(WEAK)

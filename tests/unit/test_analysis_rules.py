@@ -71,7 +71,7 @@ def text(part: Part) -> str:
     return " | ".join((*part.reasons, *part.changes, *part.conditions, *part.notes))
 
 
-def test_the_best_pipeline() -> None:
+def test_the_best_pipeline():
     found = judge(BEST)
     assert found.level is EXACTLY
     assert found.weakest == ()
@@ -83,7 +83,7 @@ def test_the_best_pipeline() -> None:
 
 
 @pytest.mark.parametrize("missing", ["sources", "sinks"])
-def test_what_was_not_seen_is_not_judged(missing: str) -> None:
+def test_what_was_not_seen_is_not_judged(missing):
     with pytest.raises(ConfigurationError, match=f"no {missing[:-1]} was found"):
         judge(replace(BEST, **{missing: ()}))
 
@@ -129,7 +129,7 @@ def test_what_was_not_seen_is_not_judged(missing: str) -> None:
         ("", {}, AT_MOST, "an unknown source"),
     ],
 )
-def test_sources(form: str, options: dict[str, str], level: Guarantee, says: str) -> None:
+def test_sources(form, options, level, says):
     found = source(form, **options)
     assert found.level is level
     assert says in text(found)
@@ -137,7 +137,7 @@ def test_sources(form: str, options: dict[str, str], level: Guarantee, says: str
 
 
 @pytest.mark.parametrize("form", ["kafka", "json", "delta", "iceberg", "pravega_stream", "rabbitmq_stream"])
-def test_options_that_cannot_be_seen_are_conditions(form: str) -> None:
+def test_options_that_cannot_be_seen_are_conditions(form):
     found = judge(replace(BEST, sources=(facts_of(form, None),))).part(Role.SOURCE)
     assert found.level is EXACTLY
     assert any(
@@ -158,7 +158,7 @@ def test_options_that_cannot_be_seen_are_conditions(form: str) -> None:
         ({"cleanup_policy": "compact,delete", "retention_ms": A_DAY_MS}, None, AT_MOST, "compact,delete"),
     ],
 )
-def test_what_a_topic_keeps(facts: dict[str, object], downtime: timedelta | None, level: Guarantee, says: str) -> None:
+def test_what_a_topic_keeps(facts, downtime, level, says):
     found = topic(downtime, **facts)
     assert found.level is level
     assert says in text(found)
@@ -172,7 +172,7 @@ def test_what_a_topic_keeps(facts: dict[str, object], downtime: timedelta | None
         (None, EXACTLY, "or"),
     ],
 )
-def test_writers_of_a_topic(transactional: bool | None, level: Guarantee, says: str) -> None:
+def test_writers_of_a_topic(transactional, level, says):
     known = TopicFacts(retention_ms=-1, retention_bytes=-1, cleanup_policy="delete", transactional=transactional)
     found = KafkaSourceFacts(options={}, topics={"orders": known})
     part = judge(replace(BEST, sources=(found,))).part(Role.SOURCE)
@@ -182,7 +182,7 @@ def test_writers_of_a_topic(transactional: bool | None, level: Guarantee, says: 
         assert any("kafka.isolation.level=read_committed" in condition for condition in part.conditions)
 
 
-def test_settings_that_are_seen_elsewhere() -> None:
+def test_settings_that_are_seen_elsewhere():
     known = TopicFacts(retention_ms=-1, retention_bytes=-1, cleanup_policy="delete", transactional=True)
     found = KafkaSourceFacts(options=None, topics={"orders": known})
     part = judge(replace(BEST, sources=(found,))).part(Role.SOURCE)
@@ -212,7 +212,7 @@ def test_settings_that_are_seen_elsewhere() -> None:
         ({"async_progress": True}, AT_LEAST, "asyncProgressTrackingEnabled=false"),
     ],
 )
-def test_the_engine(facts: dict[str, object], level: Guarantee, says: str) -> None:
+def test_the_engine(facts, level, says):
     found = engine(**facts)
     assert found.level is level
     assert says in text(found)
@@ -228,7 +228,7 @@ def test_the_engine(facts: dict[str, object], level: Guarantee, says: str) -> No
         (None, "/data/checkpoint", EXACTLY),
     ],
 )
-def test_a_checkpoint_of_another_query(query: str | None, ours: str, level: Guarantee) -> None:
+def test_a_checkpoint_of_another_query(query, ours, level):
     found = engine(None, (replace(OURS, checkpoint=ours),), checkpoint=query)
     assert found.level is level
     assert bool(found.changes) is (level is AT_MOST)
@@ -251,7 +251,7 @@ def test_a_checkpoint_of_another_query(query: str | None, ours: str, level: Guar
         ("socket", {}, AT_MOST),
     ],
 )
-def test_without_a_checkpoint(form: str, options: dict[str, str], level: Guarantee) -> None:
+def test_without_a_checkpoint(form, options, level):
     known = replace(BEST, sources=(facts_of(form, options),))
     found = judge(replace(known, engine=EngineFacts(temporary=True))).part(Role.ENGINE)
     assert found.level is level
@@ -269,7 +269,7 @@ def test_without_a_checkpoint(form: str, options: dict[str, str], level: Guarant
         (PlanFacts(stateful=("Aggregate",)), {"stateStore.skipNullsForStreamStreamJoins.enabled": "true"}, EXACTLY),
     ],
 )
-def test_settings_of_the_session(plan: PlanFacts, conf: dict[str, str], level: Guarantee) -> None:
+def test_settings_of_the_session(plan, conf, level):
     named = {f"spark.sql.streaming.{name}": value for name, value in conf.items()}
     found = engine(plan, conf=named)
     assert found.level is level
@@ -289,7 +289,7 @@ CHANGING = [
 
 
 @pytest.mark.parametrize(("plan", "says"), CHANGING)
-def test_a_plan_that_changes(plan: PlanFacts, says: str) -> None:
+def test_a_plan_that_changes(plan, says):
     ours = engine(plan)
     assert ours.level is EXACTLY
     assert says in text(ours)
@@ -310,14 +310,14 @@ def test_a_plan_that_changes(plan: PlanFacts, says: str) -> None:
 
 @pytest.mark.parametrize("sink", [OURS, SinkFacts(format="delta"), SinkFacts(format="parquet")])
 @pytest.mark.parametrize("plan", [plan for plan, _ in CHANGING if not plan.order])
-def test_a_plan_that_changes_and_has_state(plan: PlanFacts, sink: SinkFacts) -> None:
+def test_a_plan_that_changes_and_has_state(plan, sink):
     weak = engine(replace(plan, stateful=("Aggregate",)), (sink,))
     assert weak.level is AT_LEAST
     assert "the state recomputed after a kill may differ from the rows written" in weak.reasons[0]
     assert "a hash of its key" in weak.changes[0]
 
 
-def test_state_and_slots() -> None:
+def test_state_and_slots():
     assert engine(PlanFacts(stateful=("Deduplicate",), order=("dropDuplicates",))).level is EXACTLY
     assert engine(PlanFacts(stateful=("Aggregate",), batch_clock=("current_timestamp",))).level is EXACTLY
 
@@ -333,7 +333,7 @@ def test_state_and_slots() -> None:
     assert not any("SPARK-38160" in each for each in engine(PlanFacts(random=("rand",))).conditions)
 
 
-def test_python_functions() -> None:
+def test_python_functions():
     nobody_said = engine(PlanFacts(functions=(PythonFunction(name="f"),)))
     assert "the Python function f gives the same rows for the same rows" in nobody_said.conditions
     said = engine(PlanFacts(functions=(PythonFunction(name="f", deterministic=True),)))
@@ -358,14 +358,14 @@ def test_python_functions() -> None:
         ("", {}, AT_MOST, "name it"),
     ],
 )
-def test_sinks_of_spark(form: str, options: dict[str, str], level: Guarantee, says: str) -> None:
+def test_sinks_of_spark(form, options, level, says):
     found = sink(form, **options)
     assert found.level is level
     assert says in text(found)
 
 
 @pytest.mark.parametrize("guarantee", list(Guarantee))
-def test_our_sinks_have_the_level_that_they_are_run_at(guarantee: Guarantee) -> None:
+def test_our_sinks_have_the_level_that_they_are_run_at(guarantee):
     found = judge(replace(BEST, sinks=(replace(OURS, guarantee=guarantee),)))
     assert found.part(Role.SINK).level is guarantee
     assert found.level is guarantee
@@ -381,13 +381,13 @@ def test_our_sinks_have_the_level_that_they_are_run_at(guarantee: Guarantee) -> 
         ({"unasked": "nobody answers"}, "nobody answers"),
     ],
 )
-def test_timeouts(facts: dict[str, object], says: str) -> None:
+def test_timeouts(facts, says):
     found = judge(replace(BEST, sinks=(replace(OURS, **facts),))).part(Role.SINK)
     assert found.level is EXACTLY
     assert says in text(found)
 
 
-def test_timeouts_are_held_against_the_trigger_and_the_downtime() -> None:
+def test_timeouts_are_held_against_the_trigger_and_the_downtime():
     short = replace(BEST, sinks=(replace(OURS, transaction_timeout=timedelta(minutes=1)),), downtime=timedelta(hours=1))
     found = judge(replace(short, engine=replace(BEST.engine, interval=timedelta(minutes=2)))).part(Role.SINK)
     assert "the trigger's interval of 2 minutes is longer" in found.notes[0]
@@ -408,7 +408,7 @@ def test_timeouts_are_held_against_the_trigger_and_the_downtime() -> None:
         (None, AT_LEAST, "isolation level is not given"),
     ],
 )
-def test_readers_of_our_kafka_sink(given: object, level: Guarantee, says: str) -> None:
+def test_readers_of_our_kafka_sink(given, level, says):
     found = reader(given)
     assert found.level is level
     assert says in text(found)
@@ -428,7 +428,7 @@ def test_readers_of_our_kafka_sink(given: object, level: Guarantee, says: str) -
         ("", None, EXACTLY),
     ],
 )
-def test_readers_of_other_sinks(form: str, given: str | None, level: Guarantee) -> None:
+def test_readers_of_other_sinks(form, given, level):
     assert reader(given, SinkFacts(format=form)).level is level
 
 
@@ -443,7 +443,7 @@ def test_readers_of_other_sinks(form: str, given: str | None, level: Guarantee) 
         ("sparkonce", "files"),
     ],
 )
-def test_readers_that_do_not_fit_the_sink(form: str, given: object) -> None:
+def test_readers_that_do_not_fit_the_sink(form, given):
     found = reader(given, OURS if form == "sparkonce" else SinkFacts(format=form))
     assert found.level is AT_MOST
     assert "does not read what this sink" in found.reasons[0]
@@ -451,14 +451,14 @@ def test_readers_that_do_not_fit_the_sink(form: str, given: object) -> None:
 
 
 @pytest.mark.parametrize("given", [None, "spark"])
-def test_readers_of_a_folder_without_its_log(given: str | None) -> None:
+def test_readers_of_a_folder_without_its_log(given):
     conf = {"spark.sql.streaming.fileStreamSink.ignoreMetadata": "true"}
     known = replace(BEST, sinks=(SinkFacts(format="parquet"),), engine=replace(BEST.engine, conf=conf))
     assert judge(replace(known, reader=parse_reader(given))).part(Role.READER).level is AT_LEAST
 
 
 @pytest.mark.parametrize("given", ["read_everything", {"isolation.level": "serializable"}])
-def test_a_reader_that_is_not_understood(given: object) -> None:
+def test_a_reader_that_is_not_understood(given):
     with pytest.raises(ConfigurationError) as told:
         parse_reader(given)
     assert told.value.next_step

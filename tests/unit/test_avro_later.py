@@ -32,7 +32,7 @@ def server() -> Iterator[RegistryServer]:
 
 
 @pytest.fixture(autouse=True)
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+def clock(monkeypatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(later, "time", clock)
     monkeypatch.setattr(later, "_expiring", {})
@@ -41,7 +41,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 @pytest.fixture
-def schema_request(server: RegistryServer) -> SchemaRequest:
+def schema_request(server) -> SchemaRequest:
     registry = SchemaRegistry({"url": server.url, "max.retries": 0})
     return SchemaRequest(registry=registry, reader=json.dumps(READER), subjects=("orders-value",))
 
@@ -66,8 +66,8 @@ FOREIGN = {
 
 @pytest.mark.parametrize("schema", FOREIGN)
 def test_a_record_of_another_subject_that_cannot_be_resolved_is_one_that_cannot_be_decoded(
-    server: RegistryServer, schema_request: SchemaRequest, schema: str
-) -> None:
+    server, schema_request, schema
+):
     foreign = server.register("others-value", FOREIGN[schema])
     own = server.register("orders-value", record(x="int"))
     bad, good = answers(schema_request, wire_header(foreign) + b"\2\2", wire_header(own) + b"\2")
@@ -75,9 +75,7 @@ def test_a_record_of_another_subject_that_cannot_be_resolved_is_one_that_cannot_
     assert good == DECODABLE + wire_header(0)[1:] + b"\2"
 
 
-def test_a_null_that_the_reader_does_not_take_is_one_record_only(
-    server: RegistryServer, schema_request: SchemaRequest
-) -> None:
+def test_a_null_that_the_reader_does_not_take_is_one_record_only(server, schema_request):
     header = wire_header(server.register("others-value", record(x=["null", "long"])))
     null, one = answers(schema_request, header + b"\0", header + b"\2\2")
     assert "belongs to subject others-value" in reason(null)
@@ -90,9 +88,7 @@ def test_a_null_that_the_reader_does_not_take_is_one_record_only(
         answers(schema_request, wire_header(schema_id) + b"\0\2")
 
 
-def test_a_registry_that_does_not_say_whose_an_id_is_makes_no_bad_records(
-    server: RegistryServer, schema_request: SchemaRequest
-) -> None:
+def test_a_registry_that_does_not_say_whose_an_id_is_makes_no_bad_records(server, schema_request):
     schema_id = server.register("others-value", record(y="long"))
     value = wire_header(schema_id) + b"\2"
     schema_request.registry.find(schema_id)
@@ -101,9 +97,7 @@ def test_a_registry_that_does_not_say_whose_an_id_is_makes_no_bad_records(
     assert "others-value" in reason(answers(schema_request, value)[0])
 
 
-def test_ids_that_nobody_knows_are_asked_for_and_waited_for_once_in_a_while(
-    server: RegistryServer, schema_request: SchemaRequest, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ids_that_nobody_knows_are_asked_for_and_waited_for_once_in_a_while(server, schema_request, clock, monkeypatch):
     garbage = [wire_header(number) for number in range(500, 520)]
     for _ in range(3):
         assert "id 500 is not known" in reason(answers(schema_request, *garbage)[0])

@@ -5,7 +5,6 @@ import pickle
 import subprocess
 import traceback
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -29,7 +28,7 @@ def server() -> Iterator[RegistryServer]:
 
 
 @pytest.fixture
-def registry(server: RegistryServer) -> SchemaRegistry:
+def registry(server) -> SchemaRegistry:
     return SchemaRegistry(settings(server))
 
 
@@ -37,7 +36,7 @@ def settings(server: RegistryServer, **more: Any) -> dict[str, Any]:
     return {"url": server.url, "basic.auth.user.info": f"user:{SECRET}", "max.retries": 0, **more}
 
 
-def test_versions_latest_and_ids(server: RegistryServer, registry: SchemaRegistry) -> None:
+def test_versions_latest_and_ids(server, registry):
     first, second = server.register("orders-value", V1), server.register("orders-value", V2)
     assert [(one.version, one.id, json.loads(one.text)) for one in registry.versions("orders-value")] == [
         (2, second, V2),
@@ -54,7 +53,7 @@ def test_versions_latest_and_ids(server: RegistryServer, registry: SchemaRegistr
         registry.version("orders-value", 7)
 
 
-def test_the_latest_is_the_latest_though_schemas_are_kept(server: RegistryServer, registry: SchemaRegistry) -> None:
+def test_the_latest_is_the_latest_though_schemas_are_kept(server, registry):
     server.register("orders-value", V1)
     for _ in range(3):
         assert registry.latest("orders-value").version == 1
@@ -67,7 +66,7 @@ def test_the_latest_is_the_latest_though_schemas_are_kept(server: RegistryServer
     assert registry.latest("orders-value").version == 2
 
 
-def test_the_subjects_of_an_id(server: RegistryServer, registry: SchemaRegistry) -> None:
+def test_the_subjects_of_an_id(server, registry):
     shared, own = server.register("orders-value", V1), server.register("orders-value", V2)
     assert server.register("others-value", V1) == shared
     server.delete_version("orders-value", 1)
@@ -77,7 +76,7 @@ def test_the_subjects_of_an_id(server: RegistryServer, registry: SchemaRegistry)
         registry.subjects(9)
 
 
-def test_a_version_that_is_deleted_softly_is_still_read(server: RegistryServer, registry: SchemaRegistry) -> None:
+def test_a_version_that_is_deleted_softly_is_still_read(server, registry):
     server.register("orders-value", V1)
     server.register("orders-value", V2)
     server.delete_version("orders-value", 2)
@@ -85,7 +84,7 @@ def test_a_version_that_is_deleted_softly_is_still_read(server: RegistryServer, 
     assert registry.latest("orders-value").version == 1
 
 
-def test_registering_and_looking_up(server: RegistryServer, registry: SchemaRegistry) -> None:
+def test_registering_and_looking_up(server, registry):
     assert registry.register("orders-value", json.dumps(V1)) == registry.register("orders-value", json.dumps(V1)) == 1
     assert registry.lookup("orders-value", json.dumps(V1)) == 1
     with pytest.raises(RegistryError, match=r"subject 'orders-value'.*\(HTTP 409.*compatibility rule"):
@@ -96,7 +95,7 @@ def test_registering_and_looking_up(server: RegistryServer, registry: SchemaRegi
     assert registry.register("orders-value", json.dumps(V3_BAD)) == 2
 
 
-def test_references_are_written_out(server: RegistryServer, registry: SchemaRegistry) -> None:
+def test_references_are_written_out(server, registry):
     server.register("order", V1)
     outer = {"type": "record", "name": "Box", "fields": [{"name": "order", "type": "com.example.Order"}]}
     server.register("box", outer, references=[("com.example.Order", "order", 1)])
@@ -106,7 +105,7 @@ def test_references_are_written_out(server: RegistryServer, registry: SchemaRegi
 
 
 @pytest.mark.parametrize("kind", ["JSON", "PROTOBUF"])
-def test_other_types_are_refused_by_name(server: RegistryServer, registry: SchemaRegistry, kind: str) -> None:
+def test_other_types_are_refused_by_name(server, registry, kind):
     server.register("orders-value", "{}", kind=kind)
     for ask in (lambda: registry.versions("orders-value"), lambda: registry.find(1)):
         with pytest.raises(ConfigurationError, match=f"of type {kind}: only AVRO"):
@@ -114,15 +113,13 @@ def test_other_types_are_refused_by_name(server: RegistryServer, registry: Schem
 
 
 @pytest.mark.parametrize("status", [404, 429, 500, 503])
-def test_a_registry_that_fails_is_no_registry_without_the_schema(
-    server: RegistryServer, registry: SchemaRegistry, status: int
-) -> None:
+def test_a_registry_that_fails_is_no_registry_without_the_schema(server, registry, status):
     with server.failing(status), pytest.raises(RegistryError, match=f"HTTP {status}"):
         registry.find(1)
     assert registry.find(1) is None
 
 
-def test_a_registry_that_is_away_or_slow_is_an_error_in_time(server: RegistryServer, registry: SchemaRegistry) -> None:
+def test_a_registry_that_is_away_or_slow_is_an_error_in_time(server, registry):
     with server.down(), pytest.raises(RegistryError, match=r"gave no answer about schema id 1.*Nothing is lost"):
         registry.find(1)
     hasty = SchemaRegistry(settings(server, timeout=0.05))
@@ -131,7 +128,7 @@ def test_a_registry_that_is_away_or_slow_is_an_error_in_time(server: RegistrySer
     assert registry.find(1) is None
 
 
-def test_secrets_are_not_told(server: RegistryServer) -> None:
+def test_secrets_are_not_told(server):
     wrong = SchemaRegistry(settings(server, **{"basic.auth.user.info": "user:wrong"}))
     with pytest.raises(RegistryError, match=r"basic\.auth\.user\.info") as told:
         wrong.find(1)
@@ -151,9 +148,7 @@ def test_secrets_are_not_told(server: RegistryServer) -> None:
         SchemaRegistry({})
 
 
-def test_a_server_that_says_the_secret_is_not_repeated(
-    server: RegistryServer, registry: SchemaRegistry, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_says_the_secret_is_not_repeated(server, registry, monkeypatch):
     echo = (403, {"error_code": 40301, "message": f"user:{SECRET} may not"})
     monkeypatch.setattr(server, "answer", lambda *_: echo)
     with pytest.raises(RegistryError, match=r"\*\*\* may not") as told:
@@ -162,14 +157,14 @@ def test_a_server_that_says_the_secret_is_not_repeated(
 
 
 @pytest.mark.parametrize("password", ["hid@/den", "hid%40%2Fden", "hid/den"])
-def test_a_user_in_a_url_is_not_told_however_it_is_written(password: str) -> None:
+def test_a_user_in_a_url_is_not_told_however_it_is_written(password):
     two = SchemaRegistry({"url": f"http://user:{password}@one:1,https://user:{password}@two:2/path"})
     assert two.url == "http://one:1,https://two:2/path"
     told = two._without_secrets(f"no route to http://user:{password}@one, {unquote(password)}, {quote(password)}")
     assert told == "no route to http://***@one, ***, ***"
 
 
-def test_the_cause_and_the_proxy_tell_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cause_and_the_proxy_tell_no_secret(monkeypatch):
     proxy = "http://user:hidden@127.0.0.1:9"
     registry = SchemaRegistry({"url": "http://127.0.0.1:9", "proxy": proxy, "max.retries": 0})
 
@@ -182,7 +177,7 @@ def test_the_cause_and_the_proxy_tell_no_secret(monkeypatch: pytest.MonkeyPatch)
     assert "hidden" not in "".join(traceback.format_exception(told.value))
 
 
-def test_copies_share_one_client_even_if_a_setting_is_a_function(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_share_one_client_even_if_a_setting_is_a_function(monkeypatch):
     clients: dict[str, Any] = {}
     monkeypatch.setattr("sparkonce.avro.registry._clients", clients)
     made_of_a_function = {
@@ -202,7 +197,7 @@ def test_copies_share_one_client_even_if_a_setting_is_a_function(monkeypatch: py
     assert SchemaRegistry(made_of_a_function).key != registry.key
 
 
-def test_tls(tmp_path: Path) -> None:
+def test_tls(tmp_path):
     subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=registry", "-days", "2",
          "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", "key.pem", "-out", "cert.pem"],

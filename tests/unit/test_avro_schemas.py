@@ -56,7 +56,7 @@ def written(schema: Any, value: Any) -> bytes:
     return target.getvalue()
 
 
-def test_the_header_and_the_given_forms(tmp_path: Path) -> None:
+def test_the_header_and_the_given_forms(tmp_path):
     assert wire_header(1) == b"\0\0\0\0\1"
     assert wire_header(0x01020304) == b"\0\1\2\3\4"
 
@@ -66,7 +66,7 @@ def test_the_header_and_the_given_forms(tmp_path: Path) -> None:
         assert json.loads(schema_text(given, "schema")) == MONEY
 
 
-def test_references_are_written_out_once_where_they_are_first_named() -> None:
+def test_references_are_written_out_once_where_they_are_first_named():
     whole = inline(ORDER, {"a name of the registry's": LINE, "com.example.Money": MONEY})
     value = {"lines": [{"price": {"cents": 1}, "tax": {"cents": 2}}], "total": {"cents": 3}, "by_day": {}}
     read = fastavro.schemaless_reader(io.BytesIO(written(whole, value)), fastavro.parse_schema(whole), None)
@@ -74,7 +74,7 @@ def test_references_are_written_out_once_where_they_are_first_named() -> None:
     assert json.dumps(whole).count('"cents"') == 1
 
 
-def test_names_are_found_and_named() -> None:
+def test_names_are_found_and_named():
     whole = inline(["com.example.Money", "com.example.Line"], {"a": MONEY, "b": LINE})
     assert [full_name(one) for one in whole] == ["com.example.Money", "com.example.Line"]
     assert inline("com.example.Money", {"a": MONEY}) == MONEY
@@ -109,7 +109,7 @@ def test_names_are_found_and_named() -> None:
         ({"type": "int", "logicalType": "date"}, False),
     ],
 )
-def test_what_is_recursive(schema: Any, recursive: bool) -> None:
+def test_what_is_recursive(schema, recursive):
     assert is_recursive(schema) is recursive
 
 
@@ -123,12 +123,12 @@ def test_what_is_recursive(schema: Any, recursive: bool) -> None:
         (MONEY, False),
     ],
 )
-def test_what_may_be_null(schema: Any, nullable: bool) -> None:
+def test_what_may_be_null(schema, nullable):
     assert may_be_null(schema) is nullable
 
 
 @pytest.mark.parametrize("schema", [MONEY, "int", ["null", "long"], {"type": "array", "items": MONEY}])
-def test_a_record_with_its_header_is_a_record_of_the_envelope(schema: Any) -> None:
+def test_a_record_with_its_header_is_a_record_of_the_envelope(schema):
     value = {"cents": 7} if schema is MONEY else 7
     value = [{"cents": 7}] if isinstance(schema, dict) and schema["type"] == "array" else value
     framed = wire_header(258) + written(schema, value)
@@ -148,7 +148,7 @@ def test_a_record_with_its_header_is_a_record_of_the_envelope(schema: Any) -> No
         (Path("/nowhere/a.avsc"), "'/nowhere/a.avsc' cannot be read"),
     ],
 )
-def test_what_is_no_schema_is_named(given: Any, told: str) -> None:
+def test_what_is_no_schema_is_named(given, told):
     with pytest.raises(ConfigurationError, match=told):
         schema_text(given, "schema")
 
@@ -161,7 +161,7 @@ def test_what_is_no_schema_is_named(given: Any, told: str) -> None:
         (SubjectStrategy.TOPIC_RECORD_NAME, "orders-com.example.Money"),
     ],
 )
-def test_subjects_are_named_as_confluents_clients_name_them(strategy: SubjectStrategy | str, subject: str) -> None:
+def test_subjects_are_named_as_confluents_clients_name_them(strategy, subject):
     assert subject_name(strategy, topic="orders", field="key", record="com.example.Money") == subject
 
 
@@ -174,12 +174,12 @@ def test_subjects_are_named_as_confluents_clients_name_them(strategy: SubjectStr
         ({"strategy": "record-name", "record": None}, "needs a named type"),
     ],
 )
-def test_what_a_strategy_lacks_is_named(settings: dict[str, Any], told: str) -> None:
+def test_what_a_strategy_lacks_is_named(settings, told):
     with pytest.raises(ConfigurationError, match=told):
         subject_name(**{"strategy": "topic-name", "topic": "orders", "field": "value", "record": "R", **settings})
 
 
-def test_the_setting_is_told_once_in_words_to_copy(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_setting_is_told_once_in_words_to_copy(caplog):
     def told(
         caplog: pytest.LogCaptureFixture, application: str, master: str, *, driver: bool, executors: str
     ) -> list[str]:

@@ -29,7 +29,7 @@ def transcode(writer: Any, reader: Any, value: Any) -> Any:
     return fastavro.schemaless_reader(io.BytesIO(bytes_), fastavro.parse_schema(reader), None)
 
 
-def test_fields_come_go_and_grow() -> None:
+def test_fields_come_go_and_grow():
     writer = record(gone="string", number="int", maybe=["null", "int"])
     reader = record(number="double", maybe=["null", "long"], new={"type": "string", "default": "x"})
     assert transcode(writer, reader, {"gone": "g", "number": 3, "maybe": 4}) == {"number": 3.0, "maybe": 4, "new": "x"}
@@ -44,7 +44,7 @@ def test_fields_come_go_and_grow() -> None:
     assert transcode(record(f=["null", FIXED], x="int"), reader, {"f": None, "x": 1})["d"] == b"ab"
 
 
-def test_a_day_beyond_what_python_can_say_passes() -> None:
+def test_a_day_beyond_what_python_can_say_passes():
     far = {"type": "long", "logicalType": "timestamp-millis"}
     writer, reader = record(at=far, more="int"), record(at=far)
     bytes_ = Transcoder(json.dumps(writer), json.dumps(reader))(
@@ -55,7 +55,7 @@ def test_a_day_beyond_what_python_can_say_passes() -> None:
     }
 
 
-def test_what_cannot_be_resolved_is_no_bad_record() -> None:
+def test_what_cannot_be_resolved_is_no_bad_record():
     with pytest.raises(UnresolvableError, match=r"Python cannot read it as Java does: .*No default value for field y"):
         transcode(record(x="int"), record(x="int", y="int"), {"x": 1})
 
@@ -92,11 +92,11 @@ FIXED = {"type": "fixed", "name": "F", "size": 2}
         ),
     ],
 )
-def test_a_default_of_bytes_is_a_character_for_each(kind: Any, default: Any, expected: Any) -> None:
+def test_a_default_of_bytes_is_a_character_for_each(kind, default, expected):
     assert transcode(record(x="int"), record(x="int", d={"type": kind, "default": default}), {"x": 1})["d"] == expected
 
 
-def test_bytes_that_are_no_record_are_malformed() -> None:
+def test_bytes_that_are_no_record_are_malformed():
     transcoder = Transcoder(json.dumps(record(x="long", s="string")), json.dumps(record(x="long")))
     for value in (b"", b"\xff", written(record(x="long", s="string"), {"x": 1, "s": "long enough"})[:-1]):
         with pytest.raises(MalformedError):

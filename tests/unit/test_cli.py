@@ -1,12 +1,9 @@
-from __future__ import annotations
-
 import ast
 import json
 import os
 import re
 import shlex
 from importlib.metadata import EntryPoints
-from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -30,22 +27,20 @@ from sparkonce.sinks.files.sink import FilesSink
         ("spark.password=very-secret", "--conf spark.password: only"),
     ],
 )
-def test_a_setting_that_is_not_the_stores_is_refused_by_name(given: str, said: str) -> None:
+def test_a_setting_that_is_not_the_stores_is_refused_by_name(given, said):
     done = CliRunner().invoke(app, ["explain", "s3a://bucket/a", "--conf", given])
     assert done.exit_code == 2
     assert said in " ".join(done.output.split())
     assert "very-secret" not in done.output
 
 
-def test_the_settings_of_a_store_are_for_a_checkpoint(tmp_path: Path) -> None:
+def test_the_settings_of_a_store_are_for_a_checkpoint(tmp_path):
     (tmp_path / "job.py").touch()
     done = CliRunner().invoke(app, ["explain", str(tmp_path / "job.py"), "--conf", "spark.hadoop.fs.a=b"])
     assert (done.exit_code, "--conf says how a checkpoint is reached" in done.output) == (2, True)
 
 
-def test_a_long_cell_is_wrapped_for_a_terminal_and_no_line_has_trailing_blanks(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_cell_is_wrapped_for_a_terminal_and_no_line_has_trailing_blanks(capsys, monkeypatch):
     checks = [
         Check(name="Java", ok=True, says="It is Java 17."),
         Check(name="next start", ok=False, says="words that go on " * 20, next_step="Restore it."),
@@ -61,14 +56,14 @@ def test_a_long_cell_is_wrapped_for_a_terminal_and_no_line_has_trailing_blanks(
     assert ([line for line in shown if line != line.rstrip()], max(map(len, shown)) <= 100) == ([], True)
 
 
-def test_version_and_help_are_commands_too_and_a_folder_that_is_not_there_is_called_so(tmp_path: Path) -> None:
+def test_version_and_help_are_commands_too_and_a_folder_that_is_not_there_is_called_so(tmp_path):
     assert CliRunner().invoke(app, ["version"]).stdout == f"sparkonce {sparkonce.__version__}\n"
     assert "checkpoint" in CliRunner().invoke(app, ["help"]).stdout
     done = CliRunner().invoke(app, ["checkpoint", "show", str(tmp_path / "gone")])
     assert (done.exit_code, "does not exist, or is no folder" in done.stderr) == (1, True)
 
 
-def test_a_command_whose_package_is_not_installed_says_what_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_whose_package_is_not_installed_says_what_brings_it(monkeypatch):
     monkeypatch.setattr("sparkonce.cli.main.entry_points", lambda **_: EntryPoints())
     assert "pip install ./packages/sparkonce-lab" in " ".join(CliRunner().invoke(app, ["--help"]).stdout.split())
     for line in (["demo"], ["verify", "--faults", "3"], ["broker", "up", "--help"]):
@@ -80,7 +75,7 @@ def test_a_command_whose_package_is_not_installed_says_what_brings_it(monkeypatc
 @pytest.mark.parametrize(
     ("typo", "meant"), [("verfy", "'verify'"), ("demos", "'demo'"), ("explian", "'explain'"), ("brocker", "'broker'")]
 )
-def test_a_misspelled_command_is_suggested_whoever_brings_it(typo: str, meant: str) -> None:
+def test_a_misspelled_command_is_suggested_whoever_brings_it(typo, meant):
     done = CliRunner().invoke(app, [typo])
     assert (done.exit_code, f"No such command '{typo}'. Did you mean {meant}?" in done.stderr) == (2, True)
 
@@ -89,7 +84,7 @@ def test_a_misspelled_command_is_suggested_whoever_brings_it(typo: str, meant: s
     assert "Did you mean" not in done.stderr
 
 
-def test_a_project_is_written_and_nothing_is_written_over(tmp_path: Path) -> None:
+def test_a_project_is_written_and_nothing_is_written_over(tmp_path):
     folder = tmp_path / "a new" / "job"
     assert CliRunner().invoke(app, ["new", str(folder)]).exit_code == 0
     assert sorted(one.name for one in folder.iterdir()) == [".gitignore", "README.md", "job.py", "requirements.txt"]
@@ -107,7 +102,7 @@ def test_a_project_is_written_and_nothing_is_written_over(tmp_path: Path) -> Non
     assert "cannot be written" in done.stderr
 
 
-def test_staged_files_are_listed_by_their_transactions(tmp_path: Path) -> None:
+def test_staged_files_are_listed_by_their_transactions(tmp_path):
     life = Life(FilesSink(str(tmp_path), format="json", name="out"))
     rows = pa.table({"n": [1, 2]})
     handle, _ = life.prepare(rows, batch=3, slot=1), life.run_batch(rows, batch=2)
@@ -121,7 +116,7 @@ def test_staged_files_are_listed_by_their_transactions(tmp_path: Path) -> None:
     assert "Nothing of sparkonce is open" in CliRunner().invoke(app, command).output
 
 
-def test_files_are_compacted_and_both_formats_say_so(tmp_path: Path) -> None:
+def test_files_are_compacted_and_both_formats_say_so(tmp_path):
     life = Life(FilesSink(str(tmp_path), name="out"))
     command = ["files", "compact", str(tmp_path), "--keep-batches", "2"]
     assert "There are no whole batches here." in CliRunner().invoke(app, command).output
@@ -137,9 +132,7 @@ def test_files_are_compacted_and_both_formats_say_so(tmp_path: Path) -> None:
     assert (refused.exit_code, "A local folder has no options" in refused.output) == (1, True)
 
 
-def test_settings_come_from_the_environment_where_none_are_given(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_settings_come_from_the_environment_where_none_are_given(tmp_path, monkeypatch):
     monkeypatch.setenv("SPARKONCE_FILES", f"path={shlex.quote(str(tmp_path))}")
     assert (
         "Nothing of sparkonce is open" in CliRunner().invoke(app, ["transactions", "list", "--system", "files"]).output
@@ -150,6 +143,6 @@ def test_settings_come_from_the_environment_where_none_are_given(
 
 
 @pytest.mark.parametrize(("line", "words"), [("path", "no '='"), ("path='x", "Close the quotes")])
-def test_a_line_of_settings_that_cannot_be_read_is_refused(line: str, words: str) -> None:
+def test_a_line_of_settings_that_cannot_be_read_is_refused(line, words):
     refused = CliRunner().invoke(app, ["transactions", "list", "--system", "files", "--settings", line])
     assert (refused.exit_code, words in refused.output) == (1, True)

@@ -81,14 +81,14 @@ def everything(columns: int) -> str:
 
 
 @pytest.mark.parametrize("columns", [80, 120])
-def test_help_results_and_errors_look_as_they_were_reviewed(columns: int) -> None:
+def test_help_results_and_errors_look_as_they_were_reviewed(columns):
     found = everything(columns)
     wrong = [line for line in found.splitlines() if line != line.rstrip() or len(line) > columns]
     assert [line for line in wrong if not line.startswith(("$ ", "Error: "))] == []
     assert found == (SNAPSHOTS / f"{columns}.txt").read_text("utf-8"), "see this file's docstring"
 
 
-def test_resolve_says_what_it_did_and_what_comes_next(capsys: pytest.CaptureFixture[str]) -> None:
+def test_resolve_says_what_it_did_and_what_comes_next(capsys):
     orphan = Orphan(
         kind="open", name="a", query="1", run="1-a", batch=3, slot=0, copy="c", age_s=40, holds=("orders-0",)
     )

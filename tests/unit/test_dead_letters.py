@@ -19,7 +19,7 @@ CONTEXT = WriterContext(owner=Owner(query="0" * 12, token=Token(0, "0" * 8)), ba
 INSTANT = datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.timezone.utc)
 
 
-def test_a_row_is_told_as_json() -> None:
+def test_a_row_is_told_as_json():
     rows = pa.RecordBatch.from_pylist(
         [
             {
@@ -49,7 +49,7 @@ def test_a_row_is_told_as_json() -> None:
     assert dead_letter == {"sink": "shop", "batch": 7, "slot": 2, "reason": "Too dear."}
 
 
-def test_values_that_python_does_not_have_are_told() -> None:
+def test_values_that_python_does_not_have_are_told():
     """They are exactly the rows that a system refuses."""
 
     def _not_utf8() -> pa.Array:
@@ -73,7 +73,7 @@ def test_values_that_python_does_not_have_are_told() -> None:
     assert second["list"] == ["+12921-08-18"]
 
 
-def test_a_sink_of_messages_takes_a_letter_as_a_message() -> None:
+def test_a_sink_of_messages_takes_a_letter_as_a_message():
     sink = KafkaSink({"bootstrap.servers": "nowhere:1"}, topic="dead")
     assert dead_letter_columns(sink) == ("key", "value")
     rows = pa.RecordBatch.from_pylist([{"number": 1}])
@@ -88,7 +88,7 @@ def test_a_sink_of_messages_takes_a_letter_as_a_message() -> None:
     }
 
 
-def test_the_columns_that_sinks_take_of_a_letter(tmp_path: object) -> None:
+def test_the_columns_that_sinks_take_of_a_letter(tmp_path):
     assert dead_letter_columns(FilesSink(str(tmp_path))) == tuple(DEAD_LETTER_SCHEMA.names)
 
     class _Taking(FilesSink):
@@ -102,7 +102,7 @@ def test_the_columns_that_sinks_take_of_a_letter(tmp_path: object) -> None:
         dead_letter_columns(_Taking())
 
 
-def test_kafka_refuses_what_it_cannot_store() -> None:
+def test_kafka_refuses_what_it_cannot_store():
     header = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
     rows = pa.record_batch(
         {
@@ -128,7 +128,7 @@ def test_kafka_refuses_what_it_cannot_store() -> None:
     assert not refused_rows(rows.slice(0, 1), None, 180).rows
 
 
-def test_each_topic_that_rows_name_has_its_own_limit() -> None:
+def test_each_topic_that_rows_name_has_its_own_limit():
     rows = pa.record_batch(
         {"topic": ["small", "large", "unknown", None, "small", ""], "value": [b"x" * 100] * 4 + [b"x"] * 2}
     )
@@ -141,7 +141,7 @@ def test_each_topic_that_rows_name_has_its_own_limit() -> None:
 
 
 @pytest.mark.parametrize("bad", [set(), {0}, {9}, {3, 4}, {0, 9}, set(range(10))])
-def test_halves_find_every_refused_row_and_write_the_others_once(bad: set[int]) -> None:
+def test_halves_find_every_refused_row_and_write_the_others_once(bad):
     rows, taken = pa.record_batch({"number": list(range(10))}), []
 
     def attempt(part: pa.RecordBatch) -> str:
@@ -157,6 +157,6 @@ def test_halves_find_every_refused_row_and_write_the_others_once(bad: set[int]) 
     assert taken == [one for one in range(10) if one not in bad]
 
 
-def test_no_rows_are_not_offered() -> None:
+def test_no_rows_are_not_offered():
     nothing = pa.record_batch({"number": pa.array([], pa.int64())})
     assert not offered(nothing, lambda _: "It is never asked.").rows

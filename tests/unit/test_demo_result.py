@@ -27,7 +27,7 @@ def row(*values: object, batch: int = 0) -> bytes:
 SEEN = [row(*each) for each in RIGHT]
 
 
-def test_every_row_once_is_exactly_once() -> None:
+def test_every_row_once_is_exactly_once():
     count = compare(EXPECTED, of_texts(SEEN))
     assert count.exactly_once
     assert (count.orders, count.expected, count.seen, count.amount_expected, count.amount_seen) == (3, 5, 5, 42, 42)
@@ -46,7 +46,7 @@ def test_every_row_once_is_exactly_once() -> None:
         pytest.param([SEEN[0], *SEEN[:4]], {"missing": 1, "doubled": 1}, id="the number alone would be right"),
     ],
 )
-def test_what_is_not_exactly_once_is_named(seen: list[bytes], found: dict[str, int]) -> None:
+def test_what_is_not_exactly_once_is_named(seen, found):
     count = compare(EXPECTED, of_texts(seen))
     assert not count.exactly_once
     assert {name: getattr(count, name) for name in ("missing", "doubled", "wrong") if getattr(count, name)} == found
@@ -62,9 +62,7 @@ def test_what_is_not_exactly_once_is_named(seen: list[bytes], found: dict[str, i
         (True, 0, 4, None),
     ],
 )
-def test_a_standing_proves_one_point_or_none(
-    decided: bool, still_open: int, ended: int, proved: CrashPoint | None
-) -> None:
+def test_a_standing_proves_one_point_or_none(decided, still_open, ended, proved):
     found = Standing(decided=decided, ended=ended, open=still_open)
     assert [point for point in CrashPoint if found.proves(point)] == ([proved] if proved else [])
 
@@ -78,7 +76,7 @@ def result(variant: Variant) -> Result:
     return Result(with_sparkonce=variant, without=None, seconds=2.0)
 
 
-def test_it_is_well_where_all_is() -> None:
+def test_it_is_well_where_all_is():
     assert result(GOOD).ok
 
     at_least_once = replace(GOOD, title="Spark's own sink", count=replace(COUNT, doubled=5))
@@ -98,5 +96,5 @@ def test_it_is_well_where_all_is() -> None:
     ],
     ids=["too few kills", "elsewhere", "broke off", "early", "open", "missing", "doubled", "wrong", "nothing seen"],
 )
-def test_it_is_not_where_one_thing_is_not(variant: Variant) -> None:
+def test_it_is_not_where_one_thing_is_not(variant):
     assert not result(variant).ok

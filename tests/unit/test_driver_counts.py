@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import tracemalloc
-from pathlib import Path
 
 import pytest
 
@@ -53,12 +52,12 @@ class InMemory(DecisionLog):
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+def clock(monkeypatch) -> Clock:
     return stopped_clock(monkeypatch)
 
 
 @pytest.fixture
-def world(tmp_path: Path, clock: Clock) -> World:
+def world(tmp_path, clock) -> World:
     world = World(tmp_path)
     world.log = InMemory(str(tmp_path))
     return world
@@ -71,7 +70,7 @@ def claims(world: World, count: int) -> None:
         world.log.records[position] = encode_record(claim, at_ms=0)
 
 
-def test_a_query_that_has_failed_for_a_night_starts_again(world: World, clock: Clock) -> None:
+def test_a_query_that_has_failed_for_a_night_starts_again(world, clock):
     world.run(world.start(), 0)
     claims(world, MANY)
     world.run(world.start(), 1, 2)
@@ -82,7 +81,7 @@ def test_a_query_that_has_failed_for_a_night_starts_again(world: World, clock: C
     assert world.visible() == numbers(0, 1, 2, 3)
 
 
-def test_a_log_of_failures_does_not_grow(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_of_failures_does_not_grow(world, monkeypatch):
     monkeypatch.setattr(horizon, "KEEP_RECORDS", 20)
     world.run(world.start(), 0)
     for _ in range(100):
@@ -93,7 +92,7 @@ def test_a_log_of_failures_does_not_grow(world: World, monkeypatch: pytest.Monke
     assert (world.visible(), world.unfinished()) == (numbers(0, 1), [])
 
 
-def test_a_batch_that_was_decided_before_a_night_of_failures_is_finished(world: World) -> None:
+def test_a_batch_that_was_decided_before_a_night_of_failures_is_finished(world):
     """The floor carries the batch with its handles."""
     world.run(world.start(), 0)
     world.crash(1, Phase.FINISHING)
@@ -105,7 +104,7 @@ def test_a_batch_that_was_decided_before_a_night_of_failures_is_finished(world: 
     assert (world.visible(), world.unfinished()) == (numbers(0, 1), [])
 
 
-def test_a_commit_is_asked_for_thousands_of_times(world: World, clock: Clock) -> None:
+def test_a_commit_is_asked_for_thousands_of_times(world, clock):
     world.server.fail("commit", *[Finished(outcome=Outcome.RETRY)] * MANY)
     driver = world.start(deadline_s=10.0 * MANY)
     world.run(driver, 0)
@@ -115,7 +114,7 @@ def test_a_commit_is_asked_for_thousands_of_times(world: World, clock: Clock) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("batches", [400, pytest.param(MANY, marks=pytest.mark.slow)])
-def test_a_run_of_many_batches_keeps_what_a_short_one_keeps(world: World, batches: int) -> None:
+def test_a_run_of_many_batches_keeps_what_a_short_one_keeps(world, batches):
     """What the log, the driver and the protocol hold is measured, without what the server in memory holds."""
 
     def held() -> int:
@@ -141,9 +140,7 @@ def test_a_run_of_many_batches_keeps_what_a_short_one_keeps(world: World, batche
 
 
 @pytest.mark.parametrize("starts", [200, pytest.param(MANY, marks=pytest.mark.slow)])
-def test_a_query_that_starts_for_each_batch_finds_as_little_as_at_first(
-    world: World, monkeypatch: pytest.MonkeyPatch, starts: int
-) -> None:
+def test_a_query_that_starts_for_each_batch_finds_as_little_as_at_first(world, monkeypatch, starts):
     """This happens with ``availableNow`` in a loop. Each batch raises the floor, which carries the runs below it."""
     monkeypatch.setattr(horizon, "KEEP_BATCHES", 2)
     monkeypatch.setattr(horizon, "TIDY_EVERY_BATCHES", 1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from pathlib import Path
 
 import pytest
 
@@ -29,12 +28,12 @@ HEALING = [
 
 
 @pytest.fixture(autouse=True)
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+def clock(monkeypatch) -> Clock:
     return stopped_clock(monkeypatch)
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> World:
+def world(tmp_path) -> World:
     world = World(tmp_path)
     world.run(world.start(), 0)
     return world
@@ -48,7 +47,7 @@ def check(world: World) -> None:
 
 
 @pytest.mark.parametrize(("first", "second"), list(itertools.product(PHASES, [*PHASES, Phase.REPLAYING])))
-def test_two_crashes_in_a_row(world: World, first: Phase, second: Phase) -> None:
+def test_two_crashes_in_a_row(world, first, second):
     world.add("other")
     world.crash(0, Phase.IDLE)
     world.crash(1, first)
@@ -60,7 +59,7 @@ def test_two_crashes_in_a_row(world: World, first: Phase, second: Phase) -> None
 
 
 @pytest.mark.parametrize("phase", [Phase.RAISING_FLOOR, Phase.TIDYING])
-def test_a_crash_while_the_log_is_cleaned_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: Phase) -> None:
+def test_a_crash_while_the_log_is_cleaned_up(tmp_path, monkeypatch, phase):
     monkeypatch.setattr(horizon, "KEEP_BATCHES", 10)
     monkeypatch.setattr(horizon, "TIDY_EVERY_BATCHES", 2)
     world = World(tmp_path)
@@ -73,7 +72,7 @@ def test_a_crash_while_the_log_is_cleaned_up(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.parametrize(("first", "second"), list(itertools.product(HEALING, repeat=2)))
-def test_losses_again_and_again(world: World, first: Phase, second: Phase) -> None:
+def test_losses_again_and_again(world, first, second):
     world.crash(1, Phase.FINISHING)
     for phase in (first, second):
         expire_all(world.server)
@@ -83,7 +82,7 @@ def test_losses_again_and_again(world: World, first: Phase, second: Phase) -> No
 
 
 @pytest.mark.parametrize("phase", [Phase.JUDGING, Phase.WRITING, Phase.DECIDING, Phase.SWEEPING_OWN])
-def test_a_crash_while_a_part_of_a_batch_is_healed(world: World, phase: Phase) -> None:
+def test_a_crash_while_a_part_of_a_batch_is_healed(world, phase):
     world.server.fail("commit", reply_lost(Outcome.COMMITTED), Crash())
     with pytest.raises(Crash):
         world.run(world.start(), 1)
@@ -94,14 +93,14 @@ def test_a_crash_while_a_part_of_a_batch_is_healed(world: World, phase: Phase) -
 
 
 @pytest.mark.parametrize("faults", [["landed"], ["unknown"], ["unknown", "landed"]])
-def test_the_reply_to_an_amendment_is_lost(world: World, faults: list[str]) -> None:
+def test_the_reply_to_an_amendment_is_lost(world, faults):
     world.crash(1, Phase.FINISHING)
     expire_all(world.server)
     world.run(world.start(log=FlakyLog(world.log, Amend, *faults)), 1)
     check(world)
 
 
-def test_failures_while_a_batch_is_healed(world: World) -> None:
+def test_failures_while_a_batch_is_healed(world):
     world.crash(1, Phase.FINISHING)
     expire_all(world.server)
     with pytest.raises(errors.LogError):

@@ -16,7 +16,7 @@ from unit.driver_world import NEVER, QUERY, SLOTS, Clock, Crash, Work, World, as
 
 
 @pytest.fixture(autouse=True)
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+def clock(monkeypatch) -> Clock:
     return stopped_clock(monkeypatch)
 
 
@@ -41,7 +41,7 @@ def heal(world: World, **changes: object) -> Work:
     return work
 
 
-def test_a_batch_that_is_wholly_lost_is_written_again(world: World) -> None:
+def test_a_batch_that_is_wholly_lost_is_written_again(world):
     decided(world, committed=0)
     driver = world.start()
     (done,) = world.run(driver, 0)
@@ -55,7 +55,7 @@ def test_a_batch_that_is_wholly_lost_is_written_again(world: World) -> None:
     assert world.visible() == numbers(0, 1)
 
 
-def test_a_batch_that_is_wholly_lost_may_have_other_rows_and_slots_the_second_time(world: World) -> None:
+def test_a_batch_that_is_wholly_lost_may_have_other_rows_and_slots_the_second_time(world):
     """Nobody has seen the rows of the first attempt."""
     decided(world, committed=0)
     heal(world, shift=5)
@@ -73,7 +73,7 @@ def test_a_batch_that_is_wholly_lost_may_have_other_rows_and_slots_the_second_ti
     assert states == [TransactionState.ABORTED] * SLOTS + [TransactionState.COMMITTED] * SLOTS
 
 
-def test_slots_in_another_order_are_found_again_and_the_lost_ones_written(world: World) -> None:
+def test_slots_in_another_order_are_found_again_and_the_lost_ones_written(world):
     decided(world, committed=1)
     before = world.records()[1]
     work = heal(world, orders=[[2, 0, 1]])
@@ -87,9 +87,7 @@ def test_slots_in_another_order_are_found_again_and_the_lost_ones_written(world:
     assert [one == other for one, other in zip(amend.handles, before.handles, strict=True)] == [True, False, False]
 
 
-def test_what_is_written_a_second_time_has_other_names_if_the_first_may_still_be_aborted(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_written_a_second_time_has_other_names_if_the_first_may_still_be_aborted(world, monkeypatch):
     generations: list[int] = []
     writer = MemorySink.writer
 
@@ -105,7 +103,7 @@ def test_what_is_written_a_second_time_has_other_names_if_the_first_may_still_be
     assert world.visible() == numbers(0)
 
 
-def test_the_same_rows_in_other_slots_stop_the_query_and_heal_when_the_slots_are_back(world: World) -> None:
+def test_the_same_rows_in_other_slots_stop_the_query_and_heal_when_the_slots_are_back(world):
     """This happens with adaptive execution or a changed number of partitions.
 
     All lost rows can still be written again.
@@ -139,9 +137,7 @@ ONE, FOUR = {"together": True}, {"slots": SLOTS + 1, "empty": frozenset({SLOTS})
     [({}, ONE, [0]), (ONE, {}, [0, 1, 2]), (FOUR, {}, [0, 1, 2]), ({}, {"orders": [[2, 0, 1]]}, [0, 1, 2])],
     ids=["fewer", "more", "an empty one less", "in another order"],
 )
-def test_a_sink_that_is_lost_as_a_whole_may_have_other_slots_the_second_time(
-    world: World, first: dict[str, object], second: dict[str, object], slots: list[int]
-) -> None:
+def test_a_sink_that_is_lost_as_a_whole_may_have_other_slots_the_second_time(world, first, second, slots):
     lost_in_one_sink(world, **first)
     before = world.records()[1]
     heal(world, **second)
@@ -157,7 +153,7 @@ def test_a_sink_that_is_lost_as_a_whole_may_have_other_slots_the_second_time(
     assert world.visible() == world.visible("other") == numbers(0, 1)
 
 
-def test_a_sink_that_is_lost_as_a_whole_has_the_same_rows_the_second_time(world: World) -> None:
+def test_a_sink_that_is_lost_as_a_whole_has_the_same_rows_the_second_time(world):
     lost_in_one_sink(world)
     for change in ({"shift": 1}, {"together": True, "shift": 1}, {"together": True, "empty": frozenset({2})}):
         with pytest.raises(errors.TransactionLostError, match="gave other rows"):
@@ -167,7 +163,7 @@ def test_a_sink_that_is_lost_as_a_whole_has_the_same_rows_the_second_time(world:
     assert world.visible() == world.visible("other") == numbers(0)
 
 
-def test_slots_that_change_places(world: World) -> None:
+def test_slots_that_change_places(world):
     decided(world, committed=2)
     work = heal(world, orders=[[1, 0, 2]])
     assert [only for _, only in work.written] == [{("memory", 2)}]
@@ -183,7 +179,7 @@ def test_slots_that_change_places(world: World) -> None:
     assert world.unfinished() == []
 
 
-def test_a_loss_in_the_run_that_decided_is_healed_too(world: World) -> None:
+def test_a_loss_in_the_run_that_decided_is_healed_too(world):
     driver = world.start(call_at(Phase.FINISHING, lambda: expire(world.server)))
     (done,) = world.run(driver, 0)
     assert (done.recovered, done.healed) == (False, SLOTS)
@@ -223,7 +219,7 @@ def test_a_loss_in_the_run_that_decided_is_healed_too(world: World) -> None:
     [{"shift": 1}, {"empty": frozenset({2})}, {"empty": frozenset({0})}, {"slots": SLOTS + 1}, {"slots": SLOTS - 1}],
     ids=["other rows", "a lost slot is empty", "a kept slot is empty", "one slot more", "one slot less"],
 )
-def test_a_part_that_comes_out_differently_is_not_written(world: World, change: dict[str, object]) -> None:
+def test_a_part_that_comes_out_differently_is_not_written(world, change):
     decided(world, committed=1)
     before = world.visible()
     with pytest.raises(errors.TransactionLostError):
@@ -234,7 +230,7 @@ def test_a_part_that_comes_out_differently_is_not_written(world: World, change: 
     assert world.visible() == numbers(0)
 
 
-def test_unknown_outcomes_forbid_healing(world: World) -> None:
+def test_unknown_outcomes_forbid_healing(world):
     decided(world, committed=0)
     world.server.fail("commit", *[Finished(outcome=Outcome.UNKNOWN, reason="no permission")] * NEVER)
     work = world.work(0)
@@ -254,7 +250,7 @@ def test_unknown_outcomes_forbid_healing(world: World) -> None:
     assert work.written == []
 
 
-def test_a_run_that_is_deposed_heals_nothing(world: World) -> None:
+def test_a_run_that_is_deposed_heals_nothing(world):
     """What looks like a loss may be that the newer run has moved on past the batch."""
     decided(world, committed=0)
     newer = world.start()
@@ -284,7 +280,7 @@ def test_a_run_that_is_deposed_heals_nothing(world: World) -> None:
     assert (world.visible(), world.unfinished()) == (numbers(0), [])
 
 
-def test_a_batch_that_is_healed_too_slowly_is_not_decided(world: World, clock: Clock) -> None:
+def test_a_batch_that_is_healed_too_slowly_is_not_decided(world, clock):
     decided(world, committed=1)
     world.timeouts_s["memory"] = 60.0
     with pytest.raises(errors.TransactionTooOldError):
@@ -294,7 +290,7 @@ def test_a_batch_that_is_healed_too_slowly_is_not_decided(world: World, clock: C
     assert world.visible() == numbers(0)
 
 
-def test_weaker_sinks_and_empty_slots_take_no_part_in_healing(world: World) -> None:
+def test_weaker_sinks_and_empty_slots_take_no_part_in_healing(world):
     world.add("least", Guarantee.AT_LEAST_ONCE)
     decided(world, committed=0)
     work = heal(world)
@@ -317,9 +313,7 @@ def test_weaker_sinks_and_empty_slots_take_no_part_in_healing(world: World) -> N
 
 @pytest.mark.parametrize("weaker", [Guarantee.AT_LEAST_ONCE, Guarantee.AT_MOST_ONCE])
 @pytest.mark.parametrize("all_lost", [True, False])
-def test_a_sink_that_is_weaker_after_a_restart_cannot_be_healed(
-    world: World, weaker: Guarantee, all_lost: bool
-) -> None:
+def test_a_sink_that_is_weaker_after_a_restart_cannot_be_healed(world, weaker, all_lost):
     other = world.add("other")
     world.crash(0, Phase.FINISHING)
     for server in (other, world.server) if all_lost else (other,):
@@ -334,7 +328,7 @@ def test_a_sink_that_is_weaker_after_a_restart_cannot_be_healed(
     assert world.visible() == world.visible("other") == numbers(0)
 
 
-def test_late_comers_of_older_runs_are_swept_again(world: World) -> None:
+def test_late_comers_of_older_runs_are_swept_again(world):
     world.run(world.start(), 0)
     (late,) = world.server.owners_of([1])
     driver = world.start()
@@ -349,9 +343,7 @@ def test_late_comers_of_older_runs_are_swept_again(world: World) -> None:
 
 
 @pytest.mark.parametrize("fact", ["topic", "table", "schema"])
-def test_a_batch_that_is_lost_in_part_is_not_written_elsewhere(
-    world: World, monkeypatch: pytest.MonkeyPatch, fact: str
-) -> None:
+def test_a_batch_that_is_lost_in_part_is_not_written_elsewhere(world, monkeypatch, fact):
     place = {fact: "old"}
     monkeypatch.setattr(MemorySink, "preflight", lambda *_: {"prefix": "memory", **place})
     decided(world, committed=1)
@@ -367,9 +359,7 @@ def test_a_batch_that_is_lost_in_part_is_not_written_elsewhere(
     assert world.visible() == numbers(0)
 
 
-def test_a_batch_that_is_lost_as_a_whole_may_be_written_elsewhere(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_batch_that_is_lost_as_a_whole_may_be_written_elsewhere(world, monkeypatch):
     place = {"table": "old"}
     monkeypatch.setattr(MemorySink, "preflight", lambda *_: {"prefix": "memory", **place})
     decided(world, committed=0)

@@ -9,7 +9,6 @@ from eventually import eventually
 from sparkonce.driver.sinks import Monitors
 from sparkonce.sink import Monitor
 from sparkonce.sinks.memory import MemorySink
-from unit.driver_world import World
 
 THREAD = "sparkonce-monitor"
 
@@ -31,7 +30,7 @@ class Watched(Monitor):
 
 
 @pytest.fixture
-def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
+def watched(monkeypatch) -> Iterator[Watched]:
     made, before = Watched(), set(threading.enumerate())
     monkeypatch.setattr(MemorySink, "monitor", lambda *_: made)
     yield made
@@ -39,7 +38,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
     eventually(lambda: not any(thread.name == THREAD and thread.is_alive() for thread in began), "its thread has ended")
 
 
-def test_a_run_polls_at_its_start_and_again_and_not_after_its_end(world: World, watched: Watched) -> None:
+def test_a_run_polls_at_its_start_and_again_and_not_after_its_end(world, watched):
     watched.fails = True  # a failed check does not prevent the next one
     driver = world.start(monitor_every_s=0.01)
     eventually(lambda: len(watched.polled) > 2, "it polls again")
@@ -51,7 +50,7 @@ def test_a_run_polls_at_its_start_and_again_and_not_after_its_end(world: World, 
     assert watched.threads == {THREAD}
 
 
-def test_a_run_without_it_polls_nothing(world: World, watched: Watched, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_without_it_polls_nothing(world, watched, caplog):
     driver = world.start()
     world.run(driver, 0)
     driver.close()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import logging
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 
@@ -24,7 +23,7 @@ AWAY = errors.OutageError("the server is away", next_step="start it.")
 
 
 @pytest.fixture(autouse=True)
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+def clock(monkeypatch) -> Clock:
     return stopped_clock(monkeypatch)
 
 
@@ -44,7 +43,7 @@ class Call:
         return self.tries
 
 
-def test_a_call_is_repeated_until_it_succeeds(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_call_is_repeated_until_it_succeeds(clock, caplog):
     assert Outage(60.0).retry(Call(AWAY, errors.UnknownOutcomeError("silence"), AWAY), "the batch waits") == 4
     assert clock.slept == [0.5, 1.0, 2.0]
     waits, goes_on = warnings(caplog)
@@ -72,9 +71,7 @@ def test_a_call_is_repeated_until_it_succeeds(clock: Clock, caplog: pytest.LogCa
 
 
 @pytest.mark.parametrize("ends", [{"patience_s": 0.0}, {"patience_s": 60.0, "is_stopped": lambda: True}])
-def test_without_patience_or_once_stopped_a_call_is_made_once(
-    clock: Clock, caplog: pytest.LogCaptureFixture, ends: dict[str, Any]
-) -> None:
+def test_without_patience_or_once_stopped_a_call_is_made_once(clock, caplog, ends):
     call = Call(AWAY)
     with pytest.raises(errors.OutageError):
         Outage(**ends).retry(call)
@@ -82,9 +79,7 @@ def test_without_patience_or_once_stopped_a_call_is_made_once(
 
 
 @pytest.mark.parametrize("call", ["begin", "write", "prepare"])
-def test_a_server_that_is_away_for_a_minute_is_waited_for(
-    world: World, clock: Clock, call: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_server_that_is_away_for_a_minute_is_waited_for(world, clock, call, caplog):
     world.server.fail(call, *[AWAY] * 8)
     world.run(world.start(), 0, 1)
     assert (world.visible(), world.unfinished()) == (numbers(0, 1), [])
@@ -95,7 +90,7 @@ def test_a_server_that_is_away_for_a_minute_is_waited_for(
     assert "9 tries" in goes_on
 
 
-def test_it_is_waited_for_no_longer_than_the_patience(world: World, clock: Clock) -> None:
+def test_it_is_waited_for_no_longer_than_the_patience(world, clock):
     world.server.fail("begin", *[AWAY] * NEVER)
     with pytest.raises(
         errors.PrepareError, match=r"the server is away \(tried \d+ times in 60 s, outage_patience_s=60\)"
@@ -107,7 +102,7 @@ def test_it_is_waited_for_no_longer_than_the_patience(world: World, clock: Clock
     assert (world.visible(), world.unfinished()) == ([], [])
 
 
-def test_an_outage_as_long_as_transactions_live_is_not_taken_for_their_age(world: World, clock: Clock) -> None:
+def test_an_outage_as_long_as_transactions_live_is_not_taken_for_their_age(world, clock):
     """librdkafka keeps rows until the transaction timeout, and then reports them as undelivered."""
     world.timeouts_s["memory"] = 60.0
     world.server.fail("prepare", AWAY, AWAY)
@@ -120,7 +115,7 @@ def test_an_outage_as_long_as_transactions_live_is_not_taken_for_their_age(world
     assert not driver._sinks.live_long
 
 
-def test_what_a_failed_write_prepared_is_undone_before_the_next_one(world: World, clock: Clock) -> None:
+def test_what_a_failed_write_prepared_is_undone_before_the_next_one(world, clock):
     """Its locks would block the next write, and its prepared transactions would use up the server's limit."""
     world.server.fail("prepare", *[errors.OutageError("away")])
     open_at_begin: list[int] = []
@@ -154,7 +149,7 @@ def test_what_a_failed_write_prepared_is_undone_before_the_next_one(world: World
     assert (world.visible(), world.unfinished()) == (numbers(0), [])
 
 
-def test_a_larger_row_while_its_sink_cannot_be_swept_waits_like_any_outage(world: World, clock: Clock) -> None:
+def test_a_larger_row_while_its_sink_cannot_be_swept_waits_like_any_outage(world, clock):
     world.server.fail("prepare", LargerRowsError("a row is larger"))
     lose_aborts(world, 1 + 5)  # by the writer first, then by the sweeps
     world.start().run_batch(asked(0), world.work(0))
@@ -166,9 +161,7 @@ def lose_aborts(world: World, count: int) -> None:
     world.server.fail("abort", *[Finished(outcome=Outcome.RETRY, reason="away")] * count)
 
 
-def test_a_run_that_is_superseded_while_it_waits_stops(
-    world: World, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_is_superseded_while_it_waits_stops(world, clock, monkeypatch):
     world.server.fail("begin", AWAY)
     first, work = world.start(), world.work(0)
 
@@ -183,7 +176,7 @@ def test_a_run_that_is_superseded_while_it_waits_stops(
     assert (world.visible(), world.unfinished()) == (numbers(0), [])
 
 
-def test_a_finish_that_waits_says_so_once(world: World, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_finish_that_waits_says_so_once(world, caplog):
     world.server.fail("commit", *[Finished(outcome=Outcome.RETRY, reason="no answer")] * 90)
     world.run(world.start(), 0)
     waits, goes_on = warnings(caplog)
@@ -198,7 +191,7 @@ def test_a_finish_that_waits_says_so_once(world: World, caplog: pytest.LogCaptur
     assert warnings(caplog) == []
 
 
-def test_a_query_that_is_stopped_does_not_wait(world: World, clock: Clock) -> None:
+def test_a_query_that_is_stopped_does_not_wait(world, clock):
     class Stopped(Work):
         def __init__(self, world: World) -> None:
             super().__init__(world.sinks(), 0)
@@ -222,9 +215,7 @@ def test_a_query_that_is_stopped_does_not_wait(world: World, clock: Clock) -> No
     [(Phase.SWEEPING, "list_lingering"), (Phase.CHECKING, "missing"), (Phase.CONCLUDING, "conclude")],
     ids=lambda one: getattr(one, "name", ""),
 )
-def test_a_query_that_is_stopped_while_a_server_does_not_answer_ends(
-    world: World, clock: Clock, monkeypatch: pytest.MonkeyPatch, phase: Phase, unanswered: str
-) -> None:
+def test_a_query_that_is_stopped_while_a_server_does_not_answer_ends(world, clock, monkeypatch, phase, unanswered):
     world.run(world.start(), 0)
     entered: list[Phase] = []
     driver, work = world.start(lambda entering, _: entered.append(entering)), world.work(1)
@@ -239,7 +230,7 @@ def test_a_query_that_is_stopped_while_a_server_does_not_answer_ends(
     assert (entered[-1], clock.slept) == (phase, [])
 
 
-def test_a_query_that_is_stopped_does_not_wait_for_its_log(world: World, clock: Clock) -> None:
+def test_a_query_that_is_stopped_does_not_wait_for_its_log(world, clock):
     class Unreadable(FlakyLog):
         """A log that cannot be read once the query is stopped."""
 
@@ -256,7 +247,7 @@ def test_a_query_that_is_stopped_does_not_wait_for_its_log(world: World, clock: 
     assert clock.slept == []
 
 
-def test_a_query_that_is_stopped_does_not_wait_before_its_claim(world: World, clock: Clock) -> None:
+def test_a_query_that_is_stopped_does_not_wait_before_its_claim(world, clock):
     for _ in range(CONTESTED):
         world.crash(0, Phase.WRITING)
     work = world.work(0)
@@ -265,7 +256,7 @@ def test_a_query_that_is_stopped_does_not_wait_before_its_claim(world: World, cl
     assert (world.visible(), clock.slept) == (numbers(0), [])
 
 
-def test_a_healing_waits_too(world: World) -> None:
+def test_a_healing_waits_too(world):
     world.crash(0, Phase.FINISHING)
     for number, _ in world.unfinished():
         world.server.expire(number)
@@ -274,7 +265,7 @@ def test_a_healing_waits_too(world: World) -> None:
     assert (world.visible(), world.unfinished()) == (numbers(0, 1), [])
 
 
-def test_what_the_driver_asks_before_the_decision_waits_too(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_driver_asks_before_the_decision_waits_too(world, monkeypatch):
     world.timeouts_s["memory"] = 900.0
     answers = iter([errors.UnknownOutcomeError("away")] * 3)
 
@@ -288,9 +279,7 @@ def test_what_the_driver_asks_before_the_decision_waits_too(world: World, monkey
     assert (world.visible(), world.unfinished()) == (numbers(0), [])
 
 
-def test_a_refused_write_is_not_waited_for_and_keeps_its_advice(
-    world: World, clock: Clock, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_refused_write_is_not_waited_for_and_keeps_its_advice(world, clock, caplog):
     world.add("once", Guarantee.AT_MOST_ONCE).fail("write", AWAY)
     with pytest.raises(errors.PrepareError, match="will not be written again") as caught:
         world.run(world.start(), 0)
@@ -310,7 +299,7 @@ def test_a_refused_write_is_not_waited_for_and_keeps_its_advice(
     assert len(warnings(caplog)) == 1
 
 
-def test_a_full_disk_at_the_decision_is_waited_for(world: World, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_full_disk_at_the_decision_is_waited_for(world, caplog):
     world.run(world.start(log=FlakyLog(world.log, Commit, *["full"] * 9)), 0, 1)
     assert (world.visible(), world.unfinished()) == (numbers(0, 1), [])
     assert world.kinds() == ["Claim", "Commit", "Commit"]
@@ -325,7 +314,7 @@ def test_a_full_disk_at_the_decision_is_waited_for(world: World, caplog: pytest.
     assert (world.visible(), world.unfinished()) == (numbers(0, 1), [])
 
 
-def test_transactions_that_grow_too_old_while_the_disk_is_full_are_not_decided(world: World, clock: Clock) -> None:
+def test_transactions_that_grow_too_old_while_the_disk_is_full_are_not_decided(world, clock):
     world.timeouts_s["memory"] = 120.0
     with pytest.raises(errors.LogError, match=r"No space left.*meanwhile the transaction of slot 0 .* is 9[0-9] s old"):
         world.run(world.start(log=FlakyLog(world.log, Commit, *["full"] * NEVER)), 0)
@@ -333,7 +322,7 @@ def test_transactions_that_grow_too_old_while_the_disk_is_full_are_not_decided(w
     assert (world.visible(), world.unfinished()) == ([], [])
 
 
-def test_a_run_that_is_superseded_or_stopped_does_not_wait_for_its_disk(world: World, clock: Clock) -> None:
+def test_a_run_that_is_superseded_or_stopped_does_not_wait_for_its_disk(world, clock):
     newer = call_at(Phase.DECIDING, lambda: world.run(world.start(), 0))
     with pytest.raises(errors.SupersededError):
         world.run(world.start(newer, log=FlakyLog(world.log, Commit, *["full"] * NEVER)), 0)
@@ -350,9 +339,7 @@ def test_a_run_that_is_superseded_or_stopped_does_not_wait_for_its_disk(world: W
 
 
 @pytest.mark.parametrize(("times", "stopped"), [(3, False), (NEVER, False), (NEVER, True)])
-def test_a_quota_that_is_used_up_when_the_log_is_tidied(
-    world: World, clock: Clock, times: int, stopped: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_quota_that_is_used_up_when_the_log_is_tidied(world, clock, times, stopped, monkeypatch):
     class FullAtFloors(FlakyLog):
         def __init__(self, world: World, times: int) -> None:
             super().__init__(world.log, Commit)
@@ -387,7 +374,7 @@ def test_a_quota_that_is_used_up_when_the_log_is_tidied(
         (Finished(outcome=Outcome.RETRY, reason="no answer"), "check whether the servers can be reached"),
     ],
 )
-def test_an_outcome_that_stays_open_says_what_the_answer_asks_for(world: World, answer: Finished, said: str) -> None:
+def test_an_outcome_that_stays_open_says_what_the_answer_asks_for(world, answer, said):
     world.server.fail("commit", *[answer] * NEVER)
     with pytest.raises(errors.UnknownOutcomeError) as caught:
         world.run(world.start(), 0)
@@ -395,9 +382,7 @@ def test_an_outcome_that_stays_open_says_what_the_answer_asks_for(world: World, 
 
 
 @pytest.mark.parametrize("life_s", [None, 900.0])
-def test_what_is_lost_each_time_is_blamed_on_timeouts_only_where_there_are_some(
-    world: World, monkeypatch: pytest.MonkeyPatch, life_s: float | None
-) -> None:
+def test_what_is_lost_each_time_is_blamed_on_timeouts_only_where_there_are_some(world, monkeypatch, life_s):
     if life_s is not None:
         world.timeouts_s["memory"] = life_s
 

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,9 +21,7 @@ DECISION: dict[str, Any] = {"token": Token(0, "aaaa"), "query": "q", "batch": 7,
 
 
 @pytest.mark.parametrize("record", [Commit(**DECISION), Amend(**DECISION)], ids=["commit", "amendment"])
-def test_a_decision_that_waited_for_room_is_not_put_if_what_it_names_grew_too_old(
-    record: Commit | Amend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_decision_that_waited_for_room_is_not_put_if_what_it_names_grew_too_old(record, tmp_path, monkeypatch):
     stopped_clock(monkeypatch)
     log = FlakyLog(DecisionLog(LocalFiles(tmp_path)), type(record), "full")
     ages = ["a transaction is about to expire"]
@@ -37,7 +34,7 @@ def test_a_decision_that_waited_for_room_is_not_put_if_what_it_names_grew_too_ol
     assert isinstance(writer.put(do.Put(position=0, record=record), LogView(), Work({}, 7)), on.PutLanded)
 
 
-def test_a_claim_names_no_transactions_that_could_grow_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_claim_names_no_transactions_that_could_grow_old(tmp_path, monkeypatch):
     stopped_clock(monkeypatch)
     log = FlakyLog(DecisionLog(LocalFiles(tmp_path)), Claim, "full")
     writer = LogWriter(log, 60.0, Failure(), grown_old=lambda: "a transaction is about to expire")
@@ -70,7 +67,7 @@ class Reporter:
         self._hear("close")
 
 
-def test_one_that_fails_is_told_of_and_the_others_are_still_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_one_that_fails_is_told_of_and_the_others_are_still_told(caplog):
     broken, other = Reporter(RuntimeError("no way")), Reporter()
     positions = Positions([broken, other])
     with caplog.at_level(logging.WARNING, logger="sparkonce"):
@@ -93,7 +90,5 @@ def test_one_that_fails_is_told_of_and_the_others_are_still_told(caplog: pytest.
         (Reporter(RuntimeError("no way")), "RuntimeError: no way"),
     ],
 )
-def test_who_may_have_touched_a_transaction_unseen_keeps_the_batch_from_its_decision(
-    reporter: Reporter, reason: str
-) -> None:
+def test_who_may_have_touched_a_transaction_unseen_keeps_the_batch_from_its_decision(reporter, reason):
     assert Positions([Reporter(), reporter]).before_decision((), ("a",)) == reason

@@ -45,11 +45,11 @@ from unit.driver_world import (
 
 
 @pytest.fixture(autouse=True)
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+def clock(monkeypatch) -> Clock:
     return stopped_clock(monkeypatch)
 
 
-def test_batches_follow_each_other(world: World) -> None:
+def test_batches_follow_each_other(world):
     world.run(world.start(), 0, 1, 2)
     assert world.visible() == numbers(0, 1, 2)
     assert world.unfinished() == []
@@ -66,9 +66,7 @@ def test_batches_follow_each_other(world: World) -> None:
     assert len({handle.fingerprint for handle in commit.handles}) == SLOTS
 
 
-def test_the_sync_of_spark_s_files_is_begun_before_a_batch_is_written(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_sync_of_spark_s_files_is_begun_before_a_batch_is_written(world, monkeypatch):
     synced: list[Path] = []
     monkeypatch.setattr(local_files, "sync_file_system", synced.append)
     driver, work = world.start(log=DecisionLog(LocalFiles(world.checkpoint), decides=True)), world.work(0)
@@ -77,7 +75,7 @@ def test_the_sync_of_spark_s_files_is_begun_before_a_batch_is_written(
     assert synced == [world.checkpoint]
 
 
-def test_slots_and_batches_without_rows(world: World) -> None:
+def test_slots_and_batches_without_rows(world):
     driver, work = world.start(), world.work(0)
     work.empty = frozenset({0, 2})
     done = driver.run_batch(asked(0), work)
@@ -99,7 +97,7 @@ def test_slots_and_batches_without_rows(world: World) -> None:
     assert world.start().run_batch(asked(0), work).rows == {"memory": 0}
 
 
-def test_progress_says_what_a_batch_did(world: World) -> None:
+def test_progress_says_what_a_batch_did(world):
     driver = world.start()
     first, second = world.run(driver, 0, 1)
     assert list(driver.progress) == [first, second]
@@ -119,12 +117,12 @@ _WORK = (*(Phase.WRITING, Phase.VALIDATING, Phase.DECIDING, Phase.FINISHING), *(
 
 
 @pytest.fixture
-def short_log(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_log(monkeypatch) -> None:
     monkeypatch.setattr(horizon, "KEEP_BATCHES", 10)
     monkeypatch.setattr(horizon, "TIDY_EVERY_BATCHES", 2)
 
 
-def test_closing_closes_every_committer(world: World, caplog: pytest.LogCaptureFixture) -> None:
+def test_closing_closes_every_committer(world, caplog):
     world.add("other")
     driver = world.start()
     world.run(driver, 0)
@@ -150,7 +148,7 @@ def test_closing_closes_every_committer(world: World, caplog: pytest.LogCaptureF
     assert "sink=memory: its connections could not be closed: the wire is gone" in caplog.text
 
 
-def test_closing_waits_for_the_batch_that_is_under_way(world: World) -> None:
+def test_closing_waits_for_the_batch_that_is_under_way(world):
     """Spark's JVM may be gone while its Python thread still commits. That thread's connections must stay open."""
     driver = world.start()
     closing = threading.Thread(target=driver.close)
@@ -170,7 +168,7 @@ def test_closing_waits_for_the_batch_that_is_under_way(world: World) -> None:
     assert world.visible() == numbers(0)
 
 
-def test_a_decided_batch_is_finished_and_not_written_again(world: World) -> None:
+def test_a_decided_batch_is_finished_and_not_written_again(world):
     world.crash(0, Phase.FINISHING)
     assert world.visible() == []
     driver, work = world.start(), world.work(0)
@@ -187,7 +185,7 @@ def test_a_decided_batch_is_finished_and_not_written_again(world: World) -> None
     assert world.visible() == numbers(0)
 
 
-def test_what_an_older_run_left_open_is_swept_before_anything_is_written(world: World) -> None:
+def test_what_an_older_run_left_open_is_swept_before_anything_is_written(world):
     world.run(world.start(), 0)
     world.crash(1, Phase.DECIDING)
     left = {number for number, _ in world.unfinished()}
@@ -201,9 +199,7 @@ def test_what_an_older_run_left_open_is_swept_before_anything_is_written(world: 
     assert world.visible() == numbers(0, 1)
 
 
-def test_a_sweep_waits_for_a_server_that_does_not_say_what_is_open(
-    world: World, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sweep_waits_for_a_server_that_does_not_say_what_is_open(world, clock, monkeypatch):
     world.crash(0, Phase.DECIDING)
     away = [errors.UnknownOutcomeError("away")] * 3
     list_lingering = _Committer.list_lingering
@@ -219,7 +215,7 @@ def test_a_sweep_waits_for_a_server_that_does_not_say_what_is_open(
     assert (world.visible(), world.unfinished()) == (numbers(0), [])
 
 
-def test_a_sweep_waits_for_a_server_that_is_away(world: World, clock: Clock) -> None:
+def test_a_sweep_waits_for_a_server_that_is_away(world, clock):
     world.crash(0, Phase.DECIDING)
     world.server.fail("abort", Finished(outcome=Outcome.RETRY, reason="away"))
     world.run(world.start(), 0)
@@ -238,9 +234,7 @@ def test_a_sweep_waits_for_a_server_that_is_away(world: World, clock: Clock) -> 
 
 @pytest.mark.parametrize("question", ["before_decision", "check_prepared"])
 @pytest.mark.parametrize("against", ["nothing", "the place is another one", "an error"])
-def test_a_sink_may_object_to_a_decision_once_all_is_prepared(
-    world: World, monkeypatch: pytest.MonkeyPatch, against: str, question: str
-) -> None:
+def test_a_sink_may_object_to_a_decision_once_all_is_prepared(world, monkeypatch, against, question):
     asked_with: list[tuple[object, int]] = []
 
     def object_once(committer: _Committer, told: Facts | Sequence[Handle]) -> str:
@@ -265,9 +259,7 @@ def test_a_sink_may_object_to_a_decision_once_all_is_prepared(
     assert (world.visible(), world.unfinished()) == (numbers(0), [])
 
 
-def test_after_a_failed_batch_each_sink_is_swept_also_where_another_cannot_be(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_after_a_failed_batch_each_sink_is_swept_also_where_another_cannot_be(world, monkeypatch):
     world.add("more")
     driver = world.start()
     silent, listed = driver._sinks.committer("memory"), _Committer.list_lingering
@@ -285,9 +277,7 @@ def test_after_a_failed_batch_each_sink_is_swept_also_where_another_cannot_be(
     assert world.servers["more"].unfinished() == []
 
 
-def test_a_sink_that_was_not_swept_after_its_batch_is_swept_a_while_later(
-    world: World, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sink_that_was_not_swept_after_its_batch_is_swept_a_while_later(world, clock, monkeypatch):
     world.add("more")
     driver, work = world.start(), world.work(0)
     silent, listed, away = driver._sinks.committer("memory"), _Committer.list_lingering, [True]
@@ -310,9 +300,7 @@ def test_a_sink_that_was_not_swept_after_its_batch_is_swept_a_while_later(
 
 
 @pytest.mark.parametrize("said", ["no answer", "an error", "not now"])
-def test_names_of_transactions_are_left_after_an_abort_that_was_not_answered(
-    world: World, clock: Clock, monkeypatch: pytest.MonkeyPatch, said: str
-) -> None:
+def test_names_of_transactions_are_left_after_an_abort_that_was_not_answered(world, clock, monkeypatch, said):
     """The request may still arrive, and abort whatever transaction has the name by then."""
     abort, unanswered = _Committer.abort, [True]
 
@@ -346,7 +334,7 @@ def test_names_of_transactions_are_left_after_an_abort_that_was_not_answered(
     assert world.unfinished() == []
 
 
-def test_sinks_are_given_what_they_said_in_the_last_run(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sinks_are_given_what_they_said_in_the_last_run(world, monkeypatch):
     given: list[tuple[str, Facts | None]] = []
 
     def preflight(sink: MemorySink, query: str, recorded: Facts | None) -> Facts:
@@ -361,7 +349,7 @@ def test_sinks_are_given_what_they_said_in_the_last_run(world: World, monkeypatc
     assert given == [("memory", None), ("memory", {"run": "1"}), ("memory", {"run": "2"}), ("other", None)]
 
 
-def test_a_run_that_has_stopped_or_was_deposed_goes_no_further(world: World) -> None:
+def test_a_run_that_has_stopped_or_was_deposed_goes_no_further(world):
     driver = world.start(crash_at(Phase.DECIDING))
     with pytest.raises(Crash):
         world.run(driver, 0)
@@ -394,7 +382,7 @@ def test_a_run_that_has_stopped_or_was_deposed_goes_no_further(world: World) -> 
     assert world.visible() == numbers(0, 1)
 
 
-def test_runs_that_depose_each_other_back_off(world: World, clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+def test_runs_that_depose_each_other_back_off(world, clock, caplog):
     waits = []
     for _ in range(7):
         clock.slept.clear()
@@ -408,7 +396,7 @@ def test_runs_that_depose_each_other_back_off(world: World, clock: Clock, caplog
     assert world.visible() == numbers(0)
 
 
-def test_a_batch_that_does_not_fit_the_log_is_refused_without_a_claim(world: World) -> None:
+def test_a_batch_that_does_not_fit_the_log_is_refused_without_a_claim(world):
     world.run(world.start(), 0, 1, 2)
     before = world.records()
     with pytest.raises(errors.StaleBatchError, match="batch 1 is asked for, but batch 2"):
@@ -420,9 +408,7 @@ def test_a_batch_that_does_not_fit_the_log_is_refused_without_a_claim(world: Wor
     assert world.visible() == numbers(0, 1, 2)
 
 
-def test_a_copied_checkpoint_is_refused_and_a_moved_one_taken(
-    world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_copied_checkpoint_is_refused_and_a_moved_one_taken(world, tmp_path, caplog):
     world.run(world.start(), 0)
     there = tmp_path / "there"
     shutil.copytree(tmp_path / "sparkonce", there / "sparkonce")
@@ -439,7 +425,7 @@ def test_a_copied_checkpoint_is_refused_and_a_moved_one_taken(
 
 
 @pytest.mark.parametrize("call", ["begin", "write", "prepare"])
-def test_a_slot_that_cannot_prepare_leaves_nothing_in_any_sink(world: World, call: str) -> None:
+def test_a_slot_that_cannot_prepare_leaves_nothing_in_any_sink(world, call):
     world.add("other").fail(call, RuntimeError("disk on fire"))
     with pytest.raises(errors.PrepareError, match="disk on fire") as caught:
         world.run(world.start(), 0)
@@ -450,7 +436,7 @@ def test_a_slot_that_cannot_prepare_leaves_nothing_in_any_sink(world: World, cal
     assert world.visible() == world.visible("other") == numbers(0)
 
 
-def test_a_slot_that_brings_no_handle_is_not_decided(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slot_that_brings_no_handle_is_not_decided(world, monkeypatch):
     def without_slot_1(*given: object, slot: int, **more: object) -> list[Handle]:
         handles = write_slot(*given, slot=slot, **more)
         return [] if slot == 1 else handles
@@ -461,7 +447,7 @@ def test_a_slot_that_brings_no_handle_is_not_decided(world: World, monkeypatch: 
     assert (world.visible(), world.unfinished()) == ([], [])
 
 
-def test_a_batch_that_nothing_shortens_is_not_decided(world: World, clock: Clock) -> None:
+def test_a_batch_that_nothing_shortens_is_not_decided(world, clock):
     world.timeouts_s["memory"] = 60.0
     driver, work = world.start(), world.work(0)
     work.after = lambda: clock.pass_by(60.0)
@@ -485,9 +471,7 @@ def test_a_batch_that_nothing_shortens_is_not_decided(world: World, clock: Clock
     assert (work.first, world.visible(), world.unfinished()) == ([False, True], [], [])
 
 
-def test_a_batch_that_outlasts_its_transactions_is_computed_first_and_then_written(
-    world: World, clock: Clock, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_batch_that_outlasts_its_transactions_is_computed_first_and_then_written(world, clock, caplog):
     world.timeouts_s["memory"] = 60.0
     driver, work = world.start(), world.work(0)
     work.computing = lambda: clock.pass_by(600.0)
@@ -511,7 +495,7 @@ def test_a_batch_that_outlasts_its_transactions_is_computed_first_and_then_writt
 
 
 @pytest.mark.parametrize("stopped", [True, False])
-def test_a_batch_that_fails_early_or_is_stopped_is_not_written_again(world: World, clock: Clock, stopped: bool) -> None:
+def test_a_batch_that_fails_early_or_is_stopped_is_not_written_again(world, clock, stopped):
     world.timeouts_s["memory"] = 60.0
     driver, work = world.start(), world.work(0)
 
@@ -525,9 +509,7 @@ def test_a_batch_that_fails_early_or_is_stopped_is_not_written_again(world: Worl
     assert work.first == [False]
 
 
-def test_the_second_time_transactions_live_as_long_as_their_system_allows(
-    world: World, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_second_time_transactions_live_as_long_as_their_system_allows(world, clock, monkeypatch):
     monkeypatch.setattr(MemorySink, "transaction_timeout_s", lambda _, facts: float(facts.get("lives_s", 60.0)))
     monkeypatch.setattr(MemorySink, "longest_lived", lambda _, facts: {**facts, "lives_s": "600"})
     driver, work, names = world.start(), world.work(0), []
@@ -544,7 +526,7 @@ def test_the_second_time_transactions_live_as_long_as_their_system_allows(
     assert owner_of(driver).facts["lives_s"] == "600"
 
 
-def test_how_long_a_batch_is_expected_to_take(world: World, clock: Clock) -> None:
+def test_how_long_a_batch_is_expected_to_take(world, clock):
     world.timeouts_s["memory"] = 60.0
     driver = world.start()
     took = []
@@ -568,9 +550,7 @@ def test_how_long_a_batch_is_expected_to_take(world: World, clock: Clock) -> Non
     assert work.first == [True]
 
 
-def test_a_transaction_that_its_server_has_ended_is_not_decided(
-    world: World, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_transaction_that_its_server_has_ended_is_not_decided(world, clock, monkeypatch):
     """The clocks do not matter, since a clock stops while its machine is suspended."""
     world.timeouts_s["memory"] = 900.0
     asked_for: list[int] = []
@@ -591,7 +571,7 @@ def test_a_transaction_that_its_server_has_ended_is_not_decided(
     assert (world.visible(), world.unfinished()) == (numbers(0), [])
 
 
-def test_a_batch_that_is_just_in_time_is_decided(world: World, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_that_is_just_in_time_is_decided(world, clock, monkeypatch):
     world.timeouts_s["memory"] = 60.0
     driver, work = world.start(), world.work(0)
     work.after = lambda: clock.pass_by(29.0)
@@ -605,7 +585,7 @@ def test_a_batch_that_is_just_in_time_is_decided(world: World, clock: Clock, mon
     assert world.visible() == numbers(0)
 
 
-def test_a_read_only_disk_undoes_what_was_prepared(world: World) -> None:
+def test_a_read_only_disk_undoes_what_was_prepared(world):
     driver = world.start(log=FlakyLog(world.log, Commit, "read-only"))
     with pytest.raises(errors.LogError, match="Read-only") as caught:
         world.run(driver, 0)
@@ -636,7 +616,7 @@ def test_a_read_only_disk_undoes_what_was_prepared(world: World) -> None:
     "faults",
     [["landed"], ["unknown"], ["unknown", "unknown"], ["unknown", "landed"], ["no floor"], ["unknown", "no floor"]],
 )
-def test_a_put_whose_reply_is_lost_is_settled(world: World, kind: type, faults: list[str]) -> None:
+def test_a_put_whose_reply_is_lost_is_settled(world, kind, faults):
     driver = world.start(log=FlakyLog(world.log, kind, *faults))
     world.run(driver, 0, 1)
     assert world.visible() == numbers(0, 1)
@@ -650,9 +630,7 @@ def test_a_put_whose_reply_is_lost_is_settled(world: World, kind: type, faults: 
     ("call", "message"),
     [("read_bytes", "cannot be read"), ("raise_floor_bytes", "tidied away"), ("delete_below", "tidied away")],
 )
-def test_a_log_that_the_disk_does_not_give_or_tidy_is_said_to_be_one(
-    world: World, monkeypatch: pytest.MonkeyPatch, call: str, message: str
-) -> None:
+def test_a_log_that_the_disk_does_not_give_or_tidy_is_said_to_be_one(world, monkeypatch, call, message):
     def fail(*_: object) -> None:
         raise OSError(errno.ESTALE, "Stale file handle")
 
@@ -667,9 +645,7 @@ def test_a_log_that_the_disk_does_not_give_or_tidy_is_said_to_be_one(
 
 
 @pytest.mark.parametrize("call", ["read_bytes", "floor_bytes", "put_bytes"])
-def test_a_store_that_is_away_for_a_moment_is_waited_for(
-    world: World, monkeypatch: pytest.MonkeyPatch, call: str
-) -> None:
+def test_a_store_that_is_away_for_a_moment_is_waited_for(world, monkeypatch, call):
     real, left = getattr(DecisionLog, call), [2]
 
     def fail_first(*arguments: object) -> object:
@@ -685,7 +661,7 @@ def test_a_store_that_is_away_for_a_moment_is_waited_for(
 
 
 @pytest.mark.parametrize(("kind", "reason"), [("unknown", "reply was lost"), ("no floor", "Stale file handle")])
-def test_doubts_that_do_not_end_stop_the_run_and_undo_nothing(world: World, kind: str, reason: str) -> None:
+def test_doubts_that_do_not_end_stop_the_run_and_undo_nothing(world, kind, reason):
     inner = FlakyLog(world.log, Claim, "none", *[kind] * NEVER)
     driver = world.start(log=FlakyLog(inner, Commit, kind))
     with pytest.raises(errors.UnknownOutcomeError, match=reason):
@@ -695,7 +671,7 @@ def test_doubts_that_do_not_end_stop_the_run_and_undo_nothing(world: World, kind
     assert (world.visible(), world.unfinished()) == (numbers(0), [])
 
 
-def test_a_newer_run_comes_before_the_decision(world: World) -> None:
+def test_a_newer_run_comes_before_the_decision(world):
     older, work = world.start(), world.work(0)
     work.after = lambda: world.run(world.start(), 0)
     with pytest.raises(errors.SupersededError, match="newer run"):
@@ -733,7 +709,7 @@ def test_a_newer_run_comes_before_the_decision(world: World) -> None:
 
 
 @pytest.mark.usefixtures("short_log")
-def test_a_put_at_a_key_that_clean_up_has_freed_is_void(world: World) -> None:
+def test_a_put_at_a_key_that_clean_up_has_freed_is_void(world):
     """The run stalled while another run continued, and its put succeeds at a key whose record was cleaned up."""
     world.run(world.start(), 0)
     newer = world.start()
@@ -753,7 +729,7 @@ def test_a_put_at_a_key_that_clean_up_has_freed_is_void(world: World) -> None:
     assert (world.visible(), world.unfinished()) == (numbers(*range(20)), [])
 
 
-def test_unknown_outcomes_are_asked_for_until_the_deadline_and_undo_nothing(world: World, clock: Clock) -> None:
+def test_unknown_outcomes_are_asked_for_until_the_deadline_and_undo_nothing(world, clock):
     world.server.fail("commit", *[Finished(outcome=Outcome.UNKNOWN, reason="no permission")] * NEVER)
     work = world.work(0)
     with pytest.raises(errors.UnknownOutcomeError, match="no permission") as caught:
@@ -765,7 +741,7 @@ def test_unknown_outcomes_are_asked_for_until_the_deadline_and_undo_nothing(worl
     assert set(world.server.transactions().values()) == {TransactionState.PREPARED}
 
 
-def test_sinks_are_finished_together_and_answer_for_themselves(world: World) -> None:
+def test_sinks_are_finished_together_and_answer_for_themselves(world):
     other = world.add("other")
     other.fail("commit", Finished(outcome=Outcome.RETRY))
     (done,) = world.run(world.start(), 0)
@@ -793,9 +769,7 @@ def test_sinks_are_finished_together_and_answer_for_themselves(world: World) -> 
         and (guarantee, phase) != (Guarantee.AT_LEAST_ONCE, Phase.DELIVERING)
     ],
 )
-def test_weaker_sinks_double_before_the_decision_or_lose_after_it(
-    world: World, guarantee: Guarantee, phase: Phase
-) -> None:
+def test_weaker_sinks_double_before_the_decision_or_lose_after_it(world, guarantee, phase):
     world.add("weak", guarantee)
     with pytest.raises(Crash):
         world.run(world.start(crash_at(phase)), 0)
@@ -808,7 +782,7 @@ def test_weaker_sinks_double_before_the_decision_or_lose_after_it(
     assert world.visible() == numbers(0, 1)
 
 
-def test_sinks_without_transactions(world: World) -> None:
+def test_sinks_without_transactions(world):
     weak = world.add("weak", Guarantee.AT_MOST_ONCE)
     weak.fail("write", RuntimeError("away"))
     with pytest.raises(errors.PrepareError, match=r"may be missing there, and will not be written again.*away"):
@@ -860,7 +834,7 @@ class Concluding(World):
         }
 
 
-def test_a_sink_is_told_when_a_whole_batch_is_committed(tmp_path: Path) -> None:
+def test_a_sink_is_told_when_a_whole_batch_is_committed(tmp_path):
     world = Concluding(tmp_path)
     world.run(world.start(), 0, 1)
     assert world.told == [(0, SLOTS, 2 * SLOTS), (1, SLOTS, 4 * SLOTS)]
@@ -874,7 +848,7 @@ def test_a_sink_is_told_when_a_whole_batch_is_committed(tmp_path: Path) -> None:
     assert world.told == [(0, SLOTS, 2 * SLOTS)] * 2
 
 
-def test_a_sink_is_not_told_of_a_batch_without_slots(tmp_path: Path) -> None:
+def test_a_sink_is_not_told_of_a_batch_without_slots(tmp_path):
     """A plan without tasks, and then one whose only slot has no rows. A sink still sees its handles and their owner."""
     world = Concluding(tmp_path)
     driver = world.start()
@@ -888,7 +862,7 @@ def test_a_sink_is_not_told_of_a_batch_without_slots(tmp_path: Path) -> None:
     assert world.told[2:] == [(3, SLOTS, 4 * SLOTS)]
 
 
-def test_a_sink_that_cannot_be_told_is_asked_again_until_the_deadline(tmp_path: Path) -> None:
+def test_a_sink_that_cannot_be_told_is_asked_again_until_the_deadline(tmp_path):
     world = Concluding(tmp_path)
     world.away = 3
     world.run(world.start(), 0)
@@ -901,9 +875,7 @@ def test_a_sink_that_cannot_be_told_is_asked_again_until_the_deadline(tmp_path: 
     assert len(world.visible()) == 4 * SLOTS
 
 
-def test_an_executor_whose_clock_is_ahead_does_not_make_its_transactions_younger(
-    world: World, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_executor_whose_clock_is_ahead_does_not_make_its_transactions_younger(world, clock, monkeypatch):
     world.timeouts_s["memory"] = 900.0
     shifted = Clock()
     shifted.pass_by(360.0)
@@ -918,7 +890,7 @@ def test_an_executor_whose_clock_is_ahead_does_not_make_its_transactions_younger
     assert world.unfinished() == []
 
 
-def test_positions_are_reported_once_where_sinks_are_written_after_the_decision(world: World) -> None:
+def test_positions_are_reported_once_where_sinks_are_written_after_the_decision(world):
     told: list[str] = []
 
     class Reporter:
@@ -946,7 +918,7 @@ def test_positions_are_reported_once_where_sinks_are_written_after_the_decision(
     assert told == ["after"]
 
 
-def test_phases_are_told_in_order_before_anything_is_done_in_them(world: World) -> None:
+def test_phases_are_told_in_order_before_anything_is_done_in_them(world):
     told: list[tuple[Phase, int]] = []
     driver = world.start(lambda phase, batch: told.append((phase, batch)))
     world.run(driver, 0, 1)

@@ -3,7 +3,6 @@ from __future__ import annotations
 import fcntl
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -20,20 +19,20 @@ from sparkonce.protocol.view import Claim
 from sparkonce.spark.formats import ends as ends_module
 from sparkonce.spark.formats.ends import Ends, StoredRun
 from sparkonce.storage.local import LocalFiles
-from unit.driver_world import QUERY, World, asked, numbers
+from unit.driver_world import QUERY, asked, numbers
 
 OURS = Claim(nonce="aaaa", run="ours", query="q")
 NEWER = Claim(nonce="bbbb", run="newer", query="q")
 
 
 @pytest.fixture
-def log(tmp_path: Path) -> DecisionLog:
+def log(tmp_path) -> DecisionLog:
     log = DecisionLog(LocalFiles(tmp_path))
     log.put(0, OURS)
     return log
 
 
-def test_a_half_ends_what_another_began_unless_a_newer_run_has_claimed(log: DecisionLog) -> None:
+def test_a_half_ends_what_another_began_unless_a_newer_run_has_claimed(log):
     view = read_log(log)
     begun = Handover(
         state=State(
@@ -51,7 +50,7 @@ def test_a_half_ends_what_another_began_unless_a_newer_run_has_claimed(log: Deci
         resumed(begun, log)
 
 
-def test_a_claim_is_gone_on_with_unless_a_newer_run_has_claimed(log: DecisionLog) -> None:
+def test_a_claim_is_gone_on_with_unless_a_newer_run_has_claimed(log):
     ours = Token(0, OURS.nonce)
     state = continued(OURS, ours, read_log(log), ("out",), moved=False)
     assert (state.token, state.view.end) == (ours, 1)
@@ -60,7 +59,7 @@ def test_a_claim_is_gone_on_with_unless_a_newer_run_has_claimed(log: DecisionLog
     assert continued(OURS, ours, read_log(log), ("out",), moved=False) is None
 
 
-def test_a_half_heals_a_batch_whose_slots_come_in_another_order(world: World) -> None:
+def test_a_half_heals_a_batch_whose_slots_come_in_another_order(world):
     """After the tasks have ended, they cannot write other slots.
 
     So they write all slots, and one of them is used.
@@ -91,7 +90,7 @@ def test_a_half_heals_a_batch_whose_slots_come_in_another_order(world: World) ->
     assert world.unfinished() == []
 
 
-def test_a_driver_that_was_deposed_leaves_its_batch_to_the_newer_run(world: World) -> None:
+def test_a_driver_that_was_deposed_leaves_its_batch_to_the_newer_run(world):
     (sink,) = world.sinks().values()
     log = world.log
     ends = Ends(sink=sink, log=log, query=QUERY)
@@ -101,9 +100,7 @@ def test_a_driver_that_was_deposed_leaves_its_batch_to_the_newer_run(world: Worl
     assert read_log(log).end == begun.position + 1
 
 
-def test_a_claim_in_a_file_that_was_replaced_while_it_was_locked_is_not_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_claim_in_a_file_that_was_replaced_while_it_was_locked_is_not_kept(tmp_path, monkeypatch):
     """A process that waits for the lock of a stalled process creates a new file in its place."""
     monkeypatch.setattr(ends_module, "_folder", lambda: tmp_path)
     with StoredRun("driver") as one:

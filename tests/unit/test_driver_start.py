@@ -33,7 +33,7 @@ def restore(world: World, copy: Path) -> None:
 
 
 @pytest.mark.parametrize("same_run", [False, True], ids=["a newer run has gone on", "the same run has gone on"])
-def test_a_restored_copy_is_refused(world: World, same_run: bool) -> None:
+def test_a_restored_copy_is_refused(world, same_run):
     driver = world.start()
     world.run(driver, 0)
     copy = keep_copy(world)
@@ -48,9 +48,7 @@ def test_a_restored_copy_is_refused(world: World, same_run: bool) -> None:
     assert world.visible() == numbers(0, 1)
 
 
-def test_a_restored_copy_of_a_run_that_has_forgotten_its_first_batches_is_refused(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_restored_copy_of_a_run_that_has_forgotten_its_first_batches_is_refused(world, monkeypatch):
     """Its claim is below the floor, so only the batch shows that the log is outdated."""
     monkeypatch.setattr(horizon, "KEEP_BATCHES", 2)
     monkeypatch.setattr(horizon, "TIDY_EVERY_BATCHES", 1)
@@ -64,7 +62,7 @@ def test_a_restored_copy_of_a_run_that_has_forgotten_its_first_batches_is_refuse
     assert world.visible() == numbers(*range(7))
 
 
-def test_a_copy_that_nothing_has_gone_beyond_goes_on(world: World) -> None:
+def test_a_copy_that_nothing_has_gone_beyond_goes_on(world):
     world.run(world.start(), 0)
     world.crash(1, Phase.DECIDING)
     restore(world, keep_copy(world))
@@ -79,7 +77,7 @@ def test_a_copy_that_nothing_has_gone_beyond_goes_on(world: World) -> None:
         world.start()
 
 
-def test_another_driver_that_is_ahead_is_no_old_copy(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_driver_that_is_ahead_is_no_old_copy(world, monkeypatch):
     """What the other driver commits during the start is in the log by the time the log is read again."""
     world.run(world.start(), 0)
     list_traces = _Committer.list_traces
@@ -101,9 +99,7 @@ def not_asked(caplog: pytest.LogCaptureFixture) -> list[str]:
     return told
 
 
-def test_a_server_that_cannot_say_what_it_remembers_is_waited_for_and_then_passed_over(
-    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_server_that_cannot_say_what_it_remembers_is_waited_for_and_then_passed_over(world, monkeypatch, caplog):
     clock = stopped_clock(monkeypatch)
     world.run(world.start(), 0)
     away = [errors.UnknownOutcomeError("away")] * 3
@@ -126,9 +122,7 @@ def test_a_server_that_cannot_say_what_it_remembers_is_waited_for_and_then_passe
     assert world.visible() == numbers(0, 1, 2)
 
 
-def test_a_sink_that_is_away_takes_no_patience_from_the_next_one(
-    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_sink_that_is_away_takes_no_patience_from_the_next_one(world, monkeypatch, caplog):
     stopped_clock(monkeypatch)
     world.add("other")
     world.run(world.start(), 0)
@@ -148,9 +142,7 @@ def test_a_sink_that_is_away_takes_no_patience_from_the_next_one(
     assert "Sink 'memory'" in warning
 
 
-def test_a_sink_that_cannot_be_asked_what_it_remembers_is_passed_over_at_once(
-    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_sink_that_cannot_be_asked_what_it_remembers_is_passed_over_at_once(world, monkeypatch, caplog):
     """The sink may lack permissions or have a bug, and nothing else depends on the answer.
 
     The other sinks are still queried.
@@ -176,9 +168,7 @@ def test_a_sink_that_cannot_be_asked_what_it_remembers_is_passed_over_at_once(
         world.start()
 
 
-def test_a_server_that_went_back_says_so_when_it_is_asked_what_it_remembers(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_went_back_says_so_when_it_is_asked_what_it_remembers(world, monkeypatch):
     def went_back(*_: object) -> Sequence[Trace]:
         raise errors.StaleServerError("the server returned to an older state")
 
@@ -187,9 +177,7 @@ def test_a_server_that_went_back_says_so_when_it_is_asked_what_it_remembers(
         world.start()
 
 
-def test_a_log_that_another_driver_tidies_meanwhile_is_no_old_copy(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_log_that_another_driver_tidies_meanwhile_is_no_old_copy(world, monkeypatch):
     """What the log has forgotten by the time the run continues reading is among the traces."""
     monkeypatch.setattr(horizon, "KEEP_BATCHES", 2)
     monkeypatch.setattr(horizon, "TIDY_EVERY_BATCHES", 1)
@@ -210,12 +198,12 @@ def test_a_log_that_another_driver_tidies_meanwhile_is_no_old_copy(
 
 
 @pytest.mark.parametrize("fact", [1, True, None])
-def test_facts_that_the_log_could_not_keep_are_refused(fact: object) -> None:
+def test_facts_that_the_log_could_not_keep_are_refused(fact):
     with pytest.raises(errors.PreflightError, match="'server'"):
         start_module._check_facts({"orders": {"server": fact}})
 
 
-def test_two_copies_that_have_both_written_are_both_refused(world: World) -> None:
+def test_two_copies_that_have_both_written_are_both_refused(world):
     """Duplicates that both have written cannot be undone, but neither continues as if nothing had happened."""
     original = world.start()
     world.run(original, 0)
@@ -227,9 +215,7 @@ def test_two_copies_that_have_both_written_are_both_refused(world: World) -> Non
             world.start(log=log)
 
 
-def test_a_sink_that_is_taken_away_is_named_with_what_it_may_have_left_open(
-    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_sink_that_is_taken_away_is_named_with_what_it_may_have_left_open(world, monkeypatch, caplog):
     monkeypatch.setattr(MemorySink, "preflight", lambda sink, *_: {"prefix": f"ids-of-{sink.name}"})
     world.add("other")
     world.crash(0, Phase.DECIDING)

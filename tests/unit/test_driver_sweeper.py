@@ -23,7 +23,7 @@ THREAD = "sparkonce-sweeper"
 
 
 @pytest.fixture
-def driver(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunDriver]:
+def driver(world, monkeypatch) -> Iterator[RunDriver]:
     monkeypatch.setattr(sweeping, "LOSERS_END_WITHIN_S", 0.2)
     driver = world.start(in_background=True)
     yield driver
@@ -41,7 +41,7 @@ def run_with_a_loser(world: World, driver: RunDriver, batch: int) -> None:
     driver.run_batch(asked(batch), work)
 
 
-def test_what_a_loser_has_open_is_aborted_while_the_query_is_idle(world: World, driver: RunDriver) -> None:
+def test_what_a_loser_has_open_is_aborted_while_the_query_is_idle(world, driver):
     run_with_a_loser(world, driver, 0)
     eventually(lambda: not world.unfinished(), "what lost is aborted")
     begin_late(world, driver)
@@ -49,9 +49,7 @@ def test_what_a_loser_has_open_is_aborted_while_the_query_is_idle(world: World, 
     assert world.visible() == numbers(0)
 
 
-def test_what_a_loser_has_open_is_aborted_when_the_query_ends(
-    world: World, driver: RunDriver, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_loser_has_open_is_aborted_when_the_query_ends(world, driver, monkeypatch):
     monkeypatch.setattr(sweeping, "LOSERS_END_WITHIN_S", 3600.0)
     run_with_a_loser(world, driver, 0)
     eventually(lambda: not world.unfinished(), "what lost is aborted")
@@ -61,7 +59,7 @@ def test_what_a_loser_has_open_is_aborted_when_the_query_ends(
 
 
 @pytest.fixture
-def asking(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def asking(monkeypatch) -> list[str]:
     asked, list_lingering = [], _Committer.list_lingering
 
     def noted(committer: _Committer, owners: Sequence[Owner]) -> Sequence[Handle]:
@@ -72,7 +70,7 @@ def asking(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return asked
 
 
-def test_a_query_that_ends_lets_its_losers_end_first(world: World, driver: RunDriver, asking: list[str]) -> None:
+def test_a_query_that_ends_lets_its_losers_end_first(world, driver, asking):
     """With ``availableNow``, no batch follows the last one, and Spark soon kills the superseded attempt's worker."""
     run_with_a_loser(world, driver, 0)
     driver.end()
@@ -81,8 +79,8 @@ def test_a_query_that_ends_lets_its_losers_end_first(world: World, driver: RunDr
 
 
 def test_a_query_that_ends_does_not_wait_where_none_can_have_lost_nor_for_a_sink_that_is_away(
-    world: World, driver: RunDriver, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    world, driver, monkeypatch
+):
     monkeypatch.setattr(sweeping, "LOSERS_END_WITHIN_S", 3600.0)
     world.run(driver, 0)
     driver.end()
@@ -93,9 +91,7 @@ def test_a_query_that_ends_does_not_wait_where_none_can_have_lost_nor_for_a_sink
     away.end()
 
 
-def test_a_loser_is_looked_for_twice_and_not_after_each_batch_from_then_on(
-    world: World, asking: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_loser_is_looked_for_twice_and_not_after_each_batch_from_then_on(world, asking, monkeypatch):
     clock = stopped_clock(monkeypatch)
     driver = world.start()
     run_with_a_loser(world, driver, 0)
@@ -108,9 +104,7 @@ def test_a_loser_is_looked_for_twice_and_not_after_each_batch_from_then_on(
     assert len(asking) == 3, "as often as without losers"
 
 
-def test_a_loser_of_a_batch_behind_which_a_sink_was_away_is_looked_for_once_it_is_back(
-    world: World, asking: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_loser_of_a_batch_behind_which_a_sink_was_away_is_looked_for_once_it_is_back(world, asking, monkeypatch):
     """The attempt has ended by then, so a single listing finds everything that it opened."""
     clock = stopped_clock(monkeypatch)
     driver = world.start()
@@ -131,7 +125,7 @@ def test_a_loser_of_a_batch_behind_which_a_sink_was_away_is_looked_for_once_it_i
     assert len(asking) == 1, "as often as without losers"
 
 
-def test_no_batch_waits_for_a_sweep_of_its_own(world: World, driver: RunDriver, asking: list[str]) -> None:
+def test_no_batch_waits_for_a_sweep_of_its_own(world, driver, asking):
     world.run(driver, 0)
     asking.clear()
     for batch in range(1, 20):
@@ -140,9 +134,7 @@ def test_no_batch_waits_for_a_sweep_of_its_own(world: World, driver: RunDriver, 
     assert set(asking) == {THREAD}
 
 
-def test_a_sink_that_does_not_answer_is_asked_less_and_less_often(
-    world: World, driver: RunDriver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_sink_that_does_not_answer_is_asked_less_and_less_often(world, driver, monkeypatch, caplog):
     away = True
     list_lingering = _Committer.list_lingering
 
@@ -163,9 +155,7 @@ def test_a_sink_that_does_not_answer_is_asked_less_and_less_often(
     assert (world.visible(), world.unfinished()) == (numbers(*range(50)), [])
 
 
-def test_what_a_sink_has_left_open_is_swept_after_its_guarantee_was_lowered(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_sink_has_left_open_is_swept_after_its_guarantee_was_lowered(world, monkeypatch):
     monkeypatch.setattr(MemorySink, "preflight", lambda *_: {"prefix": "memory"})
     world.crash(0, Phase.DECIDING)
     assert world.unfinished()

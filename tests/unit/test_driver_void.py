@@ -14,13 +14,13 @@ from sparkonce.protocol.state import Phase
 from sparkonce.protocol.view import Commit, Void
 from sparkonce.sinks.memory.server import TransactionState
 from sparkonce.sinks.memory.sink import _Committer
-from unit.driver_world import NEVER, Clock, Crash, FlakyLog, World, asked, numbers, owner_of, stopped_clock
+from unit.driver_world import NEVER, Clock, Crash, FlakyLog, asked, numbers, owner_of, stopped_clock
 
 DAMAGED = Finished(outcome=Outcome.DAMAGED, reason="rows are gone", next_step="Keep rows for longer.")
 
 
 @pytest.fixture(autouse=True)
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+def clock(monkeypatch) -> Clock:
     return stopped_clock(monkeypatch)
 
 
@@ -34,7 +34,7 @@ def crash_when_void() -> Callable[[Phase, int], None]:
     return listen
 
 
-def test_it_is_written_again(world: World) -> None:
+def test_it_is_written_again(world):
     world.server.fail("commit", DAMAGED)
     world.run(world.start(), 0, 1)
     assert world.visible() == numbers(0, 1)
@@ -59,7 +59,7 @@ def test_it_is_written_again(world: World) -> None:
     assert world.visible() == numbers(0)
 
 
-def test_a_sink_that_says_so_to_an_abort_is_refused(world: World) -> None:
+def test_a_sink_that_says_so_to_an_abort_is_refused(world):
     """Otherwise, the abort would be voided and repeated forever, with a log record each time."""
     world.server.fail("commit", DAMAGED)
     world.server.fail("abort", *[DAMAGED] * NEVER)
@@ -69,9 +69,7 @@ def test_a_sink_that_says_so_to_an_abort_is_refused(world: World) -> None:
 
 
 @pytest.mark.parametrize("others", [(), ("b",)])
-def test_it_is_not_passed_over_where_its_sink_writes_without_transactions_now(
-    world: World, others: tuple[str, ...]
-) -> None:
+def test_it_is_not_passed_over_where_its_sink_writes_without_transactions_now(world, others):
     for name in others:
         world.add(name)
     world.server.fail("commit", DAMAGED)
@@ -85,9 +83,7 @@ def test_it_is_not_passed_over_where_its_sink_writes_without_transactions_now(
     assert world.visible() == numbers(0, 1)
 
 
-def test_a_full_disk_is_waited_for_whatever_has_become_of_the_batchs_other_transactions(
-    world: World, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_waited_for_whatever_has_become_of_the_batchs_other_transactions(world, clock, monkeypatch):
     def begun_ms(_: _Committer, handles: list[Handle]) -> list[int | None]:
         states = world.server.transactions()
         is_open = (TransactionState.OPEN, TransactionState.PREPARED)
@@ -103,7 +99,7 @@ def test_a_full_disk_is_waited_for_whatever_has_become_of_the_batchs_other_trans
     assert world.visible() == numbers(0)
 
 
-def test_a_disk_that_has_room_again_is_no_cause_of_what_comes_later(world: World) -> None:
+def test_a_disk_that_has_room_again_is_no_cause_of_what_comes_later(world):
     world.server.fail("commit", *[Finished(outcome=Outcome.UNKNOWN, reason="?")] * NEVER)
     with pytest.raises(errors.UnknownOutcomeError) as raised:
         world.run(world.start(log=FlakyLog(world.log, Commit, "full")), 0)
@@ -118,7 +114,7 @@ def test_a_disk_that_has_room_again_is_no_cause_of_what_comes_later(world: World
 
 
 @pytest.mark.parametrize("timeout_s", [None, 60.0])
-def test_rows_that_go_again_and_again_are_no_matter_of_timeouts(world: World, timeout_s: float | None) -> None:
+def test_rows_that_go_again_and_again_are_no_matter_of_timeouts(world, timeout_s):
     if timeout_s is not None:
         world.timeouts_s["memory"] = timeout_s
     world.server.fail("commit", *[DAMAGED] * NEVER)

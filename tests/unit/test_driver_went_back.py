@@ -76,7 +76,7 @@ class Log:
         check_servers(effect, lambda _: server, accepted or {}, within_s)
 
 
-def test_which_batches_are_asked_for() -> None:
+def test_which_batches_are_asked_for():
     server = Server("abc")
     Log().batch(0, "a").batch(1, "b", "c").run().check(2, server)
     assert server.asked == ["b", "c"]
@@ -100,7 +100,7 @@ def test_which_batches_are_asked_for() -> None:
 
 
 @pytest.mark.parametrize("between", [None, {}, {"prefix": "other"}])
-def test_a_batch_from_before_the_facts_changed_is_not_asked_for(between: Facts | None) -> None:
+def test_a_batch_from_before_the_facts_changed_is_not_asked_for(between):
     """In between, the sink was removed, or had a lower guarantee or another prefix.
 
     Now it has its original settings again.
@@ -113,7 +113,7 @@ def test_a_batch_from_before_the_facts_changed_is_not_asked_for(between: Facts |
         log.batch(2, "c").run().check(3, server)
 
 
-def test_lost_batches_are_named_and_may_be_accepted() -> None:
+def test_lost_batches_are_named_and_may_be_accepted():
     log = Log().batch(0, "a").batch(1, "b").batch(2, "c").batch(3, "d").run()
     with pytest.raises(StaleServerError, match="no longer has batches 2 and 3") as caught:
         log.check(4, Server("ab"))
@@ -133,13 +133,13 @@ def test_lost_batches_are_named_and_may_be_accepted() -> None:
         Log().batch(0, "a").run().check(1, Server("a"), {"s": 1})
 
 
-def test_a_commit_that_can_be_made_again_is() -> None:
+def test_a_commit_that_can_be_made_again_is():
     server = Server("a", prepared="b")
     Log().batch(0, "a", "b").run().check(1, server)
     assert (server.committed, server.concluded) == ({"a", "b"}, [0])
 
 
-def test_a_server_that_does_not_answer_is_asked_until_the_deadline() -> None:
+def test_a_server_that_does_not_answer_is_asked_until_the_deadline():
     server, log = Server("a"), Log().batch(0, "a").run()
     server.silent = 1
     with pytest.raises(UnknownOutcomeError):

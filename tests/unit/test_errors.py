@@ -28,7 +28,7 @@ ALL = [kind for kind in tree() if kind.__module__ == errors.__name__]
 
 
 @pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.__name__)
-def test_errors_cross_processes(kind: type[SparkonceError]) -> None:
+def test_errors_cross_processes(kind):
     error = kind("a=1 is wrong.", next_step="set a=2", batch=7, lost=(("memory", 1, 2),))
     copy = pickle.loads(pickle.dumps(error))  # noqa: S301 - pickled on the same line
     assert type(copy) is kind
@@ -37,7 +37,7 @@ def test_errors_cross_processes(kind: type[SparkonceError]) -> None:
 
 
 @pytest.mark.parametrize("reason", list(StopReason), ids=lambda reason: reason.name)
-def test_every_reason_to_stop_is_an_error_that_says_what_to_do(reason: StopReason) -> None:
+def test_every_reason_to_stop_is_an_error_that_says_what_to_do(reason):
     details = (("lost", ()), ("differing", ()), ("same_rows", False), ("offsets", ()))
     error = stop_error(Stop(reason=reason, message="this happened", details=details), 5)
     assert error.message.startswith("this happened")
@@ -56,7 +56,7 @@ def test_every_reason_to_stop_is_an_error_that_says_what_to_do(reason: StopReaso
         ("", "", ""),
     ],
 )
-def test_what_is_told_is_sentences(said: str, step: str, told: str) -> None:
+def test_what_is_told_is_sentences(said, step, told):
     assert str(errors.ConfigurationError(said, next_step=step, setting="topic")) == told
     assert str(errors.PrepareError("slot 1 failed", next_step="look")) == "slot 1 failed. Next: Look."
 
@@ -65,7 +65,7 @@ FORGED = "a\r\n2026-11-23 sparkonce batch=99 committed\x1b[31m\x00\u2028\u202e\x
 AS_ONE = "a 2026-11-23 sparkonce batch=99 committed [31m"
 
 
-def test_what_would_forge_a_line_of_a_log_is_taken_out() -> None:
+def test_what_would_forge_a_line_of_a_log_is_taken_out():
     assert one_line(FORGED) == AS_ONE
     assert one_line(f"  {FORGED}\n") == AS_ONE
     assert one_line("ключ 'é' 🎉") == "ключ 'é' 🎉"
@@ -74,7 +74,7 @@ def test_what_would_forge_a_line_of_a_log_is_taken_out() -> None:
     assert one_line("x" * (MOST_CHARACTERS + 1)) == "x" * (MOST_CHARACTERS - 1) + "…"
 
 
-def test_every_clients_words_come_in_one_line() -> None:
+def test_every_clients_words_come_in_one_line():
     said = [
         postgres_words(psycopg.OperationalError(FORGED.replace("\n", " "))),
         mysql_words(pymysql.err.OperationalError(1, FORGED)),
@@ -94,9 +94,7 @@ def test_every_clients_words_come_in_one_line() -> None:
         ("Data too long for column 'c' at row 1", "Data too long for column 'c' at row 1"),
     ],
 )
-def test_values_in_mariadbs_words_are_told_at_debug_only(
-    words: str, shown: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_values_in_mariadbs_words_are_told_at_debug_only(words, shown, caplog):
     with caplog.at_level(logging.DEBUG):
         assert mysql_words(pymysql.err.DataError(1, words)).startswith(shown)
     assert (words in caplog.text) is (shown not in words)

@@ -69,12 +69,12 @@ def calls() -> list[str]:
 
 
 @pytest.fixture
-def a(calls: list[str]) -> Recorder:
+def a(calls) -> Recorder:
     return Recorder("a", calls)
 
 
 @pytest.fixture
-def b(calls: list[str]) -> Recorder:
+def b(calls) -> Recorder:
     return Recorder("b", calls)
 
 
@@ -101,7 +101,7 @@ def write(rows: Iterable[pa.RecordBatch], given: SlotTask, attempt: int = 0) -> 
     return write_slot(rows, given, slot=2, copy="3.17.1", attempt=attempt)
 
 
-def test_a_slot_is_begun_written_prepared_and_closed(a: Recorder, calls: list[str]) -> None:
+def test_a_slot_is_begun_written_prepared_and_closed(a, calls):
     (handle,) = write([piece([1, 2]), piece([3])], task(a))
     assert calls == ["a.writer", "a.begin", "a.write", "a.write", "a.prepare", "a.close"]
     assert (handle.sink, handle.slot, handle.rows, handle.transaction) == ("a", 2, 3, (("id", "a"),))
@@ -109,21 +109,19 @@ def test_a_slot_is_begun_written_prepared_and_closed(a: Recorder, calls: list[st
     assert a.contexts == [WriterContext(owner=OWNER, batch=4, slot=2, copy="3.17.1", columns=("number",))]
 
 
-def test_no_sink_is_closed_before_all_are_prepared(a: Recorder, b: Recorder, calls: list[str]) -> None:
+def test_no_sink_is_closed_before_all_are_prepared(a, b, calls):
     handles = write([piece([1])], task(a, b))
     assert [handle.sink for handle in handles] == ["a", "b"]
     assert calls[-4:] == ["a.prepare", "b.prepare", "b.close", "a.close"]
 
 
 @pytest.mark.parametrize("rows", [[], [piece([])], [piece([]), piece([])]], ids=["no piece", "an empty one", "two"])
-def test_a_slot_without_rows_opens_nothing_and_returns_a_handle(
-    a: Recorder, calls: list[str], rows: list[pa.RecordBatch]
-) -> None:
+def test_a_slot_without_rows_opens_nothing_and_returns_a_handle(a, calls, rows):
     assert write(rows, task(a)) == [Handle(sink="a", slot=2)]
     assert calls == ["a.writer", "a.close"]
 
 
-def test_the_fingerprint_is_the_sum_of_the_hashes_modulo_two_to_the_64(a: Recorder, b: Recorder) -> None:
+def test_the_fingerprint_is_the_sum_of_the_hashes_modulo_two_to_the_64(a, b):
     hashes = [-1, 2**63 - 1, -(2**63), 5]
     (handle,) = write([piece([1, 2, 3, 4], hashes)], task(a))
     assert handle.fingerprint == sum(value % FINGERPRINT_MODULUS for value in hashes) % FINGERPRINT_MODULUS
@@ -141,7 +139,7 @@ def test_the_fingerprint_is_the_sum_of_the_hashes_modulo_two_to_the_64(a: Record
     assert [handle.fingerprint for handle in handles] == [3, 14]
 
 
-def test_what_is_not_written_again_is_counted(a: Recorder, b: Recorder, calls: list[str]) -> None:
+def test_what_is_not_written_again_is_counted(a, b, calls):
     first = write([piece([1, 2])], task(a, b))
     calls.clear()
     again = write([piece([1, 2])], task(a, b, only=frozenset({("b", 2), ("a", 1)})))
@@ -151,7 +149,7 @@ def test_what_is_not_written_again_is_counted(a: Recorder, b: Recorder, calls: l
 
 
 @pytest.mark.parametrize("call", ["begin", "write", "prepare"])
-def test_every_writer_is_aborted_whichever_failed(a: Recorder, b: Recorder, calls: list[str], call: str) -> None:
+def test_every_writer_is_aborted_whichever_failed(a, b, calls, call):
     b.fails_at = {call}
     with pytest.raises(RuntimeError, match=f"b cannot {call}"):
         write([piece([1])], task(a, b))
@@ -159,7 +157,7 @@ def test_every_writer_is_aborted_whichever_failed(a: Recorder, b: Recorder, call
     assert not any(noted.endswith("close") for noted in calls)
 
 
-def test_rows_that_cannot_be_computed_abort_every_writer(a: Recorder, b: Recorder, calls: list[str]) -> None:
+def test_rows_that_cannot_be_computed_abort_every_writer(a, b, calls):
     def rows() -> Iterator[pa.RecordBatch]:
         yield piece([1])
         raise ZeroDivisionError("in the plan")
@@ -169,7 +167,7 @@ def test_rows_that_cannot_be_computed_abort_every_writer(a: Recorder, b: Recorde
     assert calls[-2:] == ["b.abort", "a.abort"]
 
 
-def test_an_abort_that_fails_does_not_keep_the_others_from_it(a: Recorder, b: Recorder, calls: list[str]) -> None:
+def test_an_abort_that_fails_does_not_keep_the_others_from_it(a, b, calls):
     a.fails_at, b.fails_at = {"write"}, {"abort"}
     with pytest.raises(RuntimeError, match="b cannot abort") as caught:
         write([piece([1])], task(a, b))
@@ -177,7 +175,7 @@ def test_an_abort_that_fails_does_not_keep_the_others_from_it(a: Recorder, b: Re
     assert calls[-2:] == ["b.abort", "a.abort"]
 
 
-def test_rows_that_nothing_would_commit_are_refused(a: Recorder, calls: list[str]) -> None:
+def test_rows_that_nothing_would_commit_are_refused(a, calls):
     a.fields = {}
     with pytest.raises(PrepareError, match="prepared 1 rows without returning what commits them"):
         write([piece([1])], task(a))
@@ -185,7 +183,7 @@ def test_rows_that_nothing_would_commit_are_refused(a: Recorder, calls: list[str
 
 
 @pytest.mark.parametrize("odd", [True, 1.5, None, 2**64, b"x"])
-def test_what_the_log_could_not_keep_is_refused(a: Recorder, calls: list[str], odd: object) -> None:
+def test_what_the_log_could_not_keep_is_refused(a, calls, odd):
     a.fields = {"id": "a", "odd": odd}
     with pytest.raises(PrepareError, match="'odd'"):
         write([piece([1])], task(a))
@@ -193,12 +191,12 @@ def test_what_the_log_could_not_keep_is_refused(a: Recorder, calls: list[str], o
 
 
 @pytest.mark.parametrize("guarantee", [Guarantee.EXACTLY_ONCE, Guarantee.AT_LEAST_ONCE])
-def test_a_retry_writes_again(calls: list[str], guarantee: Guarantee) -> None:
+def test_a_retry_writes_again(calls, guarantee):
     sink = Recorder("a", calls, guarantee)
     assert write([piece([1])], task(sink), attempt=1)[0].rows == 1
 
 
-def test_a_retry_does_not_write_to_an_at_most_once_sink(a: Recorder, calls: list[str]) -> None:
+def test_a_retry_does_not_write_to_an_at_most_once_sink(a, calls):
     weak = Recorder("b", calls, Guarantee.AT_MOST_ONCE)
     with pytest.raises(PrepareError, match="may have been written"):
         write([piece([1])], task(a, weak), attempt=1)
@@ -209,7 +207,7 @@ def handles(*keys: tuple[str, int]) -> list[Handle]:
     return [Handle(sink=sink, slot=slot) for sink, slot in keys]
 
 
-def test_every_slot_of_every_sink() -> None:
+def test_every_slot_of_every_sink():
     assert check_handles(handles(("a", 1), ("b", 0), ("a", 0), ("b", 1)), ["a", "b"]) == ""
     assert check_handles([], ["a", "b"]) == ""
     views_differ = handles(("a", 0), ("b", 0), ("b", 1))
@@ -223,7 +221,7 @@ def test_every_slot_of_every_sink() -> None:
     [[("a", 1)], [("a", 0), ("a", 2)], [("a", 0), ("a", 0)], [("a", 0), ("a", 0), ("a", 1)]],
     ids=["the first is missing", "one between is missing", "one is doubled", "one is doubled beside others"],
 )
-def test_slots_that_are_missing_or_doubled(keys: list[tuple[str, int]]) -> None:
+def test_slots_that_are_missing_or_doubled(keys):
     assert "the slots that returned a handle" in check_handles(handles(*keys), sorted({sink for sink, _ in keys}))
 
 
@@ -254,7 +252,7 @@ def with_dead_letters(
     return SlotTask(batch=4, sinks=parts, only=only, max_refused=most)
 
 
-def test_refused_rows_go_to_the_other_sink(calls: list[str], b: Recorder) -> None:
+def test_refused_rows_go_to_the_other_sink(calls, b):
     a = Choosy("a", calls)
     accepted, refused = write([piece([2, 3, 4]), piece([6])], with_dead_letters(a, b))
     assert (accepted.rows, accepted.fingerprint) == (3, 12)
@@ -266,14 +264,14 @@ def test_refused_rows_go_to_the_other_sink(calls: list[str], b: Recorder) -> Non
     assert [number for rows in a.written for number in rows["number"].to_pylist()] == [2, 4, 6]
 
 
-def test_a_transaction_of_refused_rows_alone_is_aborted(calls: list[str], b: Recorder) -> None:
+def test_a_transaction_of_refused_rows_alone_is_aborted(calls, b):
     accepted, refused = write([piece([1, 3])], with_dead_letters(Choosy("a", calls), b))
     assert (accepted.rows, accepted.transaction, refused.rows) == (0, (), 2)
     assert "a.abort" in calls
     assert "a.prepare" not in calls
 
 
-def test_a_part_that_is_only_counted_counts_what_is_accepted(calls: list[str], b: Recorder) -> None:
+def test_a_part_that_is_only_counted_counts_what_is_accepted(calls, b):
     whole = write([piece([1, 2, 3, 4])], with_dead_letters(Choosy("a", calls), b))
     calls.clear()
     counted = write([piece([1, 2, 3, 4])], with_dead_letters(Choosy("a", calls), b, only=frozenset({("b", 2)})))
@@ -289,13 +287,13 @@ def test_a_part_that_is_only_counted_counts_what_is_accepted(calls: list[str], b
     assert not any(call.startswith("b.") for call in calls)
 
 
-def test_more_refused_rows_than_allowed_end_the_slot(calls: list[str], b: Recorder) -> None:
+def test_more_refused_rows_than_allowed_end_the_slot(calls, b):
     with pytest.raises(PrepareError, match="refused 3 rows of slot 2, and max_refused is 2: It is odd"):
         write([piece([1, 3]), piece([5])], with_dead_letters(Choosy("a", calls), b, most=2))
     assert {"a.abort", "b.abort"} <= set(calls)
 
 
-def test_marked_rows_are_refused_for_the_reason_of_their_mark(calls: list[str], a: Recorder, b: Recorder) -> None:
+def test_marked_rows_are_refused_for_the_reason_of_their_mark(calls, a, b):
     given = with_dead_letters(a, b)
     given = replace(given, sinks=(replace(given.sinks[0], mark="why"), given.sinks[1]))
     rows = piece([2, 3, 4]).append_column("why", pa.array([None, "It must not be 3.", None]))

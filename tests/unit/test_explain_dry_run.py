@@ -1,8 +1,5 @@
 """Whether a script can start another query after it waits. The line with the mark is the one that waits."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from textwrap import dedent
 
 import pytest
@@ -28,14 +25,14 @@ from sparkonce.spark.explain.dry_run import may_follow
         ("class Job:\n    def main(self):\n        wait()  # here\n        start()\nstart()", True),
     ],
 )
-def test_what_may_follow(tmp_path: Path, text: str, expected: bool) -> None:
+def test_what_may_follow(tmp_path, text, expected):
     file = tmp_path / "job.py"
     file.write_text(dedent(text))
     line = next(number for number, each in enumerate(text.splitlines(), 1) if "here" in each)
     assert may_follow([(str(file), line)]) is expected
 
 
-def test_what_cannot_be_read_may_do_anything_and_each_caller_counts(tmp_path: Path) -> None:
+def test_what_cannot_be_read_may_do_anything_and_each_caller_counts(tmp_path):
     assert may_follow([(str(tmp_path / "none.py"), 1)])
 
     file = tmp_path / "job.py"

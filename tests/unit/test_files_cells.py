@@ -27,7 +27,7 @@ def parsed(column: pa.Array) -> list[Any]:
 
 
 @pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary()])
-def test_bytes_are_base64(kind: pa.DataType) -> None:
+def test_bytes_are_base64(kind):
     values = [bytes(range(size)) for size in range(20)] + [None, b"", b"\xff" * 301]
     wanted = [None if one is None else base64.b64encode(one).decode() for one in values]
     assert parsed(pa.array(values, kind)) == wanted
@@ -35,7 +35,7 @@ def test_bytes_are_base64(kind: pa.DataType) -> None:
     assert parsed(pa.array([], kind)) == []
 
 
-def test_csv_tells_null_from_an_empty_string() -> None:
+def test_csv_tells_null_from_an_empty_string():
     rows = pa.record_batch(
         {
             "text": STRINGS,
@@ -67,12 +67,12 @@ def test_csv_tells_null_from_an_empty_string() -> None:
 
 
 @pytest.mark.parametrize("delimiter", [".", "-", "+", ":", "7", "T", "e", '"', "\0", ";;"])
-def test_a_delimiter_that_stands_in_values_without_quotes_is_refused(delimiter: str) -> None:
+def test_a_delimiter_that_stands_in_values_without_quotes_is_refused(delimiter):
     with pytest.raises(ConfigurationError, match="delimiter"):
         choose("csv", None, {"delimiter": delimiter})
 
 
 @pytest.mark.parametrize(("value", "said"), [("a\nb", "line break"), ("a\r", "line break"), (None, "null")])
-def test_text_that_would_not_be_read_back_is_refused(value: str | None, said: str) -> None:
+def test_text_that_would_not_be_read_back_is_refused(value, said):
     with pytest.raises(PrepareError, match=f"'value'.*{said}"):
         text_lines(pa.record_batch({"value": pa.array(["fine", value])}))

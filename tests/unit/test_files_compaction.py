@@ -54,7 +54,7 @@ def contents(folder: Path) -> list[bytes]:
 @pytest.mark.parametrize(
     ("format", "codec"), [(one, codec) for one in ("csv", "json", "text") for codec in FORMATS[one].codecs]
 )
-def test_lines_are_copied(format: str, codec: str, tmp_path: Path) -> None:  # noqa: A002
+def test_lines_are_copied(format, codec, tmp_path):  # noqa: A002
     table = TEXT if format == "text" else WIDE
     folder = folder_of(tmp_path, [table, table.slice(1), table.slice(2)], format=format, compression=codec)
     before = contents(folder)
@@ -67,14 +67,14 @@ def test_lines_are_copied(format: str, codec: str, tmp_path: Path) -> None:  # n
 
 
 @pytest.mark.parametrize("header", [True, False])
-def test_a_first_row_that_looks_like_the_header_stays(header: bool, tmp_path: Path) -> None:
+def test_a_first_row_that_looks_like_the_header_stays(header, tmp_path):
     tables = [pa.table({"name": ["name", "x"]}), pa.table({"name": ["name"]})]
     folder = folder_of(tmp_path, tables, format="csv", options={"header": header})
     compact(folder, keep_batches=2)
     assert contents(folder) == [b'"name"\n' * header + b'"name"\n"x"\n"name"\n']
 
 
-def test_files_without_a_header_are_joined_with_those_of_their_run(tmp_path: Path) -> None:
+def test_files_without_a_header_are_joined_with_those_of_their_run(tmp_path):
     """The next run may have other columns, and nothing in a file shows it."""
     settings: dict[str, Any] = {"format": "csv", "options": {"header": False}}
     first, second = Life(FilesSink(str(tmp_path), **settings)), Life(FilesSink(str(tmp_path), **settings))
@@ -90,7 +90,7 @@ def test_files_without_a_header_are_joined_with_those_of_their_run(tmp_path: Pat
 @pytest.mark.parametrize(
     ("format", "codec"), [(one, codec) for one in ("parquet", "arrow") for codec in FORMATS[one].codecs]
 )
-def test_tables_keep_types_and_compression(format: str, codec: str, tmp_path: Path) -> None:  # noqa: A002
+def test_tables_keep_types_and_compression(format, codec, tmp_path):  # noqa: A002
     wide = pa.concat_tables([WIDE.append_column("many", pa.array([[1, None], [], None]))] * 50)
     folder = folder_of(tmp_path, [wide, wide], format=format, compression=codec)
     first = whole_batches(folder)[0]
@@ -107,7 +107,7 @@ def test_tables_keep_types_and_compression(format: str, codec: str, tmp_path: Pa
         assert Path(after).stat().st_size < 2 * Path(first).stat().st_size
 
 
-def test_files_of_other_columns_are_not_mixed(tmp_path: Path) -> None:
+def test_files_of_other_columns_are_not_mixed(tmp_path):
     other = pa.table({"text": ["new"], "more": [1]})
     folder = folder_of(tmp_path, [TEXT, other, TEXT, other, pa.table({"alone": [1]})])
     before = set(whole_batches(folder))
@@ -117,7 +117,7 @@ def test_files_of_other_columns_are_not_mixed(tmp_path: Path) -> None:
     assert compact(folder, keep_batches=2)[0].files_after == 3
 
 
-def test_new_files_are_of_about_the_wanted_size_and_stay(tmp_path: Path) -> None:
+def test_new_files_are_of_about_the_wanted_size_and_stay(tmp_path):
     table = pa.table({"text": ["x" * 100] * 10})
     folder = folder_of(tmp_path, [table] * 40, format="json")
     (done,) = compact(folder, keep_batches=2, target_bytes=11_200, delete_after_s=0)
@@ -127,7 +127,7 @@ def test_new_files_are_of_about_the_wanted_size_and_stay(tmp_path: Path) -> None
     assert whole_batches(folder) == before
 
 
-def test_rows_that_are_not_as_many_as_the_manifest_says_stop_it(tmp_path: Path) -> None:
+def test_rows_that_are_not_as_many_as_the_manifest_says_stop_it(tmp_path):
     folder = folder_of(tmp_path, [TEXT, TEXT], format="text")
     store = LocalStore(folder)
     for name in manifests.list_manifests(store):

@@ -31,7 +31,7 @@ def table(**columns: Any) -> pa.Table:
     return pa.Table.from_batches(batches)
 
 
-def test_unique_values_have_none_and_others_have_one() -> None:
+def test_unique_values_have_none_and_others_have_one():
     rows = table(
         id=UNIQUE,
         amount=np.random.default_rng(7).random(ROWS),
@@ -45,17 +45,17 @@ def test_unique_values_have_none_and_others_have_one() -> None:
 
 
 @pytest.mark.parametrize("different", [1_000, 20_000, 50_000])
-def test_values_that_come_round_in_turn_have_one(different: int) -> None:
+def test_values_that_come_round_in_turn_have_one(different):
     """The first twenty thousand rows of such a file are unique."""
     assert encoded(table(sensor=[f"sensor {one}" for one in UNIQUE % different])) == {"sensor"}
 
 
 @pytest.mark.parametrize("different", [1_000, 20_000, 50_000])
-def test_values_that_come_at_random_have_one(different: int) -> None:
+def test_values_that_come_at_random_have_one(different):
     assert encoded(table(sensor=np.random.default_rng(7).integers(0, different, ROWS))) == {"sensor"}
 
 
-def test_few_rows_and_nested_columns_have_what_pyarrow_makes() -> None:
+def test_few_rows_and_nested_columns_have_what_pyarrow_makes():
     assert encoded(table(id=UNIQUE).slice(0, 1_000)) == {"id"}
     nested = pa.StructArray.from_arrays([pa.array(UNIQUE % 7)], ["inner"])
     assert "outer.inner" in encoded(table(outer=nested))

@@ -64,7 +64,7 @@ def store_with(client: object, deadline_s: float = 20.0) -> HdfsStore:
     return store
 
 
-def test_what_was_read_with_the_right_checksum_is_not_read_again() -> None:
+def test_what_was_read_with_the_right_checksum_is_not_read_again():
     """Otherwise, a commit whose files take longer to read than the deadline would be retried forever."""
     cluster = Cluster("/out/p=0/f0.parquet")
     store = store_with(cluster)
@@ -73,7 +73,7 @@ def test_what_was_read_with_the_right_checksum_is_not_read_again() -> None:
     assert store.states([{**sealed(), "checksum": "crc32:00000000"}]) == [FileState.UNKNOWN]
 
 
-def test_what_another_driver_publishes_meanwhile_is_not_lost() -> None:
+def test_what_another_driver_publishes_meanwhile_is_not_lost():
     class Overtaken(Cluster):
         """The folder is missing, so the first rename fails. Another driver then creates the folder and publishes."""
 
@@ -94,7 +94,7 @@ def test_what_another_driver_publishes_meanwhile_is_not_lost() -> None:
     assert [one.outcome for one in store.publish([sealed()])] == [Outcome.ALREADY_COMMITTED]
 
 
-def test_what_was_published_before_a_cluster_fell_silent_stays_published() -> None:
+def test_what_was_published_before_a_cluster_fell_silent_stays_published():
     files = [sealed(number) for number in range(100)]
     cluster = Cluster(*(f"{FOLDER}/{one['held']}" for one in files), silent_after=60)
     store = store_with(cluster, deadline_s=1)
@@ -109,7 +109,7 @@ def test_what_was_published_before_a_cluster_fell_silent_stays_published() -> No
     assert not done & set(cluster.reads), "their checksums need not be read again"
 
 
-def test_a_path_that_the_name_node_refuses_is_refused_at_prepare() -> None:
+def test_a_path_that_the_name_node_refuses_is_refused_at_prepare():
     name = TransactionName(
         prefix="files", query="0123456789ab", token=Token(7, "deadbeef"), batch=3, slot=4, copy="a" * 12
     )

@@ -19,7 +19,7 @@ from sparkonce.sinks.files.store import FileState, before_publish, of_abort, of_
 from sparkonce.storage.local import LocalFiles
 
 
-def test_odd_characters_are_escaped_as_spark_does() -> None:
+def test_odd_characters_are_escaped_as_spark_does():
     odd = "a/b=c:d%e'f\"g*h?i\\j{k[l]m^n#o\n"
     assert escape(odd) == "a%2Fb%3Dc%3Ad%25e%27f%22g%2Ah%3Fi%5Cj%7Bk%5Bl%5Dm%5En%23o%0A"
     assert escape("plain é 😀 + & ~ } ,") == "plain é 😀 + & ~ } ,"
@@ -43,18 +43,18 @@ def test_odd_characters_are_escaped_as_spark_does() -> None:
         (pa.array([Decimal("0")], pa.decimal128(38, 18)), "0.000000000000000000"),
     ],
 )
-def test_values_name_folders(value: pa.Array, text: str) -> None:
+def test_values_name_folders(value, text):
     ((folder, _),) = split(pa.table({"x": value, "y": [1]}), ["x"])
     assert folder == f"x={text}"
 
 
-def test_a_string_that_is_not_utf8_names_no_folder() -> None:
+def test_a_string_that_is_not_utf8_names_no_folder():
     text = pa.array([b"fine", b"a\xffb"]).view(pa.string())
     with pytest.raises(PrepareError, match=r"Column 'x' has a string that is not UTF-8: .* 0xff at position 1"):
         list(split(pa.table({"x": text, "y": [1, 2]}), ["x"]))
 
 
-def test_rows_are_split_and_keep_their_order() -> None:
+def test_rows_are_split_and_keep_their_order():
     names = ["x", None, "y", "x", "", "y"] * 50
     days = [dt.date(2024, 1, 1 + number % 3) for number in range(300)]
     rows = pa.table({"id": range(300), "s": names, "day": days})
@@ -82,7 +82,7 @@ def test_rows_are_split_and_keep_their_order() -> None:
         ("GU", Outcome.UNKNOWN),
     ],
 )
-def test_several_files_are_published_only_if_all_can_be(standings: str, wanted: Outcome | None) -> None:
+def test_several_files_are_published_only_if_all_can_be(standings, wanted):
     kinds = {"H": FileState.STAGED, "P": FileState.PUBLISHED, "G": FileState.GONE, "U": FileState.UNKNOWN}
     files = [{"path": f"file{number}"} for number in range(len(standings))]
     found = before_publish(files, [kinds[one] for one in standings])
@@ -108,7 +108,7 @@ def outcomes(text: str) -> list[Finished]:
         ("UC", Outcome.UNKNOWN),
     ],
 )
-def test_the_files_of_a_transaction_make_one_outcome(files: str, wanted: Outcome) -> None:
+def test_the_files_of_a_transaction_make_one_outcome(files, wanted):
     assert of_commit(outcomes(files)).outcome is wanted
 
 
@@ -116,11 +116,11 @@ def test_the_files_of_a_transaction_make_one_outcome(files: str, wanted: Outcome
     ("files", "wanted"),
     [("AA", Outcome.ABORTED), ("Aa", Outcome.ALREADY_COMMITTED), ("AR", Outcome.RETRY), ("aU", Outcome.UNKNOWN)],
 )
-def test_the_files_of_an_abort_make_one_outcome(files: str, wanted: Outcome) -> None:
+def test_the_files_of_an_abort_make_one_outcome(files, wanted):
     assert of_abort(outcomes(files)).outcome is wanted
 
 
-def test_what_is_not_listed_is_unknown() -> None:
+def test_what_is_not_listed_is_unknown():
     assert of_error(OSError(9999, "odd"), "/x").outcome is Outcome.UNKNOWN
     assert of_error(OSError("no number"), "/x").outcome is Outcome.UNKNOWN
     assert of_error(OSError(28, "full"), "/x") == Finished(
@@ -135,7 +135,7 @@ def test_what_is_not_listed_is_unknown() -> None:
 
 
 @pytest.mark.parametrize("path", ["orders", "./orders", "file:orders"])
-def test_a_relative_path_is_refused_at_once(path: str) -> None:
+def test_a_relative_path_is_refused_at_once(path):
     """Workers have different working directories, and would write to a wrong place or fail."""
     with pytest.raises(ConfigurationError, match="is relative to this process's working folder") as told:
         FilesSink(path)
@@ -144,7 +144,7 @@ def test_a_relative_path_is_refused_at_once(path: str) -> None:
     FilesSink("~/orders")
 
 
-def test_rows_and_checkpoint_do_not_share_a_folder(tmp_path: Path) -> None:
+def test_rows_and_checkpoint_do_not_share_a_folder(tmp_path):
     checkpoint = LocalFiles(tmp_path / "checkpoint")
     (tmp_path / "link").symlink_to(tmp_path)
     for path in (tmp_path, tmp_path / "checkpoint", tmp_path / "checkpoint" / "rows", tmp_path / "link"):
@@ -161,14 +161,14 @@ def test_rows_and_checkpoint_do_not_share_a_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("inside", ["", "folder"])
-def test_a_path_that_is_a_file_is_called_one(tmp_path: Path, inside: str) -> None:
+def test_a_path_that_is_a_file_is_called_one(tmp_path, inside):
     (file := tmp_path / "orders").write_text("mine")
     with pytest.raises(PreflightError, match=r"needs a folder, and .*/orders is a file. Next: Name another folder"):
         FilesSink(file / inside).preflight("0" * 12, None)
     assert file.read_text() == "mine"
 
 
-def test_many_partitions_of_many_columns() -> None:
+def test_many_partitions_of_many_columns():
     numbers = np.arange(70_000)
     rows = pa.table({"id": numbers, "a": numbers, "b": numbers % 7})
     parts = list(split(rows, ["a", "b"]))

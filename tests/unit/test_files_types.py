@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from typing import Any
-
 import pyarrow as pa
 import pytest
 
@@ -20,7 +18,7 @@ def columns(format: str, **types: pa.DataType) -> list[str]:  # noqa: A002
 
 
 @pytest.mark.parametrize("name", NESTED)
-def test_csv_has_no_nested_types(name: str) -> None:
+def test_csv_has_no_nested_types(name):
     with pytest.raises(SchemaError, match=r"'x' is .*: csv files have no nested values"):
         columns("csv", x=NESTED[name])
 
@@ -35,18 +33,18 @@ def test_csv_has_no_nested_types(name: str) -> None:
         (pa.time64("us"), "no format"),
     ],
 )
-def test_other_types_are_refused_by_the_name_of_the_column(format: str, kind: pa.DataType, said: str) -> None:  # noqa: A002
+def test_other_types_are_refused_by_the_name_of_the_column(format, kind, said):  # noqa: A002
     with pytest.raises(SchemaError, match=f"'x' is .*{said}"):
         columns(format, fine=pa.int32(), x=kind)
 
 
 @pytest.mark.parametrize("kind", [pa.list_(MAP), pa.struct({"deep": pa.list_(MAP)})])
-def test_a_map_deep_inside_is_refused_too(kind: pa.DataType) -> None:
+def test_a_map_deep_inside_is_refused_too(kind):
     with pytest.raises(SchemaError, match=r"'x' is .*no format here takes a map"):
         columns("parquet", x=kind)
 
 
-def test_text_takes_one_string() -> None:
+def test_text_takes_one_string():
     assert columns("text", x=pa.string()) == ["x"]
     for types in ({"x": pa.int32()}, {"x": pa.string(), "y": pa.string()}):
         with pytest.raises(SchemaError, match="one column of strings"):
@@ -72,12 +70,12 @@ def test_text_takes_one_string() -> None:
 
 
 @pytest.mark.parametrize("kind", [pa.float64(), pa.binary(), pa.timestamp("us", "UTC"), pa.list_(pa.int32())])
-def test_a_folder_cannot_be_named_by_any_type(kind: pa.DataType) -> None:
+def test_a_folder_cannot_be_named_by_any_type(kind):
     with pytest.raises(SchemaError, match=r"'by', which is .*; folders are named by"):
         FilesSink("/out", partition_by="by").columns(pa.schema({"x": pa.int32(), "by": kind}))
 
 
-def test_partition_columns_must_be_there_and_leave_something() -> None:
+def test_partition_columns_must_be_there_and_leave_something():
     schema = pa.schema({"x": pa.int32()})
     with pytest.raises(SchemaError, match="names 'day'"):
         FilesSink("/out", partition_by="day").columns(schema)
@@ -110,12 +108,12 @@ def test_partition_columns_must_be_there_and_leave_something() -> None:
         ({"path": "file:/a?b"}, r"'\?'"),
     ],
 )
-def test_wrong_settings_are_refused_by_name(settings: dict[str, Any], said: str) -> None:
+def test_wrong_settings_are_refused_by_name(settings, said):
     with pytest.raises(ConfigurationError, match=said):
         FilesSink(**{"path": "/out", **settings})
 
 
-def test_paths_and_urls() -> None:
+def test_paths_and_urls():
     assert str(local_folder("file:///a%20b/c")) == "/a b/c"
     assert str(local_folder("/a%20b")) == "/a%20b"
     assert [scheme_of(path) for path in ("x", "file:/x", "s3a://b/p", "hdfs://h:1/p")] == ["file", "file", "s3", "hdfs"]

@@ -7,7 +7,6 @@ import importlib
 import pkgutil
 import re
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +20,7 @@ from sparkonce.log import DecisionLog
 from sparkonce.protocol import codec
 from sparkonce.protocol.handles import Handle, Outcome, transaction_fields
 from sparkonce.protocol.ownership import Token, TransactionalId, TransactionName
-from sparkonce.protocol.view import Amend, Claim, Commit, Decision, Floor, LogView, Record, Run, Void
+from sparkonce.protocol.view import Amend, Claim, Commit, Decision, Floor, LogView, Run, Void
 from sparkonce.sinks._shared.committing import HandleCommitter
 from sparkonce.sinks.files import manifests
 from sparkonce.sinks.files import store as files_handle
@@ -103,14 +102,14 @@ CLAIM = Claim(
         ),
     ],
 )
-def test_a_record(record: Record, version: int, body: str) -> None:
+def test_a_record(record, version, body):
     written = codec.encode_record(record, at_ms=9)
     checksum = hashlib.sha256(f"record {version}\n{body}".encode()).hexdigest()
     assert written.decode() == f"sparkonce record {version} {checksum}\n{body}"
     assert (codec.decode_record(written), codec.decided_at_ms(written)) == (record, 9)
 
 
-def test_a_floor() -> None:
+def test_a_floor():
     run = Run(token=TOKEN, query=QUERY, location="/checkpoint/sparkonce", sinks=FACTS, sources=TOPICS)
     runs = (
         '[{"location":"/checkpoint/sparkonce","query":"60a1de00-0000-4000-8000-000000000001",'
@@ -139,7 +138,7 @@ def test_a_floor() -> None:
 
 
 @pytest.mark.parametrize("kind", ["record", "floor"])
-def test_files_of_the_log_and_a_newer_one_among_them(kind: str, tmp_path: Path) -> None:
+def test_files_of_the_log_and_a_newer_one_among_them(kind, tmp_path):
     log = DecisionLog(LocalFiles(tmp_path))
     log.put_bytes(5, codec.encode_record(replace(CLAIM, renews=None), at_ms=9))
     log.raise_floor_bytes(5, codec.encode_floor(Floor(position=5)))
@@ -155,7 +154,7 @@ def test_files_of_the_log_and_a_newer_one_among_them(kind: str, tmp_path: Path) 
     assert "upgrade this one" in refused.value.next_step
 
 
-def test_handles() -> None:
+def test_handles():
     assert codec.encode_handle(HANDLE) == LINE
     assert codec.decode_handle(LINE) == HANDLE
     assert fields_of(transaction_of(HANDLE)) == dict(HANDLE.transaction)
@@ -177,7 +176,7 @@ def test_handles() -> None:
     assert redis.StagedTransaction.of(handle_of(seen=5, transaction=TEXT)) == staged
 
 
-def test_a_handle_of_files_lists_them_or_names_their_list(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_handle_of_files_lists_them_or_names_their_list(monkeypatch):
     one: dict[str, str | int] = {"path": "a.json", "rows": 1, "size": 9, "checksum": "crc32:0", "held": "a.held"}
     text = '[{"checksum":"crc32:0","held":"a.held","path":"a.json","rows":1,"size":9}]'
     fields, content = files_handle.fields_of(NAME, [one], 7, "f")
@@ -199,7 +198,7 @@ def handle_of(**fields: str | int) -> Handle:
     return Handle(sink="s", slot=0, rows=1, fingerprint=0, opened_ms=0, transaction=transaction_fields(fields))
 
 
-def test_a_handle_with_a_field_of_a_newer_version_is_left_alone() -> None:
+def test_a_handle_with_a_field_of_a_newer_version_is_left_alone():
     """The committers have no server to ask, so any request would fail."""
     for package in (sparkonce.sinks, sparkonce.spark, sparkonce_pravega, sparkonce_rabbitmq):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
@@ -224,7 +223,7 @@ def test_a_handle_with_a_field_of_a_newer_version_is_left_alone() -> None:
             )
 
 
-def test_names_on_servers() -> None:
+def test_names_on_servers():
     assert (str(NAME), TransactionName.parse(TEXT)) == (TEXT, NAME)
     assert NAME.belongs_to("shop.eu", "60a1de000000", frozenset({TOKEN}))
     assert not NAME.belongs_to("shop", "60a1de000000", frozenset({TOKEN}))
@@ -258,7 +257,7 @@ def test_names_on_servers() -> None:
     assert name_text(f"day=1/part-{TEXT}-2.json") == TEXT
 
 
-def test_tables_and_entries_on_servers() -> None:
+def test_tables_and_entries_on_servers():
     assert (
         '"sparkonce_commits" (name text PRIMARY KEY, prefix text NOT NULL, query text NOT NULL, batch bigint NOT NULL, '
         "state text NOT NULL, target text NOT NULL, begun timestamptz NOT NULL);"
@@ -283,7 +282,7 @@ def test_tables_and_entries_on_servers() -> None:
     assert (Ids.of(4, 0, 14), Ids.of(4, 1, 14).first) == (Ids(42949672960, 42949672973), 43218108416)
 
 
-def test_a_manifest() -> None:
+def test_a_manifest():
     made = Manifest(
         sink="files",
         prefix="shop.eu",
@@ -311,7 +310,7 @@ def test_a_manifest() -> None:
     assert (merged.token, merged.first, merged.last) == (None, 0, 99)
 
 
-def test_notes_of_rows_that_wait_and_labels_of_tables() -> None:
+def test_notes_of_rows_that_wait_and_labels_of_tables():
     entry = Entry(name=NAME, size_bytes=811, checksum="54711", identity="6163", begun_ms=1795, parts="")
     note = (
         f'[{{"name": "{TEXT}", "size_bytes": 811, "checksum": "54711", "identity": "6163", "begun_ms": 1795}}]'

@@ -62,7 +62,7 @@ def refused(records: list[bytes], floor: bytes | None = None) -> None:
 CLAIM = codec.encode_record(Claim(nonce="00000000", run="run", query="query", location="here"), at_ms=0)
 
 
-def test_a_pickle_in_a_records_place_is_not_run(tmp_path: Path) -> None:
+def test_a_pickle_in_a_records_place_is_not_run(tmp_path):
     class Marker:
         def __init__(self, path: Path) -> None:
             self.path = path
@@ -83,7 +83,7 @@ def test_a_pickle_in_a_records_place_is_not_run(tmp_path: Path) -> None:
 
 @PATIENTLY
 @given(st.data())
-def test_any_other_value_in_any_place_is_refused_or_read(data: st.DataObject) -> None:
+def test_any_other_value_in_any_place_is_refused_or_read(data):
     """The checksum is valid, as if somebody had edited the log with our own library."""
 
     def _replaced(body: Any, path: tuple[Any, ...], value: Any) -> Any:
@@ -146,13 +146,13 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("body", HOSTILE.values(), ids=list(HOSTILE))
-def test_what_json_allows_and_nobody_writes_is_refused(body: bytes) -> None:
+def test_what_json_allows_and_nobody_writes_is_refused(body):
     refused([sealed("record", body)])
     refused([], sealed("floor", body))
 
 
 @pytest.mark.parametrize("name", ["5", "²", "9" * 21, f"{5:020d}.tmp", "-0000000000000000005"])
-def test_a_strangers_file_among_floors_is_left_alone(tmp_path: Path, name: str) -> None:
+def test_a_strangers_file_among_floors_is_left_alone(tmp_path, name):
     """A number that is not written as in our own names used to be looked up under our name, forever."""
     log = DecisionLog(LocalFiles(tmp_path))
     log.raise_floor_bytes(3, b"ours")
@@ -166,7 +166,7 @@ BODIES = [DEEP_LIST, b'[{"a":' + b"9" * 5000 + b"}]", b'[1e999, "x"]', b"7", b"[
 
 
 @pytest.mark.parametrize("body", BODIES, ids=range(len(BODIES)))
-def test_what_others_may_have_written_elsewhere_is_no_surprise_either(tmp_path: Path, body: bytes) -> None:
+def test_what_others_may_have_written_elsewhere_is_no_surprise_either(tmp_path, body):
     with pytest.raises(OSError, match="note is damaged"):
         entries_of(body, "note")
     assert StagingTable.parse("sparkonce_stage_0123456789ab", body.decode("latin-1")) is None
@@ -174,7 +174,7 @@ def test_what_others_may_have_written_elsewhere_is_no_surprise_either(tmp_path: 
         Target.from_text(body.decode("latin-1"))
 
 
-def test_manifests_and_notes_that_are_none(tmp_path: Path) -> None:
+def test_manifests_and_notes_that_are_none(tmp_path):
     from sparkonce.sinks.files.manifests import decode
 
     for body in (DEEP_LIST, b"[7]", b"{}", b'{"token":[]}', b"\xff"):

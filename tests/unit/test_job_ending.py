@@ -23,7 +23,7 @@ def _handlers_are_put_back() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("number", HANDLERS)
-def test_a_signal_stops_all_queries_in_order(number: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_signal_stops_all_queries_in_order(number, capsys):
     queries = [FakeQuery("totals"), FakeQuery("")]
     send(number)
     await_end(*queries)
@@ -33,7 +33,7 @@ def test_a_signal_stops_all_queries_in_order(number: int, capsys: pytest.Capture
     assert said.count("\n") == 1
 
 
-def test_a_second_signal_ends_the_process_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_signal_ends_the_process_at_once(monkeypatch):
     codes = []
 
     def end(code: int) -> None:
@@ -53,7 +53,7 @@ def test_a_second_signal_ends_the_process_at_once(monkeypatch: pytest.MonkeyPatc
     assert codes == [130]
 
 
-def test_a_signal_that_does_not_interrupt_the_wait_is_handled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_that_does_not_interrupt_the_wait_is_handled(monkeypatch):
     """It may arrive just before Python waits, or the kernel may give it to another thread, as here."""
     query = FakeQuery()
     monkeypatch.setattr(ending, "_SIGNALS_EVERY_S", 0.05)
@@ -66,7 +66,7 @@ def test_a_signal_that_does_not_interrupt_the_wait_is_handled(monkeypatch: pytes
     assert query.stops == 1
 
 
-def test_a_signal_that_comes_twice_at_once_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_that_comes_twice_at_once_is_one(monkeypatch):
     """A terminal sends the signal to all processes, and a parent program passes it on."""
     query = FakeQuery()
     monkeypatch.setattr(ending, "_SENT_TWICE_S", 3600.0)
@@ -78,7 +78,7 @@ def test_a_signal_that_comes_twice_at_once_is_one(monkeypatch: pytest.MonkeyPatc
     assert query.stops == 1
 
 
-def test_a_child_that_is_forked_meanwhile_ends_by_a_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_that_is_forked_meanwhile_ends_by_a_signal(monkeypatch):
     query, killed = FakeQuery(), []
     here = ending.os.getpid()
     with ending.stopped_by_signals(lambda: [query]) as stopping:
@@ -90,7 +90,7 @@ def test_a_child_that_is_forked_meanwhile_ends_by_a_signal(monkeypatch: pytest.M
     assert not query.stops
 
 
-def test_a_second_interrupt_takes_no_notebook_away_from_its_user(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_interrupt_takes_no_notebook_away_from_its_user(monkeypatch):
     class Slow(FakeQuery):
         def stop(self) -> None:
             self.stops += 1
@@ -105,7 +105,7 @@ def test_a_second_interrupt_takes_no_notebook_away_from_its_user(monkeypatch: py
     query.end()
 
 
-def test_a_failure_is_told_in_two_lines_and_ends_the_process_with_1(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failure_is_told_in_two_lines_and_ends_the_process_with_1(capsys):
     other = FakeQuery("other")
     with pytest.raises(SystemExit) as ended:
         await_end(other, FakeQuery(error=Failed()))
@@ -120,7 +120,7 @@ def test_a_failure_is_told_in_two_lines_and_ends_the_process_with_1(capsys: pyte
     assert said.endswith(TOLD)
 
 
-def test_in_another_thread_a_failure_is_raised(capsys: pytest.CaptureFixture[str]) -> None:
+def test_in_another_thread_a_failure_is_raised(capsys):
     raised: list[BaseException] = []
 
     def run() -> None:
@@ -136,7 +136,7 @@ def test_in_another_thread_a_failure_is_raised(capsys: pytest.CaptureFixture[str
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_notebook_shows_message_and_next_step_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_notebook_shows_message_and_next_step_alone(monkeypatch):
     monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
     with pytest.raises(QueryFailedError) as raised:
         await_end(FakeQuery(error=Failed()))
@@ -145,9 +145,7 @@ def test_a_notebook_shows_message_and_next_step_alone(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(("signalled", "code"), [(True, 143), (False, 1)])
-def test_where_spark_itself_has_ended_the_query_is_not_blamed(
-    signalled: bool, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_where_spark_itself_has_ended_the_query_is_not_blamed(signalled, code, monkeypatch, capsys):
     class Gone(FakeQuery):
         """Its JVM gets the same signal, and dies with it."""
 
@@ -166,13 +164,13 @@ def test_where_spark_itself_has_ended_the_query_is_not_blamed(
 
 
 @pytest.mark.parametrize("given", [60, None, [FakeQuery()], "totals"])
-def test_what_is_no_query_is_refused_and_stops_none(given: object) -> None:
+def test_what_is_no_query_is_refused_and_stops_none(given):
     query = FakeQuery()
     with pytest.raises(ConfigurationError, match="that is not a query"):
         await_end(query, given)
     assert not query.stops
 
 
-def test_no_query_is_refused() -> None:
+def test_no_query_is_refused():
     with pytest.raises(ConfigurationError, match="was given no query"):
         await_end()

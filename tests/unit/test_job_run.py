@@ -23,7 +23,7 @@ query = DataStreamWriter.start(None)
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[FakeQuery]:
+def started(monkeypatch) -> list[FakeQuery]:
     queries: list[FakeQuery] = []
     waiting = iter(queries)
 
@@ -43,7 +43,7 @@ def run(folder: Path, text: str, *arguments: str, **more: Any) -> int:
     return 0
 
 
-def test_a_file_is_run_as_python_would(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_is_run_as_python_would(tmp_path, capsys):
     before = (list(sys.argv), list(sys.path), sys.modules["__main__"])
     (tmp_path / "beside.py").write_text("there = 'beside'")
     text = "import sys, beside\nprint(__name__, sys.argv[1:], beside.there)\nsys.exit(7)"
@@ -60,9 +60,7 @@ def test_a_file_is_run_as_python_would(tmp_path: Path, capsys: pytest.CaptureFix
     assert CliRunner().invoke(app, ["run", str(tmp_path / "nowhere.py")]).exit_code == 2
 
 
-def test_what_it_leaves_running_is_waited_for_until_a_signal_comes(
-    tmp_path: Path, started: list[FakeQuery], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_it_leaves_running_is_waited_for_until_a_signal_comes(tmp_path, started, capsys):
     started.append(FakeQuery())
     send(signal.SIGTERM)
     assert run(tmp_path, BEGIN) == 0
@@ -70,9 +68,7 @@ def test_what_it_leaves_running_is_waited_for_until_a_signal_comes(
     assert "SIGTERM: stopping 'totals'" in capsys.readouterr().err
 
 
-def test_a_signal_while_the_file_itself_waits_lets_it_go_on(
-    tmp_path: Path, started: list[FakeQuery], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_signal_while_the_file_itself_waits_lets_it_go_on(tmp_path, started, capsys):
     started.append(FakeQuery())
     send(signal.SIGINT)
     assert run(tmp_path, f"{BEGIN}query.awaitTermination()\nprint('goes on')\nsys.exit(3)") == 3
@@ -80,15 +76,13 @@ def test_a_signal_while_the_file_itself_waits_lets_it_go_on(
 
 
 @pytest.mark.parametrize("waits", ["", "query.awaitTermination()"])
-def test_a_query_that_failed_is_told_whoever_waited_for_it(
-    waits: str, tmp_path: Path, started: list[FakeQuery], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_query_that_failed_is_told_whoever_waited_for_it(waits, tmp_path, started, capsys):
     started.append(FakeQuery(error=Failed()))
     assert run(tmp_path, f"{BEGIN}{waits}") == 1
     assert capsys.readouterr().err == TOLD
 
 
-def test_a_query_that_the_file_has_started_again_is_not_told(tmp_path: Path, started: list[FakeQuery]) -> None:
+def test_a_query_that_the_file_has_started_again_is_not_told(tmp_path, started):
     started += [FakeQuery(error=Failed()), FakeQuery()]
     started[1].id = started[0].id
     started[1].end()
@@ -96,9 +90,7 @@ def test_a_query_that_the_file_has_started_again_is_not_told(tmp_path: Path, sta
     assert run(tmp_path, f"{BEGIN}{again}") == 0
 
 
-def test_an_error_of_ours_is_told_in_two_lines(
-    tmp_path: Path, started: list[FakeQuery], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_error_of_ours_is_told_in_two_lines(tmp_path, started, capsys):
     started += [FakeQuery(), FakeQuery()]
     refused = f"{BEGIN}raise PreflightError('No such topic.', next_step='make it.')"
     assert run(tmp_path, refused) == 1
@@ -110,9 +102,7 @@ def test_an_error_of_ours_is_told_in_two_lines(
     assert "Traceback (most recent call last):" in capsys.readouterr().err
 
 
-def test_any_other_error_is_told_as_python_does(
-    tmp_path: Path, started: list[FakeQuery], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_any_other_error_is_told_as_python_does(tmp_path, started, capsys):
     started.append(FakeQuery())
     assert run(tmp_path, f"{BEGIN}1 / 0") == 1
     said = capsys.readouterr().err.splitlines()

@@ -21,7 +21,7 @@ from sparkonce.sinks.kafka.outcomes import TRANSACTIONAL_ID_NOT_FOUND, BrokerAns
 from unit.driver_world import Clock
 
 
-def test_a_topic_that_is_not_known_to_every_broker_yet_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_topic_that_is_not_known_to_every_broker_yet_is_asked_for_again(monkeypatch):
     def told_of_a_topic(errors: list[int], *, within_s: float) -> tuple[int, int]:
         left = list(errors)
 
@@ -67,9 +67,7 @@ VIEW = Description(KafkaTransaction("other", 7, 0), "Ongoing", 60_000, 1)
     ],
     ids=["silent", "loading", "not described", "not allowed", "our own", "described", "an id that may not be seen"],
 )
-def test_a_transaction_is_named_only_if_it_cannot_be_the_querys_own(
-    monkeypatch: pytest.MonkeyPatch, responses: list[Any], view: Description | BrokerAnswer, found: list[Any]
-) -> None:
+def test_a_transaction_is_named_only_if_it_cannot_be_the_querys_own(monkeypatch, responses, view, found):
     monitor = KafkaMonitor({"bootstrap.servers": "nobody:1"}, "t", QUERY)
     monkeypatch.setattr(monitor._client, "gather", lambda *_, **__: responses)
     monkeypatch.setattr(monitor._client, "describe_transactions", lambda asked, **_: [view for _ in asked])
@@ -104,24 +102,20 @@ def missing(
     return [handle.slot for handle in committer.missing(handles)]
 
 
-def test_a_broker_that_forgets_how_transactions_end_has_lost_nothing(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_broker_that_forgets_how_transactions_end_has_lost_nothing(monkeypatch, caplog):
     """Redpanda before 24.2 and franz-go's kfake show every ended transaction as Empty."""
     caplog.set_level(logging.WARNING)
     assert missing(monkeypatch, ["Empty", "Empty"], ended=[]) == []
     assert "do not keep how a transaction ended" in caplog.text
 
 
-def test_a_broker_that_keeps_how_transactions_end_has_lost_an_empty_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broker_that_keeps_how_transactions_end_has_lost_an_empty_one(monkeypatch):
     assert missing(monkeypatch, ["Empty", "CompleteCommit"], ended=[f"{IDS}1"]) == [0]
     assert missing(monkeypatch, ["CompleteAbort", "CompleteCommit"], ended=[]) == [0]
     assert missing(monkeypatch, ["CompleteCommit", "CompleteCommit"], ended=[]) == []
 
 
-def test_an_unknown_id_is_missing_up_to_half_the_time_for_which_ids_are_remembered(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_unknown_id_is_missing_up_to_half_the_time_for_which_ids_are_remembered(monkeypatch):
     """The other half allows for clock differences."""
     ages_ms = (59 * 60_000, 61 * 60_000)
     now_ms = time.time_ns() // 1_000_000
@@ -156,7 +150,7 @@ class Brokers:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+def clock(monkeypatch) -> Clock:
     made = Clock()
     monkeypatch.setattr(committer_module, "time", made)
     return made
@@ -181,9 +175,7 @@ def objection(monkeypatch: pytest.MonkeyPatch, brokers: Brokers) -> str:
         [WITHOUT_ID],
     ],
 )
-def test_a_topic_that_is_there_after_all_is_decided(
-    monkeypatch: pytest.MonkeyPatch, clock: Clock, caplog: pytest.LogCaptureFixture, answers: Sequence[Any]
-) -> None:
+def test_a_topic_that_is_there_after_all_is_decided(monkeypatch, clock, caplog, answers):
     brokers = Brokers(*answers)
     assert objection(monkeypatch, brokers) == ""
     assert brokers.asked == len(answers)
@@ -193,20 +185,18 @@ def test_a_topic_that_is_there_after_all_is_decided(
 
 @pytest.mark.parametrize(("answer", "words"), [(MISSING, "was deleted while"), (OTHER, "recreated while")])
 @pytest.mark.usefixtures("clock")
-def test_what_brokers_keep_saying_is_believed(monkeypatch: pytest.MonkeyPatch, answer: Any, words: str) -> None:
+def test_what_brokers_keep_saying_is_believed(monkeypatch, answer, words):
     assert words in objection(monkeypatch, Brokers(SILENT, answer))
 
 
-def test_where_nobody_answers_it_is_decided_with_a_warning(
-    monkeypatch: pytest.MonkeyPatch, clock: Clock, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_where_nobody_answers_it_is_decided_with_a_warning(monkeypatch, clock, caplog):
     assert objection(monkeypatch, Brokers(SILENT)) == ""
     assert clock.monotonic() == pytest.approx(10, abs=0.5)
     assert "topic='out': No broker can say" in caplog.text
 
 
 @pytest.mark.parametrize("topic_id", [None, UUID(int=0)])
-def test_a_topic_without_an_id_is_not_remembered(topic_id: UUID | None) -> None:
+def test_a_topic_without_an_id_is_not_remembered(topic_id):
     answer: Any = SimpleNamespace(topics=[SimpleNamespace(name="out", error_code=0, topic_id=topic_id)])
     assert preflight.topic_facts(answer) == {}
     assert preflight.topic_facts(KNOWN) == FACTS

@@ -21,7 +21,7 @@ from sparkonce.sinks.kafka.committer import KafkaCommitter, fields_of
 from sparkonce.sinks.kafka.outcomes import BrokerAnswer, Description, KafkaTransaction
 from sparkonce.sinks.kafka.transaction_client import TransactionClient
 from unit.driver_world import Clock
-from unit.kafka_world import NOT_COORDINATOR, SILENT, UNSENT, Brokers, Refusal
+from unit.kafka_world import NOT_COORDINATOR, SILENT, UNSENT, Brokers
 
 ONE, OTHER = KafkaTransaction("p.q.one", 7, 3), KafkaTransaction("p.q.other", 7, 3)
 LOADING, NOT_AVAILABLE, CONCURRENT, TIMED_OUT = 14, 15, 51, 7
@@ -29,13 +29,13 @@ QUERY = "0123456789ab"
 
 
 @pytest.fixture
-def brokers(brokers: Brokers) -> Brokers:
+def brokers(brokers) -> Brokers:
     brokers.holds = {1: [ONE.transactional_id], 2: [OTHER.transactional_id]}
     return brokers
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+def clock(monkeypatch) -> Clock:
     made = Clock()
     for module in (client_module, committer_module, waiting_module):
         monkeypatch.setattr(module, "time", made)
@@ -43,12 +43,12 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 @pytest.fixture
-def client(brokers: Brokers, clock: Clock) -> TransactionClient:
+def client(brokers, clock) -> TransactionClient:
     return TransactionClient({})
 
 
 @pytest.fixture
-def committer(brokers: Brokers, clock: Clock) -> KafkaCommitter:
+def committer(brokers, clock) -> KafkaCommitter:
     return KafkaCommitter({"bootstrap.servers": "h:1"}, "kafka")
 
 
@@ -62,9 +62,7 @@ BOTH = sorted([ONE.transactional_id, OTHER.transactional_id])
 
 @pytest.mark.parametrize("refusal", [LOADING, NOT_AVAILABLE, NOT_COORDINATOR, CONCURRENT, TIMED_OUT, SILENT, UNSENT])
 @pytest.mark.parametrize("kind", ["EndTxn", "DescribeTransactions"])
-def test_only_what_was_refused_is_asked_again(
-    brokers: Brokers, client: TransactionClient, kind: str, refusal: Refusal
-) -> None:
+def test_only_what_was_refused_is_asked_again(brokers, client, kind, refusal):
     brokers.refuse[1] = [refusal] * 3
     if kind == "EndTxn":
         answers = client.end_transactions([ONE, OTHER], commit=True, deadline_s=10.0)
@@ -75,9 +73,7 @@ def test_only_what_was_refused_is_asked_again(
     assert brokers.count(kind) == [1, 2, 1, 1, 1]
 
 
-def test_a_broker_that_stays_away_is_named_and_leaves_the_views_of_the_others(
-    brokers: Brokers, client: TransactionClient, clock: Clock
-) -> None:
+def test_a_broker_that_stays_away_is_named_and_leaves_the_views_of_the_others(brokers, client, clock):
     brokers.refuse[2] = [SILENT] * 1000
     assert listed(client) == SILENT
     assert clock.monotonic() < 10.0
@@ -87,7 +83,7 @@ def test_a_broker_that_stays_away_is_named_and_leaves_the_views_of_the_others(
     assert survey(client) == ([ONE.transactional_id], SILENT)
 
 
-def test_a_look_up_is_asked_again_too(brokers: Brokers, client: TransactionClient) -> None:
+def test_a_look_up_is_asked_again_too(brokers, client):
     brokers.refuse["FindCoordinator"] = [NOT_AVAILABLE, SILENT]
     brokers.leaves_out = {OTHER.transactional_id}
     one, other = client.end_transactions([ONE, OTHER], commit=True, deadline_s=1.0)
@@ -109,14 +105,8 @@ def test_a_look_up_is_asked_again_too(brokers: Brokers, client: TransactionClien
     ],
 )
 def test_an_abort_is_sent_again_only_after_an_answer(
-    brokers: Brokers,
-    committer: KafkaCommitter,
-    monkeypatch: pytest.MonkeyPatch,
-    version: int,
-    refusals: list[Refusal],
-    times: int | None,
-    outcome: Outcome,
-) -> None:
+    brokers, committer, monkeypatch, version, refusals, times, outcome
+):
     monkeypatch.setattr(TransactionClient, "transaction_version", lambda *_, **__: version)
     request = "EndTxn" if version == 2 else "InitProducerId"
     brokers.refuse[request] = list(refusals)
@@ -137,9 +127,7 @@ def test_an_abort_is_sent_again_only_after_an_answer(
     [([LOADING, -1, NOT_AVAILABLE], [1, 2, 2, 2, 2]), ([SILENT, SILENT], [1, 2, 2, 2, 1])],
     ids=["loading: no other is asked", "silent: another may have taken over"],
 )
-def test_who_is_asked_again_for_a_list(
-    brokers: Brokers, client: TransactionClient, refusals: list[Refusal], asked: list[int]
-) -> None:
+def test_who_is_asked_again_for_a_list(brokers, client, refusals, asked):
     brokers.refuse[2] = refusals
     assert listed(client) == BOTH
     assert brokers.count("ListTransactions") == asked
@@ -148,9 +136,7 @@ def test_who_is_asked_again_for_a_list(
     assert brokers.patterns == {r"p\.q\..*"}
 
 
-def test_a_broker_that_is_gone_is_not_waited_for_and_what_it_had_is_found_elsewhere(
-    brokers: Brokers, client: TransactionClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_broker_that_is_gone_is_not_waited_for_and_what_it_had_is_found_elsewhere(brokers, client, monkeypatch):
     brokers.refuse[2] = [SILENT] * 1000
     gather = brokers.gather
 
@@ -171,9 +157,7 @@ def survey(client: TransactionClient) -> tuple[list[str], BrokerAnswer | None]:
 
 
 @pytest.mark.parametrize("refusal", [LOADING, NOT_COORDINATOR, SILENT])
-def test_a_view_that_was_refused_is_asked_for_again_and_no_other(
-    brokers: Brokers, client: TransactionClient, refusal: Refusal
-) -> None:
+def test_a_view_that_was_refused_is_asked_for_again_and_no_other(brokers, client, refusal):
     brokers.refuse[2] = [0, refusal]
     assert survey(client) == (BOTH, None)
     assert brokers.count("DescribeTransactions") == [1, 2, 2]
@@ -195,9 +179,7 @@ def committed_ids(brokers: Brokers, monkeypatch: pytest.MonkeyPatch) -> list[str
     return names
 
 
-def test_a_start_goes_on_with_what_there_is_where_the_list_cannot_be_had(
-    brokers: Brokers, committer: KafkaCommitter, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_start_goes_on_with_what_there_is_where_the_list_cannot_be_had(brokers, committer, monkeypatch, caplog):
     names = committed_ids(brokers, monkeypatch)
     monkeypatch.setattr(TransactionClient, "transaction_version", lambda *_, **__: 2)
     brokers.refuse[2] = [SILENT] * 1000
@@ -206,9 +188,7 @@ def test_a_start_goes_on_with_what_there_is_where_the_list_cannot_be_had(
     assert "reset by peer. The run starts without knowing whether its checkpoint is an old copy" in caplog.text
 
 
-def test_a_start_waits_for_a_cluster_that_answers_nothing(
-    brokers: Brokers, committer: KafkaCommitter, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_start_waits_for_a_cluster_that_answers_nothing(brokers, committer, monkeypatch):
     committed_ids(brokers, monkeypatch)
     monkeypatch.setattr(TransactionClient, "transaction_version", lambda *_, **__: SILENT)
     brokers.refuse[2] = [NOT_AVAILABLE] * 1000
@@ -217,21 +197,19 @@ def test_a_start_waits_for_a_cluster_that_answers_nothing(
 
 
 @pytest.mark.parametrize("refusal", [TIMED_OUT, NOT_AVAILABLE, SILENT])
-def test_the_preflights_probe_is_asked_again(brokers: Brokers, client: TransactionClient, refusal: Refusal) -> None:
+def test_the_preflights_probe_is_asked_again(brokers, client, refusal):
     brokers.refuse["EndTxn"] = [refusal, refusal, preflight._NOBODY_HAS_THE_ID]
     preflight._check_permission(preflight._Cluster(client, 10.0, "h:1"), "p", QUERY)
     assert len(brokers.count("EndTxn")) == 3
 
 
-def test_a_coordinator_that_never_works_is_named_by_its_answer(brokers: Brokers, client: TransactionClient) -> None:
+def test_a_coordinator_that_never_works_is_named_by_its_answer(brokers, client):
     brokers.refuse["EndTxn"] = [TIMED_OUT] * 1000
     with pytest.raises(PreflightError, match=r"coordinator within 15 s: REQUEST_TIMED_OUT\."):
         preflight._check_permission(preflight._Cluster(client, 10.0, "h:1"), "p", QUERY)
 
 
-def test_coordinators_are_remembered_of_a_bounded_number_of_ids(
-    brokers: Brokers, client: TransactionClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_coordinators_are_remembered_of_a_bounded_number_of_ids(brokers, client, monkeypatch):
     monkeypatch.setattr(client_module, "REMEMBERED", 20)
     for batch in range(50):
         some = [KafkaTransaction(f"p.q.{batch}-{slot}", 7, 3) for slot in range(3)]

@@ -37,7 +37,7 @@ def told() -> Told:
 
 
 @pytest.fixture
-def make(told: Told) -> Iterator[Make]:
+def make(told) -> Iterator[Make]:
     made: list[BatchProducer] = []
 
     def one(**settings: Any) -> BatchProducer:
@@ -61,9 +61,7 @@ def poll_until(producer: BatchProducer, good: Callable[[], object], what: str) -
     st.integers(0, 3),
     st.integers(0, 3),
 )
-def test_messages_point_to_the_bytes_of_a_slice(
-    texts: list[bytes | None], kind: pa.DataType, before: int, after: int
-) -> None:
+def test_messages_point_to_the_bytes_of_a_slice(texts, kind, before, after):
     whole = [b"before"] * before + texts + [b"after"] * after
     wide = pa.large_binary() if kind in (pa.large_binary(), pa.large_string()) else pa.binary()
     # A string need not be UTF-8, since Spark allows others and Arrow does not check.
@@ -79,13 +77,13 @@ def test_messages_point_to_the_bytes_of_a_slice(
 
 
 @pytest.mark.parametrize("column", ["headers", "timestamp"])
-def test_rows_with_columns_of_single_rows_are_not_taken(make: Make, column: str) -> None:
+def test_rows_with_columns_of_single_rows_are_not_taken(make, column):
     with pytest.raises(ValueError, match=column):
         make().produce("t", pa.record_batch({"value": ["a"], column: pa.nulls(1)}))
 
 
 @pytest.mark.parametrize("topic", ["t" * 513, "a\0b"], ids=["long", "with NUL"])
-def test_a_name_that_librdkafka_does_not_take_whole_is_refused(make: Make, topic: str) -> None:
+def test_a_name_that_librdkafka_does_not_take_whole_is_refused(make, topic):
     producer = make()
     for call in (lambda: producer.produce(topic, ROWS), lambda: producer.list_topics(topic, 0.1)):
         with pytest.raises(KafkaException) as raised:
@@ -93,7 +91,7 @@ def test_a_name_that_librdkafka_does_not_take_whole_is_refused(make: Make, topic
         assert raised.value.args[0].code() == KafkaError._INVALID_ARG
 
 
-def test_no_memory_is_lent_once_librdkafka_has_chosen_a_partition(make: Make) -> None:
+def test_no_memory_is_lent_once_librdkafka_has_chosen_a_partition(make):
     """Such rows may be sent before or after others of the partition, so reports no longer show whose memory is free."""
     producer = make(enable_idempotence=True)
     assert producer._borrowed.in_order
@@ -101,9 +99,7 @@ def test_no_memory_is_lent_once_librdkafka_has_chosen_a_partition(make: Make) ->
     assert not producer._borrowed.in_order
 
 
-def test_a_short_flush_sends_rows_whose_request_is_not_full_although_they_hold_much_memory(
-    make: Make, told: Told, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_short_flush_sends_rows_whose_request_is_not_full_although_they_hold_much_memory(make, told, monkeypatch):
     producer = make(test_mock_num_brokers=1, enable_idempotence=True, linger_ms=60_000)
     rows = pa.record_batch({"value": ["a" * 3_000_000, "b"], "partition": pa.array([0, 0], pa.int32())}).slice(1)
     producer.produce("t", rows)
@@ -115,13 +111,13 @@ def test_a_short_flush_sends_rows_whose_request_is_not_full_although_they_hold_m
     assert told.acknowledged == 2
 
 
-def test_metadata_without_brokers_is_an_error(make: Make) -> None:
+def test_metadata_without_brokers_is_an_error(make):
     with pytest.raises(KafkaException) as raised:
         make().list_topics("t", 0.1)
     assert raised.value.args[0].code() == KafkaError._TRANSPORT
 
 
-def test_errors_of_the_client_and_statistics_are_told(make: Make, told: Told) -> None:
+def test_errors_of_the_client_and_statistics_are_told(make, told):
     producer = make(statistics_interval_ms=20)
     poll_until(producer, lambda: told.errors and told.stats, "there is an error, and statistics")
     assert KafkaError._TRANSPORT in told.errors
@@ -144,7 +140,7 @@ def test_errors_of_the_client_and_statistics_are_told(make: Make, told: Told) ->
     ],
     ids=["len", "produce", "poll", "flush", "init", "begin", "abort", "list", "purge", "destroy"],
 )
-def test_nothing_works_after_the_end(make: Make, call: Callable[[BatchProducer], object]) -> None:
+def test_nothing_works_after_the_end(make, call):
     producer = make()
     producer.produce("t", ROWS)
     producer.destroy()
@@ -155,14 +151,7 @@ def test_nothing_works_after_the_end(make: Make, call: Callable[[BatchProducer],
 @pytest.mark.parametrize(
     ("settings", "shown"), [({}, logging.ERROR), ({"debug": "broker"}, logging.DEBUG), ({"log_level": 0}, None)]
 )
-def test_the_log_shows_what_is_asked_for(
-    make: Make,
-    told: Told,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-    settings: dict[str, Any],
-    shown: int | None,
-) -> None:
+def test_the_log_shows_what_is_asked_for(make, told, caplog, monkeypatch, settings, shown):
     monkeypatch.setattr(client_log, "filters", [])
     caplog.set_level(logging.DEBUG, "sparkonce.librdkafka")
     producer = make(transactional_id="t", **settings)
@@ -178,14 +167,14 @@ def test_the_log_shows_what_is_asked_for(
         ({"security.protocol": "SSL", "ssl.ca.location": "/no/such/file"}, "ssl.ca.location"),
     ],
 )
-def test_a_setting_that_librdkafka_refuses_is_named(settings: dict[str, Any], named: str) -> None:
+def test_a_setting_that_librdkafka_refuses_is_named(settings, named):
     with pytest.raises(KafkaException) as raised:
         BatchProducer({**NOWHERE, **settings}, Told())
     assert raised.value.args[0].code() == KafkaError._INVALID_ARG
     assert named in raised.value.args[0].str()
 
 
-def test_without_the_library_rows_go_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_library_rows_go_one_by_one(monkeypatch):
     monkeypatch.setattr(batch_producer, "librdkafka", lambda: None)
     assert not takes_batches(NOWHERE)
     with pytest.raises(RuntimeError, match="cannot be found"):
@@ -200,13 +189,13 @@ def fail_to_load(_: str) -> Any:
 
 
 @pytest.mark.parametrize("load", [fail_to_load, lambda _: SimpleNamespace()], ids=["no library", "no names"])
-def test_a_library_whose_names_are_hidden_is_none(monkeypatch: pytest.MonkeyPatch, load: Callable[[str], Any]) -> None:
+def test_a_library_whose_names_are_hidden_is_none(monkeypatch, load):
     monkeypatch.setattr(ctypes, "CDLL", load)
     assert librdkafka.librdkafka.__wrapped__() is None
 
 
 @pytest.mark.parametrize("by_row", [False, True])
-def test_a_specification_chooses_the_producer(by_row: bool) -> None:
+def test_a_specification_chooses_the_producer(by_row):
     pooled = PooledProducer.open(
         ProducerSpec(sink="s", query="q", token=Token(1, "t"), by_row=by_row, settings=NOWHERE), "w", 0
     )
@@ -223,9 +212,7 @@ def test_a_specification_chooses_the_producer(by_row: bool) -> None:
         (None, True),
     ],
 )
-def test_the_columns_say_if_rows_go_one_by_one(
-    monkeypatch: pytest.MonkeyPatch, columns: tuple[str, ...] | None, by_row: bool
-) -> None:
+def test_the_columns_say_if_rows_go_one_by_one(monkeypatch, columns, by_row):
     specs: list[ProducerSpec] = []
 
     def pool(spec: ProducerSpec, **_: Any) -> Any:
@@ -238,7 +225,7 @@ def test_the_columns_say_if_rows_go_one_by_one(
     assert [spec.by_row for spec in specs] == [by_row]
 
 
-def test_a_broker_that_tells_of_single_rows_is_heard_for_each(told: Told) -> None:
+def test_a_broker_that_tells_of_single_rows_is_heard_for_each(told):
     """KIP-467: a request with a bad row is refused, and its other rows have an error of their own."""
     codes = [KafkaError.INVALID_RECORD, 0, KafkaError._INVALID_DIFFERENT_RECORD]
     rows = [librdkafka.Message(err=code, partition=2, len=5, key_len=size) for size, code in enumerate(codes)]

@@ -21,7 +21,7 @@ def memory(size: int = SIZE) -> pa.Buffer:
 @pytest.mark.parametrize(
     "reported", [1, 30, 100, 0, 999], ids=["told before", "later", "next buffer", "copied", "never"]
 )
-def test_a_report_that_does_not_begin_with_the_oldest_row_keeps_all_memory(reported: int) -> None:
+def test_a_report_that_does_not_begin_with_the_oldest_row_keeps_all_memory(reported):
     buffers = BorrowedBuffers(10 * SIZE)
     assert buffers.borrow(HERE, memory(), 100) == 1
     buffers.borrow(HERE, memory(), 100)
@@ -32,7 +32,7 @@ def test_a_report_that_does_not_begin_with_the_oldest_row_keeps_all_memory(repor
     assert buffers.borrowed_bytes == 2 * SIZE
 
 
-def test_once_enough_is_kept_rows_are_to_be_copied_and_their_order_goes_on() -> None:
+def test_once_enough_is_kept_rows_are_to_be_copied_and_their_order_goes_on():
     columns = [pa.array(["x" * SIZE]) for _ in range(3)]
     buffers = BorrowedBuffers(2 * SIZE + 100)
     numbers = []
@@ -47,7 +47,7 @@ def test_once_enough_is_kept_rows_are_to_be_copied_and_their_order_goes_on() -> 
     assert BorrowedBuffers(10).room_for(columns[0]) is not None, "one piece may be larger than all are to be together"
 
 
-def test_of_a_batch_from_spark_the_memory_of_all_columns_is_counted() -> None:
+def test_of_a_batch_from_spark_the_memory_of_all_columns_is_counted():
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, pa.schema({"key": pa.string(), "value": pa.string()})) as stream:
         stream.write_batch(pa.record_batch({"key": ["k" * 5 * SIZE], "value": ["v"]}))
@@ -57,7 +57,7 @@ def test_of_a_batch_from_spark_the_memory_of_all_columns_is_counted() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_of_any_schedule_what_is_kept_is_what_has_not_arrived(seed: int) -> None:
+def test_of_any_schedule_what_is_kept_is_what_has_not_arrived(seed):
     """When two reports arrive in the wrong order, no more memory is released from then on."""
     chance, buffers = random.Random(seed), BorrowedBuffers(10**9)
     # For each partition, the undelivered rows and their memory.

@@ -88,7 +88,7 @@ class Library:
 
 
 @pytest.fixture
-def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[Library]:
+def library(monkeypatch) -> Iterator[Library]:
     made = Library()
 
     async def bootstrap(*_: object) -> None:
@@ -107,7 +107,7 @@ def ask(connection: KafkaConnection, *nodes: int) -> list[int | None]:
     return [None if isinstance(one, BrokerAnswer) else one for one in replies]
 
 
-def test_one_that_is_silent_loses_its_own_connection_alone(library: Library) -> None:
+def test_one_that_is_silent_loses_its_own_connection_alone(library):
     connection = KafkaConnection({})
     assert ask(connection, 1, 2) == [1, 2]
     library.silent = {2}
@@ -116,7 +116,7 @@ def test_one_that_is_silent_loses_its_own_connection_alone(library: Library) -> 
     assert library.done == ["start", "close 2"]
 
 
-def test_where_nobody_answers_all_begins_afresh(library: Library) -> None:
+def test_where_nobody_answers_all_begins_afresh(library):
     connection = KafkaConnection({})
     library.silent = {1, 2}
     assert ask(connection, 1, 2) == [None, None]
@@ -125,9 +125,7 @@ def test_where_nobody_answers_all_begins_afresh(library: Library) -> None:
     assert library.done == ["start", "close 1", "close 2", "stop", "close", "close", "start"]
 
 
-def test_connections_are_not_closed_beside_a_thread_that_works_on_them(
-    library: Library, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_connections_are_not_closed_beside_a_thread_that_works_on_them(library, caplog):
     """The thread may be waiting for a DNS server, which cannot be interrupted."""
     connection = KafkaConnection({})
     assert ask(connection, 1) == [1]
@@ -138,7 +136,7 @@ def test_connections_are_not_closed_beside_a_thread_that_works_on_them(
     library.end()
 
 
-def test_what_is_used_of_kafka_python_beside_its_api_is_there() -> None:
+def test_what_is_used_of_kafka_python_beside_its_api_is_there():
     """A minor version may remove these internals. The allowed versions are in pyproject.toml."""
     net = NetworkSelector(bootstrap_servers="localhost:1")
     manager = KafkaConnectionManager(net, bootstrap_servers="localhost:1", proxy_url="sparkonce://direct")

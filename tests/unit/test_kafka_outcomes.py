@@ -32,7 +32,7 @@ CODES = range(-2, 150)
 """Kafka's error codes, and some unassigned ones."""
 
 
-def test_every_code_has_one_outcome_and_what_is_not_listed_is_unknown() -> None:
+def test_every_code_has_one_outcome_and_what_is_not_listed_is_unknown():
     patience = (7, 14, 15, 16, 51)
     abort = {
         0: Outcome.ABORTED,
@@ -87,7 +87,7 @@ def test_every_code_has_one_outcome_and_what_is_not_listed_is_unknown() -> None:
         (BrokerAnswer(None, "no route"), Outcome.RETRY),
     ],
 )
-def test_lost_is_confirmed_or_weakened(view: Description | BrokerAnswer, outcome: Outcome) -> None:
+def test_lost_is_confirmed_or_weakened(view, outcome):
     finished = confirm_lost(LOST, OURS, view)
     assert finished.outcome is outcome
     assert finished.reason.startswith(LOST.reason)
@@ -108,9 +108,7 @@ def test_lost_is_confirmed_or_weakened(view: Description | BrokerAnswer, outcome
         (BrokerAnswer(None, "no route"), Outcome.UNKNOWN),
     ],
 )
-def test_what_was_aborted_at_the_last_epoch_is_not_called_forgotten(
-    view: Description | BrokerAnswer, outcome: Outcome
-) -> None:
+def test_what_was_aborted_at_the_last_epoch_is_not_called_forgotten(view, outcome):
     forgotten = commit_outcome(BrokerAnswer(INVALID_PRODUCER_ID_MAPPING))
     finished = confirm_forgotten(forgotten, KafkaTransaction("id", 7, LAST_EPOCH), view)
     assert finished.outcome is outcome
@@ -138,7 +136,7 @@ def test_what_was_aborted_at_the_last_epoch_is_not_called_forgotten(
         (BrokerAnswer(None, "no route"), Outcome.RETRY),
     ],
 )
-def test_an_abort_is_sent_only_where_it_is_right(view: Description | BrokerAnswer, outcome: Outcome | None) -> None:
+def test_an_abort_is_sent_only_where_it_is_right(view, outcome):
     finished = before_abort(OURS, view)
     assert (finished.outcome if finished else None) is outcome
 
@@ -156,7 +154,5 @@ def test_an_abort_is_sent_only_where_it_is_right(view: Description | BrokerAnswe
         (BrokerAnswer(TRANSACTIONAL_ID_NOT_FOUND), False),
     ],
 )
-def test_a_coordinator_is_behind_only_if_its_log_ends_before_the_commit(
-    view: Description | BrokerAnswer, behind: bool
-) -> None:
+def test_a_coordinator_is_behind_only_if_its_log_ends_before_the_commit(view, behind):
     assert is_behind(OURS, view) is behind

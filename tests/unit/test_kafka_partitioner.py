@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import random
 from types import SimpleNamespace
 
@@ -21,12 +19,12 @@ KAFKAS = {
 
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.binary(), pa.large_binary()], ids=str)
-def test_hashes_are_kafka_s(kind: pa.DataType) -> None:
+def test_hashes_are_kafka_s(kind):
     found = murmur2(pa.array(list(KAFKAS)).cast(kind))
     assert found.tolist() == [number % 2**32 for number in KAFKAS.values()]
 
 
-def test_keys_of_any_length_in_any_slice_have_the_hash_that_one_alone_has() -> None:
+def test_keys_of_any_length_in_any_slice_have_the_hash_that_one_alone_has():
     chance = random.Random(1)
     keys = [None if chance.random() < 0.1 else chance.randbytes(chance.randrange(0, 70)) for _ in range(300)]
     column = pa.array(keys, pa.binary())
@@ -41,18 +39,18 @@ def test_keys_of_any_length_in_any_slice_have_the_hash_that_one_alone_has() -> N
 
 
 @pytest.mark.parametrize("column", [[], [""], [None]], ids=["no rows", "empty", "null"])
-def test_a_column_without_a_letter_has_no_memory_to_read(column: list[str | None]) -> None:
+def test_a_column_without_a_letter_has_no_memory_to_read(column):
     assert len(murmur2(pa.array(column, pa.string()))) == len(column)
 
 
 @pytest.mark.parametrize("name", ["consistent_random", "murmur2", "fnv1a_random", ""])
-def test_another_partitioner_is_left_to_librdkafka(name: str) -> None:
+def test_another_partitioner_is_left_to_librdkafka(name):
     chooser = Partitioner({"partitioner": name})
     chooser.learn("topic", 7, range(7))
     assert chooser.by_key("topic", pa.array(["key"])) is None
 
 
-def test_of_a_topic_that_no_broker_told_of_nothing_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_topic_that_no_broker_told_of_nothing_is_chosen(monkeypatch):
     chooser = Partitioner({"partitioner": "murmur2_random"})
     assert not chooser.knows("topic")
     chooser.learn_nothing("topic")
@@ -76,7 +74,7 @@ def test_of_a_topic_that_no_broker_told_of_nothing_is_chosen(monkeypatch: pytest
 
 
 @pytest.mark.parametrize(("length", "chooses"), [(1024, True), (1025, False)])
-def test_very_long_keys_are_left_to_librdkafka(length: int, chooses: bool) -> None:
+def test_very_long_keys_are_left_to_librdkafka(length, chooses):
     chooser = Partitioner({"partitioner": "murmur2_random"})
     chooser.learn("topic", 2, range(2))
     assert (chooser.by_key("topic", pa.array(["k", "k" * length])) is not None) == chooses

@@ -36,7 +36,7 @@ def raise_without_a_cause() -> None:
 
 
 @pytest.mark.parametrize("failing", [raise_bare_error, raise_exception, raise_without_a_cause])
-def test_a_fatal_error_is_kept_however_it_comes(failing: object) -> None:
+def test_a_fatal_error_is_kept_however_it_comes(failing):
     """confluent-kafka 2.16.1 raises a bare error if a producer is fenced while two threads use it."""
     pooled = SimpleNamespace(
         producer=SimpleNamespace(flush=lambda _: failing()),
@@ -48,7 +48,7 @@ def test_a_fatal_error_is_kept_however_it_comes(failing: object) -> None:
     assert pooled.reports.fatal == "an old epoch"
 
 
-def test_a_producer_keeps_the_first_identity_whatever_the_brokers_say_later() -> None:
+def test_a_producer_keeps_the_first_identity_whatever_the_brokers_say_later():
     reports = Reports()
     reports.on_identity(7, 0)
     reports.on_identity(7, 1)  # librdkafka bumps the epoch itself after an error
@@ -57,7 +57,7 @@ def test_a_producer_keeps_the_first_identity_whatever_the_brokers_say_later() ->
     assert not reports.is_by_statistics
 
 
-def test_statistics_that_come_just_before_the_log_do_not_stand_for_a_log_in_other_words() -> None:
+def test_statistics_that_come_just_before_the_log_do_not_stand_for_a_log_in_other_words():
     reports = Reports()
     reports.on_stats(json.dumps({"eos": {"txn_state": "Ready", "producer_id": 7, "producer_epoch": 0}}))
     assert (reports.identity, reports.is_by_statistics) == ((7, 0), True)
@@ -65,7 +65,7 @@ def test_statistics_that_come_just_before_the_log_do_not_stand_for_a_log_in_othe
     assert (reports.identity, reports.is_by_statistics) == ((7, 0), False)
 
 
-def test_a_lane_that_carried_a_transaction_is_lent_again_two_batches_later() -> None:
+def test_a_lane_that_carried_a_transaction_is_lent_again_two_batches_later():
     pool: Any = ProducerPool(lambda number: None, lambda pooled: None, 8, lambda work: None)
     pool._lanes, lane = LanePool().lend(5)
     pool._lanes, younger = pool._lanes.lend(5)
@@ -80,7 +80,7 @@ def shown(each: OncePerBroker, text: str) -> str:
     return record.getMessage() if each.filter(record) else ""
 
 
-def test_a_line_a_second_for_each_broker_and_kind_whichever_producer_says_it() -> None:
+def test_a_line_a_second_for_each_broker_and_kind_whichever_producer_says_it():
     refused_line = "FAIL [rdkafka#producer-%d] [thrd:%s/bootstrap]: %s: Connect failed: Connection refused (after %dms)"
     now = [0.0]
     each = OncePerBroker(lambda: now[0])
@@ -94,9 +94,7 @@ def test_a_line_a_second_for_each_broker_and_kind_whichever_producer_says_it() -
     assert not shown(each, "TXNERR [rdkafka#producer-1] [thrd:main]: Current transaction failed in state InTransaction")
 
 
-def test_producers_write_there_and_not_to_standard_error(
-    caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_producers_write_there_and_not_to_standard_error(caplog, capfd):
     pooled = PooledProducer({"bootstrap.servers": "127.0.0.1:1", "reconnect.backoff.ms": 1})
     eventually(lambda: pooled.poll(0.1) or caplog.records, "a line")
     pooled.destroy()

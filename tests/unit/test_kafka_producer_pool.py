@@ -82,7 +82,7 @@ def bench() -> Bench:
     return Bench()
 
 
-def test_a_producer_carries_one_transaction_and_its_lane_rests_for_a_batch(bench: Bench) -> None:
+def test_a_producer_carries_one_transaction_and_its_lane_rests_for_a_batch(bench):
     batches = (0, 0, 1, 1, 2, 2, 3, 3)
     carried = [bench.carry(batch) for batch in batches]
     assert len({id(pooled) for pooled in carried}) == len(carried)
@@ -95,7 +95,7 @@ def test_a_producer_carries_one_transaction_and_its_lane_rests_for_a_batch(bench
     assert max(last_use) < 7
 
 
-def test_a_producer_that_has_failed_while_it_was_kept_is_not_handed_out(bench: Bench) -> None:
+def test_a_producer_that_has_failed_while_it_was_kept_is_not_handed_out(bench):
     bench.carry(0)
     (kept,) = (pooled for pooled in bench.made if not pooled.ended)
     kept.reports.fatal = "fenced"
@@ -103,7 +103,7 @@ def test_a_producer_that_has_failed_while_it_was_kept_is_not_handed_out(bench: B
     assert kept.ended
 
 
-def test_fewer_are_kept_once_tasks_leave_some_over(bench: Bench) -> None:
+def test_fewer_are_kept_once_tasks_leave_some_over(bench):
     bench.gate.clear()
     for lease in [bench.pool.take(0) for _ in range(4)]:
         with pytest.raises(PrepareError):
@@ -118,14 +118,14 @@ def test_fewer_are_kept_once_tasks_leave_some_over(bench: Bench) -> None:
     assert len([pooled for pooled in bench.made if not pooled.ended]) == 1
 
 
-def test_an_unused_producer_is_kept_for_the_next_task(bench: Bench) -> None:
+def test_an_unused_producer_is_kept_for_the_next_task(bench):
     lease = bench.pool.take(0)
     bench.settle()
     bench.pool.withdraw(lease)
     assert bench.pool.take(0).result(0) is lease.result(0)
 
 
-def test_an_error_reaches_the_task_that_waits_and_the_next_task_tries_again(bench: Bench) -> None:
+def test_an_error_reaches_the_task_that_waits_and_the_next_task_tries_again(bench):
     bench.failure = PrepareError("not allowed")
     lease = bench.pool.take(0)
     with pytest.raises(PrepareError, match="not allowed"):
@@ -137,7 +137,7 @@ def test_an_error_reaches_the_task_that_waits_and_the_next_task_tries_again(benc
 
 
 @pytest.mark.parametrize("in_advance", [False, True])
-def test_a_lane_whose_initialisation_failed_is_never_initialised_again(bench: Bench, *, in_advance: bool) -> None:
+def test_a_lane_whose_initialisation_failed_is_never_initialised_again(bench, *, in_advance):
     """The request may still arrive, after a transaction that a later one carried was committed."""
     if in_advance:
         bench.carry(0)
@@ -153,7 +153,7 @@ def test_a_lane_whose_initialisation_failed_is_never_initialised_again(bench: Be
     assert len(set(carried)) < len(carried), "other lanes are used again"
 
 
-def test_dropping_ends_what_is_ready_now_and_the_rest_when_it_comes_back(bench: Bench) -> None:
+def test_dropping_ends_what_is_ready_now_and_the_rest_when_it_comes_back(bench):
     used = bench.take(0)
     (ready,) = (pooled for pooled in bench.made if pooled is not used)
     bench.pool.drop()
@@ -162,7 +162,7 @@ def test_dropping_ends_what_is_ready_now_and_the_rest_when_it_comes_back(bench: 
     assert used.ended
 
 
-def test_what_no_task_takes_for_long_is_ended(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_no_task_takes_for_long_is_ended(bench, monkeypatch):
     used = bench.take(0)
     (kept,) = (pooled for pooled in bench.made if pooled is not used)
     bench.pool.expire()
@@ -176,7 +176,7 @@ def spec(position: int, query: str = "0123456789ab", sink: str = "kafka", genera
     return ProducerSpec(sink=sink, query=query, token=Token(position, "00000000"), generation=generation)
 
 
-def test_a_newer_run_of_the_same_query_ends_the_producers_of_the_older(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_newer_run_of_the_same_query_ends_the_producers_of_the_older(monkeypatch):
     worker = WorkerProducers()
     dropped: list[ProducerPool] = []
     monkeypatch.setattr(ProducerPool, "drop", lambda pool: dropped.append(pool))
@@ -198,7 +198,7 @@ def test_a_newer_run_of_the_same_query_ends_the_producers_of_the_older(monkeypat
     assert set(dropped) == {old, *others, new, late}
 
 
-def test_a_newer_generation_of_a_run_begins_with_other_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_newer_generation_of_a_run_begins_with_other_ids(monkeypatch):
     """A request that was not answered may still end a transaction of an earlier id."""
     worker = WorkerProducers()
     drawn: list[str] = []
@@ -217,9 +217,7 @@ def test_a_newer_generation_of_a_run_begins_with_other_ids(monkeypatch: pytest.M
     worker.stop()
 
 
-def test_a_producer_that_cannot_be_served_hurts_no_other(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_producer_that_cannot_be_served_hurts_no_other(monkeypatch, caplog):
     monkeypatch.setattr(producer_pool, "POLL_EVERY_S", 0.001)
     served = threading.Event()
 
@@ -254,7 +252,7 @@ def test_a_producer_that_cannot_be_served_hurts_no_other(
     assert ["SystemError" in lanes[number].reports.fatal for number in (0, 1)] == [True, False]
 
 
-def test_a_fatal_error_without_a_reason_is_fatal_all_the_same() -> None:
+def test_a_fatal_error_without_a_reason_is_fatal_all_the_same():
     def fail(_: float) -> None:  # the exception was delivered to another thread's call
         raise SystemError("returned NULL without setting an exception")
 
@@ -296,7 +294,7 @@ print(parent, os.read(receive, 100).decode(), identity())
 """
 
 
-def test_a_forked_process_is_another_worker() -> None:
+def test_a_forked_process_is_another_worker():
     run = subprocess.run([sys.executable, "-c", FORK], capture_output=True, text=True, check=True, timeout=60)
     before, child, after = run.stdout.split()
     assert before == after
@@ -304,7 +302,7 @@ def test_a_forked_process_is_another_worker() -> None:
     assert child != before
 
 
-def test_a_refused_login_is_not_forgotten_for_the_error_that_follows_it() -> None:
+def test_a_refused_login_is_not_forgotten_for_the_error_that_follows_it():
     reports = Reports()
     reports.on_error(KafkaError(KafkaError._AUTHENTICATION, "SASL authentication error"))
     reports.on_error(KafkaError(KafkaError._ALL_BROKERS_DOWN, "1/1 brokers are down"))

@@ -95,14 +95,14 @@ def check_on(cluster: Cluster) -> RetentionCheck:
     [(0, 0, 0, False), (4, 5, 5, False), (5, 5, 5, False), (6, 6, 5, True), (6, 6, -1, True)],
     ids=["nothing was deleted", "older rows alone", "up to its first row", "its first row", "all of it"],
 )
-def test_what_begins_before_its_partition_has_lost_rows(start: int, stable: int, begin: int, is_damaged: bool) -> None:
+def test_what_begins_before_its_partition_has_lost_rows(start, stable, begin, is_damaged):
     cluster = Cluster(1)
     cluster.starts[1], cluster.stable[1], cluster.begins[1] = start, stable, begin
     assert cluster.held(check_on(cluster)) == ({1: Outcome.DAMAGED} if is_damaged else {})
 
 
 @pytest.mark.parametrize("code", [NOT_LEADER, None])
-def test_only_what_has_written_to_a_partition_that_says_nothing_is_held_back(code: int | None) -> None:
+def test_only_what_has_written_to_a_partition_that_says_nothing_is_held_back(code):
     cluster = Cluster(1, 2, 3)
     cluster.codes, cluster.silent = ({2: code}, set()) if code else ({}, {2})
     cluster.starts[3] = cluster.stable[3] = 9
@@ -113,13 +113,13 @@ def test_only_what_has_written_to_a_partition_that_says_nothing_is_held_back(cod
 
 
 @pytest.mark.parametrize("code", [NOT_ALLOWED, GONE])
-def test_what_may_not_be_asked_and_what_is_gone_holds_nothing_back(code: int) -> None:
+def test_what_may_not_be_asked_and_what_is_gone_holds_nothing_back(code):
     cluster = Cluster(1)
     cluster.codes[1] = code
     assert cluster.held(check_on(cluster)) == {}
 
 
-def test_a_young_one_is_looked_at_once_a_run_and_not_held_back_by_silence() -> None:
+def test_a_young_one_is_looked_at_once_a_run_and_not_held_back_by_silence():
     cluster = Cluster(1, 2)
     cluster.silent = {1, 2}
     check = check_on(cluster)
@@ -149,7 +149,7 @@ def committer_on(cluster: Cluster, topic: str | None) -> KafkaCommitter:
 
 
 @pytest.mark.parametrize("topic", ["t", None])
-def test_what_has_written_to_a_partition_without_a_leader_is_committed_once_it_has_one(topic: str | None) -> None:
+def test_what_has_written_to_a_partition_without_a_leader_is_committed_once_it_has_one(topic):
     """Kafka 4.3 and 4.4 may forget the marker there, and the rows stay hidden (KAFKA-20734)."""
     cluster = Cluster(1, 2)
     committer = committer_on(cluster, topic)
@@ -170,7 +170,7 @@ def test_what_has_written_to_a_partition_without_a_leader_is_committed_once_it_h
     assert cluster.described == ([] if topic else [[1, 2]])
 
 
-def test_a_commit_takes_the_leaders_from_the_question_before_its_decision(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commit_takes_the_leaders_from_the_question_before_its_decision(monkeypatch):
     monkeypatch.setattr("sparkonce.sinks.kafka.committer._METADATA_VALID_S", 60.0)  # this machine may be slow
     cluster = Cluster(1)
     committer = committer_on(cluster, "t")

@@ -21,7 +21,7 @@ def arguments(rows: pa.RecordBatch, topic: str | None = "t") -> dict[str, list[A
     return to_arguments(chunk.columns)
 
 
-def test_columns_are_those_of_sparks_kafka_sink_and_others_are_ignored() -> None:
+def test_columns_are_those_of_sparks_kafka_sink_and_others_are_ignored():
     spark = pa.schema(
         {
             "key": pa.string(),
@@ -63,9 +63,7 @@ def test_columns_are_those_of_sparks_kafka_sink_and_others_are_ignored() -> None
         ("timestamp", pa.timestamp("us"), "timestamp"),
     ],
 )
-def test_a_wrong_type_names_the_column_its_type_and_what_is_accepted(
-    column: str, kind: pa.DataType, accepted: str
-) -> None:
+def test_a_wrong_type_names_the_column_its_type_and_what_is_accepted(column, kind, accepted):
     schema = pa.schema({"value": pa.string(), "topic": pa.string(), column: kind})
     with pytest.raises(SchemaError) as refused:
         select_columns(schema, None)
@@ -73,7 +71,7 @@ def test_a_wrong_type_names_the_column_its_type_and_what_is_accepted(
         assert part in str(refused.value)
 
 
-def test_rows_of_nulls_and_slices() -> None:
+def test_rows_of_nulls_and_slices():
     rows = pa.record_batch({"key": pa.nulls(3, pa.string()), "value": pa.nulls(3, pa.string())})
     assert arguments(rows) == {}
 
@@ -111,14 +109,14 @@ def test_rows_of_nulls_and_slices() -> None:
 
 
 @pytest.mark.parametrize("instant", [0, -1_000])
-def test_a_timestamp_that_kafka_would_replace_or_refuse_is_named(instant: int) -> None:
+def test_a_timestamp_that_kafka_would_replace_or_refuse_is_named(instant):
     rows = pa.record_batch({"value": ["a", "b"], "timestamp": pa.array([1_000_000, instant], INSTANT)})
     with pytest.raises(PrepareError, match="'timestamp'"):
         arguments(rows)
 
 
 @pytest.mark.parametrize("key", [None, b"a\0b", b"a\xff"])
-def test_a_header_whose_key_librdkafka_cannot_send_is_named(key: bytes | None) -> None:
+def test_a_header_whose_key_librdkafka_cannot_send_is_named(key):
     def headers_of(keys: list[bytes | None]) -> pa.Array:
         texts = pa.array(keys, pa.binary()).view(pa.string())
         one = pa.StructArray.from_arrays([texts, pa.nulls(len(keys), pa.binary())], ["key", "value"])
@@ -131,7 +129,7 @@ def test_a_header_whose_key_librdkafka_cannot_send_is_named(key: bytes | None) -
     assert arguments(rows.take([0, 1, 3]))["headers"] == [[], [("fine", None)], [("é", None)]]
 
 
-def test_a_header_that_is_null_is_named() -> None:
+def test_a_header_that_is_null_is_named():
     rows = pa.record_batch({"value": ["a"], "headers": pa.array([[None]], HEADERS)})
     with pytest.raises(PrepareError, match="'headers'"):
         arguments(rows)
@@ -142,9 +140,7 @@ def test_a_header_that_is_null_is_named() -> None:
     max_rows=st.integers(1, 20),
     max_bytes=st.integers(1, 100),
 )
-def test_chunks_hold_every_row_once_in_the_order_of_its_topic_and_stay_small(
-    rows: list[tuple[str, bytes]], max_rows: int, max_bytes: int
-) -> None:
+def test_chunks_hold_every_row_once_in_the_order_of_its_topic_and_stay_small(rows, max_rows, max_bytes):
     batch = pa.record_batch(
         {
             "topic": pa.array([row[0] for row in rows], pa.string()),

@@ -17,7 +17,7 @@ ALL = list(Guarantee)
 
 
 @pytest.mark.parametrize("name", ["message.timeout.ms", "delivery.timeout.ms", "transaction.timeout.ms"])
-def test_rows_linger_for_less_than_they_may_take(name: str) -> None:
+def test_rows_linger_for_less_than_they_may_take(name):
     def linger_ms(**mine: object) -> object:
         return producer_settings({**SERVERS, **mine}, Guarantee.EXACTLY_ONCE)["linger.ms"]
 
@@ -25,7 +25,7 @@ def test_rows_linger_for_less_than_they_may_take(name: str) -> None:
     assert linger_ms(**{name: 500, "linger.ms": 600}) == 600, "librdkafka refuses it by name"
 
 
-def test_other_names_of_a_setting_count_as_it() -> None:
+def test_other_names_of_a_setting_count_as_it():
     mine = {"metadata.broker.list": "a:1", "request.required.acks": "1"}
     with pytest.raises(ConfigurationError, match="acks='1'"):
         producer_settings(mine, Guarantee.AT_LEAST_ONCE)
@@ -58,7 +58,7 @@ def test_other_names_of_a_setting_count_as_it() -> None:
         ("acks", 0, ALL),
     ],
 )
-def test_what_contradicts_the_guarantee_is_refused(name: str, value: Any, refused_at: list[Guarantee]) -> None:
+def test_what_contradicts_the_guarantee_is_refused(name, value, refused_at):
     for guarantee in ALL:
         if guarantee not in refused_at:
             producer_settings({**SERVERS, name: value}, guarantee)
@@ -68,7 +68,7 @@ def test_what_contradicts_the_guarantee_is_refused(name: str, value: Any, refuse
         assert refused.value.next_step
 
 
-def test_without_idempotence_rows_must_not_be_lost_or_sent_twice() -> None:
+def test_without_idempotence_rows_must_not_be_lost_or_sent_twice():
     plain = {**SERVERS, "enable.idempotence": False}
     assert producer_settings({**plain, "retries": 0, "acks": 0}, Guarantee.AT_MOST_ONCE)["acks"] == 0
     with pytest.raises(ConfigurationError, match="retries=5"):
@@ -77,7 +77,7 @@ def test_without_idempotence_rows_must_not_be_lost_or_sent_twice() -> None:
         producer_settings({**plain, "acks": 1}, Guarantee.AT_LEAST_ONCE)
 
 
-def test_how_to_connect_is_translated() -> None:
+def test_how_to_connect_is_translated():
     mine = {
         **SERVERS,
         "client.id": "me",
@@ -117,7 +117,7 @@ def test_how_to_connect_is_translated() -> None:
         *("https.ca.location", "plugin.library.paths", "security.some.day", "ssl.some.day", "sasl.some.day"),
     ],
 )
-def test_security_that_cannot_be_followed_is_refused_without_showing_secrets(name: str) -> None:
+def test_security_that_cannot_be_followed_is_refused_without_showing_secrets(name):
     with pytest.raises(ConfigurationError) as refused:
         admin_settings({**SERVERS, name: "hush"})
     assert refused.value.details["setting"].split(".")[0] == name.split(".")[0]
@@ -126,20 +126,20 @@ def test_security_that_cannot_be_followed_is_refused_without_showing_secrets(nam
 
 
 @pytest.mark.parametrize("mechanism", ["GSSAPI", "AWS_MSK_IAM", None])
-def test_a_mechanism_that_writers_and_driver_do_not_share(mechanism: str | None) -> None:
+def test_a_mechanism_that_writers_and_driver_do_not_share(mechanism):
     chosen = {} if mechanism is None else {"sasl.mechanism": mechanism}
     with pytest.raises(ConfigurationError, match=r"sasl\.mechanism="):
         admin_settings({**SASL, **chosen})
 
 
 @pytest.mark.parametrize("missing", ["sasl.username", "sasl.password"])
-def test_credentials_are_needed(missing: str) -> None:
+def test_credentials_are_needed(missing):
     both = {**SASL, "sasl.mechanism": "PLAIN", "sasl.username": "u", "sasl.password": "p"}
     with pytest.raises(ConfigurationError, match=f"{missing} is missing"):
         admin_settings({name: value for name, value in both.items() if name != missing})
 
 
-def test_tls_checks_the_broker_unless_told_not_to() -> None:
+def test_tls_checks_the_broker_unless_told_not_to():
     tls = {**SERVERS, "security.protocol": "SSL"}
     context: ssl.SSLContext = admin_settings(tls)["ssl_context"]
     assert (context.check_hostname, context.verify_mode) == (True, ssl.CERT_REQUIRED)
@@ -163,7 +163,7 @@ def test_tls_checks_the_broker_unless_told_not_to() -> None:
         ("ssl.certificate.pem", "nothing"),
     ],
 )
-def test_what_cannot_be_read_is_named(name: str, value: str) -> None:
+def test_what_cannot_be_read_is_named(name, value):
     with pytest.raises(ConfigurationError) as refused:
         admin_settings({**SERVERS, "security.protocol": "ssl", name: value})
     assert refused.value.details["setting"] == name.replace(".pem", ".location")
@@ -174,7 +174,7 @@ def provider(**settings: Any) -> Any:
     return admin_settings({**SASL, "sasl.mechanism": "OAUTHBEARER", **mine})["sasl_oauth_token_provider"]
 
 
-def test_a_token_is_kept_until_most_of_its_life_is_over() -> None:
+def test_a_token_is_kept_until_most_of_its_life_is_over():
     class Tokens:
         def __init__(self, life_s: float) -> None:
             self.life_s = life_s
@@ -199,7 +199,7 @@ def test_a_token_is_kept_until_most_of_its_life_is_over() -> None:
 
 
 @pytest.mark.parametrize("broken", [lambda _: 1 / 0, lambda _: None, lambda _: ("token", "soon")])
-def test_a_callback_that_fails_is_a_failed_authentication(broken: Any) -> None:
+def test_a_callback_that_fails_is_a_failed_authentication(broken):
     tokens = provider(oauth_cb=broken)
     from kafka.errors import SaslAuthenticationFailedError
 
@@ -208,12 +208,12 @@ def test_a_callback_that_fails_is_a_failed_authentication(broken: Any) -> None:
 
 
 @pytest.mark.parametrize("prefix", ["", "x" * 181, "é" * 91, "a\nb", 7])
-def test_a_prefix_that_cannot_be_used(prefix: str) -> None:
+def test_a_prefix_that_cannot_be_used(prefix):
     with pytest.raises(ConfigurationError, match="prefix="):
         KafkaSink(SERVERS, topic="t", prefix=prefix)
 
 
 @pytest.mark.parametrize("prefix", [" ", "  orders"])
-def test_a_prefix_that_librdkafka_changes_is_refused(prefix: str) -> None:
+def test_a_prefix_that_librdkafka_changes_is_refused(prefix):
     with pytest.raises(ConfigurationError, match=f"prefix={prefix!r} begins with a space"):
         KafkaSink(SERVERS, topic="t", prefix=prefix)

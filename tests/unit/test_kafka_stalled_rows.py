@@ -29,14 +29,14 @@ class Stand:
 
 
 @pytest.fixture
-def stand(monkeypatch: pytest.MonkeyPatch) -> Stand:
+def stand(monkeypatch) -> Stand:
     made = Stand()
     monkeypatch.setattr(writer, "time", SimpleNamespace(monotonic=lambda: made.now_s))
     return made
 
 
 @pytest.fixture
-def later(stand: Stand) -> Callable[[float], None]:
+def later(stand) -> Callable[[float], None]:
     pooled: Any = SimpleNamespace(producer=stand)
     lookup: Any = stand
     stalled = StalledRows(pooled, {"b", "a"}, lookup)
@@ -49,7 +49,7 @@ def later(stand: Stand) -> Callable[[float], None]:
     return polls
 
 
-def test_nobody_is_asked_while_rows_arrive(stand: Stand, later: Callable[[float], None]) -> None:
+def test_nobody_is_asked_while_rows_arrive(stand, later):
     stand.answers["b"] = False
     for _ in range(9):
         later(4)
@@ -59,7 +59,7 @@ def test_nobody_is_asked_while_rows_arrive(stand: Stand, later: Callable[[float]
     assert stand.asked == 1
 
 
-def test_a_topic_that_is_gone_for_long_is_named(stand: Stand, later: Callable[[float], None]) -> None:
+def test_a_topic_that_is_gone_for_long_is_named(stand, later):
     stand.answers["b"] = False
     later(5 + GONE_AFTER_S - 1)
     stand.rows += 1  # pending statistics do not count as delivered rows
@@ -69,7 +69,7 @@ def test_a_topic_that_is_gone_for_long_is_named(stand: Stand, later: Callable[[f
 
 
 @pytest.mark.parametrize("meanwhile", ["it is there once", "a row arrives"])
-def test_a_topic_that_appears_late_stops_nothing(meanwhile: str, stand: Stand, later: Callable[[float], None]) -> None:
+def test_a_topic_that_appears_late_stops_nothing(meanwhile, stand, later):
     stand.answers["b"] = False
     later(GONE_AFTER_S)
     if meanwhile == "a row arrives":
@@ -84,19 +84,19 @@ def test_a_topic_that_appears_late_stops_nothing(meanwhile: str, stand: Stand, l
     later(100)
 
 
-def test_silence_says_nothing(stand: Stand, later: Callable[[float], None]) -> None:
+def test_silence_says_nothing(stand, later):
     stand.answers = {}
     later(100)
     assert stand.asked > 10
 
 
 @pytest.mark.parametrize(("given", "expected_s"), [({}, 30.0), (500, 10.0), ("60000", 60.0)])
-def test_a_topic_is_gone_when_librdkafka_would_give_up_waiting_for_it(given: Any, expected_s: float) -> None:
+def test_a_topic_is_gone_when_librdkafka_would_give_up_waiting_for_it(given, expected_s):
     settings = {"topic.metadata.propagation.max.ms": given} if given else {}
     assert TopicLookup(settings, is_transactional=True).gone_after_s == expected_s
 
 
 @pytest.mark.parametrize("more", [{}, {"ssl.ca.location": "/no/such/file", "security.protocol": "ssl"}])
-def test_no_broker_and_no_client_are_no_answer(more: dict[str, str]) -> None:
+def test_no_broker_and_no_client_are_no_answer(more):
     lookup = TopicLookup({"bootstrap.servers": "127.0.0.1:1", **more}, is_transactional=False)
     assert lookup.is_there(["a"]) == {}

@@ -22,7 +22,7 @@ SOON = 0.0
 
 
 @pytest.fixture
-def brokers(brokers: Brokers) -> Brokers:
+def brokers(brokers) -> Brokers:
     brokers.holds = {1: ["one"], 2: ["other"]}
     return brokers
 
@@ -46,9 +46,7 @@ Ask = Callable[[TransactionClient], list[Any]]
 
 @REQUESTS
 @pytest.mark.parametrize("code", sorted(MOVED))
-def test_a_coordinator_that_has_moved_is_looked_up_again_and_no_other(
-    brokers: Brokers, request_: Ask, code: int
-) -> None:
+def test_a_coordinator_that_has_moved_is_looked_up_again_and_no_other(brokers, request_, code):
     client = TransactionClient({})
     request_(client)
     brokers.holds, brokers.not_here = {2: ["other"], 3: ["one"]}, code
@@ -58,7 +56,7 @@ def test_a_coordinator_that_has_moved_is_looked_up_again_and_no_other(
     assert brokers.asked_about[-2:] == [(3, "one"), (2, "other")]
 
 
-def test_another_refusal_says_nothing_of_where_the_coordinator_is(brokers: Brokers) -> None:
+def test_another_refusal_says_nothing_of_where_the_coordinator_is(brokers):
     invalid_txn_state = 48
     client = TransactionClient({})
     brokers.refuse["EndTxn"] = [invalid_txn_state] * 2
@@ -74,7 +72,7 @@ def test_another_refusal_says_nothing_of_where_the_coordinator_is(brokers: Broke
     assert brokers.looked_up == [["one", "other"]] * 2
 
 
-def test_what_a_broker_says_of_another_id_is_no_answer(brokers: Brokers) -> None:
+def test_what_a_broker_says_of_another_id_is_no_answer(brokers):
     brokers.changes_ids = True
     spaced = KafkaTransaction(" one", 7, 3)
     mistaken, right = TransactionClient({}).describe_transactions([spaced, OTHER], deadline_s=SOON)
@@ -97,9 +95,7 @@ FENCE = "fence at [60000] ms"
         (BrokerAnswer(None, "no route"), [], Outcome.RETRY),
     ],
 )
-def test_an_abort_compares_the_epoch_wherever_the_cluster_can(
-    monkeypatch: pytest.MonkeyPatch, level: int | BrokerAnswer, asked: list[str], outcome: Outcome
-) -> None:
+def test_an_abort_compares_the_epoch_wherever_the_cluster_can(monkeypatch, level, asked, outcome):
     """EndTxn v5 is exact. InitProducerId ends whatever is open under the id, and is used for older clusters only."""
 
     class Cluster:
@@ -137,9 +133,7 @@ def test_an_abort_compares_the_epoch_wherever_the_cluster_can(
 
 
 @pytest.mark.parametrize(("commits", "versions"), [(True, (None, 4)), (False, (5, 5))])
-def test_a_commit_leaves_the_epoch_and_an_abort_raises_it(
-    monkeypatch: pytest.MonkeyPatch, brokers: Brokers, versions: tuple[int | None, int], *, commits: bool
-) -> None:
+def test_a_commit_leaves_the_epoch_and_an_abort_raises_it(monkeypatch, brokers, versions, *, commits):
     asked: list[dict[str, Any]] = []
 
     def end_txn(**fields: Any) -> Any:

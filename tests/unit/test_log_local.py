@@ -27,7 +27,7 @@ from sparkonce.storage.local import LocalFiles, make_folder
 
 
 @pytest.fixture
-def log(tmp_path: Path) -> DecisionLog:
+def log(tmp_path) -> DecisionLog:
     return DecisionLog(LocalFiles(tmp_path))
 
 
@@ -47,7 +47,7 @@ def commit(batch: int, position: int = 0) -> Commit:
     return Commit(token=Token(position, "00000000"), query="query", batch=batch, offsets=("1",), handles=())
 
 
-def test_files_are_not_for_everybody(log: DecisionLog, tmp_path: Path) -> None:
+def test_files_are_not_for_everybody(log, tmp_path):
     log.put_bytes(0, b"record")
     log.raise_floor_bytes(1, b"floor")
     files = [path for path in (tmp_path / "sparkonce").rglob("*") if path.is_file()]
@@ -56,7 +56,7 @@ def test_files_are_not_for_everybody(log: DecisionLog, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def calls(monkeypatch) -> list[str]:
     """Records the system calls that matter for durability, in order: fsync of a file or folder, link, read."""
     found: list[str] = []
     fsync, link, read_bytes = os.fsync, os.link, Path.read_bytes
@@ -80,16 +80,12 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def test_a_record_is_durable_before_it_has_its_name_and_its_name_before_the_answer(
-    log: DecisionLog, calls: list[str]
-) -> None:
+def test_a_record_is_durable_before_it_has_its_name_and_its_name_before_the_answer(log, calls):
     log.put_bytes(7, b"record")
     assert calls == ["fsync file", "link 7 with 6 bytes", "fsync records"]
 
 
-def test_spark_s_files_are_synced_ahead_of_a_decision_unless_tasks_write_state(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_spark_s_files_are_synced_ahead_of_a_decision_unless_tasks_write_state(tmp_path, monkeypatch):
     synced: list[Path] = []
     monkeypatch.setattr(local_files, "sync_file_system", synced.append)
     files = LocalFiles(tmp_path)
@@ -107,9 +103,7 @@ def test_spark_s_files_are_synced_ahead_of_a_decision_unless_tasks_write_state(
     assert synced == [tmp_path] * 4, "once more when the tasks have ended"
 
 
-def test_nothing_is_decided_after_a_sync_that_failed_even_if_a_later_one_did_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_decided_after_a_sync_that_failed_even_if_a_later_one_did_not(tmp_path, monkeypatch):
     log = DecisionLog(LocalFiles(tmp_path), decides=True)
     log.put(0, claim())
     with monkeypatch.context() as once:  # the kernel reports a failed write once
@@ -122,14 +116,14 @@ def test_nothing_is_decided_after_a_sync_that_failed_even_if_a_later_one_did_not
     assert not record_file(tmp_path, 1).exists()
 
 
-def test_whoever_comes_second_makes_the_first_durable(log: DecisionLog, calls: list[str]) -> None:
+def test_whoever_comes_second_makes_the_first_durable(log, calls):
     log.put_bytes(7, b"first")
     calls.clear()
     log.put_bytes(7, b"second")
     assert calls == ["fsync file", "link 7 with 6 bytes", "read 7", "fsync records"]
 
 
-def test_a_reader_makes_a_record_durable_before_anybody_acts_on_it(log: DecisionLog, calls: list[str]) -> None:
+def test_a_reader_makes_a_record_durable_before_anybody_acts_on_it(log, calls):
     log.put_bytes(7, b"record")
     log.put_bytes(8, b"record")
     log.raise_floor_bytes(3, b"floor")
@@ -157,9 +151,7 @@ def failing(error: int, name: str) -> Callable[..., None]:
         *((code, PutUnknownError, "link") for code in (errno.EIO, errno.ESTALE, errno.ETIMEDOUT)),
     ],
 )
-def test_a_link_that_fails_was_surely_not_made_or_may_have_been(
-    log: DecisionLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, kind: type[Exception], says: str
-) -> None:
+def test_a_link_that_fails_was_surely_not_made_or_may_have_been(log, tmp_path, monkeypatch, code, kind, says):
     monkeypatch.setattr(os, "link", failing(code, "link"))
     with pytest.raises(kind, match=says) as caught:
         log.put_bytes(0, b"record")
@@ -169,9 +161,7 @@ def test_a_link_that_fails_was_surely_not_made_or_may_have_been(
 
 @pytest.mark.parametrize("broken", [(Path, "read_bytes"), (local_files, "sync_folder")], ids=["read", "sync"])
 @pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.ENOSPC])
-def test_a_record_that_stands_and_cannot_be_read_is_in_doubt(
-    log: DecisionLog, monkeypatch: pytest.MonkeyPatch, code: int, broken: tuple[object, str]
-) -> None:
+def test_a_record_that_stands_and_cannot_be_read_is_in_doubt(log, monkeypatch, code, broken):
     """It may be from this same put, since NFS retries a link whose reply was lost, and then reports that it exists."""
     log.put_bytes(0, b"record")
     monkeypatch.setattr(*broken, failing(code, "it"))
@@ -179,9 +169,7 @@ def test_a_record_that_stands_and_cannot_be_read_is_in_doubt(
         log.put_bytes(0, b"record")
 
 
-def test_a_record_that_does_not_fit_on_the_disk_leaves_nothing(
-    log: DecisionLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_record_that_does_not_fit_on_the_disk_leaves_nothing(log, tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", failing(errno.ENOSPC, "fsync"))
     with pytest.raises(OSError, match="fsync"):
         log.put_bytes(0, b"record")
@@ -189,9 +177,7 @@ def test_a_record_that_does_not_fit_on_the_disk_leaves_nothing(
     assert temporaries(tmp_path) == []
 
 
-def test_a_name_that_may_not_be_durable_is_in_doubt(
-    log: DecisionLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_name_that_may_not_be_durable_is_in_doubt(log, tmp_path, monkeypatch):
     fsync = os.fsync
 
     def fail_for_folders(descriptor: int) -> None:
@@ -205,9 +191,7 @@ def test_a_name_that_may_not_be_durable_is_in_doubt(
     assert record_file(tmp_path, 0).exists()
 
 
-def test_a_temporary_file_that_stays_does_not_call_a_landed_record_in_doubt(
-    log: DecisionLog, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_temporary_file_that_stays_does_not_call_a_landed_record_in_doubt(log, monkeypatch):
     """An error here used to count as a definite failure of the put, and records in the log were undone."""
     with monkeypatch.context() as patch:
         patch.setattr(Path, "unlink", failing(errno.EIO, "unlink"))
@@ -215,7 +199,7 @@ def test_a_temporary_file_that_stays_does_not_call_a_landed_record_in_doubt(
     assert log.read_bytes(0) == [b"record"]
 
 
-def test_no_permission(log: DecisionLog, tmp_path: Path) -> None:
+def test_no_permission(log, tmp_path):
     records = tmp_path / "sparkonce" / "records"
     for folder in (one for one in (tmp_path, *tmp_path.parents) if "pytest" in str(one)):  # pytest's own are private
         folder.chmod(0o755)
@@ -232,13 +216,13 @@ def test_no_permission(log: DecisionLog, tmp_path: Path) -> None:
     assert log.read_bytes(0) == []
 
 
-def test_a_file_where_the_folder_should_be(tmp_path: Path) -> None:
+def test_a_file_where_the_folder_should_be(tmp_path):
     (tmp_path / "sparkonce").write_text("in the way")
     with pytest.raises(OSError, match="sparkonce"):
         DecisionLog(LocalFiles(tmp_path))
 
 
-def test_a_floor_is_taken_apart_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_floor_is_taken_apart_once(tmp_path, monkeypatch):
     """The floor is read after every put, and contains the facts of a hundred runs."""
     asked, decode = [], codec.decode_floor
 
@@ -254,7 +238,7 @@ def test_a_floor_is_taken_apart_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert len(asked) == 2
 
 
-def test_clean_up_deletes_what_dead_writers_left(log: DecisionLog, tmp_path: Path) -> None:
+def test_clean_up_deletes_what_dead_writers_left(log, tmp_path):
     records = tmp_path / "sparkonce" / "records"
     dead, living = records / ".dead.tmp", records / ".living.tmp"
     for path in (dead, living):
@@ -265,9 +249,7 @@ def test_clean_up_deletes_what_dead_writers_left(log: DecisionLog, tmp_path: Pat
     assert temporaries(tmp_path) == [".living.tmp"]
 
 
-def test_a_reader_that_races_with_clean_up_starts_again(
-    log: DecisionLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reader_that_races_with_clean_up_starts_again(log, tmp_path, monkeypatch):
     """Cleanup deletes position 2 just before it is read, which must not look like the end of the log."""
     log.put(0, claim())
     for batch in range(6):
@@ -288,7 +270,7 @@ def test_a_reader_that_races_with_clean_up_starts_again(
     assert (view.end, [decision.batch for decision in view.decisions]) == (7, [4, 5])
 
 
-def test_a_floor_that_is_deleted_while_it_is_read(log: DecisionLog, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_floor_that_is_deleted_while_it_is_read(log, monkeypatch):
     log.raise_floor_bytes(1, b"1")
     read_bytes = Path.read_bytes
 
@@ -302,7 +284,7 @@ def test_a_floor_that_is_deleted_while_it_is_read(log: DecisionLog, monkeypatch:
     assert log.floor_bytes() == b"2"
 
 
-def test_a_reader_that_never_catches_up_gives_up(log: DecisionLog, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_that_never_catches_up_gives_up(log, monkeypatch):
     log.put(0, claim())
     floors = iter(range(1, 10 * log_module.MOST_READS))
     monkeypatch.setattr(DecisionLog, "floor", lambda self: Floor(position=next(floors)))
@@ -310,7 +292,7 @@ def test_a_reader_that_never_catches_up_gives_up(log: DecisionLog, monkeypatch: 
         log.read(LogView())
 
 
-def test_the_names_of_all_folders_that_are_made_are_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_names_of_all_folders_that_are_made_are_durable(tmp_path, monkeypatch):
     synced: list[str] = []
     fsync = os.fsync
 

@@ -23,7 +23,7 @@ HEADER = '{"batchWatermarkMs":7,"batchTimestampMs":5,"conf":{"spark.sql.shuffle.
 
 
 @pytest.fixture
-def checkpoint(tmp_path: Path) -> Path:
+def checkpoint(tmp_path) -> Path:
     """Batch 0 is done and batch 1 planned, both from the file source; Spark's files are whole."""
     for number in range(2):
         for name, text in {
@@ -49,7 +49,7 @@ def decided(checkpoint: Path, *batches: int) -> LogView:
     return log.read(LogView())
 
 
-def test_what_a_decision_rests_on_is_written_again(checkpoint: Path) -> None:
+def test_what_a_decision_rests_on_is_written_again(checkpoint):
     spark = SparkCheckpoint(LocalFiles(checkpoint))
     view = decided(checkpoint, 0, 1)
     before = spark.input_offsets(1)
@@ -68,9 +68,7 @@ def test_what_a_decision_rests_on_is_written_again(checkpoint: Path) -> None:
 
 @pytest.mark.parametrize("name", ["metadata", "offsets/1"])
 @pytest.mark.parametrize("garbled", [b"\xff\x00", b"nothing of Spark's"])
-def test_a_garbled_file_is_emptied_as_the_error_says_and_written_again(
-    checkpoint: Path, name: str, garbled: bytes
-) -> None:
+def test_a_garbled_file_is_emptied_as_the_error_says_and_written_again(checkpoint, name, garbled):
     spark = SparkCheckpoint(LocalFiles(checkpoint))
     view = decided(checkpoint, 0, 1)
     before = spark.query_id(), spark.input_offsets(1)
@@ -93,7 +91,7 @@ def test_a_garbled_file_is_emptied_as_the_error_says_and_written_again(
         (["sources/0/1"], ["offsets/1"]),
     ],
 )
-def test_what_no_decision_needs_is_to_be_deleted(checkpoint: Path, empty: list[str], planned: list[str]) -> None:
+def test_what_no_decision_needs_is_to_be_deleted(checkpoint, empty, planned):
     """This includes a batch that is planned with lost files: its offsets are whole, and Spark would fail."""
     view = decided(checkpoint, 0)
     for name in empty:
@@ -104,7 +102,7 @@ def test_what_no_decision_needs_is_to_be_deleted(checkpoint: Path, empty: list[s
     assert command == ["rm", *(f"{checkpoint}/{name}" for name in [*planned, *empty])]
 
 
-def test_before_the_first_decision_all_of_it_may_be_deleted(checkpoint: Path) -> None:
+def test_before_the_first_decision_all_of_it_may_be_deleted(checkpoint):
     for name in ("metadata", "offsets/0"):
         (checkpoint / name).write_bytes(b"")
     with pytest.raises(CheckpointMismatchError, match="emptied metadata, offsets/0") as caught:
@@ -112,7 +110,7 @@ def test_before_the_first_decision_all_of_it_may_be_deleted(checkpoint: Path) ->
     assert f"rm {checkpoint}/metadata {checkpoint}/offsets/0" in caught.value.next_step
 
 
-def test_the_lost_list_of_a_decided_batchs_files_cannot_be_replaced(checkpoint: Path) -> None:
+def test_the_lost_list_of_a_decided_batchs_files_cannot_be_replaced(checkpoint):
     view = decided(checkpoint, 0, 1)
     (checkpoint / "sources" / "0" / "1").write_bytes(b"")
     with pytest.raises(CheckpointMismatchError, match="emptied sources/0/1") as caught:
@@ -120,7 +118,7 @@ def test_the_lost_list_of_a_decided_batchs_files_cannot_be_replaced(checkpoint: 
     assert caught.value.next_step.startswith("Batch 1 is decided and needs them: restore")
 
 
-def test_an_offset_of_the_file_source_stands_for_its_files(checkpoint: Path) -> None:
+def test_an_offset_of_the_file_source_stands_for_its_files(checkpoint):
     spark = SparkCheckpoint(LocalFiles(checkpoint))
     (before,) = spark.input_offsets(1) or ()
     assert without_files(before) == '{"logOffset":1}'

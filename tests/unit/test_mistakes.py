@@ -1,10 +1,6 @@
 """Errors that are raised while a sink, a source or a query is created, before it contacts any server or Spark."""
 
-from __future__ import annotations
-
 import sys
-
-import pytest
 
 import sparkonce
 import sparkonce.avro
@@ -15,7 +11,7 @@ import sparkonce_rabbitmq
 from mistakes import Mistake, check, said
 
 
-def test_what_each_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_each_says(monkeypatch):
     made_by_mistake = [
         Mistake("KafkaSink('broker:9092', topic='t')", "settings='broker:9092' is not a mapping"),
         Mistake("KafkaSink({}, topic='t')", "bootstrap.servers is missing; there is no setting"),

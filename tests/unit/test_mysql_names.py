@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import date, datetime
 
@@ -30,7 +28,7 @@ NAME = TransactionName(
 XID = Xid.of(NAME)
 
 
-def test_an_xid_is_read_back() -> None:
+def test_an_xid_is_read_back():
     assert Xid.parse(FORMAT_ID, len(XID.gtrid), len(XID.bqual), XID.gtrid + XID.bqual) == XID
     assert len(XID.gtrid) == 54
     assert str(XID) == f"X'{XID.gtrid.hex()}',X'{XID.bqual.hex()}',{FORMAT_ID}"
@@ -49,12 +47,12 @@ def test_an_xid_is_read_back() -> None:
         (FORMAT_ID, b"", b""),
     ],
 )
-def test_xids_of_others_are_none(format_id: int, gtrid: bytes, bqual: bytes) -> None:
+def test_xids_of_others_are_none(format_id, gtrid, bqual):
     assert Xid.parse(format_id, len(gtrid), len(bqual), gtrid + bqual) is None
 
 
 @pytest.mark.parametrize("data", [XID.gtrid + XID.bqual, f"0x{(XID.gtrid + XID.bqual).hex().upper()}"])
-def test_rows_of_xa_recover(data: bytes | str) -> None:
+def test_rows_of_xa_recover(data):
     lengths = (len(XID.gtrid), len(XID.bqual))
     assert Xid.parse(FORMAT_ID, *lengths, data) == XID
     assert Xid.parse(FORMAT_ID, lengths[0], lengths[1] + 1, data) is None
@@ -70,12 +68,12 @@ def test_rows_of_xa_recover(data: bytes | str) -> None:
         ("5.7.44-log", MYSQL, (5, 7, 44)),
     ],
 )
-def test_servers_are_told_apart(version: str, flavour: object, numbers: tuple[int, ...]) -> None:
+def test_servers_are_told_apart(version, flavour, numbers):
     assert flavour_of(version) is flavour
     assert numbers_of(version) == numbers
 
 
-def test_versions_that_lose_prepared_transactions_are_too_old() -> None:
+def test_versions_that_lose_prepared_transactions_are_too_old():
     assert numbers_of("10.4.30-MariaDB") < MARIADB.oldest < numbers_of("10.5.0-MariaDB")
     assert numbers_of("5.7.44") < MYSQL.oldest < numbers_of("8.4.0")
     assert numbers_of("unheard of") < MYSQL.oldest
@@ -134,7 +132,7 @@ ENUM = replace(COLUMN, type="enum", full_type="enum('a','it''s')")
         (pa.array(["a", "b"]), "string", ENUM, r"outside the ENUM \['a', \"it's\"\]"),
     ],
 )
-def test_what_would_be_changed_is_refused(values: pa.Array, kind: str, column: MySQLColumn, why: str) -> None:
+def test_what_would_be_changed_is_refused(values, kind, column, why):
     with pytest.raises(PrepareError, match=f"'c'.*{why}"):
         check(values, column, kind)
 
@@ -153,11 +151,11 @@ def test_what_would_be_changed_is_refused(values: pa.Array, kind: str, column: M
         (pa.array(["a", "it's", None]), "string", ENUM),
     ],
 )
-def test_what_is_kept_as_it_is_is_taken(values: pa.Array, kind: str, column: MySQLColumn) -> None:
+def test_what_is_kept_as_it_is_is_taken(values, kind, column):
     check(values, column, kind)
 
 
-def test_rows_too_large_for_one_piece_are_halved(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_too_large_for_one_piece_are_halved(monkeypatch):
     monkeypatch.setattr(encoding, "LARGEST_PIECE_BYTES", 100)
     rows = pa.record_batch({"c": ["x" * 60, "b", "c", "y" * 200, "e"]})
     pieces = [bytes(piece).split() for piece in encoding.load_text(rows, [replace(COLUMN, type="text")])]
@@ -165,7 +163,7 @@ def test_rows_too_large_for_one_piece_are_halved(monkeypatch: pytest.MonkeyPatch
     assert [len(piece) for piece in pieces] == [2, 1, 1, 1]
 
 
-def test_numbers_that_json_does_not_have_are_refused_where_they_are_nested() -> None:
+def test_numbers_that_json_does_not_have_are_refused_where_they_are_nested():
     with pytest.raises(PrepareError, match=r"Column 'x' contains .* NaN or an infinity"):
         nested_text(pa.array([[1.0], [float("nan")]]), "x")
 
@@ -183,7 +181,7 @@ def test_numbers_that_json_does_not_have_are_refused_where_they_are_nested() -> 
         (4711, Outcome.UNKNOWN),
     ],
 )
-def test_what_errors_mean(number: int | None, outcome: Outcome) -> None:
+def test_what_errors_mean(number, outcome):
     found = finished(OperationalError(number, "its words") if number else ConnectionResetError("its words"))
     assert found.outcome is outcome
     assert "its words" in found.reason

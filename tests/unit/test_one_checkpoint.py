@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -25,9 +24,7 @@ SINKS: dict[str, Callable[[], WriteAheadSink]] = {
 
 @pytest.mark.parametrize("make", SINKS.values(), ids=SINKS)
 @pytest.mark.parametrize("kind", [LocalFiles, PlainStore])
-def test_a_second_query_is_refused(
-    tmp_path: Path, make: Callable[[], WriteAheadSink], kind: Callable[[Path], CheckpointFiles]
-) -> None:
+def test_a_second_query_is_refused(tmp_path, make, kind):
     sink = make()
     sink.use_checkpoint(kind(tmp_path / "one"))
     kept = places(sink)
@@ -43,7 +40,7 @@ def places(sink: WriteAheadSink) -> tuple[str, str]:
     return sink.folder().location, sink.folder().ledger.files.location
 
 
-def test_also_where_the_rows_are_elsewhere(tmp_path: Path) -> None:
+def test_also_where_the_rows_are_elsewhere(tmp_path):
     """The notes are still in the checkpoint."""
     sink = WriteAheadSink(print, applies=Applies.NEITHER, folder=tmp_path / "rows")
     sink.use_checkpoint(PlainStore(tmp_path / "one"))
@@ -60,7 +57,7 @@ def test_also_where_the_rows_are_elsewhere(tmp_path: Path) -> None:
         ForwardingSink(sink).use_checkpoint(LocalFiles(tmp_path / "two"))
 
 
-def test_the_same_checkpoint_under_any_of_its_names_is_taken_again(tmp_path: Path) -> None:
+def test_the_same_checkpoint_under_any_of_its_names_is_taken_again(tmp_path):
     (tmp_path / "one").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "one")
     sink = WriteAheadSink(print, applies=Applies.NEITHER)
@@ -70,7 +67,7 @@ def test_the_same_checkpoint_under_any_of_its_names_is_taken_again(tmp_path: Pat
         sink.use_checkpoint(LocalFiles(tmp_path / name))
 
 
-def test_a_store_that_workers_do_not_reach_is_refused_unless_the_rows_are_elsewhere(tmp_path: Path) -> None:
+def test_a_store_that_workers_do_not_reach_is_refused_unless_the_rows_are_elsewhere(tmp_path):
     class OfTheDriver(PlainStore):
         def for_workers(self) -> CheckpointFiles:
             raise ConfigurationError("A worker has no JVM.")
@@ -85,7 +82,7 @@ def test_a_store_that_workers_do_not_reach_is_refused_unless_the_rows_are_elsewh
     pickle.dumps(elsewhere)
 
 
-def test_a_folder_of_rows_that_cannot_be_opened_is_called_by_its_own_setting() -> None:
+def test_a_folder_of_rows_that_cannot_be_opened_is_called_by_its_own_setting():
     def open_folder(url: str) -> CheckpointFiles:
         raise ConfigurationError(f"checkpoint={url!r} cannot be written to.", setting="checkpoint")
 
@@ -94,7 +91,7 @@ def test_a_folder_of_rows_that_cannot_be_opened_is_called_by_its_own_setting() -
     assert refused.value.details == {"setting": "folder"}
 
 
-def test_a_path_that_depends_on_the_working_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_that_depends_on_the_working_folder_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for given in (str(tmp_path / "one"), f"file:{tmp_path}/one"):
         ExactlyOnce(WriteAheadSink(print, applies=Applies.NEITHER), checkpoint=given)

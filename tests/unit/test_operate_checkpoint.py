@@ -59,7 +59,7 @@ def commit(batch: int, token: Token) -> Record:
 
 
 @pytest.fixture
-def decided(tmp_path: Path) -> Path:
+def decided(tmp_path) -> Path:
     return checkpoint_of(tmp_path / "checkpoint", decided=3, begun=3, finished=2)
 
 
@@ -79,9 +79,7 @@ def told(*words: str | Path) -> Any:
         ({"decided": 3, "begun": 3, "finished": 2}, 3, "decided, and may not be finished", "commits"),
     ],
 )
-def test_the_newest_batch_and_the_next_start_are_shown(
-    tmp_path: Path, batches: dict[str, int], batch: int, state: str, next_start: str
-) -> None:
+def test_the_newest_batch_and_the_next_start_are_shown(tmp_path, batches, batch, state, next_start):
     found = told("show", checkpoint_of(tmp_path / "checkpoint", **batches), "--moved")
     newest = found["newest"]
     assert (found["query"], newest["batch"], newest["state"], found["next_start"]) == (QUERY, batch, state, next_start)
@@ -98,7 +96,7 @@ def test_the_newest_batch_and_the_next_start_are_shown(
         )
 
 
-def test_nothing_is_changed_and_nothing_is_made(decided: Path, tmp_path: Path) -> None:
+def test_nothing_is_changed_and_nothing_is_made(decided, tmp_path):
     before = sorted((str(path), path.stat().st_mtime_ns) for path in decided.rglob("*"))
     for command in ("show", "history", "check"):
         assert run(command, decided, "--format", "yaml").stdout
@@ -109,7 +107,7 @@ def test_nothing_is_changed_and_nothing_is_made(decided: Path, tmp_path: Path) -
     assert [path.name for path in (tmp_path / "fresh").iterdir()] == ["metadata"]
 
 
-def test_the_history_has_every_record_in_order(decided: Path) -> None:
+def test_the_history_has_every_record_in_order(decided):
     found = told("history", decided)
     assert [(one["position"], one["kind"], one["batch"]) for one in found] == [
         *((0, "claim", None), (1, "commit", 0), (2, "commit", 1), (3, "commit", 2)),
@@ -131,7 +129,7 @@ def test_the_history_has_every_record_in_order(decided: Path) -> None:
     assert (missing.exit_code, "It has batches 0 to 3." in missing.stderr) == (1, True)
 
 
-def test_a_copy_is_refused_unless_it_was_moved(decided: Path) -> None:
+def test_a_copy_is_refused_unless_it_was_moved(decided):
     refused = run("check", decided, "--format", "yaml")
     assert refused.exit_code == 1
     last = yaml.safe_load(refused.stdout)[-1]
@@ -149,7 +147,7 @@ def test_a_copy_is_refused_unless_it_was_moved(decided: Path) -> None:
         ("metadata", "Spark's checkpoint", "does not hold a query's id"),
     ],
 )
-def test_a_damaged_file_is_found(decided: Path, broken: str, check: str, said: str) -> None:
+def test_a_damaged_file_is_found(decided, broken, check, said):
     (decided / broken).write_bytes(b"sparkonce")
     done = run("check", decided, "--moved", "--format", "json")
     last = json.loads(done.stdout)[-1]
@@ -160,7 +158,7 @@ def test_a_damaged_file_is_found(decided: Path, broken: str, check: str, said: s
 
 
 @pytest.mark.parametrize("position", [0, 2])
-def test_a_record_that_a_copy_lacks_is_named(decided: Path, position: int) -> None:
+def test_a_record_that_a_copy_lacks_is_named(decided, position):
     """Without this record, the log would seem to end there or to be empty."""
     records = decided / "sparkonce" / "records"
     newest = max(int(path.name) for path in records.iterdir())
@@ -180,14 +178,14 @@ def test_a_record_that_a_copy_lacks_is_named(decided: Path, position: int) -> No
         (["metadata"], "and the checkpoint to no query: the checkpoint was deleted"),
     ],
 )
-def test_an_older_spark_part_is_refused_as_the_start_refuses_it(decided: Path, missing: list[str], said: str) -> None:
+def test_an_older_spark_part_is_refused_as_the_start_refuses_it(decided, missing, said):
     for name in missing:
         (decided / name).unlink()
     last = json.loads(run("check", decided, "--moved", "--format", "json").stdout)[-1]
     assert (last["ok"], said in last["says"]) == (False, True), last
 
 
-def test_a_part_of_spark_that_differs_from_the_log_is_refused(decided: Path) -> None:
+def test_a_part_of_spark_that_differs_from_the_log_is_refused(decided):
     offsets = decided / "offsets" / "3"
     offsets.write_text(offsets.read_text().replace('"1":4', '"1":5'))
     last = json.loads(run("check", decided, "--moved", "--format", "json").stdout)[-1]
@@ -203,7 +201,7 @@ def test_a_part_of_spark_that_differs_from_the_log_is_refused(decided: Path) -> 
 
 
 @pytest.mark.parametrize("command", ["show", "history", "check"])
-def test_a_folder_that_is_no_checkpoint_is_said_without_a_traceback(command: str, tmp_path: Path) -> None:
+def test_a_folder_that_is_no_checkpoint_is_said_without_a_traceback(command, tmp_path):
     done = run(command, tmp_path)
     assert (done.exit_code, done.stdout) == (1, "")
     assert "is not a checkpoint" in done.stderr

@@ -71,11 +71,11 @@ class Scene(World):
 
 
 @pytest.fixture
-def scene(tmp_path: Path) -> Scene:
+def scene(tmp_path) -> Scene:
     return Scene(tmp_path)
 
 
-def test_more_cannot_be_accepted_than_is_finished_and_nothing_is_claimed(scene: Scene) -> None:
+def test_more_cannot_be_accepted_than_is_finished_and_nothing_is_claimed(scene):
     scene.die_at(Phase.FINISHING)
     before = read_log(DecisionLog(LocalFiles(scene.checkpoint))).end
     with pytest.raises(ConfigurationError, match="batch 1 is next"):
@@ -86,7 +86,7 @@ def test_more_cannot_be_accepted_than_is_finished_and_nothing_is_claimed(scene: 
 @pytest.mark.parametrize(
     "phase", [*DECIDED, *(Phase.CLAIMING, Phase.SWEEPING, Phase.WRITING, Phase.VALIDATING, Phase.DECIDING)]
 )
-def test_all_ends_and_the_query_goes_on(scene: Scene, phase: Phase) -> None:
+def test_all_ends_and_the_query_goes_on(scene, phase):
     scene.die_at(phase)
     done = scene.resolve()
     decided = phase in DECIDED
@@ -97,7 +97,7 @@ def test_all_ends_and_the_query_goes_on(scene: Scene, phase: Phase) -> None:
     assert scene.go_on() == numbers(0, BATCH, BATCH + 1)
 
 
-def test_it_may_be_done_again_and_again(scene: Scene) -> None:
+def test_it_may_be_done_again_and_again(scene):
     scene.die_at(Phase.FINISHING)
     assert "An operator's command" not in read_checkpoint(LocalFiles(scene.checkpoint)).says
     assert [scene.resolve().batch for _ in range(3)] == [BATCH] * 3
@@ -109,7 +109,7 @@ def test_it_may_be_done_again_and_again(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("lost", [1, SLOTS])
-def test_what_is_lost_is_told_and_left_to_the_query(scene: Scene, lost: int) -> None:
+def test_what_is_lost_is_told_and_left_to_the_query(scene, lost):
     scene.die_at(Phase.FINISHING)
     prepared = [number for number, state in scene.server.transactions().items() if state is TransactionState.PREPARED]
     for number in prepared[:lost]:
@@ -120,7 +120,7 @@ def test_what_is_lost_is_told_and_left_to_the_query(scene: Scene, lost: int) -> 
     assert scene.go_on() == numbers(0, BATCH, BATCH + 1)
 
 
-def test_a_copy_is_refused_and_one_that_was_moved_keeps_its_place_in_the_log(scene: Scene, tmp_path: Path) -> None:
+def test_a_copy_is_refused_and_one_that_was_moved_keeps_its_place_in_the_log(scene, tmp_path):
     scene.die_at(Phase.FINISHING)
     before, copy = scene.view(), tmp_path.parent / f"{tmp_path.name}-copy"
     shutil.copytree(tmp_path, copy)
@@ -132,7 +132,7 @@ def test_a_copy_is_refused_and_one_that_was_moved_keeps_its_place_in_the_log(sce
     assert scene.view() == before
 
 
-def test_a_batch_that_spark_has_not_kept_is_committed_as_it_was_decided(scene: Scene) -> None:
+def test_a_batch_that_spark_has_not_kept_is_committed_as_it_was_decided(scene):
     scene.die_at(Phase.FINISHING)
     (scene.checkpoint / "offsets" / str(BATCH)).unlink()
     with pytest.raises(ConfigurationError, match="has to be committed"):
@@ -148,7 +148,7 @@ def refused_before_the_claim(scene: Scene, call: Callable[[], object], said: str
     assert (scene.view(), scene.unfinished()) == (before, open_ones)
 
 
-def test_what_cannot_be_ended_is_refused_before_the_claim(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_ended_is_refused_before_the_claim(scene, monkeypatch):
     scene.add("more")
     scene.die_at(Phase.FINISHING)
     files, one = LocalFiles(scene.checkpoint), {"memory": scene.sinks()["memory"]}
@@ -159,7 +159,7 @@ def test_what_cannot_be_ended_is_refused_before_the_claim(scene: Scene, monkeypa
     refused_before_the_claim(scene, scene.resolve, "could not read a record")
 
 
-def test_a_folder_without_a_log_is_refused_and_gets_none(tmp_path: Path, scene: Scene) -> None:
+def test_a_folder_without_a_log_is_refused_and_gets_none(tmp_path, scene):
     fresh = tmp_path / "fresh"
     fresh.mkdir()
     (fresh / "metadata").write_text(json.dumps({"id": QUERY}))
@@ -187,7 +187,7 @@ def decide(scene: Scene, driver: RunDriver, batch: int) -> None:
     scene.done(batch)
 
 
-def test_a_driver_that_goes_on_meanwhile_is_caught_up_with(scene: Scene) -> None:
+def test_a_driver_that_goes_on_meanwhile_is_caught_up_with(scene):
     driver = scene.start()
     decide(scene, driver, BATCH)
     slow = Slow(scene, lambda check: decide(scene, driver, BATCH + check))
@@ -198,7 +198,7 @@ def test_a_driver_that_goes_on_meanwhile_is_caught_up_with(scene: Scene) -> None
         scene.run(driver, BATCH + 2)
 
 
-def test_a_query_that_is_claimed_again_and_again_is_told_and_left_alone(scene: Scene) -> None:
+def test_a_query_that_is_claimed_again_and_again_is_told_and_left_alone(scene):
     slow = Slow(scene, lambda check: decide(scene, scene.start(), check))
     with pytest.raises(PreflightError, match=r"keeps advancing: .* 5 times") as refused:
         resolve(LocalFiles(scene.checkpoint), {"memory": slow}, patience_s=0.0)
@@ -206,7 +206,7 @@ def test_a_query_that_is_claimed_again_and_again_is_told_and_left_alone(scene: S
     assert scene.view().newest_decision.token == scene.newest().token
 
 
-def test_a_commit_is_told_even_if_the_sweep_after_it_fails(scene: Scene) -> None:
+def test_a_commit_is_told_even_if_the_sweep_after_it_fails(scene):
     scene.die_at(Phase.WRITING)
     scene.die_at(Phase.FINISHING)
     scene.server.begin(scene.server.owners_of(scene.server.transactions())[0])

@@ -61,23 +61,21 @@ def view(*, void: tuple[tuple[str, int], ...] = ()) -> LogView:
         (orphan(), None, LogVerdict.NOT_KNOWN),
     ],
 )
-def test_the_log_says_what_is_to_come(found: Orphan, log: LogView | None, verdict: LogVerdict) -> None:
+def test_the_log_says_what_is_to_come(found, log, verdict):
     assert judge("orders", found, log).verdict is verdict
 
 
 @pytest.mark.parametrize(
     ("copy", "log", "batch", "slot"), [(COPY, view(), 5, 0), (OTHER, view(), -1, -1), (COPY, None, -1, -1)]
 )
-def test_the_log_says_which_batch_a_decided_transaction_is_of(
-    copy: str, log: LogView | None, batch: int, slot: int
-) -> None:
+def test_the_log_says_which_batch_a_decided_transaction_is_of(copy, log, batch, slot):
     """Kafka's ids do not contain it."""
     told = judge("orders", replace(orphan(batch=-1, copy=copy), slot=-1), log).plain()
     assert (told["batch"], told["slot"]) == (batch, slot)
 
 
 @pytest.mark.parametrize(("producer_id", "epoch", "is_it"), [(11, 3, True), (11, 4, False), (12, 3, False)])
-def test_a_transaction_of_kafka_is_known_by_producer_and_epoch(producer_id: int, epoch: int, is_it: bool) -> None:
+def test_a_transaction_of_kafka_is_known_by_producer_and_epoch(producer_id, epoch, is_it):
     name = f"orders.{SHORT}.7-1460936b.cccccccccccc-1"
     found = KafkaOrphan(
         kind="open",
@@ -102,7 +100,7 @@ def systems_of(tmp_path: Path, text: str, environment: dict[str, str] | None = N
     return list(read_file(str(tmp_path / "systems.yaml"), environment or {}).systems.values())
 
 
-def test_a_file_names_systems_and_takes_secrets_from_the_environment(tmp_path: Path) -> None:
+def test_a_file_names_systems_and_takes_secrets_from_the_environment(tmp_path):
     text = """
 systems:
   kafka:
@@ -146,7 +144,7 @@ systems:
         ("systems: {redis: {host: cache, password: very-secret}}", "has the settings ['host', 'password']"),
     ],
 )
-def test_a_file_that_is_wrong_is_refused_without_its_values(tmp_path: Path, text: str, said: str) -> None:
+def test_a_file_that_is_wrong_is_refused_without_its_values(tmp_path, text, said):
     with pytest.raises(ConfigurationError) as refused:
         systems_of(tmp_path, text)
     assert said in str(refused.value)
@@ -154,7 +152,7 @@ def test_a_file_that_is_wrong_is_refused_without_its_values(tmp_path: Path, text
     assert "very-secret" not in str(refused.value)
 
 
-def test_without_a_file_the_environment_names_systems(tmp_path: Path) -> None:
+def test_without_a_file_the_environment_names_systems(tmp_path):
     found = read_file(environment={"SPARKONCE_REDIS": "redis://cache", "SPARKONCE_FILES": "path=/data"}).systems
     assert [(name, one.settings) for name, one in found.items()] == [
         ("files", "path=/data"),
@@ -187,7 +185,7 @@ RECORDED = LogView(
 )
 
 
-def test_sinks_are_made_with_what_the_log_knows_of_them(tmp_path: Path) -> None:
+def test_sinks_are_made_with_what_the_log_knows_of_them(tmp_path):
     text = """
 systems:
   kafka: {bootstrap.servers: broker:9092}
@@ -216,7 +214,7 @@ sinks:
     assert (postgres.commits_schema, postgres.prefix) == ("markers", "shop.postgres.staged")
 
 
-def test_two_queries_with_a_sink_of_the_same_name_share_a_file(tmp_path: Path) -> None:
+def test_two_queries_with_a_sink_of_the_same_name_share_a_file(tmp_path):
     (tmp_path / "systems.yaml").write_text(f"""
 systems:
   db: {{system: postgres, conninfo: host=db}}
@@ -244,14 +242,14 @@ queries:
         ("{postgres.staged: {system: db, table: t, tabel: t}}", "cannot be created"),
     ],
 )
-def test_a_sink_that_is_wrong_is_named(tmp_path: Path, sinks: str, said: str) -> None:
+def test_a_sink_that_is_wrong_is_named(tmp_path, sinks, said):
     (tmp_path / "systems.yaml").write_text(f"systems: {{db: {{system: postgres, conninfo: host=db}}}}\nsinks: {sinks}")
     with pytest.raises(ConfigurationError) as refused:
         sinks_of(read_file(str(tmp_path / "systems.yaml"), {}), RECORDED)
     assert said in str(refused.value)
 
 
-def test_a_sink_that_the_newest_run_does_not_have_any_more_can_be_named() -> None:
+def test_a_sink_that_the_newest_run_does_not_have_any_more_can_be_named():
     assert "kafka.direct" not in sinks_to_finish(RECORDED) >= {"kafka", "files", "redis", "postgres.staged"}
     older = Run(token=OLDER, query=QUERY, sinks=(("gone", (("prefix", "a"),)), ("kept", (("prefix", "b"),))))
     newest = Run(token=NEWEST, query=QUERY, sinks=(("kept", (("prefix", "c"),)),))

@@ -53,7 +53,7 @@ def decimals(draw: Any) -> tuple[pa.Array, list[Decimal | None]]:
 
 
 @given(decimals())
-def test_decimals_keep_every_digit(given_: tuple[pa.Array, list[Decimal | None]]) -> None:
+def test_decimals_keep_every_digit(given_):
     def decimal_of(value: bytes) -> Decimal:
         """Parses it like the server's ``numeric_recv``."""
         count, weight, sign, scale = struct.unpack_from(">hhHh", value)
@@ -78,9 +78,7 @@ def test_decimals_keep_every_digit(given_: tuple[pa.Array, list[Decimal | None]]
     st.integers(0, 5),
     st.sampled_from([10, 10**9]),
 )
-def test_nulls_texts_and_slices_stand_where_they_belong(
-    rows: list[tuple[int | None, str | None, bool | None]], cut: int, piece_bytes: int
-) -> None:
+def test_nulls_texts_and_slices_stand_where_they_belong(rows, cut, piece_bytes):
     before = encode_module.LARGEST_PIECE_BYTES
     encode_module.LARGEST_PIECE_BYTES = piece_bytes
     try:
@@ -101,7 +99,7 @@ def test_nulls_texts_and_slices_stand_where_they_belong(
     assert found == wanted
 
 
-def test_types_that_nobody_has_heard_of_are_refused() -> None:
+def test_types_that_nobody_has_heard_of_are_refused():
     with pytest.raises(SchemaError, match="Column 'x' is uint8, and in the table int4"):
         encoder("x", pa.uint8(), ServerType(shown="int4", name="int4"))
 

@@ -22,7 +22,7 @@ LONGEST = TransactionName(
 )
 
 
-def test_the_longest_names_fit_what_the_server_keeps() -> None:
+def test_the_longest_names_fit_what_the_server_keeps():
     assert len(str(LONGEST).encode()) < 200
     assert len(str(BackendName.of(LONGEST))) == 63
     assert len(staging_table(LONGEST)) <= 63
@@ -37,11 +37,11 @@ def test_the_longest_names_fit_what_the_server_keeps() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "psql", "sparkonce", "so.x", str(BackendName.of(LONGEST))[:-1], f" {LONGEST}"])
-def test_other_peoples_sessions_are_nobodys(text: str) -> None:
+def test_other_peoples_sessions_are_nobodys(text):
     assert BackendName.parse(text) is None
 
 
-def test_a_target_is_read_back_as_it_was_written_down() -> None:
+def test_a_target_is_read_back_as_it_was_written_down():
     target = Target(schema="s", table='t"', mode="upsert", keys=("a", "b"), on_conflict="nothing")
     assert Target.from_text(target.to_text(("a", "b", "c"))) == (target, ("a", "b", "c"))
     for broken in ("", "{}", "[]", '{"columns": [], "keys": [], "other": 1}'):
@@ -57,7 +57,7 @@ def test_a_target_is_read_back_as_it_was_written_down() -> None:
         assert fields.read({**fields.write(one), **other} if other else {}) is None
 
 
-def test_libpqs_settings_are_filled_up_and_never_shown() -> None:
+def test_libpqs_settings_are_filled_up_and_never_shown():
     to = Conninfo.of("postgresql://u:secret@h:1/d?connect_timeout=3")
     known = dict(to.settings)
     assert (known["password"], known["connect_timeout"], known["client_encoding"]) == ("secret", "3", "UTF8")
@@ -67,13 +67,13 @@ def test_libpqs_settings_are_filled_up_and_never_shown() -> None:
         Conninfo.of({"client_encoding": "latin1"})
 
 
-def test_conditions_say_what_each_way_asks_of_the_server_and_its_readers() -> None:
+def test_conditions_say_what_each_way_asks_of_the_server_and_its_readers():
     staged, two_phase = (PostgresSink("dbname=x", table="t", commit=one) for one in ("staged", "two_phase"))
     assert any("unique index" in one for one in staged.conditions())
     assert any("max_prepared_transactions" in one for one in two_phase.conditions())
 
 
-def test_a_pooler_of_statements_is_refused_and_a_pooler_without_a_server_is_not_taken_for_one() -> None:
+def test_a_pooler_of_statements_is_refused_and_a_pooler_without_a_server_is_not_taken_for_one():
     request = Mock(conninfo="host=pooler")
     words = "transaction blocks not allowed in statement pooling mode"
     refusing = Mock(**{"execute.side_effect": ProtocolViolation(words)})
@@ -104,11 +104,11 @@ def is_warned_of(caplog: pytest.LogCaptureFixture, **given: bytes) -> bool:
         (b"db", True),
     ],
 )
-def test_only_other_machines_are_warned_of(caplog: pytest.LogCaptureFixture, host: bytes, warned: bool) -> None:
+def test_only_other_machines_are_warned_of(caplog, host, warned):
     assert is_warned_of(caplog, host=host, sslmode=b"prefer") is warned
 
 
-def test_a_server_that_must_prove_who_it_is_is_not(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_server_that_must_prove_who_it_is_is_not(caplog):
     assert not is_warned_of(caplog, host=b"db", sslmode=b"verify-full")
 
     caplog.clear()

@@ -35,7 +35,7 @@ def error(code: str) -> psycopg.Error:
         ),
     ],
 )
-def test_each_code_has_its_outcome_and_a_sentence(code: str, outcome: Outcome) -> None:
+def test_each_code_has_its_outcome_and_a_sentence(code, outcome):
     found = finished(error(code))
     assert found.outcome is outcome
     assert found.reason.startswith(f"{code} " if code else "connection failed: why.")
@@ -44,7 +44,7 @@ def test_each_code_has_its_outcome_and_a_sentence(code: str, outcome: Outcome) -
 
 
 @pytest.mark.parametrize("code", ["", "22021", "23505", "25P03", "53200", "55P03", "57P01", "P0001", "XX000"])
-def test_a_copy_that_cannot_be_prepared_says_what_to_do(code: str) -> None:
+def test_a_copy_that_cannot_be_prepared_says_what_to_do(code):
     found = prepare_error(error(code), "batch 1, slot 2")
     assert found.message.startswith("batch 1, slot 2: ")
     assert found.next_step

@@ -1,6 +1,3 @@
-from __future__ import annotations
-
-from pathlib import Path
 from unittest.mock import MagicMock
 
 import pytest
@@ -8,9 +5,7 @@ import pytest
 from sparkonce_pravega import compiled
 
 
-def test_a_jar_that_could_not_be_added_is_added_by_the_next_call(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_jar_that_could_not_be_added_is_added_by_the_next_call(tmp_path, monkeypatch):
     monkeypatch.setattr(compiled, "_compiled", lambda jvm: {"A.class": b"code"})
     spark = MagicMock()
     spark.sparkContext._temp_dir = str(tmp_path)

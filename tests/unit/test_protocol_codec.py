@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sparkonce.protocol import codec
 from sparkonce.protocol.handles import Handle, transaction_fields
 from sparkonce.protocol.ownership import Token
-from sparkonce.protocol.view import Amend, Claim, Commit, Floor, LogView, Record, Run, Void
+from sparkonce.protocol.view import Amend, Claim, Commit, Floor, LogView, Run, Void
 
 names = st.text(min_size=1, max_size=12)
 hexadecimal = st.text("0123456789abcdef", min_size=8, max_size=8)
@@ -82,14 +82,14 @@ FLOOR = codec.encode_floor(Floor(4, (Run(token=Token(3, "0a1b2c3d"), query="q", 
     | voids,
     st.integers(0, 2**53),
 )
-def test_a_record_is_read_as_it_was_written(record: Record, at_ms: int) -> None:
+def test_a_record_is_read_as_it_was_written(record, at_ms):
     data = codec.encode_record(record, at_ms=at_ms)
     assert codec.decode_record(data) == record
     assert codec.decided_at_ms(data) == at_ms
 
 
 @given(voids, st.integers(0, 2**53))
-def test_only_what_older_libraries_do_not_know_is_in_a_newer_format(void: Void, at_ms: int) -> None:
+def test_only_what_older_libraries_do_not_know_is_in_a_newer_format(void, at_ms):
     assert codec.encode_record(void, at_ms=at_ms).startswith(b"sparkonce record 2 ")
     assert WRITTEN.startswith(b"sparkonce record 1 ")
     decision = LogView(runs=(Run(token=void.token, query=void.query),)).apply(0, void).newest_decision
@@ -109,12 +109,12 @@ def test_only_what_older_libraries_do_not_know_is_in_a_newer_format(void: Void, 
         st.lists(st.builds(Run, token=tokens, query=names, sinks=facts, sources=topics), max_size=3).map(tuple),
     )
 )
-def test_a_floor_is_read_as_it_was_written(floor: Floor) -> None:
+def test_a_floor_is_read_as_it_was_written(floor):
     assert codec.decode_floor(codec.encode_floor(floor)) == floor
 
 
 @pytest.mark.parametrize("data", [WRITTEN, FLOOR], ids=["record", "floor"])
-def test_a_torn_file_is_refused(data: bytes) -> None:
+def test_a_torn_file_is_refused(data):
     decode = codec.decode_record if data is WRITTEN else codec.decode_floor
     for length in range(len(data)):
         with pytest.raises(codec.Unreadable):
@@ -122,7 +122,7 @@ def test_a_torn_file_is_refused(data: bytes) -> None:
 
 
 @pytest.mark.parametrize("data", [WRITTEN, FLOOR], ids=["record", "floor"])
-def test_a_file_with_one_other_bit_is_refused(data: bytes) -> None:
+def test_a_file_with_one_other_bit_is_refused(data):
     decode = codec.decode_record if data is WRITTEN else codec.decode_floor
     for place in range(len(data) * 8):
         altered = bytearray(data)
@@ -132,7 +132,7 @@ def test_a_file_with_one_other_bit_is_refused(data: bytes) -> None:
             decode(bytes(altered))
 
 
-def test_a_floor_is_no_record_and_a_record_no_floor() -> None:
+def test_a_floor_is_no_record_and_a_record_no_floor():
     with pytest.raises(codec.Unreadable, match="like a record"):
         codec.decode_record(FLOOR)
     with pytest.raises(codec.Unreadable, match="like a floor"):

@@ -107,16 +107,14 @@ def finishing(*handles: Handle, view: LogView | None = None) -> State:
     ],
     ids=["stale", "gap", "other offsets", "other previous offsets"],
 )
-def test_a_batch_that_the_log_contradicts_is_refused_before_any_claim(
-    asked: on.BatchAsked, view: LogView, reason: StopReason, says: str
-) -> None:
+def test_a_batch_that_the_log_contradicts_is_refused_before_any_claim(asked, view, reason, says):
     state, effect = begun(asked, view)
     assert effect.reason is reason
     assert re.search(says, effect.message)
     assert (state.phase, state.token) == (Phase.STOPPED, None)
 
 
-def test_what_a_log_may_begin_with() -> None:
+def test_what_a_log_may_begin_with():
     _, effect = begun(asks(2, previous=None), log(0, 1))
     assert isinstance(effect, do.Put)
 
@@ -131,7 +129,7 @@ def test_what_a_log_may_begin_with() -> None:
     assert state.token is None
 
 
-def test_what_was_refused_by_the_first_look_is_refused_by_the_second() -> None:
+def test_what_was_refused_by_the_first_look_is_refused_by_the_second():
     state, effect = begun(asks(2), log(0, 1))
     standing = decided(2, handle(0))
     state, effect = step(state, on.PutTaken(position=3, standing=standing, floor=NONE))
@@ -140,7 +138,7 @@ def test_what_was_refused_by_the_first_look_is_refused_by_the_second() -> None:
     assert effect.reason is StopReason.STALE
 
 
-def test_a_run_sweeps_all_older_runs_and_only_those_once_it_has_claimed() -> None:
+def test_a_run_sweeps_all_older_runs_and_only_those_once_it_has_claimed():
     state, effect = begun(asks(2), log(0, 1))
     assert effect == do.Put(position=3, record=MINE, contested=0)
     state, effect = step(state, on.PutLanded(position=3, floor=NONE))
@@ -155,7 +153,7 @@ def test_a_run_sweeps_all_older_runs_and_only_those_once_it_has_claimed() -> Non
     assert effect.contested == 2
 
 
-def test_a_claim_whose_reply_was_lost_is_put_again_and_found() -> None:
+def test_a_claim_whose_reply_was_lost_is_put_again_and_found():
     state, _ = begun(asks(0), log())
     state, effect = step(state, on.PutUnknown(position=1))
     assert effect == do.Put(position=1, record=MINE)
@@ -174,7 +172,7 @@ def test_a_claim_whose_reply_was_lost_is_put_again_and_found() -> None:
     assert "No space left on device" in effect.message
 
 
-def test_a_decided_batch_is_finished_and_run_into_nothing() -> None:
+def test_a_decided_batch_is_finished_and_run_into_nothing():
     state, _ = begun(asks(1), log(0, 1))
     state, effect = claimed(state, 3)
     assert effect == do.Finish(batch=1, handles=(handle(0), handle(1)), attempt=0)
@@ -191,7 +189,7 @@ def test_a_decided_batch_is_finished_and_run_into_nothing() -> None:
     assert effect == do.RunIntoNothing(batch=0)
 
 
-def test_the_decision_holds_every_handle_in_order() -> None:
+def test_the_decision_holds_every_handle_in_order():
     _, effect = prepared(writing(log(), 0), handle(1), empty(2), handle(0))
     assert isinstance(effect.record, Commit)
     assert effect.position == 2
@@ -200,7 +198,7 @@ def test_the_decision_holds_every_handle_in_order() -> None:
 
 
 @pytest.mark.parametrize("is_prepared", [True, False])
-def test_what_a_system_was_away_for_is_written_again(is_prepared: bool) -> None:
+def test_what_a_system_was_away_for_is_written_again(is_prepared):
     state = writing(log(), 0)
     for _ in range(2):
         if is_prepared:
@@ -211,7 +209,7 @@ def test_what_a_system_was_away_for_is_written_again(is_prepared: bool) -> None:
     assert effect.record.handles == (handle(0, epoch=1),)
 
 
-def test_lost_rows_are_looked_for_again_where_the_write_elsewhere_is_repeated() -> None:
+def test_lost_rows_are_looked_for_again_where_the_write_elsewhere_is_repeated():
     state = finishing(handle(0), handle(1, fingerprint=22))
     state, _ = step(state, on.HandlesFinished(outcomes=(Outcome.COMMITTED, Outcome.LOST)))
     state, _ = step(state, on.LogRead(view=state.view))
@@ -228,7 +226,7 @@ def test_lost_rows_are_looked_for_again_where_the_write_elsewhere_is_repeated() 
     assert effect == do.Write(batch=0, sinks=("out",), only=frozenset({("out", 1)}), attempt=Attempt.ELSEWHERE)
 
 
-def test_a_decision_in_doubt_is_settled_or_undoes_nothing() -> None:
+def test_a_decision_in_doubt_is_settled_or_undoes_nothing():
     state, put = prepared(writing(log(), 0), handle(0))
     assert isinstance(put, do.Put)
     state, effect = step(state, on.PutUnknown(position=2))
@@ -251,7 +249,7 @@ def test_a_decision_in_doubt_is_settled_or_undoes_nothing() -> None:
     assert effect.reason is StopReason.UNKNOWN
 
 
-def test_a_decision_that_does_not_stand_is_undone() -> None:
+def test_a_decision_that_does_not_stand_is_undone():
     state, _ = prepared(writing(log(), 0), handle(0))
     state, effect = step(state, on.PutRefused(position=2, reason="No space left on device"))
     assert effect == do.Abort(handles=(handle(0),))
@@ -276,14 +274,14 @@ def test_a_decision_that_does_not_stand_is_undone() -> None:
 
 
 @pytest.mark.parametrize("doubtful", [Outcome.RETRY, Outcome.UNKNOWN])
-def test_unknown_is_never_healed(doubtful: Outcome) -> None:
+def test_unknown_is_never_healed(doubtful):
     state = finishing(handle(0), handle(1))
     _, effect = step(state, on.HandlesFinished(outcomes=(Outcome.LOST, doubtful), deadline_passed="after 300 s"))
     assert effect.reason is StopReason.UNKNOWN
     assert dict(effect.details) == {"handles": (("out", 1),)}
 
 
-def test_a_loss_is_judged_by_the_log_as_it_is_now() -> None:
+def test_a_loss_is_judged_by_the_log_as_it_is_now():
     state = finishing(handle(0), handle(1))
     state, effect = step(state, on.HandlesFinished(outcomes=(Outcome.LOST, Outcome.COMMITTED)))
     assert effect == do.ReadLog(view=state.view)
@@ -292,7 +290,7 @@ def test_a_loss_is_judged_by_the_log_as_it_is_now() -> None:
     assert effect.reason is StopReason.SUPERSEDED
 
 
-def test_of_a_partial_loss_only_the_lost_is_written_again() -> None:
+def test_of_a_partial_loss_only_the_lost_is_written_again():
     state = finishing(handle(0), handle(1))
     state, _ = step(state, on.HandlesFinished(outcomes=(Outcome.COMMITTED, Outcome.LOST)))
     state, effect = step(state, on.LogRead(view=state.view))
@@ -309,7 +307,7 @@ def damaged_once(*others: Outcome) -> tuple[State, Effect]:
     return step(state, on.HandlesFinished(outcomes=(*others, Outcome.DAMAGED)))
 
 
-def test_the_next_run_aborts_what_is_void_and_commits_the_rest() -> None:
+def test_the_next_run_aborts_what_is_void_and_commits_the_rest():
     state, effect = damaged_once(Outcome.COMMITTED)
     view = state.view.apply(state.view.end, effect.record)
     state, _ = begun(asks(0), view)
@@ -330,7 +328,7 @@ def test_the_next_run_aborts_what_is_void_and_commits_the_rest() -> None:
     assert (effect.reason, dict(effect.details)) == (StopReason.UNKNOWN, {"handles": (("out", 0),)})
 
 
-def test_a_void_record_in_doubt_aborts_nothing() -> None:
+def test_a_void_record_in_doubt_aborts_nothing():
     state, put = damaged_once(Outcome.COMMITTED)
     _, effect = step(state, on.PutRefused(position=put.position, reason="full"))
     assert effect.reason is StopReason.UNWRITABLE
@@ -344,7 +342,7 @@ def test_a_void_record_in_doubt_aborts_nothing() -> None:
 
 
 @pytest.mark.parametrize("phase", Phase)
-def test_an_event_that_a_phase_does_not_expect_is_refused(phase: Phase) -> None:
+def test_an_event_that_a_phase_does_not_expect_is_refused(phase):
     events = (
         asks(0),
         on.LogRead(view=LogView()),
@@ -375,7 +373,7 @@ def test_an_event_that_a_phase_does_not_expect_is_refused(phase: Phase) -> None:
             step(State(claim=MINE, phase=phase), event)
 
 
-def test_a_run_that_has_stopped_stays_stopped() -> None:
+def test_a_run_that_has_stopped_stays_stopped():
     state, effect = step(State(claim=MINE, phase=Phase.STOPPED), asks(0))
     assert effect.reason is StopReason.STOPPED
     assert state.phase is Phase.STOPPED

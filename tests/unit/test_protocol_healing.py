@@ -29,7 +29,7 @@ def _handle(sink: str, slot: int, evidence: Evidence, when: str) -> Handle:
 
 @pytest.mark.parametrize("order", list(permutations(range(4))))
 @pytest.mark.parametrize("lost", [0, 1, 3])
-def test_lost_rows_are_found_in_every_order(order: tuple[int, ...], lost: int) -> None:
+def test_lost_rows_are_found_in_every_order(order, lost):
     recorded_handles = ((2, 7), (2, 8), (0, 0), (2, 7))
     record, keys = recorded(*recorded_handles), {("a", lost)}
     counted = replayed(*(recorded_handles[place] for place in order))
@@ -44,7 +44,7 @@ def test_lost_rows_are_found_in_every_order(order: tuple[int, ...], lost: int) -
     assert plan.handles[lost]["id"] == f"a-{where[1]}-again"
 
 
-def test_sinks_are_looked_at_by_themselves() -> None:
+def test_sinks_are_looked_at_by_themselves():
     evidence = ((1, 1), (1, 1), (1, 2))
     for lost in range(3):
         assert heal(recorded(*evidence), replayed(*evidence), {("a", lost)}, ["a"]).write == {("a", lost)}
@@ -57,7 +57,7 @@ def test_sinks_are_looked_at_by_themselves() -> None:
     assert heal(recorded((2, 7), (2, 8)), again, {("a", 0)}, ["a"]).write == {("a", 0)}
 
 
-def test_a_sink_that_is_lost_as_a_whole_may_have_other_slots() -> None:
+def test_a_sink_that_is_lost_as_a_whole_may_have_other_slots():
     record = [*recorded((2, 7), (2, 8)), *recorded((2, 7), (2, 8), sink="b")]
     lost: set[Key] = {("a", 0), ("a", 1)}
     spread = [*replayed((0, 0), (1, 7), (3, 8), written=[1, 2]), *replayed((0, 0), (1, 7), (3, 8), sink="b")]
@@ -83,14 +83,14 @@ def test_a_sink_that_is_lost_as_a_whole_may_have_other_slots() -> None:
     ],
     ids=["a slot less", "other rows", "rows twice", "an empty slot more", "together", "a slot more, in another order"],
 )
-def test_other_rows_or_slots_are_refused(again: tuple[Evidence, ...], differing: list[int], same_rows: bool) -> None:
+def test_other_rows_or_slots_are_refused(again, differing, same_rows):
     refusal = heal(recorded((2, 7), (2, 8)), replayed(*again), {("a", 1)}, ["a"])
     assert refusal == HealingRefusal(
         lost=(("a", 1, 2),), differing=tuple(("a", slot) for slot in differing), same_rows=same_rows
     )
 
 
-def test_of_a_sink_that_is_lost_in_part_every_slot_must_be_found_also_beside_one_that_is_lost_whole() -> None:
+def test_of_a_sink_that_is_lost_in_part_every_slot_must_be_found_also_beside_one_that_is_lost_whole():
     record = [*recorded((2, 7), (2, 8)), *recorded((2, 7), (2, 8), sink="b")]
     spread = [*replayed((0, 0), (1, 7), (3, 8)), *replayed((0, 0), (1, 7), (3, 8), sink="b")]
     refusal = heal(record, spread, {("a", 0), ("a", 1), ("b", 1)}, ["a", "b"])
@@ -98,7 +98,7 @@ def test_of_a_sink_that_is_lost_in_part_every_slot_must_be_found_also_beside_one
     assert refusal.same_rows
 
 
-def test_a_sink_that_has_lost_nothing_may_be_spread_otherwise_but_has_the_same_rows() -> None:
+def test_a_sink_that_has_lost_nothing_may_be_spread_otherwise_but_has_the_same_rows():
     record = [*recorded((2, 7), (2, 8)), *recorded((2, 7), (2, 8), sink="b")]
     same = replayed((2, 7), (2, 8))
     assert heal(record, [*same, *replayed((4, 15), sink="b")], {("a", 0)}, ["a", "b"]).write == {("a", 0)}

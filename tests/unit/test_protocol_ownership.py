@@ -48,11 +48,11 @@ names = st.builds(
 
 
 @given(names)
-def test_a_name_is_parsed_to_what_it_was_made_of(one: TransactionName) -> None:
+def test_a_name_is_parsed_to_what_it_was_made_of(one):
     assert TransactionName.parse(str(one)) == one
 
 
-def test_names_belong_to_exactly_one_prefix_query_and_run() -> None:
+def test_names_belong_to_exactly_one_prefix_query_and_run():
     token = Token(3, "0a1b2c3d")
     name = TransactionName(prefix="orders", query=QUERY, token=token, batch=1, slot=2, copy="0" * 12)
     mine = frozenset({token, Token(4, "0a1b2c3d")})
@@ -86,7 +86,7 @@ def an_id(**changes: object) -> TransactionalId:
 
 
 @given(ids)
-def test_an_id_is_parsed_to_what_it_was_made_of(one: TransactionalId) -> None:
+def test_an_id_is_parsed_to_what_it_was_made_of(one):
     assert TransactionalId.parse(str(one)) == one
 
 
@@ -101,7 +101,7 @@ def test_an_id_is_parsed_to_what_it_was_made_of(one: TransactionalId) -> None:
         f"orders.{QUERY[:-1]}.3-0a1b2c3d.000000000000-0",
     ],
 )
-def test_a_foreign_id_is_none(text: str) -> None:
+def test_a_foreign_id_is_none(text):
     assert TransactionalId.parse(text) is None
 
 
@@ -114,13 +114,13 @@ def test_a_foreign_id_is_none(text: str) -> None:
     ],
     ids=str,
 )
-def test_an_id_belongs_to_exactly_its_own(changes: dict[str, object]) -> None:
+def test_an_id_belongs_to_exactly_its_own(changes):
     mine = frozenset({Token(3, "0a1b2c3d")})
     assert an_id().belongs_to("orders", QUERY, mine)
     assert not an_id(**changes).belongs_to("orders", QUERY, mine)
 
 
-def test_lanes_that_are_held_are_not_lent() -> None:
+def test_lanes_that_are_held_are_not_lent():
     pool, first = LanePool().lend(0)
     pool, second = pool.lend(0)
     assert (first, second, pool.lanes) == (0, 1, (HELD, HELD))
@@ -138,14 +138,14 @@ def test_lanes_that_are_held_are_not_lent() -> None:
 
 
 @pytest.mark.parametrize(("batch", "lane"), [(5, 2), (6, 0), (7, 0)])
-def test_a_lane_of_batch_4_is_lent_again_from_batch_6_on(batch: int, lane: int) -> None:
+def test_a_lane_of_batch_4_is_lent_again_from_batch_6_on(batch, lane):
     pool, first = LanePool().lend(4)
     pool, second = pool.give_back(first, 4).lend(5)
     assert pool.give_back(second, 5).lend(batch)[1] == lane
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2)), max_size=40))
-def test_no_lane_carries_two_transactions_within_two_batches(steps: list[tuple[int, int]]) -> None:
+def test_no_lane_carries_two_transactions_within_two_batches(steps):
     """Each step advances by some batches. Then some tasks of the batch take a lane each, and return it."""
     pool, batch = LanePool(), 0
     used: dict[int, int] = {}

@@ -47,7 +47,7 @@ def tidied(view: LogView, keep: int) -> LogView:
     return view.above(view.raised(keep))
 
 
-def test_a_run_further_on_than_the_log() -> None:
+def test_a_run_further_on_than_the_log():
     assert not_in_log(fold(claim(A), commit(0)), [Trace(token=Token(2, "cccccccc"))]) == (
         "run 2-cccccccc has committed rows, its claim is at position 2, and this log ends at 2"
     )
@@ -62,7 +62,7 @@ def test_a_run_further_on_than_the_log() -> None:
     assert not_in_log(view, [Trace(token=Token(0, "cccccccc"))]) != ""
 
 
-def test_runs_that_the_log_may_have_forgotten_do_not_count() -> None:
+def test_runs_that_the_log_may_have_forgotten_do_not_count():
     old = Token(1, "cccccccc")
     below_the_floor = tidied(fold(claim(A), commit(0), commit(1), commit(2)), 1)
     assert not_in_log(below_the_floor, [Trace(token=old)]) == ""
@@ -73,7 +73,7 @@ def test_runs_that_the_log_may_have_forgotten_do_not_count() -> None:
     assert not_in_log(full, [Trace(token=Token(2, "cccccccc"))]) != ""
 
 
-def test_a_commit_that_no_decision_names() -> None:
+def test_a_commit_that_no_decision_names():
     view = fold(claim(A), commit(0, ("x", 0)))
     more = not_in_log(view, [on_lane("x", 0), on_lane("y", 3), on_lane("z", 4)])
     assert more == "no decision in it names 2 of the committed transactions, for example epoch=4 id=z"
@@ -86,7 +86,7 @@ def test_a_commit_that_no_decision_names() -> None:
     assert not_in_log(view, [on_lane("y", 0, token=B)]) != ""
 
 
-def test_what_was_decided_below_the_floor_is_forgotten() -> None:
+def test_what_was_decided_below_the_floor_is_forgotten():
     view = tidied(fold(claim(A), commit(0, ("gone", 0)), commit(1, ("x", 0)), commit(2, ("y", 0))), 2)
     assert not_in_log(view, [on_lane("gone", 0), on_lane("x", 0), on_lane("y", 0)]) == ""
     assert not_in_log(view, [of_batch(0, "gone"), of_batch(1, "x"), of_batch(2, "y")]) == ""
@@ -110,13 +110,13 @@ def test_what_was_decided_below_the_floor_is_forgotten() -> None:
         pytest.param(on_lane("new", 0), False, id="on another lane: it may be older or newer"),
     ],
 )
-def test_what_was_decided_after_the_copy_shows_above_a_floor_too(strange: Trace, refused: bool) -> None:
+def test_what_was_decided_after_the_copy_shows_above_a_floor_too(strange, refused):
     view = tidied(fold(claim(A), commit(0), commit(1, ("x", 0)), commit(2, ("y", 0))), 2)
     assert (not_in_log(view, [strange]) != "") is refused
     assert (not_in_log(view, [on_lane("y", 0), strange]) != "") is refused
 
 
-def test_a_batch_that_a_floor_carries() -> None:
+def test_a_batch_that_a_floor_carries():
     """After a night of failed starts, the floor contains one decided batch that no server has committed yet."""
     newer = Token(3, "bbbbbbbb")
     failed = fold(claim(A), commit(0, ("gone", 0)), commit(1, ("x", 0)), claim(newer))
@@ -127,7 +127,7 @@ def test_a_batch_that_a_floor_carries() -> None:
 
 
 @pytest.mark.parametrize("again", [Amend, Void])
-def test_a_batch_that_a_floor_carries_once_it_is_amended_or_void(again: type[Amend] | type[Void]) -> None:
+def test_a_batch_that_a_floor_carries_once_it_is_amended_or_void(again):
     """The run that wrote the record may end before the server has committed any of it."""
     newer = Token(3, "bbbbbbbb")
     failed = fold(claim(A), commit(0, ("gone", 0)), commit(1, ("x", 0)), claim(newer))
@@ -138,7 +138,7 @@ def test_a_batch_that_a_floor_carries_once_it_is_amended_or_void(again: type[Ame
     assert not_in_log(view, [on_lane("gone", 0), of_batch(0, "gone"), of_batch(1, "x")]) == ""
 
 
-def test_the_log_goes_on_after_the_traces_were_listed() -> None:
+def test_the_log_goes_on_after_the_traces_were_listed():
     """The server shows the last batch that the log forgot. By the time the log is read, it has the next one."""
     before = tidied(fold(claim(A), commit(0, ("x", 0)), commit(1, ("y", 0))), 1)
     after = before.apply(before.end, commit(2, ("x", 1)))

@@ -33,7 +33,7 @@ def fold(*records: Record, view: LogView | None = None) -> LogView:
     return view
 
 
-def test_the_newest_claim_owns_the_log() -> None:
+def test_the_newest_claim_owns_the_log():
     view = LogView()
     assert (view.end, view.newest_run, view.newest_decision, view.decision(0)) == (0, None, None, None)
 
@@ -49,7 +49,7 @@ def test_the_newest_claim_owns_the_log() -> None:
     assert (view.end, view.claims_in_a_row) == (2, 1)
 
 
-def test_an_amendment_replaces_the_whole_set() -> None:
+def test_an_amendment_replaces_the_whole_set():
     view = fold(claim(A), commit(0), commit(1), amend(1))
     decided = view.decision(1)
     assert (decided.position, decided.handles[0].rows) == (3, 2)
@@ -73,12 +73,12 @@ def test_an_amendment_replaces_the_whole_set() -> None:
         ((claim(A), commit(0), claim(B), amend(0, A)), "superseded"),
     ],
 )
-def test_what_no_correct_run_can_have_written_is_refused(records: tuple[Record, ...], says: str) -> None:
+def test_what_no_correct_run_can_have_written_is_refused(records, says):
     with pytest.raises(LogViolation, match=says):
         fold(*records)
 
 
-def test_the_floor_keeps_the_last_batches_and_who_had_claimed() -> None:
+def test_the_floor_keeps_the_last_batches_and_who_had_claimed():
     view = fold(claim(A), commit(0), commit(1), commit(2))
     floor = view.raised(2)
     assert floor.position == 2
@@ -100,7 +100,7 @@ def test_the_floor_keeps_the_last_batches_and_who_had_claimed() -> None:
     assert view.runs[0].token.position == 5
 
 
-def test_reading_from_a_floor_gives_what_reading_everything_gives() -> None:
+def test_reading_from_a_floor_gives_what_reading_everything_gives():
     records = (claim(A), commit(0), commit(1), amend(1), commit(2))
     whole = fold(*records)
     for keep in (1, 2, 3):
@@ -111,7 +111,7 @@ def test_reading_from_a_floor_gives_what_reading_everything_gives() -> None:
         assert [known.batch for known in short.decisions] == [0, 1, 2][-keep:]
 
 
-def test_what_is_void_is_so_until_it_is_amended() -> None:
+def test_what_is_void_is_so_until_it_is_amended():
     def void(batch: int, token: Token = A) -> Void:
         handles = (Handle(sink="out", slot=0, rows=1),)
         return Void(token=token, query=QUERY, batch=batch, offsets=(str(batch),), handles=handles, void=(("out", 0),))

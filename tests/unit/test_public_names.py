@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -42,7 +41,7 @@ def imported(statement: str) -> list[str]:
     return found
 
 
-def test_importing_needs_nothing_heavy() -> None:
+def test_importing_needs_nothing_heavy():
     assert imported("import numpy") == ["numpy"]
 
     # Each of them runs in its own interpreter.
@@ -65,14 +64,14 @@ def test_importing_needs_nothing_heavy() -> None:
 
 
 @pytest.mark.parametrize("module", [*LAZY, *FOR_AUTHORS, sparkonce.files], ids=lambda module: module.__name__)
-def test_every_public_name_is_there(module: ModuleType) -> None:
+def test_every_public_name_is_there(module):
     absent = [one for one in module.__all__ if getattr(module, one, None) is None or one not in dir(module)]
     assert absent == []
     assert module.__all__
 
 
 @pytest.mark.parametrize("module", LAZY, ids=lambda module: module.__name__)
-def test_type_checkers_and_the_table_see_the_same_names(module: ModuleType) -> None:
+def test_type_checkers_and_the_table_see_the_same_names(module):
     assert module.__file__ is not None
     tree = ast.parse(Path(module.__file__).read_text())
     (typed,) = [node for node in tree.body if isinstance(node, ast.If)]
@@ -104,7 +103,7 @@ RABBIT = RabbitMQ(host="rabbit-1", password=KAFKA["sasl.password"])
         (ExactlyOnce(KafkaSink(KAFKA, "t"), "/data/cp"), "ExactlyOnce(['kafka'], checkpoint='/data/cp')"),
     ],
 )
-def test_its_repr_names_its_target_without_secrets(one: object, shown: str) -> None:
+def test_its_repr_names_its_target_without_secrets(one, shown):
     assert repr(one) == shown
 
 
@@ -120,7 +119,7 @@ print("\\n".join(name for name in sys.modules if name.split(".")[0] == "sparkonc
 """
 
 
-def test_a_job_with_kafka_imports_no_other_system() -> None:
+def test_a_job_with_kafka_imports_no_other_system():
     others = r"explain|pravega|rabbitmq|tables|write_ahead|sinks\.(files|memory|mysql|postgres|redis)"
     # Raise this only if the job really needs more modules.
     most = 108
@@ -142,5 +141,5 @@ import sparkonce_lab.systems.names
 """
 
 
-def test_whoever_lacks_a_client_can_still_import_everything_else() -> None:
+def test_whoever_lacks_a_client_can_still_import_everything_else():
     subprocess.run([sys.executable, "-c", WITHOUT_CLIENTS], check=True, timeout=120)

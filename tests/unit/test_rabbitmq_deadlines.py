@@ -92,14 +92,12 @@ def serve() -> Iterator[Callable[..., RabbitMQ]]:
 
 @pytest.mark.parametrize("kind", [PublisherConnection, ConsumerConnection])
 @pytest.mark.parametrize("answered", [set(), LOGIN - {Key.Open}], ids=["greeting", "virtual host"])
-def test_a_login(serve: Callable[..., RabbitMQ], kind: type[StreamConnection], answered: set[Key]) -> None:
+def test_a_login(serve, kind, answered):
     with pytest.raises(TimeoutError, match=LIMIT.format("an answer")):
         kind(serve(answered))
 
 
-def test_the_limits_of_a_server_and_a_login_byte_by_byte(
-    serve: Callable[..., RabbitMQ], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_limits_of_a_server_and_a_login_byte_by_byte(serve, monkeypatch):
     with pytest.raises(TimeoutError, match=LIMIT.format("an answer")):
         StreamConnection(serve(set(), beat=b"\x01"))  # by its length, a frame of 16 MiB
 
@@ -108,7 +106,7 @@ def test_the_limits_of_a_server_and_a_login_byte_by_byte(
         StreamConnection(serve(LOGIN))
 
 
-def test_confirms_chunks_and_questions(serve: Callable[..., RabbitMQ]) -> None:
+def test_confirms_chunks_and_questions(serve):
     expected = pytest.raises(TimeoutError, match=LIMIT.format("all confirms"))
     with closing(PublisherConnection(serve(LOGIN))) as connection, expected:
         connection.publish(Frame(1, 1, memoryview(b"\0" * 13)))

@@ -61,27 +61,27 @@ TUNE = frame(pika.spec.Connection.Tune(channel_max=9, frame_max=1 << 17, heartbe
 
 
 @pytest.fixture(params=[[START], [START, TUNE]], ids=["after the login", "before the virtual host"])
-def settings(request: pytest.FixtureRequest) -> Iterator[RabbitMQ]:
+def settings(request) -> Iterator[RabbitMQ]:
     server = Dying(request.param)
     yield server.settings
     server.close()
 
 
-def test_a_server_that_dies_while_somebody_logs_in_is_an_outage(settings: RabbitMQ) -> None:
+def test_a_server_that_dies_while_somebody_logs_in_is_an_outage(settings):
     with pytest.raises(OutageError, match="cannot be reached"):
         queue_is_there(settings, "q")
     with pytest.raises(PreflightError, match="cannot be reached"):
         check_exchange(settings, "", "q")
 
 
-def test_a_decided_batch_waits_for_such_a_server(settings: RabbitMQ) -> None:
+def test_a_decided_batch_waits_for_such_a_server(settings):
     rows = pa.RecordBatchReader.from_batches(pa.schema([("value", pa.string())]), [])
     with pytest.raises(ConnectionError, match="StreamLost"):
         QueuePublish(settings, "", "q")(rows, ApplyToken(id="t", query="q", batch=0, slots=(0,), rows=1))
 
 
 @pytest.mark.parametrize("kind", [ProbableAuthenticationError, ProbableAccessDeniedError])
-def test_only_a_server_refuses(kind: type[Exception]) -> None:
+def test_only_a_server_refuses(kind):
     assert is_refused_login(kind("ConnectionClosedByBroker: (403) 'ACCESS_REFUSED - Login was refused'"))
     assert is_refused_login(kind("ConnectionClosedByBroker: (530) 'NOT_ALLOWED - vhost nowhere not found'"))
     assert not is_refused_login(kind("ConnectionClosedByBroker: (320) 'CONNECTION_FORCED - shutdown'"))

@@ -32,7 +32,7 @@ def decoded(batch: pa.RecordBatch) -> list[object]:
     return [amqp_decoder(one) for one in encode(batch, "amqp", ROOM).column(MESSAGE).to_pylist()]
 
 
-def test_bodies_of_all_lengths() -> None:
+def test_bodies_of_all_lengths():
     bodies = [b"", b"a", b"x" * 255, b"y" * 256, b"z" * 70_000]
     assert [message.body for message in decoded(rows(value=pa.array(bodies, pa.binary())))] == bodies  # type: ignore[attr-defined]
 
@@ -43,7 +43,7 @@ def test_bodies_of_all_lengths() -> None:
 
 
 @pytest.mark.parametrize("most_bytes", [1, 40, 100, ROOM])
-def test_frames_hold_every_message_once_in_order(most_bytes: int) -> None:
+def test_frames_hold_every_message_once_in_order(most_bytes):
     bodies = [b"x" * (at % 7) for at in range(50)]
     found: list[tuple[int, bytes]] = []
     for frame in frames(pa.array(bodies, pa.binary()).slice(3), 1000, most_bytes):
@@ -65,7 +65,7 @@ def test_frames_hold_every_message_once_in_order(most_bytes: int) -> None:
         (rows(value=["a", "b", "x" * 100]), "Row 2 makes a message of 108 bytes, and this server takes 50 at most"),
     ],
 )
-def test_rows_that_are_refused(batch: pa.RecordBatch, words: str) -> None:
+def test_rows_that_are_refused(batch, words):
     with pytest.raises(PrepareError, match=words):
         encode(batch, "amqp", 50)
 
@@ -80,18 +80,18 @@ def test_rows_that_are_refused(batch: pa.RecordBatch, words: str) -> None:
         ([("value", pa.string()), ("application_properties", pa.string())], "'application_properties' is string"),
     ],
 )
-def test_columns_that_are_refused(schema: list[tuple[str, pa.DataType]], words: str) -> None:
+def test_columns_that_are_refused(schema, words):
     with pytest.raises(SchemaError, match=words):
         columns_of(pa.schema(schema), "amqp")
 
 
 @pytest.mark.parametrize("too_much", [(2**30 - 1, 0, 1), (0, 32, 1), (0, 0, MOST_ROWS + 1), (-1, 0, 1)])
-def test_what_has_no_ids(too_much: tuple[int, int, int]) -> None:
+def test_what_has_no_ids(too_much):
     with pytest.raises(OverflowError, match="has no publishing ids"):
         Ids.of(*too_much)
 
 
-def test_what_rabbitmq_cannot_hand_to_readers_of_amqp_0_9_1_is_refused() -> None:
+def test_what_rabbitmq_cannot_hand_to_readers_of_amqp_0_9_1_is_refused():
     """RabbitMQ would close a reader's connection at such a message, and the reader would miss all further rows.
 
     Tested with RabbitMQ 3.10.8 and pika: 256 bytes close the connection and 255 do not. Long values and subjects are
@@ -117,7 +117,7 @@ def test_what_rabbitmq_cannot_hand_to_readers_of_amqp_0_9_1_is_refused() -> None
         assert len(decoded(three.slice(2))) == 1
 
 
-def test_a_queue_takes_any_bytes_as_a_body_and_only_utf8_as_a_name() -> None:
+def test_a_queue_takes_any_bytes_as_a_body_and_only_utf8_as_a_name():
     """Rows must not be rejected after they are decided, even if Python cannot represent their strings."""
     odd = pa.array([b"a\xff"]).view(pa.string())
     good = rows(value=odd, message_id=["1"])

@@ -61,7 +61,7 @@ def reached(cluster: Cluster, **asked: Any) -> Node:
     return found.advertised  # type: ignore[no-any-return]
 
 
-def test_a_replica_is_read_from_before_the_leader() -> None:
+def test_a_replica_is_read_from_before_the_leader():
     for node in (A, B):
         cluster = Cluster([A, B], [node])
         assert reached(cluster) == node
@@ -77,7 +77,7 @@ def test_a_replica_is_read_from_before_the_leader() -> None:
     assert cluster.open == []
 
 
-def test_the_leader_is_asked_where_a_stream_ends() -> None:
+def test_the_leader_is_asked_where_a_stream_ends():
     assert reached(Cluster([A, B], [B]), leader=True) == A
     assert reached(Cluster([A, B], [A]), leader=True) == A
 
@@ -92,7 +92,7 @@ def test_the_leader_is_asked_where_a_stream_ends() -> None:
         reached(balanced, leader=True, load_balancer=True)
 
 
-def test_a_load_balancer_is_asked_until_a_good_node_answers() -> None:
+def test_a_load_balancer_is_asked_until_a_good_node_answers():
     cluster = Cluster([A, B], [ELSEWHERE, ELSEWHERE, B])
     assert reached(cluster, load_balancer=True) == B
     assert set(cluster.asked) == {GIVEN}

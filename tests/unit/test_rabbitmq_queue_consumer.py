@@ -156,11 +156,11 @@ class Connection:
 
 
 @pytest.fixture
-def world(monkeypatch: pytest.MonkeyPatch) -> World:
+def world(monkeypatch) -> World:
     return World(monkeypatch, messages=9)
 
 
-def test_a_store_that_is_away_for_a_while_costs_no_return_of_messages(world: World) -> None:
+def test_a_store_that_is_away_for_a_while_costs_no_return_of_messages(world):
     world.away = (1.0, PATIENCE_S)
     world.messages_at = 1.0
     assert world.run() is None
@@ -168,7 +168,7 @@ def test_a_store_that_is_away_for_a_while_costs_no_return_of_messages(world: Wor
 
 
 @pytest.mark.parametrize("since", [0.0, 1.0])
-def test_a_store_that_stays_away_ends_the_query(world: World, since: float) -> None:
+def test_a_store_that_stays_away_ends_the_query(world, since):
     world.away = (since, 1e9)
     error = world.run()
     assert isinstance(error, OutageError)
@@ -176,7 +176,7 @@ def test_a_store_that_stays_away_ends_the_query(world: World, since: float) -> N
     assert world.subscriptions == (1 if since else 0)
 
 
-def test_another_consumer_is_waited_for_as_long_as_patience_lasts(world: World) -> None:
+def test_another_consumer_is_waited_for_as_long_as_patience_lasts(world):
     refusal = ChannelClosedByBroker(403, "ACCESS_REFUSED - queue 'q' in vhost '/' in exclusive use")
     world.on_consume = lambda channel: channel.refuse(refusal)
     error = world.run()
@@ -184,7 +184,7 @@ def test_another_consumer_is_waited_for_as_long_as_patience_lasts(world: World) 
     assert "has had another consumer for 3" in str(error)
 
 
-def test_a_queue_that_does_not_exist_is_not_waited_for(world: World) -> None:
+def test_a_queue_that_does_not_exist_is_not_waited_for(world):
     world.on_consume = lambda channel: channel.refuse(ChannelClosedByBroker(404, "NOT_FOUND - no queue 'q'"))
     assert isinstance(world.run(), PreflightError)
     assert world.subscriptions == 1
@@ -202,7 +202,7 @@ def test_a_queue_that_does_not_exist_is_not_waited_for(world: World) -> None:
     ],
     ids=["closed", "cancelled"],
 )
-def test_a_queue_whose_node_is_away_is_waited_for(world: World, happens: Callable[[Any], None]) -> None:
+def test_a_queue_whose_node_is_away_is_waited_for(world, happens):
     def once(channel: Any) -> None:
         if world.now >= PATIENCE_S / 2:
             world.on_consume = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,12 +25,12 @@ def delivered(key: Any = "k", **properties: Any) -> QueueMessage:
 
 
 @pytest.mark.parametrize("seconds", [2**63 - 1, 2**64 - 1, 9_223_372_036_855])
-def test_a_time_that_spark_has_not_is_null(seconds: int) -> None:
+def test_a_time_that_spark_has_not_is_null(seconds):
     rows = rows_of([delivered(timestamp=seconds), delivered(timestamp=1)])
     assert rows.column("timestamp").to_pylist() == [None, datetime.fromtimestamp(1, UTC)]
 
 
-def test_texts_that_are_no_utf_8_are_rows_all_the_same() -> None:
+def test_texts_that_are_no_utf_8_are_rows_all_the_same():
     odd = "caf\u00e9".encode("latin-1")
     message = delivered(odd, message_id=odd, app_id=odd, headers={odd: 1, "table": {odd: [{odd: odd}]}})
     (row,) = rows_of([message]).to_pylist()
@@ -41,12 +40,12 @@ def test_texts_that_are_no_utf_8_are_rows_all_the_same() -> None:
 
 
 @pytest.mark.parametrize("identify", ["message_id", "digest"])
-def test_odd_messages_are_told_apart(identify: Any) -> None:
+def test_odd_messages_are_told_apart(identify):
     odd, other = (delivered(message_id=b"id-" + one, headers={one: 1}) for one in (b"\xe8", b"\xe9"))
     assert id_of(odd, identify) != id_of(other, identify)
 
 
-def test_the_password_goes_to_the_process_that_plans_and_to_no_task(tmp_path: Path) -> None:
+def test_the_password_goes_to_the_process_that_plans_and_to_no_task(tmp_path):
     server = RabbitMQ(password="s3cret-word")  # noqa: S106 - not a real password
     consumer = ConsumerSettings(server=server, queue="q", prefetch=9, exclusive=True, patience_s=30.0)
     files = LocalFiles(tmp_path)

@@ -223,7 +223,7 @@ def finish(world: World, watched: Watched, die_at: int | None = None) -> int:
 
 
 @pytest.mark.parametrize("acknowledge", ["finished", "stored"])
-def test_a_kill_before_any_step_loses_and_doubles_nothing(acknowledge: Acknowledge) -> None:
+def test_a_kill_before_any_step_loses_and_doubles_nothing(acknowledge):
     steps = finish(World(MemoryStore(), Queue(NAMES), acknowledge), Watched())
     assert steps > 30
     for step in range(steps):
@@ -237,7 +237,7 @@ def test_a_kill_before_any_step_loses_and_doubles_nothing(acknowledge: Acknowled
 
 @pytest.mark.parametrize("acknowledge", ["finished", "stored"])
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_kill_at_any_put_loses_and_doubles_nothing(when: str, acknowledge: Acknowledge) -> None:
+def test_a_kill_at_any_put_loses_and_doubles_nothing(when, acknowledge):
     tried = MemoryStore()
     finish(World(tried, Queue(NAMES), acknowledge), Watched())
     for change in range(2, tried.puts + 1):
@@ -250,7 +250,7 @@ def test_a_kill_at_any_put_loses_and_doubles_nothing(when: str, acknowledge: Ack
         assert watched.rows() == Counter(NAMES), change
 
 
-def test_acknowledgements_that_never_arrive_bring_nothing_twice() -> None:
+def test_acknowledgements_that_never_arrive_bring_nothing_twice():
     store, queue, watched = MemoryStore(), Queue(NAMES), Watched()
     finish(World(store, queue), watched)
     queue.ready.extend(NAMES[-7:])
@@ -260,7 +260,7 @@ def test_acknowledgements_that_never_arrive_bring_nothing_twice() -> None:
     assert queue.is_empty()
 
 
-def test_stored_messages_are_acknowledged_until_too_many_wait() -> None:
+def test_stored_messages_are_acknowledged_until_too_many_wait():
     world = World(MemoryStore(), Queue(NAMES), "stored")
     world.receiver.claim()
     for _ in range(4):
@@ -272,7 +272,7 @@ def test_stored_messages_are_acknowledged_until_too_many_wait() -> None:
     assert list(world.queue.unacked.values()) == NAMES[9:12], "nine may wait; three more are kept, and not given back"
 
 
-def test_finished_segments_are_deleted_and_their_ids_stay_for_a_while() -> None:
+def test_finished_segments_are_deleted_and_their_ids_stay_for_a_while():
     many = [f"m{number}" for number in range(200)]
     world = World(MemoryStore(), Queue(many))
     finish(world, Watched())
@@ -291,7 +291,7 @@ def test_finished_segments_are_deleted_and_their_ids_stay_for_a_while() -> None:
     assert [memory.find(b"%d" % number) for number in range(6)] == [None, None, None, 3, 4, 5]
 
 
-def test_an_older_receiver_stops_and_keeps_nothing_more() -> None:
+def test_an_older_receiver_stops_and_keeps_nothing_more():
     store, queue = MemoryStore(), Queue(NAMES)
     older, newer = World(store, queue), World(store, queue)
     older.receiver.claim()
@@ -304,7 +304,7 @@ def test_an_older_receiver_stops_and_keeps_nothing_more() -> None:
     assert newer.receiver.end(0, None) == 0
 
 
-def test_a_batch_that_others_have_finished_is_not_planned_again() -> None:
+def test_a_batch_that_others_have_finished_is_not_planned_again():
     store = MemoryStore()
     World(store, Queue([])).receiver.claim()
     finish(World(store, Queue([f"m{number}" for number in range(200)])), Watched())
@@ -314,7 +314,7 @@ def test_a_batch_that_others_have_finished_is_not_planned_again() -> None:
         started.receiver.end(0, None)
 
 
-def test_a_put_that_lands_where_segments_were_deleted_is_noticed() -> None:
+def test_a_put_that_lands_where_segments_were_deleted_is_noticed():
     store, queue = MemoryStore(), Queue(NAMES)
     older = World(store, queue)
     older.receiver.claim()
@@ -327,7 +327,7 @@ def test_a_put_that_lands_where_segments_were_deleted_is_noticed() -> None:
     assert 1 not in newer.segments.numbers(), "below a gap it is no segment"
 
 
-def test_a_claim_is_not_the_last_to_be_deleted_so_that_no_late_put_joins_the_others() -> None:
+def test_a_claim_is_not_the_last_to_be_deleted_so_that_no_late_put_joins_the_others():
     store, queue = MemoryStore(), Queue(NAMES)
     older, newer = World(store, queue), World(store, queue)
     for world, first, end in ((older, 0, 16), (newer, 16, 18)):
@@ -348,7 +348,7 @@ def test_a_claim_is_not_the_last_to_be_deleted_so_that_no_late_put_joins_the_oth
     assert third.receiver._memory.find(id_of(message("late"), "message_id")) is None
 
 
-def test_a_put_without_an_answer_is_asked_again_with_the_same_messages() -> None:
+def test_a_put_without_an_answer_is_asked_again_with_the_same_messages():
     store = MemoryStore()
     world = World(store, Queue(NAMES))
     world.receiver.claim()
@@ -362,7 +362,7 @@ def test_a_put_without_an_answer_is_asked_again_with_the_same_messages() -> None
     assert [world.names(1), world.receiver.newest()] == [["m0"], 2]
 
 
-def test_a_segment_that_is_missing_or_changed_is_refused() -> None:
+def test_a_segment_that_is_missing_or_changed_is_refused():
     world = World(MemoryStore(), Queue(NAMES))
     finish(world, Watched())
     newest = world.segments.numbers()[-1]
@@ -380,7 +380,7 @@ def test_a_segment_that_is_missing_or_changed_is_refused() -> None:
         World(world.store, Queue([])).receiver.claim()
 
 
-def test_an_older_copy_of_what_is_kept_is_refused() -> None:
+def test_an_older_copy_of_what_is_kept_is_refused():
     """Whatever it put next would count as finished: it would be acknowledged without being read by any batch."""
     world = World(MemoryStore(), Queue(NAMES))
     finish(world, Watched())
@@ -398,14 +398,14 @@ def test_an_older_copy_of_what_is_kept_is_refused() -> None:
     "other",
     [{"value": b"x"}, {"exchange": "e"}, {"routing_key": "r"}, {"headers": {"h": 1}}, {"properties": {"type": "t"}}],
 )
-def test_a_digest_is_of_all_that_a_publisher_has_set(other: dict[str, object]) -> None:
+def test_a_digest_is_of_all_that_a_publisher_has_set(other):
     plain = message("m")
     again = message("m", redelivered=True, headers={"x-delivery-count": 1})  # as redelivered by a quorum queue
     assert id_of(plain, "digest") == id_of(again, "digest")
     assert id_of(plain, "digest") != id_of(message("m", **other), "digest")
 
 
-def test_a_message_that_nothing_identifies_is_refused() -> None:
+def test_a_message_that_nothing_identifies_is_refused():
     with pytest.raises(ConfigurationError, match="identify=message_id gives None"):
         id_of(message("m", message_id=None), "message_id")
 

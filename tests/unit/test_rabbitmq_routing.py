@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -33,11 +32,11 @@ HASHES = {
 
 
 @pytest.mark.parametrize("partitions", [1, 3, 7])
-def test_a_key_leads_to_the_partition_of_the_other_clients(partitions: int) -> None:
+def test_a_key_leads_to_the_partition_of_the_other_clients(partitions):
     assert routes(pa.array(HASHES), partitions).to_pylist() == [one % partitions for one in HASHES.values()]
 
 
-def test_rows_are_counted_and_parted_in_their_order() -> None:
+def test_rows_are_counted_and_parted_in_their_order():
     streams = ["s-0", "s-1", "s-2"]
     rows = pa.record_batch({"message": [b"0", b"1", b"2", b"3"], ROUTE: pa.array([2, 0, 2, 0], pa.int32())})
     counted = counts_text(streams, [2, 0, 2])
@@ -58,7 +57,7 @@ def test_rows_are_counted_and_parted_in_their_order() -> None:
         routes(pa.array(["a", None]), 3)
 
 
-def test_a_writer_counts_its_rows_by_stream(tmp_path: Path) -> None:
+def test_a_writer_counts_its_rows_by_stream(tmp_path):
     sink = RabbitMQStreamSink(RabbitMQ(), super_stream="t", route_by="k", folder=tmp_path)
     sink.folder().make()
     streams = ["t-0", "t-1", "t-2"]
@@ -76,7 +75,7 @@ def test_a_writer_counts_its_rows_by_stream(tmp_path: Path) -> None:
     assert total([writer.parts()]) == wanted
 
 
-def test_what_belongs_together() -> None:
+def test_what_belongs_together():
     server = RabbitMQ()
     for given in ({}, {"stream": "s", "super_stream": "t", "route_by": "k"}):
         with pytest.raises(ConfigurationError, match="exactly one is needed"):
@@ -102,9 +101,7 @@ def test_what_belongs_together() -> None:
         ({"stream": "s"}, {}, ("s",)),
     ],
 )
-def test_rows_are_published_at_once_to_the_partitions_by_which_they_are_routed(
-    given: dict[str, str], facts: dict[str, str], streams: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_rows_are_published_at_once_to_the_partitions_by_which_they_are_routed(given, facts, streams, tmp_path):
     sink = RabbitMQStreamSink(RabbitMQ(), **given, folder=tmp_path, guarantee=Guarantee.AT_LEAST_ONCE)  # type: ignore[arg-type]
     owner = Owner(
         query="0123456789ab", token=Token(1, "00112233"), facts={"identity": "i", "frame_max": "1048576", **facts}

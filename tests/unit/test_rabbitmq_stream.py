@@ -52,7 +52,7 @@ def apart(*values: bytes) -> list[tuple[bytes, Any, Any]]:
     return list(zip(found.column("value").to_pylist(), *maps, strict=True))
 
 
-def test_rstreams_messages_come_with_their_names_and_values() -> None:
+def test_rstreams_messages_come_with_their_names_and_values():
     message = AMQPMessage(
         body=b"body" * 100,
         properties=Properties(message_id="id-1", subject="s", creation_time=1_700_000_000_000),
@@ -63,7 +63,7 @@ def test_rstreams_messages_come_with_their_names_and_values() -> None:
     assert apart(bytes(message), data(b"plain")) == [(b"body" * 100, known, expected), (b"plain", None, None)]
 
 
-def test_bodies_of_bytes_are_taken_out_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bodies_of_bytes_are_taken_out_at_once(monkeypatch):
     assert apart(data(b"one ") + data(b"two", is_long=True)) == [(b"one two", None, None)]
 
     text = b"\x00\x53\x77\xa1\x05hello"
@@ -87,7 +87,7 @@ def test_bodies_of_bytes_are_taken_out_at_once(monkeypatch: pytest.MonkeyPatch) 
         (b"\x00\x53\x76\x45", "it has a section 0x76"),
     ],
 )
-def test_what_is_not_of_amqp_is_named_with_its_place(value: bytes, why: str) -> None:
+def test_what_is_not_of_amqp_is_named_with_its_place(value, why):
     with pytest.raises(PrepareError) as refused:
         with_sections(rows(data(b"good"), value))
     assert refused.value.message.startswith("Message 11 of the stream 's' is not AMQP 1.0: ")
@@ -133,13 +133,13 @@ def framed(plain: bytes) -> bytes:
 
 
 @given(st.lists(st.binary(max_size=30), max_size=50))
-def test_messages_come_as_they_were_published(messages: list[bytes]) -> None:
+def test_messages_come_as_they_were_published(messages):
     chunk = Chunk(simple(messages), len(messages), len(messages))
     assert messages_of(chunk).to_pylist() == messages
 
 
 @pytest.mark.parametrize("codec", [NONE, GZIP, SNAPPY, LZ4, ZSTD])
-def test_a_sub_entry_batch_takes_an_offset_for_each_of_its_messages(codec: int) -> None:
+def test_a_sub_entry_batch_takes_an_offset_for_each_of_its_messages(codec):
     inside = [b"in %d" % number * (number + 1) for number in range(100)]
     data = simple([b"before"]) + packed(inside, codec) + simple([b"after"])
     chunk = Chunk(data, 3, 102)
@@ -160,14 +160,14 @@ def test_a_sub_entry_batch_takes_an_offset_for_each_of_its_messages(codec: int) 
     ],
     ids=["count", "short", "long", "codec", "packed", "cut"],
 )
-def test_what_cannot_be_read_is_named_with_its_place(data: bytes, entries: int, records: int, why: str) -> None:
+def test_what_cannot_be_read_is_named_with_its_place(data, entries, records, why):
     with pytest.raises(PrepareError) as refused:
         columns_of(Chunk(data, entries, records), "orders")
     assert refused.value.message.startswith("The chunk at offset 40 of the stream 'orders' ")
     assert why in refused.value.message
 
 
-def test_what_is_read_lies_between_two_positions() -> None:
+def test_what_is_read_lies_between_two_positions():
     start: Positions = {"a": behind(10, (5, 1000), beginning(0)), "b": beginning(3)}
     end: Positions = {"a": behind(30, (25, 2000), start["a"]), "b": beginning(3)}
     assert ranges_of(start, end) == [StreamRange(stream="a", start=10, end=30, before=(5, 1000), last=(25, 2000))]
@@ -202,5 +202,5 @@ def test_what_is_read_lies_between_two_positions() -> None:
         ({}, {}, None),
     ],
 )
-def test_messages_are_counted_between_positions_only(before: object, now: object, rows: int | None) -> None:
+def test_messages_are_counted_between_positions_only(before, now, rows):
     assert rows_between(before, now) == rows

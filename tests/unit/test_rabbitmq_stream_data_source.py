@@ -63,7 +63,7 @@ class Server:
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Server:
+def server(monkeypatch) -> Server:
     played = Server(a=100, b=100)
     monkeypatch.setattr(asking, "connect_to", lambda *_, **__: played)
     monkeypatch.setattr(asking, "AGAIN_S", 0)
@@ -91,7 +91,7 @@ def offsets(position: Positions) -> dict[str, int]:
     return {stream: one["offset"] for stream, one in position.items()}
 
 
-def test_old_spark_gets_one_batch_after_the_other(server: Server) -> None:
+def test_old_spark_gets_one_batch_after_the_other(server):
     plans = reader()
     start = plans.initialOffset()
     assert offsets(start) == {"a": 0, "b": 0}
@@ -106,7 +106,7 @@ def test_old_spark_gets_one_batch_after_the_other(server: Server) -> None:
     assert plans.latestOffset() != second
 
 
-def test_old_spark_resumes_at_the_end_that_it_has_stored(server: Server) -> None:
+def test_old_spark_resumes_at_the_end_that_it_has_stored(server):
     plans = reader()
     stored = plans.latestOffset()
     again = reader()
@@ -114,7 +114,7 @@ def test_old_spark_resumes_at_the_end_that_it_has_stored(server: Server) -> None
     assert offsets(again.latestOffset()) == {"a": 40, "b": 40}
 
 
-def test_new_spark_says_where_a_batch_starts_and_how_much_it_takes(server: Server) -> None:
+def test_new_spark_says_where_a_batch_starts_and_how_much_it_takes(server):
     @dataclass
     class ReadMaxRows:
         max_rows: int
@@ -134,7 +134,7 @@ def test_new_spark_says_where_a_batch_starts_and_how_much_it_takes(server: Serve
     assert plans.latestOffset(end, ReadAllAvailable()) == end
 
 
-def test_nothing_new_is_the_very_same_position(server: Server) -> None:
+def test_nothing_new_is_the_very_same_position(server):
     plans = reader(most=None)
     end = plans.latestOffset()
     assert plans.latestOffset() == end
@@ -145,9 +145,7 @@ def test_nothing_new_is_the_very_same_position(server: Server) -> None:
         reader(streams=("a", "c")).latestOffset()
 
 
-def test_a_server_that_is_away_plans_nothing_until_patience_ends(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_is_away_plans_nothing_until_patience_ends(server, monkeypatch):
     now = 1000.0
 
     def passing() -> float:
@@ -168,7 +166,7 @@ def test_a_server_that_is_away_plans_nothing_until_patience_ends(
         [plans.latestOffset() for _ in range(1000)]
 
 
-def test_a_server_that_never_answered_is_waited_for(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_never_answered_is_waited_for(server, monkeypatch):
     tries = iter(range(100))
 
     def sleep(_: float) -> None:
@@ -181,16 +179,14 @@ def test_a_server_that_never_answered_is_waited_for(server: Server, monkeypatch:
 
 
 @pytest.mark.parametrize(("starting", "begins"), [({"": "latest"}, 0), ({"": "latest", "b": 7}, 7)])
-def test_a_stream_that_is_added_is_read_from_its_beginning_unless_it_is_named(
-    server: Server, starting: dict[str, str | int], begins: int
-) -> None:
+def test_a_stream_that_is_added_is_read_from_its_beginning_unless_it_is_named(server, starting, begins):
     known = {"a": {"offset": 50, "first": 0}}
     assert offsets(reader(starting={"": "latest"}).initialOffset()) == {"a": 100, "b": 100}
     end = reader(starting=starting, most=2).latestOffset(known)
     assert offsets(end) == {"a": 51, "b": begins + 1}
 
 
-def test_offsets_are_stored_under_a_name_if_that_is_asked(server: Server) -> None:
+def test_offsets_are_stored_under_a_name_if_that_is_asked(server):
     plans = reader(most=None)
     plans.commit(plans.latestOffset())
     assert server.stored == {}
@@ -201,7 +197,7 @@ def test_offsets_are_stored_under_a_name_if_that_is_asked(server: Server) -> Non
     named.commit(named.latestOffset())
 
 
-def test_a_place_to_start_travels_as_text() -> None:
+def test_a_place_to_start_travels_as_text():
     starting: dict[str, Any] = {"a": 7, "b": "latest", "": "2026-01-31T12:00:00+00:00"}
     options = reader(starting=starting)._options
     assert [options.begin("a"), options.begin("b")] == [7, "latest"]

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 import redis.exceptions as errors
 
@@ -18,14 +16,14 @@ from sparkonce.sinks.redis.outcomes import Refusal, code_of, read_ledger, read_r
         }
     ),
 )
-def test_what_passes_is_asked_again(code: str) -> None:
+def test_what_passes_is_asked_again(code):
     found = read_refusal(Refusal(code, f"{code} words"))
     assert (found.outcome, f"{code} words".strip() in found.reason) == (Outcome.RETRY, True)
     assert Refusal(code, "").is_retriable
 
 
 @pytest.mark.parametrize("code", ["WRONGTYPE", "NOPERM", "NOAUTH", "WRONGPASS", "CROSSSLOT", "ERR", "NEVERSEEN"])
-def test_everything_else_is_unknown(code: str) -> None:
+def test_everything_else_is_unknown(code):
     assert read_refusal(Refusal(code, f"{code} words")).outcome is Outcome.UNKNOWN
 
 
@@ -47,7 +45,7 @@ AT = "@user_script: 1:"
         ("ERR The user executing the script can't run this command", Outcome.UNKNOWN),
     ],
 )
-def test_errors_that_are_known_by_their_words(text: str, outcome: Outcome) -> None:
+def test_errors_that_are_known_by_their_words(text, outcome):
     found = read_refusal(Refusal(code_of(text), text))
     assert found.outcome is outcome
     assert "not known to get" not in found.reason
@@ -67,7 +65,7 @@ def test_errors_that_are_known_by_their_words(text: str, outcome: Outcome) -> No
         ("?", Outcome.UNKNOWN, Outcome.UNKNOWN),
     ],
 )
-def test_what_the_ledger_says(state: str, single: Outcome, cluster: Outcome) -> None:
+def test_what_the_ledger_says(state, single, cluster):
     assert read_ledger(state, cluster=False).outcome is single
     assert read_ledger(state, cluster=True).outcome is cluster
 
@@ -93,7 +91,7 @@ def test_what_the_ledger_says(state: str, single: Outcome, cluster: Outcome) -> 
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
 )
-def test_the_client_librarys_errors_have_their_codes_again(error: Exception, code: str) -> None:
+def test_the_client_librarys_errors_have_their_codes_again(error, code):
     nodes = Nodes(Endpoint(url="redis://localhost"))
     found = nodes._refusal(error)
     assert found.code == code
@@ -110,5 +108,5 @@ def test_the_client_librarys_errors_have_their_codes_again(error: Exception, cod
         ("unix://", "unix://"),
     ],
 )
-def test_a_url_is_shown_without_what_may_be_a_password(url: str, shown: str) -> None:
+def test_a_url_is_shown_without_what_may_be_a_password(url, shown):
     assert shown_url(url) == shown

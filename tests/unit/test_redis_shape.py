@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -54,7 +53,7 @@ from sparkonce.sinks.redis.writer import SlotGroups
     ],
     ids=str,
 )
-def test_settings_that_contradict_each_other_are_refused(settings: dict[str, Any], says: str) -> None:
+def test_settings_that_contradict_each_other_are_refused(settings, says):
     with pytest.raises(ConfigurationError) as raised:
         RedisSink(**settings)
     assert says in str(raised.value)
@@ -93,11 +92,11 @@ SCHEMA = pa.schema(
     ],
     ids=str,
 )
-def test_columns(settings: dict[str, Any], columns: list[str]) -> None:
+def test_columns(settings, columns):
     assert RedisSink(**settings).columns(SCHEMA) == columns
 
 
-def test_a_hash_takes_all_columns_that_are_nothing_else() -> None:
+def test_a_hash_takes_all_columns_that_are_nothing_else():
     schema = pa.schema([("id", pa.int64()), ("name", pa.string()), ("live", pa.int32()), ("age", pa.int8())])
     sink = RedisSink(structure="hash", key_template="user:{id}", ttl="live")
     assert sink.columns(schema) == ["id", "name", "age", "live"]
@@ -122,19 +121,19 @@ def test_a_hash_takes_all_columns_that_are_nothing_else() -> None:
     ],
     ids=str,
 )
-def test_columns_that_do_not_fit_are_named(settings: dict[str, Any], column: str) -> None:
+def test_columns_that_do_not_fit_are_named(settings, column):
     with pytest.raises(SchemaError, match=f"Column '{column}'"):
         RedisSink(**settings).columns(SCHEMA)
 
 
 @pytest.mark.parametrize("prefix", ["", "a{b", "a}b", "a\nb", "x" * 101])
-def test_prefixes_that_cannot_be_part_of_a_key(prefix: str) -> None:
+def test_prefixes_that_cannot_be_part_of_a_key(prefix):
     for given in ({"prefix": prefix}, {"name": prefix}):
         with pytest.raises(ConfigurationError, match=f"{next(iter(given)) if not prefix else 'prefix'}="):
             RedisSink(**given)
 
 
-def test_what_is_promised_and_on_what_conditions() -> None:
+def test_what_is_promised_and_on_what_conditions():
     exactly = RedisSink()
     assert exactly.promise is Guarantee.EXACTLY_ONCE
     assert any("appendfsync=always" in one for one in exactly.conditions())
@@ -150,7 +149,7 @@ def test_what_is_promised_and_on_what_conditions() -> None:
     assert (RedisSink(name="n").prefix, RedisSink(name="n", prefix="p").prefix) == ("n", "p")
 
 
-def test_hash_slots_are_those_of_the_client_library() -> None:
+def test_hash_slots_are_those_of_the_client_library():
     odd = [
         *(b"", b"{", b"}", b"{}", b"{}{a}", b"a{b}c", b"{{a}}", b"a{b", b"a}b{c}", b"x\n{y\xff}", b"}{a}"),
         "ключ".encode(),
@@ -172,7 +171,7 @@ def test_hash_slots_are_those_of_the_client_library() -> None:
 
 
 @pytest.mark.parametrize("slots", [[], [0], [HASH_SLOTS - 1], [5, 4000, 16000], list(range(HASH_SLOTS))], ids=len)
-def test_sets_of_hash_slots_are_packed(slots: list[int]) -> None:
+def test_sets_of_hash_slots_are_packed(slots):
     packed = pack_slots(slots)
     assert unpack_slots(packed) == slots
     assert ":" not in packed
@@ -183,7 +182,7 @@ def chunks(shape: Shape, rows: dict[str, object]) -> list[bytes]:
     return [chunk for _, chunk in encode(shape, pa.record_batch(rows)).chunks()]
 
 
-def test_the_bytes_of_a_chunk() -> None:
+def test_the_bytes_of_a_chunk():
     (chunk,) = chunks(Shape(), {"key": ["k"], "value": ["vv"]})
     head = b"00000000" + b"\xa4MSET" + b"\xce" + (1000).to_bytes(4, "big") + b"\xdd" + (2).to_bytes(4, "big")
     assert chunk == head + b"\xdb\0\0\0\x01k" + b"\xdb\0\0\0\x02vv"
@@ -201,7 +200,7 @@ def test_the_bytes_of_a_chunk() -> None:
     assert chunks(Shape(structure="increment"), {"key": ["k"], "amount": pa.array([None], pa.int64())}) == []
 
 
-def test_groups_keep_the_order_of_their_rows() -> None:
+def test_groups_keep_the_order_of_their_rows():
     sent: list[Mapping[int, list[bytes]]] = []
     groups = SlotGroups(Shape(), cluster=True, send=sent.append)
     for start in (0, 1500):

@@ -35,7 +35,7 @@ def test_data_of_another_number_of_nodes_is_refused(tmp_path):
         cluster.launch()
 
 
-def test_an_unused_temporary_folder_goes_with_close(tmp_path) -> None:
+def test_an_unused_temporary_folder_goes_with_close(tmp_path):
     cluster = Cluster()
     assert cluster.folder.is_dir()
     cluster.close()
@@ -66,7 +66,7 @@ def stranger(tmp_path):
         process.kill()
 
 
-def test_another_process_with_the_recorded_number_is_left_alone(tmp_path, stranger) -> None:
+def test_another_process_with_the_recorded_number_is_left_alone(tmp_path, stranger):
     def record(folder, *nodes):
         fields = [
             {"node_id": node_id, "pid": pid, "address": f"127.0.0.1:{node_id}", "mark": mark}

@@ -55,7 +55,7 @@ def test_what_was_fetched_once_is_there_without_java(java, tmp_path, monkeypatch
     assert runs.read_text() == "run\n"
 
 
-def test_what_cannot_be_had_is_named_with_ivys_own_words_and_leaves_nothing(java, tmp_path) -> None:
+def test_what_cannot_be_had_is_named_with_ivys_own_words_and_leaves_nothing(java, tmp_path):
     java(FINDS_NOTHING)
     with pytest.raises(PreflightError) as caught:
         jars.resolve([COORDINATE])
@@ -91,7 +91,7 @@ def test_java_that_is_too_old_is_refused(java, version, major):
         find_java()
 
 
-def test_java_that_is_missing_or_does_not_run(java, tmp_path, monkeypatch) -> None:
+def test_java_that_is_missing_or_does_not_run(java, tmp_path, monkeypatch):
     java()
     (tmp_path / "bin" / "java").write_text("#!/no/such/interpreter\n")
     with pytest.raises(ConfigurationError, match="does not run"):

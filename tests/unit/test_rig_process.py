@@ -32,7 +32,7 @@ def start(tmp_path):
         process.kill()
 
 
-def test_signals_reach_a_process_that_is_paused_and_none_that_has_ended(start) -> None:
+def test_signals_reach_a_process_that_is_paused_and_none_that_has_ended(start):
     process = start(dies_with_parent=True)
     process.signal(signal.SIGSTOP)
     process.kill()
@@ -77,7 +77,7 @@ def test_what_does_not_stop_is_named(start, monkeypatch):
     monkeypatch.undo()
 
 
-def test_ports_are_different_and_below_those_of_outgoing_connections(tmp_path: Path) -> None:
+def test_ports_are_different_and_below_those_of_outgoing_connections(tmp_path):
     found = free_ports(50)
     assert len(set(found)) == 50
     assert max(found) < 32_000

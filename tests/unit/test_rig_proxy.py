@@ -64,13 +64,13 @@ def server() -> Iterator[Echo]:
 
 
 @pytest.fixture
-def proxy(server: Echo) -> Iterator[FaultProxy]:
+def proxy(server) -> Iterator[FaultProxy]:
     with FaultProxy(server.place, {"commit": b"COMMIT", "prepare": re.compile(rb"PRE(PARE)?")}) as proxy:
         yield proxy
 
 
 @pytest.fixture
-def client(proxy: FaultProxy) -> Iterator[socket.socket]:
+def client(proxy) -> Iterator[socket.socket]:
     with socket.create_connection((HOST, proxy.port), LIMIT_S) as client:
         yield client
 
@@ -87,7 +87,7 @@ def is_cut(client: socket.socket) -> bool:
         return True
 
 
-def test_cut_resets_connections_and_lets_new_ones_through(proxy: FaultProxy, client: socket.socket) -> None:
+def test_cut_resets_connections_and_lets_new_ones_through(proxy, client):
     ask(client, b"hello\n")
     proxy.cut()
     with pytest.raises(ConnectionResetError):
@@ -96,7 +96,7 @@ def test_cut_resets_connections_and_lets_new_ones_through(proxy: FaultProxy, cli
         assert ask(again, b"hello\n") == b"hello\n"
 
 
-def test_a_server_does_not_hear_that_its_client_is_gone(proxy: FaultProxy, server: Echo, client: socket.socket) -> None:
+def test_a_server_does_not_hear_that_its_client_is_gone(proxy, server, client):
     ask(client, b"before\n")
     proxy.swallow(replies=False)
     client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -110,7 +110,7 @@ def test_a_server_does_not_hear_that_its_client_is_gone(proxy: FaultProxy, serve
     assert server.gone.get(timeout=LIMIT_S) is other
 
 
-def test_replies_alone_are_swallowed(proxy: FaultProxy, server: Echo, client: socket.socket) -> None:
+def test_replies_alone_are_swallowed(proxy, server, client):
     ask(client, b"before\n")
     proxy.swallow(requests=False)
     client.sendall(b"COMMIT\n")
@@ -124,7 +124,7 @@ def test_replies_alone_are_swallowed(proxy: FaultProxy, server: Echo, client: so
     assert is_cut(client)
 
 
-def test_half_of_a_request_arrives(proxy: FaultProxy, server: Echo, client: socket.socket) -> None:
+def test_half_of_a_request_arrives(proxy, server, client):
     trap = proxy.trap("commit", RequestFault.HALVED)
     ask(client, b"before\n")
     client.sendall(b"COMMIT 1\n")
@@ -141,7 +141,7 @@ def held(proxy: FaultProxy, client: socket.socket, line: bytes = b"COMMIT 1\n") 
     return trap
 
 
-def test_last_words_of_a_server_are_no_answer(proxy: FaultProxy, server: Echo, client: socket.socket) -> None:
+def test_last_words_of_a_server_are_no_answer(proxy, server, client):
     trap = held(proxy, client)
     server.clients[0].sendall(b"too late\n")
     server.clients[0].shutdown(socket.SHUT_RDWR)
@@ -149,16 +149,14 @@ def test_last_words_of_a_server_are_no_answer(proxy: FaultProxy, server: Echo, c
     assert server.lines == [b"before\n"]
 
 
-def test_no_answer_is_not_taken_for_an_end(
-    proxy: FaultProxy, client: socket.socket, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_answer_is_not_taken_for_an_end(proxy, client, monkeypatch):
     monkeypatch.setattr("sparkonce_lab.rig.proxy._REPLY_WITHIN_S", 0.2)
     trap = held(proxy, client, b"COMMIT without its end")
     with pytest.raises(TimeoutError, match="not answered"):
         trap.deliver()
 
 
-def test_a_request_is_stalled_until_its_client_is_gone(proxy: FaultProxy, server: Echo, client: socket.socket) -> None:
+def test_a_request_is_stalled_until_its_client_is_gone(proxy, server, client):
     trap = proxy.trap("prepare", RequestFault.STALLED)
     client.sendall(b"PREPARE 1\n")
     assert trap.sprung.wait(LIMIT_S)
@@ -170,7 +168,7 @@ def test_a_request_is_stalled_until_its_client_is_gone(proxy: FaultProxy, server
     server.wait_for(b"PREPARE 1\n")
 
 
-def test_a_request_that_comes_in_pieces_is_seen_once(proxy: FaultProxy, client: socket.socket) -> None:
+def test_a_request_that_comes_in_pieces_is_seen_once(proxy, client):
     client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     assert ask(client, b"1\nCOM") == b"1\n"
     assert ask(client, b"MIT\n") == b"COMMIT\n"
@@ -178,7 +176,7 @@ def test_a_request_that_comes_in_pieces_is_seen_once(proxy: FaultProxy, client: 
     assert proxy.seen == {"commit": 1}
 
 
-def test_it_passes_on_what_it_is_given(proxy: FaultProxy, client: socket.socket) -> None:
+def test_it_passes_on_what_it_is_given(proxy, client):
     with pytest.raises(KeyError):
         proxy.trap("abort", RequestFault.HELD)
 
@@ -190,7 +188,7 @@ def test_it_passes_on_what_it_is_given(proxy: FaultProxy, client: socket.socket)
     assert client.recv(100) == b""
 
 
-def test_clients_that_connect_while_it_ends_leave_no_socket_open(server: Echo) -> None:
+def test_clients_that_connect_while_it_ends_leave_no_socket_open(server):
     for _ in range(5):
         proxy, clients = FaultProxy(server.place), []
         with proxy:

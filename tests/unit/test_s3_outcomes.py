@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from sparkonce.protocol.handles import Outcome
@@ -54,13 +52,13 @@ ABSENT = Answer(status=404, code="404")
         (NOT_SENT, "SomethingElse", Outcome.UNKNOWN),
     ],
 )
-def test_what_an_answer_says_by_itself(status: int | None, code: str, outcome: Outcome) -> None:
+def test_what_an_answer_says_by_itself(status, code, outcome):
     finished = read(Answer(status=status, code=code, reason="because"), "CompleteMultipartUpload")
     assert finished.outcome is outcome
     assert finished.reason.startswith("CompleteMultipartUpload: ")
 
 
-def test_a_request_that_a_store_lacks_is_not_blamed_on_a_setting() -> None:
+def test_a_request_that_a_store_lacks_is_not_blamed_on_a_setting():
     reason = read(Answer(status=501, code="NotImplemented"), "ListMultipartUploads").reason
     assert reason.startswith("ListMultipartUploads: NotImplemented")
     assert "if_none_match" not in reason
@@ -83,11 +81,11 @@ def test_a_request_that_a_store_lacks_is_not_blamed_on_a_setting() -> None:
         *[(code, Present(size=10, etag="zzz"), Outcome.UNKNOWN) for code in (DONE, NO_SUCH_UPLOAD, OCCUPIED)],
     ],
 )
-def test_what_stands_at_the_key_decides(code: str, standing: Present | Answer, outcome: Outcome) -> None:
+def test_what_stands_at_the_key_decides(code, standing, outcome):
     assert outcome_by_object(code, standing, FIELDS).outcome is outcome
 
 
-def test_an_object_is_known_by_its_mark() -> None:
+def test_an_object_is_known_by_its_mark():
     assert is_own(OWN, FIELDS)
     assert is_own(Present(size=10, etag="other-1", transaction=NAME, mark="m"), FIELDS)
     assert not is_own(Present(size=10, etag="abc-1", transaction=NAME, mark="n"), FIELDS)

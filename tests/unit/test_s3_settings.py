@@ -4,7 +4,6 @@ import hashlib
 import logging
 import pickle
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,7 +23,7 @@ SECRETS = {
 
 
 @pytest.mark.parametrize("location", ["b/a", "s3:b", "s3:///a", "s3://b//a", "s3://b/a//c", "https://b/a", ""])
-def test_other_locations_are_refused(location: str) -> None:
+def test_other_locations_are_refused(location):
     with pytest.raises(ConfigurationError, match="s3://bucket/prefix"):
         read_location(location)
 
@@ -45,12 +44,12 @@ def test_other_locations_are_refused(location: str) -> None:
         ({"aws_access_key_id": "k"}, "aws_secret_access_key"),
     ],
 )
-def test_an_impossible_setting_is_named(settings: dict[str, Any], named: str) -> None:
+def test_an_impossible_setting_is_named(settings, named):
     with pytest.raises(ConfigurationError, match=named):
         read_settings(settings)
 
 
-def test_settings_are_taken() -> None:
+def test_settings_are_taken():
     settings = read_settings(
         {"read_timeout_s": 3, "verify": "/ca.pem", "server_side_encryption": "aws:kms", "sse_kms_key_id": "k"}
     )
@@ -69,7 +68,7 @@ def test_settings_are_taken() -> None:
     assert (other.location, other.settings) == (store.location, store.settings)
 
 
-def test_secrets_are_shown_nowhere(caplog: pytest.LogCaptureFixture) -> None:
+def test_secrets_are_shown_nowhere(caplog):
     with caplog.at_level(logging.DEBUG, logger="sparkonce"):
         store = S3Store("s3://b/a", SECRETS)
         told = [repr(store), repr(store.settings), str(vars(store))]
@@ -85,7 +84,7 @@ def test_secrets_are_shown_nowhere(caplog: pytest.LogCaptureFixture) -> None:
     )
 
 
-def test_a_body_is_in_its_signature_behind_tls_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_body_is_in_its_signature_behind_tls_too(tmp_path, monkeypatch):
     """Otherwise a store would accept a part that a proxy behind the TLS damaged, since no other checksum is sent."""
     (tmp_path / "config").write_text("[default]\ns3 =\n  payload_signing_enabled = false\n")
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
@@ -107,7 +106,7 @@ def test_a_body_is_in_its_signature_behind_tls_too(tmp_path: Path, monkeypatch: 
     assert signed == [hashlib.sha256(b"hello").hexdigest()]
 
 
-def test_parts_grow_so_that_the_largest_file_fits() -> None:
+def test_parts_grow_so_that_the_largest_file_fits():
     assert [part_size(number, 8 * MIB) for number in (1, 1_000, 1_001, 2_001)] == [8 * MIB, 8 * MIB, 16 * MIB, 32 * MIB]
     sizes = [part_size(number, 8 * MIB) for number in range(1, MOST_PARTS + 1)]
     assert sum(sizes) >= 5 * 1024 * 1024 * MIB
@@ -143,20 +142,20 @@ def aborts(days: int, **more: Any) -> dict[str, Any]:
         ([{"Status": "Enabled", "Prefix": "x", "AbortIncompleteMultipartUpload": {"DaysAfterInitiation": 4}}], None),
     ],
 )
-def test_the_first_rule_to_abort_is_the_timeout(rules: list[dict[str, Any]], days: int | None) -> None:
+def test_the_first_rule_to_abort_is_the_timeout(rules, days):
     found = read_rules(rules, "out/x/")
     assert found.timeout_s == (None if days is None else days * DAY_S)
     assert any("no lifecycle rule aborts" in note for note in found.notes) == (days is None)
 
 
 @pytest.mark.parametrize(("expiration", "told"), [({"Days": 30}, "30 days"), ({"Date": "2030-01-01"}, "2030-01-01")])
-def test_a_rule_that_deletes_objects_is_told(expiration: dict[str, Any], told: str) -> None:
+def test_a_rule_that_deletes_objects_is_told(expiration, told):
     (note,) = read_rules([aborts(7), rule(ID="cleanup", Expiration=expiration)], "out/").notes
     assert "'cleanup'" in note
     assert told in note
 
 
-def test_the_rules_are_asked_for() -> None:
+def test_the_rules_are_asked_for():
     class Lifecycle:
         """A store with lifecycle rules, which the other tests' server lacks."""
 
@@ -194,5 +193,5 @@ def test_the_rules_are_asked_for() -> None:
     ("location", "bucket", "prefix"),
     [("s3://b", "b", ""), ("s3://b/", "b", ""), ("s3a://b/a/c", "b", "a/c/"), ("s3://b/a/c/", "b", "a/c/")],
 )
-def test_a_location_is_a_bucket_and_a_prefix(location: str, bucket: str, prefix: str) -> None:
+def test_a_location_is_a_bucket_and_a_prefix(location, bucket, prefix):
     assert read_location(location) == (bucket, prefix)

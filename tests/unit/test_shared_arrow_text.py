@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import datetime as dt
 import math
-from collections.abc import Callable
 from decimal import Decimal
 from functools import partial
 
@@ -49,14 +48,12 @@ def of_mysql(values: pa.Array) -> list[str]:
 
 @pytest.mark.parametrize("encode", [of_frame, of_files, of_mysql])
 @pytest.mark.parametrize(("values", "wanted"), ROWS)
-def test_every_sink_writes_these_rows_so(
-    encode: Callable[[pa.Array], list[str]], values: pa.Array, wanted: list[str]
-) -> None:
+def test_every_sink_writes_these_rows_so(encode, values, wanted):
     assert encode(values) == wanted
     assert encode(values.slice(1)) == wanted[1:]
 
 
-def test_odd_values() -> None:
+def test_odd_values():
     values = pa.array([math.nan, math.inf, None, 1.0])
     assert of_frame(values) == ['"NaN"', '"Infinity"', "null", "1.0"]
     nested = pa.StructArray.from_arrays([pa.ListArray.from_arrays([0, 1, 4], values)], names=["x"])
@@ -83,7 +80,7 @@ def test_odd_values() -> None:
 DAYS = np.array([-(2**31), -719_893, -719_528, -1, 2_932_896, 2_932_897, 12_019_723, 2**31 - 1])
 
 
-def test_dates_and_instants_of_all_years_have_their_iso_text() -> None:
+def test_dates_and_instants_of_all_years_have_their_iso_text():
     """From the year 32768 on, Arrow's own cast writes "<value out of range: …>"."""
 
     def signed(text: str) -> str:
@@ -111,7 +108,7 @@ def test_dates_and_instants_of_all_years_have_their_iso_text() -> None:
     ]
 
 
-def test_a_string_that_is_not_utf8_is_refused_by_its_column_at_any_depth() -> None:
+def test_a_string_that_is_not_utf8_is_refused_by_its_column_at_any_depth():
     text = pa.array([b"fine", None, b"a\xffb"]).view(pa.string())
     inside = pa.StructArray.from_arrays([pa.ListArray.from_arrays([0, 3], text)], ["tags"])
     for encode, column in ((json_text, text), (plain_text, text.cast(pa.large_string())), (json_text, inside)):

@@ -5,7 +5,6 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -41,7 +40,7 @@ SINKS_KEEP = {
 
 
 @pytest.mark.parametrize("sink", SINKS_KEEP)
-def test_no_sink_remembers_less_than_the_log(sink: str) -> None:
+def test_no_sink_remembers_less_than_the_log(sink):
     """The log may hold `TIDY_EVERY_BATCHES` more batches than it keeps, and the one that is being decided."""
     assert SINKS_KEEP[sink] > horizon.KEEP_BATCHES + horizon.TIDY_EVERY_BATCHES
     assert SINKS_KEEP[sink] == horizon.SINKS_KEEP_BATCHES
@@ -69,11 +68,11 @@ TABLE = ErrorTable(
         ("XX000", "words", UNLISTED.sentence),
     ],
 )
-def test_a_code_its_class_or_a_phrase_says_what_an_answer_means(code: str, message: str, wanted: str) -> None:
+def test_a_code_its_class_or_a_phrase_says_what_an_answer_means(code, message, wanted):
     assert TABLE.meaning(code, message).sentence == wanted
 
 
-def test_an_answer_is_told_with_its_name_its_words_and_what_to_do() -> None:
+def test_an_answer_is_told_with_its_name_its_words_and_what_to_do():
     assert TABLE.finished("X", "words.").reason == "error X: words. Gone."
     assert TABLE.finished("53", "words", shown="53 words").reason == "53 words. Full."
     assert TABLE.finished("53", "words").next_step == "free space."
@@ -88,7 +87,7 @@ def handle(number: int | None, slot: int = 0) -> Handle:
     return Handle(sink="s", slot=slot, transaction=transaction_fields(fields))
 
 
-def test_answers_come_in_the_order_of_the_handles() -> None:
+def test_answers_come_in_the_order_of_the_handles():
     class Numbers(HandleCommitter[int]):
         """Transactions are numbers, one of which belongs to another query."""
 
@@ -127,7 +126,7 @@ def test_answers_come_in_the_order_of_the_handles() -> None:
     assert every.is_due(27)
 
 
-def test_no_more_are_finished_at_once_than_allowed() -> None:
+def test_no_more_are_finished_at_once_than_allowed():
     running, most, lock = 0, 0, threading.Lock()
 
     def finish(one: int) -> Finished:
@@ -202,7 +201,7 @@ def prepared(batch: int) -> Handle:
     return POSTGRES_DIALECT.fields.handle("s", one)
 
 
-def test_a_session_is_used_again_and_closed_after_an_error() -> None:
+def test_a_session_is_used_again_and_closed_after_an_error():
     server = Server()
     committer = database(server)
     assert committer.commit([prepared(1)]) == [COMMITTED]
@@ -223,7 +222,7 @@ def test_a_session_is_used_again_and_closed_after_an_error() -> None:
     assert committer.abort([prepared(1)])[0].outcome is Outcome.RETRY
 
 
-def test_a_new_session_without_the_newest_commit_is_a_server_that_went_back() -> None:
+def test_a_new_session_without_the_newest_commit_is_a_server_that_went_back():
     server = Server()
     committer = database(server)
     committer.commit([prepared(1)])
@@ -247,7 +246,7 @@ def test_a_new_session_without_the_newest_commit_is_a_server_that_went_back() ->
         committer.missing([prepared(2)])
 
 
-def test_so_many_are_kept_and_the_others_closed() -> None:
+def test_so_many_are_kept_and_the_others_closed():
     def pool(server: Server, most: int = 2) -> IdlePool[Session]:
         def connect() -> Session:
             server.sessions.append(Session(server.has))
@@ -286,7 +285,7 @@ def test_so_many_are_kept_and_the_others_closed() -> None:
     assert not has_nothing_to_read(number)
 
 
-def test_names_are_compared_field_by_field() -> None:
+def test_names_are_compared_field_by_field():
     token, other = Token(3, "a" * 8), Token(4, "b" * 8)
     claims = Claims([Owner(query="q" * 12, token=token, facts={"prefix": "orders"}), Owner(query="r", token=token)])
 
@@ -300,12 +299,12 @@ def test_names_are_compared_field_by_field() -> None:
 
 
 @pytest.mark.parametrize(("prefix", "name"), [("", "s"), ("p" * 60, "s" * 10), ("a\nb", "s"), ("a", "\0"), (1, "s")])
-def test_a_prefix_that_no_server_would_keep_is_refused(prefix: Any, name: str) -> None:
+def test_a_prefix_that_no_server_would_keep_is_refused(prefix, name):
     with pytest.raises(ConfigurationError, match="prefix="):
         settings.name_prefix(prefix, name, most_bytes=64)
 
 
-def test_refusals_of_a_preflight() -> None:
+def test_refusals_of_a_preflight():
     found = refusal("fsync", "off", "rows may be lost", "set it.")
     assert (found.message, found.next_step, found.details) == (
         "fsync=off: rows may be lost.",
@@ -328,7 +327,7 @@ def test_refusals_of_a_preflight() -> None:
 
 
 @pytest.mark.parametrize("most", [1, 100, 10_000])
-def test_halves_have_all_rows_in_order(most: int) -> None:
+def test_halves_have_all_rows_in_order(most):
     rows = pa.record_batch({"n": list(range(100))})
     found = list(halves(rows, most))
     assert [one for piece in found for one in piece.column(0).to_pylist()] == list(range(100))
@@ -337,7 +336,7 @@ def test_halves_have_all_rows_in_order(most: int) -> None:
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.binary()])
 @pytest.mark.parametrize("most", [1, 10, 1000])
-def test_a_cut_array_has_all_bytes_but_the_last_of_each_piece(kind: pa.DataType, most: int) -> None:
+def test_a_cut_array_has_all_bytes_but_the_last_of_each_piece(kind, most):
     values = pa.array(["zero,", "one,", "two,", "three,", "four,"], pa.string()).cast(kind).slice(1)
     found = [bytes(piece) for piece in cut(values, most, without_last=1)]
     assert b",".join(found) == b"one,two,three,four"
@@ -351,7 +350,7 @@ CONDITION = """source.at >= target."At" AND 'source.x' <> source . "weird ""q" -
  AND /* source.z */ x.source.k = SOURCE.Big AND my_source.a = E'it\\'s source.b' AND `source.c` > source.`d`"""
 
 
-def test_columns_that_a_condition_reads() -> None:
+def test_columns_that_a_condition_reads():
     assert named(CONDITION) == [
         ("source", "at"),
         ("target", "At"),
@@ -361,7 +360,7 @@ def test_columns_that_a_condition_reads() -> None:
     ]
 
 
-def test_the_batchs_row_gets_another_name_and_nothing_else_does() -> None:
+def test_the_batchs_row_gets_another_name_and_nothing_else_does():
     assert with_source(CONDITION, "EXCLUDED") == (
         """EXCLUDED.at >= target."At" AND 'source.x' <> EXCLUDED . "weird ""q" -- source.y
  AND /* source.z */ x.source.k = EXCLUDED.Big AND my_source.a = E'it\\'s source.b' AND `source.c` > EXCLUDED.`d`"""

@@ -31,7 +31,7 @@ def acknowledges(received: socket.socket) -> bool:
     return bool(received.getsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK))
 
 
-def test_the_socket_of_pysparks_worker_acknowledges_at_once() -> None:
+def test_the_socket_of_pysparks_worker_acknowledges_at_once():
     with ExitStack() as stack:
         sent, received = connected(stack)
         received.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 0)
@@ -43,7 +43,7 @@ def test_the_socket_of_pysparks_worker_acknowledges_at_once() -> None:
         assert infile.read(4) == b"rows"
 
 
-def test_the_socket_still_waits_for_rows_where_the_user_has_set_a_time_limit() -> None:
+def test_the_socket_still_waits_for_rows_where_the_user_has_set_a_time_limit():
     with ExitStack() as stack:
         _, received = connected(stack)
         infile = stack.enter_context(os.fdopen(os.dup(received.fileno()), "rb"))
@@ -53,7 +53,7 @@ def test_the_socket_still_waits_for_rows_where_the_user_has_set_a_time_limit() -
         assert os.get_blocking(infile.fileno())
 
 
-def test_a_socket_of_another_kind_stays_as_it_is() -> None:
+def test_a_socket_of_another_kind_stays_as_it_is():
     ours, theirs = socket.socketpair(socket.AF_UNIX)
     with ours, theirs, os.fdopen(os.dup(ours.fileno()), "rb") as infile:
         assert not main(infile, acknowledge_at_once)

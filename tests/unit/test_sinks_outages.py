@@ -105,7 +105,7 @@ def kafka(code: int, *before: int) -> Any:
     ],
     ids=str,
 )
-def test_what_is_waited_for(error: PrepareError) -> None:
+def test_what_is_waited_for(error):
     assert isinstance(error, OutageError)
 
 
@@ -139,6 +139,6 @@ def test_what_is_waited_for(error: PrepareError) -> None:
     ],
     ids=str,
 )
-def test_what_is_not(error: PrepareError) -> None:
+def test_what_is_not(error):
     assert not isinstance(error, OutageError)
     assert type(error) is PrepareError

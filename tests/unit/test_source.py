@@ -42,7 +42,7 @@ Register = Callable[..., None]
 
 
 @pytest.fixture
-def register(monkeypatch: pytest.MonkeyPatch) -> Iterator[Register]:
+def register(monkeypatch) -> Iterator[Register]:
     def entries(**named: str) -> None:
         found = [EntryPoint(name, value, source.GROUP) for name, value in named.items()]
         monkeypatch.setattr(source, "entry_points", lambda group: found if group == source.GROUP else [])
@@ -54,7 +54,7 @@ def register(monkeypatch: pytest.MonkeyPatch) -> Iterator[Register]:
     source._loaded.cache_clear()
 
 
-def test_a_source_is_found_by_the_name_of_its_format(register: Register) -> None:
+def test_a_source_is_found_by_the_name_of_its_format(register):
     register(Lines=LINES, other="not.there:Other")
     assert isinstance(found := registered("lines"), Lines)
     assert registered("LINES") is found
@@ -72,15 +72,13 @@ def test_a_source_is_found_by_the_name_of_its_format(register: Register) -> None
         ("builtins:dict", "is a dict, and not a Source"),
     ],
 )
-def test_a_source_that_cannot_be_used_is_named(register: Register, value: str, message: str) -> None:
+def test_a_source_that_cannot_be_used_is_named(register, value, message):
     register(broken=value)
     with pytest.raises(ConfigurationError, match=message):
         registered("broken")
 
 
-def test_one_broken_package_does_not_hide_the_other_sources(
-    register: Register, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_one_broken_package_does_not_hide_the_other_sources(register, tmp_path, caplog):
     register(broken="not.there:Source", lines=LINES)
     (tmp_path / "offsets").mkdir()
     (tmp_path / "metadata").write_text('{"id":"c4568601-81bc-4954-a0c3-3f9dd4a338f4"}')
@@ -93,7 +91,7 @@ def test_one_broken_package_does_not_hide_the_other_sources(
     assert "Correct the package's entry point in the group sparkonce.sources" in caplog.text
 
 
-def test_a_batch_is_counted_by_the_source_whose_offsets_it_has() -> None:
+def test_a_batch_is_counted_by_the_source_whose_offsets_it_has():
     before, now = json.dumps({"file": "/a", "line": 7}), json.dumps({"file": "/a", "line": 10})
     kafka = ('{"t": {"0": 100}}', '{"t": {"0": 104, "1": 2}}')
     assert rows_read([before, kafka[0]], [now, kafka[1]], [Lines()]) == 9
@@ -102,7 +100,7 @@ def test_a_batch_is_counted_by_the_source_whose_offsets_it_has() -> None:
     assert rows_read(None, [now], [Lines()]) is None
 
 
-def test_explain_asks_the_source(register: Register, tmp_path: Path) -> None:
+def test_explain_asks_the_source(register, tmp_path):
     register(lines=LINES)
     pipeline = Pipeline(
         query="q",
@@ -122,7 +120,7 @@ def test_explain_asks_the_source(register: Register, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("group", ["sparkonce.sources", "sparkonce.packages"])
-def test_this_environment_has_the_entry_points_of_the_project(group: str) -> None:
+def test_this_environment_has_the_entry_points_of_the_project(group):
     root = Path(__file__).parents[2]
     named: dict[str, str] = {}
     for file in (root / "pyproject.toml", *root.glob("packages/*/pyproject.toml")):
@@ -133,7 +131,7 @@ def test_this_environment_has_the_entry_points_of_the_project(group: str) -> Non
         entry.load()
 
 
-def test_a_jar_of_a_package_is_named_by_its_entry_point() -> None:
+def test_a_jar_of_a_package_is_named_by_its_entry_point():
     assert spark_packages("4.0.0", avro=False, pravega=True).split(",")[1:] == ["io.pravega:pravega-client:0.13.0"]
     assert spark_packages("4.0.0", avro=False, pravega=False) == spark_packages("4.0.0", avro=False)
     with pytest.raises(ConfigurationError, match=r"pulsar= is not a known package of jars; known are avro, delta"):
@@ -160,7 +158,7 @@ class OtherKafkaSink(PlainSink):
     takes_dead_letters = False
 
 
-def test_a_sink_without_hooks_is_of_no_kafka() -> None:
+def test_a_sink_without_hooks_is_of_no_kafka():
     sink = PlainSink("mine")
     (facts,) = sink_facts(sink)
     assert (facts.name, facts.kafka, facts.transaction_timeout, kafka_settings(sink)) == (
@@ -174,7 +172,7 @@ def test_a_sink_without_hooks_is_of_no_kafka() -> None:
     assert sink.checked(rows, "mark") is rows
 
 
-def test_explain_knows_its_topic_and_its_timeout() -> None:
+def test_explain_knows_its_topic_and_its_timeout():
     sink = OtherKafkaSink("mine")
     (facts,) = sink_facts(sink)
     assert (facts.name, facts.kafka, facts.transaction_timeout) == (
@@ -186,7 +184,7 @@ def test_explain_knows_its_topic_and_its_timeout() -> None:
     assert kafka_settings(OtherKafkaSink("mine", Guarantee.AT_LEAST_ONCE)) is None
 
 
-def test_offsets_go_into_its_transactions() -> None:
+def test_offsets_go_into_its_transactions():
     offsets = GroupOffsets("group", {"bootstrap.servers": "broker:9092"}, in_transaction_of="mine")
     assert checked_groups(offsets, {"mine": OtherKafkaSink("mine")}) == (offsets,)
     for other in (PlainSink("mine"), OtherKafkaSink("mine", Guarantee.AT_LEAST_ONCE), OtherKafkaSink("another")):
@@ -194,7 +192,7 @@ def test_offsets_go_into_its_transactions() -> None:
             checked_groups(offsets, {other.name: other})
 
 
-def test_a_query_that_reads_its_topic_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_query_that_reads_its_topic_is_warned_of(caplog):
     source = KafkaSource(options={"kafka.bootstrap.servers": "broker:9092"}, partitions={"totals": 3})
     with caplog.at_level(logging.WARNING, "sparkonce"):
         warn_of_loops([source], [PlainSink("mine")])
@@ -203,13 +201,13 @@ def test_a_query_that_reads_its_topic_is_warned_of(caplog: pytest.LogCaptureFixt
     assert "reads topic='totals', which its sink 'mine' writes to" in caplog.text
 
 
-def test_it_may_not_be_one_of_dead_letters() -> None:
+def test_it_may_not_be_one_of_dead_letters():
     refusing, other = MemorySink("refusing"), OtherKafkaSink("other")
     with pytest.raises(ConfigurationError, match="'other' is a OtherKafkaSink, which may refuse a row after"):
         dead_letter_sinks({refusing: None}, {refusing: other})
 
 
-def test_a_source_that_only_judges_is_enough(register: Register) -> None:
+def test_a_source_that_only_judges_is_enough(register):
     class Plain(Source):
         def judge(self, source: SourceFacts, downtime: str) -> list[source.Finding]:
             return []

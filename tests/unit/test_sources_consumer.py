@@ -19,7 +19,7 @@ def java(**settings: Any) -> dict[str, str]:
     return found
 
 
-def test_both_ways_of_naming_a_setting_give_the_same() -> None:
+def test_both_ways_of_naming_a_setting_give_the_same():
     ours = {"metadata.broker.list": "broker:9092", "fetch.wait.max.ms": 100, "socket.timeout.ms": 5000}
     javas = {"kafka.bootstrap.servers": "broker:9092", "fetch.max.wait.ms": "100", "request.timeout.ms": 5000}
     assert consumer_settings(ours) == consumer_settings(javas)
@@ -56,7 +56,7 @@ def test_both_ways_of_naming_a_setting_give_the_same() -> None:
         ({"bootstrap.servers": " "}, "bootstrap.servers"),
     ],
 )
-def test_what_cannot_be_used_is_named_and_no_secret_is_told(settings: dict[str, Any], named: str) -> None:
+def test_what_cannot_be_used_is_named_and_no_secret_is_told(settings, named):
     with pytest.raises(ConfigurationError) as told:
         consumer_settings({**BROKER, **settings})
     assert named in str(told.value)
@@ -69,7 +69,7 @@ def pem(folder: Path, name: str, kind: str) -> str:
     return str(path)
 
 
-def test_pem_files_become_stores(tmp_path: Path) -> None:
+def test_pem_files_become_stores(tmp_path):
     ca, certificate = pem(tmp_path, "ca", "CERTIFICATE"), pem(tmp_path, "certificate", "CERTIFICATE")
     key = pem(tmp_path, "key", "ENCRYPTED PRIVATE KEY")
     found = java(
@@ -95,7 +95,7 @@ def test_pem_files_become_stores(tmp_path: Path) -> None:
         java(ssl_certificate_location=old, ssl_key_location=old)
 
 
-def test_every_name_that_is_translated_or_refused_has_its_reason() -> None:
+def test_every_name_that_is_translated_or_refused_has_its_reason():
     assert set(RENAMED.values()) <= JAVA
     assert not JAVA & REFUSED.keys()
 
@@ -110,7 +110,7 @@ def connection(**settings: Any) -> dict[str, str]:
     return connection_settings({f"kafka.{name}": value for name, value in consumer_settings(given).items()})
 
 
-def test_javas_settings_lead_back_to_the_same_connection(tmp_path: Path) -> None:
+def test_javas_settings_lead_back_to_the_same_connection(tmp_path):
     assert connection(fetch_min_bytes=5) == {**BROKER, "security.protocol": "PLAINTEXT"}
 
     login = {"sasl.mechanism": "SCRAM-SHA-512", "sasl.username": "alice", "sasl.password": SECRET}
@@ -133,7 +133,7 @@ def test_javas_settings_lead_back_to_the_same_connection(tmp_path: Path) -> None
         """ PlainLoginModule  optional\n username = "a b"\n password='c\\'d' ; """,
     ],
 )
-def test_a_login_is_read_from_jaas_as_java_reads_it(line: str) -> None:
+def test_a_login_is_read_from_jaas_as_java_reads_it(line):
     options = {"bootstrap.servers": "b:1", "security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN"}
     found = connection_settings({f"kafka.{name}": one for name, one in {**options, "sasl.jaas.config": line}.items()})
     assert (found["sasl.username"], found["sasl.password"]) == ("a b", "c'd")
@@ -159,7 +159,7 @@ def test_a_login_is_read_from_jaas_as_java_reads_it(line: str) -> None:
         ),
     ],
 )
-def test_what_only_javas_client_can_follow_is_named_without_showing_secrets(more: dict[str, str], named: str) -> None:
+def test_what_only_javas_client_can_follow_is_named_without_showing_secrets(more, named):
     options = {"bootstrap.servers": "b:1", "security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN", **more}
     with pytest.raises(ConfigurationError, match=re.escape(named)) as refused:
         connection_settings({f"kafka.{name}": value for name, value in options.items()})

@@ -3,8 +3,6 @@
 The brokers are fakes.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from sparkonce.sinks.kafka import connection as waiting_module
@@ -13,7 +11,7 @@ from sparkonce.sinks.kafka.outcomes import BrokerAnswer, KafkaTransaction
 from sparkonce.sinks.kafka.transaction_client import TransactionClient
 from sparkonce.sources.groups import Reply, commit_offsets_in
 from unit.driver_world import Clock
-from unit.kafka_world import SILENT, UNSENT, Brokers
+from unit.kafka_world import SILENT, UNSENT
 
 
 @pytest.mark.parametrize("kind", ["AddOffsetsToTxn", "TxnOffsetCommit"])
@@ -25,9 +23,7 @@ from unit.kafka_world import SILENT, UNSENT, Brokers
         pytest.param([SILENT], 1, Reply("no answer (reset by peer)", may_arrive=True), id="silence may arrive late"),
     ],
 )
-def test_only_what_has_left_gives_a_batch_up(
-    brokers: Brokers, monkeypatch: pytest.MonkeyPatch, kind: str, refusals: list[BrokerAnswer], times: int, reply: Reply
-) -> None:
+def test_only_what_has_left_gives_a_batch_up(brokers, monkeypatch, kind, refusals, times, reply):
     for module in (client_module, waiting_module):
         monkeypatch.setattr(module, "time", Clock())
     if kind == "TxnOffsetCommit":
@@ -39,9 +35,7 @@ def test_only_what_has_left_gives_a_batch_up(
     assert len(brokers.count(kind)) == times
 
 
-def test_coordinators_are_remembered_of_a_bounded_number_of_ids(
-    brokers: Brokers, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_coordinators_are_remembered_of_a_bounded_number_of_ids(brokers, monkeypatch):
     monkeypatch.setattr(client_module, "REMEMBERED", 10)
     client = TransactionClient({})
     for batch in range(50):

@@ -1,8 +1,5 @@
-from __future__ import annotations
-
 import json
 from datetime import datetime, timedelta, timezone
-from typing import Any
 
 import pytest
 
@@ -15,11 +12,11 @@ NOON = datetime(2026, 1, 31, 12, 0, 0, 5000, tzinfo=timezone.utc)
 
 
 @pytest.mark.parametrize("word", ["earliest", "latest"])
-def test_words(word: str) -> None:
+def test_words(word):
     assert starting_options(word) == {"startingOffsets": word}
 
 
-def test_offsets_and_times_of_partitions() -> None:
+def test_offsets_and_times_of_partitions():
     noon_ms = 1769860800005
     elsewhere = NOON.astimezone(timezone(timedelta(hours=-7)))
     assert starting_options(NOON) == starting_options(elsewhere) == {"startingTimestamp": str(noon_ms)}
@@ -46,7 +43,7 @@ def test_offsets_and_times_of_partitions() -> None:
         (17, "17"),
     ],
 )
-def test_what_is_no_position_is_named(starting: Any, named: str) -> None:
+def test_what_is_no_position_is_named(starting, named):
     with pytest.raises(ConfigurationError, match=named.replace("{", r"\{")):
         starting_options(starting)
 
@@ -64,17 +61,17 @@ KAFKA = '{"orders":{"0":7,"1":9}}'
     ],
     ids=["none yet", "rate or socket", "files", "Delta", "Iceberg", "rate per partition", "texts", "a list"],
 )
-def test_only_kafkas_offsets_are_taken(other: str) -> None:
+def test_only_kafkas_offsets_are_taken(other):
     assert kafka_offsets([other, KAFKA]) == {"orders": {0: 7, 1: 9}}
 
 
-def test_of_two_sources_that_read_one_partition_the_one_behind_counts() -> None:
+def test_of_two_sources_that_read_one_partition_the_one_behind_counts():
     assert kafka_offsets([KAFKA, '{"orders":{"0":8,"1":2}}']) == {"orders": {0: 7, 1: 2}}
 
     assert kafka_offsets([KAFKA, '{"clicks":{"0":1}}'], ["clicks"]) == {"clicks": {0: 1}}
 
 
-def test_packages_have_the_version_of_spark() -> None:
+def test_packages_have_the_version_of_spark():
     kafka, avro = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0", "org.apache.spark:spark-avro_2.13:4.0.0"
     assert spark_packages("4.0.0") == spark_packages("4.0.0-vendor-1") == f"{kafka},{avro}"
     assert spark_packages("4.0.0", avro=False) == kafka
@@ -87,7 +84,7 @@ def test_packages_have_the_version_of_spark() -> None:
     assert "iceberg-spark-runtime-4.9_2.13:<the version for Spark 4.9>" in str(missing_module(ICEBERG_MODULE, "4.9.1"))
 
 
-def test_a_missing_module_is_told_with_its_coordinate() -> None:
+def test_a_missing_module_is_told_with_its_coordinate():
     told = str(missing_module("spark-avro", "4.0.1"))
     for line in (
         'python job.py: SparkSession.builder.config("spark.jars.packages", "org.apache.spark:spark-avro_2.13:4.0.1")',
@@ -108,7 +105,7 @@ KAFKA_4 = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0"
 @pytest.mark.parametrize(
     ("submitted", "why"), [(True, "spark-submit starts it before the script"), (False, "by a session before this one")]
 )
-def test_packages_that_came_too_late_are_said_first(submitted: bool, why: str) -> None:
+def test_packages_that_came_too_late_are_said_first(submitted, why):
     told = missing_module(KAFKA_MODULE, "4.0.0", asked=f"a:b:1,{KAFKA_4}", submitted=submitted).message
     assert told.startswith(f"spark.jars.packages=a:b:1,{KAFKA_4} is set and had no effect")
     assert why in told

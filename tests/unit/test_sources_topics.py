@@ -34,7 +34,7 @@ class Topics(SourceTopics):
         return self.ids_to_record(recorded, OFFSETS)
 
 
-def test_a_topic_that_is_another_one_is_refused() -> None:
+def test_a_topic_that_is_another_one_is_refused():
     topics = Topics(a="1", b="3")
     assert topics.start({"a": "1", "b": "2"}) == {"a": "1", "b": "2"}
     with pytest.raises(PreflightError, match=r"Topic 'b', .* it has the id 3, and had 2"):
@@ -48,7 +48,7 @@ def test_a_topic_that_is_another_one_is_refused() -> None:
     assert "Topic 'b'" in topics.before_decision((), OFFSETS)
 
 
-def test_ids_are_kept_from_the_first_run_on() -> None:
+def test_ids_are_kept_from_the_first_run_on():
     topics = Topics(a="1", b="2")
     assert topics.start({}) == {"a": "1", "b": "2"}
     topics.check_same()
@@ -67,7 +67,7 @@ def test_ids_are_kept_from_the_first_run_on() -> None:
     assert Topics(a="1").start({"a": "1", "gone": "2"}) == {"a": "1"}
 
 
-def test_a_topic_of_two_clusters_is_the_same_while_one_does_not_answer() -> None:
+def test_a_topic_of_two_clusters_is_the_same_while_one_does_not_answer():
     topics = Topics(a="2,1")
     assert topics.start({}) == {"a": "1,2"}
 
@@ -111,7 +111,7 @@ class Clusters(SourceTopics):
 
 
 @pytest.mark.parametrize("other", [{"subscribepattern": "a.*"}, {"assign": '{"a": [0]}'}, {"subscribe": "a"}])
-def test_a_topic_that_a_source_does_not_read_is_not_mistaken_for_another_clusters(other: Mapping[str, str]) -> None:
+def test_a_topic_that_a_source_does_not_read_is_not_mistaken_for_another_clusters(other):
     topics = Clusters(other, {"subscribe": "b"})
     assert topics.ids({"a": 1, "b": 2}, {"b": 3}) == {"a": {1}, "b": {3}}
     assert topics.ids({"a": 1, "b": 4}, {"b": 3}) == {"a": {1}, "b": {3}}, "a topic that this query does not read"
@@ -119,7 +119,7 @@ def test_a_topic_that_a_source_does_not_read_is_not_mistaken_for_another_cluster
     assert "Topic 'b'" in topics.before_decision((), OFFSETS)
 
 
-def test_a_pattern_reads_the_topics_that_its_cluster_has() -> None:
+def test_a_pattern_reads_the_topics_that_its_cluster_has():
     topics = Clusters({"subscribepattern": ".*"}, {"subscribe": "b"})
     assert topics.ids({"a": 1}, None) == {"a": {1}}
     assert topics.ids(None, {"b": 3}) == {"a": {1}}, "the other cluster may have such a topic, too"
@@ -162,21 +162,14 @@ FURTHER = (json.dumps({"a": {"0": 9}, "b": {"0": 7}}),)
         ),
     ],
 )
-def test_a_topic_that_ends_before_what_was_read_is_told(
-    caplog: pytest.LogCaptureFixture,
-    ends: Mapping[str, int],
-    before: Sequence[str],
-    options: Mapping[str, str],
-    recorded: Mapping[str, str],
-    said: str,
-) -> None:
+def test_a_topic_that_ends_before_what_was_read_is_told(caplog, ends, before, options, recorded, said):
     Ends(ends, **options).check_ends(recorded, before, OFFSETS)
     assert said in caplog.text
     assert bool(said) == bool(caplog.records)
 
 
 @pytest.mark.parametrize("now", [5, 8, 12])
-def test_a_batch_that_ends_before_it_begins_stays_refused_whatever_is_written_since(now: int) -> None:
+def test_a_batch_that_ends_before_it_begins_stays_refused_whatever_is_written_since(now):
     with pytest.raises(PreflightError, match=r"ended at offset 5 when .* had read it up to 9"):
         Ends({"a": now, "b": 7}).check_ends({}, FURTHER, OFFSETS)
 
@@ -194,7 +187,7 @@ def test_a_batch_that_ends_before_it_begins_stays_refused_whatever_is_written_si
         ([], ""),
     ],
 )
-def test_a_source_of_which_no_topic_was_read_is_refused(sources: Sequence[str], refused: str) -> None:
+def test_a_source_of_which_no_topic_was_read_is_refused(sources, refused):
     found = [SourceFacts(format="kafka", options={"subscribe": names} if names else {}) for names in sources]
     check_names(found, (), None)
     if not refused:
@@ -208,9 +201,7 @@ def test_a_source_of_which_no_topic_was_read_is_refused(sources: Sequence[str], 
     assert "since batch 3 may not be committed yet" in caught.value.next_step
 
 
-def test_brokers_that_only_javas_client_can_ask_are_not_asked_and_the_setting_is_named(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_brokers_that_only_javas_client_can_ask_are_not_asked_and_the_setting_is_named(caplog):
     options = {
         "subscribe": "a,b",
         "kafka.bootstrap.servers": "broker:9092",
@@ -247,18 +238,18 @@ def test_brokers_that_only_javas_client_can_ask_are_not_asked_and_the_setting_is
         (r"\d+", "\u0664", False),
     ],
 )
-def test_a_pattern_of_javas_matches_as_there(pattern: str, name: str, matches: bool) -> None:
+def test_a_pattern_of_javas_matches_as_there(pattern, name, matches):
     found = java_pattern(pattern)
     assert found is not None
     assert bool(found.fullmatch(name)) == matches
 
 
 @pytest.mark.parametrize("pattern", [r"\p{Alpha}+", "[a-z&&[^b]]", "[a[bc]]", "(?<name>a)", r"\h", "("])
-def test_a_pattern_that_python_would_read_otherwise_is_not_tried(pattern: str) -> None:
+def test_a_pattern_that_python_would_read_otherwise_is_not_tried(pattern):
     assert java_pattern(pattern) is None
 
 
-def test_ids_are_written_as_javas_client_writes_them() -> None:
+def test_ids_are_written_as_javas_client_writes_them():
     """Kafka's `Uuid.METADATA_TOPIC_ID`, and an id with all of its special characters."""
     assert java_id(UUID(int=1)) == "AAAAAAAAAAAAAAAAAAAAAQ"
     assert java_id(UUID(int=2**128 - 1)) == "_____________________w"

@@ -4,7 +4,6 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ import sparkonce
 from sparkonce import FilesSink, KafkaSink, MySQLSink, PostgresSink, RedisSink, WriteAheadSink
 from sparkonce.errors import ConfigurationError, OutageError, PreflightError, PrepareError
 from sparkonce.needs import WorkerNeeds, addresses_of, files_of
-from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.sinks.files.names import ID
 from sparkonce.spark.python_worker import checked_first, needs_of
 from sparkonce.spark.shipped import ADDRESS, FILE, NEXT_STEPS, PACKAGE, Needs, build_of, lacking
@@ -42,11 +40,11 @@ def needs(**more: Any) -> Needs:
         ("", ()),
     ],
 )
-def test_addresses_are_read_from_what_clients_take(text: str, found: tuple[tuple[str, int], ...]) -> None:
+def test_addresses_are_read_from_what_clients_take(text, found):
     assert addresses_of(text, 9092) == found
 
 
-def test_the_files_are_those_of_settings_that_are_given(tmp_path: Path) -> None:
+def test_the_files_are_those_of_settings_that_are_given(tmp_path):
     assert files_of({"ca": "/ca.pem", "key": ""}, ("ca", "key", "cert")) == (("ca", "/ca.pem"),)
 
     sink = WriteAheadSink(print, applies=Applies.NEITHER)
@@ -83,19 +81,19 @@ MYSQL = {"database": "shop"}
         (WriteAheadSink(print, applies=Applies.NEITHER), ((), ())),
     ],
 )
-def test_what_each_sinks_writers_need(sink: TwoPhaseCommitSink, found: tuple[Any, Any]) -> None:
+def test_what_each_sinks_writers_need(sink, found):
     told = sink.worker_needs()
     assert (tuple(name for name, _ in told.files), told.addresses) == found
     assert lacking(needs(modules=told.modules)) == []
     assert "secret" not in repr(told)
 
 
-def test_the_package_of_a_sink_is_asked_for_in_the_drivers_build() -> None:
+def test_the_package_of_a_sink_is_asked_for_in_the_drivers_build():
     sink = RabbitMQStreamSink(RabbitMQ(), stream="s")
     assert needs_of([sink], "local[2]")["builds"] == {"sparkonce_rabbitmq": build_of("sparkonce_rabbitmq")}
 
 
-def test_a_proxy_of_the_environment_is_not_passed_by(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_proxy_of_the_environment_is_not_passed_by(monkeypatch):
     sink = FilesSink("s3://bucket", store_options={"endpoint_url": "https://store", "verify": "/ca.pem"})
     for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
@@ -106,7 +104,7 @@ def test_a_proxy_of_the_environment_is_not_passed_by(monkeypatch: pytest.MonkeyP
     assert sink.worker_needs().addresses == ()
 
 
-def test_a_worker_that_has_everything_lacks_nothing() -> None:
+def test_a_worker_that_has_everything_lacks_nothing():
     with socket.create_server(("127.0.0.1", 0)) as server:
         here = ("127.0.0.1", server.getsockname()[1])
         all_of_it = needs(files=[("ca", __file__)], addresses=[("kafka", (("127.0.0.1", 1), here))])
@@ -125,7 +123,7 @@ def test_a_worker_that_has_everything_lacks_nothing() -> None:
         ({"addresses": [("kafka", (("127.0.0.1", 1),))]}, ADDRESS, "sink 'kafka' is not reached at 127.0.0.1:1 (Con"),
     ],
 )
-def test_each_lack_of_a_worker_is_named(changed: Mapping[str, Any], kind: str, text: str) -> None:
+def test_each_lack_of_a_worker_is_named(changed, kind, text):
     [(found, told)] = lacking(needs(**changed))
     assert found == kind
     assert text in told
@@ -145,7 +143,7 @@ def on_a_worker(code: str, *, path: Path | None = None, more: Needs | None = Non
 
 
 @pytest.mark.parametrize("there", [None, "other", "same"])
-def test_a_task_checks_its_worker_before_anything_of_ours_is_unpickled(there: str | None, tmp_path: Path) -> None:
+def test_a_task_checks_its_worker_before_anything_of_ours_is_unpickled(there, tmp_path):
     path = None
     if there is not None:
         path = tmp_path
@@ -165,7 +163,7 @@ def test_a_task_checks_its_worker_before_anything_of_ours_is_unpickled(there: st
     assert error.next_step == NEXT_STEPS[PACKAGE]
 
 
-def test_a_worker_process_is_checked_once_for_each_query(tmp_path: Path) -> None:
+def test_a_worker_process_is_checked_once_for_each_query(tmp_path):
     file = tmp_path / "ca.pem"
     file.write_text("")
     more = needs(modules=[], files=[("ca", str(file))])
@@ -175,9 +173,7 @@ def test_a_worker_process_is_checked_once_for_each_query(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("modules", "kind"), [([], OutageError), (["no_client"], PrepareError)])
-def test_a_task_whose_worker_only_lacks_reach_says_so_as_of_an_outage(
-    modules: list[str], kind: type[PrepareError]
-) -> None:
+def test_a_task_whose_worker_only_lacks_reach_says_so_as_of_an_outage(modules, kind):
     more = needs(modules=modules, addresses=[("orders", (("127.0.0.1", 1), ("127.0.0.1", 2)))])
     error = short_error(RuntimeError(on_a_worker("list(write([1]))", path=SOURCES.parent, more=more)))
     assert type(error) is kind
@@ -186,7 +182,7 @@ def test_a_task_whose_worker_only_lacks_reach_says_so_as_of_an_outage(
     assert error.next_step == NEXT_STEPS[PACKAGE if modules else ADDRESS]
 
 
-def test_what_the_driver_used_on_its_own_machine_is_not_asked_for_there() -> None:
+def test_what_the_driver_used_on_its_own_machine_is_not_asked_for_there():
     sink = KafkaSink({**KAFKA, "ssl.ca.location": "/ca.pem"})
     for master in ("local", "local[2]", "local[*, 3]"):
         assert (needs_of([sink], master)["files"], needs_of([sink], master)["addresses"]) == ([], [])
@@ -196,7 +192,7 @@ def test_what_the_driver_used_on_its_own_machine_is_not_asked_for_there() -> Non
         assert there["addresses"] == [("kafka", (("one", 1), ("two", 2)))]
 
 
-def test_all_hosts_with_a_lack_are_told_and_how_to_ship() -> None:
+def test_all_hosts_with_a_lack_are_told_and_how_to_ship():
     reports = [("b", PACKAGE, "no boto3"), ("a", FILE, "no ca"), ("a", PACKAGE, "no boto3"), ("c", "", "")]
     with pytest.raises(PreflightError) as refused:
         _judge(reports * 2, ["/jobs/shop.whl"])
@@ -224,7 +220,7 @@ class Context:
         return default if self._files is None else self._files
 
 
-def test_a_wheel_that_pyspark_ignores_is_refused_by_name() -> None:
+def test_a_wheel_that_pyspark_ignores_is_refused_by_name():
     context: Any = Context("spark://master:7077", "/jobs/shop.zip,/jobs/shop-1.whl")
     with pytest.raises(ConfigurationError, match=r"--py-files\) names /jobs/shop-1\.whl: PySpark puts only") as refused:
         _refuse_wheels(context)

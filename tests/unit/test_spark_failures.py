@@ -33,9 +33,7 @@ def root_cause(error: Exception) -> str:
         f"{CALLED}java.nio.channels.ClosedByInterruptException\n\tat java.base/java.nio.channels.FileChannel",
     ],
 )
-def test_a_query_that_is_stopped_says_so_in_sparks_words_and_logs_no_trace(
-    text: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_query_that_is_stopped_says_so_in_sparks_words_and_logs_no_trace(text, caplog):
     caplog.set_level(logging.INFO)
     error = short_error(RuntimeError(text))
     # The text that StreamExecution.PROXY_ERROR looks for.
@@ -58,7 +56,7 @@ def test_a_query_that_is_stopped_says_so_in_sparks_words_and_logs_no_trace(
         ),
     ],
 )
-def test_a_job_that_fails_is_a_failure_with_its_trace_in_the_log(text: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_job_that_fails_is_a_failure_with_its_trace_in_the_log(text, caplog):
     error = short_error(RuntimeError(text))
     assert "InterruptedException" not in error.message
     assert len(error.message.splitlines()) == 1
@@ -88,7 +86,7 @@ Traceback (most recent call last):
 """
 
 
-def test_whose_line_is_told() -> None:
+def test_whose_line_is_told():
     inner = UDF[UDF.index('  File "/jobs/prices.py"') : UDF.index("%s")]
     text = UDF.replace(inner, "") % "KeyError: 'nope'"
     own = "(/jobs/job.py, line 23: return prices.apply(lambda price: of[price]))"
@@ -101,7 +99,7 @@ def test_whose_line_is_told() -> None:
     )
 
 
-def test_what_a_user_is_told_of_a_query_that_failed() -> None:
+def test_what_a_user_is_told_of_a_query_that_failed():
     ours = (
         "[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: An exception was raised by the Python "
         'Proxy. Return Message: Traceback (most recent call last):\n  File "run.py", line 1, in run\n'
@@ -121,7 +119,7 @@ LOST = (
 )
 
 
-def test_a_worker_that_died_is_named_as_one() -> None:
+def test_a_worker_that_died_is_named_as_one():
     died = f"{LOST}Python worker exited unexpectedly (crashed)\n\tat org.apache.spark.api.python.BasePythonRunner"
     error = short_error(RuntimeError(died))
     assert error.message == (
@@ -142,7 +140,7 @@ def test_a_worker_that_died_is_named_as_one() -> None:
     assert "ExecutorLostFailure" in root_cause(RuntimeError(gone))
 
 
-def test_a_module_that_workers_do_not_have_is_told_with_where_they_come_from() -> None:
+def test_a_module_that_workers_do_not_have_is_told_with_where_they_come_from():
     """This happens if a job was started by the path of its Python and its environment is not active."""
 
     class WorkersError(RuntimeError):
@@ -171,7 +169,7 @@ def test_a_module_that_workers_do_not_have_is_told_with_where_they_come_from() -
         ("ValueError: short Next: {}", "ValueError: short Next: xxx", ""),
     ],
 )
-def test_of_a_long_cause_the_beginning_and_the_advice_are_told(text: str, beginning: str, next_step: str) -> None:
+def test_of_a_long_cause_the_beginning_and_the_advice_are_told(text, beginning, next_step):
     error = RuntimeError(text.format("x" * 45_000))
     message, advice = message_and_next(error)
     assert message.startswith(beginning)
@@ -181,7 +179,7 @@ def test_of_a_long_cause_the_beginning_and_the_advice_are_told(text: str, beginn
     assert len(str(short_error(error))) <= MOST_CHARACTERS
 
 
-def test_a_plan_that_is_stopped_while_its_rows_go_nowhere_says_so_too() -> None:
+def test_a_plan_that_is_stopped_while_its_rows_go_nowhere_says_so_too():
     class Plan:
         """A DataFrame whose job is stopped, with its session."""
 
@@ -209,12 +207,12 @@ def test_a_plan_that_is_stopped_while_its_rows_go_nowhere_says_so_too() -> None:
         ("some.errors.OutageError", PrepareError),
     ],
 )
-def test_an_outage_that_a_task_met_is_still_one_behind_sparks_traces(raised: str, kind: type) -> None:
+def test_an_outage_that_a_task_met_is_still_one_behind_sparks_traces(raised, kind):
     text = FAILED.replace("ValueError: bad row", f"{raised}: no answer. Next: start the server.")
     assert type(short_error(RuntimeError(text))) is kind
 
 
-def test_the_advice_of_a_tasks_error_is_the_next_step() -> None:
+def test_the_advice_of_a_tasks_error_is_the_next_step():
     said = "sparkonce.errors.PrepareError: a NUL. Next: take it out."
     error = short_error(RuntimeError(FAILED.replace("ValueError: bad row", said)))
     assert (error.message, error.next_step) == ("a NUL.", "take it out.")
@@ -224,7 +222,7 @@ def test_the_advice_of_a_tasks_error_is_the_next_step() -> None:
 
 
 @pytest.mark.parametrize("text", ["An error occurred.\n: java.lang.InterruptedException\n\tat", "no broker"])
-def test_what_led_to_an_error_is_left_out_but_for_a_stop(text: str) -> None:
+def test_what_led_to_an_error_is_left_out_but_for_a_stop(text):
     """Spark reports a stopped query as failed unless the error contains Spark's own text."""
     error = UnknownOutcomeError("Not listed.", next_step="start again.")
     error.__cause__ = RuntimeError(text)
@@ -234,7 +232,7 @@ def test_what_led_to_an_error_is_left_out_but_for_a_stop(text: str) -> None:
     assert str(without_causes(told)) == str(told)
 
 
-def test_a_topic_that_is_gone_is_named_with_the_setting_that_reads_on() -> None:
+def test_a_topic_that_is_gone_is_named_with_the_setting_that_reads_on():
     said, next_step = message_and_next(
         Exception(
             "[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: Some data may have been lost because "
@@ -250,7 +248,7 @@ def test_a_topic_that_is_gone_is_named_with_the_setting_that_reads_on() -> None:
     assert "fail_on_data_loss=False" in next_step
 
 
-def test_an_error_in_a_view_is_told_with_its_line() -> None:
+def test_an_error_in_a_view_is_told_with_its_line():
     with pytest.raises(ZeroDivisionError) as raised:
         1 / 0  # noqa: B018 - raising is the test
     assert short_error(raised.value).message == (

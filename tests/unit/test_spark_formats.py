@@ -31,7 +31,7 @@ COLUMNS = [
 
 
 @pytest.mark.parametrize("column", COLUMNS, ids=lambda column: str(column.type))
-def test_different_values_differ_and_the_same_are_the_same(column: pa.Array) -> None:
+def test_different_values_differ_and_the_same_are_the_same(column):
     def of(values: pa.Array) -> list[int]:
         return list(fingerprints(pa.record_batch({"x": values}), ["x"]).to_pylist())
 
@@ -53,11 +53,11 @@ def kept_after_a_batch(monkeypatch: pytest.MonkeyPatch, folder: Path) -> bool:
         return second.found == (CLAIM, TOKEN)
 
 
-def test_the_next_process_finds_the_claim(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_next_process_finds_the_claim(monkeypatch, tmp_path):
     assert kept_after_a_batch(monkeypatch, tmp_path)
 
 
-def test_a_temporary_folder_that_cannot_be_used_keeps_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_temporary_folder_that_cannot_be_used_keeps_nothing(monkeypatch, tmp_path):
     assert not kept_after_a_batch(monkeypatch, tmp_path / "gone")
     (tmp_path / "file").touch()
     assert not kept_after_a_batch(monkeypatch, tmp_path / "file")

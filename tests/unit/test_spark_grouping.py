@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -42,12 +41,12 @@ def grouped(before: list[str] | None, now: list[str], *more: int | None) -> Grou
         (None, [ONE], None),
     ],
 )
-def test_a_slot_is_counted_for_each_ten_rows_read(before: list[str] | None, now: list[str], slots: int | None) -> None:
+def test_a_slot_is_counted_for_each_ten_rows_read(before, now, slots):
     found = grouped(before, now, 10)
     assert (found and found.slots) == slots
 
 
-def test_what_is_not_grouped() -> None:
+def test_what_is_not_grouped():
     assert grouped([STREAM], [STREAM], 10) == Grouping(1, is_renumbered=False)
 
     assert grouped([ONE], ['{"t":{"0":110,"1":101}}'], None) is None
@@ -63,7 +62,7 @@ def told(*offsets: int) -> list[str]:
 
 
 @pytest.mark.parametrize(("partitions", "grouping"), [(SMALL_PARTITIONS, SMALL), (SMALL_PARTITIONS + 1, None)])
-def test_few_partitions_with_rows_are_one_slot(partitions: int, grouping: Grouping | None) -> None:
+def test_few_partitions_with_rows_are_one_slot(partitions, grouping):
     assert grouped(told(*[5] * 99), told(*[6] * partitions, *[5] * (99 - partitions)), None, 10) == grouping
 
 
@@ -78,16 +77,14 @@ def test_few_partitions_with_rows_are_one_slot(partitions: int, grouping: Groupi
         (2, 6, 10, Grouping(2)),
     ],
 )
-def test_a_decided_batch_is_one_slot_only_if_it_was_then(
-    decided: int, given: int | None, row_bytes: int | None, grouping: Grouping | None
-) -> None:
+def test_a_decided_batch_is_one_slot_only_if_it_was_then(decided, given, row_bytes, grouping):
     assert grouped(told(0), told(10), given, row_bytes, decided) == grouping
 
 
 @pytest.mark.parametrize(
     ("topics", "small"), [([1], False), ([2], True), ([4], True), ([2, 2], True), ([2, 3], False), ([5], False)]
 )
-def test_a_source_of_two_to_four_partitions_may_be_numbered_anew(topics: Sequence[int], small: bool) -> None:
+def test_a_source_of_two_to_four_partitions_may_be_numbered_anew(topics, small):
     many = '{"u":{"0":1,"1":1,"2":1,"3":1,"4":1}}'
     said = json.dumps({f"t{topic}": {str(one): 7 for one in range(size)} for topic, size in enumerate(topics)})
     assert grouped([said], [said], 10) == Grouping(1, is_renumbered=small)
@@ -125,7 +122,7 @@ SHUFFLED = rdd("rdd.MapPartitionsRDD", rdd("sql.execution.ShuffledRowRDD", SOURC
         (rdd("rdd.UnionRDD", SHUFFLED, READ), Grouping(2, is_renumbered=True), False),
     ],
 )
-def test_slots_are_grouped_where_they_stay_the_same(read: Any, grouping: Grouping, worth: bool) -> None:
+def test_slots_are_grouped_where_they_stay_the_same(read, grouping, worth):
     assert grouping.is_worth_it(rows("sql.execution.ProjectExec", read)) == worth
     assert SMALL.is_worth_it(rows("sql.execution.ProjectExec", read))
     assert grouping.is_worth_it(rows("sql.execution.adaptive.AdaptiveSparkPlanExec", None))

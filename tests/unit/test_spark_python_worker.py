@@ -15,14 +15,14 @@ from sparkonce.spark.python_worker import lighten_worker
 
 
 @pytest.fixture
-def _thawed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _thawed(monkeypatch) -> Iterator[None]:
     monkeypatch.setattr(python_worker, "_frozen", 0)
     yield
     gc.unfreeze()
 
 
 @pytest.mark.usefixtures("_thawed")
-def test_what_a_later_task_imports_is_hidden_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_later_task_imports_is_hidden_too(monkeypatch):
     """As Spark itself does: it imports pandas after the first task's function has returned."""
 
     def is_hidden(thing: object) -> bool:
@@ -69,7 +69,7 @@ else:
 
 
 @pytest.mark.parametrize(("is_active", "said"), [(False, "closed 3\n"), (True, "")])
-def test_a_run_that_has_ended_closes_before_the_process_ends(*, is_active: bool, said: str) -> None:
+def test_a_run_that_has_ended_closes_before_the_process_ends(*, is_active, said):
     done = subprocess.run(
         [sys.executable, "-c", LATE.format(is_active=is_active)],
         capture_output=True,

@@ -9,7 +9,6 @@ from pyspark.sql.types import (
     BinaryType,
     BooleanType,
     ByteType,
-    DataType,
     DateType,
     DayTimeIntervalType,
     DecimalType,
@@ -68,7 +67,7 @@ RULES = Rules()
     ],
     ids=["none", "the same function", "a method", "equal functions"],
 )
-def test_every_sink_is_in_one_share(views: tuple[View | None, ...], together: list[list[str]]) -> None:
+def test_every_sink_is_in_one_share(views, together):
     def grouped(*views: View | None) -> list[list[str]]:
         sinks = {MemorySink(MemoryServer(), name=str(place)): view for place, view in enumerate(views)}
         return [sorted(share.sinks) for share in shares(sinks)]
@@ -76,7 +75,7 @@ def test_every_sink_is_in_one_share(views: tuple[View | None, ...], together: li
     assert grouped(*views) == together
 
 
-def test_columns_that_pyspark_does_not_bring_are_named() -> None:
+def test_columns_that_pyspark_does_not_bring_are_named():
     span = YearMonthIntervalType()
     good = StructField("good", DayTimeIntervalType())
     bad = [StructField("since", span), StructField("spans", ArrayType(span))]
@@ -88,7 +87,7 @@ def test_columns_that_pyspark_does_not_bring_are_named() -> None:
     assert arrow_schema(StructType([good])).names == ["good"]
 
 
-def test_columns_that_no_sink_could_write_are_named() -> None:
+def test_columns_that_no_sink_could_write_are_named():
     """One check for every sink: some found them only in the first batch, in Spark's words."""
     two = StructType().add("s", "string").add("S", "string")
     assert arrow_schema(two).names == ["s", "S"]
@@ -106,7 +105,7 @@ def test_columns_that_no_sink_could_write_are_named() -> None:
     assert arrow_schema(StructType([StructField("nothing", NullType())])).names == ["nothing"]
 
 
-def test_a_view_that_fails_without_rows_is_named() -> None:
+def test_a_view_that_fails_without_rows_is_named():
     def first_value(df: Any) -> Any:
         return df[0]
 
@@ -115,7 +114,7 @@ def test_a_view_that_fails_without_rows_is_named() -> None:
         share.of_none([])
 
 
-def test_a_pyspark_that_wants_to_be_told_the_time_zone_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pyspark_that_wants_to_be_told_the_time_zone_is_told(monkeypatch):
     """Since 4.2, PySpark asserts that a time zone is passed for each timestamp.
 
     Older versions have no such parameter.
@@ -133,7 +132,7 @@ def test_a_pyspark_that_wants_to_be_told_the_time_zone_is_told(monkeypatch: pyte
     assert str(before.field("at").type) == "timestamp[us, tz=UTC]"
 
 
-def test_messages_name_types_as_spark_does() -> None:
+def test_messages_name_types_as_spark_does():
     plain = [
         *(BinaryType(), BooleanType(), ByteType(), DateType(), DayTimeIntervalType(), DecimalType(7, 2)),
         DoubleType(),
@@ -145,7 +144,7 @@ def test_messages_name_types_as_spark_does() -> None:
     assert [spark_type(pa.large_string()), spark_type(pa.large_list(pa.large_binary()))] == ["string", "array<binary>"]
 
 
-def test_a_sink_without_a_share_is_refused() -> None:
+def test_a_sink_without_a_share_is_refused():
     owner = Owner(query="0" * 12, token=Token(0, "0" * 8))
     plan: Any = None
     with pytest.raises(PrepareError, match=r"No part of the batch is written to sinks \['other'\]"):
@@ -160,7 +159,7 @@ TWICE = StructType([StructField(name, IntegerType()) for name in "aba"])
 @pytest.mark.parametrize(
     "around", [TWICE, ArrayType(TWICE), MapType(IntegerType(), StructType([StructField("in", ArrayType(TWICE))]))]
 )
-def test_a_field_name_that_a_struct_has_twice_is_refused(around: DataType) -> None:
+def test_a_field_name_that_a_struct_has_twice_is_refused(around):
     """Spark would rename the fields to a_0 and a_1 on their way to the workers."""
     schema = StructType([StructField("id", IntegerType()), StructField("s", around)])
     with pytest.raises(SchemaError, match=r"Column 's' has the field 'a' more than once"):

@@ -37,9 +37,7 @@ from sparkonce.watch import display  # noqa: F401 - imported because it sets the
     ("is_active", "is_interactive", "says"),
     [(True, False, "Next: End the program with await_end(query)."), (False, False, ""), (True, True, "")],
 )
-def test_a_program_that_leaves_its_query_alone_says_so(
-    monkeypatch: pytest.MonkeyPatch, is_active: bool, is_interactive: bool, says: str
-) -> None:
+def test_a_program_that_leaves_its_query_alone_says_so(monkeypatch, is_active, is_interactive, says):
     monkeypatch.setattr("sys.stderr", said := io.StringIO())
     monkeypatch.setattr(query_end, "is_interactive", lambda: is_interactive)
     monkeypatch.setattr(query_end, "_started", [SimpleNamespace(isActive=is_active, name="totals", id="1")])
@@ -51,9 +49,7 @@ def test_a_program_that_leaves_its_query_alone_says_so(
     ("reads", "servers", "warns"),
     [("totals", "other:1, Broker:9092", True), ("orders", "broker:9092", False), ("totals", "elsewhere:9092", False)],
 )
-def test_a_query_that_reads_what_it_writes_is_warned_of(
-    caplog: pytest.LogCaptureFixture, reads: str, servers: str, warns: bool
-) -> None:
+def test_a_query_that_reads_what_it_writes_is_warned_of(caplog, reads, servers, warns):
     source = KafkaSource(options={"kafka.bootstrap.servers": servers}, partitions={reads: 3})
     warn_of_loops([source], [KafkaSink({"bootstrap.servers": "broker:9092"}, topic="totals")])
     assert [record.message for record in caplog.records if "without end" in record.message] == (
@@ -61,7 +57,7 @@ def test_a_query_that_reads_what_it_writes_is_warned_of(
     )
 
 
-def test_two_sinks_that_write_the_same_rows_to_one_topic_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_two_sinks_that_write_the_same_rows_to_one_topic_are_warned_of(caplog):
     def shares(*views: Callable[[Any], Any] | None) -> list[Share]:
         found: dict[object, dict[str, MemorySink]] = {}
         for number, view in enumerate(views):
@@ -80,20 +76,20 @@ def test_two_sinks_that_write_the_same_rows_to_one_topic_are_warned_of(caplog: p
     assert caplog.records == []
 
 
-def test_options_of_sparks_own_sinks_are_refused() -> None:
+def test_options_of_sparks_own_sinks_are_refused():
     with pytest.raises(ConfigurationError, match=r"options\['kafka.acks'\]='all' is an option of one of Spark's own"):
         _options({"kafka.acks": "all"}, "/cp")
     assert _options({"checkpointLocation": "/cp", "other": "1"}, "/cp") == {"other": "1"}
 
 
-def test_a_broker_that_is_starting_is_no_news(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_broker_that_is_starting_is_no_news(caplog):
     line = "GETPID [rdkafka#producer-1] [thrd:main]: Failed to acquire: Coordinator load in progress: retrying"
     client_log.warning("%s", line)
     client_log.warning("FAIL [rdkafka#producer-1] [thrd:1.2.3.4:1/0]: Connection refused")
     assert [record.message.split()[0] for record in caplog.records] == ["FAIL"]
 
 
-def test_a_warning_says_when_and_whose_it_is_where_logging_is_not_set_up() -> None:
+def test_a_warning_says_when_and_whose_it_is_where_logging_is_not_set_up():
     assert logging.lastResort is not None
     record = logging.makeLogRecord({"name": "sparkonce", "levelname": "WARNING", "msg": "Something."})
     shown = logging.lastResort.format(record)
@@ -102,7 +98,7 @@ def test_a_warning_says_when_and_whose_it_is_where_logging_is_not_set_up() -> No
     assert logging.lastResort.format(record) == "Something."
 
 
-def test_folders_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
+def test_folders_that_cannot_be_used_are_refused(tmp_path):
     LocalFiles(tmp_path / "not" / "there").check()
     LocalFiles(tmp_path).check()
     assert list(tmp_path.iterdir()) == []
@@ -112,7 +108,7 @@ def test_folders_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
         LocalFiles(tmp_path / "file" / "c").check()
 
 
-def test_a_disk_without_hard_links_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_without_hard_links_is_refused(tmp_path, monkeypatch):
     def no_links(*_: object) -> None:
         raise OSError(errno.EPERM, os.strerror(errno.EPERM))
 
@@ -124,7 +120,7 @@ def test_a_disk_without_hard_links_is_refused(tmp_path: Path, monkeypatch: pytes
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_may_not_be_looked_into_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_may_not_be_looked_into_is_refused(tmp_path, monkeypatch):
     def shut(*_: object) -> bool:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
@@ -133,7 +129,7 @@ def test_a_folder_that_may_not_be_looked_into_is_refused(tmp_path: Path, monkeyp
         LocalFiles(tmp_path / "c").check()
 
 
-def test_connect_is_known_by_its_module() -> None:
+def test_connect_is_known_by_its_module():
     session = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session"})()
     with pytest.raises(ConfigurationError, match=r"spark is of Spark Connect .*Next: Start a classic session"):
         check_session(session)
@@ -141,7 +137,7 @@ def test_connect_is_known_by_its_module() -> None:
         check_session(object())
 
 
-def test_what_needs_the_jvm_is_refused_by_name_through_connect() -> None:
+def test_what_needs_the_jvm_is_refused_by_name_through_connect():
     files, table = FilesSink("/data/rows"), DeltaSink("/data/table", name="newest")
     check_can_connect([files], None)
     check_can_connect([files], 1)
@@ -151,7 +147,7 @@ def test_what_needs_the_jvm_is_refused_by_name_through_connect() -> None:
         check_can_connect([files], 500)
 
 
-def test_a_pickled_query_keeps_its_settings_and_names_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pickled_query_keeps_its_settings_and_names_another_version(monkeypatch):
     one, other = FilesSink("/data/one", name="one"), FilesSink("/data/other", name="other")
     once = ExactlyOnce({one: None, other: lambda df: df}, checkpoint="/data/c", outage_patience_s=7, display=True)
     pickled = cloudpickle.dumps(once)
@@ -165,7 +161,7 @@ def test_a_pickled_query_keeps_its_settings_and_names_another_version(monkeypatc
         cloudpickle.loads(pickled)
 
 
-def test_a_query_whose_connect_server_is_gone_can_be_started_on_another_one() -> None:
+def test_a_query_whose_connect_server_is_gone_can_be_started_on_another_one():
     class Unreachable:
         __module__ = "pyspark.sql.connect.streaming.query"
 
@@ -179,7 +175,7 @@ def test_a_query_whose_connect_server_is_gone_can_be_started_on_another_one() ->
         once.start("of another server")
 
 
-def test_the_sources_of_a_connect_query_are_read_from_its_plan() -> None:
+def test_the_sources_of_a_connect_query_are_read_from_its_plan():
     def kafka(topic: str) -> LogicalPlan:
         return DataSource("kafka", options={"Subscribe": topic}, is_streaming=True)
 

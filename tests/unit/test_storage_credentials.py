@@ -51,7 +51,7 @@ class Configuration:
 
 
 @pytest.fixture(autouse=True)
-def no_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+def no_environment(monkeypatch, tmp_path) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION", "AWS_PROFILE", "AWS_ROLE_ARN"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -65,7 +65,7 @@ def access_of(settings: dict[str, str], url: str = "s3a://bkt/ck/a%20b") -> Obje
     return files_of(url, settings)._access
 
 
-def test_keys_and_endpoint() -> None:
+def test_keys_and_endpoint():
     files = files_of(
         "s3a://bkt/ck/a%20b/",
         {**KEYS, "fs.s3a.endpoint": "minio:9000", "fs.s3a.path.style.access": "true"}
@@ -95,12 +95,12 @@ def test_keys_and_endpoint() -> None:
         ({"fs.s3a.endpoint.region": "cn-north-1"}, "https://bkt.s3.cn-north-1.amazonaws.com.cn", "cn-north-1"),
     ],
 )
-def test_addresses(settings: dict[str, str], endpoint: str, region: str) -> None:
+def test_addresses(settings, endpoint, region):
     options = access_of({**KEYS, **settings}).options
     assert (options["endpoint"], options["region"]) == (endpoint, region)
 
 
-def test_whose_keys_are_taken() -> None:
+def test_whose_keys_are_taken():
     options = access_of(KEYS, "s3a://a.b/ck").options
     assert options["endpoint"] == "https://s3.us-east-1.amazonaws.com"
     assert options["virtual_hosted_style_request"] is False
@@ -117,7 +117,7 @@ def test_whose_keys_are_taken() -> None:
     }
 
 
-def test_providers_are_asked_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_providers_are_asked_in_their_order(monkeypatch):
     first_provider = "software.amazon.awssdk.auth.credentials"
     token = {**KEYS, "fs.s3a.session.token": "token"}
     assert access_of(token).keys == {"access_key_id": "AKIA", "secret_access_key": "hidden-secret", "token": "token"}
@@ -153,14 +153,14 @@ def test_providers_are_asked_in_their_order(monkeypatch: pytest.MonkeyPatch) -> 
         ({**KEYS, "fs.s3a.endpoint.fips": "true"}, "fs.s3a.endpoint.fips"),
     ],
 )
-def test_what_has_no_counterpart_is_refused_by_name(settings: dict[str, str], named: str) -> None:
+def test_what_has_no_counterpart_is_refused_by_name(settings, named):
     with pytest.raises(ConfigurationError, match=named) as refused:
         access_of(settings)
     assert refused.value.next_step
     assert "hidden-secret" not in str(refused.value)
 
 
-def test_a_role_is_assumed_with_the_sessions_keys() -> None:
+def test_a_role_is_assumed_with_the_sessions_keys():
     pytest.importorskip("boto3")
     access = pickle.loads(pickle.dumps(access_of(ROLE)))  # noqa: S301 - our own
     assert access.keys is None
@@ -177,7 +177,7 @@ def test_a_role_is_assumed_with_the_sessions_keys() -> None:
     assert access.client(repeats=False)
 
 
-def test_a_profile_is_read_anew_as_its_keys_may_change(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_profile_is_read_anew_as_its_keys_may_change(monkeypatch, tmp_path):
     pytest.importorskip("boto3")
     assert access_of({PROVIDERS: "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider"}).provider is None
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
@@ -189,7 +189,7 @@ def test_a_profile_is_read_anew_as_its_keys_may_change(monkeypatch: pytest.Monke
         assert access.provider()["access_key_id"] == key
 
 
-def test_encryption() -> None:
+def test_encryption():
     own = {**KEYS, "fs.s3a.encryption.algorithm": "SSE-KMS", "fs.s3a.encryption.key": "arn:key"}
     options = access_of(own).options
     assert (options["server_side_encryption"], options["sse_kms_key_id"]) == ("aws:kms", "arn:key")
@@ -198,7 +198,7 @@ def test_encryption() -> None:
     assert "arn:key" not in repr(access_of(own))
 
 
-def test_azure_and_google() -> None:
+def test_azure_and_google():
     key = access_of({"fs.azure.account.key.account.dfs.core.windows.net": "hidden-secret"}, AZURE)
     assert (key.kind, key.bucket) == ("azure", "box")
     assert key.options == {
@@ -229,13 +229,13 @@ def test_azure_and_google() -> None:
         ({"fs.azure.account.auth.type": "SAS", "fs.azure.sas.token.provider.type": "x.Own"}, "x.Own"),
     ],
 )
-def test_what_azure_has_no_counterpart_for(settings: dict[str, str], named: str) -> None:
+def test_what_azure_has_no_counterpart_for(settings, named):
     with pytest.raises(ConfigurationError, match=named):
         access_of(settings, AZURE)
 
 
 @pytest.mark.parametrize("url", ["s3a://bkt/ck", AZURE, "gs://bkt/ck"])
-def test_the_client_accepts_what_is_translated(url: str) -> None:
+def test_the_client_accepts_what_is_translated(url):
     pytest.importorskip("obstore")
     settings = {**KEYS, "fs.azure.account.key": "aGlkZGVu", "fs.s3a.requester.pays.enabled": "true"}
     settings |= {"fs.s3a.proxy.host": "127.0.0.1", "fs.s3a.encryption.algorithm": "AES256"}
@@ -243,7 +243,7 @@ def test_the_client_accepts_what_is_translated(url: str) -> None:
 
 
 @pytest.fixture
-def site(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+def site(monkeypatch, tmp_path) -> Path:
     monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
     return tmp_path / "core-site.xml"
 
@@ -252,7 +252,7 @@ def connect_session(**shown: str) -> Any:
     return cast("Any", SimpleNamespace(conf=SimpleNamespace(getAll={"spark.app.name": "a", **shown})))
 
 
-def test_spark_connect_reaches_a_store_as_its_session_does(site: Path) -> None:
+def test_spark_connect_reaches_a_store_as_its_session_does(site):
     keys = "<property><name>fs.s3a.{0}.key</name><value>{1}</value></property>"
     site.write_text(f"<configuration>{keys.format('access', 'SITE')}{keys.format('secret', 'hidden')}</configuration>")
     shown = {"spark.hadoop.fs.s3a.endpoint": "http://one:9000", "spark.hadoop.fs.s3a.access.key": "OURS"}
@@ -261,7 +261,7 @@ def test_spark_connect_reaches_a_store_as_its_session_does(site: Path) -> None:
     assert files._access.options["endpoint"] == "http://bkt.two:9000"
 
 
-def test_spark_connect_takes_a_path_for_what_spark_takes_it(site: Path) -> None:
+def test_spark_connect_takes_a_path_for_what_spark_takes_it(site):
     assert isinstance(open_checkpoint(connect_session(), "/ck"), LocalFiles)
     site.write_text(
         "<configuration><property><name>fs.defaultFS</name><value>hdfs://nn:1</value></property></configuration>"
@@ -277,9 +277,7 @@ def test_spark_connect_takes_a_path_for_what_spark_takes_it(site: Path) -> None:
         ({"spark.hadoop.dfs.client.failover.proxy.provider.nn": "org.Own"}, "hdfs://nn/c", "provider.nn='org.Own'"),
     ],
 )
-def test_what_spark_connect_cannot_reach_is_refused_by_name(
-    site: Path, shown: dict[str, str], location: str, named: str
-) -> None:
+def test_what_spark_connect_cannot_reach_is_refused_by_name(site, shown, location, named):
     with pytest.raises(ConfigurationError, match=named) as refused:
         open_checkpoint(connect_session(**shown), location)
     assert refused.value.next_step
@@ -289,7 +287,7 @@ def test_what_spark_connect_cannot_reach_is_refused_by_name(
         open_checkpoint(connect_session(), location)
 
 
-def test_workers_are_not_sent_to_a_cluster_that_asks_for_a_ticket(site: Path) -> None:
+def test_workers_are_not_sent_to_a_cluster_that_asks_for_a_ticket(site):
     shown = {"spark.hadoop.hadoop.security.authentication": "kerberos"}
     files = open_checkpoint(connect_session(**shown), "hdfs://nn/ck")
     with pytest.raises(ConfigurationError, match=r"hadoop\.security\.authentication='kerberos'") as refused:

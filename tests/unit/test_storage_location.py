@@ -30,7 +30,7 @@ from sparkonce.storage.location import checked_location, local_folder
         ("/data/100%25", "/data/100%25"),
     ],
 )
-def test_local_places(given: str, folder: str) -> None:
+def test_local_places(given, folder):
     assert checked_location(given) == given
     assert local_folder(given) == Path(folder)
 
@@ -44,7 +44,7 @@ def test_local_places(given: str, folder: str) -> None:
         ("ftp://host/c", "Give a path, or a URL with one of file, hdfs"),
     ],
 )
-def test_places_that_may_not_put_a_file_once_are_refused(given: str, advice: str) -> None:
+def test_places_that_may_not_put_a_file_once_are_refused(given, advice):
     with pytest.raises(
         ConfigurationError, match=f"checkpoint='{given}': .* is not known to be able to put a file"
     ) as caught:
@@ -53,13 +53,13 @@ def test_places_that_may_not_put_a_file_once_are_refused(given: str, advice: str
 
 
 @pytest.mark.parametrize("given", [Path("s3a://bucket/c"), "s3a:///bucket/c", "abfss:/b@a.net/c", Path("gs://b/c")])
-def test_a_url_whose_bucket_is_lost_is_refused(given: str | Path) -> None:
+def test_a_url_whose_bucket_is_lost_is_refused(given):
     with pytest.raises(ConfigurationError, match="names no bucket: two slashes") as caught:
         checked_location(given)
     assert f"'{str(given).partition(':')[0]}://bucket/" in caught.value.next_step
 
 
-def test_a_place_that_is_no_url_is_refused() -> None:
+def test_a_place_that_is_no_url_is_refused():
     with pytest.raises(ConfigurationError, match="is not a URL: Invalid IPv6"):
         checked_location("file://[x/checkpoint")
 
@@ -73,15 +73,13 @@ def test_a_place_that_is_no_url_is_refused() -> None:
         ("file://[x/rows", "is not a URL"),
     ],
 )
-def test_a_folder_of_rows_is_called_by_its_own_setting(given: str, told: str) -> None:
+def test_a_folder_of_rows_is_called_by_its_own_setting(given, told):
     with pytest.raises(ConfigurationError, match=f"{re.escape(repr(given))}.* {told}") as caught:
         checked_location(given, "folder")
     assert str(caught.value).startswith("folder=")
 
 
-def test_a_rename_whose_answer_is_lost_has_landed_if_its_temporary_file_is_gone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rename_whose_answer_is_lost_has_landed_if_its_temporary_file_is_gone(tmp_path, monkeypatch):
     class LosesAnswers(LocalFiles, RenamingFiles):
         """Loses the reply of each rename. If `does` is False, the rename is not executed either."""
 
@@ -119,7 +117,7 @@ def test_a_rename_whose_answer_is_lost_has_landed_if_its_temporary_file_is_gone(
     assert [one.name for one in tmp_path.iterdir()] == ["decision"], "what was refused cannot be carried out later"
 
 
-def test_what_a_run_has_read_from_the_log_survives_a_power_cut(tmp_path: Path) -> None:
+def test_what_a_run_has_read_from_the_log_survives_a_power_cut(tmp_path):
     class SharedDisk(LocalFiles):
         """A network disk. Names created by another client become durable on this one when their folder is synced."""
 
@@ -150,7 +148,7 @@ def test_what_a_run_has_read_from_the_log_survives_a_power_cut(tmp_path: Path) -
     assert (another.read_bytes(0), another.floor_bytes()) == ([b"claim", b"commit"], b"floor")
 
 
-def test_a_store_whose_puts_are_sent_twice_proves_that_one_of_two_lands(tmp_path: Path) -> None:
+def test_a_store_whose_puts_are_sent_twice_proves_that_one_of_two_lands(tmp_path):
     class SendsTwice(LocalFiles):
         """A client that sends each put twice. The second put finds its own bytes."""
 
@@ -165,7 +163,7 @@ def test_a_store_whose_puts_are_sent_twice_proves_that_one_of_two_lands(tmp_path
     assert files.names("sparkonce") == ["proved"]
 
 
-def test_records_that_another_driver_tidies_meanwhile_are_not_missing(tmp_path: Path) -> None:
+def test_records_that_another_driver_tidies_meanwhile_are_not_missing(tmp_path):
     class TidiedMeanwhile(LocalFiles):
         """After the listing, another driver raises the floor and deletes the records below it."""
 

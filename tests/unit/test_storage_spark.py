@@ -23,7 +23,7 @@ def write_offsets(checkpoint: Path, batch: int, *sources: str, settings: str = S
     (checkpoint / "offsets" / str(batch)).write_text("\n".join([version, settings, *sources]))
 
 
-def test_offsets_are_one_text_a_source(tmp_path: Path) -> None:
+def test_offsets_are_one_text_a_source(tmp_path):
     write_offsets(tmp_path, 3, '{"orders":{"0":500,"1":7}}', "12")
     assert checkpoint(tmp_path).input_offsets(3) == ('{"orders":{"0":500,"1":7}}', "12")
 
@@ -34,7 +34,7 @@ def test_offsets_are_one_text_a_source(tmp_path: Path) -> None:
     assert checkpoint(tmp_path).input_offsets(0) == ("[" * 100_000,)
 
 
-def test_offsets_are_the_same_however_they_are_written(tmp_path: Path) -> None:
+def test_offsets_are_the_same_however_they_are_written(tmp_path):
     write_offsets(tmp_path, 0, '{"b":{"1":7,"0":500},"a":{"0":1}}')
     write_offsets(tmp_path, 1, '{ "a": {"0": 1}, "b": {"0": 500, "1": 7} }')
     assert checkpoint(tmp_path).input_offsets(0) == checkpoint(tmp_path).input_offsets(1)
@@ -52,7 +52,7 @@ def test_offsets_are_the_same_however_they_are_written(tmp_path: Path) -> None:
     assert checkpoint(tmp_path).input_offsets(0) == checkpoint(tmp_path).input_offsets(1)
 
 
-def test_offsets_of_named_sources_are_the_same_in_any_order(tmp_path: Path) -> None:
+def test_offsets_of_named_sources_are_the_same_in_any_order(tmp_path):
     """This is version 2 of the offset log, which Spark 4.2 writes if configured to."""
     first, second, eleventh = '0:{"b":{"1":7},"a":{"0":1}}', '1:{"logOffset":3}', "10:-"
     write_offsets(tmp_path, 0, eleventh, second, first, version="v2")
@@ -62,7 +62,7 @@ def test_offsets_of_named_sources_are_the_same_in_any_order(tmp_path: Path) -> N
     assert checkpoint(tmp_path).source_lines(0) == [first[2:], second[2:], "-"]
 
 
-def test_checksums_beside_the_logs_are_no_batches(tmp_path: Path) -> None:
+def test_checksums_beside_the_logs_are_no_batches(tmp_path):
     """Hadoop writes ``.3.crc``, and Spark 4.1 and later ``3.crc`` if checkpoint checksums are enabled."""
     write_offsets(tmp_path, 3, "1")
     (tmp_path / "commits").mkdir()
@@ -74,13 +74,13 @@ def test_checksums_beside_the_logs_are_no_batches(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("batch", [-1, 5])
-def test_a_batch_that_spark_does_not_have(tmp_path: Path, batch: int) -> None:
+def test_a_batch_that_spark_does_not_have(tmp_path, batch):
     write_offsets(tmp_path, 0, "1")
     assert checkpoint(tmp_path).input_offsets(batch) is None
 
 
 @pytest.mark.parametrize("text", ["", "v1", "{}\n{}\n{}", "1\n{}\n{}"], ids=["empty", "torn", "json", "no version"])
-def test_offsets_that_spark_cannot_have_written(tmp_path: Path, text: str) -> None:
+def test_offsets_that_spark_cannot_have_written(tmp_path, text):
     (tmp_path / "offsets").mkdir()
     (tmp_path / "offsets" / "0").write_text(text)
     with pytest.raises(CheckpointMismatchError, match=f"{tmp_path}/offsets/0 does not begin like") as caught:
@@ -88,7 +88,7 @@ def test_offsets_that_spark_cannot_have_written(tmp_path: Path, text: str) -> No
     assert "Restore" in caught.value.next_step
 
 
-def test_the_query_of_a_checkpoint(tmp_path: Path) -> None:
+def test_the_query_of_a_checkpoint(tmp_path):
     assert checkpoint(tmp_path).query_id() is None
     (tmp_path / "metadata").write_text(f'{{"id":"{QUERY}"}}')
     assert checkpoint(tmp_path).query_id() == QUERY
@@ -97,7 +97,7 @@ def test_the_query_of_a_checkpoint(tmp_path: Path) -> None:
     check_query(LocalFiles(tmp_path), QUERY)
 
 
-def test_the_running_query_has_another_checkpoint(tmp_path: Path) -> None:
+def test_the_running_query_has_another_checkpoint(tmp_path):
     with pytest.raises(ConfigurationError, match=f"checkpointLocation is '/other', .*checkpoint='{tmp_path}'"):
         check_query(LocalFiles(tmp_path), QUERY, lambda: CheckpointLocation("/other", is_temporary=False))
     with pytest.raises(ConfigurationError, match="holds no query"):
@@ -115,20 +115,20 @@ def test_the_running_query_has_another_checkpoint(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("data", [b"[]", b"5", b"[" * 100_000, b"\xff\xfe", b"{}", b"null"])
-def test_metadata_that_spark_does_not_write(tmp_path: Path, data: bytes) -> None:
+def test_metadata_that_spark_does_not_write(tmp_path, data):
     (tmp_path / "metadata").write_bytes(data)
     with pytest.raises(CheckpointMismatchError, match="metadata"):
         checkpoint(tmp_path).query_id()
 
 
-def test_offsets_that_are_no_text(tmp_path: Path) -> None:
+def test_offsets_that_are_no_text(tmp_path):
     (tmp_path / "offsets").mkdir()
     (tmp_path / "offsets" / "0").write_bytes(b"v1\n\xff\n{}")
     with pytest.raises(CheckpointMismatchError, match="is not text"):
         checkpoint(tmp_path).input_offsets(0)
 
 
-def test_sparks_checkpoint_is_read_as_it_stands(tmp_path: Path) -> None:
+def test_sparks_checkpoint_is_read_as_it_stands(tmp_path):
     kept = checkpoint(tmp_path)
     assert (kept.begun(), kept.finished(), kept.finished_watermark_ms()) == (-1, -1, 0)
     for log, batches in {"offsets": (9, 10), "commits": (9,)}.items():

@@ -74,20 +74,18 @@ def history() -> History:
 
 
 @pytest.fixture
-def committer(history: History, tmp_path: Path) -> TableCommitter:
+def committer(history, tmp_path) -> TableCommitter:
     return TableCommitter(DiskFolder(tmp_path, Ledger(LocalFiles(tmp_path))), "delta", "delta", history)
 
 
-def test_traces_are_those_of_one_query_under_one_prefix(committer: TableCommitter, history: History) -> None:
+def test_traces_are_those_of_one_query_under_one_prefix(committer, history):
     assert committer.list_traces("d" * 12, {}) == []
     assert [trace.committed for trace in committer.list_traces(OURS, {})] == [label(OURS).first]
     history.versions = [label(THEIRS), label(OURS, prefix="other")]
     assert committer.list_traces(OURS, {}) == []
 
 
-def test_a_note_that_rows_were_written_is_believed_if_the_table_has_them(
-    history: History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_note_that_rows_were_written_is_believed_if_the_table_has_them(history, tmp_path, monkeypatch):
     """A power failure may keep the note but lose the table's newest version, and nobody would write its rows again."""
     has_them = Finished(outcome=Outcome.ALREADY_COMMITTED)
     monkeypatch.setattr("sparkonce.sinks.tables.committer._active", nullcontext)
@@ -119,9 +117,7 @@ def test_a_note_that_rows_were_written_is_believed_if_the_table_has_them(
     assert (other.outcome, "deleted or replaced" in other.reason) == (Outcome.UNKNOWN, True)
 
 
-def test_a_table_that_cannot_be_asked_before_the_decision_is_away(
-    committer: TableCommitter, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_table_that_cannot_be_asked_before_the_decision_is_away(committer, monkeypatch):
     """The batch is then undone and retried, as after any outage. Rows that can never fit are reported immediately."""
     error: Exception = RuntimeError("the metastore does not answer")
 
@@ -148,8 +144,8 @@ def test_a_table_that_cannot_be_asked_before_the_decision_is_away(
     ("location", "synced"), [("file:{}/a%20table", True), ("{}/a table", True), ("s3a:{}/a%20table", False)]
 )
 def test_the_version_of_a_table_on_a_local_disk_is_durable_before_it_is_noted(
-    location: str, synced: bool, history: History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    location, synced, history, tmp_path, monkeypatch
+):
     """Neither Delta nor Iceberg calls fsync on what it writes."""
     durable: list[Path] = []
     monkeypatch.setattr("sparkonce.sinks.tables.committer._active", nullcontext)
@@ -167,7 +163,7 @@ def test_the_version_of_a_table_on_a_local_disk_is_durable_before_it_is_noted(
 
 
 @pytest.mark.parametrize("depth", [0, 1])
-def test_a_variant_is_refused_at_any_depth_before_its_batch_is_decided(tmp_path: Path, depth: int) -> None:
+def test_a_variant_is_refused_at_any_depth_before_its_batch_is_decided(tmp_path, depth):
     """Spark's Parquet reader refuses what PySpark sends for such a value, so the batch could never be committed."""
     parts = [pa.field("value", pa.binary()), pa.field("metadata", pa.binary(), metadata={"variant": "true"})]
     kind = pa.struct(parts) if depth == 0 else pa.list_(pa.struct(parts))

@@ -7,18 +7,18 @@ import pytest
 from sparkonce_lab.kafka import Record
 from tryout import EnrichmentSample, SumSample, trial
 from tryout.checkpoint import Batch
-from tryout.sample import CLOSING, Row, Sample
+from tryout.sample import CLOSING, Row
 
 
 @pytest.mark.parametrize("sample", [SumSample(), EnrichmentSample()], ids=lambda one: type(one).__name__)
-def test_a_sample_is_the_same_again_and_has_no_closing_rows(sample: Sample) -> None:
+def test_a_sample_is_the_same_again_and_has_no_closing_rows(sample):
     messages = list(sample.messages(None))
     assert messages == list(sample.messages(None))
     assert all(message.key != CLOSING for message in messages)
     assert {message.topic for message in messages} == set(sample.sources)
 
 
-def test_rows_that_are_missing_or_came_twice_or_are_nobodys_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_are_missing_or_came_twice_or_are_nobodys_are_counted(monkeypatch):
     sample = SumSample(count=8)
     sources = [Record(0, offset, None, one.value, 0, ()) for offset, one in enumerate(sample.messages(None))]
     batches = [Batch(number=0, watermark_ms=2 * sample.began_ms, timestamp_ms=0, ends={"payments": {0: 8}})]

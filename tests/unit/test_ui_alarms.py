@@ -74,9 +74,7 @@ def of_transaction(**changes: Any) -> list[Alarm]:
         (300_100, (20, 50, 9), "too few batches"),
     ],
 )
-def test_a_phase_that_takes_longer_than_usual_says_what_is_usual(
-    takes_ms: int, usual: tuple[int, int, int], says: str
-) -> None:
+def test_a_phase_that_takes_longer_than_usual_says_what_is_usual(takes_ms, usual, says):
     p50, p95, of = usual
     times = {WRITING: Usual(p50_ms=p50, p95_ms=p95, of=of)}
     found = of_query(state=QueryState.AT_WORK, phase=WRITING, since_ms=NOW_MS - takes_ms, usual=times)
@@ -84,7 +82,7 @@ def test_a_phase_that_takes_longer_than_usual_says_what_is_usual(
     assert all(says in one.says for one in found)
 
 
-def test_a_phase_is_no_longer_than_what_was_seen_of_it() -> None:
+def test_a_phase_is_no_longer_than_what_was_seen_of_it():
     """Slowness of the store must not look like a long phase."""
     at_work = {"state": QueryState.AT_WORK, "phase": WRITING, "since_ms": NOW_MS - 40_000}
     assert of_query(**at_work, polled_ms=NOW_MS - 39_000) == []
@@ -115,7 +113,7 @@ def test_a_phase_is_no_longer_than_what_was_seen_of_it() -> None:
         ("writes again", QueryState.IDLE, []),
     ],
 )
-def test_a_start_that_is_refused_is_an_alarm(next_start: str, standing: QueryState, urgent: list[bool]) -> None:
+def test_a_start_that_is_refused_is_an_alarm(next_start, standing, urgent):
     found = of_query(next_start=next_start, next_says="It is so.", next_start_step="Restore it.", state=standing)
     assert [one.urgent for one in found] == urgent
     assert {(one.says, one.next_step) for one in found} <= {("It is so.", "Restore it.")}
@@ -130,7 +128,7 @@ def test_a_start_that_is_refused_is_an_alarm(next_start: str, standing: QuerySta
         ({"silent_s": 75.0}, ["Its store has not answered for 1 min 15 s."]),
     ],
 )
-def test_a_checkpoint_that_cannot_be_read_is_an_alarm(changes: dict[str, Any], says: list[str]) -> None:
+def test_a_checkpoint_that_cannot_be_read_is_an_alarm(changes, says):
     assert [one.says for one in of_query(**changes)] == says
 
 
@@ -146,9 +144,7 @@ def test_a_checkpoint_that_cannot_be_read_is_an_alarm(changes: dict[str, Any], s
         (9e9, None, []),
     ],
 )
-def test_transactions_are_alarms_by_their_part_of_the_timeout(
-    age_s: float, timeout_s: float | None, urgent: list[bool]
-) -> None:
+def test_transactions_are_alarms_by_their_part_of_the_timeout(age_s, timeout_s, urgent):
     assert [one.urgent for one in of_transaction(age_s=age_s, timeout_s=timeout_s)] == urgent
 
 
@@ -160,7 +156,7 @@ def test_transactions_are_alarms_by_their_part_of_the_timeout(
         ("under way", "", "driver runs"),
     ],
 )
-def test_an_old_transaction_is_told_by_its_verdict(verdict: str, says: str, step: str) -> None:
+def test_an_old_transaction_is_told_by_its_verdict(verdict, says, step):
     (alarm,) = of_transaction(age_s=60.0, verdict=verdict)
     assert "has been open for 1 min of 1 min 40 s. It ends in 40 s." in alarm.says
     assert says in alarm.says
@@ -170,7 +166,7 @@ def test_an_old_transaction_is_told_by_its_verdict(verdict: str, says: str, step
     assert words[4:] == ["--config", "systems.yaml", "--checkpoint", "/c/my totals"]
 
 
-def test_what_the_driver_has_in_doubt_is_an_alarm_where_no_system_tells_it() -> None:
+def test_what_the_driver_has_in_doubt_is_an_alarm_where_no_system_tells_it():
     doubt = {"in_doubt": InDoubt(transactions=2, opened_ms=NOW_MS - 950_000), "timeout_ms": 1_000_000}
     (alarm,) = of_query(state=QueryState.STOPPED, **doubt)[1:]
     assert (alarm.urgent, "opened 15 min 50 s ago" in alarm.says) == (True, True)
@@ -188,7 +184,7 @@ def test_what_the_driver_has_in_doubt_is_an_alarm_where_no_system_tells_it() -> 
         ("0123456789ab", 61.0, ["Give this page the checkpoint of query 0123456789ab, too."]),
     ],
 )
-def test_a_transaction_that_no_log_knows_is_an_alarm(query: str, age_s: float, steps: list[str]) -> None:
+def test_a_transaction_that_no_log_knows_is_an_alarm(query, age_s, steps):
     found = of_transaction(query=query, age_s=age_s, verdict="not known", timeout_s=None)
     assert [one.next_step for one in found] == steps
 
@@ -202,16 +198,14 @@ def test_a_transaction_that_no_log_knows_is_an_alarm(query: str, age_s: float, s
         ({"error": "Refused."}, ["Refused."]),
     ],
 )
-def test_a_system_that_does_not_answer_is_an_alarm(changes: dict[str, Any], says: list[str]) -> None:
+def test_a_system_that_does_not_answer_is_an_alarm(changes, says):
     found = alarms_of(state(QUERY, ShownSystem(name="cache", kind="redis", **changes), config="s.yaml"))
     assert [one.says for one in found] == says
     assert {one.command for one in found} <= {"sparkonce transactions list --system redis --config s.yaml"}
 
 
 @pytest.mark.parametrize(("age_s", "blocks", "urgent"), [(61.0, True, [True]), (59.0, True, []), (99.0, False, [])])
-def test_another_applications_transaction_is_an_alarm_once_it_blocks_readers_for_long(
-    age_s: float, blocks: bool, urgent: list[bool]
-) -> None:
+def test_another_applications_transaction_is_an_alarm_once_it_blocks_readers_for_long(age_s, blocks, urgent):
     part = replace(FOREIGN.partitions[0], blocks=blocks)
     kafka = ShownSystem(name="kafka", kind="kafka", open=[replace(FOREIGN, age_s=age_s, partitions=[part])])
     found = alarms_of(state(QUERY, kafka, config="s.yaml"))
@@ -240,7 +234,7 @@ def everything() -> PageState:
     return PageState(now_ms=NOW_MS, queries=queries, systems=systems, config="systems.yaml")
 
 
-def test_every_rule_has_something_to_say_and_urgent_ones_come_first() -> None:
+def test_every_rule_has_something_to_say_and_urgent_ones_come_first():
     assert all(list(rule(everything())) for rule in RULES)
     found = alarms_of(everything())
     assert [one.urgent for one in found] == sorted((one.urgent for one in found), reverse=True)
@@ -249,7 +243,7 @@ def test_every_rule_has_something_to_say_and_urgent_ones_come_first() -> None:
 
 
 @pytest.mark.parametrize("moved", [False, True])
-def test_every_command_is_one_of_ours(moved: bool) -> None:
+def test_every_command_is_one_of_ours(moved):
     group: Any = typer.main.get_command(app)
     for alarm in alarms_of(replace(everything(), moved=moved)):
         name, first, second, *words = shlex.split(alarm.command)

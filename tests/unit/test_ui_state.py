@@ -71,7 +71,7 @@ def reading(*segments: TimelineSegment, **more: Any) -> CheckpointReading:
 STEADY = tuple(batch(number, NOW_MS - 60_000 + 1000 * number) for number in range(20))
 
 
-def test_what_a_driver_tells_of_its_end() -> None:
+def test_what_a_driver_tells_of_its_end():
     events = [
         WatchedEvent(at_ms=1, kind="stopped", batch=6, text="An older one."),
         WatchedEvent(at_ms=2, kind="stopped", batch=7, text="LogError: it is so.", next_step="start it again."),
@@ -95,7 +95,7 @@ def test_what_a_driver_tells_of_its_end() -> None:
         (Phase.STOPPED, 86_400_000, QueryState.STOPPED),
     ],
 )
-def test_a_driver_without_a_sign_for_minutes_is_not_heard_of(phase: Phase, silent_ms: int, state: QueryState) -> None:
+def test_a_driver_without_a_sign_for_minutes_is_not_heard_of(phase, silent_ms, state):
     shown = show_query(reading(segment(*STEADY, phase=phase, written_ms=NOW_MS - silent_ms)), NOW_MS)
     assert shown.state is state
 
@@ -106,7 +106,7 @@ DECIDED = status(newest=NewestBatch(batch=8, state=BatchState.DECIDED))
 @pytest.mark.parametrize(
     ("decided_ago_ms", "state"), [(500, QueryState.IDLE), (TOLD_WITHIN_MS + 1000, QueryState.SILENT)]
 )
-def test_a_batch_that_a_driver_decided_after_its_last_sign_is_in_doubt(decided_ago_ms: int, state: QueryState) -> None:
+def test_a_batch_that_a_driver_decided_after_its_last_sign_is_in_doubt(decided_ago_ms, state):
     """Either the driver is dead, or it reports within seconds that it is finishing the batch."""
     before_ms = NOW_MS - decided_ago_ms - 100
     commit = entry("commit", NOW_MS - decided_ago_ms, number=8, transactions={"kafka": 3}, opened_ms=700)
@@ -116,7 +116,7 @@ def test_a_batch_that_a_driver_decided_after_its_last_sign_is_in_doubt(decided_a
     assert shown.in_doubt == InDoubt(transactions=3, opened_ms=700)
 
 
-def test_what_a_timeline_tells_of_a_decided_batch_counts() -> None:
+def test_what_a_timeline_tells_of_a_decided_batch_counts():
     commit = entry("commit", NOW_MS - 5000, number=8, transactions={"kafka": 3}, opened_ms=700)
     finishing = segment(phase=Phase.FINISHING, in_doubt=InDoubt(transactions=1, opened_ms=800), batch=8)
     for known in (DECIDED, status(newest=NewestBatch(batch=8, state=BatchState.DONE))):
@@ -136,9 +136,7 @@ def test_what_a_timeline_tells_of_a_decided_batch_counts() -> None:
     ],
 )
 @pytest.mark.parametrize("segments", [(), (segment(*STEADY, phase=Phase.STOPPED),)])
-def test_a_run_that_dies_after_its_claim_is_not_heard_of(
-    silent_ms: int, more: tuple[LogEntry, ...], state: QueryState, segments: tuple[TimelineSegment, ...]
-) -> None:
+def test_a_run_that_dies_after_its_claim_is_not_heard_of(silent_ms, more, state, segments):
     entries = (entry("claim", NOW_MS - silent_ms, run=NEWER), *more)
     shown = show_query(reading(*segments, status=status(NEWER), entries=entries), NOW_MS)
     assert (shown.state, shown.run, shown.host) == (state, NEWER, "driver-4")
@@ -149,7 +147,7 @@ def test_a_run_that_dies_after_its_claim_is_not_heard_of(
         ]
 
 
-def test_a_checkpoint_without_a_timeline_shows_what_the_log_has() -> None:
+def test_a_checkpoint_without_a_timeline_shows_what_the_log_has():
     shown = show_query(reading(entries=(entry("commit", NOW_MS - 4000, number=6),)), NOW_MS)
     assert (shown.state, shown.name, shown.has_timeline, shown.heard_ms) == (
         QueryState.NOT_KNOWN,
@@ -170,7 +168,7 @@ def test_a_checkpoint_without_a_timeline_shows_what_the_log_has() -> None:
     assert show_query(replace(reading(segment(name="")), location="s3a://b/jobs/totals/"), NOW_MS).name == "totals"
 
 
-def test_the_usual_of_a_phase_is_that_of_the_newest_batches_of_all_segments() -> None:
+def test_the_usual_of_a_phase_is_that_of_the_newest_batches_of_all_segments():
     slow = [batch(number, 0, took_ms=9000) for number in range(500)]
     quick = [batch(number, 0) for number in range(500, 1400)]
     shown = show_query(reading(segment(*slow), segment(*quick, number=1)), NOW_MS)
@@ -178,7 +176,7 @@ def test_the_usual_of_a_phase_is_that_of_the_newest_batches_of_all_segments() ->
     assert shown.usual["preparing every slot"].p50_ms == 900
 
 
-def test_each_batch_and_event_is_given_once() -> None:
+def test_each_batch_and_event_is_given_once():
     def numbers(kept: PageTimeline, than: int = 0) -> list[int]:
         return [one[0] for part in ("batches", "events") for one in kept.newer(than)[part]]
 
@@ -202,7 +200,7 @@ def test_each_batch_and_event_is_given_once() -> None:
     )
 
 
-def test_the_log_has_what_is_older_than_the_timeline() -> None:
+def test_the_log_has_what_is_older_than_the_timeline():
     kept = PageTimeline()
     commits = [entry("commit", 100 + n, number=n, rows={"a": n}, transactions={"a": 2}, opened_ms=90) for n in range(4)]
     kept.add([segment(batch(2, 150), batch(3, 160))], [entry("claim", 80, run="1-0badcafe", host="h"), *commits])
@@ -231,9 +229,7 @@ def test_the_log_has_what_is_older_than_the_timeline() -> None:
         (False, TOLD_WITHIN_MS, [2, 3, 4, 5]),
     ],
 )
-def test_the_log_has_what_a_run_did_not_write_before_it_died(
-    *, has_timeline: bool, after_ms: int, by_log: list[int]
-) -> None:
+def test_the_log_has_what_a_run_did_not_write_before_it_died(*, has_timeline, after_ms, by_log):
     """This includes decisions of a run without a timeline.
 
     Events that the newest run's timeline may still add are awaited.
@@ -249,7 +245,7 @@ def test_the_log_has_what_a_run_did_not_write_before_it_died(
     assert [one[2] for one in kept.newer(0)["batches"] if one[7]] == by_log
 
 
-def test_no_more_than_the_newest_are_kept() -> None:
+def test_no_more_than_the_newest_are_kept():
     kept = PageTimeline()
     for number in range(0, MOST_KEPT + 500, 250):
         kept.add([segment(*(batch(number + i, 1000 * (number + i)) for i in range(250)))], ())

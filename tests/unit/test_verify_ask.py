@@ -55,7 +55,7 @@ def refused(tmp_path: Path, **more: Any) -> str:
         ({"wanted": ["rain"]}, "--fault rain"),
     ],
 )
-def test_what_contradicts_itself_is_refused_by_name(more: dict[str, Any], named: str, tmp_path: Path) -> None:
+def test_what_contradicts_itself_is_refused_by_name(more, named, tmp_path):
     assert named in refused(tmp_path, **more)
 
 
@@ -66,7 +66,7 @@ def place(tmp_path: Path, **more: Any) -> CheckpointFiles:
     return ask(tmp_path, **more).store.files
 
 
-def test_a_checkpoint_is_a_new_folder_in_the_users(tmp_path: Path) -> None:
+def test_a_checkpoint_is_a_new_folder_in_the_users(tmp_path):
     assert ask(tmp_path).store is None
     for given, kind, conf in (
         ("s3a://bucket/a%20b/", ObjectFiles, KEYS),
@@ -95,15 +95,13 @@ def test_a_checkpoint_is_a_new_folder_in_the_users(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_place_for_the_checkpoint_that_cannot_be_used_is_refused(
-    more: dict[str, Any], named: str, tmp_path: Path
-) -> None:
+def test_a_place_for_the_checkpoint_that_cannot_be_used_is_refused(more, named, tmp_path):
     said = refused(tmp_path, **more)
     assert named in said
     assert "hidden" not in said
 
 
-def test_a_store_needs_its_connector() -> None:
+def test_a_store_needs_its_connector():
     with pytest.raises(ConfigurationError, match="Spark needs the connector of gs:"):
         with_connector("gs://bucket/a", {})
     for named in ({"spark.jars.packages": "a:b:1"}, {"spark.driver.extraClassPath": "/a.jar"}):
@@ -119,7 +117,7 @@ def test_a_store_needs_its_connector() -> None:
 
 
 @pytest.fixture
-def recorded(tmp_path: Path) -> Path:
+def recorded(tmp_path) -> Path:
     return record(tmp_path / "old")
 
 
@@ -142,7 +140,7 @@ def record(folder: Path, **more: Any) -> Path:
     return folder
 
 
-def test_a_history_is_done_again(recorded: Path, tmp_path: Path) -> None:
+def test_a_history_is_done_again(recorded, tmp_path):
     options = ask(tmp_path, replay=recorded)
     assert (options.seed, options.rows, options.every_s) == (5, 123, 4.0)
     assert options.workload == Workload(seed=5, rows_per_second=77)
@@ -153,14 +151,14 @@ def test_a_history_is_done_again(recorded: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["workload", "limits"])
-def test_what_another_version_has_recorded_is_refused_by_name(tmp_path: Path, name: str) -> None:
+def test_what_another_version_has_recorded_is_refused_by_name(tmp_path, name):
     old = record(tmp_path / "old", **{name: {"unheard_of": 1}})
     said = refused(tmp_path, replay=old)
     assert f"The {name} of the history" in said
     assert "unheard_of" in said
 
 
-def test_a_checkpoint_is_in_the_same_place_again(tmp_path: Path) -> None:
+def test_a_checkpoint_is_in_the_same_place_again(tmp_path):
     old = record(tmp_path / "old", checkpoint="s3a://bucket/a", conf=sorted(KEYS))
     assert f"reached s3a://bucket/a with --conf {', '.join(sorted(KEYS))}" in refused(tmp_path, replay=old)
     assert place(tmp_path, replay=old, conf=KEYS).location.startswith("s3a://bucket/a/sparkonce-verify-")
@@ -180,13 +178,11 @@ def test_a_checkpoint_is_in_the_same_place_again(tmp_path: Path) -> None:
         ("--system files", {"systems": ["files"]}),
     ],
 )
-def test_what_would_change_it_is_refused_by_name(
-    option: str, value: dict[str, Any], recorded: Path, tmp_path: Path
-) -> None:
+def test_what_would_change_it_is_refused_by_name(option, value, recorded, tmp_path):
     assert option in refused(tmp_path, replay=recorded, **value)
 
 
-def test_credentials_are_asked_for_again(tmp_path: Path) -> None:
+def test_credentials_are_asked_for_again(tmp_path):
     place = "postgres=host=db password=secret"
     first = ask(tmp_path, systems=["kafka", place])
     assert first.addresses == {"postgres": "host=db password=***"}
@@ -209,7 +205,7 @@ def struck(system: Any, *faults: Fault, requests: tuple[str, ...] = ()) -> Any:
     return system
 
 
-def test_each_fault_that_cannot_be_injected_has_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_fault_that_cannot_be_injected_has_its_reason(monkeypatch):
     monkeypatch.setattr("sparkonce_lab.strike.cannot_mount", lambda: "no mount program")
     monkeypatch.setattr("sparkonce_lab.strike.find_faketime", lambda: None)
     kafka = struck(KafkaSystem(), Fault.SERVER_KILLED, Fault.SERVER_PAUSED, *OF_CONNECTIONS, requests=("end",))
@@ -236,7 +232,7 @@ def test_each_fault_that_cannot_be_injected_has_its_reason(monkeypatch: pytest.M
     assert found[Fault.REPLY_LOST, "postgres"] == "its connections are encrypted"
 
 
-def test_a_step_that_cannot_be_injected_is_refused_before_any_is() -> None:
+def test_a_step_that_cannot_be_injected_is_refused_before_any_is():
     kafka = struck(KafkaSystem(), Fault.SERVER_KILLED, *OF_CONNECTIONS, requests=("end",))
     can, why = choices([kafka], kafka, disk=True), hindrances([kafka], kafka, disk=True)
     lost = replace(STEP, number=2, fault=Fault.REPLY_LOST, system="kafka", request="end")

@@ -35,7 +35,7 @@ def appended(run: Run, system: str, row: Row, **changed: Any) -> Row:
     return again
 
 
-def test_a_good_run_passes_and_everything_was_looked_at() -> None:
+def test_a_good_run_passes_and_everything_was_looked_at():
     run = good_run()
     verdicts = run.judge()
     assert run.found() == {}
@@ -45,7 +45,7 @@ def test_a_good_run_passes_and_everything_was_looked_at() -> None:
     assert any(row["kind"] == "sum" and row["amount"] < 0 for row in run.expected)
 
 
-def test_missing_rows() -> None:
+def test_missing_rows():
     run = good_run()
     at = next(at for at, row in enumerate(run.observed[KAFKA]) if row["kind"] == "sum" and row["amount"] < 0)
     row = run.observed[KAFKA].pop(at)
@@ -67,7 +67,7 @@ def test_missing_rows() -> None:
     assert len(verdict.examples) == 5
 
 
-def test_what_cannot_be_read_as_a_row_is_unexpected_each_time() -> None:
+def test_what_cannot_be_read_as_a_row_is_unexpected_each_time():
     run = good_run()
     nothing = dict.fromkeys(OBSERVED.names)
     run.observed[KAFKA] += [{**nothing, "kind": "strange", "batch": -1, "partition": 1, "offset": 900}] * 2
@@ -76,7 +76,7 @@ def test_what_cannot_be_read_as_a_row_is_unexpected_each_time() -> None:
     assert "[no batch, partition 1 offset 900" in run.verdict(Anomaly.UNEXPECTED, KAFKA).examples[0]
 
 
-def test_rows_out_of_order() -> None:
+def test_rows_out_of_order():
     def neighbours(run: Run) -> tuple[Row, Row]:
         rows = [row for row in run.observed[KAFKA] if row["kind"] == "row" and row["key"] == 1]
         return rows[0], rows[1]
@@ -106,7 +106,7 @@ def test_rows_out_of_order() -> None:
     assert [each.system for each in good_run().judge() if each.anomaly is Anomaly.OUT_OF_ORDER] == [KAFKA]
 
 
-def test_rows_that_are_visible_before_their_batch_is_decided() -> None:
+def test_rows_that_are_visible_before_their_batch_is_decided():
     run = good_run()
     at = run.place(EventKind.SEEN, system=POSTGRES, batch=3)
     run.events[at] = noted(EventKind.SEEN, 77, system=POSTGRES, batch=3, decided=2)
@@ -123,7 +123,7 @@ def test_rows_that_are_visible_before_their_batch_is_decided() -> None:
     assert run.verdict(Anomaly.EARLY, KAFKA).examples == ("batch 4 is there, and the newest batch ever decided is 3",)
 
 
-def test_transactions_left_open() -> None:
+def test_transactions_left_open():
     run = good_run()
     run.events[run.place(EventKind.OPEN, system=POSTGRES)] = noted(
         EventKind.OPEN, system=POSTGRES, names=["gid-1", "gid-2"]
@@ -145,7 +145,7 @@ BLINDNESS: dict[str, tuple[Callable[[Run], object], Anomaly, str]] = {
 
 
 @pytest.mark.parametrize("name", BLINDNESS)
-def test_a_verdict_on_nothing_does_not_pass(name: str) -> None:
+def test_a_verdict_on_nothing_does_not_pass(name):
     spoil, anomaly, system = BLINDNESS[name]
     run = good_run()
     spoil(run)
@@ -155,7 +155,7 @@ def test_a_verdict_on_nothing_does_not_pass(name: str) -> None:
     assert not passed(verdicts)
 
 
-def test_of_a_system_that_nobody_has_read_nothing_is_said() -> None:
+def test_of_a_system_that_nobody_has_read_nothing_is_said():
     of_rows = (Anomaly.MISSING, Anomaly.DOUBLED, Anomaly.UNEXPECTED)
     run = good_run()
     run.observed.pop(POSTGRES)
@@ -165,7 +165,7 @@ def test_of_a_system_that_nobody_has_read_nothing_is_said() -> None:
     assert blank == {(anomaly, POSTGRES) for anomaly in (*of_rows, Anomaly.STATE_DIFFERS)}
 
 
-def test_state_that_differs_from_the_undisturbed_querys() -> None:
+def test_state_that_differs_from_the_undisturbed_querys():
     run = good_run()
     lost = run.undisturbed.pop()
     assert run.found() == {(Anomaly.STATE_DIFFERS, name): 1 for name in (RUN, *SYSTEMS)}
@@ -187,7 +187,7 @@ def test_state_that_differs_from_the_undisturbed_querys() -> None:
     assert "13 rows of state" in run.verdict(Anomaly.STATE_DIFFERS).examples[0]
 
 
-def test_a_run_that_is_stuck() -> None:
+def test_a_run_that_is_stuck():
     run = good_run()
     run.events[-1] = noted(EventKind.STUCK, step=1, what="no batch within 300 s")
     assert run.found() == {(Anomaly.STUCK, RUN): 1}
@@ -211,7 +211,7 @@ def test_a_run_that_is_stuck() -> None:
 
 
 @pytest.mark.parametrize("ends", ["stuck", "stuck, and read all the same", "broken off"])
-def test_what_a_run_without_its_end_lacks_is_no_loss(ends: str) -> None:
+def test_what_a_run_without_its_end_lacks_is_no_loss(ends):
     run = good_run()
     run.observed[KAFKA].pop()
     run.observed[POSTGRES].pop(0)
@@ -259,14 +259,14 @@ EXPLAINED = [
 
 
 @pytest.mark.parametrize(("error", "fault"), EXPLAINED)
-def test_a_fault_explains_an_error_while_it_lasts(error: str, fault: Fault) -> None:
+def test_a_fault_explains_an_error_while_it_lasts(error, fault):
     run = struck(fault)
     run.insert(run.place(EventKind.FAULT) + 1, stopped(1, error), noted(EventKind.ENDED, driver=1, code=1))
     assert run.found() == {}
 
 
 @pytest.mark.parametrize(("error", "fault"), EXPLAINED)
-def test_no_fault_explains_an_error_before_and_after(error: str, fault: Fault) -> None:
+def test_no_fault_explains_an_error_before_and_after(error, fault):
     run = struck(fault)
     run.insert(
         run.place(EventKind.RECOVERED) + 1, stopped(1, "SupersededError")
@@ -296,7 +296,7 @@ UNASKED = "checkpoint='s3a://b/a': the store could not be asked to show that it 
         ("LogError", UNWRITTEN),
     ],
 )
-def test_an_outage_of_the_checkpoints_store_explains_that_it_could_not_be_asked(error: str, message: str) -> None:
+def test_an_outage_of_the_checkpoints_store_explains_that_it_could_not_be_asked(error, message):
     run = struck(Fault.SERVER_KILLED, system=STORE)
     run.insert(run.place(EventKind.FAULT) + 1, stopped(1, error, message), noted(EventKind.ENDED, driver=1, code=1))
     assert run.found() == {}
@@ -328,7 +328,7 @@ def test_an_outage_of_the_checkpoints_store_explains_that_it_could_not_be_asked(
         *((fault, "", error, "so it is") for fault in Fault for error in NEVER_EXPLAINED),
     ],
 )
-def test_not_every_fault_explains_every_error(fault: Fault, system: str, error: str, message: str) -> None:
+def test_not_every_fault_explains_every_error(fault, system, error, message):
     run = struck(fault, system=system)
     run.insert(run.place(EventKind.FAULT) + 1, stopped(1, error, message))
     assert run.found() == {(Anomaly.STOPPED, RUN): 1}
@@ -351,7 +351,7 @@ PLANNED = (
         (Fault.DRIVER_KILLED, "s3a://bucket/a", PLANNED, 1),
     ],
 )
-def test_two_drivers_may_plan_a_batch_otherwise_in_s3(fault: Fault, checkpoint: str, message: str, found: int) -> None:
+def test_two_drivers_may_plan_a_batch_otherwise_in_s3(fault, checkpoint, message, found):
     run = struck(fault)
     began = run.events[run.place(EventKind.BEGAN)]
     run.events[run.place(EventKind.BEGAN)] = noted(EventKind.BEGAN, **{**began.fields, "checkpoint": checkpoint})
@@ -359,7 +359,7 @@ def test_two_drivers_may_plan_a_batch_otherwise_in_s3(fault: Fault, checkpoint: 
     assert run.found().get((Anomaly.STOPPED, RUN), 0) == found
 
 
-def test_errors_that_spark_has_wrapped() -> None:
+def test_errors_that_spark_has_wrapped():
     run = struck(Fault.SERVER_KILLED)
     traces = "An exception was raised …\nsparkonce.errors.PrepareError: …\nsparkonce.errors.TransactionLostError: …"
     run.insert(run.place(EventKind.FAULT) + 1, stopped(1, "StreamingQueryException", traces))
@@ -370,7 +370,7 @@ def test_errors_that_spark_has_wrapped() -> None:
     assert run.found() == {}
 
 
-def test_a_zombie_may_stop() -> None:
+def test_a_zombie_may_stop():
     run = struck(Fault.DRIVER_PAUSED)
     run.insert(run.place(EventKind.OPEN), stopped(1, "SupersededError"))
     assert run.found() == {}
@@ -389,7 +389,7 @@ def test_a_zombie_may_stop() -> None:
     assert "driver 2" in run.verdict(Anomaly.STOPPED).examples[0]
 
 
-def test_one_of_two_drivers_may_stop() -> None:
+def test_one_of_two_drivers_may_stop():
     run = struck(Fault.TWO_DRIVERS)
     run.insert(run.place(EventKind.OPEN), stopped(2, "StaleBatchError"))
     assert run.found() == {}
@@ -409,7 +409,7 @@ def test_one_of_two_drivers_may_stop() -> None:
 
 @pytest.mark.parametrize("code", [-11, -9, 0])
 @pytest.mark.parametrize("fault", [Fault.SERVER_KILLED, Fault.TWO_DRIVERS, Fault.WORKER_KILLED])
-def test_a_driver_that_crashed_is_explained_by_nothing(code: int, fault: Fault) -> None:
+def test_a_driver_that_crashed_is_explained_by_nothing(code, fault):
     run = struck(fault)
     run.insert(run.place(EventKind.FAULT) + 1, noted(EventKind.ENDED, driver=1, code=code, asked=False))
     assert run.found() == {(Anomaly.STOPPED, RUN): 1}
@@ -429,7 +429,7 @@ GROWING: dict[str, tuple[Callable[[int], dict[str, Any]], str]] = {
 
 
 @pytest.mark.parametrize("what", GROWING)
-def test_a_process_that_grows(what: str) -> None:
+def test_a_process_that_grows(what):
     by, example = GROWING[what]
     run = good_run()
     run.drop(EventKind.RESOURCES)
@@ -438,7 +438,7 @@ def test_a_process_that_grows(what: str) -> None:
     assert example in run.verdict(Anomaly.GROWING).examples[0]
 
 
-def test_a_log_that_is_never_tidied() -> None:
+def test_a_log_that_is_never_tidied():
     def long_run(files: int) -> Run:
         run = good_run()
         run.drop(EventKind.RESOURCES)
@@ -461,7 +461,7 @@ def test_a_log_that_is_never_tidied() -> None:
 
 @given(data=st.data(), rows=st.integers(3, 80), seed=st.integers(0, 1_000), keys=st.integers(1, 7))
 @settings(max_examples=50)
-def test_one_row_that_was_tampered_with_is_always_found(data: st.DataObject, rows: int, seed: int, keys: int) -> None:
+def test_one_row_that_was_tampered_with_is_always_found(data, rows, seed, keys):
     run = good_run(rows, seed, keys)
     assert run.found() == {}
     system = data.draw(st.sampled_from(SYSTEMS))

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,9 +40,7 @@ def doubled_and_broken_off(run: Run) -> None:
         (lambda run: run.drop(EventKind.OPEN), "nothing proved", 2),
     ],
 )
-def test_command_line_page_and_exit_code_say_the_same(
-    spoil: Callable[[Run], None] | None, words: str, code: int, tmp_path: Path
-) -> None:
+def test_command_line_page_and_exit_code_say_the_same(spoil, words, code, tmp_path):
     run = good_run()
     if spoil is not None:
         spoil(run)
@@ -69,7 +66,7 @@ def failing(error: BaseException, *, after: Run | None) -> Any:
 
 
 @pytest.mark.parametrize("error", [PreflightError("no server", next_step="start it."), ValueError("no server")])
-def test_what_cannot_be_told_is_no_violation(error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_told_is_no_violation(error, tmp_path, monkeypatch):
     monkeypatch.setattr("sparkonce_lab.run.run", failing(error, after=None))
     done = CliRunner().invoke(app, ["verify", "--out", str(tmp_path / "run")])
     assert done.exit_code == 2
@@ -78,9 +75,7 @@ def test_what_cannot_be_told_is_no_violation(error: Exception, tmp_path: Path, m
 
 
 @pytest.mark.parametrize("error", [PreflightError("no server"), OSError("no server")])
-def test_what_was_recorded_until_it_failed_is_judged(
-    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_recorded_until_it_failed_is_judged(error, tmp_path, monkeypatch):
     run = good_run()
     doubled_and_broken_off(run)
     monkeypatch.setattr("sparkonce_lab.run.run", failing(error, after=run))
@@ -90,7 +85,7 @@ def test_what_was_recorded_until_it_failed_is_judged(
     assert NOT_EXACTLY in done.output
 
 
-def test_what_ends_it_early_is_no_violation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_ends_it_early_is_no_violation(tmp_path, monkeypatch):
     monkeypatch.setattr("sparkonce_lab.run.run", failing(KeyboardInterrupt(), after=None))
     done = CliRunner().invoke(app, ["verify", "--out", str(tmp_path / "run")])
     assert done.exit_code == 130

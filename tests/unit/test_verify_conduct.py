@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 
 import pytest
 
@@ -34,7 +33,7 @@ Conduct = Callable[[str], Conductor]
 
 
 @pytest.fixture
-def conduct(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Conduct]:
+def conduct(tmp_path, monkeypatch) -> Iterator[Conduct]:
     conductors = []
     recorder = Recorder(tmp_path / "run")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -73,7 +72,7 @@ def noted(conductor: Conductor) -> Sequence[Event]:
     return load(conductor.recorder.folder).events
 
 
-def test_drivers_that_fall_one_after_the_other_are_not_waited_for(conduct: Conduct) -> None:
+def test_drivers_that_fall_one_after_the_other_are_not_waited_for(conduct):
     falls = "raise SystemExit(1)\n"
     conductor = conduct(falls)
     with pytest.raises(StuckError, match="2 drivers in a row ended on their own: a batch is finished"):
@@ -86,13 +85,13 @@ def test_drivers_that_fall_one_after_the_other_are_not_waited_for(conduct: Condu
     conductor.need(lambda: sum(event.kind is ended for event in noted(conductor)) >= 2, 600.0, "two have ended")
 
 
-def test_a_driver_that_finishes_a_batch_before_it_falls_does_not_count(conduct: Conduct) -> None:
+def test_a_driver_that_finishes_a_batch_before_it_falls_does_not_count(conduct):
     conductor = conduct(FALLS_AFTER_A_BATCH)
     conductor.need(lambda: conductor.finished >= 3, 600.0, "three batches are finished")
     assert sum(event.kind is EventKind.ENDED for event in noted(conductor)) >= 2
 
 
-def test_a_driver_that_takes_long_to_start_is_still_held(conduct: Conduct, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_that_takes_long_to_start_is_still_held(conduct, monkeypatch):
     monkeypatch.setattr("sparkonce_lab.conduct._ARMED_S", 0.0)
     events = [{"event": "held", "phase": "READING", "batch": 0}]  # the phase alone would end the wait
     conductor = conduct(TELLS.format(before="", events=events, after="sys.stdin.read()"))
@@ -106,13 +105,13 @@ def test_a_driver_that_takes_long_to_start_is_still_held(conduct: Conduct, monke
     assert conductor.aim(step).phase == "READING"
 
 
-def test_what_a_driver_says_that_nobody_asked_to_stop_is_one(conduct: Conduct) -> None:
+def test_what_a_driver_says_that_nobody_asked_to_stop_is_one(conduct):
     events = [{"event": "stop", "error": "PrepareError", "message": "a row was refused"}]
     conductor = conduct(TELLS.format(before="", events=events, after=""))
     conductor.need(lambda: any(event.kind is EventKind.STOPPED for event in noted(conductor)), 600.0, "a stop is noted")
 
 
-def test_what_a_driver_says_that_was_asked_to_stop_is_no_stop_of_its_own(conduct: Conduct) -> None:
+def test_what_a_driver_says_that_was_asked_to_stop_is_no_stop_of_its_own(conduct):
     events = [{"event": "stop", "error": "PrepareError", "message": "stopped in the middle of a batch"}]
     conductor = conduct(TELLS.format(before="sys.stdin.read()", events=events, after=""))
     conductor.stop()

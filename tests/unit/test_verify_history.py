@@ -35,12 +35,12 @@ def recorded(folder: Path) -> Path:
         *('{"at_ms": null, "kind": "began"}', '{"at_ms": "1", "kind": "began"}'),
     ],
 )
-def test_what_is_no_event(line: str) -> None:
+def test_what_is_no_event(line):
     with pytest.raises((ValueError, KeyError)):
         Event.of_json(line)
 
 
-def test_what_was_recorded_is_loaded(tmp_path: Path) -> None:
+def test_what_was_recorded_is_loaded(tmp_path):
     history = good_run().history()
     loaded = load(recorded(tmp_path / "run" / "1"))
     assert [(event.kind, event.fields) for event in loaded.events] == [(e.kind, e.fields) for e in history.events]
@@ -57,7 +57,7 @@ def test_what_was_recorded_is_loaded(tmp_path: Path) -> None:
     assert load(tmp_path).observed["kafka"] == table
 
 
-def test_a_folder_with_a_history_is_refused(tmp_path: Path) -> None:
+def test_a_folder_with_a_history_is_refused(tmp_path):
     recorded(tmp_path)
     before = (tmp_path / EVENTS).read_bytes()
     with pytest.raises(ConfigurationError, match="holds a history already"):
@@ -65,7 +65,7 @@ def test_a_folder_with_a_history_is_refused(tmp_path: Path) -> None:
     assert (tmp_path / EVENTS).read_bytes() == before
 
 
-def test_a_torn_last_line_is_left_out_and_the_run_is_unfinished(tmp_path: Path) -> None:
+def test_a_torn_last_line_is_left_out_and_the_run_is_unfinished(tmp_path):
     path = recorded(tmp_path) / EVENTS
     whole = path.read_bytes()
     events = load(tmp_path).events
@@ -79,7 +79,7 @@ def test_a_torn_last_line_is_left_out_and_the_run_is_unfinished(tmp_path: Path) 
     assert load(tmp_path).events == events
 
 
-def test_a_line_that_is_torn_between_others_is_refused(tmp_path: Path) -> None:
+def test_a_line_that_is_torn_between_others_is_refused(tmp_path):
     path = recorded(tmp_path) / EVENTS
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join([*lines[:3], lines[3][:9] + "\n", *lines[4:]]))
@@ -87,21 +87,21 @@ def test_a_line_that_is_torn_between_others_is_refused(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-def test_a_table_with_other_columns(tmp_path: Path) -> None:
+def test_a_table_with_other_columns(tmp_path):
     path = recorded(tmp_path) / "observed-kafka.parquet"
     pq.write_table(pq.read_table(path).drop(["batch"]), path)
     with pytest.raises(ConfigurationError, match=r"observed-kafka.parquet.*batch"):
         load(tmp_path)
 
 
-def test_a_last_line_that_is_whole_and_no_event_is_refused(tmp_path: Path) -> None:
+def test_a_last_line_that_is_whole_and_no_event_is_refused(tmp_path):
     with (recorded(tmp_path) / EVENTS).open("a") as file:
         file.write('{"at_ms": 1, "kind": "gone"}\n')
     with pytest.raises(ConfigurationError, match="no history that can be read"):
         load(tmp_path)
 
 
-def test_a_run_without_tables_is_loaded_and_does_not_pass(tmp_path: Path) -> None:
+def test_a_run_without_tables_is_loaded_and_does_not_pass(tmp_path):
     with pytest.raises(ConfigurationError, match=str(tmp_path)):
         load(tmp_path)
 
@@ -115,7 +115,7 @@ def test_a_run_without_tables_is_loaded_and_does_not_pass(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("name", ["expected", "undisturbed", "observed-kafka"])
-def test_a_table_that_cannot_be_read(tmp_path: Path, name: str) -> None:
+def test_a_table_that_cannot_be_read(tmp_path, name):
     path = recorded(tmp_path) / f"{name}.parquet"
     path.write_bytes(path.read_bytes()[:-5])
     with pytest.raises(ConfigurationError, match=f"{name}.parquet"):
@@ -126,14 +126,14 @@ OLD, NEW = Token(0, "00000000"), Token(1, "11111111")
 
 
 @pytest.fixture
-def recorder(tmp_path: Path) -> Iterator[Recorder]:
+def recorder(tmp_path) -> Iterator[Recorder]:
     made = Recorder(tmp_path / "run")
     yield made
     made.close()
 
 
 @pytest.fixture
-def log(tmp_path: Path) -> DecisionLog:
+def log(tmp_path) -> DecisionLog:
     log = DecisionLog(LocalFiles(tmp_path))
     for token in (OLD, NEW):
         log.put(token.position, Claim(nonce=token.nonce, run=token.nonce, query="query", location="here"))
@@ -148,7 +148,7 @@ def noted(recorder: Recorder) -> Sequence[Event]:
     return load(recorder.folder).events
 
 
-def test_a_decision_of_a_run_that_was_deposed_is_found(log: DecisionLog, recorder: Recorder, tmp_path: Path) -> None:
+def test_a_decision_of_a_run_that_was_deposed_is_found(log, recorder, tmp_path):
     log.put(2, decision(OLD))
     note_violation(recorder, LocalFiles(tmp_path), 3)
     (found,) = noted(recorder)
@@ -156,19 +156,19 @@ def test_a_decision_of_a_run_that_was_deposed_is_found(log: DecisionLog, recorde
     assert "for a run that was superseded" in found["message"]
 
 
-def test_a_record_that_cannot_be_read_is_found(log: DecisionLog, recorder: Recorder, tmp_path: Path) -> None:
+def test_a_record_that_cannot_be_read_is_found(log, recorder, tmp_path):
     log.put_bytes(2, b"{")
     note_violation(recorder, LocalFiles(tmp_path), 3)
     assert [event["error"] for event in noted(recorder)] == ["CorruptRecordError"]
 
 
-def test_nothing_is_found_in_a_log_as_it_must_be(log: DecisionLog, recorder: Recorder, tmp_path: Path) -> None:
+def test_nothing_is_found_in_a_log_as_it_must_be(log, recorder, tmp_path):
     log.put(2, decision(NEW))
     note_violation(recorder, LocalFiles(tmp_path), 3)
     assert not noted(recorder)
 
 
-def test_only_the_files_of_a_log_elsewhere_are_counted(recorder: Recorder, log: DecisionLog, tmp_path: Path) -> None:
+def test_only_the_files_of_a_log_elsewhere_are_counted(recorder, log, tmp_path):
     log.put(2, decision(NEW))
     here = LocalFiles(tmp_path)
     assert has_log(here)
@@ -183,7 +183,7 @@ def test_only_the_files_of_a_log_elsewhere_are_counted(recorder: Recorder, log: 
     assert len(noted(recorder)) == 3, "a store that does not answer is queried again later"
 
 
-def test_a_reader_looks_on_when_it_could_not_read_the_log(log: DecisionLog, recorder: Recorder, tmp_path: Path) -> None:
+def test_a_reader_looks_on_when_it_could_not_read_the_log(log, recorder, tmp_path):
     log.put(2, decision(OLD))
     looks = 0
 

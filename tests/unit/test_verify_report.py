@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from html import escape
 from html.parser import HTMLParser
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -127,7 +126,7 @@ def looked(system: str = "kafka", *, anomalies: Sequence[Anomaly] = tuple(Anomal
 BOTH = [*looked("kafka"), *looked("postgres")]
 
 
-def test_faults_are_counted_where_they_struck() -> None:
+def test_faults_are_counted_where_they_struck():
     faults = summary(small(), BOTH)["faults"]
     assert faults["by_phase"] == {"cut": {"READING": 1, "WRITING": 1}, "driver-killed": {"FINISHING": 1}}
     assert {name: faults[name] for name in ("asked", "struck", "as_aimed", "held", "recovered")} == {
@@ -166,7 +165,7 @@ def verdict(history: History, verdicts: Sequence[Verdict]) -> tuple[str, str]:
     return said["outcome"], said["sentence"]
 
 
-def test_a_run_without_anomalies_passes() -> None:
+def test_a_run_without_anomalies_passes():
     assert verdict(small(), BOTH) == (
         "passed",
         "Nothing is missing, doubled or unexpected in kafka and postgres: of 7 expected rows each is there once, and "
@@ -190,7 +189,7 @@ def test_a_run_without_anomalies_passes() -> None:
     assert "No fault was planned" in sentence
 
 
-def test_what_is_missing_when_the_recording_breaks_off_proves_nothing() -> None:
+def test_what_is_missing_when_the_recording_breaks_off_proves_nothing():
     half = small(finished=False)
     half = replace(half, observed={name: rows.slice(3) for name, rows in half.observed.items()})
     outcome, sentence = verdict(half, judge(half))
@@ -213,14 +212,14 @@ def test_what_is_missing_when_the_recording_breaks_off_proves_nothing() -> None:
         ([*BOTH, *looked("", anomalies=[Anomaly.LINGERING, Anomaly.GROWING], at=0)], "for “lingering”: this"),
     ],
 )
-def test_a_verdict_on_nothing_proves_nothing(verdicts: Sequence[Verdict], named: str) -> None:
+def test_a_verdict_on_nothing_proves_nothing(verdicts, named):
     outcome, sentence = verdict(small(), verdicts)
     assert outcome == "nothing proved"
     assert named in sentence
     assert "this proves nothing" in sentence
 
 
-def test_what_could_not_be_read_is_told_with_its_reason() -> None:
+def test_what_could_not_be_read_is_told_with_its_reason():
     history = small(event(19_000, EventKind.UNREAD, what="the rows in postgres", why="connection refused"))
     history = replace(history, observed={"kafka": history.observed["kafka"]})
     outcome, sentence = verdict(history, judge(history))
@@ -229,7 +228,7 @@ def test_what_could_not_be_read_is_told_with_its_reason() -> None:
     assert "Not read: the rows in postgres (connection refused)." in sentence
 
 
-def test_a_weaker_guarantee_is_not_asked_for_more() -> None:
+def test_a_weaker_guarantee_is_not_asked_for_more():
     history = small()
     began = history.events[0]
     events = [event(0, EventKind.BEGAN, **{**began.fields, "guarantee": "at-least-once"}), *history.events[1:]]
@@ -289,7 +288,7 @@ NAMES = ["good", "bad", "unfinished", "nothing"]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_page_is_well_formed(pages: dict[str, str], name: str) -> None:
+def test_the_page_is_well_formed(pages, name):
     page = Page(pages[name])
     assert len(page.ids) == len(set(page.ids))
     targets = {value for _, attribute, value in page.attributes if attribute == "href"}
@@ -297,7 +296,7 @@ def test_the_page_is_well_formed(pages: dict[str, str], name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_page_needs_nothing_else(pages: dict[str, str], name: str) -> None:
+def test_the_page_needs_nothing_else(pages, name):
     page = Page(pages[name])
     assert not {tag for tag, _, _ in page.attributes} & {"link", "img", "iframe", "object", "embed", "image", "use"}
     assert not [attribute for _, attribute, _ in page.attributes if attribute in {"src", "srcset", "style"}]
@@ -306,7 +305,7 @@ def test_the_page_needs_nothing_else(pages: dict[str, str], name: str) -> None:
 
 
 @pytest.mark.parametrize("evil", ["<script>alert('&')</script>", '" onclick="alert(1)', "{{ 6 * 7 }}{% alert( %}"])
-def test_everything_from_the_history_is_escaped(evil: str) -> None:
+def test_everything_from_the_history_is_escaped(evil):
     history = small(
         event(15_100, EventKind.STOPPED, driver=2, error=evil, message=evil),
         event(15_200, EventKind.LOG, driver=2, level=evil, message=evil),
@@ -336,7 +335,7 @@ def test_everything_from_the_history_is_escaped(evil: str) -> None:
     assert evil in {value for _, attribute, value in page.attributes if attribute == "data-fault"}
 
 
-def test_page_and_numbers_are_written(tmp_path: Path) -> None:
+def test_page_and_numbers_are_written(tmp_path):
     history = small()
     for _ in range(2):
         page, numbers = write(tmp_path / "new", history, BOTH)
@@ -348,7 +347,7 @@ def test_page_and_numbers_are_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium here")
-def test_a_browser_shows_it(pages: dict[str, str], tmp_path: Path) -> None:
+def test_a_browser_shows_it(pages, tmp_path):
     # What is under the pointer at the beginning of the first driver's life, and which step's fault it belongs to.
     probe = """<script>
     document.querySelector('#timeline').scrollIntoView();
@@ -368,7 +367,7 @@ def test_a_browser_shows_it(pages: dict[str, str], tmp_path: Path) -> None:
     assert "driver 1: starting, from 00:01.0" in said
 
 
-def test_every_phase_and_fault_has_its_words() -> None:
+def test_every_phase_and_fault_has_its_words():
     assert {phase.name for phase in Phase} <= set(PHASES)
     assert {phase.name for phase in Phase} <= set(STAGE_OF)
     assert {fault for one in FAMILIES for fault in one.faults} == set(Fault)

@@ -52,7 +52,7 @@ def asked(folder: Path, source: Any, *systems: Any, **more: Any) -> Options:
     return Options(source=source, systems=systems, folder=folder, seed=1, rows=1, workload=Workload(seed=1), **more)
 
 
-def test_a_package_that_is_missing_is_named(tmp_path: Path) -> None:
+def test_a_package_that_is_missing_is_named(tmp_path):
     missing = ModuleNotFoundError("No module named 'psycopg'", name="psycopg")
     system = Fake("postgres", start=missing)
     with pytest.raises(PreflightError, match="postgres needs the package psycopg") as refused:
@@ -60,7 +60,7 @@ def test_a_package_that_is_missing_is_named(tmp_path: Path) -> None:
     assert refused.value.next_step == "pip install 'sparkonce[postgres]'"
 
 
-def test_what_cannot_be_ended_hides_nothing(tmp_path: Path) -> None:
+def test_what_cannot_be_ended_hides_nothing(tmp_path):
     said: list[str] = []
     kafka = Fake("kafka", stop=OSError("the topic is still there"))
     postgres = Fake("postgres", start=PreflightError("no server"), stop=RuntimeError("no schema"))
@@ -73,9 +73,7 @@ def test_what_cannot_be_ended_hides_nothing(tmp_path: Path) -> None:
     ]
 
 
-def test_a_version_that_nobody_knows_is_told_before_anything_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_version_that_nobody_knows_is_told_before_anything_starts(tmp_path, monkeypatch):
     def version(name: str) -> str:
         raise module.PackageNotFoundError(name)
 
@@ -86,7 +84,7 @@ def test_a_version_that_nobody_knows_is_told_before_anything_starts(
     assert kafka.called == []
 
 
-def test_drivers_end_first_and_nothing_keeps_the_others_from_ending() -> None:
+def test_drivers_end_first_and_nothing_keeps_the_others_from_ending():
     ended: list[str] = []
 
     def end(name: str, error: Exception | None = None) -> Any:
@@ -108,7 +106,7 @@ def test_drivers_end_first_and_nothing_keeps_the_others_from_ending() -> None:
 
 
 @pytest.mark.parametrize("lost", [True, False])
-def test_rows_stay_on_the_users_own_servers_where_something_is_wrong_with_them(lost: bool, tmp_path: Path) -> None:
+def test_rows_stay_on_the_users_own_servers_where_something_is_wrong_with_them(lost, tmp_path):
     spoilt = good_run()
     if lost:
         spoilt.observed["kafka"].pop()
@@ -120,7 +118,7 @@ def test_rows_stay_on_the_users_own_servers_where_something_is_wrong_with_them(l
     assert len(said) == lost
 
 
-def test_what_cannot_be_read_costs_nothing_that_can(tmp_path: Path) -> None:
+def test_what_cannot_be_read_costs_nothing_that_can(tmp_path):
     class Late(Fake):
         def read(self) -> Any:
             self.errors = {} if "read" in self.called else {"read": OSError("not yet")}
@@ -156,14 +154,14 @@ def files(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
-def test_the_logs_of_a_checkpoint_outlive_its_disk(tmp_path: Path) -> None:
+def test_the_logs_of_a_checkpoint_outlive_its_disk(tmp_path):
     with checkpoint_disk(tmp_path / "checkpoint", [].append) as place:
         checkpoint(tmp_path / "checkpoint" / "query")
         is_small = place.disk is not None
     assert files(tmp_path) == [f"checkpoint/query/{name}" for name in (LOGS if is_small else [*LOGS, "state/0"])]
 
 
-def test_a_file_that_cannot_be_copied_costs_no_other(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_copied_costs_no_other(tmp_path):
     class Unread(LocalFiles):
         def read(self, path: str) -> bytes | None:
             if path == "offsets/1":
@@ -178,7 +176,7 @@ def test_a_file_that_cannot_be_copied_costs_no_other(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_us_in_order(number: signal.Signals) -> None:
+def test_a_signal_ends_us_in_order(number):
     outside = signal.signal(number, signal.SIG_DFL)  # nohup makes a process ignore SIGHUP
     try:
         with pytest.raises(SystemExit) as end, end_on_signals():

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from itertools import pairwise
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -40,13 +39,13 @@ def names(phases: tuple[Phase, ...]) -> set[str]:
 
 @given(seed=SEEDS, count=st.integers(0, 60), choices=SOME)
 @untimed
-def test_the_same_seed_draws_the_same_schedule(seed: int, count: int, choices: list[Choice]) -> None:
+def test_the_same_seed_draws_the_same_schedule(seed, count, choices):
     steps = draw(seed, count, choices)
     assert draw(seed, count, choices) == steps
     assert [step.number for step in steps] == list(range(1, count + 1))
 
 
-def test_other_seeds_and_amounts() -> None:
+def test_other_seeds_and_amounts():
     assert draw(1, 30, ALL) != draw(2, 30, ALL)
 
     assert names(FIRST_BATCH) <= {step.phase for step in draw(3, 200, ALL)}
@@ -70,7 +69,7 @@ def test_other_seeds_and_amounts() -> None:
 @given(seed=SEEDS, choices=SOME)
 @example(seed=223, choices=[Choice(fault=Fault.EXPIRED), Choice(fault=Fault.BLACK_HOLE, system="kafka")])
 @untimed
-def test_every_phase_comes_up(seed: int, choices: list[Choice]) -> None:
+def test_every_phase_comes_up(seed, choices):
     steps = draw(seed, 40 * len(choices), choices)
     struck = {step.phase for step in steps if step.fault is not Fault.EXPIRED}
     if any(one.fault is not Fault.EXPIRED for one in choices):
@@ -79,7 +78,7 @@ def test_every_phase_comes_up(seed: int, choices: list[Choice]) -> None:
 
 @given(seed=SEEDS, count=st.integers(1, 90))
 @untimed
-def test_a_step_has_what_its_fault_needs(seed: int, count: int) -> None:
+def test_a_step_has_what_its_fault_needs(seed, count):
     for step in draw(seed, count, ALL):
         assert bool(step.system) == (step.fault not in OF_THE_QUERY)
         assert (step.request in REQUESTS) == (step.fault in OF_REQUESTS)
@@ -114,7 +113,7 @@ GOOD = {"number": 1, "fault": "reply-lost", "phase": "FINISHING", "system": "kaf
         {"colour": "red"},
     ],
 )
-def test_a_step_that_is_not_what_it_must_be(changed: dict[str, Any]) -> None:
+def test_a_step_that_is_not_what_it_must_be(changed):
     assert Step.of_json(GOOD).request == "commit"
     with pytest.raises(ConfigurationError, match="A step of the schedule cannot be read") as caught:
         Step.of_json({**GOOD, **changed})
@@ -142,7 +141,7 @@ def written(workload: Workload, rows: int) -> pa.Table:
 
 @given(workload=WORKLOADS, rows=COUNTS)
 @few
-def test_each_keys_numbers_are_in_order_and_without_gaps(workload: Workload, rows: int) -> None:
+def test_each_keys_numbers_are_in_order_and_without_gaps(workload, rows):
     numbers: dict[int, list[int]] = defaultdict(list)
     for row in written(workload, rows).to_pylist():
         numbers[row["key"]].append(row["number"])
@@ -153,7 +152,7 @@ def test_each_keys_numbers_are_in_order_and_without_gaps(workload: Workload, row
 
 @given(workload=WORKLOADS, rows=COUNTS)
 @few
-def test_event_time_never_goes_back(workload: Workload, rows: int) -> None:
+def test_event_time_never_goes_back(workload, rows):
     times = written(workload, rows)["event_ms"].to_pylist()
     assert times == sorted(times)
     assert times == [workload.event_ms(row) for row in range(rows)]
@@ -162,7 +161,7 @@ def test_event_time_never_goes_back(workload: Workload, rows: int) -> None:
 
 @given(workload=WORKLOADS, rows=COUNTS)
 @few
-def test_what_must_come_out_is_what_a_naive_computation_gives(workload: Workload, rows: int) -> None:
+def test_what_must_come_out_is_what_a_naive_computation_gives(workload, rows):
     table = workload.expected(rows)
     assert table.schema == ROWS
     sums: dict[tuple[int, int], tuple[int, int]] = defaultdict(lambda: (0, 0))

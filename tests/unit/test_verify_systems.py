@@ -5,7 +5,6 @@ import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,7 +32,7 @@ def rows(table: pa.Table) -> list[tuple[object, ...]]:
     return [tuple(row.values()) for row in table.to_pylist()]
 
 
-def test_texts_and_csv_are_rows_with_their_places() -> None:
+def test_texts_and_csv_are_rows_with_their_places():
     found = of_texts([b"row,1,2,-3,1,7", b"sum,1,1700000000000,30,4,8"], [0, 3], [11, 12])
     assert rows(found) == [("row", 1, 2, -3, 1, 7, 0, 11), ("sum", 1, 1_700_000_000_000, 30, 4, 8, 3, 12)]
 
@@ -48,12 +47,12 @@ def test_texts_and_csv_are_rows_with_their_places() -> None:
 @pytest.mark.parametrize(
     "text", [None, b"", b"row,1,2,3,1", b"row,1,2,3,1,7,8", b"row,1,2,x,1,7", b"row,1,2,3,1,7\nrow,1,3,3,1,7", b"\xff"]
 )
-def test_what_is_no_row_is_strange_and_stays_in_its_place(text: bytes | None) -> None:
+def test_what_is_no_row_is_strange_and_stays_in_its_place(text):
     found = rows(of_texts([b"row,1,2,3,1,7", text, b"row,1,4,3,1,7"], [0, 0, 0], [1, 2, 3]))
     assert found == [("row", 1, 2, 3, 1, 7, 0, 1), (*STRANGE, 0, 2), ("row", 1, 4, 3, 1, 7, 0, 3)]
 
 
-def test_a_file_has_rows_in_whatever_order_of_columns(tmp_path: Path) -> None:
+def test_a_file_has_rows_in_whatever_order_of_columns(tmp_path):
     columns = {"batch": [7, 9], "rows": [1, 1], "amount": [3, 3], "number": [2, 3], "key": [1, 1], "kind": ["row"] * 2}
     pq.write_table(pa.table(columns), tmp_path / "file")
     assert rows(of_parquet(tmp_path / "file")) == [("row", 1, 2, 3, 1, 7, -1, -1), ("row", 1, 3, 3, 1, 9, -1, -1)]
@@ -70,7 +69,7 @@ def test_a_file_has_rows_in_whatever_order_of_columns(tmp_path: Path) -> None:
     ("count", "times"),
     [(b"4", [b"sum,1,0,30,4,8"]), (b"8", [b"sum,1,0,30,4,8"] * 2), (b"6", [None]), (b"0", [None]), (b"x", [None])],
 )
-def test_a_key_says_how_often_its_row_was_applied(count: bytes, times: list[bytes | None]) -> None:
+def test_a_key_says_how_often_its_row_was_applied(count, times):
     assert times_applied(b"sum,1,0,30,4,8", count) == times
 
 
@@ -81,7 +80,7 @@ def test_a_key_says_how_often_its_row_was_applied(count: bytes, times: list[byte
         *("redis=redis://cache:6379/1", "s3=s3://bucket/prefix", "delta=/data/tables"),
     ],
 )
-def test_systems_are_known_by_name_and_place(text: str) -> None:
+def test_systems_are_known_by_name_and_place(text):
     name = text.partition("=")[0]
     for given in (name, text):
         system = parse(given)
@@ -90,7 +89,7 @@ def test_systems_are_known_by_name_and_place(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "oracle", "Kafka", "files=", "postgres= ", "kafka:9092"])
-def test_what_is_no_system_is_refused(text: str) -> None:
+def test_what_is_no_system_is_refused(text):
     with pytest.raises(ConfigurationError, match="kafka=broker:9092"):
         parse(text)
 
@@ -105,7 +104,7 @@ def test_what_is_no_system_is_refused(text: str) -> None:
         "redis=redis://u:secret@h:port",
     ],
 )
-def test_a_password_is_not_repeated(text: str) -> None:
+def test_a_password_is_not_repeated(text):
     with pytest.raises(ConfigurationError) as refused:
         parse(text)
     assert "secret" not in str(refused.value)
@@ -129,12 +128,12 @@ def test_a_password_is_not_repeated(text: str) -> None:
         ("broker:9092", "broker:9092"),
     ],
 )
-def test_a_place_is_shown_without_credentials(place: str, shown: str) -> None:
+def test_a_place_is_shown_without_credentials(place, shown):
     assert without_credentials(place) == shown
     assert holds_credentials(place) == (shown != place)
 
 
-def test_only_its_own_transactions_are_asked_about(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_its_own_transactions_are_asked_about(monkeypatch):
     listed: list[Any] = []
     described: list[str] = []
 
@@ -153,7 +152,7 @@ def test_only_its_own_transactions_are_asked_about(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("make", [PostgresSystem, MySQLSystem])
-def test_of_those_who_ask_at_once_one_connects(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_those_who_ask_at_once_one_connects(make, monkeypatch):
     """A reader's thread and a fault injector may both connect.
 
     One of the two connections is kept, and the other dropped.
@@ -172,7 +171,7 @@ def test_of_those_who_ask_at_once_one_connects(make: Any, monkeypatch: pytest.Mo
         assert [type(one.exception()) for one in asked] == [ConnectionError, ConnectionError]
 
 
-def test_a_delta_table_is_read_by_its_log(tmp_path: Path) -> None:
+def test_a_delta_table_is_read_by_its_log(tmp_path):
     """Files that a later version removes are no longer read, and files that belong to no version are never read."""
     system = DeltaSystem(str(tmp_path))
     system.start(tmp_path / "unused")

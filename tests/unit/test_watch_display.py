@@ -40,7 +40,7 @@ class Terminal:
 
 
 @pytest.fixture
-def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
+def terminal(monkeypatch) -> Iterator[Terminal]:
     made = Terminal()
     clock = SimpleNamespace(monotonic=lambda: made.now_s, strftime=lambda _: "2026-11-24 12:00:00")
     monkeypatch.setattr(module, "time", clock)
@@ -49,14 +49,14 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
 
 
 @pytest.fixture
-def shown(terminal: Terminal) -> ProgressDisplay:
+def shown(terminal) -> ProgressDisplay:
     display = ProgressDisplay(None, terminal.screen)
     with display.starting("totals"):
         pass
     return display
 
 
-def test_a_start_is_seen_at_once(shown: ProgressDisplay, terminal: Terminal) -> None:
+def test_a_start_is_seen_at_once(shown, terminal):
     assert shown.line() == "totals starting: checking the servers"
     shown.show_query("Getting offsets from KafkaV2[Subscribe[orders]]", None)
     assert shown.line() == "totals getting offsets from KafkaV2[Subscribe[orders]]"
@@ -69,7 +69,7 @@ def test_a_start_is_seen_at_once(shown: ProgressDisplay, terminal: Terminal) -> 
     assert "sparkonce: totals: Resuming after batch 6.\n" in terminal.text
 
 
-def test_a_batch_and_what_its_source_gave_are_seen(shown: ProgressDisplay, terminal: Terminal) -> None:
+def test_a_batch_and_what_its_source_gave_are_seen(shown, terminal):
     shown.enter(Phase.WRITING, 7)
     assert shown.line() == "totals batch 7: preparing every slot"
     shown.show(batch(7, {"kafka": 305, "files": 305}, recovered=True, healed=2), "")
@@ -84,7 +84,7 @@ def test_a_batch_and_what_its_source_gave_are_seen(shown: ProgressDisplay, termi
     )
 
 
-def test_the_line_goes_when_the_query_ends(shown: ProgressDisplay, terminal: Terminal) -> None:
+def test_the_line_goes_when_the_query_ends(shown, terminal):
     assert isinstance(terminal.screen._live, Line)
     terminal.screen.refresh()
     shown.end()
@@ -95,7 +95,7 @@ def test_the_line_goes_when_the_query_ends(shown: ProgressDisplay, terminal: Ter
     assert terminal.file.getvalue() == before
 
 
-def test_what_the_jvm_writes_begins_where_the_line_does(shown: ProgressDisplay, terminal: Terminal) -> None:
+def test_what_the_jvm_writes_begins_where_the_line_does(shown, terminal):
     terminal.screen.refresh()
     before = terminal.file.getvalue()
     assert CONTROL.sub("", before).endswith("totals starting: checking the servers\r")
@@ -106,7 +106,7 @@ def test_what_the_jvm_writes_begins_where_the_line_does(shown: ProgressDisplay, 
     assert CONTROL.sub("", after).replace("\r", "") == "26/11/24 WARN of Spark's\ntotals starting: checking the servers"
 
 
-def test_a_start_that_fails_leaves_no_line(terminal: Terminal) -> None:
+def test_a_start_that_fails_leaves_no_line(terminal):
     display = ProgressDisplay(None, terminal.screen)
     with pytest.raises(ZeroDivisionError), display.starting("totals"):
         1 / 0  # noqa: B018 - the error is what is tested
@@ -114,9 +114,7 @@ def test_a_start_that_fails_leaves_no_line(terminal: Terminal) -> None:
 
 
 @pytest.mark.parametrize("of_a_terminal", [True, False])
-def test_what_a_job_prints_into_a_file_stays_there(
-    of_a_terminal: bool, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_job_prints_into_a_file_stays_there(of_a_terminal, terminal, monkeypatch):
     """Rich also captures standard output that is printed next to its progress line, and writes it to stderr."""
     printed = io.StringIO()
     monkeypatch.setattr(printed, "isatty", lambda: of_a_terminal)
@@ -150,13 +148,8 @@ class Pipe:
     ],
 )
 def test_without_a_terminal_each_batch_has_a_line_that_is_written_once(
-    wanted: bool | None,
-    is_set_up: bool,
-    level: int,
-    is_written: bool,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    wanted, is_set_up, level, is_written, monkeypatch, capsys
+):
     display = ProgressDisplay(wanted, Pipe(monkeypatch, is_set_up=is_set_up, level=level).screen)
     with display.starting("totals"):
         display.say("Resuming after batch 6.")
@@ -169,16 +162,14 @@ def test_without_a_terminal_each_batch_has_a_line_that_is_written_once(
     assert capsys.readouterr() == ("", lines if is_written else "")
 
 
-def test_a_line_that_nobody_can_read_stops_nothing(monkeypatch: pytest.MonkeyPatch, terminal: Terminal) -> None:
+def test_a_line_that_nobody_can_read_stops_nothing(monkeypatch, terminal):
     closed = io.StringIO()
     closed.close()
     monkeypatch.setattr(sys, "stderr", closed)
     ProgressDisplay(True, Pipe(monkeypatch, is_set_up=False).screen).show(batch(), "line")
 
 
-def test_a_terminal_that_goes_away_stops_nothing(
-    monkeypatch: pytest.MonkeyPatch, shown: ProgressDisplay, terminal: Terminal
-) -> None:
+def test_a_terminal_that_goes_away_stops_nothing(monkeypatch, shown, terminal):
     def gone(_: str) -> int:
         raise OSError(errno.EIO, "Input/output error")
 
@@ -191,7 +182,7 @@ def test_a_terminal_that_goes_away_stops_nothing(
     shown.end()
 
 
-def test_a_process_that_ends_at_once_leaves_a_terminal_with_its_cursor(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_ends_at_once_leaves_a_terminal_with_its_cursor(monkeypatch):
     ours, its = os.openpty()
     monkeypatch.setattr(module, "_STDERR", its)
     module.leave_terminal()
@@ -202,9 +193,7 @@ def test_a_process_that_ends_at_once_leaves_a_terminal_with_its_cursor(monkeypat
 
 
 @pytest.mark.parametrize(("variable", "value"), [("FORCE_COLOR", "1"), ("TTY_COMPATIBLE", "1"), ("TERM", "dumb")])
-def test_where_no_line_can_be_written_again_there_is_none(
-    variable: str, value: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_no_line_can_be_written_again_there_is_none(variable, value, monkeypatch):
     file = io.StringIO()
     monkeypatch.setattr(sys, "stderr", file)
     monkeypatch.setenv(variable, value)

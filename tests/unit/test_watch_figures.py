@@ -63,7 +63,7 @@ class Run:
 
 
 @pytest.fixture(autouse=True)
-def _no_other_queries(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_other_queries(monkeypatch) -> None:
     monkeypatch.setattr(watch_figures, "_known", {})
 
 
@@ -78,7 +78,7 @@ def run() -> Run:
 
 
 @pytest.fixture
-def figures(clock: Clock, run: Run) -> Figures:
+def figures(clock, run) -> Figures:
     made = Figures(clock.wall_ms, clock.monotonic_s)
     made.start(QUERY, "totals")
     made.begin_run(QUERY, "r1", run)
@@ -92,7 +92,7 @@ def go_through(figures: Figures, clock: Clock, batch: int, *phases: tuple[Phase,
     figures.enter(Phase.IDLE, batch)
 
 
-def test_a_batch_has_its_phases_in_their_order(figures: Figures, clock: Clock) -> None:
+def test_a_batch_has_its_phases_in_their_order(figures, clock):
     go_through(figures, clock, 3, (Phase.CLAIMING, 10), (Phase.WRITING, 200), (Phase.WRITING, 50), (Phase.DECIDING, 5))
     found = figures.done(progress(3))
     assert found.phases == [("claiming", 10), (Phase.WRITING.value, 250), ("deciding", 5)]
@@ -102,7 +102,7 @@ def test_a_batch_has_its_phases_in_their_order(figures: Figures, clock: Clock) -
     assert figures.done(progress(4)).phases == [(Phase.WRITING.value, 20)]
 
 
-def test_counts_go_on_over_runs(figures: Figures, clock: Clock, run: Run) -> None:
+def test_counts_go_on_over_runs(figures, clock, run):
     go_through(figures, clock, 0, (Phase.WRITING, 20))
     figures.done(progress(0, recovered=True, healed=2))
     run.swept = 3
@@ -122,7 +122,7 @@ def test_counts_go_on_over_runs(figures: Figures, clock: Clock, run: Run) -> Non
     assert [one.kind for one in figures.watched().events] == ["started", "swept"], "of this run alone"
 
 
-def test_a_stop_is_an_event_with_its_next_step(figures: Figures, clock: Clock, run: Run) -> None:
+def test_a_stop_is_an_event_with_its_next_step(figures, clock, run):
     figures.enter(Phase.WRITING, 8)
     clock.now_ms += 7
     figures.stopped(8, TransactionLostError("Rows are lost" + 9_000 * "!", next_step="Restore them"))
@@ -139,7 +139,7 @@ def test_a_stop_is_an_event_with_its_next_step(figures: Figures, clock: Clock, r
     assert figures.done(progress(8)).phases == [(Phase.WRITING.value, 20)], "what the stopped run did is not of it"
 
 
-def test_an_error_of_sparks_own_is_a_stop_and_an_end_in_order_is_none(figures: Figures, clock: Clock, run: Run) -> None:
+def test_an_error_of_sparks_own_is_a_stop_and_an_end_in_order_is_none(figures, clock, run):
     go_through(figures, clock, 0, (Phase.WRITING, 20))
     figures.end_run("r1", "the source is away")
     watched = figures.watched()
@@ -154,7 +154,7 @@ def test_an_error_of_sparks_own_is_a_stop_and_an_end_in_order_is_none(figures: F
     assert Figures.known() == [figures], "Prometheus may not have read its last batch yet"
 
 
-def test_a_query_that_somebody_stops_in_a_batch_has_ended_in_order(figures: Figures, run: Run) -> None:
+def test_a_query_that_somebody_stops_in_a_batch_has_ended_in_order(figures, run):
     figures.enter(Phase.WRITING, 4)
     run.state = State(claim=CLAIM, phase=Phase.STOPPED)
     assert figures.watched().phase is Phase.STOPPED
@@ -164,9 +164,7 @@ def test_a_query_that_somebody_stops_in_a_batch_has_ended_in_order(figures: Figu
     assert watched.events[-1].kind == "ended"
 
 
-def test_while_slots_are_prepared_the_oldest_may_be_as_old_as_the_first(
-    figures: Figures, clock: Clock, run: Run
-) -> None:
+def test_while_slots_are_prepared_the_oldest_may_be_as_old_as_the_first(figures, clock, run):
     run.state = replace(run.state, phase=Phase.WRITING, writing=Writing())
     run.opened_s = 0.5  # of the previous batch
     figures.enter(Phase.WRITING, 4)
@@ -191,7 +189,7 @@ def decided(*pending: Handle) -> Finishing:
     )
 
 
-def test_a_run_that_dies_is_seen_as_it_was_at_work(figures: Figures, run: Run) -> None:
+def test_a_run_that_dies_is_seen_as_it_was_at_work(figures, run):
     run.state = replace(run.state, phase=Phase.DECIDING, putting=Putting(record=COMMIT))
     figures.enter(Phase.DECIDING, 4)
     run.state = State(claim=CLAIM, phase=Phase.STOPPED)
@@ -216,14 +214,14 @@ def test_a_run_that_dies_is_seen_as_it_was_at_work(figures: Figures, run: Run) -
     ],
     ids=lambda value: value.name if isinstance(value, Phase) else "",
 )
-def test_what_is_in_doubt(phase: Phase, more: dict[str, Any], transactions: int, opened_ms: int | None) -> None:
+def test_what_is_in_doubt(phase, more, transactions, opened_ms):
     state = State(claim=CLAIM, transactional=("orders",), phase=phase, **more)
     found = in_doubt(state, 800).get("orders", InDoubt())
     assert found == InDoubt(transactions=transactions, opened_ms=opened_ms)
     assert in_doubt(None, 800) == {}
 
 
-def test_prometheus_reads_them(figures: Figures, clock: Clock, run: Run) -> None:
+def test_prometheus_reads_them(figures, clock, run):
     def samples() -> dict[tuple[str, ...], float]:
         registry = CollectorRegistry()
         register(registry)
@@ -260,6 +258,6 @@ def test_prometheus_reads_them(figures: Figures, clock: Clock, run: Run) -> None
 
 
 @pytest.mark.parametrize(("port", "host"), [(-1, "127.0.0.1"), (70_000, "127.0.0.1"), (0, "203.0.113.1"), ("x", "::")])
-def test_a_place_where_nothing_can_listen_is_refused_by_name(port: Any, host: str) -> None:
+def test_a_place_where_nothing_can_listen_is_refused_by_name(port, host):
     with pytest.raises(ConfigurationError, match=f"port={port!r}"):
         serve_metrics(port, host)

@@ -1,9 +1,5 @@
 """A query's one listener, on a run without Spark: what it passes on, and what a batch pays for it."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from sparkonce.errors import PrepareError
@@ -15,7 +11,7 @@ from sparkonce.watch.timeline import TimelineReader
 from unit.driver_world import QUERY, World, asked
 
 
-def test_who_watches_sees_the_same_batches(tmp_path: Path) -> None:
+def test_who_watches_sees_the_same_batches(tmp_path):
     world, told = World(tmp_path), list[tuple[Phase, int]]()
     listener = QueryListener(lambda phase, batch: told.append((phase, batch)), display=False)
     driver = world.start(listener)
@@ -38,7 +34,7 @@ def test_who_watches_sees_the_same_batches(tmp_path: Path) -> None:
     assert [one.kind for one in segment.events] == ["started", "stopped"]
 
 
-def test_a_batch_looks_nothing_up_for_those_who_watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_looks_nothing_up_for_those_who_watch(tmp_path, monkeypatch):
     world, asked_for = World(tmp_path), []
     world.timeouts_s["memory"] = 600.0
     lifetime = MemorySink.transaction_timeout_s

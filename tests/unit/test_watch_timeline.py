@@ -6,7 +6,6 @@ import errno
 import json
 import logging
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -52,7 +51,7 @@ def write(files: CheckpointFiles, token: Token, batches: range) -> None:
 
 
 @pytest.fixture
-def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalFiles:
+def files(tmp_path, monkeypatch) -> LocalFiles:
     monkeypatch.setattr(timeline, "_CLOSED_WITHIN_S", 60.0)  # a busy disk may take longer than a run waits for it
     return LocalFiles(tmp_path)
 
@@ -61,7 +60,7 @@ def numbers(segments: Any) -> list[int]:
     return [one.batch for segment in segments for one in segment.batches]
 
 
-def test_it_is_read_as_it_was_written(files: LocalFiles) -> None:
+def test_it_is_read_as_it_was_written(files):
     write(files, Token(7, "ab12cd34"), range(3))
     (segment,) = TimelineReader(files).read()
     assert [one.batch for one in segment.batches] == [0, 1, 2]
@@ -92,7 +91,7 @@ def test_it_is_read_as_it_was_written(files: LocalFiles) -> None:
     assert numbers(TimelineReader(files).read()) == [0, 1]
 
 
-def test_the_newest_batches_are_kept_over_all_runs(files: LocalFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_newest_batches_are_kept_over_all_runs(files, monkeypatch):
     monkeypatch.setattr(timeline, "BATCHES_A_SEGMENT", 10)
     monkeypatch.setattr(timeline, "SEGMENTS_KEPT", 4)
     write(files, Token(7, "ffffffff"), range(35))
@@ -104,7 +103,7 @@ def test_the_newest_batches_are_kept_over_all_runs(files: LocalFiles, monkeypatc
     assert len(list((files.folder / "sparkonce" / "timeline").iterdir())) == 4
 
 
-def test_where_nothing_is_written(files: LocalFiles) -> None:
+def test_where_nothing_is_written(files):
     writer = TimelineWriter(files, figures_of(None), "r1", every_s=60.0)
     writer.tell()
     writer.close()
@@ -126,9 +125,7 @@ def test_where_nothing_is_written(files: LocalFiles) -> None:
     assert writer._thread is None
 
 
-def test_a_store_that_refuses_is_told_once_and_stops_nothing(
-    files: LocalFiles, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_store_that_refuses_is_told_once_and_stops_nothing(files, monkeypatch, caplog):
     def full(*_: object) -> None:
         tried.append(1)
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -145,7 +142,7 @@ def test_a_store_that_refuses_is_told_once_and_stops_nothing(
     assert [one.levelno for one in caplog.records if "timeline" in one.getMessage()].count(logging.WARNING) == 1
 
 
-def test_no_more_threads_stop_no_query(files: LocalFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_threads_stop_no_query(files, monkeypatch):
     def refused(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 

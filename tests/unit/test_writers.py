@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,7 +29,7 @@ from sparkonce.write_ahead import Applies
 NAME = TransactionName(prefix="p", query="0" * 12, token=Token(0, "0" * 8), batch=1, slot=0, copy="a" * 12)
 
 
-def test_kafka_has_all_rows_in_order_before_they_are_prepared() -> None:
+def test_kafka_has_all_rows_in_order_before_they_are_prepared():
     class Producer:
         """Stands in for librdkafka's producer. Produced rows are in flight until a flush."""
 
@@ -76,7 +75,7 @@ def test_kafka_has_all_rows_in_order_before_they_are_prepared() -> None:
         writer.prepare()
 
 
-def test_postgres_gets_each_value_as_it_is() -> None:
+def test_postgres_gets_each_value_as_it_is():
     rows = pa.record_batch({"number": [-7, 7]})
     sent: list[bytes] = []
     writer: Any = CopyRows.__new__(CopyRows)
@@ -91,14 +90,14 @@ def test_postgres_gets_each_value_as_it_is() -> None:
     assert sent == [bytes(piece) for piece in encode_rows(rows, writer._encoders)]
 
 
-def test_postgres_has_committed_what_has_a_marker() -> None:
+def test_postgres_has_committed_what_has_a_marker():
     location = Location(server="1", database="d", schema="public")
     found = MarkerState(state="committed", is_prepared=False, location=location, newest=1, row_security=False)
     answer = verdict(found, NAME, location)
     assert answer.outcome is Outcome.ALREADY_COMMITTED
 
 
-def test_rows_that_wait_are_all_in_their_file(tmp_path: Path) -> None:
+def test_rows_that_wait_are_all_in_their_file(tmp_path):
     folder = DiskFolder(tmp_path / "folder", Ledger(LocalFiles(tmp_path / "ledger")))
     folder.make()
     owner = Owner(query="0" * 12, token=Token(0, "0" * 8), facts={"identity": folder.identity()})
@@ -111,7 +110,7 @@ def test_rows_that_wait_are_all_in_their_file(tmp_path: Path) -> None:
         assert [number for rows in read([file], []) for number in rows.column(0).to_pylist()] == [1, 2, 3]
 
 
-def test_a_type_that_waiting_rows_cannot_have_is_refused_by_column() -> None:
+def test_a_type_that_waiting_rows_cannot_have_is_refused_by_column():
     """Parquet has no struct without fields: its writer would find that out in the first batch, without the name."""
     sink = WriteAheadSink(print, applies=Applies.IDEMPOTENT)
     with pytest.raises(SchemaError, match="Column 'nothing' is struct<>, and Parquet has no such type"):
@@ -119,7 +118,7 @@ def test_a_type_that_waiting_rows_cannot_have_is_refused_by_column() -> None:
     assert list(sink.columns(pa.schema([("number", pa.int64())]))) == ["number"]
 
 
-def test_a_file_is_staged_then_published_then_gone(tmp_path: Path) -> None:
+def test_a_file_is_staged_then_published_then_gone(tmp_path):
     store = LocalStore(tmp_path)
     store.check()
     path = "part.jsonl"

@@ -1,10 +1,5 @@
 """The verifier with rows that Kafka rejects, which it has to find among the dead letters."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 
 from sparkonce.protocol.state import Phase
@@ -19,7 +14,7 @@ from verifying.trial import PARTITIONS, found, struck, trial
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(1_800)]
 
 
-def test_accepted_and_refused_rows_are_the_input(tmp_path: Path, say: Callable[[str], None]) -> None:
+def test_accepted_and_refused_rows_are_the_input(tmp_path, say):
     steps = struck(
         (Fault.DRIVER_KILLED, Phase.FINISHING),
         (Fault.DRIVER_KILLED, Phase.DECIDING),
@@ -33,7 +28,7 @@ def test_accepted_and_refused_rows_are_the_input(tmp_path: Path, say: Callable[[
     assert refused > 60
 
 
-def test_a_lost_letter_is_found(tmp_path: Path, say: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_letter_is_found(tmp_path, say, monkeypatch):
     """Hides one dead letter from the reader. The row is then in neither place, so it must be reported as missing."""
     monkeypatch.setattr(
         "sparkonce_lab.systems.kafka.read_dead_letters", lambda folder: read_dead_letters(folder).slice(1)

@@ -39,7 +39,7 @@ def check(folder: Path, say: Say, store: CheckpointStore, faults: Sequence[dict[
 
 @pytest.mark.slow
 @USES_HDFS
-def test_nothing_is_found_with_the_checkpoint_in_hdfs(tmp_path: Path, say: Say) -> None:
+def test_nothing_is_found_with_the_checkpoint_in_hdfs(tmp_path, say):
     in_hdfs: tuple[dict[str, Any], ...] = (
         {"fault": Fault.DRIVER_KILLED, "phase": Phase.FINISHING},
         {"fault": Fault.DRIVER_PAUSED, "phase": Phase.DECIDING},
@@ -49,7 +49,7 @@ def test_nothing_is_found_with_the_checkpoint_in_hdfs(tmp_path: Path, say: Say) 
 
 
 @pytest.mark.slow
-def test_nothing_is_found_with_the_checkpoint_in_s3(tmp_path: Path, say: Say) -> None:
+def test_nothing_is_found_with_the_checkpoint_in_s3(tmp_path, say):
     """Spark's own connector is half a gigabyte, which is fetched once."""
     in_s3: tuple[dict[str, Any], ...] = (
         {"fault": Fault.REPLY_LOST, "phase": Phase.DECIDING, "system": STORE, "request": "put"},

@@ -1,10 +1,5 @@
 """The verifier with a Delta table next to Kafka, with appended rows and killed drivers."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 
 from sparkonce.protocol.state import Phase
@@ -17,7 +12,7 @@ from verifying.trial import PARTITIONS, found, struck, trial
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(1_800)]
 
 
-def test_a_table_has_each_row_once(tmp_path: Path, say: Callable[[str], None]) -> None:
+def test_a_table_has_each_row_once(tmp_path, say):
     steps = struck(
         (Fault.DRIVER_KILLED, Phase.FINISHING),
         (Fault.DRIVER_KILLED, Phase.DECIDING),

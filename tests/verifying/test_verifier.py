@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -42,7 +41,7 @@ LONG_MS, LONGER_MS = 20_000, 75_000
 
 
 @pytest.mark.slow
-def test_nothing_is_found_in_sparkonce(tmp_path: Path, say: Say) -> None:
+def test_nothing_is_found_in_sparkonce(tmp_path, say):
     steps = [
         Step(number=number, fault=fault, phase=phase.name, system=system, request=request)
         for number, (fault, phase, system, request) in enumerate(STEPS, 1)
@@ -59,7 +58,7 @@ def test_nothing_is_found_in_sparkonce(tmp_path: Path, say: Say) -> None:
 @pytest.mark.timeout(5_400)
 @pytest.mark.skipif(find_faketime() is None, reason="libfaketime is not installed")
 @pytest.mark.skipif(bool(cannot_mount()), reason=cannot_mount())
-def test_nothing_is_found_after_every_fault_that_there_is(tmp_path: Path, say: Say) -> None:
+def test_nothing_is_found_after_every_fault_that_there_is(tmp_path, say):
     every_fault: tuple[dict[str, Any], ...] = (
         {"fault": Fault.CUT, "phase": Phase.WRITING, "system": "kafka"},
         {"fault": Fault.SLOWED, "phase": Phase.DECIDING, "system": "postgres", "lasts_ms": 4_000},
@@ -95,9 +94,7 @@ def test_nothing_is_found_after_every_fault_that_there_is(tmp_path: Path, say: S
     assert len(list(history.of(EventKind.RECOVERED))) == len(steps)
 
 
-def test_a_row_that_one_sink_doubles_is_found_there_and_nothing_elsewhere(
-    tmp_path: Path, say: Say, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_row_that_one_sink_doubles_is_found_there_and_nothing_elsewhere(tmp_path, say, monkeypatch):
     """The driver is killed when a batch is prepared. The other two sinks are as they should be."""
     for variable, value in broken_by(["rows-twice"]).items():
         monkeypatch.setenv(variable, value)
@@ -118,9 +115,7 @@ def test_a_row_that_one_sink_doubles_is_found_there_and_nothing_elsewhere(
         *(pytest.param((name,), id=name, marks=pytest.mark.slow) for name in MUTANTS),
     ],
 )
-def test_a_broken_sparkonce_is_caught(
-    names: Sequence[str], tmp_path: Path, say: Say, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_broken_sparkonce_is_caught(names, tmp_path, say, monkeypatch):
     mutants = [MUTANTS[name] for name in names]
     steps = schedule(mutants)
     ends = any(mutant.ends_it for mutant in mutants)

@@ -1,7 +1,5 @@
 """PySpark's daemon, which imports what workers need before it forks them: each failed task costs a new one."""
 
-from __future__ import annotations
-
 import confluent_kafka  # noqa: F401
 import fastavro  # noqa: F401
 import pandas as pd  # noqa: F401
