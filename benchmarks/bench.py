@@ -34,11 +34,12 @@ class Variant(str, Enum):
     AT_LEAST_ONCE = "sparkonce at-least-once"
     EXACTLY_ONCE = "sparkonce exactly-once"
     FLINK = "flink exactly-once"
+    PLAIN = "spark's kafka source and sink"
 
     @property
     def letter(self) -> str:
         """The variant's short name in tables."""
-        return "abcde"[list(Variant).index(self)]
+        return "abcdef"[list(Variant).index(self)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +163,7 @@ def running(
             query = ours.start(rows, trigger={"processingTime": trigger}, query_name=name)
         else:
             writer = rows.writeStream.queryName(name).option("checkpointLocation", str(bench.folder / name))
-            if variant is Variant.SPARK:
+            if variant in (Variant.SPARK, Variant.PLAIN):
                 writer = writer.format("kafka").option("kafka.bootstrap.servers", bench.bootstrap).option("topic", name)
                 # Use a new producer. Spark reuses a query's producer for later queries with the same settings, and a
                 # flush waits for all of its rows. Rows of an earlier query whose topic is gone take two minutes.

@@ -20,7 +20,7 @@ from bench import Variant
 from report import paired
 
 _WIDTH, _LEFT, _RIGHT, _BAR, _GAP = 800, 260, 60, 16, 14
-_COLOURS = {"a": "#9aa5b1", "b": "#c98a3b", "c": "#7fb3d5", "d": "#1f6fb2", "e": "#b0568c"}
+_COLOURS = {"a": "#9aa5b1", "b": "#c98a3b", "c": "#7fb3d5", "d": "#1f6fb2", "e": "#b0568c", "f": "#8a6d3b"}
 _STYLE = (
     "text{font:13px sans-serif;fill:#222}.l{font-weight:bold}line{stroke:#222}"
     "@media(prefers-color-scheme:dark){text{fill:#ddd}line{stroke:#ddd}}"

@@ -12,6 +12,7 @@ from typing import Any
 
 import probe
 from bench import Bench, Variant, delete_topic, running
+from loads import read_topic
 from processes import end_workers
 from session import PARTITIONS
 from sparkonce_lab.kafka import create_topic
@@ -25,15 +26,7 @@ def measure(bench: Bench, variant: Variant, trigger_ms: int, *, warm_s: int, mea
     """Measures one variant with a steady low rate of rows."""
     source = f"bench-in-{time.time_ns()}"
     create_topic(bench.bootstrap, source, PARTITIONS)
-    rows = (
-        bench.spark.readStream.format("kafka")
-        .option("kafka.bootstrap.servers", bench.bootstrap)
-        .option("kafka.isolation.level", "read_committed")
-        .option("subscribe", source)
-        .option("startingOffsets", "earliest")
-        .load()
-        .select("key", "value")
-    )
+    rows = read_topic(bench, variant, source).select("key", "value")
     try:
         with running(bench, variant, rows, trigger=f"{trigger_ms} milliseconds") as run:
             run.wait_for_batch(0, FIRST_BATCH_LIMIT_S)

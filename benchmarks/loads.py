@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from bench import Bench
+from bench import Bench, Variant
 from session import PARTITIONS
 from sparkonce import read_kafka
 from sparkonce.sinks.kafka.settings import DEFAULTS
@@ -52,17 +52,11 @@ class Load:
         """The rows that one query reads, including one batch to end the measurement and one that may start after it."""
         return self.batch_rows * (self.warm + self.measured + 2)
 
-    def rows(self, bench: Bench) -> DataFrame:
+    def rows(self, bench: Bench, variant: Variant) -> DataFrame:
         """Returns a streaming DataFrame with ``value``, and with ``key`` if the rows have keys."""
         if self.shape == "generated":
             return generated(bench, self.row_bytes, self.batch_rows)
-        topic = filled(bench, self)
-        source = read_kafka(
-            bench.spark,
-            {"bootstrap.servers": bench.bootstrap},
-            topics=topic,
-            max_offsets_per_trigger=self.batch_rows,
-        )
+        source = read_topic(bench, variant, filled(bench, self), self.batch_rows)
         text = F.col("value").cast("string")
         if self.shape == "windows":
             number = F.substring(text, 1, 10).cast("long")
@@ -73,6 +67,17 @@ class Load:
             return sums.select("key", text.alias("value"))
         key = ["key"] if self.shape == "keys" else []
         return source.select(*key, text.alias("value"))
+
+
+def read_topic(bench: Bench, variant: Variant, topic: str, batch_rows: int | None = None) -> DataFrame:
+    """Returns the rows of a topic, read by `read_kafka`, or by Spark's source with the consumer's own defaults."""
+    if variant is not Variant.PLAIN:
+        given = {"bootstrap.servers": bench.bootstrap}
+        return read_kafka(bench.spark, given, topics=topic, max_offsets_per_trigger=batch_rows)
+    reader = bench.spark.readStream.format("kafka").option("kafka.bootstrap.servers", bench.bootstrap)
+    reader = reader if batch_rows is None else reader.option("maxOffsetsPerTrigger", batch_rows)
+    reader = reader.option("kafka.isolation.level", "read_committed").option("startingOffsets", "earliest")
+    return reader.option("subscribe", topic).load()
 
 
 def generated(bench: Bench, row_bytes: int, batch_rows: int) -> DataFrame:

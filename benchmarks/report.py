@@ -45,18 +45,25 @@ def targets(results: dict[str, Any]) -> list[Target]:
         runs = [run for run in throughput if run["load"] == load]
         small = runs[0]["row_bytes"] <= 100
         if runs[0]["batch_rows"] < FEW_ROWS:
-            if ratios := paired(runs, "add_batch_ms", "d", "b", lambda d, b: d / b):
-                found.append(_at_most(f"{load}: addBatch of (d) ≤ 1.7 of (b)", ratios, 1.7, ""))
+            found += [
+                _at_most(f"{load}: addBatch of (d) ≤ 1.7 of ({letter})", ratios, 1.7, "")
+                for letter in "bf"
+                if (ratios := paired(runs, "add_batch_ms", "d", letter, lambda d, other: d / other))
+            ]
             continue
-        for letter, bound in (("b", 1.3 if small else 1.2), ("c", 0.98), ("e", 0.65 if small else 0.7)):
+        spark, flink = (1.3, 0.65) if small else (1.2, 0.7)
+        for letter, bound in (("b", spark), ("c", 0.98), ("e", flink), ("f", spark)):
             if ratios := paired(runs, "rows_per_s", "d", letter, lambda d, other: d / other):
                 found.append(_at_least(f"{load}: (d) ≥ {bound} of ({letter}) in rows/s", ratios, bound))
         if commits := [run["phases_ms"]["finishing"] for run in runs if run["variant"] == "d"]:
             found.append(_at_most(f"{load}: commit of 4 transactions ≤ 50 ms", commits, 50.0, "ms"))
     for trigger in dict.fromkeys(run["trigger_ms"] for run in latency):
         runs = [run for run in latency if run["trigger_ms"] == trigger]
-        more = paired(runs, "p50_ms", "d", "b", lambda d, b: d - b)
-        found.append(_at_most(f"trigger {trigger} ms: p50 of (d) ≤ (b) + 40 ms", more, 40.0, "ms"))
+        found += [
+            _at_most(f"trigger {trigger} ms: p50 of (d) ≤ ({letter}) + 40 ms", more, 40.0, "ms")
+            for letter in "bf"
+            if (more := paired(runs, "p50_ms", "d", letter, lambda d, other: d - other))
+        ]
     if memory:
         extra = [run["extra_mib"] for run in memory]
         worst = _at_most("extra memory of a Python worker ≤ 300 MiB", extra, 300.0, "MiB")
@@ -97,13 +104,13 @@ def show(console: Console, results: dict[str, Any], claims: list[Target]) -> Non
 def _throughput_table(load: str, runs: Runs) -> Table:
     table = Table(title=f"{load}: medians of the rounds; ratios are medians of paired rounds")
     table.add_column("", no_wrap=True)
-    for name in ("rows/s", "of (a)", "of (b)", "of (c)", "of (e)", "CPU µs/row:", *KINDS):
+    for name in ("rows/s", "of (a)", "of (b)", "of (c)", "of (e)", "of (f)", "CPU µs/row:", *KINDS):
         table.add_column(name, justify="right")
     for variant in Variant:
         own = [run for run in runs if run["variant"] == variant.letter]
         if not own:
             continue
-        others = [paired(runs, "rows_per_s", variant.letter, other, lambda x, y: x / y) for other in "abce"]
+        others = [paired(runs, "rows_per_s", variant.letter, other, lambda x, y: x / y) for other in "abcef"]
         table.add_row(
             f"({variant.letter}) {variant.value}",
             f"{median(run['rows_per_s'] for run in own):,.0f}",

@@ -135,11 +135,11 @@ def _is_stable(runs: list[dict[str, Any]], load: Load, rounds: int, given: argpa
 def _measures(
     bench: Bench, given: argparse.Namespace, load: Load
 ) -> Iterator[dict[Variant, Callable[[], dict[str, Any]]]]:
-    """Yields a function that measures each variant. Flink only reads topics, and has a separate JVM."""
+    """Yields a function that measures each variant. Flink, which has a separate JVM, and Spark's source read topics."""
     found = {
         variant: partial(throughput.measure, bench, variant, load)
         for variant in given.variant
-        if variant is not Variant.FLINK
+        if variant is not Variant.FLINK and (variant is not Variant.PLAIN or load.shape != "generated")
     }
     if Variant.FLINK not in given.variant or load.shape == "generated":
         yield found
@@ -153,7 +153,7 @@ def _measure_latency(bench: Bench, given: argparse.Namespace, results: dict[str,
     warm_s, measured_s = (4, 8) if given.quick else (8, 25)
     for number in range(given.rounds):
         for trigger_ms in TRIGGERS_MS:
-            for variant in _in_turn(number, (Variant.SPARK, Variant.EXACTLY_ONCE)):
+            for variant in _in_turn(number, (Variant.SPARK, Variant.EXACTLY_ONCE, Variant.PLAIN)):
                 found = latency.measure(bench, variant, trigger_ms, warm_s=warm_s, measured_s=measured_s)
                 runs.append({"round": number, "variant": variant.letter, "trigger_ms": trigger_ms, **found})
                 _tell(number, variant, f"{trigger_ms} ms: p50 {found['p50_ms']:.0f} ms, p99 {found['p99_ms']:.0f} ms")
@@ -210,7 +210,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--only", action="append", choices=KINDS, help="one kind of measurement; may be repeated")
     names, letters = {load.name: load for load in LOADS}, {variant.letter: variant for variant in Variant}
     parser.add_argument("--load", action="append", choices=tuple(names), help="one load; may be repeated")
-    parser.add_argument("--variant", default="abcde", help="letters of the variants to compare in throughput")
+    parser.add_argument("--variant", default="abcdef", help="letters of the variants to compare in throughput")
     parser.add_argument("--rounds", type=int, help="the minimum number of rounds; 3 by default")
     parser.add_argument("--output", type=Path, help="benchmarks/results/<commit>.json by default")
     given = parser.parse_args()

@@ -16,7 +16,7 @@ BATCH_LIMIT_S = 120.0
 
 def measure(bench: Bench, variant: Variant, load: Load) -> dict[str, Any]:
     """Runs one variant of Spark through its warm-up and measured batches."""
-    rows = load.rows(bench)
+    rows = load.rows(bench, variant)
     touch_memory(bench.folder, load.topic_rows * load.row_bytes)
     compilers = bench.spark.sparkContext._jvm.java.lang.management.ManagementFactory.getCompilationMXBean()
     before_ms, began_s = compilers.getTotalCompilationTime(), time.monotonic()

@@ -23,6 +23,7 @@ from spark.harness import new_name
 from spark.in_process import MARKS
 from sparkonce import read_kafka
 from sparkonce.errors import ConfigurationError
+from sparkonce.spark.plans import source_facts
 from sparkonce_lab.kafka import create_topic, produce
 from sparkonce_lab.rig.kafka import Cluster
 
@@ -114,6 +115,18 @@ def test_batches_are_bounded(spark, kafka, tmp_path, monkeypatch, said):
     query = writer.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True).start()
     assert query.awaitTermination(int(LIMIT_S))
     assert sizes == [4, 4, 2]
+
+
+def test_a_poll_returns_a_whole_fetch_unless_the_user_says_otherwise(spark, kafka):
+    """After each poll, Spark asks for two offsets. With Kafka's own default, that would be every 500 records."""
+
+    def polled(settings):
+        stream = read_kafka(spark, {"bootstrap.servers": kafka.bootstrap, **settings}, topics="t")
+        [source] = source_facts(stream._jdf.queryExecution().analyzed())
+        return source.options["kafka.max.poll.records"], source.options["kafka.fetch.max.wait.ms"]
+
+    assert polled({}) == ("100000", "1")
+    assert polled({"max.poll.records": 500, "fetch.wait.max.ms": 20}) == ("500", "20")
 
 
 def test_headers_are_a_column_if_asked_for(spark, kafka):
