@@ -1,8 +1,9 @@
 from __future__ import annotations
 
+import errno
 import os
+import tempfile
 from decimal import Decimal
-from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -44,8 +45,7 @@ def test_different_values_differ_and_the_same_are_the_same(column):
 CLAIM, TOKEN = Claim(nonce="aaaa", run="r", query="q"), Token(3, "aaaa")
 
 
-def kept_after_a_batch(monkeypatch: pytest.MonkeyPatch, folder: Path) -> bool:
-    monkeypatch.setattr("sparkonce.spark.formats.ends.tempfile.gettempdir", lambda: str(folder))
+def kept_after_a_batch() -> bool:
     key = f"{os.getpid()}-{_process(os.getpid())[2]}-key"
     with StoredRun(key) as first:
         first.keep(CLAIM, TOKEN)
@@ -54,10 +54,24 @@ def kept_after_a_batch(monkeypatch: pytest.MonkeyPatch, folder: Path) -> bool:
 
 
 def test_the_next_process_finds_the_claim(monkeypatch, tmp_path):
-    assert kept_after_a_batch(monkeypatch, tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert kept_after_a_batch()
 
 
 def test_a_temporary_folder_that_cannot_be_used_keeps_nothing(monkeypatch, tmp_path):
-    assert not kept_after_a_batch(monkeypatch, tmp_path / "gone")
     (tmp_path / "file").touch()
-    assert not kept_after_a_batch(monkeypatch, tmp_path / "file")
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / f"sparkonce-{os.getuid()}").symlink_to(tmp_path)
+    for name in ("gone", "file", "foreign"):
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / name))
+        assert not kept_after_a_batch()
+
+
+@pytest.mark.parametrize("call", ["tempfile.gettempdir", "os.open", "os.pwrite"])
+def test_a_full_disk_for_temporary_files_keeps_nothing(call, monkeypatch, tmp_path):
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(f"sparkonce.spark.formats.ends.{call}", fail)
+    assert not kept_after_a_batch()

@@ -192,11 +192,16 @@ class StoredRun:
         if self._path is None:
             return self
         give_up_at = time.monotonic() + _LOCKED_WITHIN_S
-        while not self._lock(self._path):
-            if time.monotonic() >= give_up_at:
-                self._path.unlink(missing_ok=True)
-                give_up_at += _LOCKED_WITHIN_S
-            time.sleep(_CHECK_EVERY_S)
+        try:
+            while not self._lock(self._path):
+                if time.monotonic() >= give_up_at:
+                    self._path.unlink(missing_ok=True)
+                    give_up_at += _LOCKED_WITHIN_S
+                time.sleep(_CHECK_EVERY_S)
+        except OSError as error:  # The disk is full, for example.
+            logger.debug("The batch makes a new claim: %s", error)
+            self._path = None
+            return self
         with os.fdopen(os.dup(self._descriptor), "rb") as file:
             position, _, record = file.read().partition(b"\n")
         with suppress(ValueError, codec.Unreadable, codec.TooNew):
@@ -218,8 +223,9 @@ class StoredRun:
         """Stores a claim for the next process."""
         if self._path is not None and self.found != (claim, token):
             os.ftruncate(self._descriptor, 0)
-            os.pwrite(self._descriptor, b"%d\n" % token.position + codec.encode_record(claim, at_ms=0), 0)
-            self.found = claim, token
+            with suppress(OSError):  # If the disk is full, the next process finds no claim, and makes a new one.
+                os.pwrite(self._descriptor, b"%d\n" % token.position + codec.encode_record(claim, at_ms=0), 0)
+                self.found = claim, token
 
     def forget(self) -> None:
         """Ends the run for later processes."""
@@ -255,18 +261,12 @@ def _tidy(folder: Path) -> None:
 
 
 def _folder() -> Path | None:
-    """Returns a folder on this host that only this user can write to; None if there is none.
-
-    Raises:
-        PermissionError: If another user created it.
-    """
-    folder = Path(tempfile.gettempdir(), f"sparkonce-{os.getuid()}")
+    """Returns a folder on this host that only this user can write to; None if there is none."""
     try:
+        folder = Path(tempfile.gettempdir(), f"sparkonce-{os.getuid()}")
         folder.mkdir(mode=0o700, exist_ok=True)
-        found = folder.lstat()
+        is_own = folder.lstat().st_uid == os.getuid() and not folder.is_symlink()
     except OSError as error:
-        logger.debug("Each batch makes a new claim, since %s cannot be used: %s", folder, error)
+        logger.debug("Each batch makes a new claim, since there is no folder for temporary files: %s", error)
         return None
-    if found.st_uid != os.getuid() or folder.is_symlink():
-        raise PermissionError(f"{folder} belongs to another user")
-    return folder if os.access(folder, os.W_OK | os.X_OK) else None
+    return folder if is_own and os.access(folder, os.W_OK | os.X_OK) else None
