@@ -6,6 +6,8 @@ on standard input stops all of them.
 
 from __future__ import annotations
 
+import faulthandler
+import signal
 import sys
 import threading
 from collections.abc import Sequence
@@ -28,6 +30,7 @@ def start(url: str, config: Config) -> Any:
         except PySparkException as error:  # noqa: PERF203 - a try each
             if not any(text in str(error) for text in SPARK_STOPS):
                 raise
+            sys.stderr.write(f"started again after: {error}\n")
 
 
 def stop_when_told(queries: Sequence[Any]) -> None:
@@ -37,6 +40,7 @@ def stop_when_told(queries: Sequence[Any]) -> None:
 
 
 def main(url: str, texts: Sequence[str]) -> int:
+    faulthandler.register(signal.SIGQUIT)
     configs = [Config.of_json(text) for text in texts]
     queries = [start(url, config) for config in configs]
     threading.Thread(target=stop_when_told, args=(queries,), daemon=True).start()

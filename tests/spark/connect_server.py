@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
 import json
 import os
@@ -19,7 +20,7 @@ import pyspark
 
 from eventually import LIMIT_S, eventually
 from spark.harness import AnyJob, kill, path_of_tests
-from sparkonce_lab.rig.child import Child, session_of
+from sparkonce_lab.rig.child import Child, ChildError, session_of
 from sparkonce_lab.rig.kafka.jars import spark_kafka_jars
 from sparkonce_lab.rig.process import last_lines
 from startup import jvm_flags
@@ -89,6 +90,7 @@ class Client(Child):
     def __init__(self, server: ConnectServer, jobs: Sequence[AnyJob], log: Path, **changed: Any) -> None:
         texts = [replace(job.config, **changed).to_json() for job in jobs]
         own, temporary = path_of_tests(), Path(jobs[0].config.temporary)
+        self._server = server
         super().__init__([server.url, *texts], log=log, temporary=temporary, module="spark.connect_job", env=own)
 
     def check(self) -> None:
@@ -97,9 +99,25 @@ class Client(Child):
 
     def finish(self, *, limit_s: float = LIMIT_S) -> None:
         """Waits until its queries have written all of their sources and ended."""
-        self.wait(limit_s)
-        self.kill()
+        try:
+            self.wait(limit_s)
+        except ChildError as error:
+            raise AssertionError(f"{error}\n{self._stacks()}") from None
+        finally:
+            self.kill()
         assert self.exit_code() == 0, f"the client ended with {self.exit_code()}:\n{last_lines(self.log, 60)}"
+
+    def _stacks(self) -> str:
+        """Returns the ends of both logs, after every process of the client and of the server has written its stacks."""
+        for pid in (*session_of(self.pid), *session_of(self._server.pid)):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGQUIT)
+        logs = {self.log: "most recent call first", self._server.log: "JNI global refs"}
+        for log, end in logs.items():
+            eventually(
+                lambda log=log, end=end: end in log.read_text(errors="replace"), f"stacks are in {log}", limit_s=60
+            )
+        return "\n".join(f"{log}:\n{last_lines(log, 2000)}" for log in logs)
 
 
 _FUNCTIONS = "pyspark.sql.connect.streaming.worker.foreach_batch_worker"
@@ -129,11 +147,14 @@ def fork_functions(server: socket.socket) -> None:
         launcher, _ = server.accept()
         data, descriptors, _, _ = socket.recv_fds(launcher, 1 << 20, 2)
         while not data.endswith(b"\n"):
-            data += launcher.recv(1 << 20)
-        if os.fork() == 0:
+            if not (more := launcher.recv(1 << 20)):
+                break
+            data += more
+        if data.endswith(b"\n") and os.fork() == 0:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             for number, descriptor in enumerate(descriptors, 1):
                 os.dup2(descriptor, number)
+            faulthandler.register(signal.SIGQUIT)
             os.environ.clear()
             os.environ.update(json.loads(data))
             launcher.send(str(os.getpid()).encode())
@@ -157,6 +178,7 @@ def main(settings: Mapping[str, str]) -> None:
     server.listen(64)
     if os.fork() == 0:
         fork_functions(server)
+    os.dup2(2, 1)  # the JVM writes its stacks to its output, and the log is the errors
     home = str(Path(pyspark.__file__).parent)
     os.environ.update(SPARK_HOME=home, PYSPARK_PYTHON=str(launcher))
     given = [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
