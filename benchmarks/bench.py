@@ -166,7 +166,8 @@ def running(
             if variant in (Variant.SPARK, Variant.PLAIN):
                 writer = writer.format("kafka").option("kafka.bootstrap.servers", bench.bootstrap).option("topic", name)
                 # Use a new producer. Spark reuses a query's producer for later queries with the same settings, and a
-                # flush waits for all of its rows. Rows of an earlier query whose topic is gone take two minutes.
+                # flush waits for all of its rows. If an earlier query's topic has been deleted, its rows hold up the
+                # flush for two minutes.
                 writer = writer.option("kafka.client.id", name)
                 if compression:
                     writer = writer.option("kafka.compression.type", compression)

@@ -31,7 +31,7 @@ _END_WITHIN_S = 60.0
 
 def main() -> int:
     given = _parse()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exit unwinds the stack, and thereby cleans up
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # raise SystemExit, so that the context managers clean up
     console = Console(width=None if sys.stdout.isatty() else 120)
     with ExitStack() as stack:
         clones = [stack.enter_context(_clone(commit)) for commit in given.commits]

@@ -32,7 +32,7 @@ SCOPE, STREAM, SEGMENTS = "bench", "rows", 4
 
 def main() -> int:
     given = _parse()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exit unwinds the stack, and thereby cleans up
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # raise SystemExit, so that the context managers clean up
     load = Load(file_rows=given.rows // 4, columns=("id", "note"))
     in_spark = sorted({artifact_name(jar.name) for jar in spark_jars_folder().glob("*.jar")})
     with (

@@ -35,7 +35,7 @@ STREAM = "rows"
 
 def main() -> int:
     given = _parse()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exit unwinds the stack, and thereby cleans up
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # raise SystemExit, so that the context managers clean up
     load = Load(file_rows=given.rows // 4, columns=("id", "note"))
     with (
         tempfile.TemporaryDirectory(prefix="sparkonce-rabbitmq-") as folder,

@@ -31,10 +31,10 @@ PIPELINE_ROWS = 1_000
 
 def main() -> int:
     given = _parse()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exit unwinds the stack, and thereby cleans up
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # raise SystemExit, so that the context managers clean up
     load = Load(file_rows=given.rows // 4, columns=("id", "note"))
     with tempfile.TemporaryDirectory(prefix="sparkonce-redis-") as folder:
-        # Turn off rewrites of the append-only file, which would hit contenders at different times.
+        # Turn off rewrites of the append-only file, which would slow down some contenders but not others.
         settings = {"appendfsync": given.appendfsync, "auto-aof-rewrite-percentage": "0"}
         with (
             RedisServer(Path(folder) / "data", settings=settings) as server,

@@ -69,7 +69,7 @@ _progress = Console(stderr=True)
 
 def main() -> int:
     given = _parse()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exit unwinds the stack, and thereby cleans up
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # raise SystemExit, so that the context managers clean up
     results: dict[str, Any] = {"machine": _machine(), "quick": given.quick, "rounds": given.rounds}
     try:
         with machine() as bench:

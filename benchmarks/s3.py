@@ -38,7 +38,7 @@ _progress = Console(stderr=True)
 
 def main() -> int:
     given = _parse()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exit unwinds the stack, and thereby cleans up
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # raise SystemExit, so that the context managers clean up
     jars = [] if given.without_spark else hadoop_aws_jars()
     load = Load(file_rows=given.rows // FILES, files=FILES, warm=given.warm, measured=given.measured)
     with tempfile.TemporaryDirectory(prefix="sparkonce-bench-s3-") as folder, S3Server(Path(folder) / "s3") as server:

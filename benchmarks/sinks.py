@@ -322,7 +322,7 @@ def _used_s(process: psutil.Process, *, ended: bool = True) -> float:
     """Returns the CPU seconds of a process, including its children that have ended."""
     try:
         times = process.cpu_times()
-    except psutil.Error:  # the process has ended, and its parent includes its CPU time
+    except psutil.Error:  # the process has ended, and its CPU time now counts toward its parent's
         return 0.0
     used = times.user + times.system
     return float(used + times.children_user + times.children_system if ended else used)

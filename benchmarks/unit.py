@@ -87,7 +87,7 @@ def main() -> int:
     parser.add_argument("--rows", type=int, default=200_000, help="rows per batch; three batches are measured")
     parser.add_argument("--rounds", type=int, default=3)
     given = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exit unwinds the stack, and thereby cleans up
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # raise SystemExit, so that the context managers clean up
     load = Load(file_rows=given.rows // 4, measured=3)
     with (
         Cluster(heap="1g", jvm_flags=(), overrides={"log.segment.delete.delay.ms": 1000}) as broker,

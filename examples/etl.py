@@ -78,9 +78,9 @@ def plan(records: DataFrame, registry: SchemaRegistry, *, clock: Clock, window: 
         ``key``, the start of a window in UTC, and ``value``, an identity number: each number once per window, emitted
         after the watermark has passed the window's end.
     """
-    at = F.current_timestamp()  # one value per batch, which the checkpoint records, so a replay gets the same value
+    at = F.current_timestamp()  # one value per batch, recorded in the checkpoint, so a replay uses the same value
     if clock is Clock.RECORD:
-        # Limit the time, because a single record from the future would advance the watermark and make later rows late.
+        # Reject times in the future: a single one would advance the watermark and make all later rows late.
         at = F.least("timestamp", at)
     return (
         people(records, registry)

@@ -47,7 +47,7 @@ class BulkApi:
                     after_s = float(wait) if wait.isdigit() else 0.0
                     raise RetryLaterError(f"{error.code} {error.reason}", after_s=after_s) from error
                 raise RefusedError(f"{error.code} {error.reason}") from error
-        # After any other error, such as a cut connection, the sink sends the rows again with the same key.
+        # After any other error, such as a lost connection, the sink sends the rows again with the same key.
 
 
 def run(orders: Path, url: str, checkpoint: str) -> None:

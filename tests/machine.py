@@ -99,7 +99,7 @@ def _install_stopped(packages: list[str]) -> list[str]:
     try:
         _apt("update")
         refused = packages if _apt("install", *packages) else []
-        # one unknown package does not prevent the others from being installed
+        # an unknown package must not prevent the others from being installed
         return [one for one in refused if _apt("install", one)]
     finally:
         if ours:

@@ -66,7 +66,7 @@ def said(mistake: Mistake, names: Mapping[str, Any], do: Callable[[], str] | Non
         told = do() if do is not None else NOTHING
         if do is None:
             eval(mistake.code, dict(names))  # noqa: S307 - from the tables of these tests
-    except Exception as error:  # noqa: BLE001 - what is raised is what is asked for
+    except Exception as error:  # noqa: BLE001 - the error is the result
         told = str(error).strip()
         return f"{type(error).__name__}: {told if isinstance(error, SparkonceError) else told.partition(chr(10))[0]}"
     finally:

@@ -33,7 +33,7 @@ SERVERS = {
 _PROGRAMS = {"postgres": "postgres", "mariadb": "mariadbd", "redis": "redis-server", "s3": "versitygw"}
 _FETCHED_WITHIN_S = 3600.0
 
-# Starts MinIO with versitygw's arguments. The third argument is the address, and the last one is the folder.
+# Starts MinIO, but takes versitygw's arguments. The third argument is the address, and the last one is the folder.
 _MINIO = """#!/bin/sh
 for folder; do :; done
 export MINIO_ROOT_USER="$ROOT_ACCESS_KEY" MINIO_ROOT_PASSWORD="$ROOT_SECRET_KEY"

@@ -62,7 +62,7 @@ def new_postgres(server: PostgresServer | None = None) -> PostgresSystem:
     system = PostgresSystem(server=server or postgres_server(), alone=True, answers_within_s=20.0)
     system.start(Path())
     system.schema = "public"
-    close_all()  # idle sessions of an earlier test would still refer to a role that is recreated
+    close_all()  # idle sessions of an earlier test would still use the role's previous oid after it is recreated
     for gid in system.prepared():
         system.ask(sql.SQL("ROLLBACK PREPARED {}").format(gid))
     for name in system.column("SELECT datname FROM pg_database WHERE datname <> 'postgres' AND NOT datistemplate"):

@@ -99,7 +99,7 @@ def live(work: Callable[[socket.socket], None], channel: socket.socket) -> None:
     try:
         work(channel)
         code = 0
-    except BaseException:  # noqa: BLE001 - whatever it is, it is printed, and the child ends here
+    except BaseException:  # noqa: BLE001 - the child prints any error and exits
         traceback.print_exc()
     finally:
         sys.stdout.flush()

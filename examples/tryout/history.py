@@ -21,7 +21,7 @@ def make_changes(folder: Path, files: int = 4, changes_per_file: int = 30) -> li
         lines = [json.dumps({"customer": who, "address": where, "since": since}) for who, where, since in some]
         path = folder / f"{number:04d}.json"
         path.write_text("\n".join(lines))
-        os.utime(path, (number, number))  # Spark reads files in the order of their times
+        os.utime(path, (number, number))  # Spark reads files in the order of their modification times
     return made
 
 

@@ -27,7 +27,7 @@ CHUNKS = 40
 LIMIT_S = 600.0
 POLL_S = 1.0
 
-# Remove these variables, which would select a Spark other than the one with which the jars work, or change its start.
+# Remove these variables: they could select a Spark that does not match the jars, or change how Spark starts.
 _UNWANTED = ("SPARK_HOME", "SPARK_REMOTE", "PYSPARK_DRIVER_PYTHON")
 
 

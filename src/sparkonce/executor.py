@@ -185,7 +185,7 @@ class _Part:
         if self._writer is not None and self._rows:
             fields = self._writer.prepare()
         if self._writer is not None and self._rows and not fields and sink.guarantee is Guarantee.EXACTLY_ONCE:
-            # The driver would treat a handle without fields like that of a slot without rows, and never commit it.
+            # A handle without fields stands for a slot without rows, so the driver would never commit it.
             raise PrepareError(
                 f"sink {sink.name} is {Guarantee.EXACTLY_ONCE.value}, and its writer prepared {self._rows} rows "
                 "without returning what commits them",

@@ -117,7 +117,7 @@ def require_class(session: SparkSession, module: str, name: str) -> None:
     found = session._jvm
     for part in name.split("."):
         found = getattr(found, part)
-    if not isinstance(found, JavaClass):  # py4j represents any name that is not a class as a package.
+    if not isinstance(found, JavaClass):  # py4j treats any name that is not a class as a package.
         raise missing(session, module)
 
 

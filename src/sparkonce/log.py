@@ -82,7 +82,8 @@ class DecisionLog:
                 for data in self.read_bytes(view.end):
                     view = view.apply(view.end, self._record(view.end, data))
             except LogViolation:
-                # If the floor has risen during this read, the record may be void: written below the floor, too late.
+                # If the floor has risen during this read, the record may be void because it was written below the
+                # floor, too late.
                 if self.floor().position <= floor.position:
                     raise
                 view = LogView.at(self.floor())
@@ -154,8 +155,7 @@ class DecisionLog:
         found = [first, *(self._listed(position + 1) if self._files.is_remote else ())]
         while (data := self._read(position + len(found))) is not None:
             found.append(data)
-        # A record is visible before its name is durable. Until the name is durable, a power failure could undo the
-        # record.
+        # A record becomes visible before its name is durable. Until then, a power failure could undo it.
         self._files.sync(_RECORDS)
         return found
 
@@ -167,7 +167,7 @@ class DecisionLog:
                 return None
             if newest != self._read_floor[0]:
                 data = self._files.read(f"{_FLOORS}/{record_name(newest)}")
-                if data is not None:  # If the file is missing, it was deleted because there is a higher floor.
+                if data is not None:  # If the file is missing, it was deleted because the floor was raised.
                     self._files.sync(_FLOORS)
                     self._read_floor = newest, data
             if newest == self._read_floor[0]:
@@ -203,7 +203,7 @@ class DecisionLog:
             return []
         with ThreadPoolExecutor(_READ_AT_ONCE) as pool:
             read = list(pool.map(self._read, wanted))
-        # Stop before a record that was deleted in the meantime. The caller then notices that the floor has risen.
+        # Stop at a record that has just been deleted. The caller then notices that the floor has risen.
         return [data for number, data in enumerate(read) if data is not None and None not in read[:number]]
 
     def _record(self, position: int, data: bytes) -> Record:
@@ -240,7 +240,7 @@ def check_whole(files: CheckpointFiles) -> None:
     for _ in range(MOST_READS):
         floor = max(_positions(log, _FLOORS), default=0)
         there = _positions(log, _RECORDS)
-        # A listing may show a record that was written during the listing, but miss an earlier record.
+        # A listing may include a record that was written while it ran, and still miss an earlier one.
         missing = (
             one
             for one in range(floor, max(there, default=floor))
@@ -248,7 +248,7 @@ def check_whole(files: CheckpointFiles) -> None:
         )
         if (first := next(missing, None)) is None:
             return
-        if floor == max(_positions(log, _FLOORS), default=0):  # Otherwise, a driver has deleted them in the meantime.
+        if floor == max(_positions(log, _FLOORS), default=0):  # Otherwise, a driver has just deleted them.
             raise CorruptRecordError(
                 f"The decision log of {files.location!r} has record {max(there)}, but not record {first}.",
                 next_step="Restore the checkpoint and the log together, from one whole copy.",

@@ -44,5 +44,5 @@ def _address(text: str, port: int) -> tuple[str, int] | None:
     try:
         location = urlsplit(f"//{text.rpartition('://')[2]}")  # Kafka's protocols are not URL schemes.
         return (location.hostname, location.port or port) if location.hostname else None
-    except ValueError:  # The client will refuse the address, with its own reason.
+    except ValueError:  # The client will reject the address and give its own reason.
         return None

@@ -16,7 +16,7 @@ from sparkonce_lab.rig.process import ServerProcess
 
 _JAVA = (
     *("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto"),
-    # otherwise, an application is ended after ten of its executors have been killed
+    # otherwise, Spark ends an application after ten of its executors have been killed
     "-Dspark.deploy.maxExecutorRetries=-1",
     "-Dspark.decommission.enabled=true",
 )

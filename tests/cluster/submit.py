@@ -73,7 +73,7 @@ class Submitted(Run):
 def become(machine: Machine, command: Sequence[str]) -> None:
     """Switches to the machine, and replaces this process with the command."""
     os.environ.pop("SPARK_HOME", None)
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # spark-submit writes there what the program writes to stderr
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # receives what spark-submit and the program write to stderr
     os.umask(0o002)  # the group may write
     if machine.folder:
         os.chdir(machine.folder)
@@ -82,7 +82,7 @@ def become(machine: Machine, command: Sequence[str]) -> None:
     if machine.user:
         group = str(pwd.getpwnam(machine.user).pw_gid)
         os.environ["USER"] = os.environ["LOGNAME"] = machine.user
-        # That user must be able to read Python and the jars, which are in our folders.
+        # That user must be able to read Python and the jars, which are in the tests' folders.
         reads = ("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search")
         words = ["setpriv", f"--reuid={machine.user}", f"--regid={group}", "--clear-groups", *reads, *words]
     os.execv(shutil.which(words[0]) or words[0], words)  # noqa: S606 - a list of arguments, built by us

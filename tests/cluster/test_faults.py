@@ -165,8 +165,8 @@ def test_a_worker_that_outlives_its_executor_writes_into_nothing(kafka, spark_cl
         opened = transactions_of(job)
         kill_executor(orphan)
         job.gate.wait_for(lambda: bool(job.gate.at(PREPARED, batch=3)), "the query has gone on without it", run.check)
-        # Because Spark ran the stage again, the run aborts what the attempt left open without waiting for the next
-        # sweep.
+        # Because Spark reran the stage, the run aborts the transaction that the attempt left open, without waiting for
+        # the next sweep.
         assert not opened & transactions_of(job)
         hold.release()
         run.finish()

@@ -205,7 +205,7 @@ class CheckpointSuite(abc.ABC):
         try:
             found = files.read("a")
         except OSError:
-            found = None  # an error is fine, too, but truncated bytes must never be returned as a file
+            found = None  # an error would be fine, too, but truncated bytes must never be returned as the file
         assert found is None
 
     def test_a_file_is_no_folder(self, files):

@@ -53,9 +53,9 @@ class TestOtherBroker(SharedBroker):
     broker = "other"
     leaves_traces = False
     test_a_transaction_that_timed_out_is_lost = None  # it stays unknown
-    test_an_abort_after_the_commit_comes_too_late = None  # the abort of a transaction that has ended succeeds
+    test_an_abort_after_the_commit_comes_too_late = None  # aborting a transaction that has already ended succeeds
     test_concluding_a_batch_changes_nothing_for_readers = None  # the same
-    test_a_handle_that_names_nothing_is_never_committed = None  # the broker compares the producer id alone
+    test_a_handle_that_names_nothing_is_never_committed = None  # the broker compares only the producer id
 
     def new_system(self) -> KafkaSystem:
         return KafkaSystem(self.cluster.bootstrap, partitions=1)

@@ -41,4 +41,4 @@ class TestMemorySink(SinkConformance):
         return True
 
     def restart_server(self) -> bool:
-        return True  # what is in memory is the system: it does not forget
+        return True  # the system is in memory, and does not lose its rows

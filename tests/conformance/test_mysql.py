@@ -41,6 +41,7 @@ class TestMySQLUpsertStaged(MySQLSuite):
 @pytest.mark.slow
 class TestMySQLUpsertTwoPhase(TestMySQLUpsertStaged):
     commit = "two_phase"
-    # Two task attempts of a slot write the same keys, so the second waits for the first one's locks. See docs/mysql.md.
+    # Two attempts of a slot's task write the same keys, so the second one waits for the first one's locks. See
+    # docs/mysql.md.
     test_copies_of_a_slot_do_not_disturb_each_other = None
     test_a_later_copy_may_win = None

@@ -21,7 +21,7 @@ FILES = {
 @pytest.mark.parametrize("server", [pytest.param(one, marks=pytest.mark.xdist_group(one)) for one in SERVERS])
 def test_all_of_a_sink(server):
     left_out = {
-        # A test that needs a feature of a later PostgreSQL has the first version with that feature in its name.
+        # If a test needs a feature of a later PostgreSQL, its name includes the first version with that feature.
         "postgres=12.22.0": "since_13 or since-13 or since_14 or since_15 or since-15",
         "postgres=14.20.0": "since_15 or since-15",
         # Excluded because they need Redis 7: a separate cluster bus port, revoking a subcommand from a user, and

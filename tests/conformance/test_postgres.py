@@ -10,7 +10,7 @@ from sparkonce_lab.systems.postgres import PostgresSystem
 
 class PostgresSuite(SystemSuite):
     finds_missing = True
-    visible_within_s = 5.0  # the server itself only notices the end of a connection a moment later
+    visible_within_s = 5.0  # the server notices a closed connection only a moment later
     columns = ("number bigint", "text text")
     commit = "staged"
 

@@ -52,8 +52,8 @@ class Order:
     checkpoint: Path
     first: int  # the first batch to run
     last: int
-    point: str = ""  # where it waits for its parent the first time that it gets there
-    batch: int = -1  # in which it waits
+    point: str = ""  # where it waits for its parent the first time it arrives there
+    batch: int = -1  # the batch in which it waits
     waits: Mapping[str, int]  # see `Target.waits`
     deadline_s: float = 20.0  # how long the driver retries before it stops
     log: Path
@@ -109,7 +109,7 @@ def _run(order: Order, gate: Gate) -> None:
     def offsets(number: int) -> tuple[str, ...]:
         return (f'{{"t":{{"0":{number}}}}}',)
 
-    # Points that change how a sink is called are only instrumented if the run is to be held there.
+    # Instrumenting some points changes how a sink is called, so do it only if the run is to be held there.
     points = {*IN_WRITERS, *IN_COMMITTER} - ({HALFWAY, WRITTEN} - {order.point})
     sink = GatedSink(order.sink, arrive, points)
     sink.use_checkpoint(LocalFiles(order.checkpoint))

@@ -90,8 +90,8 @@ class Run:
 
     def __init__(self, zygote: Zygote, order: Order, limit_s: float) -> None:
         self.order = order
-        self.done: list[int] = []  # batches that Spark would have recorded
-        self.concluded: list[int] = []  # batches whose sink was told so
+        self.done: list[int] = []  # batches that Spark would have recorded as done
+        self.concluded: list[int] = []  # batches that were concluded in the sink
         self.arrived = self.ended = False
         self.stopped = ""  # the driver's error that ended it
         self.broken = ""  # any other error that ended it
@@ -201,7 +201,8 @@ class Watcher(Background):
         """What is currently visible. Raises an error if the server does not respond."""
         with self.turn:
             found = sorted(self._target.visible() if whole else self._target.glance())
-            # Read the log after the rows: a batch that is not in the log by now was not in it when its rows were seen.
+            # Read the log after the rows: if a batch is not in the log by now, it was not there either when its rows
+            # were seen.
             if new := set(found) - self.seen:
                 newest = decided(self._checkpoint)
                 self.early |= {number for number in new if number // 1000 > newest}
@@ -213,7 +214,7 @@ class Watcher(Background):
             began = time.monotonic()
             with suppress(Exception):  # a server under attack may refuse
                 self.poll()
-            # Leave most of the machine to what is being watched.
+            # Leave most of the CPU to the processes that are being watched.
             self.stopping.wait(max(0.005, 2 * (time.monotonic() - began)))
 
 
@@ -260,9 +261,9 @@ class Job:
         wrong = {
             "missing": missing,  # decided rows that no reader sees
             "doubled": doubled,
-            "unexpected": unexpected,  # rows that no batch has, or that were seen once and are gone
+            "unexpected": unexpected,  # rows that belong to no batch, or that were seen once and have disappeared
             "early": len(watcher.early),
-            "lingering": list(self._lingering()),  # what the server still has open after the last sweep
+            "lingering": list(self._lingering()),  # transactions that are still open on the server after the last sweep
             "never concluded": [batch for batch in range(self._next) if batch not in self._concluded],
             "broken": [run.broken for run in self._runs[first:] if run.broken],
         }
@@ -460,7 +461,7 @@ class StartedTargets:
         if self._target is not target:
             self._change_to(target)
         job = self._job or Job(target, self._zygote, self._new_folder("job"))
-        # A failed cell ends the job, so that the next one is not blamed for what it left behind.
+        # A failed cell ends the job, so that its leftovers do not make the next one fail.
         self._job = None
         try:
             verdict = job.strike(cell)

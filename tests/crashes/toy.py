@@ -56,7 +56,7 @@ class Connection:
 class ToySink(FolderSink):
     """A correct sink, unless it is given a broken half."""
 
-    remembers = False  # otherwise the driver itself would catch some of them
+    remembers = False  # otherwise, the driver itself would catch some of these errors
 
     def __init__(self, port: int, folder: str, half: type | None = None) -> None:
         super().__init__(Path(folder), name="toy")

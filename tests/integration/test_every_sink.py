@@ -185,7 +185,7 @@ def test_a_replay_that_gives_other_rows_stops_the_query_and_says_what_is_missing
     query = decided_and_lost(suite, 1)
     query.shift[1] = 1_000_000
     name = suite.make().name
-    for _ in range(2):  # a second start has the same result and the same message
+    for _ in range(2):  # a second start fails in the same way, with the same message
         with pytest.raises(TransactionLostError) as caught:
             query.run(1)
         assert caught.value.details["lost"] == ((name, 1, ROWS),)
@@ -299,7 +299,7 @@ def test_a_server_has_no_connection_left(suite):
         words = "1040"
 
     def take_all() -> None:
-        close_all()  # otherwise the sink would reuse the first slot's connection
+        close_all()  # otherwise, the sink would reuse the first slot's connection
         with suppress(psycopg.OperationalError, pymysql.err.OperationalError):
             while True:
                 postgres = isinstance(suite.server, PostgresServer)
@@ -389,7 +389,7 @@ def test_a_start_finds_what_is_missing_and_goes_on_when_it_is_told_to(suite):
     save(suite)
     query.run(1, 2)
     put_back(suite)
-    for accepted in ({}, {name: 1}):  # the batch up to which losses are accepted for a sink
+    for accepted in ({}, {name: 1}):  # the batch up to which a sink's losses are accepted
         query.accept_lost = accepted
         with pytest.raises(StaleServerError) as caught:
             query.run(3)

@@ -42,7 +42,7 @@ def test_a_checkpoint_in_a_store_is_explained(bucket, monkeypatch, keys):
         for name, value in settings.items():
             options += ["--conf", f"spark.hadoop.fs.s3a.{name}={value}"]
 
-    # A query that has read a topic and writes to a sink of ours.
+    # A query that reads a topic and writes to one of sparkonce's sinks.
     query = "c4568601-81bc-4954-a0c3-3f9dd4a338f4"
     files.put("metadata", json.dumps({"id": query}).encode())
     files.put("offsets/3", b'v1\n{"batchWatermarkMs":0,"batchTimestampMs":1795281089063,"conf":{}}\n{"orders":{"0":5}}')

@@ -116,7 +116,7 @@ class Steps:
         call = getattr(self._inner, name)
         if name == "close" or not callable(call):
             return call
-        if name in ("publish", "discard", "delete"):  # one at a time: it may end in between
+        if name in ("publish", "discard", "delete"):  # one at a time, because it may end between two writes
             return lambda items: [one for item in items for one in self.step(call, [item]) or ()]
         if name == "stage":
             return lambda *given: Staged(self, self.step(call, *given))
@@ -222,7 +222,7 @@ def test_readers_of_whole_batches_see_each_row_once(tmp_path):
         while not (ended.is_set() and seen):
             try:
                 found = numbers(whole_batches(tmp_path))
-            except FileNotFoundError:  # it was listed before it was deleted, and the next listing shows the new one
+            except FileNotFoundError:  # deleted after it was listed; the next listing shows its replacement
                 continue
             except FilesGoneError as error:
                 wrong.append(error)

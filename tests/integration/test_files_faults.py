@@ -435,7 +435,7 @@ def test_another_file_at_the_final_path_is_never_overwritten(tmp_path):
     assert answer.outcome is Outcome.UNKNOWN
     assert "never overwritten" in answer.reason
     assert final(root, handle).read_bytes() == b"somebody's"
-    # A folder restored from a backup has two files where one file had two names.
+    # In a folder restored from a backup, one file with two names has become two files.
     shutil.copy(held(root)[0], final(root, handle))
     assert life.commit(handle) == [Outcome.ALREADY_COMMITTED]
     assert held(root) == []

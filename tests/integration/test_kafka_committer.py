@@ -170,7 +170,7 @@ def test_an_abort_and_a_sweep_after_an_orderly_restart(fragile, caplog):
     before = committer.list_lingering([owner])
     cluster.brokers[0].restart()
     eventually(lambda: "socket disconnected" in caplog.text, bool)
-    # A closed connection is not worth a warning: whoever sends the next request reports the consequences.
+    # A closed connection is not worth a warning: if it matters, the next request reports the failure.
     assert [one for one in caplog.records if one.name.startswith("kafka.") and one.levelno >= logging.WARNING] == []
     assert [handle.transaction for handle in before] == [prepared.handle.transaction]
     assert until_final(committer.abort, before) == [Outcome.ABORTED]

@@ -76,7 +76,7 @@ def test_a_zombie_cannot_publish_after_the_sweep(witness, committer, partition):
     witness.await_state("CompleteAbort", zombie.handle)
     zombie.write_on("zombie", partition)
     assert zombie.failed
-    # Not even with the help of a late driver.
+    # The record does not become visible, even if a late driver tries to commit.
     assert until_final(committer.commit, [zombie.handle]) == [Outcome.LOST]
     assert witness.committed(topic) == []
 

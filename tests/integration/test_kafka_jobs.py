@@ -449,7 +449,7 @@ def test_an_outcome_that_the_broker_has_forgotten_stays_unknown(tmp_path):
             claims = [path for path in job.files() if path not in before]
             assert len(claims) == 2, "and nothing was decided"
 
-            # An operator who has found or restored the batch's rows tells Spark that the batch is done.
+            # An operator who has found or restored the batch's rows marks the batch as done in Spark's checkpoint.
             job.run(2)
             assert job.visible() == values_of(*visible, 2)
 

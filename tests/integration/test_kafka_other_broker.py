@@ -59,7 +59,7 @@ def test_each_row_is_there_once_whatever_is_refused(level, brokers, rate, tmp_pa
         for batch in range(BATCHES):
             if dice.randrange(2):
                 phase = dice.choice(killed_at)
-                try:  # a run that dies at that point if it reaches it
+                try:  # a run that dies at that point, if it gets there
                     job.kill(batch, phase)
                 except (SparkonceError, AssertionError) as error:
                     log.warning("batch %d, to die while %s: %s", batch, phase.value, error)

@@ -207,7 +207,7 @@ def test_a_month_later_it_can_still_be_committed(patient, tmp_path, monkeypatch)
         return one_run.prepare(sink, pa.record_batch({"value": [str(timeout)]}), run=run)
 
     witness = Witness(patient.bootstrap)
-    a_month_s = 30 * 86_400  # more than 2**31 ms, which is how long older brokers wait
+    a_month_s = 30 * 86_400  # longer than 2**31 ms, the longest that older brokers wait
     library = find_faketime()
     assert library is not None
     never, hour = witness.create_topic(), witness.create_topic()
@@ -215,7 +215,7 @@ def test_a_month_later_it_can_still_be_committed(patient, tmp_path, monkeypatch)
     witness.await_state("Ongoing", lasting, bounded)
     (node,) = patient.brokers
     node.stop()
-    # Its clock is ahead from then on, and this process's, whose libraries are loaded already, is not.
+    # Only the new process gets a clock that is ahead: this one has already loaded its libraries.
     for name, value in FakeClock(library, tmp_path / "clock", a_month_s).env().items():
         if name != "FAKETIME_DONT_FAKE_MONOTONIC":  # see `let_java_start`
             monkeypatch.setenv(name, value)

@@ -60,7 +60,7 @@ Settings = dict[str, Any]
 FAILS_WITHIN_S = 1.0
 """How long a preflight that is expected to fail keeps trying, since it does not give up earlier."""
 
-# kafka-python leaves it to the garbage collector to close the socket of a failed TLS handshake or a refused TLS login.
+# After a failed TLS handshake or a rejected login, kafka-python leaves it to the garbage collector to close the socket.
 leaves_sockets = pytest.mark.filterwarnings("ignore:unclosed <ssl.SSLSocket:ResourceWarning")
 
 
@@ -505,7 +505,7 @@ def test_a_password_is_shown_nowhere(witness, cluster, keys, tmp_path, caplog, m
     settings = {**rights.settings, "sasl.password": CANARY}
 
     def make(**changed: Any) -> KafkaSink:
-        if changed:  # it is expected to fail, and should not take long
+        if changed:  # this is expected to fail, and should not take long
             monkeypatch.setattr(preflight_module, "TIMEOUT_S", FAILS_WITHIN_S)
         return KafkaSink({**settings, **changed}, topic=rights.topic, prefix=rights.prefix)
 

@@ -274,7 +274,7 @@ def test_a_partition_that_is_not_there_is_named_whenever_librdkafka_finds_out(ow
     if is_known:
         writer._pooled.producer.list_topics(topic, WAIT_S)
     else:
-        cluster.brokers[0].pause()  # nobody reports the topic before the rows are handed over
+        cluster.brokers[0].pause()  # nothing reports the missing topic before the rows are passed on
         writer.write(rows)
         cluster.brokers[0].resume()
     with pytest.raises(PrepareError) as told:
@@ -591,7 +591,7 @@ def test_a_topic_that_is_not_there_has_no_limit(kafka, monkeypatch):
     assert limits.of([there, "nowhere"]) == {there: TopicRules(most_bytes=2000, takes_far=False)}
     monkeypatch.setattr("sparkonce.sinks.kafka.writer._RULES_WITHIN_S", 1.0)
     for spare_s, words in ((10.0, "The brokers do not report"), (-0.9, "no answer in 1 s")):
-        # librdkafka's own deadline may pass after that of the code that waits for it.
+        # librdkafka's own deadline may pass later than that of the code that waits for librdkafka.
         monkeypatch.setattr("sparkonce.sinks.kafka.writer._RULES_LATE_S", spare_s)
         with pytest.raises(OutageError, match=words):
             TopicLimits({"bootstrap.servers": "127.0.0.1:1"}).of(["any"])

@@ -54,7 +54,7 @@ def test_nota_proves_nothing_while_the_connection_that_prepared_is_open(scene, m
         mariadb.ask(f"XA COMMIT {xid}")
     (first,) = scene.committer.commit([handle])
     assert first.outcome is Outcome.RETRY
-    # The writer has nothing left to do: the committer has killed its connection.
+    # The writer cannot do anything anymore: the committer has killed its connection.
     assert scene.commit(handle) == COMMITTED
     assert visible(mariadb) == [0, 1]
 

@@ -455,7 +455,7 @@ def test_a_row_without_a_value_deletes_the_tables_row_unless_it_is_older(postgre
     rule = {"order_by": "at", "delete_when": 'source."a value" IS NULL'}
     given = sink(postgres, table="newest", mode="upsert", key_columns=["id"], **rule)
     batches = [
-        [(1, 5, "a"), (2, 5, "b"), (3, 5, "c"), (4, 5, None)],  # the last one is not there: nothing to do
+        [(1, 5, "a"), (2, 5, "b"), (3, 5, "c"), (4, 5, None)],  # the last one does not exist, so there is nothing to do
         [(1, 4, None), (2, 6, None), (3, 6, "d"), (3, 7, None), (5, 7, None), (5, 8, "e")],
     ]
     for batch, values in enumerate(batches):

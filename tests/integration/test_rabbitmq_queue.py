@@ -122,7 +122,7 @@ def test_it_goes_on_after_its_server_was_restarted(rabbit, drivers):
     def publishes(rabbit: RabbitQueueSystem, queue: str, names: list[str]) -> bool:
         try:
             rabbit.publish(queue, names)
-        except Exception:  # noqa: BLE001 - retried whatever it is, since a restarted queue first elects a leader
+        except Exception:  # noqa: BLE001 - retry after any error, since a restarted queue first has to elect a leader
             return False
         return True
 

@@ -133,7 +133,7 @@ def test_messages_that_retention_has_deleted_stop_the_reader_by_name(rabbit, ask
         rabbit.client.publish(stream, numbered(0, 20, size=500), at_once=10)
         return asker.begin(stream, "earliest")["offset"]
 
-    # Arguments of a stream that soon forgets its first messages.
+    # Arguments of a stream that soon deletes its first messages.
     tiny = {"max-length-bytes": 20_000, "stream-max-segment-size-bytes": 5_000}
     stream = rabbit.client.create(**tiny)
     rabbit.client.publish(stream, numbered(0, 40), at_once=10)

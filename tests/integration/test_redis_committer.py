@@ -258,7 +258,7 @@ def test_a_server_that_lost_earlier_commits_too(query, server, client, tmp_path)
         assert "counts 0 commits, and this query has seen 1" in answer.reason
         committer.close()
     assert sums(client) == [0] * KEYS
-    # Does what docs/redis.md says to continue without the missing rows.
+    # Follows the steps in docs/redis.md for continuing without the missing rows.
     client.hincrby(query.ledger, "#commits", 1)
     query.commit(handle)  # the old connection
     assert query.commit(handle) == [Outcome.LOST]

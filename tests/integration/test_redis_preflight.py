@@ -102,8 +102,8 @@ def test_what_weakens_the_guarantee_is_said(server, client, settings, caplog, na
         preflight(RedisSink(server.url))
         assert caplog.records == []
         if name == "maxmemory":
-            # Other connections use little memory in comparison. A value in the command would fill a buffer, too, which
-            # the server frees at any time.
+            # Other connections use little memory in comparison. A value in the command would also fill a buffer, which
+            # the server may free at any time.
             client.setrange("much", 8 << 20, b"x")
             value = str(int(client.info("memory")["used_memory"] * 1.1))
         settings(name, value)
@@ -234,7 +234,7 @@ def test_sentinels_say_where_the_master_is(server, replica, client, tmp_path):
         ask = RedisServer.ask
 
     with Sentinel(tmp_path / "sentinel") as sentinel:
-        # The url names the replica: only the Sentinel knows better.
+        # The URL names the replica: only Sentinel knows the actual master.
         query = Query(RedisSink(replica.url, sentinels=[(HOST, sentinel.port)], service="first"))
         query.write({"key": ["a"], "value": ["1"]})
         assert client.get("a") == b"1"

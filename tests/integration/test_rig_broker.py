@@ -23,7 +23,7 @@ from sparkonce_lab.rig.process import is_running
 
 pytestmark = [
     pytest.mark.kafka,
-    # kafka-python reads its schemas in a way that newer Pythons deprecate.
+    # kafka-python reads its schemas with a call that newer Python versions deprecate.
     pytest.mark.filterwarnings("ignore:(read|open)_text is deprecated:DeprecationWarning"),
 ]
 
@@ -163,7 +163,7 @@ def test_without_an_archive_nothing_stops(tmp_path, caplog):
     assert archive_flags(kept, fail) == ()
     assert "No node starts with this flag" in caplog.text
     asked = []
-    for _ in range(2):  # a JVM that creates no archive is not tried again
+    for _ in range(2):  # if the JVM creates no archive, it is not started again
         assert archive_flags(kept, asked.append) == ()
     assert len(asked) == 1
     assert archive_flags(kept / "below-a-file", asked.append) == ()

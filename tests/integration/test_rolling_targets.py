@@ -255,7 +255,7 @@ def test_a_shorter_timeout_is_that_of_new_transactions(kafka, tmp_path):
     query.job.run(0)
     query.job.kill(1, Phase.FINISHING)
     decided = query.job.decision(1).handles
-    # Wait for the shorter timeout to pass: by then, the broker has aborted another query's transaction that has it.
+    # Wait until the shorter timeout has passed: by then, the broker has aborted the other query's transaction.
     short = kafka.witness.prepare(kafka.topics["new"], timeout_ms=1_000)
     eventually(lambda: kafka.witness.state(short.handle), lambda states: states == {"CompleteAbort"})
     assert kafka.witness.state(*decided) == {"Ongoing"}

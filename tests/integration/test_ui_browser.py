@@ -74,7 +74,7 @@ def test_a_user_looks_at_batches_with_mouse_and_keyboard(browser, scene):
         assert "10,000 of 10,000 batches" in text(browser, "drawn")
         browser.run("document.getElementById('newest').click()")
 
-        # The mouse describes a batch, and the wheel zooms.
+        # Hovering over a batch describes it, and the mouse wheel zooms.
         browser.run("document.getElementById('chart').scrollIntoView({block: 'center', behavior: 'instant'})")
         left, top, width, height = browser.run(
             "(() => { const b = document.getElementById('chart').getBoundingClientRect();"
@@ -95,7 +95,7 @@ def test_a_user_looks_at_batches_with_mouse_and_keyboard(browser, scene):
         assert float(shown(browser)["from"]) < begin, "dragging moves"
         assert browser.run("document.getElementById('newest').getAttribute('aria-pressed')") == "false"
 
-        # The keyboard reaches a batch, its row, and the next row.
+        # The keyboard can reach a batch, its row, and the next row.
         browser.run("document.body.tabIndex = -1; document.body.focus()")
         for _ in range(30):
             browser.key("Tab")
@@ -224,7 +224,7 @@ def test_a_user_watches_several_queries(browser, scene, tmp_path):
         browser.run("document.querySelectorAll('#batch-rows button')[3].click()")
         assert "Batch 56" in text(browser, "chosen-head")
         shutil.rmtree(scene.path)
-        later.path.rename(scene.path)  # with its timeline, since otherwise its log would be shown first
+        later.path.rename(scene.path)  # write its timeline as well, because otherwise the page would show its log first
         browser.until(head, lambda title: title == "Timeline of another")
         browser.until(ROWS, lambda rows: rows == 2)
         assert (shown(browser)["all"], shown(browser)["batches"], shown(browser)["chosen"]) == ("2", "2", "")

@@ -135,7 +135,7 @@ def test_a_checkpoint_that_breaks_is_an_alarm_and_the_page_goes_on(server, scene
     read(server)
     newest = max((scene.path / "sparkonce" / "records").iterdir())
     newest.write_bytes(b"not a record")
-    (scene.path / "commits" / "3").write_text("v1\n{}")  # changes the file names, so that the checkpoint is read again
+    (scene.path / "commits" / "3").write_text("v1\n{}")  # change the file names, so that the checkpoint is read again
     keys = eventually(lambda: [one["key"] for one in state(server)["alarms"]], "there is an alarm", limit_s=LIMIT_S)
     assert keys == [f"unreadable {scene.path}"]
     assert state(server)["queries"][0]["newest"] == 2

@@ -174,7 +174,7 @@ def test_a_store_that_hangs_delays_no_verdict_of_another_query(scene, tmp_path, 
             files.asked.clear()
         watcher.state()
         assert files.asked.wait(LIMIT_S)
-        if before == "nothing":  # it may be the query's: it is waited for, but once
+        if before == "nothing":  # the transaction may be the query's, so wait for it, but only once
             ms[0] += int(LOG_WITHIN_S * 1000) + 1000
         found.append(mine(scene, "bbbb"))
         found.append(mine(other, "cccc"))
@@ -249,7 +249,7 @@ def test_transactions_on_a_real_broker_have_a_verdict_a_timeout_and_a_lag(witnes
     position, _, nonce = scene.run.partition("-")
     ids = [
         str(TransactionalId(prefix=new_name("orders"), query=query, token=token, worker="a" * 12, lane=0))
-        for token in (Token(int(position), nonce), Token(7, "00000007"))  # of the newest run, and of an unknown run
+        for token in (Token(int(position), nonce), Token(7, "00000007"))  # of the newest run and of an unknown one
     ]
     mine, unknown = (
         witness.prepare(topic, *values, transactional_id=name) for name, values in zip(ids, ("ab", "c"), strict=True)

@@ -206,7 +206,7 @@ def array_of(case: Case, rows: int) -> pa.Array:
         return pa.array(values, pa.binary()).view(case.arrow)
     if case.arrow == pa.list_(pa.string()):
         return pa.array(values, pa.list_(pa.binary())).cast(case.arrow)
-    if case.arrow == NOT_NULL:  # as Spark sends it, with null in every field of a null struct
+    if case.arrow == NOT_NULL:  # as Spark sends it: with null in every field of a null struct
         fields = pa.array([None if value is None else value["a"] for value in values], pa.int32())
         return pa.StructArray.from_arrays([fields], fields=list(NOT_NULL), mask=fields.is_null())
     return pa.array(values, case.arrow)
@@ -352,7 +352,8 @@ class Postgres(Way):
             return f"convert_to({value}::text, 'UTF8')"
         if pa.types.is_int32(kind):
             return f"{value}::integer"  # psycopg does not support arrays of a domain
-        # Cast a real on the server: psycopg would parse its shortest digits as a double, which is a different number.
+        # Cast real to double on the server: psycopg would parse the shortest text of a real as a double, which is a
+        # different number.
         return f"{value}::float8" if pa.types.is_float32(kind) else value
 
 

@@ -119,7 +119,7 @@ def struck(system: Injectable, query: Query, fault: Fault, name: str) -> None:
     assert not system.sprung()
     for _ in range(10):
         batch = next(NEXT)
-        with contextlib.suppress(SparkonceError):  # a slot may fail, and its batch is not decided then
+        with contextlib.suppress(SparkonceError):  # a slot may fail, and then its batch is not decided
             query.prepare(batch)
         if name == "abort" and batch in query.handles:
             query.abort(batch)

@@ -266,7 +266,7 @@ def test_another_folder_in_its_place_is_not_taken_for_a_loss(tmp_path):
     facts = sink.preflight(QUERY, None)
     handle = prepare(sink)
     root_of(sink).rename(tmp_path / "elsewhere")
-    assert commit(sink, handle) == [Outcome.RETRY]  # the whole folder is missing: the disk may come back
+    assert commit(sink, handle) == [Outcome.RETRY]  # the whole folder is missing, but the disk may be mounted again
     with pytest.raises(PreflightError, match="cannot be used"):
         sink.preflight(QUERY, facts)
     sink.preflight(QUERY, None)
@@ -372,7 +372,7 @@ def test_a_function_that_hangs_does_not_hang_the_driver(tmp_path):
         answers = committer.commit(handles)
         assert [answer.outcome for answer in answers] == [Outcome.RETRY] * 2
         assert "has not returned after 0.01 s" in answers[0].reason
-    # another run in this process does not call it concurrently either
+    # nor does another run in this process call it concurrently
     assert commit(sink, handles[0]) == [Outcome.RETRY]
     go_on.set()
     while {answer.outcome for answer in committer.commit(handles)} - COMMITTED:

@@ -94,7 +94,7 @@ def test_no_row_is_doubled_or_lost(name, say):
 
 def test_the_search_goes_through_every_transition():
     unreached = {
-        # The model has no sinks without transactions, and transactions have no age: an objection stands for one that is
+        # In the model, every sink has transactions, and transactions have no age: an objection stands for one that is
         # too old. A stopped run is not called again.
         (Phase.VALIDATING, on.TooOld),
         (Phase.DELIVERING, on.Prepared),

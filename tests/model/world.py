@@ -752,7 +752,7 @@ class Model:
         if known or wrong is not None:
             yield Move(label, after, wrong)
             return
-        # No party knows a new id yet, so its initialization cannot be distinguished from the first write.
+        # No process knows a new id yet, so initializing it cannot be distinguished from the first write.
         move = self._write(after, task._replace(held=(*task.held, held)))
         yield move._replace(label=(*label, *move.label[len(_who(task)) :]))
 

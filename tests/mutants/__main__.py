@@ -177,7 +177,7 @@ class Table:
         found = {
             test for file, lines in mutant.places for one in lines for test in contexts(harness, file).get(one, ())
         }
-        # A test file that is newer than the recording may reach the module if it names the module.
+        # A test file that is newer than the recording counts as using the module if it mentions the module's name.
         modules = [module_of(file) for file, _ in mutant.places]
         fresh = [test for test in self.items if test.startswith(f"tests/{harness}/") and test not in recorded(harness)]
         found.update(test for test in fresh if any(one in _text(test.partition("::")[0]) for one in modules))
@@ -205,7 +205,7 @@ class Table:
             try:
                 self.run(mutant, tests, writer)
                 os.write(writer, _END.encode())
-            except BaseException:  # noqa: BLE001 - the forked child must never return to its parent's loop
+            except BaseException:  # noqa: BLE001 - the forked child must never continue the parent's loop
                 traceback.print_exc()
             finally:
                 os._exit(0)

@@ -112,8 +112,8 @@ def draw(seed: int, kinds: tuple[str, ...] = KINDS) -> Config:
         long_batches=dice.random() < 0.25,
         sweeps_beside=dice.random() < 0.5,
     )
-    # Drawn last, so that adding this fault, which costs requests at each commit, did not change the worlds of existing
-    # seeds.
+    # Drawn last, so that the seeds that existed before this fault was added still produce the same worlds. This fault
+    # costs requests at each commit.
     return replace(drawn, faults=drawn.faults | {FAULTS[-1]}) if dice.random() < 0.25 else drawn
 
 

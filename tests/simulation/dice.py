@@ -51,8 +51,8 @@ class Given(Dice):
         self._next = 0
 
     def chance(self, probability: float) -> bool:
-        # Impossible events also use up a decision, so that a list of decisions means the same whatever the
-        # probabilities are.
+        # Even an impossible event uses up a decision, so that a list of decisions has the same meaning for all
+        # probabilities.
         return self._take() != 0 and probability > 0
 
     def pick(self, count: int) -> int:

@@ -52,12 +52,12 @@ class ModelLog(DecisionLog):
             raise OSError(number, words)
         answer = self._put(position, data)
         if simulation.chance("put unreadable"):
-            # As with NFS: the request was sent twice, and the second one finds the record of the first one but cannot
-            # read it.
+            # As with NFS: the request was sent twice, and the second one finds the first one's record but cannot read
+            # it.
             simulation.say("puts", position, "-> sent again: taken, and cannot be read")
             raise self.unreadable()
         if simulation.chance("put repeated"):
-            # As with S3A: the request was sent twice, and the second one finds the record of the first one.
+            # As with S3A: the request was sent twice, and the second one finds the first one's record.
             simulation.say("puts", position, "-> sent again: taken by its own bytes")
             return Taken(standing=self.records[position])
         return answer

@@ -294,12 +294,12 @@ class Oracle:
             return max(self.decided, default=-1) > error.details["batch"]  # type: ignore[attr-defined]
         if kind in (errors.PrepareError, errors.OutageError):
             moved = "spread" in since and "in different order each time" in str(error)
-            # A batch that ends in another process than the one it began in cannot be rewritten before its decision.
+            # A batch that began in another process cannot be rewritten before its decision.
             again = config.halves and bool(self.gone) and "has to be written again" in str(error)
             return deposed or moved or again or bool(since & _MAY_FAIL)
         if kind is errors.TransactionTooOldError and "long batch" in since:
-            # The second write, for which all rows were computed first, failed as well, or another run was too slow,
-            # too.
+            # The second write, for which all rows were computed first, failed as well, or a later run was also too
+            # slow.
             others = any(run != start.run for run in self._claims)
             if others or since & (_MAY_FAIL - {"long batch"}):
                 return True
@@ -310,7 +310,8 @@ class Oracle:
             # If two drivers work on the same transactions, one may pause for so long that it has no time left.
             waited = self._simulation.clock_s - start.clock_s >= COMMIT_DEADLINE_S
             in_turn = waited and "overlap" in self._simulation.config.faults
-            # After a coordinator has moved, one request fails, and the next attempt finds it, unless it moves again.
+            # After a coordinator has moved, one request fails. The next attempt finds the coordinator, unless it moves
+            # again.
             in_turn |= waited and bool({"moved again", "long batch"} & since)
             return in_turn or bool(self._simulation.gone_wrong() & _MAY_BE_UNKNOWN)
         if kind is errors.LogError and any(

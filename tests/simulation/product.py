@@ -284,8 +284,8 @@ def under_way(simulation: Simulation) -> Iterator[None]:
     horizon.KEEP_RECORDS = 3 if simulation.config.keep < 100 else 1_000
     committer.KEEP_BATCHES, committer.TIDY_EVERY_BATCHES = 2 * horizon.KEEP_BATCHES, horizon.TIDY_EVERY_BATCHES
     try:
-        # Schedules are short, so a failed sweep is repeated with the next batch. Nothing else sweeps then, except a
-        # thread, which may sweep a second time.
+        # Schedules are short, so a failed sweep is repeated with the next batch. Otherwise, only a thread sweeps,
+        # perhaps for a second time.
         with (
             mock.patch.object(sweeping, "LONGEST_PAUSE_S", 0.0),
             mock.patch.object(

@@ -75,7 +75,7 @@ def run(config: Config, dice: Dice, *, tell: bool = False) -> Outcome:
         except Broken:
             if oracle.violation is None:
                 oracle.violation = Violation.STRANDED
-        except Exception as error:  # noqa: BLE001 - no schedule may lead to an error of any kind
+        except Exception as error:  # noqa: BLE001 - no schedule may lead to any error
             simulation.say("BROKEN:", repr(error)[:300])
             oracle.violation = oracle.violation or Violation.FAILED
         finally:

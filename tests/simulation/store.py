@@ -87,7 +87,8 @@ class ModelFiles(CheckpointFiles):
             raise PutUnknownError(str(error)) from None
         except RefusedError as error:
             raise OSError(errno.EACCES, str(error)) from None
-        # A client or the network may have sent the put twice. Then the second put finds what the first one created.
+        # A client or the network may have sent the put twice. The second put then finds the file that the first one
+        # created.
         return Taken(standing=data) if self._simulation.chance("put repeated") else answer
 
     def replace(self, path: str, data: bytes) -> None:

@@ -34,7 +34,7 @@ def test_another_process_gives_the_same_trace_whatever_its_hashes_are():
     ours = digests()
     assert said.stdout.split() == ours
     traces = {(family, one) for (family, _), one in zip(SEEDS, ours, strict=True)}
-    assert len(traces) == len(SEEDS)  # an operator who does nothing leaves the schedule of another family unchanged
+    assert len(traces) == len(SEEDS)  # adding an operator who does nothing does not change another family's schedule
 
 
 def test_decisions_alone_give_the_same_schedule_with_words_or_without():

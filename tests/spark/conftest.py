@@ -79,7 +79,7 @@ def spark(tmp_path_factory) -> Iterator[SparkSession]:
     }
     made = session(Config(**{**nothing, **given}))
     gc.collect()
-    gc.freeze()  # each query ends with a garbage collection, which need not scan all imported modules
+    gc.freeze()  # each query ends with a garbage collection; exclude all imported modules from it
     with travelling(folder, folder_sink):
         yield made
     made.stop()

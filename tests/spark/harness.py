@@ -81,7 +81,7 @@ class Run(Child):
         if self._is_gone:
             return
         members = [pid for pid in session_of(self.pid) if pid not in spare]
-        if spare:  # PySpark's daemon would end its workers when the JVM is gone, so it is killed first
+        if spare:  # PySpark's daemon would end its workers once the JVM is gone, so kill it first
             members.sort(key=lambda pid: b"pyspark.daemon" not in command_of(pid))
         for pid in members:
             kill(pid)

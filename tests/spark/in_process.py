@@ -78,7 +78,7 @@ def ended(query: StreamingQuery) -> StreamingQuery:
 
 def stopped(query: StreamingQuery) -> None:
     query.stop()
-    wait_until_closed(query.runId)  # until then, its timeline may still be written
+    wait_until_closed(query.runId)  # until then, the run may still write its timeline
     gc.collect()  # PySpark leaves open sockets in reference cycles, which must not surface in another test
 
 

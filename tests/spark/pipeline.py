@@ -69,8 +69,8 @@ class Config:
     slots: int = 4  # spark.sql.shuffle.partitions, which a stateful query keeps from its first start
     rows_per_batch: int = 5000
     keep_batches: int = 100  # how many batches the log keeps
-    tidy_every_batches: int = 2  # how many more may accumulate before the log is cleaned up
-    trigger: dict[str, Any] = field(default_factory=lambda: {"availableNow": True})  # it ends when all is written
+    tidy_every_batches: int = 2  # how many more batches may accumulate before the log is cleaned up
+    trigger: dict[str, Any] = field(default_factory=lambda: {"availableNow": True})  # ends when everything is written
     spark: dict[str, str] = field(default_factory=dict)  # additional Spark settings
     sql: dict[str, str] = field(default_factory=dict)  # additional Spark SQL settings of this query only
 

@@ -28,7 +28,7 @@ ARROW = pa.schema([("number", pa.int64()), ("word", pa.string())])
 SETTINGS = {
     "spark.databricks.delta.snapshotPartitions": "1",  # by default, Delta spreads a table's state over 50 tasks
     "spark.sql.shuffle.partitions": "1",
-    "spark.sql.adaptive.enabled": "false",  # with adaptive execution, each stage would be a job of its own
+    "spark.sql.adaptive.enabled": "false",  # with adaptive execution, each stage would be a separate job
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     "spark.sql.catalog.ice": "org.apache.iceberg.spark.SparkCatalog",
     "spark.sql.catalog.ice.type": "hadoop",
@@ -46,7 +46,7 @@ def table_session(spark: SparkSession, warehouse: Path) -> Iterator[SparkSession
         builder = builder.config(name, value)
     made = builder.getOrCreate()
     sessions.setActiveSession(made)
-    # PySpark still has the active session of another module's tables, which the sinks would use.
+    # PySpark's active session may still be the one for another module's tables, and the sinks would use that one.
     SparkSession._activeSession = SparkSession(spark.sparkContext, made)
     try:
         yield SparkSession._activeSession

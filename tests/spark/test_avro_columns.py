@@ -121,7 +121,7 @@ def test_every_version_is_read_as_the_latest(orders):
     expected = [{"id": 1, "price": None, "note": "a"}, {"id": 1 << 40, "price": 2.5, "note": "b"}, None]
     for later_ids in ("stop", "ask"):
         assert orders.decoded(df, later_ids=later_ids) == expected
-    # A tombstone is not a bad record, whatever happens to bad records.
+    # A tombstone is never treated as a bad record.
     dead_letters = orders.decoded(df, on_error="dead-letter")
     assert [one["record"] for one in dead_letters] == expected
     assert [one["dead_letter"] for one in dead_letters] == [None] * 3

@@ -31,7 +31,7 @@ def test_checkpoint_and_log_restored_from_one_old_copy_are_refused(stream, tmp_p
         with pytest.raises(StaleLogError, match=r"no decision in it names 2 of .* were restored from an old copy"):
             stream.run()
     assert stream.keys() == IDS
-    # If you want those batches twice, you can have them.
+    # With this argument, those batches are written a second time.
     stream.run(sink={"prefix": new_name("twice")})
     assert stream.keys() == sorted(IDS + IDS[400:])
 

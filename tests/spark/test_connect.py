@@ -78,7 +78,7 @@ def test_what_the_first_batch_refuses_is_said_on_the_client(broker, server, tmp_
 @pytest.mark.parametrize("version", CLIENTS)
 def test_a_client_without_java_and_py4j(broker, server, tmp_path, version):
     """For another server: ``python3 dev.py test --spark 4.1.1 tests/spark/test_connect.py``."""
-    packages = [f"pyspark-client=={version}", "zstandard"]  # a client needs the latter since 4.1
+    packages = [f"pyspark-client=={version}", "zstandard"]  # since 4.1, clients need the latter
     uv = shutil.which("uv") or str(Path(__file__).parents[2] / ".tools" / "bin" / "uv")  # as dev.py installs it
     install = [uv, "pip", "install", "--quiet", "--no-deps", "--target", str(tmp_path / "client"), *packages]
     subprocess.run(install, check=True)

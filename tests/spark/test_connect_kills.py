@@ -59,7 +59,7 @@ def test_each_row_is_there_once_whatever_is_killed(jobs, tmp_path, fault, turn):
             going_on = list(holds.values())
             if fault != "client" or strike == 1:
                 for hold in going_on:
-                    hold.release()  # a task that nobody has ended continues to write, without effect
+                    hold.release()  # a task that was never ended continues to write, but to no effect
         if fault == "client":
             await_processes_gone(jobs, "the queries have ended without a client")
         else:

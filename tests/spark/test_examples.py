@@ -50,7 +50,7 @@ def test_the_etl_shows_a_batch_when_it_is_decided_and_says_so(kafka, tmp_path):
             program += ["--bootstrap", job.bootstrap, "--registry", registry.url]
             program += ["--checkpoint", job.config.checkpoint, "--max-offsets", str(chunk)]
             config = replace(job.config, program=tuple(program))
-            # Each additional core is a worker, which takes time to start.
+            # Each additional core means another worker, which takes time to start.
             env = run.spark_environment(Path(config.temporary), cores=1, java=config.jvm_flags)
             job.runs.append(Run([config], tmp_path / f"run-{len(job.runs)}.log", env))
             return job.runs[-1]

@@ -136,8 +136,8 @@ def hidden() -> str:
     return str(uuid.UUID(bytes=random.randbytes(16)))
 
 
-# This module's import defines the function. Without useArrow, PySpark would then ask the last JVM used, which may be
-# gone.
+# This function is defined at import time. Without useArrow, PySpark would then query the JVM that was used last, which
+# may be gone.
 measured = F.udf(length, IntegerType(), useArrow=False)
 declared = F.udf(lambda _: hidden(), StringType(), useArrow=False).asNondeterministic()
 

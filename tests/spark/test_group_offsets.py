@@ -131,7 +131,7 @@ def test_a_decided_batch_brings_the_offsets_that_its_transaction_holds(stream, g
     offsets = group.offsets(in_transaction_of="kafka")
     with pytest.raises(CrashError):
         stream.run(group_offsets=offsets, listener=crash_at(Phase.FINISHING, 1))
-    with pytest.raises(CrashError):  # the run without a group finishes the transactions, including their offsets
+    with pytest.raises(CrashError):  # the run without a group finishes the transactions and their offsets
         stream.run(listener=crash_at(Phase.IDLE, 1))
     assert group.read() == 800
 

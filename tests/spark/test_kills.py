@@ -96,7 +96,7 @@ def killed(kafka, tmp_path_factory) -> Iterator[Killed]:
     folder = tmp_path_factory.mktemp("killed")
     with ExitStack() as stack:
         jobs = units(stack, kafka, folder, len(PHASES))
-        losing = {}  # half of their batch 1 is committed when they are killed, and the broker aborts the other half
+        losing = {}  # when they are killed, half of their batch 1 is committed; the broker aborts the other half
         for plan in ("distinct", "moody"):
             settings = {"transaction.timeout.ms": 10_000}
             job = Job(kafka.bootstrap, folder / plan, plan=f"spark.plans:{plan}", settings=settings, **EVERY)
@@ -172,7 +172,7 @@ def test_a_plan_that_gives_other_rows_stops_with_an_exact_report_and_writes_noth
     assert set(details["differing"]) == {("kafka", one.slot) for one in before.handles}
     assert details["offsets"] == before.offsets
     assert job.log().decision(1) == before
-    # The report is right: readers see exactly those rows of the batch that the report does not name.
+    # The report is right: readers see exactly those rows of the batch that the report does not list.
     records = read_committed(job.bootstrap, job.config.target)
     batches = Counter(int((record.value or b"").split()[0]) for record in records)
     assert batches[1] == sum(one.rows for one in before.handles if one.slot not in lost)

@@ -118,8 +118,8 @@ def test_two_drivers_on_one_checkpoint(kafka, tmp_path, phase):
         held = hold_at(phase, job, batch=0 if phase == "CLAIMING" else 1)
         first = job.start()
         held.wait(first.check, limit_s=600)
-        # Hold the second run at the start of its last batch: by then its claim is in the log, and the batch is still to
-        # be written.
+        # Hold the second run at the start of its last batch: by then its claim is in the log, but the batch has not
+        # been written.
         newer = hold_at("WRITING", job, batch=2)
         second = job.start()
         newer.wait(second.check, limit_s=600)  # two Sparks share the machine

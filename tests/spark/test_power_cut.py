@@ -84,7 +84,7 @@ def cut_and_start_again(disk: Disk, phase: Phase, start: Callable[..., None], me
         start()
     except CheckpointMismatchError as error:
         refused = error
-    if refused is not None:  # unless the kernel has written Spark's files in the meantime
+    if refused is not None:  # unless the kernel has already written Spark's files
         assert phase in UNDECIDED, f"a decided batch needs nobody's help: {refused}"
         subprocess.run(shlex.split(refused.next_step.partition("again: ")[2]), check=True)
         start()

@@ -45,7 +45,7 @@ def test_a_killed_batch_has_the_same_slots_when_it_is_run_again(kafka, tmp_path)
 
     stateless, stateful = "spark.plans:stateless", "spark.plans:distinct"
     grouped: dict[str, Any] = {**ROWS, "query": {"rows_per_slot": 600}}
-    slots = 2  # of each batch except the first, which has one slot per partition
+    slots = 2  # the slots of each batch except the first, which has one slot per partition
     with ExitStack() as stack:
         lost, shuffled, ungrouped, undecided, decided = jobs = [
             stack.enter_context(

@@ -37,8 +37,8 @@ Figures = Mapping[str, int]
 @pytest.mark.timeout(LIMIT_S)
 def test_after_ten_thousand_batches_a_query_holds_what_it_held_after_one(kafka, postgres, tmp_path, say):
     mib, files = 1 << 20, tmp_path / "job" / "files"
-    # The allowed growth from the first figures to the last. If each batch in between left anything behind, the figures
-    # would grow by more.
+    # The growth that is allowed between the first and the last measurement. If every batch left something behind, the
+    # growth would be larger.
     may_grow = {
         "python_bytes": mib,
         "python_objects": 2_000,
@@ -113,5 +113,5 @@ def test_after_ten_thousand_batches_a_query_holds_what_it_held_after_one(kafka, 
         assert not postgres.prepared()
         assert not job.transactions("Ongoing")
     assert [name for name, more in may_grow.items() if found[-1][name] - found[0][name] > more] == []
-    # A start may read all records of the log twice: before Spark starts, and in its first batch.
+    # A starting query may read all records of the log twice: before Spark starts, and in its first batch.
     assert 0 < again["records_read"] <= 3 * (KEEP_BATCHES + TIDY_EVERY_BATCHES)

@@ -259,7 +259,7 @@ PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 ROCKSDB = {PROVIDER: "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"}
 CHANGELOG = {**ROCKSDB, "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true"}
 OFTEN = {
-    # Take snapshots of the state and clean it up all the time, so that kills hit that, too.
+    # Take snapshots of the state and clean it up constantly, so that some kills hit these, too.
     "spark.sql.streaming.stateStore.minDeltasForSnapshot": "3",
     "spark.sql.streaming.stateStore.maintenanceInterval": "1s",
 }
@@ -397,7 +397,7 @@ def test_nothing_is_lost_or_doubled(cases, points, batches, kafka, tmp_path, say
                 if point == Phase.FINISHING.name:
                     job.lose_newest_state(observation.batch)
 
-        # They finish alongside undisturbed queries on the same input.
+        # They finish together with undisturbed queries on the same input.
         twins = [
             stack.enter_context(StateJob(kafka.bootstrap, tmp_path, case, batches, undisturbed=True)) for case in cases
         ]

@@ -236,7 +236,7 @@ def test_updates_of_two_writers_at_once_are_all_there(job, say):
         def done() -> bool:
             try:
                 job.another_adds(1, 1000)
-            except Exception as error:  # a conflict is one of Spark's, of Delta's or of Iceberg's
+            except Exception as error:  # the conflict is raised by Spark, by Delta, or by Iceberg
                 if re.search("[Cc]oncurrent|[Cc]onflict|CommitFailed", str(error)) is None:
                     raise
                 return False
@@ -526,7 +526,7 @@ INSERTS: Mapping[str, Any] = {
 @pytest.mark.parametrize("kind", ["delta", pytest.param("iceberg", marks=pytest.mark.slow)])
 def test_a_row_that_an_expression_must_not_insert_is_refused_before_the_decision(tables, tmp_path, kind):
     """The check applies only to rows that would be inserted. A matching row is updated, with another expression."""
-    # The options to create a table of each kind, a value of `n` that it then rejects, and its error message.
+    # For each kind of table, the options that create it, a value of `n` that it then rejects, and its error message.
     rules: dict[str, tuple[dict[str, str], int | None, str]] = {
         "delta": ({"delta.constraints.high": "n > 0"}, 3, "CHECK constraint high"),
         "iceberg": ({"columns": "id bigint, n bigint not null, word string"}, None, "must not be null"),

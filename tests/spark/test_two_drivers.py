@@ -28,9 +28,11 @@ def test_of_two_drivers_the_older_one_stops_and_each_row_is_there_once(kafka, tm
         """Returns everything that the run logged about its end: our error, and what Spark made of it."""
         return "\n".join(str(one.told) for one in job.gate.at(REFUSED, ENDED, pid=run.pid))
 
-    # Spark has its own error, if the newer driver has already written the log entry that the older one wants to write.
+    # If the newer driver has already written the log entry that the older one wants to write, Spark raises its own
+    # error.
     superseded, by_spark = "SupersededError", "oncurrent"
-    # A driver that had not claimed yet claims as the newest run, and Spark requests a batch that is already done.
+    # A driver that had not claimed the log yet claims it as the newest run, and Spark then requests a batch that is
+    # already done.
     stopped_by = {"CLAIMING": "StaleBatchError", "DECIDING": superseded, "FINISHING": by_spark}
     at_once = "both-at-work"
     with ExitStack() as stack:
@@ -64,7 +66,7 @@ def test_of_two_drivers_the_older_one_stops_and_each_row_is_there_once(kafka, tm
             assert reason in why_it_ended(jobs[phase], first), phase
         both = jobs[at_once]
         assert superseded in why_it_ended(both, first) or by_spark in why_it_ended(both, first)
-        if not both.gate.at(ENDED, pid=second.pid, failed=""):  # Spark may stop either of the two, or both
+        if not both.gate.at(ENDED, pid=second.pid, failed=""):  # Spark may stop either driver, or both
             told = why_it_ended(both, second)
             assert by_spark in told or "FileAlreadyExists" in told
             both.start().finish()

@@ -272,7 +272,7 @@ def test_dates_before_1582_stay_whatever_the_session_reads_old_files_by(own_sess
     for name in modes:
         own_session.conf.set(name, mode)
     frames = [own_session.read.parquet(str(one)) for one in (published, waiting)]
-    # A file written by another program does not record its calendar, and neither does a file of sparkonce 0.1.
+    # Files written by other programs do not record their calendar, and neither do files from sparkonce 0.1.
     bare = tmp_path / "bare.parquet"
     pq.write_table(pa.Table.from_batches([rows]), bare)
     frames.append(read_rows(own_session, [bare.as_uri()], schema_in(io.BytesIO(bare.read_bytes()))))

@@ -91,7 +91,7 @@ def test_a_batch_leaves_no_session_behind(spark):
         assert jvm is not None
         gc.collect()  # what Python refers to stays alive
         server = jvm.java.lang.management.ManagementFactory.getPlatformMBeanServer()
-        # The server's own class is hidden from reflection, but its interface is not.
+        # The server's own class cannot be reached by reflection, but its interface can.
         (invoke,) = (
             method
             for method in jvm.java.lang.Class.forName("javax.management.MBeanServer").getMethods()
@@ -130,7 +130,7 @@ def test_what_one_cannot_prepare_none_shows(unit):
         unit.run()
     assert unit.stream.keys() == IDS
     assert len(unit.committed()) == 1
-    # Tasks that Spark is ending may have opened a transaction in the meantime, which the next run's sweep finds.
+    # Tasks that Spark is ending may still have opened a transaction, which the next run's sweep finds.
     unit.tenths = lambda df: df.where("key = '10'")
     unit.run()
     assert unit.stream.keys() == sorted([*IDS, "0x", "10"])

@@ -31,7 +31,7 @@ def arrive(gate: str, point: str, **told: Any) -> None:
             answered = lines.readline()
     except OSError:
         answered = ""
-    if not answered:  # the test is over, so this process must not do anything else
+    if not answered:  # the test is over, so this process must not do anything more
         os._exit(_LOST_ITS_TEST)
 
 

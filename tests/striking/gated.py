@@ -69,7 +69,7 @@ class _GatedWriter(ForwardingWriter):
         self._has_written = True
         some = -(-rows.num_rows // 2)
         self._real.write(rows.slice(0, some))
-        if isinstance(self._real, KafkaWriter):  # the transaction is open there once something has arrived
+        if isinstance(self._real, KafkaWriter):  # the transaction is open on the server once rows have arrived
             self._real._open_producer().flush(_FLUSH_S)
         self._sink.arrive(WRITTEN, **self._told)
         if some < rows.num_rows:

@@ -64,7 +64,7 @@ def test_every_property_is_in_its_page(page):
             for row in rows
             for one in re.findall(r"`(\w+)`", row.split("|")[1])
         }
-        # A table for two classes may list the parameters of either.
+        # A table for two classes may list parameters of either one.
         known = set().union(*parameters.values()) if page == "tables" else own
         assert (own - listed, listed - known) == (set(), set()), name
 

@@ -111,7 +111,7 @@ def test_every_command_line_is_one_that_the_command_takes():
         except (typer.Exit, SystemExit):
             return ""
         except typer.BadParameter as error:
-            return "" if error.message.endswith("does not exist.") else error.message  # a file of the reader's
+            return "" if error.message.endswith("does not exist.") else error.message  # a file that the reader has
         except Exception as error:  # noqa: BLE001 - the errors come from typer's bundled click or from click itself
             return f"{type(error).__name__}: {getattr(error, 'message', error)}"
         return ""

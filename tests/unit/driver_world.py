@@ -72,7 +72,7 @@ class Clock:
         self.pass_by(seconds)
 
     def pass_by(self, seconds: float) -> None:
-        # Like every sleep, this takes slightly longer than requested, so that a loop that waits for a deadline gets
+        # Like every sleep, this takes slightly longer than requested, so that a loop that sleeps until a deadline gets
         # past it.
         self._passed += seconds + 1e-6
 

@@ -9,7 +9,7 @@ from sparkonce_lab.demo.result import Count, CrashPoint, Kill, Result, Standing,
 from sparkonce_lab.history import ROWS
 from sparkonce_lab.systems.observed import of_texts
 
-# Kind, customer, number (of the order) or window, cents, number of orders.
+# Kind, customer, order number or window, cents, number of orders.
 RIGHT = [
     ("row", 1, 0, 30, 1),
     ("row", 2, 0, 5, 1),

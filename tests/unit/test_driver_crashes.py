@@ -20,7 +20,7 @@ PHASES = [
     *(Phase.READING, Phase.CLAIMING, Phase.CHECKING, Phase.SWEEPING, Phase.WRITING, Phase.VALIDATING),
     *(Phase.DECIDING, Phase.FINISHING, Phase.SWEEPING_OWN, Phase.CONCLUDING, Phase.IDLE),
 ]
-# The phases of a run that finds a decided batch of which everything is lost.
+# The phases of a run that finds a decided batch whose rows are all lost.
 HEALING = [
     *(Phase.READING, Phase.CLAIMING, Phase.CHECKING, Phase.FINISHING, Phase.JUDGING, Phase.WRITING),
     *(Phase.VALIDATING, Phase.DECIDING, Phase.SWEEPING_OWN, Phase.CONCLUDING, Phase.IDLE),

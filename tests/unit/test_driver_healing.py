@@ -271,7 +271,7 @@ def test_a_run_that_is_deposed_heals_nothing(world):
     assert (world.visible(), world.unfinished()) == (numbers(0), [])
 
     world = world.another()
-    # The run stalled during its replay, and the replay produced different slots.
+    # The run stalled during its replay, and the replay produced other slots.
     decided(world, committed=1)
     newer, older, work = world.start(), world.start(), world.work(0)
     work.together, work.before = True, lambda: world.run(newer, 0)

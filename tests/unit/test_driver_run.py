@@ -480,7 +480,7 @@ def test_a_batch_that_outlasts_its_transactions_is_computed_first_and_then_writt
     assert "took 600 s, and transactions of sink memory live 60 s" in caplog.text
 
     world = world.another()
-    # The server fences the writers of aborted transactions, so the batch fails and does not commit old handles.
+    # The server fences the writers of aborted transactions, so the batch fails and no old handle is committed.
     world.timeouts_s["memory"] = 60.0
     driver, work = world.start(), world.work(0)
 

@@ -209,7 +209,7 @@ def test_two_copies_that_have_both_written_are_both_refused(world):
     world.run(original, 0)
     copy = DecisionLog(LocalFiles(keep_copy(world)))
     world.run(world.start(log=copy, moved=True), 1)
-    world.run(original, 1)  # it started before the other run and does not notice it
+    world.run(original, 1)  # this run started before the other one and does not notice it
     for log in (world.log, copy):
         with pytest.raises(errors.StaleLogError, match="two copies that have both written"):
             world.start(log=log)

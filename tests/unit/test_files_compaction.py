@@ -113,7 +113,7 @@ def test_files_of_other_columns_are_not_mixed(tmp_path):
     before = set(whole_batches(folder))
     (done,) = compact(folder, keep_batches=2)
     assert (done.files_before, done.files_after) == (5, 3)
-    assert len(before & set(whole_batches(folder))) == 3  # the one with different columns, and the newest two
+    assert len(before & set(whole_batches(folder))) == 3  # the batch with different columns, and the newest two
     assert compact(folder, keep_batches=2)[0].files_after == 3
 
 

@@ -126,7 +126,7 @@ def test_in_another_thread_a_failure_is_raised(capsys):
     def run() -> None:
         try:
             await_end(FakeQuery(error=Failed()))
-        except BaseException as error:  # noqa: BLE001 - whatever comes out is looked at
+        except BaseException as error:  # noqa: BLE001 - the test examines any error
             raised.append(error)
 
     thread = threading.Thread(target=run)

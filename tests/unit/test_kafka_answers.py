@@ -169,7 +169,7 @@ def objection(monkeypatch: pytest.MonkeyPatch, brokers: Brokers) -> str:
         [OTHER, MISSING, KNOWN],
         [SILENT, KNOWN],
         [MISSING, SILENT, MISSING, KNOWN],
-        # These prove nothing, and the next batch asks again.
+        # These responses prove nothing, so the next batch sends the request again.
         [NOT_ALLOWED],
         [RESTARTING],
         [WITHOUT_ID],

@@ -147,7 +147,7 @@ def test_an_abort_is_sent_only_where_it_is_right(view, outcome):
         *((now(state), False) for state in ("PrepareCommit", "CompleteCommit")),
         *((now(state), True) for state in ("Ongoing", "PrepareAbort", "CompleteAbort", "PrepareEpochFence")),
         (now("SomethingNew"), False),
-        (now("Empty"), False),  # that alone proves nothing on every broker: see `is_empty`
+        (now("Empty"), False),  # on some brokers, that alone proves nothing (see `is_empty`)
         (now("CompleteCommit", KafkaTransaction("id", 7, 2)), True),
         *((now(state, NEXT), False) for state in ("CompleteCommit", "Empty", "Ongoing", "CompleteAbort")),
         (now("Empty", KafkaTransaction("id", 8, 0)), False),

@@ -94,7 +94,7 @@ def test_spark_s_files_are_synced_ahead_of_a_decision_unless_tasks_write_state(t
     assert synced == []
     log.put(1, commit(0))
     log.sync_ahead()
-    pickle.dumps(files)  # as of a sink that keeps its rows next to the log
+    pickle.dumps(files)  # like a sink that keeps its rows next to the log
     log.put(2, commit(1))
     assert synced == [tmp_path] * 2, "once for each decision"
     (tmp_path / "state").mkdir()

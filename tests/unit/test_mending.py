@@ -126,7 +126,7 @@ def test_an_offset_of_the_file_source_stands_for_its_files(checkpoint):
     compacted = "".join(f"\n{line}" for n in range(2) for line in (entries / f"{n}").read_text().splitlines()[1:])
     (entries / "1").unlink()
     (entries / "1.compact").write_text(f"v1{compacted}")
-    assert spark.input_offsets(1) == (before,)  # the same entry, now together with the earlier ones
+    assert spark.input_offsets(1) == (before,)  # the same entry, now with the earlier ones
     (entries / "1.compact").unlink()
     assert spark.input_offsets(1) == ('{"logOffset":1}',)
     (entries / "1").write_text('v1\n{"path":"file:///in/other","timestamp":1,"batchId":1}')

@@ -127,7 +127,8 @@ def test_a_file_with_one_other_bit_is_refused(data):
     for place in range(len(data) * 8):
         altered = bytearray(data)
         altered[place // 8] ^= 1 << (place % 8)
-        # Some wrong digits look like a newer version, which is refused before anything else is checked.
+        # With some digits changed, the record looks like one from a newer version, which is rejected before anything
+        # else is checked.
         with pytest.raises((codec.Unreadable, codec.TooNew)):
             decode(bytes(altered))
 

@@ -147,7 +147,7 @@ def test_the_log_goes_on_after_the_traces_were_listed():
     assert not_in_log(after, left, before.end) == ""
     assert not_in_log(after, left) != ""
 
-    # Batches below the new floor are older than the listing, and used none of the lanes named before.
+    # Batches below the new floor are older than the listing, and did not use any of the lanes above.
     before = fold(claim(A), commit(0, ("x", 0)), commit(1, ("y", 0)))
     left = [on_lane("x", 0), on_lane("y", 0), of_batch(0, "x"), of_batch(1, "y")]
     after = before.apply(before.end, commit(2, ("x", 1))).apply(before.end + 1, commit(3, ("y", 1)))

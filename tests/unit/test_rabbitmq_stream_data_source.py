@@ -172,7 +172,7 @@ def test_a_server_that_never_answered_is_waited_for(server, monkeypatch):
     def sleep(_: float) -> None:
         server.is_away = next(tries) < 5
 
-    # only here: a thread of Py4J sleeps as well
+    # only in this module, because one of Py4J's threads sleeps as well
     monkeypatch.setattr(asking, "time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
     server.is_away = True
     assert offsets(reader(most=None).latestOffset()) == {"a": 100, "b": 100}

@@ -102,7 +102,7 @@ def test_a_server_does_not_hear_that_its_client_is_gone(proxy, server, client):
     client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     client.close()
     (other,) = server.clients
-    for _ in range(3):  # the first of these finds out that the client is gone
+    for _ in range(3):  # the first write detects that the client is gone
         other.sendall(b"still there?\n")
         with pytest.raises(queue.Empty):
             server.gone.get(timeout=0.1)

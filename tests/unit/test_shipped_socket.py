@@ -39,7 +39,7 @@ def test_the_socket_of_pysparks_worker_acknowledges_at_once():
         infile = stack.enter_context(os.fdopen(os.dup(received.fileno()), "rb"))
         assert main(infile, acknowledge_at_once)
         assert (before, acknowledges(received)) == (False, True)
-        sent.sendall(b"rows")  # and is still open, for what the worker reads next
+        sent.sendall(b"rows")  # the socket is still open, so that the worker can go on reading
         assert infile.read(4) == b"rows"
 
 

@@ -183,7 +183,7 @@ def test_a_batch_that_ends_before_it_begins_stays_refused_whatever_is_written_si
         (["mirrored.a,mirrored.b"], "topics 'mirrored.a', 'mirrored.b'"),
         (["a", "mirrored.b"], "topic 'mirrored.b'"),
         (["a,b", "c"], ""),  # for an added source, Spark itself reports it
-        (["mirrored.a", ""], ""),  # a pattern, which may match any topic
+        (["mirrored.a", ""], ""),  # a pattern, since it may match any topic
         ([], ""),
     ],
 )

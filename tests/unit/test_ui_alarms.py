@@ -170,7 +170,7 @@ def test_what_the_driver_has_in_doubt_is_an_alarm_where_no_system_tells_it():
     doubt = {"in_doubt": InDoubt(transactions=2, opened_ms=NOW_MS - 950_000), "timeout_ms": 1_000_000}
     (alarm,) = of_query(state=QueryState.STOPPED, **doubt)[1:]
     assert (alarm.urgent, "opened 15 min 50 s ago" in alarm.says) == (True, True)
-    assert of_query(**doubt) == []  # the query is idle, and nothing is in doubt in a later segment
+    assert of_query(**doubt) == []  # the query is idle, and in a later segment nothing is in doubt
     kafka = ShownSystem(name="kafka", kind="kafka", open=[replace(OPEN, age_s=95.0)])
     both = alarms_of(state(replace(QUERY, state=QueryState.AT_WORK, **doubt), kafka))
     assert [one.key.split()[1] for one in both] == ["kafka"]

@@ -210,7 +210,7 @@ def test_the_log_has_what_is_older_than_the_timeline():
     assert (by_log[3], by_log[9]) == (90, [found["phases"].index(BY_THE_LOG), 11])
     assert [one[4] for one in found["events"]] == ["Run 1-0badcafe begins on h, according to the log."]
 
-    # A new run claims and decides a moment before it writes its first segment.
+    # A new run claims the log and decides a batch shortly before it writes its first segment.
     kept, began = PageTimeline(), WatchedEvent(at_ms=11, kind="started", batch=None, text="Run r begins.")
     log = [entry("claim", 10), entry("commit", 20, number=0)]
     kept.add([], log)

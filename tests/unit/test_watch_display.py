@@ -109,7 +109,7 @@ def test_what_the_jvm_writes_begins_where_the_line_does(shown, terminal):
 def test_a_start_that_fails_leaves_no_line(terminal):
     display = ProgressDisplay(None, terminal.screen)
     with pytest.raises(ZeroDivisionError), display.starting("totals"):
-        1 / 0  # noqa: B018 - the error is what is tested
+        1 / 0  # noqa: B018 - the test is about the error
     assert terminal.screen._live is None
 
 

@@ -134,6 +134,6 @@ def test_a_broken_sparkonce_is_caught(names, tmp_path, say, monkeypatch):
         say(f"{name}: {mutant.rule}: {counts}")
         there = {anomaly for anomaly, system in counts if not mutant.system or system == mutant.system}
         assert mutant.wanted & there, counts
-    # If a run breaks off, many rows are missing, whatever the mutant does.
+    # If a run breaks off, many rows are missing no matter what the mutant does.
     assert ends or history.first(EventKind.FINISHED) is not None, counts
     assert [event["step"] for event in history.of(EventKind.FAULT)] == [step.number for step in steps]

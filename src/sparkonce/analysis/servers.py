@@ -50,7 +50,7 @@ def ask_about_source(source: SourceFacts, settings: Mapping[str, Any] | None) ->
         if settings is None or (own and is_plain and _servers(own) != _servers(settings.get("bootstrap.servers", ""))):
             settings = connection_settings(options)
         topics = _describe(settings, options, source.names)
-    except Exception as error:  # noqa: BLE001 - whatever the error is, it is reported, and nothing is concluded
+    except Exception as error:  # noqa: BLE001 - any error is reported, and leads to no other finding
         return replace(source, unasked=f"not queried: {_short(error)}")
     return replace(source, topics=topics)
 
@@ -67,7 +67,7 @@ def ask_about_sink(sink: SinkFacts, settings: Mapping[str, Any]) -> SinkFacts:
             broker = _ask(client, metadata_request(), deadline_s).brokers[0].node_id
             request = configs_request(BROKER_RESOURCE, str(broker), _MAX_TIMEOUT)
             longest = _configs(_ask(client, request, deadline_s, node_id=broker))[_MAX_TIMEOUT]
-    except Exception as error:  # noqa: BLE001 - whatever the error is, it is reported, and nothing is concluded
+    except Exception as error:  # noqa: BLE001 - any error is reported, and leads to no other finding
         return replace(sink, unasked=f"its brokers do not report their {_MAX_TIMEOUT}: {_short(error)}")
     return replace(sink, longest_timeout=timedelta(milliseconds=int(longest)))
 

@@ -176,7 +176,7 @@ def _delta(source: SourceFacts, pipeline: Pipeline) -> Iterator[Finding]:
             "skipChangeCommits=true: a commit that updates or deletes is skipped with all the rows that it adds",
             "readChangeFeed=true, or a table that is only appended to",
         )
-    for option in ("ignoreChanges", "ignoreFileDeletion"):  # the second is an old name for the first
+    for option in ("ignoreChanges", "ignoreFileDeletion"):  # the second name is an alias of the first
         if source.is_true(option.lower()):
             yield doubles(
                 f"{option}=true: an update rewrites files, and rows in them that did not change are delivered again",

@@ -241,7 +241,7 @@ def to_avro_file(column: Column | str, schema: str | Path | Mapping[str, Any]) -
 def _check_located(df: DataFrame, on_error: str, settings: Mapping[str, Any]) -> None:
     located_by = settings.get("located_by", LOCATED_BY)
     if on_error != FAIL and settings.get("later_ids") != STOP:
-        return  # Without such a column, no error will identify a record.
+        return  # Without such a column, errors cannot identify the record.
     missing = [name for name in located_by if not _has_column(df, name)]
     if missing:
         raise SchemaError(

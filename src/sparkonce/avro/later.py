@@ -36,9 +36,9 @@ KEEP_S = 10.0
 MOST_CACHED = 100_000
 _MOST_NAMED = 5
 
-# These answers are cached for as long as the worker lives, since a schema does not change.
+# These answers are cached until the worker exits, since a schema never changes.
 _answers: dict[tuple[str, int, str], Transcoder | str | UnresolvableError] = {}
-# These answers may change. Each has its expiry time.
+# These answers may change, so each one has an expiry time.
 _expiring: dict[Hashable, tuple[float, Any]] = {}
 
 _REWRITTEN = wire_header(0)

@@ -50,7 +50,8 @@ def check_readable(schema: str, where: str, options: Mapping[str, str]) -> None:
         )
     try:
         parsed = getattr(jvm, "org.apache.avro.Schema$Parser")().parse(schema)
-        # If a recursion depth is given, only `from_avro` itself can check the schema, since `from_avro` gets the depth.
+        # If a recursion depth is given, only `from_avro` can check the schema, because only `from_avro` knows the
+        # depth.
         if _DEPTH not in options:
             jvm.org.apache.spark.sql.avro.SchemaConverters.toSqlType(parsed)
     except Exception as error:

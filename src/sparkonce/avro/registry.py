@@ -28,7 +28,7 @@ _SECRET = re.compile(r"password|secret|user\.info|token")
 _USER_IN_URL = re.compile(r"//((?:(?!,\s*https?://).)*)@")
 """The user and password in each URL, up to its last @: a password may contain an unescaped / or @."""
 
-# One client per process and settings, so that all copies of a registry, which tasks unpickle, share its cache.
+# One client per process and set of settings, so that all copies of a registry that tasks unpickle share one cache.
 _clients: dict[str, Any] = {}
 _clients_lock = threading.Lock()
 
@@ -262,7 +262,7 @@ _NEXT_STEPS = {
 def _key(settings: Mapping[str, Any]) -> str:
     try:
         return json.dumps(settings, sort_keys=True)
-    except TypeError:  # A function has no representation that a copy would share.
+    except TypeError:  # A function cannot be compared with its unpickled copy.
         return uuid.uuid4().hex
 
 

@@ -117,7 +117,7 @@ def reader_envelope(text: str) -> str:
 
 
 def _envelope(fields: list[dict[str, Any]]) -> str:
-    # Give the envelope no namespace, so that names inside the record keep their meaning.
+    # Leave the envelope without a namespace, so that names inside the record still resolve the same way.
     return json.dumps({"type": "record", "name": _ENVELOPE, "fields": fields})
 
 
@@ -195,7 +195,7 @@ def _inlined(schema: Schema, namespace: str, definitions: Mapping[str, Schema], 
 def _inlined_name(name: str, namespace: str, definitions: Mapping[str, Schema], done: set[str]) -> Schema:
     if name in PRIMITIVES:
         return name
-    # Like Java's parser, look up a name without a namespace in the enclosing namespace first, then in none.
+    # Like Java's parser, look up an unqualified name in the enclosing namespace first, and then without a namespace.
     for full in (_full(name, namespace), name):
         if full in done:
             return full

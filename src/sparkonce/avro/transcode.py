@@ -84,7 +84,7 @@ class Transcoder:
         target = io.BytesIO()
         try:
             schemaless_writer(target, self._reader, value)
-        except Exception as error:  # noqa: BLE001 - the record was readable, whatever the error is
+        except Exception as error:  # noqa: BLE001 - the record was readable, so any error is the caller's
             raise _unresolvable("write", error) from None
         return target.getvalue()
 

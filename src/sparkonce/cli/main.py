@@ -34,14 +34,14 @@ class _Commands(TyperGroup):
             return command
         for found in entry_points(group="sparkonce.commands", name=cmd_name):
             added = found.load()
-            added.rich_markup_mode = None  # This makes the command's help look like that of the others.
+            added.rich_markup_mode = None  # This makes the command's help look like the other commands' help.
             command = get_command(added)
             command.name = cmd_name
             return command
         return _missing(cmd_name) if cmd_name in _LAB else None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        known = self.list_commands(ctx)  # Typer itself suggests only commands that were passed to it.
+        known = self.list_commands(ctx)  # On its own, Typer suggests only commands that are registered with it.
         if args[0] not in known and (close := get_close_matches(args[0], known)) and not ctx.resilient_parsing:
             ctx.fail(f"No such command {args[0]!r}. Did you mean {', '.join(map(repr, close))}?")
         return super().resolve_command(ctx, args)

@@ -122,7 +122,7 @@ class BatchFinisher:
                 logger.info("sink=%s slot=%d aborted: %s", handle.sink, handle.slot, answer.outcome.value)
                 if answer.in_flight:
                     self._sweeper.retire_names(handle.sink)
-        except Exception as error:  # noqa: BLE001 - the run already stops for another reason, and the next run sweeps
+        except Exception as error:  # noqa: BLE001 - the run is stopping for another reason, and the next run sweeps
             logger.warning(
                 "%d transactions of this run could not be aborted: %s", len(handles), stops.first_line(error)
             )

@@ -206,8 +206,8 @@ class RunDriver:
             cause = self._failure.cause
             self._die()
             if isinstance(cause, errors.StaleServerError):
-                # A sink raised this before the decision. All open transactions are aborted, and the error's own next
-                # step is better than the general one.
+                # A sink raised this error before the decision. All open transactions are aborted. The next step in the
+                # error is more specific than the general one.
                 raise cause
             raise stop_error(effect, batch, self._failure.advice) from cause
         return effect

@@ -69,8 +69,8 @@ def check_before_claim(
         for name, known in facts.items()
         if sinks[name].guarantee is Guarantee.EXACTLY_ONCE
     }
-    # A decision is always logged before its commits. So a log that is read after the traces were listed contains the
-    # decision of every listed commit, unless it is an old copy.
+    # A decision is always logged before its commits. A log that is read after the traces were listed therefore contains
+    # the decision for every listed commit, unless the log is an old copy.
     listed_at, view = view.end, read_log(log, view, Outage(deadline_s))
     for name, left in traces.items():
         if more := not_in_log(view, left, listed_at):
@@ -122,7 +122,7 @@ def _traces(name: str, committer: SinkCommitter, query: str, facts: Facts, withi
     except (errors.UnknownOutcomeError, errors.OutageError) as error:
         reason = error.message
     except errors.SparkonceError:
-        raise  # This answer is definite: the server may have been restored to an older state, for example.
+        raise  # This answer is final: the server may have been restored to an older state, for example.
     except Exception as error:  # noqa: BLE001 - everything else in the sink may still work
         reason = f"{type(error).__name__}: {error}"
     logger.warning(
@@ -347,7 +347,7 @@ class ResumePoint:
         before = self.checkpoint.input_offsets(number - 1) if number else None
         offsets = None if self.is_done else self.checkpoint.input_offsets(number)
         newest = self.view.newest_decision
-        if offsets is None:  # The batch is not planned, or its file is half written: Spark plans it again.
+        if offsets is None:  # The batch is not planned, or its file is incomplete. Either way, Spark plans it again.
             offsets = newest.offsets if newest is not None and newest.batch == number else ()
         return Batch(number=number, offsets=offsets, previous_offsets=before)
 

@@ -135,7 +135,7 @@ class Sweeper:
     def _try(self, name: str, runs: Sequence[Run]) -> bool:
         try:
             self._sweep(name, runs)
-        except Exception as error:  # noqa: BLE001 - the rows are safe either way, and the other sinks must be swept
+        except Exception as error:  # noqa: BLE001 - the rows are safe in any case, and the other sinks must be swept
             logger.warning("What this run left open in sink %r could not be aborted: %s", name, stops.first_line(error))
             return False
         return True

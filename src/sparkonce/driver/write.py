@@ -98,7 +98,7 @@ class BatchWriter:
         self._log.sync_ahead()
         try:
             handles, loser_possible = work.write(owners, effect.only, self._computed if self._computed_first else None)
-        except Exception as error:  # noqa: BLE001 - whatever the engine raises, the batch is not prepared
+        except Exception as error:  # noqa: BLE001 - after any error from the engine, the batch is not prepared
             failed = on.PrepareFailed(reason=self._failure.note(error), superseded=self._log.went_on(state.view))
             was_stopped = isinstance(error, errors.SparkonceError) and bool(error.details.get("stopped"))
             return failed if was_stopped or failed.superseded else self._verdict(failed)
@@ -172,7 +172,7 @@ class BatchWriter:
             return None  # the coordinator has undone it
         self._sweeper.expect_losers()
         if work.is_stopped():
-            return None  # The write itself reports the stop, in Spark's words.
+            return None  # The write itself reports the stop, with Spark's own message.
         cause = self._failure.cause
         is_away = not isinstance(cause, LargerRowsError)
         if is_away and not self._outage.pause(str(cause) if isinstance(cause, errors.SparkonceError) else self._reason):
@@ -184,7 +184,7 @@ class BatchWriter:
             self._sweeper.sweep_older([name for name in effect.sinks if name in state.transactional], own, 0.0)
         except errors.UnknownOutcomeError as error:
             logger.debug("What the failed write left open is not undone yet: %s", error.message)
-            self._failure.cause = error  # The next attempt then waits, whatever made this write fail.
+            self._failure.cause = error  # Whatever the reason for the failure, the next attempt waits first.
             return on.Unready()
         return None
 

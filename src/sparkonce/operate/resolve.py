@@ -115,7 +115,7 @@ def resolve(
             done = _tried(
                 files, sinks, moved=moved, accept_lost=accept_lost or {}, decided=decided, patience_s=patience_s
             )
-        except RefusedBatchError:  # A driver that is still running may have decided a batch in the meantime.
+        except RefusedBatchError:  # A driver that is still running may have decided a batch since then.
             if _refused(*_point(files), moved=moved) is not None:
                 raise
             continue
@@ -167,7 +167,7 @@ def _tried(
         raise refused
     check_accepted(accept_lost, point.next_batch().number)
     _check_sinks(point, sinks, decided=decided)
-    log = DecisionLog(files)  # Readers create no folders, but a run may need them.
+    log = DecisionLog(files)  # Reading creates no folders, but a run may need them.
     run = OperatorRun(
         run=f"{OPERATOR}{uuid.uuid4()}",
         query=str(point.checkpoint.query_id()),

@@ -178,8 +178,8 @@ def sinks_of(file: OperatorFile, view: LogView) -> dict[str, TwoPhaseCommitSink]
     """
     file, known = file.of_query(query_of(view)), known_sinks(view)
     strangers, named = sorted(file.sinks.keys() - known.keys()), file.sinks.keys() | file.systems.keys()
-    # If a sink of the query is missing from the file, an unknown name in the file may be a misspelling. If none is
-    # missing, the unknown sink belongs to another query.
+    # If a sink of the query is missing from the file, an unknown name in the file may be a misspelling of it. If no
+    # sink is missing, the name belongs to another query.
     if strangers and sinks_to_finish(view) - named:
         raise ConfigurationError(
             f"{file.path!r} has the sinks {strangers}, and the query has {sorted(known)}.",

@@ -113,7 +113,7 @@ def list_open(systems: Sequence[NamedSystem], files: CheckpointFiles | None = No
         OSError: If the checkpoint's store cannot be read.
     """
     answers, silent = _ask_all(systems, lambda one: one.list_open())
-    # Read the log after the systems responded, so that it includes any batch that was decided in the meantime.
+    # Read the log after the systems have responded, so that it includes any batch decided until then.
     view = read_log_of(files)[1] if files is not None else None
     found = [judge(name, each, view) for name, answer in answers.items() for each in answer]
     return Listing(found=found, silent=silent)

@@ -240,7 +240,7 @@ def unready(state: State, event: on.Unready) -> Step:
     again = replace(writing, attempt=Attempt.AGAIN, handles=())
     state = replace(state, writing=again)
     if event.undo and not writing.handles:
-        return sweep_own(state, _effect(state, again))  # A slot failed. It is unknown which slots had prepared.
+        return sweep_own(state, _effect(state, again))  # A slot failed. It is unknown which other slots had prepared.
     if event.undo:
         return abort(state, writing.handles, _effect(state, again))
     return replace(state, phase=Phase.WRITING), _effect(state, again)
@@ -310,7 +310,8 @@ def _lost_for_good(decision: Decision, refusal: HealingRefusal) -> do.Stop:
     )
 
 
-# The result of putting a decision. If its reply is lost, a claim at the same position shows whether it landed.
+# The result of putting a decision. If the reply is lost, a claim at the same position shows whether the decision was
+# stored.
 
 
 def decision_landed(state: State, event: on.PutLanded) -> Step:
@@ -564,7 +565,7 @@ def done(state: State, _event: on.Reported | None = None) -> Step:
     return replace(state, phase=Phase.IDLE, batch=None, finishing=None, view=view), effect
 
 
-# Stopping a run, either immediately or after undoing its work. An undone write may also be repeated.
+# Stopping a run, either immediately or after undoing its work. A write that was undone can also be repeated.
 
 
 def stop(state: State, reason: StopReason, message: str, details: tuple[tuple[str, object], ...] = ()) -> Step:

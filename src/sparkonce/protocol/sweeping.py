@@ -138,7 +138,7 @@ def _batch_done(state: Sweeping, event: BatchDone) -> Step:
         due_s = event.at_s
         state = replace(state, loser_possible=False, losers_end_s=event.at_s + LOSERS_END_WITHIN_S)
     if state.failures:
-        return state, None  # While a sink is unreachable, only the retries sweep, not each batch.
+        return state, None  # While a sink is unreachable, do not sweep with every batch, only with the retries.
     return replace(state, next_s=due_s if state.next_s is None else min(due_s, state.next_s)), None
 
 

@@ -68,7 +68,7 @@ def _unknown_commit(view: LogView, traces: Sequence[Trace], listed_at: int) -> s
     """Describes a committed transaction that no decision names, although its decision cannot have been deleted."""
     named = {handle.transaction for decision in view.decisions for handle in decision.handles}
     # A trace shows the last transaction of a lane at the time of the listing. Ignore later decisions: the lane may have
-    # been reused after the decision of the listed transaction was deleted.
+    # been reused after the listed transaction's decision was deleted.
     lanes = {
         field
         for decision in view.decisions

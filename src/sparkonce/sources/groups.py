@@ -228,7 +228,7 @@ def commit_offsets_in(
     the transaction under the same epoch.
     """
     if members := _members(client, group, deadline_s):
-        return members  # Kafka would accept the offsets anyway: in a transaction it does not check who sends them.
+        return members  # Kafka would accept the offsets anyway: in a transaction, it does not check the sender.
     owner = {
         "transactional_id": transaction.transactional_id,
         "producer_id": transaction.producer_id,

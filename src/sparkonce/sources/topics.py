@@ -293,7 +293,7 @@ class _SourceProbe:
         is_trust = _NOT_TRUSTED in told and not any("truststore" in name for name in self._options)
         if self._delegated or is_trust:
             return _UnaskedError(told)
-        # kafka-python loses the reason if it arrives together with the end of the connection.
+        # If the reason arrives just as the connection is closed, kafka-python drops it.
         is_closed = "SASL" in self._options.get("kafka.security.protocol", "").upper() and "disconnected" in told
         if _LOGIN_FAILED in told or is_closed:
             return PreflightError(
@@ -514,7 +514,7 @@ class SourceTopics:
                 # Topics on an old cluster have no id.
                 if topic is not None and topic.error_code == NONE and topic.topic_id and topic.topic_id.int:
                     found.setdefault(name, set()).add(java_id(topic.topic_id))
-                # A pattern reads the topics that exist. Another source reads one that is missing here.
+                # A pattern matches only topics that exist. A missing topic is read by another source.
                 elif topic is None or topic.error_code != _MISSING or "subscribepattern" not in options:
                     silent.add(name)
         return {name: _Ids(frozenset(ids), is_whole=name not in silent) for name, ids in found.items()}

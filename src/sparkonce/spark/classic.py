@@ -95,7 +95,7 @@ def check_servers(
     for group in settings.groups:
         with closing(GroupReporter(group)) as reporter:
             reporter.check(facts)
-    # If a batch awaits only its commit, no task needs the workers, and the first tasks of the next batch check them.
+    # If a batch only has to be committed, no task needs the workers. The first tasks of the next batch check them.
     if not point.awaits_commit:
         check_executors(df.sparkSession, sinks, needs_of_sources(df))
 

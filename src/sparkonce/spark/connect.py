@@ -226,7 +226,7 @@ class ConnectRun:
         try:
             found = self._session.streams.get(self._query)
             return found is not None and str(found.runId) == self.run_id
-        except Exception as error:  # noqa: BLE001 - whatever the error is, the wait has a deadline
+        except Exception as error:  # noqa: BLE001 - after any error, the wait still has its deadline
             logger.debug("Whether query %s still runs is not known: %s", self._query, error)
             return True
 

@@ -64,7 +64,7 @@ def running_plan(spark: SparkSession, query: str) -> Any:
     """Returns the analyzed plan of a running query; None if Spark does not expose it."""
     try:
         return execution_of(spark, query).analyzedPlan()
-    except Exception as error:  # noqa: BLE001 - Spark's own classes may change; the query runs without this check
+    except Exception as error:  # noqa: BLE001 - Spark's internal classes may change; this check is then skipped
         logger.warning("The query's sources cannot be seen, so their topics' ids are not compared: %s", error)
         return None
 

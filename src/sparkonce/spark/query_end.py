@@ -40,7 +40,7 @@ def running(spark: SparkSession, query: str) -> StreamingQuery | None:
     try:
         found = execution_of(spark, query)
         return None if found is None else StreamingQuery(found)
-    except Exception as error:  # noqa: BLE001 - Spark's own classes may change; then the user closes the query
+    except Exception as error:  # noqa: BLE001 - Spark's internal classes may change; then the user closes the query
         logger.debug("Query %s cannot be followed: %s", query, error)
         return None
 
@@ -60,7 +60,7 @@ def close_at_end(query: StreamingQuery, display: ProgressDisplay, close: Callabl
         try:
             while not _has_ended(query, display):
                 _show_status(query, display)
-        except Exception as error:  # noqa: BLE001 - the query has failed, which Spark shows, or the JVM is gone
+        except Exception as error:  # noqa: BLE001 - the query has failed, which Spark reports, or the JVM is gone
             failure = str(error) or type(error).__name__
             logger.debug("Run %s ended: %s", run, failure)
         display.end()
@@ -95,7 +95,7 @@ def _close_ended() -> None:
 
 # Committers use thread pools for sweeps. Pools shut down before atexit hooks run, so close runs even earlier.
 getattr(threading, "_register_atexit", atexit.register)(_close_ended)
-atexit.register(_close_ended)  # for queries that another thread of the program has waited for
+atexit.register(_close_ended)  # for queries that another of the program's threads has waited for
 
 
 def _show_status(query: StreamingQuery, display: ProgressDisplay) -> None:
@@ -104,7 +104,7 @@ def _show_status(query: StreamingQuery, display: ProgressDisplay) -> None:
         status = query.status["message"]
         newest = query._jsq.lastProgress()
         display.show_query(status, newest and json.loads(newest.json()))
-    except Exception as error:  # noqa: BLE001 - whatever the error is, a display must not end the query
+    except Exception as error:  # noqa: BLE001 - no error in a display may end the query
         logger.debug("The progress of run %s cannot be shown: %s", query.runId, error)
 
 

@@ -100,7 +100,7 @@ def acknowledge_at_once() -> bool:
     """
     frame: Any = sys._getframe()
     while frame is not None:
-        # PySpark's worker does not pass its socket to the function, but its ``main`` reads from one.
+        # PySpark's worker does not pass its socket to the function, but its ``main`` reads from it.
         if frame.f_code.co_name == "main" and "infile" in frame.f_locals:
             with suppress(AttributeError, OSError):  # a different operating system, or a different kind of socket
                 _acknowledge(frame.f_locals["infile"].fileno())
@@ -165,7 +165,7 @@ def _other_package(package: str, build: str) -> str:
 def _not_imported(module: str) -> str:
     try:
         importlib.import_module(module)
-    except Exception as error:  # noqa: BLE001 - whatever the native part of a client raises
+    except Exception as error:  # noqa: BLE001 - a client's native code may raise any error
         return f"{sys.executable} cannot import {module} ({type(error).__name__}: {error})"
     return ""
 

@@ -177,7 +177,7 @@ class SparkWork:
         try:
             context = self._df.sparkSession.sparkContext
             group = context.getLocalProperty("spark.jobGroup.id")
-            # A query that was stopped just before it submitted a job submits it anyway, without waiting for it.
+            # If a query is stopped just before it submits a job, it still submits the job, but does not wait for it.
             context._jsc.sc().cancelJobGroup(group, "because its batch has failed")
             quiet = 0
             while quiet < _QUIET_CHECKS:
@@ -197,7 +197,7 @@ class SparkWork:
 
     def _plan(self, share: Share, df: DataFrame, sinks: Mapping[str, Owner]) -> _Planned:
         """Plans a view's job: its columns, a fingerprint for each sink, and the sinks' tasks."""
-        # A view may return different columns in each batch, and so may the user's own function.
+        # A view or the user's own function may return different columns in each batch.
         kinds = self._kinds(df)
         schema = self._cache.get(("schema", kinds), lambda: arrow_schema(df.schema))
         tasks: list[SinkTask] = []
@@ -205,7 +205,7 @@ class SparkWork:
         marks: list[str] = []
         for number, name in enumerate(name for name in sinks if name in share.sinks):
             sink, dead_letters, mark = share.sinks[name], share.dead_letters.get(name, ""), ""
-            dead_letters = dead_letters if dead_letters in sinks else ""  # a replay has only the sinks of its decision
+            dead_letters = dead_letters if dead_letters in sinks else ""  # a replay has only its decision's sinks
             columns = share.columns(sink, schema)
             if share.is_for_dead_letters(name):
                 tasks.append(SinkTask(sink=sink, owner=sinks[name], columns=columns))
@@ -299,7 +299,7 @@ class SparkWork:
         this call. Task attempts are then numbered from 0 again, and a Python `TaskContext` does not expose the stage's
         attempt.
         """
-        # PySpark's own tracker reads far more about a stage
+        # PySpark's own status tracker reads far more about a stage
         tracker = self._df.sparkSession.sparkContext._jsc.statusTracker()
         found = [tracker.getStageInfo(stage) for stage in {answer["stage"] for answer in answers}]
         return any(stage is None or stage.currentAttemptId() > 0 for stage in found)
@@ -309,7 +309,7 @@ class SparkWork:
         try:
             with self._described(f"running batch {self._batch} once more, which writes nothing"):
                 self._df.write.format("noop").mode("overwrite").save()
-        except Exception as error:  # noqa: BLE001 - whatever error Spark raises for a failed job
+        except Exception as error:  # noqa: BLE001 - Spark may raise any error for a failed job
             raise short_error(error) from None
 
 

@@ -168,7 +168,7 @@ class CheckpointFiles(SmallFiles):
         """Lists Spark's empty files, which a machine crash may leave on a local disk."""
         return ()
 
-    def mending(self, name: str) -> str:  # noqa: ARG002 - for stores that can do more
+    def mending(self, name: str) -> str:  # noqa: ARG002 - used by stores that can do more
         """Returns an operator's next step for one of Spark's files that cannot be read."""
         return "Restore the checkpoint from a copy."
 
@@ -342,7 +342,7 @@ def _race(files: CheckpointFiles, pool: ThreadPoolExecutor, names: Sequence[str]
         except PutUnknownError as error:
             reason = str(error)
             continue
-        # A put that finds its own bytes was sent twice, and has succeeded, too.
+        # If a put finds its own bytes, it was sent twice, and has succeeded.
         landed = [
             one
             for one, answer in zip(data, answers, strict=True)

@@ -169,8 +169,8 @@ class LocalFiles(CheckpointFiles):
 
 def _taken(folder: Path, final: Path) -> Taken:
     """Returns the file under a name that is taken."""
-    # The file may be from this put itself, since NFS retries a link whose reply was lost. If the file cannot be read,
-    # the outcome of the put is therefore unknown.
+    # The file may be from this put itself, since NFS retries a link whose reply was lost. So if the file cannot be
+    # read, the outcome of the put is unknown.
     try:
         standing = final.read_bytes()
         sync_folder(folder)
@@ -194,7 +194,7 @@ def temporary_file(folder: Path, data: bytes, mode: int = 0o640) -> Iterator[Pat
             os.fsync(file.fileno())
         yield path
     finally:
-        # An error raised here would wrongly suggest that the file was not moved to its final name.
+        # An error here would wrongly suggest that the file did not get its final name.
         with suppress(OSError):
             path.unlink(missing_ok=True)
 

@@ -47,7 +47,7 @@ _SERVER = 500
 _ERRNO = {
     401: errno.EACCES,
     403: errno.EACCES,
-    404: errno.ENODEV,  # The bucket is missing: a missing file is a regular answer.
+    404: errno.ENODEV,  # Only a missing bucket is an error: a missing file is a normal answer.
     _TOO_MANY: errno.EAGAIN,
     _NOT_IMPLEMENTED: errno.ENOTSUP,
 }
@@ -156,7 +156,7 @@ class ObjectFiles(CheckpointFiles):
             return None
 
     def exists(self, path: str) -> bool:
-        # HEAD's answer, which has no body, does not distinguish a missing object from a missing bucket, but reading
+        # The response to HEAD has no body, so it does not distinguish a missing object from a missing bucket. A read
         # does.
         return self._size(path) is not None or self.read(path) is not None
 

@@ -246,7 +246,7 @@ def _endpoint_of_s3(bucket: str, settings: HadoopSettings) -> dict[str, Any]:
     if amazon:
         region = region or amazon["region"] or os.environ.get("AWS_REGION") or "us-east-1"
         address = f"s3.{region}.amazonaws.com{'.cn' if region.startswith('cn-') else ''}"
-        by_path = by_path or "." in bucket  # Otherwise, the server's certificate does not match the name.
+        by_path = by_path or "." in bucket  # Otherwise, the name would not match the server's certificate.
     scheme, _, host = address.rpartition("://")
     host = host.rstrip("/")
     return {

@@ -279,7 +279,7 @@ class AbortChecks(SinkHooks):
             try:
                 writer.write(on.rows(10, 2))
                 fields = writer.prepare()
-            except Exception:  # noqa: BLE001 - whatever it raises, the attempt gives up
+            except Exception:  # noqa: BLE001 - after any error, the attempt gives up
                 writer.abort()
             else:
                 late = on.handle(fields, rows=4)

@@ -63,7 +63,7 @@ class PageServer(ThreadingHTTPServer):
     def __init__(self, watcher: PageWatcher, host: str, port: int) -> None:
         self.watcher, self.host = watcher, host
         self._names = {socket.gethostname().lower(), socket.getfqdn().lower()}
-        self.start = secrets.token_hex(8)  # This tells the page that its numbers came from a different server.
+        self.start = secrets.token_hex(8)  # This tells the page that its data came from a different server.
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         super().__init__((host, port), _PageHandler)
 
@@ -134,7 +134,7 @@ class _PageHandler(BaseHTTPRequestHandler):
             name, kind = _STATIC[asked.path]
             self._answer((files("sparkonce.ui") / "static" / name).read_bytes(), kind)
         elif found := _ICON.fullmatch(asked.path):
-            # The icon is also for a page that has lost its server.
+            # The page also needs this icon when it has lost its server.
             self._answer(_icon(found[1]), "image/svg+xml", kept_s=86400)
         elif asked.path == "/api/state":
             self._answer(_plain(self.server.state()), _JSON)

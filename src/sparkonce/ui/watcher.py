@@ -229,7 +229,7 @@ class WatchedCheckpoint(Poller):
             with self.changed:
                 self._timeline.add(segments, found.entries, polled_ms)
             self._last = replace(found, segments=segments, error=None, last=self._timeline.last, polled_ms=polled_ms)
-        except Exception as error:  # noqa: BLE001 - whatever the store raises, the page shows it
+        except Exception as error:  # noqa: BLE001 - the page shows any error from the store
             self._names = None
             self._last = replace(self._last, error=as_ours(error, f"{self._last.location!r} cannot be read"))
 
@@ -297,14 +297,14 @@ class WatchedSystem(Poller):
             listed = {one.name for one in found}
             found += [one for one, _ in blockers if one.name not in listed]
             self._answered_ms, self._error = answered_ms, None
-        except Exception as error:  # noqa: BLE001 - whatever the client raises, the page shows it
+        except Exception as error:  # noqa: BLE001 - the page shows any error from the client
             self._error = as_ours(error, f"System {self._system.name!r} cannot be queried")
             return
         theirs: dict[str, list[Orphan]] = {}
         for one in found:
             theirs.setdefault(one.query, []).append(one)
-        # Do not replace transactions that still wait for verdicts. If each new listing replaced the last one, a slow
-        # log would never be read in time for any verdict.
+        # Keep transactions that are still waiting for a verdict. If every listing replaced the previous one, a log that
+        # is slow to read would never produce a verdict in time.
         self._unjudged = {
             query: self._unjudged.get(query) or Unjudged(found=of_query, answered_ms=answered_ms, polls=polls)
             for query, of_query in theirs.items()
@@ -475,8 +475,8 @@ class PageTimeline:
     def __init__(self, last: int = 0) -> None:
         self.first = self.last = last
         self._runs, self._sinks, self._phases = _Names(), _Names(), _Names()
-        # Items that were taken from the log, as pairs of a run and either a batch or a kind of event. The run's
-        # timeline may report such an item again later.
+        # Items that came from the log, as pairs of a run and either a batch or a kind of event. The run's timeline may
+        # report them again later.
         self._told: dict[tuple[str, int | str], None] = {}
         self._batches: dict[tuple[Any, ...], list[Any]] = {}  # The keys are the values that identify a batch.
         self._events: dict[tuple[Any, ...], list[Any]] = {}

@@ -194,7 +194,7 @@ class Screen:
         if self._console is None:
             from rich.console import Console
 
-            # FORCE_COLOR does not mean that a line can be rewritten.
+            # Even with FORCE_COLOR, it may not be possible to rewrite a line.
             self._console = Console(stderr=True, force_terminal=sys.stderr is not None and sys.stderr.isatty())
         return self._console
 

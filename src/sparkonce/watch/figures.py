@@ -334,7 +334,7 @@ class Figures:
                 ),
                 events=tuple(self._events),
             )
-        # Do this without the lock: there may be thousands of handles.
+        # Do this without holding the lock: there may be thousands of handles.
         return replace(now, in_doubt=in_doubt(seen, writing_since_ms))
 
     def _writing_since_ms(self) -> int | None:

@@ -26,7 +26,7 @@ class Line(Live):
             get_renderable=lambda: Text(shown(), no_wrap=True, overflow="ellipsis"),
             refresh_per_second=_REFRESHED_PER_S,
             transient=True,
-            redirect_stdout=sys.stdout.isatty(),  # Never redirect output that a job writes to a file.
+            redirect_stdout=sys.stdout.isatty(),  # Never redirect output that the job writes to a file.
         )
 
     def refresh(self) -> None:

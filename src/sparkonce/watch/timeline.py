@@ -158,7 +158,7 @@ class TimelineWriter:
                 )
                 try:
                     thread.start()
-                except RuntimeError as error:  # There are no more threads, or the interpreter is exiting.
+                except RuntimeError as error:  # No more threads can be started, or the interpreter is exiting.
                     self._is_closed = True
                     logger.warning("The timeline is not written: %s", error)
                     return
@@ -187,7 +187,7 @@ class TimelineWriter:
             try:
                 if not self._write(files):
                     continue  # The timeline is written once the run has claimed the log.
-            except Exception as error:  # noqa: BLE001 - whatever the store raises, the query must not depend on it
+            except Exception as error:  # noqa: BLE001 - no error from the store may affect the query
                 level = logging.DEBUG if self._said else logging.WARNING
                 logger.log(level, "The timeline in %s cannot be written: %s", files.location, error)
                 self._said = self._is_new = True

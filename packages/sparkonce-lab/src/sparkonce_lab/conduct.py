@@ -155,7 +155,7 @@ class Conductor:
         """
         give_up_at = time.monotonic() + limit_s
         while True:
-            # Check the condition first, so that its entry in the history precedes the events that follow from it.
+            # Check the condition first, so that the history records it before the events that it causes.
             if holds():
                 return True
             self.pump(keep_running)

@@ -224,7 +224,7 @@ def load(folder: Path) -> History:
 def _events(text: str) -> list[Event]:
     *whole, rest = text.split("\n")
     events = [Event.of_json(line) for line in whole]
-    # Without a newline at the end, the writer was killed, and the last line is incomplete unless it can be read.
+    # If the final newline is missing, the writer was killed. Its last line is complete only if it can be parsed.
     with suppress(ValueError):
         events += [Event.of_json(rest)] if rest else []
     return events

@@ -216,8 +216,8 @@ def scan(
         "isolation.level": isolation.lower(),
         "enable.partition.eof": True,
         "fetch.wait.max.ms": 10,
-        # Reads start at offset 0 or, with this setting, at the first offset of a topic that begins later. Looking the
-        # beginning up would take half a second.
+        # Reads start at offset 0 or, with this setting, at the first offset of a topic that begins later. Looking up
+        # the first offset would take half a second.
         "auto.offset.reset": "earliest",
     }
     count = 0
@@ -230,7 +230,7 @@ def scan(
             for message in consumer.consume(_CHUNK, timeout=_POLL_S):
                 partition, offset, error = message.partition(), message.offset(), message.error()
                 # Consumers never receive control records or aborted rows. If a partition ends with them, only this
-                # event shows its end.
+                # event shows that the end was reached.
                 if error is not None and error.code() != KafkaError._PARTITION_EOF:
                     raise KafkaException(error)
                 if error is None and offset < ends[partition]:

@@ -153,8 +153,8 @@ def sinks_of(config: QueryConfig) -> dict[TwoPhaseCommitSink, View]:
     def view(kafka: bool) -> View:
         def of(batch: DataFrame) -> DataFrame:
             shown = for_kafka(batch, config.refuse_every) if kafka else batch
-            # Do not use coalesce, which groups partitions by the executors that currently hold them. To heal a partly
-            # lost batch, each row must be in the same slot as before.
+            # Do not use coalesce, which groups partitions by the executors that currently hold them: to heal a partly
+            # lost batch, sparkonce needs each row in the same slot as before.
             return shown.repartition(config.slots, "key") if config.slots else shown
 
         return of
@@ -321,7 +321,7 @@ def session(config: QueryConfig) -> SparkSession:
         .config(map=dict(only_the_drivers()))
         .config("spark.ui.enabled", "false")
         # Collect garbage often, and limit the tasks that Spark retains for its UI (100,000 by default, which accumulate
-        # for hours). The JVM's memory after an hour then shows what the query really needs.
+        # for hours). After an hour, the JVM's memory then shows how much the query really needs.
         .config("spark.cleaner.periodicGC.interval", "2min")
         .config("spark.ui.retainedJobs", "100")
         .config("spark.ui.retainedStages", "100")
@@ -356,7 +356,7 @@ def _listen(lines: Iterator[str], gate: Gate, stopping: threading.Event) -> None
             gate.hold(command["hold"])
         if "go" in command:
             gate.go()
-    # If a server is also gone, a normal stop may take forever, and nobody is waiting for it.
+    # If a server is gone as well, a normal stop may take forever, and nothing waits for it.
     end = threading.Timer(_STOP_WITHIN_S, os._exit, (1,))
     end.daemon = True
     end.start()

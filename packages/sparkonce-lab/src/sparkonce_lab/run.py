@@ -299,7 +299,8 @@ class _Run:
         self._recorder.note(EventKind.FED, rows=self._feeder.written)
         if self._options.fresh_end:
             conductor.stop()
-        # Spark queries the ends of the partitions one by one, so no row may arrive after one that closes windows.
+        # Spark looks up the partitions' end offsets one by one, so the row that closes windows must be the last to
+        # arrive.
         else:
             conductor.pause(_QUIET_S)
         self._feeder.close_windows()

@@ -281,7 +281,7 @@ def choices(
     ]
     for system in dict.fromkeys([*systems, source, *([store] if store else [])]):
         for fault, requests in system.faults().items():
-            # Leave out aborts: only sweeps send them, so a trap for an abort would hardly ever spring.
+            # Leave out aborts: only sweeps send them, so a trap for one would hardly ever be triggered.
             regular = tuple(request for request in requests if request != "abort")
             if system is not source or source in systems or fault not in OF_REQUESTS:
                 found.append(Choice(fault=fault, system=system.name, requests=regular))

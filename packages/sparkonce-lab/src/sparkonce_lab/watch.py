@@ -51,7 +51,7 @@ class _Reader(Background):
         newest = -1
         stopping = False
         while not stopping:
-            stopping = self.stopping.wait(_EVERY_S)  # After the stop, check once more for rows that arrived by then.
+            stopping = self.stopping.wait(_EVERY_S)  # After the stop, check once more for rows that have arrived since.
             try:
                 found = self._system.newest()
             except Exception:  # noqa: BLE001, S112 - the system does not respond now, and is queried again
@@ -59,8 +59,8 @@ class _Reader(Background):
             if found <= newest:
                 continue
             # Read the rows first, then the log: a batch that is undecided in the log was also undecided when its rows
-            # were seen. In the opposite order, a batch could be decided between the two reads. Reading the rows first
-            # misses a violation that is over before the log is read. In the phases in which rows must not be visible
+            # were seen. In the opposite order, a batch could be decided between the two reads. Even in this order, a
+            # violation that is over before the log is read goes unnoticed. In phases in which rows must not be visible
             # yet, drivers are therefore held for longer than the two reads take.
             decided = self._decided()
             if decided is not None:

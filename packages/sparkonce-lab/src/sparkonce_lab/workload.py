@@ -66,7 +66,7 @@ class Workload:
         The columns are key, number, amount and event_ms.
         """
         weights = 1.0 / np.arange(1, self.keys + 1) ** self.skew
-        # Assign ranks to keys at random, so that frequent keys are not all in the first partitions.
+        # Rank the keys in random order, so that the frequent keys are not all in the first partitions.
         ranks = np.random.default_rng([self.seed, 0]).permutation(self.keys)
         next_number = np.zeros(self.keys, dtype=np.int64)
         begun = 0

@@ -205,7 +205,8 @@ def _decimal(column: pa.Array) -> pa.Array:
     scale = column.type.scale
     if scale <= 0 or not pc.any(pc.match_substring(text, "E")).as_py():
         return text
-    # Without the scale, the 16 bytes of a value are the integer of its digits. abs would overflow on the lowest value.
+    # The 16 bytes of a value are the integer formed by its digits, without the scale. abs would overflow on the lowest
+    # value.
     whole = pa.Array.from_buffers(pa.decimal128(38, 0), len(column), column.buffers(), offset=column.offset)
     digits = whole.cast(STRING)
     sign = pc.if_else(pc.starts_with(digits, "-"), "-", "").cast(STRING)

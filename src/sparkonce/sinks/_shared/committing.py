@@ -65,7 +65,8 @@ class HandleCommitter(SinkCommitter, Generic[T]):
             return NOTHING
         fields = {name for name, _ in handle.transaction}
         strange = sorted(fields - self.handle_fields)
-        # Only a handle with some of this sink's fields can be from a newer version. Any other belongs to another sink.
+        # A handle that has some of this sink's fields may be from a newer version. A handle with none of them belongs
+        # to another sink.
         return _newer(strange) if strange and fields & self.handle_fields else self.transaction_of(handle)
 
 

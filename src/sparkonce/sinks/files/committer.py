@@ -124,8 +124,8 @@ class FilesCommitter(HandleCommitter[TransactionName]):
         # The disk may not have been mounted during the first check. Now that the folder is the right one, check again.
         answers |= self._not_lost(_without(lost, answers))
         # Another driver may have checked the transaction before the loss, and be about to publish its other files.
-        # Discard all files of the transaction, since its rows will be written again. Include files that do not seem to
-        # be staged, because an interrupted discard may have left parts of them.
+        # Discard all files of the transaction, since its rows will be written again. Include files that do not appear
+        # to be staged, because an interrupted discard may have left parts of them behind.
         for name, found in _asked(self._store.discard, _without(lost, answers)).items():
             given_up = of_abort(found)
             if given_up.outcome in {Outcome.UNKNOWN, Outcome.RETRY}:
@@ -160,8 +160,7 @@ class FilesCommitter(HandleCommitter[TransactionName]):
         try:
             whole = self._named_by_manifests(missing)
         except UnknownOutcomeError as error:
-            # Only answers of LOST become RETRY. An answer of UNKNOWN already names the problem, such as a missing
-            # permission.
+            # Turn only LOST into RETRY. UNKNOWN already names the problem, such as a missing permission.
             retry = Finished(outcome=Outcome.RETRY, reason=error.message)
             return {name: retry for name, answer in missing.items() if answer.outcome is Outcome.LOST}
         except CorruptRecordError as error:

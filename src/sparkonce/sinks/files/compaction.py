@@ -177,7 +177,7 @@ class _Compactor:
         except SparkonceError:
             if self._newest().number == base.number:
                 raise
-            replaced, new, beaten = [], [], True  # Another compaction was faster, and has deleted these files.
+            replaced, new, beaten = [], [], True  # Another compaction finished first and deleted these files.
         after = base
         if not dry and (replaced or due or killed):
             after = self._put(parts, files, replaced, new)
@@ -326,7 +326,7 @@ class _Compactor:
     def _newest(self) -> Generation:
         while numbers := self._numbers():
             newest = manifests.read_generation(self._store, self._base.prefix, self._base.query, numbers[-1])
-            if newest is not None:  # If there is none, a newer generation has replaced this one in the meantime.
+            if newest is not None:  # If there is none, a newer generation has just replaced this one.
                 return newest
         return self._base
 
@@ -477,7 +477,7 @@ def _split(extension: str) -> tuple[str, str]:
 
 def _check_bytes(file: CommittedFile, content: bytes) -> None:
     crc = file.checksum.removeprefix("crc32:")
-    # Do not check an ETag, which says nothing about the bytes, since it depends on how the upload was split into parts.
+    # Do not compare ETags: they depend on how the upload was split into parts, so they do not identify the content.
     same = crc == file.checksum or f"{zlib.crc32(content):08x}" == crc
     if len(content) != file.size_bytes or not same:
         raise CorruptRecordError(

@@ -169,7 +169,7 @@ def _repeating(rows: pa.Table) -> list[str] | bool:
     """
     import pyarrow.compute as pc
 
-    # The dictionaries of nested columns are set by the paths of their leaves.
+    # For a nested column, dictionary encoding is set per leaf path.
     nested = any(map(pa.types.is_nested, rows.schema.types))
     if nested or rows.num_rows < 2 * _SLICES * _SLICE_ROWS:
         return True

@@ -156,8 +156,8 @@ class HdfsStore(RenamingStore):
     def _matches(self, path: str, fields: Fields) -> bool:
         if self._length(path) != fields["size"]:
             return False
-        # Read each file once. If there are too many large files for one deadline, the next call continues with the
-        # rest.
+        # Read each file only once. If the files are too large to be read within one deadline, the next call continues
+        # with the rest.
         if (path, str(fields["checksum"])) in self._known:
             return True
         crc = 0

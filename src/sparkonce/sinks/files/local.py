@@ -44,7 +44,7 @@ class LocalStore(RenamingStore):
 
     def __init__(self, folder: Path) -> None:
         self.location = str(folder)
-        # The umask applies to the small files as it does to the rows, so the same users can read both.
+        # The umask applies to these small files just as it does to the rows, so the same users can read both.
         self.small = LocalFiles(folder, mode=0o666)
         self._root = folder
         self._held = folder / HELD_FOLDER
@@ -229,9 +229,9 @@ class LocalStore(RenamingStore):
         with suppress(FileNotFoundError):
             mine = gone.stat()
             gone.unlink()
-        # Check the published name last: a driver that has found the held name can link the file as long as the file has
-        # any name. If the handle was created from a listing, which shows only held names, its final path is unknown,
-        # and the inode must decide.
+        # Check the published name last: a driver that has found the held name can link the file as long as the file
+        # still has a name. If the handle was created from a listing, which shows only held names, its final path is
+        # unknown, and the inode must decide.
         path = str(fields.get("path") or held.stem)
         final = self._path(path)
         try:

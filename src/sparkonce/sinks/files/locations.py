@@ -129,8 +129,8 @@ def needs_in(path: str, options: Mapping[str, Any], *, modules: tuple[str, ...])
     """Returns the modules, files and addresses that writers need on the executors' hosts."""
     scheme = scheme_of(path)
     if scheme == "file":
-        # An executor that cannot see this file has a different disk mounted at the path. Before the first preflight,
-        # which creates the file, there is nothing to check.
+        # If an executor cannot see this file, a different disk is mounted there. The first preflight creates the file,
+        # so before that there is nothing to check.
         mark = local_folder(path) / ID
         return WorkerNeeds(modules=modules, files=(("path", str(mark)),) if mark.exists() else ())
     if scheme == "hdfs":

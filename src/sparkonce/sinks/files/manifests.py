@@ -199,7 +199,7 @@ def _merge_group(store: FileStore, text: str, group: Sequence[ManifestName]) -> 
     if whole is None or not batches:
         return
     batches.update({one.batch: one for one in read(store, whole)})
-    # Only the transactions of the log's newest batches are ever needed, and the manifests of these batches are not
+    # Only transactions of the log's newest batches are ever looked up, and the manifests of these batches are not
     # merged.
     plain = [batches[number] for number in sorted(batches)]
     store.put(f"{FOLDER}/{text}", encode(plain, transactions=False))

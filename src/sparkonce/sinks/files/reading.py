@@ -55,7 +55,7 @@ def whole_batches(
     try:
         named, before = _named(store), None
         there = present(store, named)
-        # A compaction may have replaced the missing files in the meantime.
+        # A compaction may have replaced the missing files since they were listed.
         while len(there) < len(named) and named != before:
             named, before = _named(store), named
             there = present(store, named)

@@ -123,7 +123,7 @@ class RenamingStore(FileStore):
 
     def _tidy(self) -> None:
         """Deletes files that killed processes have left and that nobody can still be using."""
-        with suppress(OSError):  # The file may belong to another user, and a start does not depend on deleting it.
+        with suppress(OSError):  # The file may belong to another user, and the query can start without deleting it.
             for folder in (HELD_FOLDER, HIDDEN, LISTS, manifests.FOLDER):
                 self.small.tidy(folder)
 
@@ -185,7 +185,8 @@ class RenamingStore(FileStore):
     def _without_both(self, fields: Fields, final: Any) -> Finished:
         """Returns the answer for a file that has neither its held nor its final name."""
         if not self._has_held_folder():
-            # If all files are missing, the disk is not mounted, the folder is gone, or this is another cluster.
+            # If all files are missing, the disk may not be mounted, the folder may have been deleted, or this is a
+            # different cluster.
             return Finished(outcome=Outcome.UNKNOWN, reason=f"{self._held} is not there: {self.absent}")
         # Check the held name first, since another driver removes it last.
         if any(self._is_listed(path) for path in (f"{HELD_FOLDER}/{fields['held']}", str(fields["path"]))):

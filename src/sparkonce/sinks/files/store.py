@@ -183,7 +183,7 @@ class FileStore(abc.ABC):
     def _make_folder(self, path: str) -> None:
         folder = path.rpartition("/")[0]
         if folder not in self._made:
-            # Make even an existing folder durable: the process that created it may have been killed before it was
+            # Sync even an existing folder: the process that created it may have been killed before the folder was
             # durable.
             self.small.make(folder)
             self._made = self._made | {folder}

@@ -149,7 +149,7 @@ class FilesWriter(SinkWriter):
     def abort(self) -> None:
         """Discards the files. Files that cannot be reached are left to the driver's sweep."""
         for _, sealed in self._sealed:
-            sealed.exception()  # This waits, so that a file is not deleted while it is being sealed.
+            sealed.exception()  # Wait here, so that no file is deleted while it is being sealed.
         for staged in self._staged:
             staged.discard()
         if self._list:

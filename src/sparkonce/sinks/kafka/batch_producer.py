@@ -125,7 +125,7 @@ class BatchProducer:
         self._producer: int | None = self._made(settings)
         ctypes.pythonapi.Py_IncRef(
             ctypes.py_object(self._borrowed)
-        )  # The log queue outlives Python itself if nobody ends the producer.
+        )  # Unless the producer is closed, its log queue outlives the Python interpreter.
         self._events = library.queue_get_main(self._handle)
         library.set_log_queue(self._handle, None)
 
@@ -221,7 +221,7 @@ class BatchProducer:
         Raises:
             KafkaException: If the producer has failed permanently.
         """
-        # Poll from one thread at a time, so that reports stay in order. Another thread may be polling now.
+        # Only one thread may poll at a time, so that reports stay in order. Another thread may be polling now.
         if not self._polling.acquire(blocking=timeout_s > 0, timeout=timeout_s or -1):
             return
         try:

@@ -220,7 +220,7 @@ def readable_and_end(
     client: TransactionClient, leaders: Mapping[Partition, int], deadline_s: float
 ) -> dict[Partition, tuple[int, int]]:
     """Returns the last stable offset and the end offset of each partition whose leader answers."""
-    # The order matters: an end offset read first could be lower than a last stable offset read later.
+    # The order matters: an end offset that is read first could be lower than a last stable offset that is read later.
     kinds = last_stable_offsets, end_offsets
     stable, ends = map(answered, ask_leaders(client, leaders, *kinds, deadline_s=deadline_s))
     return {partition: (one.offset, ends[partition].offset) for partition, one in stable.items() if partition in ends}

@@ -124,7 +124,7 @@ class KafkaCommitter(HandleCommitter[KafkaTransaction]):
         self._name = name
         self._attempt_timeout_s = attempt_timeout_s
         self._retention = RetentionCheck(self._client)
-        self._described: tuple[float, Response] | None = None  # The topic's metadata, with the time of the request.
+        self._described: tuple[float, Response] | None = None  # The topic's metadata, and when it was requested.
 
     def transaction_of(self, handle: Handle) -> KafkaTransaction | Finished:
         try:
@@ -459,7 +459,7 @@ class RetentionCheck:
         self._has_checked |= not unknown
         self._damaged = damaged
         suspects = list(damaged)
-        # If a transaction is still open after its rows were found to be missing, no reader has read the rows.
+        # If the transaction is still open after its rows were found missing, no reader has read them.
         views = self.client.describe_transactions(suspects, deadline_s=deadline_s) if suspects else []
         held |= {
             one: undescribed_outcome(view) for one, view in zip(suspects, views, strict=True) if is_undescribed(view)
@@ -477,8 +477,8 @@ class RetentionCheck:
         leaders = self._known(
             self._leaders({partition for view in views for partition in view.partitions}, deadline_s), unknown
         )
-        # Query the last stable offsets first: if rows are deleted between the two requests, the partition counts as
-        # doubtful and is examined.
+        # Query the last stable offsets first: if rows are deleted between the two requests, the partition is then
+        # treated as suspect and examined.
         (ends,) = ask_leaders(self.client, leaders, last_stable_offsets, deadline_s=deadline_s)
         (starts,) = ask_leaders(self.client, leaders, start_offsets, deadline_s=deadline_s)
         stable, first = self._known(ends, unknown), self._known(starts, unknown)
@@ -534,8 +534,8 @@ class RetentionCheck:
 
 def _may_be_old(began_ms: int) -> bool:
     """Returns True if a transaction is older than a minute, or its clock is ahead by more than that."""
-    # A clock that is less than a minute ahead counts as correct. Otherwise, a driver whose clock is slightly slow would
-    # check every batch.
+    # Tolerate a clock that is up to a minute ahead. Otherwise, a driver whose own clock is slightly slow would check
+    # every batch.
     return abs(time.time_ns() // 1_000_000 - began_ms) >= _YOUNG_MS
 
 

@@ -61,7 +61,7 @@ _OURS = {
     # The list of a large cluster's transactions can be long.
     "receive_message_max_bytes": 100_000_000,
     "proxy_url": "sparkonce://direct",
-    # Reconnect soon to a broker that is reachable again after minutes.
+    # Reconnect quickly to a broker that was unreachable for minutes.
     "reconnect_backoff_max_ms": 1000,
 }
 
@@ -129,7 +129,7 @@ class KafkaConnection:
 
     async def gather(self, requests: Sequence[tuple[Request, int | str | None]], deadline_s: float) -> list[Response]:
         """Sends all requests, each to its node (None for any node), before it waits for the first response."""
-        # Send copies, because kafka-python stores in each request the version that it was sent with.
+        # Send a copy, because kafka-python stores in each request object the version with which it was sent.
         waiting = [self._send(copy(request), node_id, deadline_s) for request, node_id in requests]
         return [one if isinstance(one, BrokerAnswer) else await self._response(one, deadline_s) for one in waiting]
 
@@ -182,12 +182,12 @@ class KafkaConnection:
 
     async def _bootstrap(self, deadline_s: float) -> None:
         """Queries each bootstrap server once for the cluster's brokers."""
-        # kafka-python's own lookup of the brokers retries until the deadline, and then does not report what was wrong.
+        # kafka-python's own broker lookup retries until the deadline, and then does not say what was wrong.
         servers = self.manager.cluster.bootstrap_brokers()
         random.shuffle(servers)
         reasons = []
         for left, server in zip(range(len(servers), 0, -1), servers, strict=True):
-            # A server that does not answer must leave time for the others.
+            # Leave enough time for the other servers if this one does not answer.
             failure = await self._learn_brokers(server.node_id, _remaining_ms(deadline_s) / left)
             if failure is None:
                 return
@@ -250,8 +250,8 @@ class KafkaConnection:
 
 
 def _no_answer(error: Exception, *, never_sent: bool) -> BrokerAnswer:
-    # kafka-python's errors include their own names, and are nested in KafkaConnectionErrors without further
-    # information.
+    # kafka-python's messages repeat the error's class name, and wrap the error in KafkaConnectionErrors that add
+    # nothing.
     name = type(error).__name__
     told = f"{name}: {str(error).removeprefix(f'{name}: ')}".replace(f"{KafkaConnectionError.__name__}: ", "")
     return BrokerAnswer(None, one_line(told), never_sent=never_sent)

@@ -180,8 +180,8 @@ def list_blocking(settings: str | Mapping[str, Any], targets: Collection[Target]
         if unread:
             topic, number = unread[0]
             missing = BrokerAnswer(None, f"partition {number} of topic {topic!r} has no leader that answers")
-        # Only partitions whose readers are blocked need more requests, because an open transaction blocks its
-        # partitions' readers.
+        # An open transaction blocks the readers of its partitions, so only partitions with blocked readers need further
+        # requests.
         held = {partition: leaders[partition] for partition, (readable, end) in ends.items() if readable < end}
         parts, refused = open_parts(client, held, deadline_s)
         names, unnamed = names_of(
@@ -192,7 +192,7 @@ def list_blocking(settings: str | Mapping[str, Any], targets: Collection[Target]
         known = {one.producer_id: view for one, view in zip(asked, views, strict=True)}
         parts = [replace(one, view=_described(known.get(one.producer_id))) for one in parts]
         if any(one.is_over for one in parts):
-            # Ask the leaders again, since a transaction may have ended after their first answer.
+            # Query the leaders again, since a transaction may have ended after their first response.
             still, refused = open_parts(client, held, deadline_s)
             open_now = {(one.partition, one.offset, one.producer_id) for one in still}
             parts = [one for one in parts if (one.partition, one.offset, one.producer_id) in open_now]
@@ -261,7 +261,7 @@ def _blocking(group: Sequence[OpenPart], name: str) -> KafkaOrphan:
     if one.view is None:
         return replace(found, kind=OPEN if name else NOT_VISIBLE, age_s=-1, timeout_s=-1)
     if one.is_over and found.kind != BEING_ENDED:
-        # The coordinator already describes a later transaction, or the end of this one.
+        # The coordinator already reports a later transaction, or the end of this one.
         return replace(found, kind=MARKER_MISSING, age_s=-1, since_ms=-1, timeout_s=-1)
     return found
 

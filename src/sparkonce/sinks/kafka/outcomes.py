@@ -136,8 +136,7 @@ _ABORT: ErrorTable[int] = ErrorTable(
         **_UNDESCRIBED.by_code,
         NONE: Meaning(Outcome.ABORTED),
         47: Meaning(Outcome.ABORTED, _GONE),
-        # The coordinator has just described the transaction as open, so it ended in between. The next description shows
-        # how.
+        # The coordinator has just reported the transaction as open, so it has ended since. The next request shows how.
         48: Meaning(Outcome.RETRY, "The transaction has just ended."),
         INVALID_PRODUCER_ID_MAPPING: Meaning(Outcome.RETRY, "The transactional id has just changed hands."),
         90: Meaning(Outcome.ABORTED, _GONE),
@@ -235,8 +234,8 @@ def confirm_lost(verdict: Finished, transaction: KafkaTransaction, now: Descript
         return Finished(outcome=Outcome.UNKNOWN, reason=f"{reason} {_OLDER}")
     own_next = KafkaTransaction(transaction.transactional_id, transaction.producer_id, transaction.epoch + 1)
     # Aborting an open transaction raises the epoch by one and leaves the state CompleteAbort; initializing the producer
-    # after that raises the epoch once more. If the next epoch is in any other state, the transaction had therefore
-    # already ended, perhaps with a commit.
+    # after that raises the epoch once more. So if the next epoch is in any other state, the transaction had already
+    # ended, perhaps with a commit.
     if owner == own_next and now.state not in _ABORTED_STATES:
         return Finished(outcome=Outcome.UNKNOWN, reason=f"{reason} That commit may have been this transaction's.")
     return Finished(outcome=Outcome.LOST, reason=reason)
@@ -249,8 +248,8 @@ def is_behind(transaction: KafkaTransaction, now: Description | BrokerAnswer) ->
     after a commit.
     """
     if isinstance(now, BrokerAnswer):
-        # The coordinator forgets ids that were idle for a long time, so an unknown id does not show that the log is
-        # behind.
+        # The coordinator forgets ids that have been idle for a long time, so an unknown id does not mean that the log
+        # is behind.
         return False
     return _is_older(now.transaction, transaction) or (
         now.transaction == transaction and now.state in {"Ongoing", *_ABORTED_STATES}

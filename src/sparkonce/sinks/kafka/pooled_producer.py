@@ -32,7 +32,7 @@ more with more partitions.
 
 _FIRST_ATTEMPT_S = 0.03
 _LAST_ATTEMPT_S = 1.0
-_ANY_TOPIC = "__transaction_state"  # The topic is small, and not one of the user's.
+_ANY_TOPIC = "__transaction_state"  # This topic is small, and is not one of the user's.
 _REMEMBERED_ERRORS = 8
 _STATISTICS_LIMIT_S = 3.0
 _LOG_LATE_S = 1.0
@@ -301,7 +301,7 @@ class PooledProducer:
             self.poll(0.1)
         self.producer_id, self.epoch = self.reports.identity
         if isinstance(self.producer, BatchProducer) and not _warn_of_other_words.cache_info().currsize:
-            # Statistics may be processed just before the log line.
+            # Statistics may have been processed just before the log line.
             until_s = time.monotonic() + _LOG_LATE_S
             while self.reports.is_by_statistics and time.monotonic() < until_s:
                 self.poll(0.1)

@@ -159,8 +159,8 @@ class ProducerPool:
         try:
             pooled = self._make(number)
         except Exception as error:  # noqa: BLE001 - every error must reach the task that waits
-            # Do not reuse the lane. The failed initialization may still reach the broker after the commit of the lane's
-            # next transaction, which would then look lost (see `LanePool`).
+            # Do not reuse the lane. The failed InitProducerId may still reach the broker after the lane's next
+            # transaction has committed, and would make that transaction look lost (see `LanePool`).
             with self._lock:
                 self._starting -= 1
                 if self._waiting:

@@ -28,18 +28,17 @@ Older brokers abort such a transaction after 24 days.
 """
 
 DEFAULTS: Mapping[str, Any] = {
-    # This is the partitioner of Kafka's Java client, so equal keys go to the same partitions as from the topic's other
+    # This is the default partitioner of Kafka's Java client, so equal keys land in the same partitions as with other
     # producers.
     "partitioner": "murmur2_random",
     "delivery.report.only.error": True,
     "enable.idempotence": True,
     "queue.buffering.max.kbytes": 65536,
-    # While rows older than linger.ms wait for a request in flight, librdkafka's threads may spin. Because a writer
-    # flushes at the end of its slot, linger.ms can be long enough for requests to fill up.
+    # librdkafka's threads may spin while rows older than linger.ms wait for a request in flight. Because a writer
+    # flushes at the end of its slot, linger.ms can be long enough to fill requests.
     "max.in.flight.requests.per.connection": 2,
     "linger.ms": 1000,
-    # These values reduce the time to answer InitProducerId from 55 ms to 15 ms. librdkafka increases both
-    # exponentially.
+    # With these values, InitProducerId takes 15 ms instead of 55 ms. librdkafka increases both exponentially.
     "reconnect.backoff.ms": 1,
     "retry.backoff.ms": 1,
     "allow.auto.create.topics": False,

@@ -230,8 +230,8 @@ class TransactionClient:
                 found.update((name, broker) for name in names if name.startswith(start))
             still_silent = {broker for broker, answer in refused.items() if answer.code is None}
             if silent - still_silent:
-                # The set of brokers has changed: a broker that did not answer is back or was removed. Other brokers may
-                # now coordinate its ids, so query all brokers again.
+                # The set of brokers has changed: a broker that did not answer is back or has been removed. Its ids may
+                # now have other coordinators, so query all brokers again.
                 answered.clear()
             answered.update(replies.keys() - refused)
             silent = still_silent
@@ -370,7 +370,7 @@ class TransactionClient:
             request = FindCoordinatorRequest(key_type=kind.value, coordinator_keys=unknown, min_version=4)
             response = (await self._connection.gather([(request, None)], deadline_s))[0]
             if isinstance(response, BrokerAnswer):
-                # The lookup got no answer, so the request that needs it was never sent.
+                # The lookup got no response, so the request itself was never sent.
                 failed = dict.fromkeys(unknown, replace(response, never_sent=True))
             else:
                 found = response.coordinators

@@ -192,7 +192,7 @@ class KafkaWriter(SinkWriter):
                 if error.args[0].code() == KafkaError.MSG_SIZE_TOO_LARGE:
                     raise _too_large(chunk, self._limits.row_bytes) from None
                 if error.args[0].code() == KafkaError._UNKNOWN_PARTITION and _names_partitions(chunk):
-                    # If the topic lacks any partition of the chunk, it lacks the one with the highest number.
+                    # If the topic lacks any of the chunk's partitions, it lacks the highest one.
                     highest = pc.max(chunk.columns.column("partition")).as_py()
                     raise _no_such_partition(chunk.topic, highest) from None
                 if error.args[0].code() == KafkaError._UNKNOWN_TOPIC:
@@ -273,7 +273,7 @@ class KafkaWriter(SinkWriter):
         while len(pooled.producer) >= in_flight > 0 and not pooled.reports.fatal:
             if (left_s := give_up_at - time.monotonic()) <= 0:
                 return
-            pooled.flush(min(left_s, _STALL_S))  # Without a flush, rows wait for a full request.
+            pooled.flush(min(left_s, _STALL_S))  # Without a flush, rows would wait until a request is full.
 
     def close(self) -> None:
         """Ends the producer in the background and leaves its prepared transaction open."""
@@ -380,8 +380,7 @@ def _produce(pooled: PooledProducer, chunk: Chunk) -> int:
     ]
     taken: Iterable[Any]
     if "timestamp" in columns or "headers" in columns:
-        # ``produce`` documents no positions for these two arguments, so pass them by name, which takes Python code for
-        # each row.
+        # ``produce`` documents these two arguments only as keywords, so each row needs a call from Python.
         more = (columns.get("timestamp", repeat(NOW_MS)), columns.get("headers", repeat(None)))
         taken = (
             produce(chunk.topic, value, key, partition, timestamp=timestamp, headers=headers)
@@ -441,7 +440,7 @@ class TopicLookup:
         asked = TopicCollection([*sorted(topics)[:_MOST_TOPICS], *guard])
         try:
             answers = self._client.describe_topics(asked, request_timeout=_ANSWER_LIMIT_S)
-        except KafkaException:  # No client can be created now, for example because there is no token.
+        except KafkaException:  # No client can be created at the moment, for example because there is no token.
             return {}
         give_up_at_s = time.monotonic() + _ANSWER_LIMIT_S + _SPARE_S
         found = {topic: _is_there(answer, give_up_at_s) for topic, answer in answers.items()}

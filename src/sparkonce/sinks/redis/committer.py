@@ -233,7 +233,7 @@ class RedisCommitter(HandleCommitter[StagedTransaction]):
                 expired.append(one)
             else:
                 missing.append(one)
-        self._decide(missing, "check")  # Another committer may have applied and deleted these lists in the meantime.
+        self._decide(missing, "check")  # Another committer may have applied and deleted these lists since then.
         for one in missing:
             if one.verdict is None and one.is_prepared:
                 one.verdict = self._missing(one)
@@ -408,7 +408,7 @@ class Applying:
         return results
 
     def _round(self, going: Sequence[Key], results: dict[Key, Finished | None]) -> list[Key]:
-        # If there are few lists, send two requests for each list, so that Redis need not wait for the second one.
+        # If there are only a few lists, send two requests for each, so that Redis never waits for the second one.
         turns = 2 if len(going) < self._window else 1
         batch = [key for key in going[: 64 * self._window] for _ in range(turns)]
         requests = [run_script(scripts.APPLY, [key], scripts.END, CHUNK_VALUES) for key in batch]

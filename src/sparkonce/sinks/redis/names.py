@@ -148,7 +148,7 @@ def hash_slots(keys: pa.Array) -> npt.NDArray[np.uint16]:
     hashed = keys
     if pc.any(pc.greater_equal(pc.find_substring(keys, b"{"), 0)).as_py():
         hashed = pc.coalesce(pc.extract_regex(keys, pattern=_TAG).field("tag"), keys)
-        # For a key without a hash tag, Arrow returns an empty tag, which the pattern itself never matches.
+        # For a key without a hash tag, Arrow returns an empty tag. The pattern itself never matches an empty one.
         hashed = pc.if_else(pc.equal(pc.binary_length(hashed), 0), keys, hashed)
     codes = np.fromiter(map(crc_hqx, hashed.to_pylist(), repeat(0)), np.uint16, len(hashed))
     return codes & np.uint16(HASH_SLOTS - 1)

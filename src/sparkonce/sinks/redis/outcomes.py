@@ -45,7 +45,7 @@ class Refusal:
     @property
     def is_outage(self) -> bool:
         """Returns True if a retry may succeed because the server is unreachable or temporarily accepts nothing."""
-        # The connection also gets no response if a TLS file is unreadable, but that is not an outage.
+        # An unreadable TLS file has the same symptom, but it is not an outage.
         return _meaning(self).outage and not self.text.startswith(("FileNotFoundError", "PermissionError"))
 
 
@@ -80,9 +80,10 @@ _ERRORS: Mapping[str, Meaning] = {
     "CROSSSLOT": Meaning(Outcome.UNKNOWN, "Keys of two hash slots in one request, which is an error in sparkonce."),
 }
 _PHRASES: tuple[tuple[str, Meaning], ...] = (
-    # This is the error of a script whose key has moved to another node together with its slot.
+    # A script fails like this if its key has moved to another node together with its slot.
     ("access a non local key in a cluster node", Meaning(Outcome.RETRY, _MOVING, outage=True)),
-    # Redis 7.0 refuses commands and keys inside a script with this message, without the prefix NOPERM.
+    # If the user may not run a command or access a key in a script, Redis 7.0 sends this message without the prefix
+    # NOPERM.
     ("The user executing the script can't", Meaning(Outcome.UNKNOWN, _GRANT)),
     (
         "value is not an integer or out of range",

@@ -336,7 +336,7 @@ class SqlCommitter(HandleCommitter[SqlTransaction]):
         if failed is None and wrong is None:
             return ""
         if dialect.stages(session, location, list(stages), True)[0].keys() != stages.keys():
-            # A newer run has aborted the batch in the meantime. The decision then fails for this run.
+            # A newer run has since aborted the batch, so this run's decision will fail.
             return ""
         if failed is not None:
             raise failed

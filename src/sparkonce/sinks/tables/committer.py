@@ -138,8 +138,8 @@ class TableApplication(Application):
 def _read(table: Table, urls: Sequence[str], file: BinaryIO) -> DataFrame:
     """Returns the rows in these files. ``file`` is one of them, already open."""
     columns = schema_in(file)
-    # Look up the table's schema only if there is a struct, because the lookup takes time. Only structs can have types
-    # that files do not record.
+    # Look up the table's schema only if there is a struct, because the lookup takes time. Only structs can contain
+    # types that the files do not record.
     columns = with_own_types(columns, table.schema().fields) if is_nested(columns) else columns
     return read_rows(table.spark, urls, columns)
 
@@ -312,8 +312,8 @@ def read_rows(spark: SparkSession, urls: Sequence[str], schema: StructType | str
     """Returns the rows in these files."""
     # Never skip files, regardless of the session's settings for missing or damaged files.
     reader = spark.read.option("ignoreMissingFiles", False).option("ignoreCorruptFiles", False)
-    # Never shift dates, regardless of the session's settings for files of Spark 2, because rows never wait in its old
-    # calendar.
+    # Never shift dates, regardless of the session's settings for files of Spark 2, because staged rows never use the
+    # old calendar.
     reader = reader.option("datetimeRebaseMode", "CORRECTED").option("int96RebaseMode", "CORRECTED")
     # Spark interprets paths as patterns.
     return reader.schema(schema).parquet(*(re.sub(_OF_PATTERNS, _ESCAPED, url) for url in urls))

@@ -196,7 +196,8 @@ class _DeltaTable(Table):
         conf.set(f"{_DELTA}.write.txnAppId", _application(unit))
         conf.set(f"{_DELTA}.write.txnVersion", str(unit.name.batch))
         conf.set(f"{_DELTA}.commitInfo.userMetadata", label.to_text())
-        # By default, Delta copies a source whose rows might differ when they are read again. These files never change.
+        # By default, Delta copies a source that might return different rows when it is read again. These files never
+        # change.
         conf.set(f"{_DELTA}.merge.materializeSource", "none")
         # Delta casts values if needed, but cannot cast a nullable field to a field that must not be null.
         rows = never_null_inside(rows, self.schema().fields)

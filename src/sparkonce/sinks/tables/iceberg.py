@@ -211,7 +211,7 @@ class _IcebergTable(Table):
         branch = f"{unit.name}.{secrets.token_hex(4)}"
         self._load().manageSnapshots().createBranch(branch).commit()
         try:
-            self._load()  # The table that the session has cached lacks the branch.
+            self._load()  # The session's cached copy of the table does not have the branch yet.
             write(branch)
             self._publish(branch, unit, label, alone)
         except Exception as error:
@@ -219,7 +219,7 @@ class _IcebergTable(Table):
                 self._drop_quietly(branch)
                 raise
         self._drop_quietly(branch)
-        # Sessions cache tables separately, and this table may be read in the original session.
+        # Each session has its own table cache, and this table may be read in the original session.
         self._forgotten(self._readers)
 
     def labels(self, newest: int | None = None) -> list[Label]:
@@ -296,7 +296,7 @@ class _IcebergTable(Table):
         try:
             try:
                 self.discard(branch)
-            except Exception:  # noqa: BLE001 - other code in this session has reloaded the table in between
+            except Exception:  # noqa: BLE001 - other code in this session has reloaded the table meanwhile
                 self.discard(branch)
         except Exception as error:  # noqa: BLE001 - no reader sees the branch, and a sweep finds it
             log.warning("The branch %s of %s is left to a later sweep: %s", branch, self._name, error_message(error))

@@ -101,7 +101,7 @@ class TableSink(WriteAheadSink, abc.ABC):
                     "wait for their commit.",
                     next_step="Write it as a string, to_json(…), into a string column.",
                 )
-        # On a worker there is no session, and the driver has already checked the columns.
+        # A worker has no session, and the driver has already checked the columns.
         if _active_session() is None:
             return names
         self._ask(lambda table: self._fit(table, schema))
@@ -138,7 +138,7 @@ class TableSink(WriteAheadSink, abc.ABC):
             self._new = self._missing(table, columns, there)
         compared = by_name.keys() & there.keys()
         if merge is not None and not takes_all:
-            # Compare the keys' types, too: duplicates are found with the rows' types, but matches with the table's
+            # Compare the keys' types, too: duplicates are detected with the rows' types, but matches with the table's
             # types.
             compared &= {one.lower() for one in (*merge.on, *merge.order_by)}
         for name in compared:

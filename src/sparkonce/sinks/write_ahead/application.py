@@ -93,7 +93,7 @@ class Application:
         """Applies the rows unless they are already applied, and records that they are."""
         try:
             return self._apply(unit)
-        # Only the folder can raise this error, because errors of the function are returned as answers.
+        # This error can only come from the folder, because the function's errors are returned as answers.
         except OSError as error:
             return Finished(outcome=Outcome.RETRY, reason=f"The folder {self._folder.location} cannot be used: {error}")
 
@@ -130,7 +130,7 @@ class Application:
             reason = f"{self._folder.url(entry.name)} cannot be used: {error}"
             return Finished(outcome=Outcome.UNKNOWN, reason=reason)
         except OSError as error:
-            # Another driver may have applied and deleted the rows in the meantime, or the store does not respond.
+            # Another driver may have applied and deleted the rows since then, or the store does not respond.
             reason = f"{self._folder.url(entry.name)} cannot be read: {error}"
             return Finished(outcome=Outcome.RETRY, reason=reason)
         token = ApplyToken(
@@ -368,7 +368,7 @@ class Calls:
                 continue
             try:
                 answer = job()
-            except BaseException as error:  # noqa: BLE001 - raised again where the answer is asked for
+            except BaseException as error:  # noqa: BLE001 - raised again by the call that waits for the result
                 future.set_exception(error)
                 _give_up(queue)
             else:

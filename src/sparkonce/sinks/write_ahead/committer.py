@@ -118,8 +118,7 @@ class WriteAheadCommitter(HandleCommitter[TransactionName]):
 
     def _units(self, entries: list[Entry], answers: Answers) -> list[Unit]:
         """Returns the units to apply, in slot order, and adds the answers for all other files."""
-        # Group by run as well: rows that replace lost ones are from a later run, and must be applied after the others
-        # anyway.
+        # Group by run as well: rows that replace lost ones are from a later run, and must be applied after the others.
         batches: dict[tuple[str, int, Token], list[Entry]] = {}
         for entry in entries:
             batches.setdefault((entry.name.query, entry.name.batch, entry.name.token), []).append(entry)
@@ -139,7 +138,7 @@ class WriteAheadCommitter(HandleCommitter[TransactionName]):
             told: Answers = {}
             new = [one for one in wanted if self._take(one, told)]
             if told and len(ledger.groups(query, batch)) > len(found):
-                continue  # Another driver has started a call since then, and may have applied and deleted these files.
+                continue  # Another driver has started a call since then. It may have applied and deleted these files.
             if new and self._settings.per == "batch" and Outcome.LOST in {one.outcome for one in told.values()}:
                 # The function must get a batch in a single call. Treat the remaining files as lost, too, so that all
                 # rows of the batch are written again together.
@@ -221,7 +220,7 @@ class WriteAheadCommitter(HandleCommitter[TransactionName]):
             call = self._call_with(name)
             if not call:
                 state = self._folder.discard(name)
-                call = self._call_with(name)  # Another driver may have started a commit of these rows in the meantime.
+                call = self._call_with(name)  # Another driver may have started to commit these rows since then.
             if state is RowsState.DONE or (call and self._folder.done(call[0].name)):
                 self._folder.delete_rows(call)  # A put may have arrived after the rows were deleted.
                 return Finished(outcome=Outcome.ALREADY_COMMITTED)
@@ -256,7 +255,7 @@ class WriteAheadCommitter(HandleCommitter[TransactionName]):
             return
         query, up_to = names[0].query, batch - KEEP_BATCHES
         try:
-            # Compare with the last cleanup instead of testing for every twentieth batch, which might have no rows.
+            # Compare with the last cleanup: the twentieth batch itself might have no rows.
             if up_to - self._folder.ledger.forgotten_up_to(query) >= TIDY_EVERY_BATCHES:
                 self._folder.forget(query, up_to)
         except OSError as error:

@@ -111,7 +111,7 @@ class WriteAheadFolder(abc.ABC):
         Returns False if the rows do not exist or are in a different state.
         """
 
-    def sync_taken(self) -> None:  # noqa: B027 - not every store has something to do
+    def sync_taken(self) -> None:  # noqa: B027 - some stores have nothing to do here
         """Makes the marks of previous calls of `take` durable."""
 
     @abc.abstractmethod
@@ -202,8 +202,8 @@ class DiskFolder(WriteAheadFolder):
         sync_folder(self.root / RowsState.STARTED.value)
 
     def find(self, name: TransactionName) -> RowsState | None:
-        # Check the states in the order a file passes through them, so that a moving file is found in its next
-        # state.
+        # Check the states in the order in which a file passes through them, so that a file that moves on meanwhile is
+        # found in its next state.
         states = (RowsState.PREPARED, RowsState.STARTED, RowsState.DONE)
         for state in states:
             if _exists(self.path(state, name)):
@@ -283,11 +283,11 @@ class StoredFolder(WriteAheadFolder):
         return False
 
     def take(self, name: TransactionName) -> bool:
-        # Do not mark missing rows as started. Without a mark, they count as lost.
+        # Do not mark missing rows as started: rows without a mark count as lost.
         return self.files.exists(_rows(name)) and put_note(self.files, _fate_of(name), _STARTED)
 
     def find(self, name: TransactionName) -> RowsState | None:
-        # Read the mark last: a process that deletes the rows in the meantime has put its mark first.
+        # Read the mark last: a process that deletes the rows puts its mark first.
         if self.files.exists(_rows(name)):
             fate = self._fate(name)
             if fate != _DISCARDED:

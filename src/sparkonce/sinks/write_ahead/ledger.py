@@ -171,7 +171,7 @@ def put_note(files: CheckpointFiles, path: str, data: bytes) -> bool:
     Raises:
         OSError: If the file could not be created, or if it is unknown whether it was.
     """
-    # Do not recreate a missing folder: its disk may just be unmounted.
+    # Do not recreate a missing folder: perhaps its disk is only unmounted.
     files.require(path.rpartition("/")[0])
     try:
         return isinstance(files.put(path, data), Landed)

@@ -295,13 +295,12 @@ class HadoopFiles(RenamingFiles):
 
     def _sync(self, folder: str) -> None:
         # The name node shows a rename before the rename is in the journal, but it acknowledges a change only once that
-        # change and all earlier ones are in the journal. This is the cheapest change (1.5 ms) that is always journaled,
-        # even if it changes nothing.
+        # change and all earlier ones are in the journal. This change is the cheapest (1.5 ms) that is always journaled,
+        # even if it has no effect.
         try:
             called(lambda: self._fs.setTimes(self._path(folder), time.time_ns() // 1_000_000, -1))
         except StoreError as error:
-            # Without write permission, this user cannot decide anything based on what it has read, so nothing needs to
-            # be durable.
+            # A user without write permission cannot base a decision on this read, so nothing needs to be durable.
             if "AccessControlException" not in error.kinds:
                 raise
 

@@ -30,7 +30,7 @@ def check_planned(
     """Refuses a batch whose rows are not the ones that the checkpoint's offsets describe."""
     try:
         planned = _planned(cache.get("execution", partial(execution_of, spark, query)), batch)
-    except Exception as error:  # noqa: BLE001 - Spark's own classes may change; then only the file counts
+    except Exception as error:  # noqa: BLE001 - Spark's internal classes may change; then only the file counts
         logger.debug("The planned offsets of batch %d cannot be seen, and are not compared: %s", batch, error)
         return
     if planned is None or planned == tuple(map(without_files, recorded)) or not checkpoint.is_in_source_order(batch):
@@ -51,7 +51,7 @@ def is_as_planned(batch: DataFrame, query: str, cache: JvmCache) -> bool:
     try:
         execution = cache.get("execution", partial(execution_of, batch.sparkSession, query))
         return bool(batch._jdf.queryExecution().logical().rdd().id() == execution.lastExecution().toRdd().id())
-    except Exception as error:  # noqa: BLE001 - most plans have no rdd(), and Spark's own classes may change
+    except Exception as error:  # noqa: BLE001 - most plans have no rdd(), and Spark's internal classes may change
         logger.debug("A batch of query %s is not as Spark gave it: %s", query, error)
         return False
 

@@ -322,7 +322,7 @@ def _order(nodes: Iterable[Any]) -> Iterator[str]:
         kind = class_name(node)
         if kind == "GlobalLimit":
             yield "limit"
-        # If every column is a key, the dropped rows are equal to the remaining one.
+        # If every column is a key, the dropped rows equal the remaining one.
         if kind.startswith("Deduplicate") and node.keys().size() < node.child().output().size():
             yield "dropDuplicates"
 

@@ -217,7 +217,7 @@ class FormatSource(DataSource):  # type: ignore[misc]
         job = nonempty(JOB, options.get(JOB, ""), example="the name of this job, such as 'totals-2026-11-24'")
         folder = nonempty(LOG, options.get(LOG, ""), example="a folder for the decision logs of jobs")
         target = json.dumps({"job": job, "format": self.of.name, **self.of.target_of(options)}, sort_keys=True)
-        # Derive the id also from the target, because a server's traces of the id are compared with this log.
+        # Derive the id from the target as well, because the server's traces of the id are compared with this log.
         query = str(uuid.uuid5(_JOBS, target))
         sink = self._sink(options)
         columns = sink.columns(arrow_schema(schema))

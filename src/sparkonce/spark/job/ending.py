@@ -178,7 +178,7 @@ class Stopping:
             signal.signal(number, signal.SIG_DFL if before is None else before)
 
     def _on_signal(self, number: int, _frame: object) -> None:
-        if os.getpid() != self._process:  # a forked child has the handler, but not the thread
+        if os.getpid() != self._process:  # a forked child inherits the handler, but not the thread
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
             return

@@ -150,7 +150,7 @@ def location_of(spark: SparkSession, query: str) -> CheckpointLocation | None:
         root = str(execution.resolvedCheckpointRoot())
         folder = str(local_folder(root)) if root.startswith("file:") else root
         return CheckpointLocation(folder, bool(field(execution, "deleteCheckpointOnStop")))
-    except Exception:  # noqa: BLE001 - Spark's own classes may change; the message then says less
+    except Exception:  # noqa: BLE001 - Spark's internal classes may change; the message is then less specific
         return None
 
 

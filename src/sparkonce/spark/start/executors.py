@@ -73,10 +73,11 @@ def _ask(spark: SparkSession, needs: Needs, tasks: int | None) -> list[tuple[str
         # Identify the job by a tag, not by its own job group, so that stopping the query also cancels the job.
         add(tag)
         timer.start()
-        # Use the same kind of function as writing a batch, so that Spark reuses the workers, which must start anyway.
+        # Use the same kind of function as for writing a batch, so that Spark reuses these workers, which have to start
+        # anyway.
         asked = spark.range(0, tasks or 1, 1, tasks).mapInArrow(reporter(needs), REPORT)
         return [tuple(row) for row in asked.collect()]
-    except Exception as error:  # noqa: BLE001 - whatever error Spark raises for a failed job
+    except Exception as error:  # noqa: BLE001 - Spark may raise any error for a failed job
         if not is_late.is_set():
             raise _failure(error) from None
         logger.warning(

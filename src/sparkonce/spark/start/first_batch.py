@@ -106,7 +106,7 @@ def warn_of_slots(
         slots = _slots(spark, plan, sources, samples)
         if slots is not None:
             warn_of_many(spark, slots, sum(sink.guarantee is Guarantee.EXACTLY_ONCE for sink in sinks))
-    except Exception as error:  # noqa: BLE001 - Spark's own classes and settings may change; then there is no warning
+    except Exception as error:  # noqa: BLE001 - Spark's internals may change; then there is no warning
         logger.debug("The number of a batch's slots is unknown: %s", error)
 
 

@@ -41,7 +41,8 @@ def judge(history: History) -> tuple[Verdict, ...]:
         verdicts += events.check_early(history, system, found)
         verdicts += events.check_lingering(history, system)
         if undisturbed is not None and calm is not None:
-            # If the undisturbed rows are exactly the expected ones, a comparison with them gives the same difference.
+            # If the undisturbed run produced exactly the expected rows, comparing with it would give the same
+            # difference.
             other = rows.difference(undisturbed, found) if calm.count else difference
             verdicts += rows.check_undisturbed(system, undisturbed, found, other)
         if system in history.observed:

@@ -188,7 +188,8 @@ EXPLAINED_BY = {
     "UnknownOutcomeError": _RIVALS | _OUTAGES | _LOG_DISK | _CLOCK,
     # A driver that starts during an outage cannot query the server.
     "PreflightError": _OUTAGES | _CLOCK,
-    # The log could not be written. Subclasses of LogError are not explained: a log that was written must be readable.
+    # The log could not be written. This does not cover subclasses of LogError, because a log that was written must be
+    # readable.
     "LogError": _LOG_DISK,
     "StreamingQueryException": _OF_SPARK,
     "Py4JJavaError": _OF_SPARK,
@@ -253,7 +254,7 @@ def _stops(history: History) -> Iterator[tuple[int, Event, str, str]]:
     told: set[int] = set()
     for index, event in enumerate(history.events):
         if event.kind is EventKind.STOPPED and event["driver"] not in told:
-            told.add(event["driver"])  # Skip the copy of the same error that Spark has wrapped and reports, too.
+            told.add(event["driver"])  # Spark reports the same error again, wrapped in its own. Skip that copy.
             yield index, event, _error(event), f"{event['error']}: {event['message']}"
         elif (
             event.kind is EventKind.ENDED

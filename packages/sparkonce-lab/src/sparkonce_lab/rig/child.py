@@ -117,7 +117,7 @@ class Child:
             ChildError: If a process remains.
         """
         if self._is_gone:
-            return  # By now, the system may have assigned the program's id to another process.
+            return  # By now, the operating system may have reused the program's process id.
         give_up_at = time.monotonic() + _GONE_S
         if self.exit_code() is None:
             self._process.kill()

@@ -30,8 +30,9 @@ if TYPE_CHECKING:
 
 HOST = "127.0.0.1"
 
-# Systems assign higher ports than these to outgoing connections. Otherwise, a client that tries to reach a stopped
-# server could be assigned that server's port, connect to itself, and keep the server from starting again.
+# These ports are below the range that operating systems assign to outgoing connections. Otherwise, a client that tries
+# to reach a stopped server could be assigned that server's port, connect to itself, and keep the server from starting
+# again.
 _PORTS = range(20_000, 32_000)
 _FOUND_WITHIN_S = 10.0
 

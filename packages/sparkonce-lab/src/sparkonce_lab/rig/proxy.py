@@ -121,7 +121,7 @@ class Link:
                 await self._pump_up(self._to_server)
                 if not self._holding:
                     await self._down
-            while self._proxy.swallowing:  # In a black hole, neither side learns that the other one has given up.
+            while self._proxy.swallowing:  # In a black hole, neither side finds out that the other one has given up.
                 await asyncio.sleep(_QUIET_S)
         finally:
             if self._down is not None:
@@ -183,7 +183,7 @@ class Link:
         else:
             self._holding = True
             if self._down is not None:
-                # Stop reading from the server. What the server sends later is read when the held request is delivered.
+                # Stop reading from the server. Read the rest when the held request is delivered.
                 self._down.cancel()
             trap.hold(self, piece + await _until_quiet(self._from_client))
         if trap.fault is not RequestFault.STALLED:

@@ -47,8 +47,8 @@ class HdfsSystem(ServerSystem):
 
     name = "hdfs"
     REQUESTS: ClassVar[Mapping[str, Mapping[str, Request]]] = {
-        # Match the method and the name of a held file, because other clients send requests to probe and to put other
-        # files.
+        # Match the method and the name of a held file, because other clients also send requests, to probe and to put
+        # other files.
         "held": {
             "prepare": re.compile(rb"\x08complete\x12.{1,200}\.held", re.DOTALL),
             "commit": re.compile(rb"\x07rename2\x12.{1,200}\.held", re.DOTALL),

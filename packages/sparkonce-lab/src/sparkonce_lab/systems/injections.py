@@ -159,7 +159,7 @@ class Injectable:
     def _deliver(self) -> None:
         trap, self._trap = self._trap, None
         if trap is not None:
-            with suppress(TimeoutError):  # The request was delivered, and nobody waits for its response.
+            with suppress(TimeoutError):  # The request was delivered, and nothing waits for the response.
                 trap.deliver()
         if self.proxy is not None:
             self.proxy.clear()

@@ -172,7 +172,7 @@ class KafkaSystem(VerifiedSystem):
         try:
             admin.list_topics(timeout=_ANSWERS_WITHIN_S)
         except KafkaException as error:
-            admin.poll(0)  # This call collects errors that were reported in the meantime, which are more informative.
+            admin.poll(0)  # This call raises any error that was reported since, which says more than the timeout.
             why = next(iter(told), None) or error.args[0].str()
             raise PreflightError(
                 f"--bootstrap {self.bootstrap}: no broker answers within {_ANSWERS_WITHIN_S:g} s: {why}",

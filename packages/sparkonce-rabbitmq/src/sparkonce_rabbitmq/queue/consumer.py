@@ -98,8 +98,8 @@ class QueueConsumer:
                     self._receiver.claim()
                     claimed = True
                 self._receiver.settle()
-                # Poll before subscribing: if the store is unreachable, every subscription returns its messages to the
-                # queue, and some queues count how often messages are returned.
+                # Poll before subscribing: if the store is unreachable, each subscription would return its messages to
+                # the queue, and some queues limit how often a message may be returned.
                 self._receiver.poll()
                 self._consume()
             except SparkonceError as error:

@@ -119,7 +119,7 @@ class Receiver:
                 return
             except PutUnknownError as error:
                 raise OSError(str(error)) from error
-            except SupersededError:  # The older receiver has put a segment in the meantime.
+            except SupersededError:  # The older receiver has put a segment since then.
                 if not tries_left:
                     raise
 
@@ -252,7 +252,7 @@ class Receiver:
     # --- how ----------------------------------------------------------------------------------------------------------
 
     def _load(self) -> None:
-        with self._lock:  # A claim may be repeated while another thread queries the end.
+        with self._lock:  # Another thread may be reading the end while the claim is repeated.
             self._memory, self._ids, self._rows, self._files_of_ids = Memory(self._settings.remember), {}, {}, []
             self._ahead = self._next = 0
         self._finished = self._progress.poll()
@@ -290,8 +290,8 @@ class Receiver:
 
     def _clean(self) -> None:
         spare = [number for number in sorted(self._ids) if number < min(self._finished.spare, self._next - 1)]
-        # Never let a claim be the last segment that is deleted: an older receiver may still put its segment at the
-        # claim's position, and this late segment would then directly precede the remaining ones.
+        # Never delete up to and including a claim: an older receiver could then put its segment at the claim's
+        # position, directly before the remaining segments.
         while spare and not self._ids[spare[-1]]:
             spare.pop()
         if len(spare) < _SPARE_SEGMENTS:

@@ -133,7 +133,7 @@ class Segments:
         found = self.files.put(_segment(number), data)
         if not isinstance(found, Landed) and found.standing != data:
             raise superseded(self.files.location)
-        # The number may only be free because newer receivers have put a segment there and deleted it again.
+        # The number may be free only because newer receivers put a segment there and then deleted it.
         if self.numbers()[-1] != number:
             raise superseded(self.files.location)
 
@@ -149,7 +149,7 @@ class Segments:
         if ids:
             try:
                 self.files.put(f"{IDS}/{first:0{_DIGITS}}-{last:0{_DIGITS}}", _sealed(b"".join(ids)))
-            except PutUnknownError as error:  # The caller puts the segment again, with the same content.
+            except PutUnknownError as error:  # The caller retries the put with the same content.
                 raise OSError(str(error)) from error
         for number, _ in segments:  # Delete in order: see `put`.
             self.files.delete([_segment(number)])

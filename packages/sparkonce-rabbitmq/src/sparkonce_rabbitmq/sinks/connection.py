@@ -153,7 +153,7 @@ class StreamConnection:
         while not isinstance(tune := self._take(), schema.Tune):
             pass
         self.frame_max = tune.frame_max or _FRAME_MAX
-        # Turn heartbeats off, since nobody would answer them while Spark processes rows or plans no batch.
+        # Turn heartbeats off, since nothing would answer them while Spark processes rows or has no batch to run.
         self._send(schema.Tune(frame_max=self.frame_max, heartbeat=0))
         opening = schema.Open(next(self._numbers), virtual_host=server.virtual_host)
         opened = self._ask(opening, schema.OpenResponse, f"virtual_host={server.virtual_host!r}")
@@ -191,7 +191,7 @@ class StreamConnection:
 
     def _handled(self, data: bytes) -> schema.Frame:
         """Decodes a frame that may be a response, and handles frames of other kinds."""
-        if data[:2] == _PARTITIONS:  # RabbitMQ 3.10 answers with the key of the request.
+        if data[:2] == _PARTITIONS:  # RabbitMQ 3.10 puts the request's key into its response.
             data = b"\x80" + data[1:]
         try:
             frame: Any = decode_frame(data)

@@ -142,7 +142,7 @@ class _Publishing:
 
     def _answered(self, frame: Any) -> None:
         method = frame.method
-        if isinstance(method, pika.spec.Basic.Nack):  # These messages stay unconfirmed, so the call cannot complete.
+        if isinstance(method, pika.spec.Basic.Nack):  # These messages will never be confirmed, so the call must fail.
             self._stop(ConnectionError("the server did not accept a message"))
             return
         tags = range(self._confirmed + 1, method.delivery_tag + 1) if method.multiple else (method.delivery_tag,)

@@ -71,7 +71,7 @@ def ranges_of(start: Positions, end: Positions) -> list[StreamRange]:
     found = []
     for stream, to in end.items():
         known = start.get(stream)
-        # A start position without a chunk is the beginning of the query, which the end position records as `first`.
+        # If the start position has no chunk, start where the query began, which the end position records as `first`.
         position = known if known is not None and "chunk" in known else beginning(to["first"])
         if to["offset"] < position["offset"]:
             raise CheckpointMismatchError(

@@ -167,8 +167,8 @@ _RIGHT = "Nothing is lost yet: grant the right before a lifecycle rule aborts th
 _SLOWER = Meaning(_RETRY, "The store asks for fewer requests.")
 _CONFLICT = Meaning(_RETRY, "Another request for the same object is in progress.")
 _MEANINGS = {
-    # These are all codes that botocore considers throttling, even those of other AWS services, because other stores use
-    # them.
+    # All codes that botocore treats as throttling, including those of other AWS services, because S3-compatible stores
+    # use them, too.
     "SlowDown": _SLOWER,
     "BandwidthLimitExceeded": _SLOWER,
     "EC2ThrottledException": _SLOWER,
@@ -301,7 +301,7 @@ def is_own(found: Present, fields: Fields) -> bool:
 
     Compares the upload's metadata, or ETag and size if the store keeps no metadata.
     """
-    if "mark" not in fields:  # The handle was created from a listing, which only contains the name.
+    if "mark" not in fields:  # The handle was created from a listing, which contains only names.
         return bool(found.transaction) and found.transaction == name_text(str(fields["path"]))
     if found.size != fields["size"]:
         return False

@@ -134,7 +134,7 @@ def _text(setting: str, value: Any) -> Any:
 
 
 def _check_together(settings: S3Settings) -> None:
-    if "@" in (settings.endpoint_url or ""):  # Not shown, since the message would get into the decision log.
+    if "@" in (settings.endpoint_url or ""):  # Not shown, because this message could end up in the decision log.
         raise ConfigurationError(
             "endpoint_url holds credentials before its host.",
             next_step="Take them out: give aws_access_key_id and aws_secret_access_key, or let boto3 find them.",

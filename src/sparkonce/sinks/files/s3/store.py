@@ -314,7 +314,7 @@ class Uploader:
 
     def send(self, key: str, upload: Future[str], number: int, body: bytes | bytearray) -> Future[str]:
         """Waits until there is memory for a part, then uploads it in the background. The future returns its ETag."""
-        # This wait ends, because a part that ends releases its memory, and each part has a timeout.
+        # This wait always ends: every part has a timeout and releases its memory at the end.
         self._slots.acquire()
         try:
             future = self._pool.submit(self._send, key, upload, number, body)
@@ -413,7 +413,7 @@ class S3StagedFile(StagedFile):
         self._buffer = bytearray()
         for part in self._parts:
             part.cancel()
-        wait_for(self._parts)  # The store would keep a part that arrives after the abort, which costs money.
+        wait_for(self._parts)  # The store would keep, and bill, a part that arrives after the abort.
         try:
             upload = self._upload.result()
         except PrepareError:
@@ -495,7 +495,7 @@ class S3Finisher:
         """Completes the upload with one request, followed by one for the object if the response is not enough."""
         answer = self._complete(fields)
         if not isinstance(answer, Answer):
-            # Only the response to the completion that created the object includes a checksum, see `requests`.
+            # Only the completion that created the object gets a response with a checksum (see `requests`).
             if answer.get("ChecksumType") and not _differs(answer, fields):
                 return Finished(outcome=Outcome.COMMITTED)
             answer = Answer(status=200, code=DONE)
@@ -505,7 +505,7 @@ class S3Finisher:
             if isinstance(parts, Answer):
                 return read(parts, "ListParts")
             return Finished(outcome=Outcome.RETRY, reason="The upload is there after all.")
-        # Look up the object last, so that the result covers every completion until now.
+        # Look up the object last, so that the result reflects every completion so far.
         found = head_object(self._client, str(fields["bucket"]), key_of(fields))
         return outcome_by_object(answer.code, found, fields)
 
@@ -516,7 +516,7 @@ class S3Finisher:
             return FileState.STAGED if etags == str(fields["etags"]).split(",") else FileState.UNKNOWN
         if etags != NO_UPLOAD:
             return read(etags, "ListParts")
-        # The upload is gone. Only another completion shows whether an earlier one is still in progress.
+        # The upload is gone. Only another attempt to complete it shows whether an earlier one is still in progress.
         finished = self.publish(fields)
         if finished.outcome is not Outcome.UNKNOWN:
             return _STATES.get(finished.outcome, finished)

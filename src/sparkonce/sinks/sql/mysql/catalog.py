@@ -146,7 +146,7 @@ def may_refuse(connection: Connection, target: Target, columns: Sequence[str], s
         return True
     written = {column.lower() for column in columns}
     known = describe(connection, table)
-    # Ignore keys that the server generates, about which a trial merge would prove nothing.
+    # Ignore keys that the server generates: a trial merge would prove nothing about them.
     drawn = {one.name.lower() for one in known if one.automatic} - written
     unique, partial = unique_keys(connection, table)
     lower = {index: {name.lower() for name in names} for index, names in unique.items()}

@@ -140,7 +140,7 @@ def connect(
         autocommit=True,
         read_timeout=timeout_s,
         write_timeout=timeout_s,
-        # Announce that files can be sent, although PyMySQL itself refuses to open any.
+        # Declare support for sending files, although PyMySQL itself will never open one.
         client_flag=CLIENT.LOCAL_FILES,
         local_infile=False,
         program_name=program,

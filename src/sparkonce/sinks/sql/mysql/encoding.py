@@ -32,7 +32,7 @@ def load_text(rows: pa.RecordBatch, columns: Sequence[MySQLColumn]) -> Iterator[
     for piece in halves(rows, LARGEST_PIECE_BYTES):
         cells = _cells(piece, columns)
         fields = [_escape(texts, _LOAD_ESCAPES) if kind in _FREE_TEXT else texts for texts, kind in cells]
-        # A newline joined to the last field of each row copies less data than any other way to end lines.
+        # Appending the newline to each row's last field copies less data than any other way to end lines.
         fields[-1] = pc.binary_join_element_wise(fields[-1], "", "\n", **_nulls("\\N"))
         lines = pc.binary_join_element_wise(*fields, "\t", **_nulls("\\N")) if len(fields) > 1 else fields[0]
         yield bytes_of(lines)
@@ -68,8 +68,9 @@ def column_list(columns: Sequence[MySQLColumn], kinds: Sequence[str], quoted: Se
 
 def _cells(rows: pa.RecordBatch, columns: Sequence[MySQLColumn]) -> Iterator[tuple[pa.Array, str]]:
     """Yields each column as text, without escapes and with nulls, and its kind."""
-    # Format floats as 64 bits: the shortest text of a 32-bit float is a different number in 64 bits, and that of the
-    # largest ones exceeds the server's FLOAT. Write times without a zone: Arrow stores UTC, the session's time zone.
+    # Format floats as doubles: parsed as a double, the shortest text of a float is a different number, and for the
+    # largest floats it exceeds the server's FLOAT. Write times without a zone: Arrow stores UTC, the session's time
+    # zone.
     plain = {"boolean": pa.int8(), "float": pa.float64(), "timestamp": _MICROSECONDS}
     for values, column in zip(rows.columns, columns, strict=True):
         kind = kind_of(values.type)
@@ -94,7 +95,7 @@ def _for_insert(cells: pa.Array, kind: str) -> pa.Array:
 
 def _escape(texts: pa.Array, escapes: Sequence[tuple[str, str]]) -> pa.Array:
     for plain, escape in escapes:
-        if plain.encode() in bytes(bytes_of(texts)):  # searches all values at once, which is much faster
+        if plain.encode() in bytes(bytes_of(texts)):  # search all values in one call, which is much faster
             texts = pc.replace_substring(texts, pattern=plain, replacement=escape)
     return texts
 

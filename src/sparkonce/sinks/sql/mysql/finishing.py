@@ -477,7 +477,7 @@ def commit_merge(connection: Connection, _location: Location, merged: Sequence[S
 
 def drop(connection: Connection, _location: Location, names: Names, give_up_at: float) -> None:
     """Drops staging tables."""
-    # A connection that was just killed may still lock a table while it rolls back. Each attempt waits for that.
+    # A connection that was just killed may keep a table locked while it rolls back. Each attempt waits for that.
     while True:
         try:
             _drop_all(connection, names)

@@ -70,7 +70,8 @@ def list_open(settings: str | Mapping[str, Any]) -> list[MySQLOrphan]:
 
 
 def _find(connection: Connection) -> Iterator[MySQLOrphan]:
-    # Check the states in the order a transaction passes through them, so that a moving one is seen at least once.
+    # Check the states in the order a transaction passes through them, so that one that moves on meanwhile is seen at
+    # least once.
     now_ms = int(connection.row("SELECT CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS UNSIGNED)")[0])
     branches: dict[Xid, tuple[str, SqlTransaction]] = {}
     for (database,) in connection.rows(_DATABASES):

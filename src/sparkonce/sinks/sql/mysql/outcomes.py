@@ -97,8 +97,8 @@ ERRORS = ErrorTable(
         **dict.fromkeys((1399, 1400), _IN_ANOTHER),
         1401: Meaning(
             _UNKNOWN,
-            # MySQL only warns about the missing privilege (1227), in its function
-            # `Sql_cmd_xa_recover::check_xa_recover_privilege`.
+            # If the privilege is missing, MySQL only issues a warning (1227; see its
+            # `Sql_cmd_xa_recover::check_xa_recover_privilege`).
             "The server failed in the branch. MySQL says the same to a user without XA_RECOVER_ADMIN.",
             "See the server's log, and XA RECOVER; grant the right if it is missing, and nothing is lost.",
         ),

@@ -75,7 +75,7 @@ def preflight(sink: MySQLSink, recorded: Facts | None) -> Facts:
         if sink.kind == DIRECT:
             return {}
         database = str(connection.row("SELECT IF(@@lower_case_table_names, LOWER(DATABASE()), DATABASE())")[0])
-        # Markers and staging tables belong to the database. In another one, all committed rows would seem lost.
+        # Markers and staging tables are in this database. In a different one, all committed rows would seem lost.
         why = "this query wrote to database {before} until now, and its markers and open transactions are there"
         step = f"Use the previous database, or {ANEW}."
         check_same("database", database, recorded, "database", why, step)
@@ -174,7 +174,7 @@ def _check_table(connection: Connection, sink: MySQLSink) -> list[MySQLColumn]:
 
 
 def _check_keys(connection: Connection, sink: MySQLSink, columns: Sequence[MySQLColumn]) -> None:
-    # An upsert replaces the row found by any unique key, so there must be only one key that rows can match.
+    # An upsert replaces the row that matches on any unique key, so the rows must be able to match on only one.
     by_name = {column.name.lower(): column for column in columns}
     found, partial = unique_keys(connection, sink.target.table)
     unique = {index: [name.lower() for name in names] for index, names in found.items()}

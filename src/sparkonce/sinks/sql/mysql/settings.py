@@ -167,7 +167,7 @@ class StagingTable:
             **self.target.rules.to_dict(),
         }
         text = json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
-        # A comment stores at most three bytes per character, and turns longer characters into question marks.
+        # MySQL stores comments with at most three bytes per character and turns longer characters into question marks.
         return _FOUR_BYTES.sub(lambda found: json.dumps(found[0])[1:-1], text)
 
     @classmethod

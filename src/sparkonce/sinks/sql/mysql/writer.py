@@ -104,7 +104,7 @@ class TableRows:
             "FIELDS TERMINATED BY '\\t' ESCAPED BY '\\\\' LINES TERMINATED BY '\\n' "
         )
         loaded = self._connection.load(statement + column_list(self._bound, kinds, quoted), pieces)
-        # LOAD DATA LOCAL turns every error into a warning. For example, it leaves out a row with a duplicate key.
+        # LOAD DATA LOCAL turns every error into a warning: for example, it skips a row with a duplicate key.
         if loaded != Loaded(rows, 0):
             raise self._incomplete(loaded, rows)
 
@@ -118,7 +118,7 @@ class TableRows:
         The table has those checks of the target that use only written columns.
         """
         target, copy = self._copy.target, self._copy.name
-        if target.rules.delete_when:  # a deleting row has a key, and possibly nothing else
+        if target.rules.delete_when:  # a row that deletes has a key, and possibly nothing else
             keys = {key.lower() for key in target.keys}
             self._bound = [one if one.name.lower() in keys else replace(one, nullable=True) for one in self._bound]
         parts = stage_columns(self._bound, known)

@@ -365,8 +365,8 @@ _REFUSERS_WORDS = (
     "rules ON INSERT",
     "staging tables that were created before the table was changed",
 )
-# The query counts neither the index used for upserts, nor indexes on a column filled by a sequence or random UUIDs,
-# about which a trial would prove nothing.
+# The query leaves out the index used for upserts, and indexes on a column filled by a sequence or with random UUIDs: a
+# trial would prove nothing about those.
 _REFUSERS = f"""
 WITH t AS (
     SELECT c.oid FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace

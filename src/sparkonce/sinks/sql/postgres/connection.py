@@ -68,7 +68,7 @@ def within(connection: Connection, limit_s: float) -> Iterator[None]:
 
 
 def _cut(connection: Connection) -> None:
-    # Use a duplicated descriptor, because the connection may be closed, and its number reused, at this very moment.
+    # Use a duplicated descriptor: the connection could be closed, and its number reused, at this very moment.
     with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(connection.fileno())) as wire:
         wire.shutdown(socket.SHUT_RDWR)
 
@@ -113,8 +113,8 @@ def begin(limits: Limits, statement_s: float, application_name: str, idle_s: flo
         "application_name": application_name,
     }
     parts = [f"set_config('{name}', '{value}', true)" for name, value in settings.items()]
-    # Only replace 'off', which makes the server lose commits that it has confirmed. Other values of a server or a role,
-    # such as remote_write, stay.
+    # Replace only 'off', with which the server can lose commits that it has confirmed. Keep any other value that is set
+    # for the server or the role, such as remote_write.
     parts.append(
         "CASE current_setting('synchronous_commit') WHEN 'off' THEN set_config('synchronous_commit', 'on', true) END"
     )

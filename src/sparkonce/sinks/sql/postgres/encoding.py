@@ -394,7 +394,8 @@ def _interval_unit_us(column: str, wanted: ServerType) -> int:
 
 
 def _durations(values: pa.Array, column: str, unit_us: int, shown: str) -> list[Part]:
-    # Write microseconds only: a day in Spark's interval has 24 hours, but a day in PostgreSQL's varies by the calendar.
+    # Write only microseconds: a day in Spark's interval always has 24 hours, but a day in PostgreSQL's interval may
+    # not.
     out = np.zeros(len(values), np.dtype([("us", ">i8"), ("days", ">i4"), ("months", ">i4")]))
     out["us"] = integers(values.cast(pa.duration("us")), "i8", pa.int64())
     _check_unit(out["us"], unit_us, column, shown)

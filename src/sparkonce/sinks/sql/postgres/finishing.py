@@ -178,7 +178,8 @@ def tidy(connection: Connection, known: Sequence[SqlTransaction], batch: int, _i
 
 def list_open(connection: Connection, claims: Claims, location: Location) -> Iterator[SqlTransaction]:
     """Yields writing sessions, prepared transactions and staged rows."""
-    # Check the states in the order a transaction passes through them, so that a moving one is seen at least once.
+    # Check the states in the order a transaction passes through them, so that one that moves on meanwhile is seen at
+    # least once.
     for kind, names in (
         (OPEN, list_sessions(connection)),
         (TWO_PHASE, list_prepared(connection)),
@@ -229,7 +230,7 @@ def finish_prepared(connection: Connection, one: SqlTransaction, commit: bool, _
     except psycopg.errors.UndefinedObject as error:
         if error.sqlstate != NOT_FOUND:
             raise
-        # Read the marker after the refusal: a commit shows its marker before it removes the name.
+        # Read the marker after the server's error: a commit makes its marker visible before it removes the name.
         found = verdict(read_marker(connection, one.name, one.location), one.name, one.location)
         return GONE if found.outcome is Outcome.LOST and not commit else found
     return Finished(outcome=Outcome.COMMITTED if commit else Outcome.ABORTED)
@@ -246,7 +247,8 @@ def begin_merge(connection: Connection, location: Location, names: Names, limits
     lock = sql.SQL("SELECT FROM {} WHERE name = ANY ({}) ORDER BY name FOR UPDATE").format(
         commits(location.schema), [str(name) for name in names]
     )
-    # Other drivers wait lock_s for these locks and then retry, so a disconnected driver must not hold them for longer.
+    # Other drivers wait for these locks for lock_s and then retry, so a disconnected driver must not hold them any
+    # longer.
     connection.execute(begin(limits, limits.commit_s, "sparkonce finishing", idle_s=limits.lock_s) + lock)
     return True
 

@@ -20,7 +20,7 @@ from sparkonce.sinks.sql.postgres.statements import STAGED_STATE, commits
 
 ANSWER_WITHIN_S = 30.0
 
-# A prepared transaction has no session, so its locks have no pid. Find them through the lock on its transaction id.
+# A prepared transaction has no session, so its locks have no pid. Identify them by the lock on its transaction id.
 _PREPARED = """
 WITH held AS (
     SELECT t.transactionid, l.relation, l.database, l.mode

@@ -42,7 +42,7 @@ _WRONG_SQL = ("42", "22", "0A")
 """The SQLSTATE classes of statements that no server of this version supports."""
 _RIGHTS = ("SELECT", "INSERT", "UPDATE", "DELETE")
 
-# The table's oid, True if it keeps rows after a crash, True if row-level security may hide some, and its columns.
+# The table's oid, whether its rows survive a crash, whether row-level security may hide some, and its columns.
 _COMMITS = """
 SELECT c.oid::int8, c.relkind = 'r' AND c.relpersistence = 'p', pg_catalog.row_security_active(c.oid),
        ARRAY(SELECT attname::text FROM pg_catalog.pg_attribute
@@ -100,7 +100,7 @@ def _connect(conninfo: Conninfo) -> Connection:
             return connect(conninfo)
         except psycopg.Error as error:
             why = server_message(error)
-        # Retry nothing else: some servers lock out users who repeatedly use a wrong password.
+        # Do not retry other errors: some servers lock out users after repeated wrong passwords.
         if not any(one in why for one in _STARTING) or time.monotonic() >= give_up_at:
             what = f"PostgreSQL at {conninfo} cannot be reached: {why}."
             step = "Check the address, that the server runs, the credentials and pg_hba.conf."
@@ -131,7 +131,7 @@ def _check_server(connection: Connection, sink: PostgresSink, recorded: Facts) -
     facts = {"system": read_system(connection, sink.commits_schema), "database": database}
     before = {name: recorded.get(name, facts[name]) for name in facts}
     if not before["system"]:
-        # Handles contain the system id, too. If the privilege is granted later, the id must not appear to have changed.
+        # Handles also contain the system id. If the privilege is granted later, the id must not appear to have changed.
         facts["system"] = ""
     if before != facts:
         then, now = before["system"], facts["system"]
@@ -199,7 +199,7 @@ def _check_conditions(connection: Connection, sink: PostgresSink, table: Catalog
         return
     staged, known = str(target), {column.name for column in table.columns}
     if schema is None and target.rules.staged_only(read_by(target.rules.delete_when), known):
-        return  # without the types of columns that only the rows have, nothing can be planned
+        return  # nothing can be planned without the types of columns that only the rows have
     more = [one for one in table.staged(schema, target).columns if one.name not in known] if schema is not None else []
     if more:
         nulls = ", ".join(f"NULL::{one.declared} AS {quoted(one.name)}" for one in more)
@@ -252,7 +252,7 @@ def _check_two_phase(connection: Connection, sink: PostgresSink, query: str, tab
         raise refusal("max_prepared_transactions", most, "the server takes no prepared transactions", step)
     rows = connection.execute("SELECT gid FROM pg_catalog.pg_prepared_xacts").fetchall()
     names = [TransactionName.parse(gid) for (gid,) in rows]
-    # Do not count this query's own transactions, which are finished or swept before it writes.
+    # Do not count this query's own transactions: they are finished or swept before it writes.
     others = sum(name is None or (name.prefix, name.query) != (sink.prefix, query) for name in names)
     if others >= most:
         raise PreflightError(
@@ -326,7 +326,7 @@ def _check_commits(connection: Connection, sink: PostgresSink, *, is_new: bool) 
 
 
 def _check_usage(connection: Connection, schema: str, setting: str) -> None:
-    # The catalog shows tables and privileges even to roles that may not use the schema.
+    # The catalog shows tables and privileges even to roles without USAGE on the schema.
     if catalog.may_on_schema(connection, schema, "USAGE") is False:
         why = "no permission on the schema: USAGE missing"
         raise refusal(setting, repr(schema), why, f"GRANT USAGE ON SCHEMA {quoted(schema)} TO the role of the query.")

@@ -73,7 +73,7 @@ class Conninfo:
             if isinstance(conninfo, str):
                 parameters = psycopg.conninfo.conninfo_to_dict(conninfo)
             else:
-                # libpq checks the names of settings only in a string.
+                # libpq checks the names of settings only if they are in a connection string.
                 parameters = psycopg.conninfo.conninfo_to_dict(psycopg.conninfo.make_conninfo(**conninfo))
         except psycopg.ProgrammingError:
             what = "conninfo is not a connection string that libpq understands, or has a setting that it does not know."

@@ -50,7 +50,7 @@ def create_staging(
     whether the target has changed since.
     """
     known = {column.name: column for column in table.columns}
-    # A deleting row has a key, and possibly nothing else.
+    # A row that deletes has a key, and possibly nothing else.
     parts = [
         definition(known[name], may_be_null=bool(target.rules.delete_when) and name not in target.keys)
         for name in columns
@@ -69,7 +69,7 @@ def create_staging(
 
 def definition(column: PostgresColumn, *, may_be_null: bool) -> str:
     """Returns the definition of a staging table's column."""
-    # The server has formatted the type, so no quotes are needed.
+    # The server itself formatted the type name, so it needs no quotes.
     return f"{quoted(column.name)} {column.declared}{'' if may_be_null or not column.required else ' NOT NULL'}"
 
 

@@ -77,8 +77,8 @@ class CopyRows:
         connection, job = self._connection, self._job
         if self._copy is not None:
             self._end_copy(self._count)
-        # COPY holds a lock on the table, so its definition cannot have changed since the first row. If a column's type
-        # had changed before that, the server would silently read, for example, the bytes of a bigint as a double.
+        # COPY holds a lock on the table, so its definition cannot have changed since the first row. Had a column's type
+        # changed before that, the server would silently read, for example, the bytes of a bigint as a double.
         signature, _, fragile = read_signature(connection, job.target)
         if signature != self._signature:
             step = "Start the query again if its columns are to change too; the batch is written again."
@@ -131,12 +131,12 @@ class CopyRows:
         try:
             self._copying.close()
         except ValueError as error:
-            # psycopg reads only one response. If the session was terminated, a pooler adds its own response to the
-            # server's.
+            # psycopg reads only one response. After a terminated session, a pooler sends its own response in addition
+            # to the server's.
             what = f"Batch {job.name.batch}, slot {job.name.slot}: the server ended the session of the COPY: {error}."
             raise PrepareError(what, next_step="See the server's log; the batch is written again.") from None
         taken, self._copy = self._cursor.rowcount, None
-        # A staging table accepts all rows. The target may have triggers that leave rows out.
+        # A staging table accepts all rows. The target itself may have triggers that skip rows.
         if job.commit == STAGED and taken != rows:
             raise PrepareError(f"Slot {job.name.slot}: the server accepted {taken} of {rows} rows.")
 
@@ -147,7 +147,7 @@ def prepare(connection: Connection, copy: Copy) -> None:
         connection.execute(sql.SQL("PREPARE TRANSACTION {}").format(str(copy.name)))
         return
     # The server turns the COMMIT of a failed transaction into a ROLLBACK with a warning. This should never happen,
-    # because every failure has raised an error before.
+    # because every failure raises an error first.
     done = connection.execute("COMMIT").statusmessage
     if done != "COMMIT":
         raise PrepareError(f"Slot {copy.name.slot}: the server answered {done} to COMMIT.")

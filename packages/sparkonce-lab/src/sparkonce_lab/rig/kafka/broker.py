@@ -28,7 +28,7 @@ DEFAULTS: Mapping[str, str] = {
     "transaction.state.log.num.partitions": "4",
     # Check often for transactions that exceed their timeout. The default of 10 s slows tests down.
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": "500",
-    # A restarted broker is refused until its session from before a crash has expired (default: 9 s).
+    # After a crash, a restarted broker is rejected until its previous session expires (default: 9 s).
     "broker.session.timeout.ms": "3000",
     "broker.heartbeat.interval.ms": "500",
     # Rows with old timestamps must not disappear from a trial.

@@ -156,7 +156,8 @@ class Cluster:
                 broker.kill()
             shutil.rmtree(self.folder, ignore_errors=True)
             return
-        # Stop the brokers in parallel, because without a quorum, the last ones could not shut down normally.
+        # Stop the brokers in parallel: one after another, the last ones would lose their quorum and could not shut down
+        # normally.
         for broker in self.brokers:
             broker.ask_to_stop()
         for broker in self.brokers:

@@ -121,8 +121,7 @@ def up(
         )
         try:
             cluster.launch()
-            # Record the cluster before it is ready, so that `down` finds it even if this process is killed in the
-            # meantime.
+            # Record the cluster before it is ready, so that `down` finds it even if this process is killed before then.
             started = _record(cluster)
             cluster.wait_ready(timeout_s)
         except BaseException:

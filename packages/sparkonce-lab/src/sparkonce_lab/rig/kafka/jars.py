@@ -103,7 +103,7 @@ def kafka_jars(version: str = KAFKA_VERSION) -> list[Path]:
     """Downloads the jars of a Kafka broker, with an SLF4J binding that logs to standard error. See `resolve`."""
     jars = resolve([f"org.apache.kafka:kafka_{SCALA}:{version}"])
     api = next(jar for jar in jars if artifact_name(jar.name) == "slf4j-api")
-    # An SLF4J binding only works with the same version of the API, and Kafka ships no binding.
+    # An SLF4J binding only works with the same version of the API, and Kafka does not include one.
     slf4j = api.stem.removeprefix("slf4j-api-")
     return jars + resolve([f"org.slf4j:slf4j-simple:{slf4j}"], exclude=["slf4j-api"])
 

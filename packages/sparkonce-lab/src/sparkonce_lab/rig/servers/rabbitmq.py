@@ -27,7 +27,7 @@ from sparkonce_lab.rig.process import (
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-# Use these programs, because Debian's command in /usr/sbin changes the user.
+# Use these programs: Debian's command in /usr/sbin switches to another user.
 _PROGRAMS = Path("/usr/lib/rabbitmq/bin")
 _AMQP_GREETING = b"AMQP\x00\x00\x09\x01"
 _ANSWERS_WITHIN_S = 2.0
