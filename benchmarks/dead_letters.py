@@ -1,4 +1,4 @@
-"""Measures the cost of a dead-letter sink if no row is refused, for Kafka and PostgreSQL.
+"""Measures the cost of a dead-letter sink if no row is rejected, for Kafka and PostgreSQL.
 
     python3 dev.py run python benchmarks/dead_letters.py [--quick] [--only Kafka]
 

@@ -1,7 +1,7 @@
 """Adds up each customer's orders in SQLite, exactly once, with the write-ahead sink.
 
 ``total = total + amount`` must not be repeated for the same rows. The function therefore writes its token in the same
-transaction, to a table of applied tokens that refuses a token it already contains. Without ``--orders``, the example
+transaction, to a table of applied tokens that rejects a token it already contains. Without ``--orders``, the example
 tests itself: after every third commit, the function fails as if it had lost the reply.
 """
 

@@ -90,7 +90,7 @@ def _may_install() -> bool:
 
 
 def _install_stopped(packages: list[str]) -> list[str]:
-    """Installs packages without starting their servers, as Debian would by default. Returns those that were refused."""
+    """Installs packages without starting their servers, which Debian would do by default. Returns those that failed."""
     policy = Path("/usr/sbin/policy-rc.d")
     ours = not policy.exists()
     if ours:

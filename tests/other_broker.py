@@ -38,9 +38,9 @@ class OtherBroker:
     Args:
         level: The Kafka version whose requests the brokers support.
         brokers: The number of brokers.
-        rate: The fraction of transaction requests that are refused. In addition, half that fraction are executed, but
+        rate: The fraction of transaction requests that are rejected. In addition, half that fraction are executed, but
             their replies are dropped.
-        seed: The random seed for the refused requests.
+        seed: The random seed for the rejected requests.
 
     Attributes:
         bootstrap: The bootstrap servers.
@@ -57,7 +57,7 @@ class OtherBroker:
         return self._process.stdout.readline().strip()
 
     def rest(self) -> str:
-        """Refuses nothing from now on. Returns how often each kind of request was refused."""
+        """Rejects nothing from now on. Returns how often each kind of request was rejected."""
         self._process.send_signal(signal.SIGUSR1)
         return self._next_line()
 

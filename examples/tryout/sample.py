@@ -86,7 +86,7 @@ def of_sample(records: Iterable[Record]) -> int:
 def started_ms(size_ms: int) -> int:
     """Returns the time at which the sample begins: a quarter of an hour ago, at the start of a window.
 
-    A much earlier time would make the broker delete the records. A later one would make it refuse the closing records.
+    A much earlier time would make the broker delete the records. A later one would make it reject the closing records.
     """
     return (time.time_ns() // 1_000_000 - 15 * 60 * 1000) // size_ms * size_ms
 

@@ -1,4 +1,4 @@
-"""``python -m sparkonce``: the command, for when its folder is not on PATH."""
+"""``python -m sparkonce``: runs the command even if its folder is not on PATH."""
 
 from sparkonce.cli.main import app
 

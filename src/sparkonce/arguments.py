@@ -64,13 +64,13 @@ def member(setting: str, value: Any, kind: type[E]) -> E:
 def number(
     setting: str, value: Any, *, above: float | None = None, least: float | None = None, most: float | None = None
 ) -> float:
-    """Returns a number. Refuses strings, booleans and NaN."""
+    """Returns a number. Rejects strings, booleans and NaN."""
     fits = type(value) is not bool and isinstance(value, Real) and not math.isnan(value)
     return float(_fitting(setting, value, fits, "a number", above, least, most))
 
 
 def whole_number(setting: str, value: Any, *, least: int, most: int | None = None) -> int:
-    """Returns an integer. Refuses strings and booleans."""
+    """Returns an integer. Rejects strings and booleans."""
     fits = type(value) is not bool and isinstance(value, Integral)
     return int(_fitting(setting, value, fits, "a whole number", None, least, most))
 
@@ -94,7 +94,7 @@ def _fitting(
 
 
 def flag(setting: str, value: Any) -> bool:
-    """Returns True or False. Refuses anything else, since any string would count as true."""
+    """Returns True or False. Rejects anything else, since any string would count as true."""
     if isinstance(value, bool):
         return value
     raise ConfigurationError(
@@ -111,7 +111,7 @@ def nonempty(setting: str, value: Any, *, example: str) -> str:
 
 
 def texts(setting: str, value: Any, *, example: str) -> tuple[str, ...]:
-    """Returns a tuple of strings. Refuses a single string, whose characters would count as strings."""
+    """Returns a tuple of strings. Rejects a single string, whose characters would count as strings."""
     if isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping):
         found = tuple(value)
         if all(isinstance(one, str) for one in found):

@@ -1,6 +1,6 @@
 """Checks for authors of sinks. See `sparkonce.arguments` for the validation of a user's arguments.
 
-- `utf8_text`: refuses strings that are not valid UTF-8, which can occur in Spark
+- `utf8_text`: rejects strings that are not valid UTF-8, which can occur in Spark
 - `check_same`: refuses a start if a fact differs from the one in the log
 - `see_files`: checks that the files named by TLS settings can be opened
 - `one_line`: puts a server's message on one line

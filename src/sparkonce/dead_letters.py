@@ -1,6 +1,6 @@
-"""Dead letters: rows that one system refuses, written to another sink together with the reason, sink and batch.
+"""Dead letters: rows that one system rejects, written to another sink together with the reason, sink and batch.
 
-This module handles rows one by one in Python, since refused rows are few and their number is limited.
+This module handles rows one by one in Python, since rejected rows are few and their number is limited.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ DEAD_LETTER_SCHEMA = pa.schema(
 )
 """The columns of a dead letter in a table or a file.
 
-The column ``row`` has the refused row as JSON, with binary values as base64.
+The column ``row`` has the rejected row as JSON, with binary values as base64.
 """
 
 MESSAGE = pa.schema([pa.field("key", pa.string(), nullable=False), pa.field("value", pa.string(), nullable=False)])
-"""The columns if the sink writes messages: the refusing sink's name, and the five columns as JSON."""
+"""The columns if the sink writes messages: the rejecting sink's name, and the five columns as JSON."""
 
 
 def dead_letter_columns(sink: TwoPhaseCommitSink) -> tuple[str, ...]:
@@ -49,7 +49,7 @@ def dead_letter_columns(sink: TwoPhaseCommitSink) -> tuple[str, ...]:
 def to_dead_letters(
     rows: pa.RecordBatch, reasons: Sequence[str], *, sink: str, context: WriterContext, columns: Sequence[str]
 ) -> pa.RecordBatch:
-    """Converts refused rows to dead letters, with the columns from `dead_letter_columns` and a reason for each row."""
+    """Converts rejected rows to dead letters, with the columns from `dead_letter_columns` and a reason for each row."""
     dead_letters = [
         {
             "sink": sink,

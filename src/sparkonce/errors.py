@@ -4,9 +4,9 @@
 
     SparkonceError
     ├── ConfigurationError         a setting is missing, unknown or contradicts another
-    │   └── SchemaError            a column is missing or has a type that the sink refuses
+    │   └── SchemaError            a column is missing or has a type that the sink rejects
     ├── PreflightError             a server's setting, limit or permission does not allow the guarantee
-    ├── RegistryError              the schema registry refused a request, or did not respond
+    ├── RegistryError              the schema registry rejected a request, or did not respond
     ├── LogError                   the decision log cannot be trusted or used
     │   ├── CorruptRecordError     a record's checksum or shape is wrong
     │   ├── NewerFormatError       a record was written by a newer library
@@ -97,7 +97,7 @@ class ConfigurationError(SparkonceError):
 
 
 class SchemaError(ConfigurationError):
-    """A column is missing or has a type that the sink refuses."""
+    """A column is missing or has a type that the sink rejects."""
 
 
 class PreflightError(SparkonceError):
@@ -107,7 +107,7 @@ class PreflightError(SparkonceError):
 
 
 class RegistryError(SparkonceError):
-    """The schema registry refused the request, or did not respond.
+    """The schema registry rejected the request, or did not respond.
 
     If the registry responded, ``details["status"]`` is the HTTP status, and ``details["code"]`` is the registry's own
     code, such as 40403.

@@ -30,9 +30,9 @@ class SinkTask:
         owner: The run, with the sink's facts.
         columns: The columns to write, in order.
         fingerprint: The name of the int64 column with ``xxhash64`` over those columns; empty for a dead-letter sink,
-            whose rows have the fingerprints of the refused rows.
-        dead_letters: The name of the sink for rows that this one refuses; empty if such a row fails the slot.
-        mark: The name of a column that contains the reason if the system will refuse the row, and null otherwise; empty
+            whose rows have the fingerprints of the rejected rows.
+        dead_letters: The name of the sink for rows that this one rejects; empty if such a row fails the slot.
+        mark: The name of a column that contains the reason if the system will reject the row, and null otherwise; empty
             if there is no such column.
     """
 
@@ -66,8 +66,8 @@ def write_slot(
 ) -> list[Handle]:
     """Writes one slot and prepares it, in a task attempt that ``copy`` identifies (see `WriterContext.copy`).
 
-    Returns one handle per sink, even if the slot has no rows. After any error, every writer is aborted. A later attempt
-    than 0 does not write to AT_MOST_ONCE sinks, since the first one may have.
+    Returns one handle per sink, even if the slot has no rows. After any error, every writer is aborted. Only attempt 0
+    writes to AT_MOST_ONCE sinks, since it may have written before a later attempt starts.
 
     Raises:
         PrepareError: If a sink did not accept all rows, or may have accepted them from an earlier attempt.
@@ -103,7 +103,7 @@ class _Part:
         self._writer: SinkWriter | None = None
         # Dead letters are rare, so their writer is created only when there are any.
         if part.fingerprint and (self._is_written or (part.dead_letters and not part.mark)):
-            # Only a write shows which rows the system refuses. The rows are therefore written even if they only need to
+            # Only a write shows which rows the system rejects. The rows are therefore written even if they only need to
             # be counted, and the transaction is aborted afterward.
             self._writer = part.sink.writer(self._context)
 
@@ -127,7 +127,7 @@ class _Part:
             )
 
     def receive(self, sink: str, rows: pa.RecordBatch, reasons: Sequence[str], hashes: Hashes) -> None:
-        """Adds rows that another sink has refused."""
+        """Adds rows that another sink has rejected."""
         self._count(rows.num_rows, hashes)
         if self._rows > self._most:
             raise PrepareError(

@@ -7,7 +7,7 @@ from enum import Enum
 
 
 class Guarantee(str, Enum):
-    """A sink's promise for every row of the input, whatever fails."""
+    """A sink's promise for every row of the input, no matter what fails."""
 
     AT_MOST_ONCE = "at-most-once"
     """After a failure, rows may be lost, but are never written twice."""
@@ -18,9 +18,9 @@ class Guarantee(str, Enum):
 
 
 def weakest(parts: Iterable[Guarantee]) -> Guarantee:
-    """Returns the guarantee of a whole with at least one part, which is the guarantee of its weakest part.
+    """Returns the guarantee of a pipeline with these parts, at least one: that of the weakest part.
 
-    A whole with both at-most-once and at-least-once parts may lose rows and may duplicate them. It counts as
+    A pipeline with both at-most-once and at-least-once parts may lose rows and may duplicate them. It counts as
     at-most-once, because downstream systems can remove a duplicate, but cannot restore a lost row.
     """
     order = (Guarantee.AT_MOST_ONCE, Guarantee.AT_LEAST_ONCE, Guarantee.EXACTLY_ONCE)

@@ -1,6 +1,6 @@
 """Tools for authors of sources and sinks that use the driver's Spark session: checks, checkpoints, staged rows.
 
-- `check_session`, `require_class`: refuse an invalid session, or one that lacks a class's jar
+- `check_session`, `require_class`: reject an invalid session, or one that lacks a class's jar
 - `driver_session`: the session of this process, for a sink that writes with it
 - `read_rows`: reads rows that are staged in files
 - `checked_location`, `open_checkpoint`: the folder of a query's checkpoint, for a source that stores something there

@@ -187,17 +187,17 @@ class SinkWriter(abc.ABC):
         """Writes rows with the sink's columns, in the same order as `TwoPhaseCommitSink.columns`.
 
         Raises:
-            PrepareError: If the system refuses a row. The attempt is then aborted.
+            PrepareError: If the system rejects a row. The attempt is then aborted.
         """
 
     def offer(self, rows: pa.RecordBatch) -> Refused:
         """Writes the rows that the system accepts, and returns the others.
 
-        Optional; see `TwoPhaseCommitSink.tells_refused`. Called instead of `write` if refused rows go to a dead-letter
-        sink. Must always refuse the same rows when it is called with the same batch.
+        Optional; see `TwoPhaseCommitSink.tells_refused`. Called instead of `write` if rejected rows go to a dead-letter
+        sink. Must always reject the same rows when it is called with the same batch.
 
         Raises:
-            PrepareError: If the writer cannot tell which rows the system refuses. The attempt is then aborted.
+            PrepareError: If the writer cannot tell which rows the system rejects. The attempt is then aborted.
         """
         self.write(rows)
         return Refused()
@@ -280,10 +280,10 @@ class SinkCommitter(abc.ABC):
         return [handle.opened_ms for handle in handles]
 
     def before_decision(self, facts: Facts) -> str:  # noqa: ARG002 - for those that override it
-        """Returns a reason to refuse the decision. Called once every slot of a batch is prepared.
+        """Returns a reason not to decide the batch. Called once every slot of the batch is prepared.
 
-        Optional. Use it to detect what no writer can see, such as a target that was dropped and recreated between two
-        writes.
+        Optional. Use it to detect problems that no writer can see, such as a target that was dropped and recreated
+        between two writes.
 
         Args:
             facts: The facts that `TwoPhaseCommitSink.preflight` returned in this run.
@@ -310,7 +310,7 @@ class SinkCommitter(abc.ABC):
         Returns:
             One trace for each committed transaction that the system remembers, with its batch if the system knows it.
             If the system only remembers which runs have committed, one trace for each of these runs. A wrong trace
-            makes the next start refuse a healthy query.
+            keeps a healthy query from starting.
 
         Raises:
             UnknownOutcomeError: If the system is currently unreachable. The call is retried for a minute at most. Then
@@ -322,15 +322,15 @@ class SinkCommitter(abc.ABC):
     def missing(self, handles: Sequence[Handle]) -> Sequence[Handle]:  # noqa: ARG002 - for those that override it
         """Lists which of these handles the system no longer has, because it was restored to an older state.
 
-        Optional. A start calls this method for the newest finished batch that has rows in the sink and, if any handle
-        is missing, for older batches as well. Batches from before a change to the sink's facts are left out.
+        Optional. Called at each start for the newest finished batch that has rows in the sink and, if any handle is
+        missing, for older batches as well. Batches from before a change to the sink's facts are left out.
 
         Args:
             handles: Handles of this sink, all with a transaction. Each was committed, and its batch was concluded.
 
         Returns:
             The handles that are not committed now. Leave out those that the system may have forgotten in the normal
-            course: a handle that is listed by mistake makes the start refuse a healthy query.
+            course: a handle that is listed by mistake keeps a healthy query from starting.
 
         Raises:
             UnknownOutcomeError: If the system is currently unreachable.
@@ -387,14 +387,14 @@ class TwoPhaseCommitSink(abc.ABC):
 
     @property
     def tells_refused(self) -> bool:
-        """True if the writers report refused rows (`SinkWriter.offer`), which can then go to a dead-letter sink."""
+        """True if the writers report rejected rows (`SinkWriter.offer`), which can then go to a dead-letter sink."""
         return False
 
     @property
     def takes_dead_letters(self) -> bool:
-        """True if the sink may be used for rows that another sink refuses.
+        """True if the sink may be used for rows that another sink rejects.
 
-        False if the system may refuse a row after the decision, when it is too late to send the row anywhere else.
+        False if the system may reject a row after the decision, when it is too late to send the row anywhere else.
         """
         return True
 
@@ -412,16 +412,16 @@ class TwoPhaseCommitSink(abc.ABC):
     def kafka_settings(self) -> Mapping[str, Any] | None:
         """The settings of the sink's Kafka cluster, under librdkafka's names; None if it does not write to Kafka.
 
-        `sparkonce.explain` uses the settings to query the brokers' limits and to judge Kafka's readers. A start uses
-        the settings to warn if the query reads its own `target_name`. `GroupOffsets` may add offsets to the sink's
-        transactions.
+        `sparkonce.explain` uses the settings to query the brokers' limits and to judge Kafka's readers. When a query
+        starts, it uses the settings to warn if it reads its own `target_name`. `GroupOffsets` may add offsets to the
+        sink's transactions.
         """
         return None
 
     def partitions(self) -> int | None:
         """Returns the target's number of partitions, for a sink that routes rows by their ``partition`` column.
 
-        A start refuses a query whose ``partition`` column comes from a source with more partitions.
+        A query refuses to start if its ``partition`` column comes from a source with more partitions.
 
         Returns:
             The number of partitions; 0 if unknown; None if the sink does not route rows by that column.
@@ -429,14 +429,14 @@ class TwoPhaseCommitSink(abc.ABC):
         return None
 
     def checked(self, rows: DataFrame, mark: str = "") -> DataFrame:  # noqa: ARG002 - for those that override it
-        """Adds a check to the rows, which fails if the system would refuse a row only after the decision.
+        """Adds a check to the rows, which fails if the system would reject a row only after the decision.
 
         Called on the driver for each batch. By default, nothing is checked.
 
         Args:
             rows: The sink's rows.
-            mark: The name of a column to add if refused rows go to a dead-letter sink; otherwise empty. The column
-                contains the reason why the system would refuse the row, or null, and the check does not fail.
+            mark: The name of a column to add if rejected rows go to a dead-letter sink; otherwise empty. The column
+                contains the reason why the system would reject the row, or null, and the check does not fail.
 
         Returns:
             The same rows, with the check.
@@ -454,7 +454,7 @@ class TwoPhaseCommitSink(abc.ABC):
     def use_checkpoint(self, files: CheckpointFiles) -> None:  # noqa: B027 - optional
         """Receives the checkpoint's files. The driver calls it when the query starts.
 
-        A sink that stores rows in a checkpoint refuses the checkpoint of a second query.
+        A sink that stores rows in a checkpoint rejects the checkpoint of a second query.
         """
 
     def use_folders(self, open_folder: Callable[[str], CheckpointFiles]) -> None:  # noqa: B027 - optional

@@ -1,7 +1,7 @@
 """The contract of a streaming source, and everything that your own source imports.
 
 A query can read any Spark source that stores its offsets in the checkpoint. A `Source` tells sparkonce what only its
-author knows: how `sparkonce.explain` judges it, what a start checks, and how many rows lie between two offsets.
+author knows: how `sparkonce.explain` judges it, what to check at a start, and how many rows lie between two offsets.
 
 A package lists its sources in the entry point group ``sparkonce.sources``. An entry's name is the format's name, as
 passed to ``spark.readStream.format(…)``; its value is ``module:class`` of the `Source`. The class is loaded when a
@@ -90,7 +90,7 @@ class Source(abc.ABC):
     """Describes a streaming source to sparkonce. Only `judge` is required.
 
     One object serves all queries of a process. Its module is loaded only on the driver. Import client libraries inside
-    the methods that use them, because commands load the source even where no client is installed.
+    the methods that use them, because commands load the source even if no client is installed.
     """
 
     @abc.abstractmethod
@@ -143,7 +143,7 @@ class Source(abc.ABC):
         """
 
     def worker_needs(self, source: SourceFacts) -> WorkerNeeds:  # noqa: ARG002 - for those that override it
-        """Returns what the source's tasks need on the executors' hosts. A start checks it."""
+        """Returns what the source's tasks need on the executors' hosts. It is checked at each start."""
         return WorkerNeeds()
 
 

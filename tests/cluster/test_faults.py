@@ -65,7 +65,7 @@ class ClusterJob(Job):
     def submit_to_a_worker(self) -> Submitted:
         """Submits the query in cluster mode: a worker runs its driver, and the master restarts it when it is lost.
 
-        Spark refuses Python programs there, but accepts the class that runs one. It requires a jar, which can be any.
+        Spark rejects Python programs there, but accepts the class that runs one. It requires a jar, which can be any.
         """
         command = [*submit_words(self.config, cluster_mode=True), self.config.jars[0]]
         command += [PROGRAM, "", self.config.to_json()]

@@ -387,7 +387,7 @@ def damaged(data: bytes, how: str) -> bytes:
     return b"something else entirely\n{}"
 
 
-# --- servers that are slow, lose replies, refuse requests or are down -------------------------------------------------
+# --- servers that are slow, lose replies, reject requests or are down -------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -463,12 +463,12 @@ class NetworkSuite(abc.ABC):
 
 @dataclass(frozen=True, slots=True)
 class Refusing:
-    """A store that refuses puts for a known reason.
+    """A store that rejects puts for a known reason.
 
     Attributes:
-        files: The client that is refused.
-        clean: A client that is not refused.
-        during: A context in which puts are refused.
+        files: The client that is rejected.
+        clean: A client that is not rejected.
+        during: A context in which puts are rejected.
         passes: True if callers wait for the refusal to end.
     """
 
@@ -479,12 +479,12 @@ class Refusing:
 
 
 class RefusalSuite(abc.ABC):
-    """The promises of a store that refuses: read-only, full, over its quota."""
+    """The promises of a store that rejects: read-only, full, over its quota."""
 
     @pytest.fixture
     @abc.abstractmethod
     def refusing(self) -> Refusing:
-        """A folder that does not exist yet, and a way to have puts refused."""
+        """A folder that does not exist yet, and a way to have puts rejected."""
 
     def test_a_refused_put_has_not_landed(self, refusing):
         assert refusing.files.put("a/0", b"before") == Landed()

@@ -212,7 +212,7 @@ class Watcher(Background):
     def work(self) -> None:
         while not self.stopping.is_set():
             began = time.monotonic()
-            with suppress(Exception):  # a server under attack may refuse
+            with suppress(Exception):  # a server under attack may reject
                 self.poll()
             # Leave most of the CPU to the processes that are being watched.
             self.stopping.wait(max(0.005, 2 * (time.monotonic() - began)))

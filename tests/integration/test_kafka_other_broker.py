@@ -1,7 +1,7 @@
-"""A job on another implementation of the broker (franz-go's kfake), which refuses requests or loses replies.
+"""A job on another implementation of the broker (franz-go's kfake), which rejects requests or loses replies.
 
-This proves nothing about Apache Kafka. It is a second opinion on the meaning of answers, and refuses requests that
-Kafka rarely refuses.
+This proves nothing about Apache Kafka. It is a second opinion on the meaning of answers, and rejects requests that
+Kafka rarely rejects.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def test_each_row_is_there_once_whatever_is_refused(level, brokers, rate, tmp_pa
                     job.kill(batch, phase)
                 except (SparkonceError, AssertionError) as error:
                     log.warning("batch %d, to die while %s: %s", batch, phase.value, error)
-            for start in range(20):  # only refused requests may have stopped it
+            for start in range(20):  # only rejected requests may have stopped it
                 try:
                     job.run(batch)
                     break

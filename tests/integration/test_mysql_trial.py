@@ -1,4 +1,4 @@
-"""What a table refuses is detected before the decision, by a merge that is rolled back."""
+"""What a table rejects is detected before the decision, by a merge that is rolled back."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def ids(postgres: PostgresSystem) -> list[int]:
     return [one for (one,) in postgres.ask("SELECT id FROM t ORDER BY id")]
 
 
-# --- what the table refuses -------------------------------------------------------------------------------------------
+# --- what the table rejects -------------------------------------------------------------------------------------------
 
 REFUSALS = {
     "23505": "ALTER TABLE t ADD UNIQUE (id) DEFERRABLE INITIALLY DEFERRED",

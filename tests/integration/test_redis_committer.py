@@ -161,7 +161,7 @@ def test_any_reply_of_a_commit_is_lost(query, client, monkeypatch, lost):
     assert sums(client) == [EACH] * KEYS
 
 
-# --- what the server refuses while a batch is applied -----------------------------------------------------------------
+# --- what the server rejects while a batch is applied -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ def test_a_store_that_refuses_once_is_asked_again(bucket, between, answer):
 def test_a_busy_store_does_not_make_a_loss_of_what_was_published(bucket, between, published):
     """The completion reports that the upload is gone.
 
-    Each of the following requests is refused once, without a body.
+    Each of the following requests is rejected once, without a body.
     """
     fields = seal(bucket.store())
     if published:

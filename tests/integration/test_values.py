@@ -1,6 +1,6 @@
 """Extreme values of each Spark type are written by each sink, and read back with an independent client.
 
-Each value arrives unchanged, or is refused with an error that names its column. The rows here are Arrow data, as Spark
+Each value arrives unchanged, or is rejected with an error that names its column. The rows here are Arrow data, as Spark
 passes them to workers. `spark/test_values_kept.py` sends the same rows through Spark.
 """
 
@@ -47,7 +47,7 @@ from sparkonce_rabbitmq import RabbitMQ, RabbitMQQueueSink, RabbitMQStreamSink
 
 @dataclass(frozen=True)
 class No:
-    """Refused with this message, by a column of this type if the target's columns have types."""
+    """Rejected with this message, by a column of this type if the target's columns have types."""
 
     words: str
     column: str = ""
@@ -439,7 +439,7 @@ class Parquet(Files):
 
 
 def read_parquet(files: list[str], columns: dict[str, Case]) -> dict[str, list[Any]]:
-    """Read by DuckDB, which refuses strings that are not UTF-8."""
+    """Read by DuckDB, which rejects strings that are not UTF-8."""
 
     def form(one: Case) -> str:
         if pa.types.is_date32(one.arrow):
@@ -595,7 +595,7 @@ STORES = [pytest.param(S3, marks=pytest.mark.slow), pytest.param(HDFS, marks=[py
 """They store the bytes of the same formats."""
 ARROW_NAMES = r"\b(int8|int16|int32|int64|list<|null\b|timestamp\[|date32|decimal128|duration)"
 AS_OTHERS = {PostgresTwoPhase, MariaDBLoad, MariaDBInsert}
-"""They refuse the same values as the sink's other commit mode."""
+"""They reject the same values as the sink's other commit mode."""
 
 
 def is_text(kind: pa.DataType) -> bool:

@@ -3,7 +3,7 @@
 Each prefix of the log's records above its floor is a copy that could have been made and restored. The broker is queried
 twice: as a database, which knows each transaction's batch, and as Kafka, which knows its lane.
 
-This shows that the newest log is never refused, whatever happened, and that if the server knows batches, a copy that
+This shows that the newest log is never rejected, whatever happened, and that if the server knows batches, a copy that
 would write visible rows again always is. If the server knows lanes, this holds for logs that were never cleaned up;
 otherwise, only for copies that name a lane that has committed again since.
 

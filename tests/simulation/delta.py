@@ -1,6 +1,6 @@
 """A Delta table: a log of versions. The history shows their labels; a version's application has its own version.
 
-- A writer whose snapshot is no longer the newest version is refused.
+- A writer whose snapshot is no longer the newest version is rejected.
 - A version of an application id that the table already has, or an older one, is skipped silently.
 """
 

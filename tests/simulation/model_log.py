@@ -1,4 +1,4 @@
-"""The decision log's store, which may lose, refuse or delay a put. The product's `DecisionLog` reads it."""
+"""The decision log's store, which may lose, reject or delay a put. The product's `DecisionLog` reads it."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ class System(abc.ABC):
         raise NotImplementedError
 
     def refused(self) -> Exception:
-        """Returns a client's error for a request that is refused."""
+        """Returns a client's error for a request that is rejected."""
         raise NotImplementedError
 
     def transaction_name(self, owner: Owner, batch: int, slot: int, copy: int) -> TransactionName:
@@ -160,7 +160,7 @@ class Writer(abc.ABC):
         """Releases resources."""
 
     def ask(self, what: Words, apply: Callable[[], Any]) -> Any:
-        """Sends an attempt's request. Without a response, or if it is refused, the attempt fails."""
+        """Sends an attempt's request. Without a response, or if it is rejected, the attempt fails."""
         return ask(self.system, what, apply)
 
 
@@ -168,7 +168,7 @@ def ask(system: System, what: Words, apply: Callable[[], Any]) -> Any:
     """Sends a request of a worker process.
 
     Raises:
-        PrepareError: If there is no response, or it is refused.
+        PrepareError: If there is no response, or it is rejected.
     """
     try:
         return system.simulation.request((system.called, *what), apply)

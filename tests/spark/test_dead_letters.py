@@ -1,4 +1,4 @@
-"""Rows that a system refuses go to another sink of the unit: accepted and refused rows are exactly the input."""
+"""Rows that a system rejects go to another sink of the unit: accepted and rejected rows are exactly the input."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def in_files(folder: Path) -> list[dict[str, Any]]:
 @needs_postgres
 def test_accepted_and_refused_rows_are_the_input_whatever_crashes(spark, kafka, tmp_path, postgres):
     def without(refused: list[str]) -> list[str]:
-        """Returns the ids that are not refused, in the order of their numbers."""
+        """Returns the ids that are not rejected, in the order of their numbers."""
         return [one for one in IDS if one not in refused]
 
     def refused_by(sink: str, dead_letters: list[dict[str, Any]]) -> list[str]:
-        """Returns the keys of the rows that a sink refused, as often as they are there."""
+        """Returns the keys of the rows that a sink rejected, as often as they are there."""
         return sorted((json.loads(one["row"])["key"] for one in dead_letters if one["sink"] == sink), key=int)
 
     crashes = [Phase.VALIDATING, Phase.DECIDING, Phase.FINISHING, Phase.CONCLUDING]

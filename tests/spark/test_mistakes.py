@@ -1,4 +1,4 @@
-"""Mistakes that are refused when a query starts, before its first batch, and mistakes that stop a batch."""
+"""Mistakes that are rejected when a query starts, before its first batch, and mistakes that stop a batch."""
 
 from __future__ import annotations
 

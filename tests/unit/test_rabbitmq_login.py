@@ -1,4 +1,4 @@
-"""An AMQP 0-9-1 server that goes down during a login has not refused the login."""
+"""An AMQP 0-9-1 server that goes down during a login has not rejected the login."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a query logs and refuses before it starts, without Spark. The rest is in spark/test_mistakes.py."""
+"""What a query logs and rejects before it starts, without Spark. The rest is in spark/test_mistakes.py."""
 
 from __future__ import annotations
 

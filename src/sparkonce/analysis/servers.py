@@ -38,8 +38,8 @@ def ask_about_source(source: SourceFacts, settings: Mapping[str, Any] | None) ->
 
     Args:
         source: The facts read from the query.
-        settings: The connection settings, under librdkafka's names; None for the source's own settings. Those are also
-            used if the source reads from servers other than the ones in these settings and needs no security settings.
+        settings: The connection settings, under librdkafka's names; None for the source's own
+            settings. Those are also used if the source reads from other servers and needs no security settings.
     """
     if not isinstance(source, KafkaSourceFacts) or (source.options is None and settings is None):
         return source

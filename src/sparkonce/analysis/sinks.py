@@ -152,7 +152,7 @@ ALWAYS: Mapping[str, Sequence[Finding]] = {
     "memory": [loses("rows live in the driver's memory and die with it", "write to Kafka, files or a table")],
     "noop": [loses("it writes nothing", "write to Kafka, files or a table")],
 }
-"""The findings about formats that are judged alike whatever their options are."""
+"""The findings about formats whose options do not matter."""
 
 IGNORE_METADATA = "spark.sql.streaming.fileStreamSink.ignoreMetadata"
 

@@ -151,7 +151,7 @@ def _file_age(source: SourceFacts, pipeline: Pipeline) -> Iterator[Finding]:
             return
     try:
         age = parse_duration(options.get("maxfileage", "7d"), "maxFileAge")
-    except ConfigurationError:  # Spark refuses it when the query starts
+    except ConfigurationError:  # Spark rejects it when the query starts
         age = _A_WEEK
     late = f"a file whose modification time is {say(age)} or more before the newest one's is never read"
     if age < _A_WEEK:
@@ -227,4 +227,4 @@ ALWAYS: Mapping[str, Sequence[Finding]] = {
     **dict.fromkeys(("rate", "rate-micro-batch", "ratestream"), _RATE),
     **dict.fromkeys(("socket", "textsocket"), _SOCKET),
 }
-"""The findings about formats that are judged alike whatever their options are."""
+"""The findings about formats whose options do not matter."""

@@ -64,14 +64,14 @@ def from_registry_avro(
             Python worker queries the registry, and the query decodes such records as well. A record of another subject
             is also decoded, if Python can resolve its schema to the reader's. Every record is then transferred to
             Python, which has a cost. Defaults to ``stop`` for ``fail``, and ``ask`` otherwise.
-        located_by: The columns that identify a record in the error. If one of them is missing, Spark refuses the plan,
+        located_by: The columns that identify a record in the error. If one of them is missing, Spark rejects the plan,
             and `decode_registry_avro` names it. Pass ``()`` for none.
         options: More options for ``from_avro``, such as ``recursiveFieldMaxDepth``.
 
     Raises:
         ConfigurationError: If a setting is wrong, a schema is not Avro or has no Spark type, or Spark's Avro module is
             missing.
-        RegistryError: If the registry does not know the subject or version, refuses the request, or does not respond.
+        RegistryError: If the registry does not know the subject or version, rejects the request, or does not respond.
     """
     if on_error == DROP:
         raise ConfigurationError(
@@ -155,7 +155,7 @@ def to_registry_avro(
     auto_register: bool = True,
     record_name: str = "topLevelRecord",
 ) -> Column:
-    """Encodes a column as records with a Schema Registry header. Null becomes null, a tombstone.
+    """Encodes a column as records with a Schema Registry header. A null stays null, as a tombstone.
 
     This call registers the schema, unless the registry already has it.
 
@@ -223,7 +223,7 @@ def from_avro_file(
 
 
 def to_avro_file(column: Column | str, schema: str | Path | Mapping[str, Any]) -> Column:
-    """Encodes plain Avro, without a header, with ``to_avro``. Null becomes null.
+    """Encodes plain Avro, without a header, with ``to_avro``. A null stays null.
 
     Args:
         column: The values to encode.

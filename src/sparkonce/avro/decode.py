@@ -63,7 +63,7 @@ class Decoding:
         self._decoded = self._branches()
 
     def value_or_stop(self) -> Column:
-        """Returns the record. A value that is not a record stops the query, with the reason."""
+        """Returns the record. A value that is not a record stops the query; the error gives the reason."""
         stop = self._stop(self._reason(), "Correct the record's writer, or set on_error to dead-letter or drop.")
         return F.coalesce(self._decoded["value"], F.when(self._has_failed(), stop))
 

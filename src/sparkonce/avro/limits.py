@@ -1,9 +1,8 @@
 """Limits the memory of one value. Without a limit, five bad bytes make Avro allocate 2 GB, which kills the JVM.
 
 Each string begins with its length, and Avro allocates that much memory before it checks that the bytes exist. The
-``OutOfMemoryError`` is fatal to Spark, whatever the mode of ``from_avro``, and recurs at every start. With Avro's own
-limits (``org.apache.avro.SystemLimitException``, since 1.12 and 1.11.4), a record with such a string is only
-undecodable.
+``OutOfMemoryError`` is fatal to Spark in every mode of ``from_avro``, and recurs at every start. With Avro's own limits
+(``org.apache.avro.SystemLimitException``, since 1.12 and 1.11.4), a record with such a string is only undecodable.
 """
 
 from __future__ import annotations

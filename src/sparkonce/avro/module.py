@@ -36,7 +36,7 @@ def check_options(options: Mapping[str, str] | None) -> dict[str, str]:
 
 
 def check_readable(schema: str, where: str, options: Mapping[str, str]) -> None:
-    """Refuses an Avro schema for which Spark has no type.
+    """Rejects an Avro schema for which Spark has no type.
 
     Raises:
         ConfigurationError: If there is no classic Spark session, the Avro module is missing, or Spark has no such type.

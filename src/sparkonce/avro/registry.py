@@ -100,7 +100,7 @@ class SchemaRegistry:
         return [self.version(subject, number) for number in sorted(numbers, reverse=True)]
 
     def latest(self, subject: str) -> RegisteredSchema:
-        """Returns the newest version that is not deleted, as of now. Raises the same errors as `versions`."""
+        """Returns the newest version that has not been deleted. Raises the same errors as `versions`."""
         # The client's own `get_latest_version` caches its answer forever.
         numbers = self._ask(f"subject {subject!r}", lambda client: client.get_versions(subject))
         return self.version(subject, max(numbers))
@@ -113,10 +113,10 @@ class SchemaRegistry:
         return RegisteredSchema(id=found.schema_id, text=text, subject=subject, version=number)
 
     def find(self, schema_id: int) -> RegisteredSchema | None:
-        """Returns the schema with this id, whatever its subject; None if the registry has none.
+        """Returns the schema with this id, of any subject; None if the registry has none.
 
         Raises:
-            RegistryError: If the registry refuses the request for a reason other than an unknown id, or does not
+            RegistryError: If the registry rejects the request for a reason other than an unknown id, or does not
                 respond.
             ConfigurationError: If the schema is not Avro.
         """

@@ -1,8 +1,8 @@
 """Rewrites records from one Avro schema to another, in Python, until the query is restarted.
 
-The JVM decodes all other records, so this module must return the same results as the JVM or refuse. The module refuses
-unions of several types, in which fastavro chooses a branch by the value. It also refuses schemas that fastavro cannot
-resolve; Java may be able to resolve these, since fastavro compares names where Java does not.
+The JVM decodes all other records, so this module must return the same results as the JVM or raise an error. The module
+rejects unions of several types, in which fastavro chooses a branch by the value. It also rejects schemas that fastavro
+cannot resolve; Java may be able to resolve these, since fastavro compares names where Java does not.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Transcoder:
         types: dict[str, Any] = {}
         try:
             self._writer, self._reader = parse_schema(read), parse_schema(written, types)
-        except Exception as error:  # noqa: BLE001 - fastavro may refuse, with any error, a schema that Java accepts
+        except Exception as error:  # noqa: BLE001 - fastavro may reject, with any error, a schema that Java accepts
             raise _unresolvable("parse", error) from None
         for schema in (self._reader, *types.values()):
             _make_bytes(schema, types)
@@ -106,7 +106,7 @@ def _make_bytes(schema: Any, types: Mapping[str, Any]) -> None:
 
 
 def _default(schema: Any, value: Any, types: Mapping[str, Any]) -> Any:
-    if isinstance(schema, list):  # Such a union has null and at most one other type; larger unions are refused.
+    if isinstance(schema, list):  # Such a union has null and at most one other type; larger unions are rejected.
         return value if value is None else _default(next(one for one in schema if one != "null"), value, types)
     schema = types.get(schema, schema) if isinstance(schema, str) else schema
     kind = schema if isinstance(schema, str) else schema["type"]

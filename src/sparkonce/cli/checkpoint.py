@@ -134,7 +134,7 @@ def history(
 def check(location: Location, moved: Moved = False, conf: Conf = None, form: FormatOption = OutputFormat.TABLE) -> None:
     """Check whether a start on this checkpoint would be accepted, and what it would do. Also works for a backup.
 
-    Servers are not queried. The start itself also refuses a log that knows less than they do. Exits with 1 if a start
+    Servers are not queried. The start itself also rejects a log that knows less than they do. Exits with 1 if a start
     would be refused.
 
     For example: sparkonce checkpoint check /backup/checkpoints/totals --moved

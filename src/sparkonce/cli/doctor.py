@@ -30,7 +30,7 @@ def doctor(
 ) -> None:
     """Check this machine, a checkpoint, the systems in a file and its sinks, as a start would.
 
-    Exits with 1 if something would be refused.
+    Exits with 1 if something would be rejected.
 
     For example: sparkonce doctor /data/checkpoints/totals --config systems.yaml
     """

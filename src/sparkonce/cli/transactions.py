@@ -302,7 +302,7 @@ def resolve(
     """Commit what a query has decided and abort the rest, as its next start would, from its log and without Spark.
 
     It first puts a claim into the log, as a run does, so a driver that is still running stops with SupersededError. It
-    touches only transactions of runs that claimed before that, and refuses whatever a start would refuse. Exits with 1
+    only touches transactions of runs that claimed earlier, and fails under the same conditions as a start. Exits with 1
     if something is left.
 
     For example: sparkonce transactions resolve /data/checkpoints/totals --config systems.yaml
@@ -538,7 +538,7 @@ def _listed_after(files: "CheckpointFiles", file: OperatorFile) -> "Listing":
 def _confirm(files: "CheckpointFiles", file: OperatorFile, *, moved: bool, yes: bool) -> "Listing":
     """Shows the open transactions, asks for confirmation before the claim, and returns the transactions.
 
-    Always asks for a moved checkpoint, since it may be a copy, which shares the original's transactions.
+    Always asks if the checkpoint was moved, since it may be a copy, which shares the original's transactions.
     """
     from sparkonce.operate.resolve import newest_run
 

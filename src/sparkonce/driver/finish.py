@@ -41,7 +41,7 @@ class BatchFinisher:
     def finish(self, effect: do.Finish) -> on.Event:
         """Tries once to commit the handles, and then pauses if some outcomes are not final.
 
-        The patience starts anew after each `Void` and `Amend` of the batch.
+        The time limit starts over after each `Void` and `Amend` of the batch.
         """
         if effect.batch != self._batch:
             self._batch, self._lost = effect.batch, {}
@@ -141,7 +141,7 @@ class BatchFinisher:
 
 
 def _check_aborted(handle: Handle, answer: Finished) -> None:
-    """Refuses a sink that returns DAMAGED for an abort: its transaction would be voided and aborted endlessly."""
+    """Rejects a sink that returns DAMAGED for an abort: its transaction would be voided and aborted endlessly."""
     if answer.outcome is Outcome.DAMAGED:
         raise errors.ConfigurationError(
             f"sink {handle.sink!r} returned DAMAGED for the abort of slot {handle.slot}, which only a commit may "

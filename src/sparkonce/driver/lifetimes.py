@@ -1,6 +1,6 @@
 """Keeps a batch from outliving its transactions, which systems abort after a timeout.
 
-Before the decision, `too_old` refuses a batch with a transaction that may time out before its commit. A batch that has
+Before the decision, `too_old` rejects a batch with a transaction that may time out before its commit. A batch that has
 outlived its transactions is undone and written again, with all rows computed before the first transaction opens; see
 `sparkonce.driver.write`. If `Pace` expects a batch to take that long, its rows are computed first from the start.
 """

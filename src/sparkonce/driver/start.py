@@ -1,6 +1,6 @@
 """The checks at each start, before a run claims the log and before it finishes or writes a batch.
 
-- `check_before_claim` reads the log, checks every sink, and refuses a log that lacks commits that a server remembers.
+- `check_before_claim` reads the log, checks every sink, and rejects a log that lacks commits that a server remembers.
 - `check_servers` detects a server that was restored to an older state: from a backup, by failing over to a replica that
   lagged, or because a disk lost confirmed writes. The server then lacks rows that readers have already seen, and Spark
   would not write them again.
@@ -49,9 +49,9 @@ def check_before_claim(
     *,
     has_all_sinks: bool = True,
 ) -> tuple[LogView, SinkFacts]:
-    """Reads the log, checks every sink, and refuses a log that lacks commits that a server remembers.
+    """Reads the log, checks every sink, and rejects a log that lacks commits that a server remembers.
 
-    Requests to the store and the sinks are retried until the deadline; those for traces for at most a minute.
+    Requests to the store and the sinks are retried until the deadline, but requests for traces only for a minute.
 
     Raises:
         LogError: If the log contains a record that no run of sparkonce can have written.
@@ -99,7 +99,7 @@ def _warn_of_removed(recorded: Mapping[str, Facts], sinks: Mapping[str, TwoPhase
 
 
 def _check_facts(facts: Mapping[str, Facts]) -> None:
-    """Refuses facts that are not strings, because a log with other values could not be read back."""
+    """Rejects facts that are not strings, because a log with other values could not be read back."""
     for sink, known in facts.items():
         for name, fact in known.items():
             if not isinstance(fact, str):
@@ -154,7 +154,7 @@ def read_log(log: DecisionLog, view: LogView | None = None, outage: Outage | Non
 
 
 def check_log(files: CheckpointFiles, outage: Outage | None = None) -> None:
-    """Refuses a log that lacks a record (see `check_whole`). Waits for an unreachable store as `read_log` does.
+    """Rejects a log that lacks a record (see `check_whole`). Waits for an unreachable store as `read_log` does.
 
     Raises:
         LogError: If a record is missing, or the store cannot be read.

@@ -248,7 +248,7 @@ _TARGET_FACTS = ("topic", "schema", "table")
 def check_same_target(state: State, facts: Callable[[str], Facts]) -> None:
     """Refuses to heal a sink if the rest of its batch was committed to a different target.
 
-    A sink that has lost all of the batch may write it to any target.
+    A sink that has lost the whole batch may write it to any target.
     """
     healing = state.finishing
     if healing is None:

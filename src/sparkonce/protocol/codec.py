@@ -1,8 +1,8 @@
 """The file format of records and floors.
 
 Each file is text: a header line ``sparkonce <kind> <version> <sha256>``, followed by JSON. The checksum covers the
-kind, the version and the JSON bytes. Older versions are accepted, newer ones are refused. Nothing is ever unpickled:
-whatever a file contains, reading it returns plain values or raises an error.
+kind, the version and the JSON bytes. Older versions are accepted, newer ones are rejected. Nothing is ever unpickled:
+no matter what a file contains, reading it returns plain values or raises an error.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ Every step requests exactly one effect and then waits for the event that answers
                                                                                           │
                                           IDLE ◄─Done─ REPORTING ◄─ CONCLUDING ◄──────────┘
 
-The diagram omits two details: a run refuses a batch right after READING, before it claims, if the log does not allow
+The diagram omits two details: a run rejects a batch right after READING, before it claims, if the log does not allow
 the batch; and it tidies a log that has grown long after CHECKING.
 
 If a system is unreachable or a write takes too long, a run in WRITING or VALIDATING starts WRITING over. If the driver
@@ -67,7 +67,7 @@ from sparkonce.storage.offsets import same_offsets
 Step: TypeAlias = tuple[State, Effect]
 Handler: TypeAlias = Callable[[State, Any], Step]
 MOST_DOUBTS = 8
-"""The number of consecutive lost replies after which the run stops and leaves the question to the next run."""
+"""The number of consecutive lost replies after which the run stops. The next run then determines the outcome."""
 MOST_HEALINGS = 3
 """The number of times a run rewrites a batch's lost transactions."""
 
@@ -131,7 +131,7 @@ def servers_checked(state: State, _event: on.ServersChecked) -> Step:
 
 
 def judge_batch(state: State) -> Step:
-    """Refuses the batch, finishes it, or requests that it be written. A decided batch is never rewritten (rule 3)."""
+    """Rejects the batch, finishes it, or requests that it be written. A decided batch is never rewritten (rule 3)."""
     refused = refusal(state)
     if refused is not None:
         return replace(state, phase=Phase.STOPPED), refused

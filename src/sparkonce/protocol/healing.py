@@ -130,7 +130,7 @@ def _where_lost(
 ) -> frozenset[Key]:
     """Returns the replay's slots that hold the lost rows.
 
-    A sink whose slots are not in ``replayed_slots`` has lost all of its transactions: in other cases, `heal` refuses.
+    A sink whose slots are not in ``replayed_slots`` has lost all of its transactions: in other cases, `heal` fails.
     """
     found = {(sink, replayed_slots[sink, slot]) for sink, slot in lost if (sink, slot) in replayed_slots}
     spread = whole - {sink for sink, _ in replayed_slots}

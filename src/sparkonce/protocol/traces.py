@@ -4,7 +4,7 @@ A checkpoint and a log that were restored together from an old copy, or copied t
 other, so a start looks like an ordinary restart. But the servers remember commits that the log does not contain.
 
 This check is a safety net in addition to the protocol's rules, since servers may forget. It relies on log positions,
-batch numbers and producers, never on a clock, so it never refuses the log in which those commits were decided.
+batch numbers and producers, never on a clock, so it never rejects the log in which those commits were decided.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Translates a Kafka source's settings from librdkafka's or Java's names to those that Spark expects, and back.
 
-Each setting is in `JAVA`, belongs to a group (`_login`, `_trust`, `_identity`), or is refused. None is ignored: it is
-better for a source not to start than to connect differently than its settings say.
+Each setting is in `JAVA`, belongs to a group (`_login`, `_trust`, `_identity`), or is rejected. None is ignored: a
+source that does not start is better than one that ignores some of its settings.
 
 Java's names are from Kafka's ``ConsumerConfig`` (kafka-clients 3.9, which ships with Spark 4.0), except for those that
-Spark sets or refuses. librdkafka's names are from its CONFIGURATION.md. ``docs/kafka-source.md`` explains those
+Spark sets or rejects. librdkafka's names are from its CONFIGURATION.md. ``docs/kafka-source.md`` explains those
 that differ.
 """
 

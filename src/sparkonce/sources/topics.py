@@ -90,7 +90,7 @@ def ask_sources(
         sources: The query's Kafka sources.
         is_first: True if the query has no batch yet, in which case its sources determine where it begins.
         is_limited: True if ``maxOffsetsPerTrigger`` applies; the trigger ``once`` ignores it.
-        delegated: True if Spark may log in with delegation tokens, which this check cannot do. A refused login is then
+        delegated: True if Spark may log in with delegation tokens, which this check cannot do. A rejected login is then
             only a warning.
 
     Returns:
@@ -287,7 +287,7 @@ class _SourceProbe:
         return _UnaskedError(f"topic {topic!r}: {BrokerAnswer(code)}")
 
     def _unreachable(self, told: str) -> Exception:
-        """Returns the error for brokers that gave no answer, or refused the login."""
+        """Returns the error for brokers that gave no answer, or rejected the login."""
         where = f"The Kafka source's bootstrap.servers={_servers(self._options)!r}"
         # Without a trust store, Java uses its bundled certificates, but Python uses the operating system's.
         is_trust = _NOT_TRUSTED in told and not any("truststore" in name for name in self._options)
@@ -331,7 +331,7 @@ _WENT_BACK = "its cluster returned to an older state (a restored copy, a failove
 
 
 def check_names(sources: Sequence[SourceFacts], read: Sequence[str], decided: int | None) -> None:
-    """Refuses a source if all of its topics have different names than before, as the copies in a mirrored cluster do.
+    """Rejects a source if all of its topics have different names than before, as the copies in a mirrored cluster do.
 
     Spark would plan a batch from the beginning of the new topics. It would then either fail and leave that batch in the
     checkpoint or, with failOnDataLoss=false, write all rows again. Topics are not compared if any source subscribes by
@@ -421,8 +421,8 @@ class SourceTopics:
 
         For such a topic, Spark plans a batch that ends before it begins, and fails. Before such a batch is planned,
         there is only a warning, since the query can resume once the topic has grown past the old offsets. Once it is
-        planned, the query cannot resume, so the topic is refused. The checkpoint shows this even if no broker responds.
-        With failOnDataLoss=false, Spark continues from the topic's end.
+        planned, the query cannot resume, so the topic is rejected. The checkpoint shows this even if brokers do not
+        respond. With failOnDataLoss=false, Spark continues from the topic's end.
 
         Args:
             recorded: The ids in the log. A topic with a different id is a different topic; see `check_same`.
@@ -467,7 +467,7 @@ class SourceTopics:
         """Checks nothing: topics do not depend on sinks."""
 
     def check_same(self) -> None:
-        """Refuses a run that found a different topic than the log has recorded."""
+        """Rejects a run that found a different topic than the log has recorded."""
         if self._changed:
             raise PreflightError(
                 self._changed,

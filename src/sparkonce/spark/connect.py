@@ -55,7 +55,7 @@ _SERVER = "On the server of Spark Connect install the same sparkonce as on the c
 
 
 def check_can_connect(sinks: Sequence[TwoPhaseCommitSink], rows_per_slot: int | None) -> None:
-    """Refuses sinks and settings that need the driver's JVM."""
+    """Rejects sinks and settings that need the driver's JVM."""
     for sink in sinks:
         if sink.writes_with_session:
             raise ConfigurationError(
@@ -80,7 +80,7 @@ def start_on_server(
     """Starts a query on the server. Checks its columns; the first batch checks the rest there.
 
     Raises:
-        SchemaError: If a sink refuses the columns.
+        SchemaError: If a sink rejects the columns.
         PreflightError: If the server's Python cannot load the code that commits the batches.
     """
     check_plans(settings.check_columns(df), ConnectWork)

@@ -56,8 +56,8 @@ class ExactlyOnce:
             in the form Spark accepts (``file:``, ``hdfs:``, ``s3a:``, ``abfss:``, ``gs:``). It also holds the decision
             log.
         checkpoint_moved: Set it to True once if the checkpoint folder was moved (not copied) since the last run.
-            Otherwise a folder at a different location is refused, because two copies would write the same batches
-            twice.
+            Otherwise, the query refuses to start in a different folder, because two copies would write the same
+            batches twice.
         accept_lost_batches: For each sink's name, the newest batch that its server may have lost, as reported by
             `StaleServerError`. The rows of those batches are not written again. You can leave the setting in place:
             later batches are still checked.
@@ -69,9 +69,9 @@ class ExactlyOnce:
         rows_per_slot: Groups a batch's partitions into slots of about this many rows read from Kafka. By default, each
             partition is a slot, with one transaction per sink, but a small batch of a simple query is a single slot
             (docs/operations.md). Set it to 1 for one slot per partition in every batch.
-        dead_letters: The sink for the rows that another sink's system refuses, each with its reason; or ``{sink:
+        dead_letters: The sink for the rows that another sink's system rejects, each with its reason; or ``{sink:
             other}`` for only some of the sinks. It commits as part of the unit. Without it, such a row stops the query.
-        max_refused: The number of refused rows per batch above which the query stops anyway.
+        max_refused: The number of rejected rows per batch above which the query stops anyway.
         listener: Called at the start of each phase of a batch, with the phase and the batch's number.
         timeline: Set it to False to write no timeline into the checkpoint. ``sparkonce ui`` shows recent batches from
             it.
@@ -162,7 +162,7 @@ class ExactlyOnce:
         Raises:
             ConfigurationError: If an argument is wrong, the checkpoint is not writable, or this object's query is
                 already running.
-            SchemaError: If a sink refuses the columns.
+            SchemaError: If a sink rejects the columns.
             LogError: If the checkpoint's decision log cannot be read.
             CheckpointMismatchError: If the folder is not a Spark checkpoint.
             PreflightError: If a server cannot uphold the guarantee, or is not the one that the log knows.
@@ -257,13 +257,13 @@ class ExactlyOnce:
         self._end(run if run is not None and run.run_id == run_id else None, failure)
 
     def _end(self, run: ClassicRun | ConnectRun | None, failure: str = "") -> None:
-        """Ends a run. Another run of the same object may begin in the meantime."""
+        """Ends a run. Meanwhile, another run of the same object may begin."""
         if run is not None:
             run.end()
         self.listener.end_run(run.run_id if run is not None else "", failure)
 
     def _check_is_not_running(self, df: object) -> None:
-        """Refuses a second start, for which Spark would silently stop the first query."""
+        """Rejects a second start, because Spark would silently stop the first query."""
         if (query := self._query) is None:
             return
         if is_connect(query):  # its own server may be gone

@@ -42,7 +42,7 @@ class Grouping:
     def is_worth_it(self, rows: DataFrame) -> bool:
         """Returns True if there are more partitions than slots, and slots get the same partitions in every run.
 
-        Also returns True if the number of partitions is unknown before the plan runs, because it has a shuffle.
+        Also returns True if a shuffle makes the number of partitions unknown before the plan runs.
         """
         if self.merges:
             return True

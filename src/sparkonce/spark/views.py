@@ -1,4 +1,4 @@
-"""Assigns rows to sinks: each sink's share of a batch, and the dead-letter sink for rows that a sink refuses."""
+"""Assigns rows to sinks: each sink's share of a batch, and the dead-letter sink for rows that a sink rejects."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Share:
         return name in self.dead_letters.values()
 
     def of_none(self, empty: DataFrame) -> DataFrame:
-        """Returns the share of these sinks in a batch without rows, from which a start learns their columns."""
+        """Returns the share of these sinks in a batch without rows, which shows their columns at the start."""
         try:
             return self.of(empty)
         except SparkonceError:
@@ -268,7 +268,7 @@ logger = logging.getLogger("sparkonce")
 
 
 def warn_of_refused(dead_letters: DeadLetterSinks, done: BatchProgress) -> None:
-    """Logs how many rows of a batch were refused."""
+    """Logs how many rows of a batch were rejected."""
     for name in dict.fromkeys(to.name for to in dead_letters.values()):
         if refused := done.rows.get(name, 0):
             logger.warning(
@@ -277,7 +277,7 @@ def warn_of_refused(dead_letters: DeadLetterSinks, done: BatchProgress) -> None:
 
 
 def refused_rows_of(sink: TwoPhaseCommitSink, dead_letters: DeadLetterSinks) -> str:
-    """Describes, for users, what happens to the rows that a sink's system refuses."""
+    """Describes, for users, what happens to the rows that a sink's system rejects."""
     if (to := dead_letters.get(sink)) is not None:
         return f"a row that its system refuses goes to sink {to.name} with the reason, in the same unit (dead_letters)"
     if senders := [one.name for one in dead_letters if dead_letters[one] is sink]:

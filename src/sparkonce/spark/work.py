@@ -48,7 +48,7 @@ _QUIET_CHECKS = 2
 _NEWEST_JOBS = 200
 """The number of recent jobs that are checked.
 
-Spark retains a thousand. Each one costs a few calls, and older ones have ended.
+Spark retains a thousand. Each check costs a few calls, and older ones have ended.
 """
 _ENDED = frozenset({"SUCCEEDED", "FAILED"})
 _Written: TypeAlias = tuple[Sequence[Handle], bool]
@@ -379,7 +379,7 @@ def row_hash(columns: Sequence[str], schema: StructType) -> Column:
 
 
 def _hashable(value: Column, kind: DataType) -> Column:
-    """Returns a value in a form that ``xxhash64`` accepts: it refuses variants, and maps, which have no order."""
+    """Returns a value in a form that ``xxhash64`` accepts: it rejects variants, and maps, which have no order."""
     if isinstance(kind, VariantType):
         return F.to_json(value)
     if not _is_refused(kind):

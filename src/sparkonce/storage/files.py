@@ -60,7 +60,7 @@ class SmallFiles(abc.ABC):
     A path is relative to the folder, with ``/`` as the separator. Missing folders are created by a put. Every call has
     a deadline, and may be made by several threads at once.
 
-    Every method raises OSError if the store cannot be reached or refuses the request. A missing file is not an error.
+    Every method raises OSError if the store cannot be reached or rejects the request. A missing file is not an error.
     """
 
     @property
@@ -147,7 +147,7 @@ class CheckpointFiles(SmallFiles):
     def require(self, folder: str) -> None:
         """Raises OSError if the store has folders, and a subfolder that was created no longer exists.
 
-        If a disk is not mounted, its files must not be taken for missing, and new files must not be written to another
+        If a disk is not mounted, its files must not count as missing, and new files must not be written to another
         disk.
         """
 
@@ -201,7 +201,7 @@ def within(deadline_s: float, calls: Sequence[Callable[[], Answer]]) -> list[Ans
     """Makes calls in parallel daemon threads. Returns each result or error; `TimeoutError` for an unanswered call.
 
     The deadline restarts with each answer. When it passes, no more calls are started. As a result, a slow server
-    answers all calls, and a server that hangs costs only one deadline, however many calls there are.
+    answers all calls, and a server that hangs costs only one deadline, no matter how many calls there are.
     """
     answers: list[Answer | BaseException] = [TimeoutError(f"no answer within {deadline_s:g} s") for _ in calls]
     waiting: queue.SimpleQueue[tuple[int, Callable[[], Answer]]] = queue.SimpleQueue()

@@ -60,7 +60,7 @@ An error that is not listed is not an answer from the name node, and the call is
 Answer = TypeVar("Answer")
 _STALE_S = 3600
 _MAY_PASS = (errno.EHOSTDOWN, errno.ETIMEDOUT)
-"""Errors without an answer from the store. All others are refusals, for which an immediate retry is useless."""
+"""Errors without an answer from the store. All others are error responses, after which a quick retry is useless."""
 
 
 class RenamingFiles(CheckpointFiles):
@@ -286,7 +286,7 @@ class HdfsFiles(RenamingFiles):
         return found
 
     def for_workers(self) -> HdfsFiles:
-        """Refuses Kerberos, because a worker has no Kerberos ticket."""
+        """Rejects Kerberos, because a worker has no Kerberos ticket."""
         if (authentication := self._settings.get(AUTHENTICATION, "simple")).lower() != "simple":
             raise without_jvm(self._location, AUTHENTICATION, authentication)
         return self

@@ -307,7 +307,7 @@ def _without_none(keys: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _check_not_forked() -> None:
-    """Refuses a process that was forked from one that uses the client, since a fork lacks the client's threads."""
+    """Rejects a process that was forked from one that uses the client, since a fork lacks the client's threads."""
     if _used_by - {os.getpid()}:
         raise OSError(errno.ENOTSUP, "A process cannot use the store's client that was forked from one that uses it")
     _used_by.add(os.getpid())

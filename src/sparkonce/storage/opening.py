@@ -1,9 +1,9 @@
 """Opens a checkpoint without a JVM, and translates Hadoop's settings for the clients of `sparkonce.storage`.
 
 Spark Connect, the formats, the command line and other tools open a checkpoint by its location. They use Hadoop's
-settings where these are known, and this process's environment elsewhere. A setting that cannot be translated is refused
-by name, so that a checkpoint is never opened with other credentials than Spark's. Messages never contain the value of a
-setting that may be a secret.
+settings where these are known, and this process's environment elsewhere. A setting that cannot be translated is an
+error that names it, so that a checkpoint is never opened with other credentials than Spark's. Messages never contain
+the value of a setting that may be a secret.
 """
 
 from __future__ import annotations
@@ -499,7 +499,7 @@ def _google(bucket: str, configuration: Any) -> ObjectAccess:
 
 
 def _without(names: tuple[str, ...]) -> tuple[None, dict[str, Any]]:
-    """Refuses environment variables that the client would read, but the session's connector would not."""
+    """Rejects environment variables that the client would read, but the session's connector would not."""
     for name in names:
         if os.environ.get(name):
             raise ConfigurationError(

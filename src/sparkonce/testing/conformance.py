@@ -224,7 +224,7 @@ class AbortChecks(SinkHooks):
     # --- abort ------------------------------------------------------------------------------------------------------
 
     def test_an_abort_hides_for_ever(self) -> None:
-        """Checks that aborted rows never reappear, whatever is committed later."""
+        """Checks that aborted rows never reappear, no matter what is committed later."""
         with scene(self) as on:
             on.expect_outcomes(on.abort(on.prepare(0)), ABORTED, what="abort of a prepared transaction")
             on.expect_nothing_lingers("after the abort")
@@ -355,7 +355,7 @@ class AbortChecks(SinkHooks):
 
 
 class SweepChecks(SinkHooks):
-    """Checks that a sweep finds everything that a run left open, and nothing that belongs to others."""
+    """Checks that a sweep finds everything that a run left open, and nothing of others."""
 
     # --- what a dead writer leaves ----------------------------------------------------------------------------------
 
@@ -569,7 +569,7 @@ class SystemChecks(SinkHooks):
 
     @needs("make_refused")
     def test_refused_rows_are_told_and_the_others_are_written(self) -> None:
-        """Offers accepted and refused rows, in two record batches. Only the accepted ones may become visible."""
+        """Offers accepted and rejected rows, in two record batches. Only the accepted ones may become visible."""
         import pyarrow as pa
 
         with scene(self) as on:
@@ -593,7 +593,7 @@ class SystemChecks(SinkHooks):
 
     @needs("make_refused")
     def test_a_copy_whose_rows_are_all_refused_is_aborted(self) -> None:
-        """Offers only refused rows, and checks that the writer can abort and nothing lingers."""
+        """Offers only rejected rows, and checks that the writer can abort and nothing lingers."""
         with scene(self) as on:
             refused = self._refused(on)
             writer = on.new_writer()

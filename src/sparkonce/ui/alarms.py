@@ -20,7 +20,7 @@ from sparkonce.ui.state import (
 )
 
 SLOW_MS = 20_000
-"""A shorter phase never raises an alarm, whatever is usual: a driver writes its timeline only every 15 s."""
+"""A shorter phase never raises an alarm, even if it is unusual: a driver writes its timeline only every 15 s."""
 OLD, VERY_OLD = 0.5, 0.9
 """Transactions raise alarms once they are older than these fractions of their timeout."""
 STRANGE_S = 60.0

@@ -91,7 +91,7 @@ class Usual:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownQuery:
-    """A query, as the page shows it. Times are in milliseconds since the epoch; what is unknown is None or empty.
+    """A query, as the page shows it. Times are in milliseconds since the epoch; unknown values are None or empty.
 
     Attributes:
         name: The query's name or, without one, the last part of its checkpoint's path.

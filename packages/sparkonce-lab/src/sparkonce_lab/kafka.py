@@ -73,7 +73,7 @@ def create_topic(
     """Creates a topic unless it already exists, and waits until each partition has a leader.
 
     Raises:
-        KafkaException: If the broker refuses.
+        KafkaException: If the broker returns an error.
         TimeoutError: If a partition does not have a leader in time.
     """
     from confluent_kafka import KafkaError, KafkaException
@@ -143,7 +143,7 @@ def read_committed(bootstrap: str, topic: str, *, timeout_s: float = TIMEOUT_S) 
     and offset.
 
     Raises:
-        KafkaException: If there is no such topic, or the broker refuses.
+        KafkaException: If there is no such topic, or the broker returns an error.
         TimeoutError: If the end is not reached in time.
     """
     return _read(bootstrap, topic, "READ_COMMITTED", timeout_s)
@@ -202,7 +202,7 @@ def scan(
     """Yields a topic's messages in chunks, from its beginning to the current result of `end_offsets`.
 
     Raises:
-        KafkaException: If there is no such topic, or the broker refuses.
+        KafkaException: If there is no such topic, or the broker returns an error.
         TimeoutError: If the end is not reached in time.
     """
     from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition

@@ -57,8 +57,8 @@ class QueryConfig:
         temporary: The folder for files that Spark leaves behind if it is killed.
         jars: The value of ``spark.jars``.
         window_ms: The width of the windows.
-        refuse_every: Of this many rows per key, Kafka refuses one; 0 if it refuses none.
-        dead_letters: The folder for refused rows; empty if there are none.
+        refuse_every: Of this many rows per key, Kafka rejects one; 0 if it rejects none.
+        dead_letters: The folder for rejected rows; empty if there are none.
         conf: Spark's settings for the checkpoint's store, and for systems.
         trigger: ``processingTime``, or empty for ``availableNow``.
         master: Spark's master.
@@ -133,7 +133,7 @@ def plan(spark: SparkSession, config: QueryConfig) -> DataFrame:
 
 
 def for_kafka(batch: DataFrame, refuse_every: int = 0) -> DataFrame:
-    """Builds each row's key and value. Some rows also get a timestamp that Kafka refuses."""
+    """Builds each row's key and value. Some rows also get a timestamp that Kafka rejects."""
     from pyspark.sql import functions as F
 
     value = F.concat_ws(",", *[F.col(name).cast("string") for name in batch.columns])

@@ -156,7 +156,7 @@ class RegistryServer:
             references: For each type that is defined elsewhere: its name, and the subject and version that define it.
 
         Raises:
-            ValueError: If the server would refuse the schema.
+            ValueError: If the server would reject the schema.
         """
         text = schema if isinstance(schema, str) else json.dumps(schema)
         listed = [{"name": name, "subject": where, "version": version} for name, where, version in references]

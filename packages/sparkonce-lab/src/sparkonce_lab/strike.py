@@ -340,7 +340,7 @@ def words_of(why: Hindrances) -> str:
 
 
 def check_steps(steps: Sequence[Step], choices: Sequence[Choice], why: Hindrances) -> None:
-    """Refuses a schedule with impossible steps, before any step is carried out.
+    """Rejects a schedule with impossible steps, before any step is carried out.
 
     Raises:
         ConfigurationError: If there are such steps. The message names each of them, and the reason.

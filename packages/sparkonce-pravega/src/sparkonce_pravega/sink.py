@@ -118,7 +118,7 @@ class PravegaSink(WriteAheadSink):
         """False, because Pravega may reject an event after the decision."""
         return False
 
-    def checked(self, rows: DataFrame, mark: str = "") -> DataFrame:  # noqa: ARG002 - it does not report refused rows
+    def checked(self, rows: DataFrame, mark: str = "") -> DataFrame:  # noqa: ARG002 - it does not report rejected rows
         """Returns the same rows, with a computation that fails for values that Pravega would reject later."""
         length = "octet_length(value)"
         return rows.where(

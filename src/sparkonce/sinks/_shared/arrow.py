@@ -1,4 +1,4 @@
-"""Converts Arrow columns to text and JSON, splits record batches, and finds the rows that a server refuses.
+"""Converts Arrow columns to text and JSON, splits record batches, and finds the rows that a server rejects.
 
 Conversions run in Arrow's kernels, not value by value in Python. Numbers, dates and timestamps have the format that
 Spark's ``to_json`` uses. A null stays null.
@@ -346,7 +346,7 @@ def cut(values: pa.Array, most_bytes: int, *, without_last: int = 0) -> Iterator
 def offered(rows: pa.RecordBatch, attempt: Callable[[pa.RecordBatch], str]) -> Refused:
     """Writes the rows that the server accepts, and returns the others.
 
-    A part that the server refuses is split in half, and each half is tried again. Among n rows, each refused row costs
+    A part that the server rejects is split in half, and each half is tried again. Among n rows, each rejected row costs
     about 2 log2(n) requests. ``attempt`` writes all rows of a part and returns an empty string, or writes none and
     returns the reason.
     """

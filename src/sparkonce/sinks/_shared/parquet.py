@@ -11,7 +11,7 @@ _CALENDAR = {b"org.apache.spark.version": b"4.0.0"}
 """Metadata that makes Spark read dates in the calendar of Arrow and ISO 8601, in which Spark writes them since 3.1.
 
 For a file that names no version of Spark, ``spark.sql.parquet.datetimeRebaseModeInRead`` decides: LEGACY would shift
-dates before 1582, and EXCEPTION would refuse them.
+dates before 1582, and EXCEPTION would reject them.
 """
 
 

@@ -10,7 +10,7 @@ from sparkonce.sink import Facts
 
 
 def refusal(setting: str, value: object, why: str, next_step: str) -> PreflightError:
-    """Returns the error for a refused setting of the sink or the server.
+    """Returns the error for a rejected setting of the sink or the server.
 
     Args:
         setting: The setting's name.

@@ -1,4 +1,4 @@
-"""Checks settings that several sinks share, so that each is refused with one message. See `sparkonce.arguments`."""
+"""Checks settings that several sinks share, so that each is rejected with one message. See `sparkonce.arguments`."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class Compacted:
         bytes_after: The total size after; 0 if nothing has been written yet.
         deleted: The number of replaced files that this call deleted, including those replaced by earlier compactions.
         left: The number of replaced files that will be deleted later.
-        done: True if the compaction was carried out. False for a dry run, or if another compaction was faster.
+        done: True if the compaction was carried out. False for a dry run, or if another compaction finished first.
     """
 
     sink: str

@@ -274,7 +274,7 @@ def check_columns(schema: pa.Schema, format: str, partition_by: Sequence[str]) -
     """Returns all columns, after checking that the format supports each column's type.
 
     Raises:
-        SchemaError: If a column is refused. The message names it.
+        SchemaError: If a column is rejected. The message names it.
     """
     for name in schema.names:
         if schema.names.count(name) > 1:

@@ -98,7 +98,7 @@ def local_folder(path: str) -> Path:
 
 
 def check_absolute(path: str) -> None:
-    """Refuses a relative path with a ConfigurationError, since it would refer to a different folder in each process."""
+    """Rejects a relative path with a ConfigurationError, since it would refer to a different folder in each process."""
     if scheme_of(path) != "file":
         return
     named = Path(unquote(urlsplit(path).path) if _SCHEME.fullmatch(path) else path).expanduser()

@@ -8,7 +8,7 @@ merged again. The folder therefore contains about four hundred files, plus one f
 A generation, ``_manifest/compacted~<number>.<prefix>.<query>.0-0.merged``, describes the result of compacting old
 batches, and overrides their manifests. A generation lists the compacted batches, all their files, and the files that
 were replaced. The generation is written only if its number is free, so only one of two concurrent compactions wins. The
-batches' manifests do not change. Versions that do not support compaction refuse the folder because of the generation's
+batches' manifests do not change. Versions that do not support compaction reject the folder because of the generation's
 name and format.
 """
 
@@ -168,7 +168,7 @@ def list_manifests(store: FileStore) -> list[ManifestName]:
 
 
 def read(store: FileStore, name: ManifestName) -> list[Manifest]:
-    """Returns the batches in a manifest; none if the manifest was merged into another one in the meantime.
+    """Returns the batches in a manifest; none if the manifest has just been merged into another one.
 
     Raises:
         CorruptRecordError: If the manifest cannot be read.
@@ -216,7 +216,7 @@ def encode(
         if not transactions:
             plain["transactions"] = []
         if not batch.compacted:
-            del plain["compacted"]  # Versions without compaction refuse this field.
+            del plain["compacted"]  # Versions without compaction reject this field.
         lines.append(json.dumps(plain, separators=(",", ":")))
     return ("\n".join(lines) + "\n").encode()
 
@@ -315,7 +315,7 @@ def list_generations(names: Iterable[str]) -> dict[tuple[str, str], list[int]]:
 
 
 def read_generation(store: FileStore, prefix: str, query: str, number: int) -> Generation | None:
-    """Returns a generation; None if a newer one has replaced it in the meantime.
+    """Returns a generation; None if a newer one has just replaced it.
 
     Raises:
         CorruptRecordError: If the generation cannot be read.

@@ -51,7 +51,7 @@ def extension_in(path: str) -> str:
 
 
 def check_lengths(paths: Iterable[str], longest_name: int, longest_path: int) -> None:
-    """Refuses a file that could not be published once the batch is decided.
+    """Rejects a file that could not be published once the batch is decided.
 
     Args:
         paths: All absolute paths that the file will have.

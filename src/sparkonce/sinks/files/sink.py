@@ -103,7 +103,7 @@ class FilesSink(TwoPhaseCommitSink):
             )
 
     def use_checkpoint(self, files: CheckpointFiles) -> None:
-        """Refuses a checkpoint that shares a folder with the rows.
+        """Rejects a checkpoint that shares a folder with the rows.
 
         Readers would read the checkpoint's files, and emptying one location would empty both.
         """

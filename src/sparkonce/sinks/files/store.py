@@ -47,7 +47,7 @@ class FileState(str, Enum):
     DAMAGED = "damaged"
     """Staged, certainly not published, and different from the sealed file, so it can never be published whole."""
     UNKNOWN = "unknown"
-    """Impossible to determine, for example because another file is at the path."""
+    """The state cannot be determined, for example because another file is at the path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +103,7 @@ class FileStore(abc.ABC):
     def check(self) -> Mapping[str, str]:
         """Tries everything that the sink does here, and returns values that identify the store.
 
-        A run is refused if one of these values differs from that of the last run.
+        A run fails if one of these values differs from the last run's.
 
         Raises:
             PreflightError: If a check fails. The message names the setting and its value.

@@ -106,7 +106,7 @@ class BatchProducer:
     """A librdkafka producer. Its listener is called in the thread that calls `poll` or `flush`.
 
     Raises:
-        KafkaException: If librdkafka refuses a setting.
+        KafkaException: If librdkafka rejects a setting.
     """
 
     def __init__(self, settings: Mapping[str, Any], listener: Listener) -> None:
@@ -140,7 +140,7 @@ class BatchProducer:
         keys, and the values of rows whose partition it chooses.
 
         Raises:
-            KafkaException: If librdkafka refuses a row. Other rows may be queued.
+            KafkaException: If librdkafka rejects a row. Other rows may be queued.
             BufferError: If its queue is full.
         """
         if BY_ROW.intersection(rows.schema.names):

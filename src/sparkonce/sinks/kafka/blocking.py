@@ -229,9 +229,9 @@ def readable_and_end(
 def open_parts(
     client: TransactionClient, leaders: Mapping[Partition, int], deadline_s: float
 ) -> tuple[list[OpenPart], dict[Partition, BrokerAnswer]]:
-    """Returns the open parts of transactions in these partitions, and the answers of leaders that refuse.
+    """Returns the open parts of transactions in these partitions, and the answers of leaders that return errors.
 
-    Parts in the partitions of leaders that refuse may be missing.
+    Parts in the partitions of leaders that return errors may be missing.
     """
     (replies,) = ask_leaders(client, leaders, producers, deadline_s=deadline_s)
     found = [

@@ -1,6 +1,6 @@
 """The driver half of the Kafka sink: commits and aborts transactions that writers have prepared.
 
-Two checks run before each commit, because a broker reports success even if they fail:
+Two checks run before each commit, because a broker would report success even if they failed:
 
 `RetentionCheck` checks that the brokers still have the rows of transactions that have been open for a long time.
 ``retention.ms``, ``retention.bytes`` and DeleteRecords delete rows of open transactions too (tested on Kafka 4.3: three

@@ -2,7 +2,7 @@
 
 Connections are opened when they are first needed, and stay open between batches. A connection that gets no answer is
 closed. If no broker answers, all connections are dropped, and the next call starts again with ``bootstrap.servers``. As
-a result, brokers may restart under different addresses, and the driver retries credentials that were refused once,
+a result, brokers may restart under different addresses, and the driver retries credentials that were once rejected,
 which kafka-python would not do.
 
 `Waiting` pauses between repeated requests, and logs why. `token_provider` turns confluent-kafka's ``oauth_cb`` into a

@@ -25,7 +25,7 @@ _SEED, _FACTOR = np.uint32(0x9747B28C), np.uint32(0x5BD1E995)
 
 
 class Partitioner:
-    """Chooses partitions where the settings leave the choice to Kafka's default rule.
+    """Chooses partitions if the settings leave the choice to Kafka's default rule.
 
     librdkafka chooses partitions row by row: it locks the topic for each row, and cannot borrow the memory of rows
     whose partition it will choose. This class makes the same choice as librdkafka, so equal keys stay together.

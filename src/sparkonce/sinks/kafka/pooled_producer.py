@@ -81,7 +81,7 @@ _ABOUT_ROWS = {
         "key, or filter such rows out."
     ),
 }
-"""The next step after the refusal of a single row, for error codes whose own text does not suggest one."""
+"""The next step after a single row was rejected, for error codes whose own text does not suggest one."""
 
 
 class Reports:
@@ -95,10 +95,10 @@ class Reports:
             single rows does not count them.
         refused: The number of rows that were not delivered.
         refusals: The topic and the broker's reason for the first of these rows.
-        advice: The next step after the first refusal; empty if there is none.
+        advice: The next step for the first of these rows; empty if there is none.
         last_error: The latest error of the whole client, such as a lost connection; empty if there was none.
         away: True if rows were not delivered, or the transaction was aborted, because brokers were unreachable.
-        barred: True if the latest error of the whole client is a refused login.
+        barred: True if the latest error of the whole client is a rejected login.
         identity: The first producer id and epoch that a broker assigned; None until then.
         is_by_statistics: True if the identity was read from statistics.
     """
@@ -128,7 +128,7 @@ class Reports:
         self.identity = self.identity or (producer_id, epoch)
 
     def on_error(self, error: KafkaError) -> None:
-        """Records an error of the whole client, unless it has no cause of its own and follows a refused login."""
+        """Records an error of the whole client, unless it has no cause of its own and follows a rejected login."""
         if not self.barred or error.code() != KafkaError._ALL_BROKERS_DOWN:
             self.last_error, self.barred = one_line(error.str()), error.code() in _NOT_ALLOWED
 
@@ -156,7 +156,7 @@ class Reports:
             self.refusals.append(f"topic {topic!r}: {one_line(error.str())}")
 
     def _keep_largest(self, error: KafkaError, topic: str, partition: int, size: int) -> None:
-        """Records the largest refused row: a broker that finds a batch too large refuses all of its rows."""
+        """Records the largest rejected row: a broker that finds a batch too large rejects all of its rows."""
         if size > self._largest:
             self._largest = size
             self.refusals[:0] = [
@@ -371,8 +371,9 @@ class PooledProducer:
     def abort_reason(self) -> str:
         """Returns why the open transaction can no longer be committed; empty if it can.
 
-        Asks librdkafka to begin another transaction. librdkafka refuses, either with the error that aborted the open
-        transaction or with the name of its state. Statistics contain the state, too, but later and without the error.
+        Asks librdkafka to begin another transaction. librdkafka returns an error: either the one that aborted the open
+        transaction, or one with the name of its state. Statistics contain the state, too, but later and without the
+        error.
         """
         try:
             self.producer.begin_transaction()
@@ -395,7 +396,7 @@ class PooledProducer:
 
 @cache
 def _warn_of_other_words() -> None:
-    """Warns once per process that librdkafka's log lines have changed, which only makes slots begin later."""
+    """Warns once per process that librdkafka's log lines have changed. This only delays the start of slots."""
     log.warning(
         "librdkafka's log does not name producer ids in a known format, so each producer waits for its statistics, a "
         "second or more. Next: Use the version of confluent-kafka that this sparkonce was tested with."

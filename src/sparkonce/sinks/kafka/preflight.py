@@ -80,7 +80,7 @@ class _Cluster:
 
 
 def _hint(told: str, protocol: str) -> str:
-    """Returns a hint at a setting that client and broker seem to disagree on; empty if the error shows none."""
+    """Returns a hint about a setting on which client and broker seem to disagree; empty if the error suggests none."""
     setting = f"security.protocol={protocol!r} is given"
     if protocol.endswith("SSL") and ("EOF occurred" in told or "WRONG_VERSION_NUMBER" in told):
         return f"Check that this port speaks TLS, since {setting}: a plaintext port ends such a connection like this."

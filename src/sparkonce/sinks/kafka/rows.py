@@ -51,8 +51,8 @@ class TopicRules:
 _FAR_MS = 7_258_118_400_000
 """2200-01-01, in milliseconds since the epoch.
 
-Kafka compares timestamps with its clock. This limit is fixed, so that the same rows are refused whenever they are
-written.
+Kafka compares timestamps with its clock. This limit is fixed, so that the same rows are rejected no matter when they
+are written.
 """
 
 

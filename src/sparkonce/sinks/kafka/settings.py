@@ -3,7 +3,7 @@
 The names are those in librdkafka's CONFIGURATION.md. Writers pass the settings to librdkafka unchanged. The driver uses
 kafka-python, for which `admin_settings` translates them, so that the driver connects in the same way as the writers.
 Settings that the driver does not need, such as ``linger.ms``, are omitted. Security settings that cannot be translated
-are refused: it is better for a driver not to start than to connect differently from its writers without notice.
+are rejected: a driver that does not start is better than one that silently connects differently from its writers.
 """
 
 from __future__ import annotations

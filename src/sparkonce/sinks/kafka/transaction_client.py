@@ -155,8 +155,8 @@ class TransactionClient:
     ) -> tuple[list[Description], BrokerAnswer | None]:
         """Describes all ids with this prefix and these states; there may be many.
 
-        Each broker describes the ids that it lists, so no coordinator has to be looked up. Ids that a broker forgets in
-        the meantime are left out.
+        Each broker describes the ids that it lists, so no coordinator has to be looked up. Ids that a broker forgets
+        between the two requests are left out.
 
         Args:
             states: The states, by the broker's names.

@@ -73,7 +73,7 @@ _CENTURY_MS = 100 * 365 * 86_400_000
 _KNOWN_S = 60.0
 """The time for which a topic's rules are cached, in seconds, since its settings may change."""
 _RULES_WITHIN_S, _RULES_LATE_S = 30.0, 10.0
-"""librdkafka's time limit for a request, and how much later its answer may arrive, in seconds."""
+"""librdkafka's time limit for a request, and how long after it the response may still arrive, in seconds."""
 _NOT_TOLD = frozenset(
     {
         KafkaError.UNKNOWN_TOPIC_OR_PART,
@@ -295,7 +295,7 @@ class KafkaWriter(SinkWriter):
         return self._pooled
 
     def _make_room(self, pooled: PooledProducer, chunk: Chunk) -> None:
-        """Waits until the chunk fits, because librdkafka refuses rows once its queue is full."""
+        """Waits until the chunk fits, because librdkafka rejects rows once its queue is full."""
         # librdkafka only reports the number of rows in flight. Two upper bounds for the size of these rows are known:
         # their number times the largest row, and all bytes queued since the queue was last empty.
         deadline, stalled = time.monotonic() + self._limits.delivery_s, StalledRows(pooled, self._topics, self._lookup)
@@ -332,7 +332,7 @@ class KafkaWriter(SinkWriter):
             raise PrepareError(f"Kafka's producer failed permanently: {pooled.reports.fatal}.")
         if not pooled.reports.refused:
             return
-        # If librdkafka already knows the topic, it refuses such rows immediately. Raise the same error in both cases.
+        # If librdkafka already knows the topic, it rejects such rows immediately. Raise the same error in both cases.
         if pooled.reports.missing_partition:
             raise _no_such_partition(*pooled.reports.missing_partition)
         if pooled.reports.missing_topic:
@@ -345,7 +345,7 @@ class KafkaWriter(SinkWriter):
         )
 
     def _await_refusal(self, pooled: PooledProducer) -> None:
-        """Raises the brokers' refusal, if any. librdkafka stops accepting rows before it reports a refusal."""
+        """Raises an error if the brokers have rejected rows. librdkafka stops accepting rows before it reports that."""
         deadline = time.monotonic() + _GRACE_S
         while len(pooled.producer) and not pooled.reports.refused and time.monotonic() < deadline:
             pooled.poll(0.1)
@@ -366,7 +366,7 @@ def _produce(pooled: PooledProducer, chunk: Chunk) -> int:
     own ``produce_batch`` is slower, because it needs a dictionary for each row.
 
     Raises:
-        KafkaException: If librdkafka refuses a row. Other rows may be queued.
+        KafkaException: If librdkafka rejects a row. Other rows may be queued.
         BufferError: If librdkafka's queue is full.
     """
     if isinstance(pooled.producer, BatchProducer):
@@ -409,7 +409,7 @@ def _no_such_partition(topic: str, partition: int) -> PrepareError:
 
 
 def _too_large(chunk: Chunk, limit: int) -> PrepareError:
-    # librdkafka itself refuses rows above ``message.max.bytes``. The message must not show the row's bytes.
+    # librdkafka itself rejects rows above ``message.max.bytes``. The message must not show the row's bytes.
     return PrepareError(
         f"A row for topic {chunk.topic!r} is too large: it has {chunk.largest_bytes} bytes, and message.max.bytes is "
         f"{limit}.",

@@ -16,7 +16,7 @@ from sparkonce.protocol.handles import Finished, Outcome
 Row = tuple[object, ...]
 
 APPLIED = "Applied, but the reply was lost."
-"""The reason of a fault for ``commit`` that takes effect after the commit was applied."""
+"""The reason of a fault that affects ``commit`` only after the commit was applied."""
 
 
 class TransactionState(str, Enum):

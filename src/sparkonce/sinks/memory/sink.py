@@ -16,7 +16,7 @@ from sparkonce.sinks.memory.server import MemoryServer, TransactionState
 
 
 class MemorySink(TwoPhaseCommitSink):
-    """Writes whole rows to a `MemoryServer`. `SinkWriter.offer` refuses rows that contain a null.
+    """Writes whole rows to a `MemoryServer`. `SinkWriter.offer` rejects rows that contain a null.
 
     Args:
         server: The server.

@@ -288,7 +288,7 @@ class RedisCommitter(HandleCommitter[StagedTransaction]):
     def _await_ledgers(self, done: Sequence[_Pending]) -> None:
         """Waits until enough replicas have recorded the commits.
 
-        A replica that lacks the commits and then becomes master would appear to have lost rows.
+        If a replica without the commits became master, rows would seem lost.
         """
         reached = await_replicas(self._nodes, [ledger_of(one.name).hash_slot for one in done], self._wait_replicas)
         if reached < self._wait_replicas:

@@ -320,7 +320,7 @@ def _refuse_nan(column: pa.Array, name: str) -> None:
 
 
 def _refuse_rounding(column: pa.Array, name: str, where: str) -> None:
-    """Refuses integers and decimals that a double cannot represent exactly."""
+    """Rejects integers and decimals that a double cannot represent exactly."""
     if pa.types.is_integer(column.type):
         beyond = pc.or_(pc.less(column, -_WHOLE_IN_DOUBLE), pc.greater(column, _WHOLE_IN_DOUBLE))
     elif pa.types.is_decimal(column.type):

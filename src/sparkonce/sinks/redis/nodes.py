@@ -120,7 +120,7 @@ class Nodes:
     ) -> list[RedisReply]:
         """Sends each request to its node, several at a time, and returns the replies in request order.
 
-        If a node refuses a request because another node has the hash slot, this method sends the request to that node.
+        If a node rejects a request because another node has the hash slot, this method sends the request to that node.
         A request without a reply is not repeated, because the server may have carried it out.
 
         Args:
@@ -234,7 +234,7 @@ class Nodes:
         return isinstance(answer, Refusal) and answer.code in _AGAIN and (follow or answer.code != "ASK")
 
     def _prepare_again(self, requests: Sequence[Request], waiting: Sequence[int], replies: list[RedisReply]) -> None:
-        """Prepares a retry of refused requests. Sends redirected requests, and records their replies."""
+        """Prepares a retry of rejected requests. Sends redirected requests, and records their replies."""
         codes = {replies[number].code for number in waiting}
         if "MOVED" in codes:
             self.look_up()

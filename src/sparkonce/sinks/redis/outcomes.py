@@ -173,7 +173,7 @@ def code_of(text: str) -> str:
 
 
 def read_refusal(refusal: Refusal, doing: str = "") -> Finished:
-    """Returns the outcome of a transaction whose request was refused. ``doing`` describes the request."""
+    """Returns the outcome of a transaction whose request was rejected. ``doing`` describes the request."""
     shown = " ".join(filter(None, (doing, refusal.text)))
     return _TABLE.finished(refusal.code, refusal.text, shown=shown)
 

@@ -28,7 +28,7 @@ def read_info(answer: bytes) -> Mapping[str, str]:
 
 
 def why_not_stage(node: str, info: Mapping[str, str]) -> str:
-    """Returns the reason why a server may lose staged rows; empty if it keeps them."""
+    """Returns why a server may lose staged rows; empty if it keeps them."""
     policy = info.get("maxmemory_policy", "noeviction")
     if policy == "noeviction":
         return ""
@@ -36,7 +36,7 @@ def why_not_stage(node: str, info: Mapping[str, str]) -> str:
 
 
 def why_not_decide(nodes: Nodes) -> str:
-    """Returns the reason why a server may lose staged rows; empty if all keep them. Skips unreachable servers."""
+    """Returns why a server may lose staged rows; empty if all keep them. Skips unreachable servers."""
     told = nodes.everywhere("INFO", "memory")
     infos = {node: read_info(answer) for node, answer in told.items() if isinstance(answer, bytes)}
     return next(filter(None, (why_not_stage(node, info) for node, info in infos.items())), "")

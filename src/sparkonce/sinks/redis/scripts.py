@@ -332,7 +332,7 @@ end
 return failed or cmsgpack.pack(1)
 """
 )
-"""Tries each command that the scripts use, and cleans up. Returns the first refused command, and the reason."""
+"""Tries each command that the scripts use, and cleans up. Returns the first rejected command, and the reason."""
 
 ALL = (BEGIN, STAGE, PREPARE, DECIDE, APPLY, APPLY_DIRECT, CONCLUDE, CLEANED, ABORT, RAISE_FLOOR, PROBE)
 BY_SHA = {script.sha: script for script in ALL}

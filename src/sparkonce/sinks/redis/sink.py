@@ -30,7 +30,7 @@ class RedisSink(TwoPhaseCommitSink):
     """Writes rows to Redis or a Redis Cluster: strings, hashes, lists, sets, sorted sets, or increments of numbers.
 
     EXACTLY_ONCE stages the rows in Redis, and scripts apply them once the batch is decided. Redis deletes each piece of
-    rows in the step that applies it, so even increments are applied once, however often a commit is retried.
+    rows in the step that applies it, so even increments are applied once, no matter how often a commit is retried.
     AT_LEAST_ONCE writes immediately. The final state is correct if keys are a function of the row, but a replay shows
     older values until it catches up, and may apply increments twice.
 
@@ -43,7 +43,7 @@ class RedisSink(TwoPhaseCommitSink):
     ``hash``       ``key``, and ``fields`` or all other columns          in a field: deletes that field
     ``hash``       ``key``, ``field`` (required), ``value``              in ``value``: deletes the field
     ``list``       ``key``, ``value`` (an array, replaces the list)      in ``value``, or an empty one: deletes the key
-    ``set``        ``key``, ``member``                                   is refused
+    ``set``        ``key``, ``member``                                   is rejected
     ``sorted_set`` ``key``, ``member``, ``score``                        in ``score``: removes the member
     ``increment``  ``key``, ``amount``, optionally ``field``/``member``  in ``amount``: adds nothing
     ============== ===================================================== ===============================================
@@ -261,7 +261,7 @@ class RedisSink(TwoPhaseCommitSink):
 
 
 def _checked_url(url: Any) -> str:
-    """Returns the URL, or refuses it without showing it, since it may contain a password."""
+    """Returns the URL, or rejects it without showing it, since it may contain a password."""
     if isinstance(url, str) and url.startswith(("redis://", "rediss://", "unix://")):
         return url
     raise ConfigurationError(

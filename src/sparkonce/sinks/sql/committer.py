@@ -127,9 +127,9 @@ class SqlCommitter(HandleCommitter[SqlTransaction]):
         return fragile and f"rows of table {self._target} may go where they are not safe: {fragile}"
 
     def check_prepared(self, handles: Sequence[Handle]) -> str:
-        """Merges the staged rows of all slots and rolls back, to find rows that the table refuses before the decision.
+        """Merges the staged rows of all slots and rolls back, to find rows that the table rejects before the decision.
 
-        Raises `PrepareError` if it refuses a row, and `UnknownOutcomeError` if it is locked or does not answer.
+        Raises `PrepareError` if a table rejects a row, and `UnknownOutcomeError` if it is locked or does not answer.
         """
         read = {one: handle.rows for handle in handles if isinstance(one := self._read(handle), SqlTransaction)}
         for location, rows in _groups(one for one in read if one.kind == STAGED):
@@ -180,7 +180,7 @@ class SqlCommitter(HandleCommitter[SqlTransaction]):
     def lent(self, limit_s: float | None = None) -> Iterator[Session]:
         """Lends a session for exclusive use, with an optional time limit.
 
-        After any error, closes the session and also the idle sessions, which have probably lost the server as well.
+        After any error, closes the session and also the idle sessions, which probably no longer work either.
         """
         try:
             with self._sessions.lent() as session, self._dialect.within(session, limit_s or self._limits.answer_s):
@@ -307,7 +307,7 @@ class SqlCommitter(HandleCommitter[SqlTransaction]):
         return None
 
     def _try_merge(self, session: Session, location: Location, rows: Counts) -> str:
-        """Merges these rows and rolls back, if their tables may refuse a row. Returns the problem; empty if none."""
+        """Merges these rows and rolls back, if their tables may reject a row. Returns the problem; empty if none."""
         dialect, names = self._dialect, list(rows)
         waiting, _ = dialect.stages(session, location, names, True)
         stages = {name: stage for name, stage in waiting.items() if stage is not None}

@@ -1,6 +1,6 @@
 """The functions that differ between databases, and the values that they share. Each database's package provides a set.
 
-A task attempt's transaction is a value, which a handle represents. Its name says enough to finish it in any process.
+A task attempt's transaction is a value, which a handle represents. Its name is enough to finish it in any process.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class UpsertRules:
 
     @classmethod
     def of(cls, mode: str, on_conflict: str = "update", **settings: Any) -> UpsertRules:
-        """Returns the rules. Each setting may be None, and is refused if it contradicts another or the mode."""
+        """Returns the rules. Each setting may be None, and is rejected if it contradicts another or the mode."""
         found = {setting: value for setting, value in settings.items() if value is not None}
         for setting, value in found.items():
             example = "a column's name" if setting == "order_by" else "a condition in SQL, such as source.n > target.n"

@@ -33,7 +33,7 @@ _UNFINISHED = "unfinished"
 
 
 def never(*_: object) -> None:
-    """Stands in for the user's function, because the sinks for tables have none."""
+    """Replaces the user's function, because the sinks for tables have none."""
     raise NotImplementedError
 
 
@@ -194,9 +194,9 @@ class TableCommitter(WriteAheadCommitter):
         self._merge = merge
 
     def check_prepared(self, handles: Sequence[Handle]) -> str:
-        """Refuses rows that the table would only refuse at the commit. See `SinkCommitter.check_prepared`.
+        """Rejects rows that the table would only reject at the commit. See `SinkCommitter.check_prepared`.
 
-        A table would refuse several rows with the same key at the commit, and inserted rows that break one of its
+        A table would reject several rows with the same key at the commit, and inserted rows that break one of its
         rules.
         """
         names = [entry.name for handle in handles if (entry := Entry.of_handle(handle)) is not None]

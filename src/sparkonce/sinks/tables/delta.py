@@ -60,7 +60,7 @@ class DeltaSink(TableSink):
         insert_when: An additional condition for `when_not_matched`.
         order_by: If several rows have the same key, the one with the greatest values in these columns is used. A row
             with lower values than the table's row changes nothing. Without this setting, several rows with the same key
-            are refused.
+            are rejected.
         evolve_schema: True to add the columns that the table lacks, at the start.
         folder: The folder in which rows wait; see `WriteAheadSink`.
         name: A name that is unique within the query and stays the same after a restart.
@@ -172,7 +172,7 @@ class _DeltaTable(Table):
         return Rules(fills=fills, conditions=conditions)
 
     def append(self, rows: DataFrame, unit: Unit, label: Label) -> None:
-        """See `Table.append`. If two drivers write at the same time, Delta refuses one of the writes.
+        """See `Table.append`. If two drivers write at the same time, Delta rejects one of the writes.
 
         Delta silently skips a version of an application id that it has already recorded (delta-io/delta#1141), so the
         caller must look for the label afterward.
@@ -188,7 +188,7 @@ class _DeltaTable(Table):
     def merge(self, rows: DataFrame, plan: MergePlan, unit: Unit, label: Label) -> None:
         """Merges rows in one version that carries the label. See `Table.merge`.
 
-        Delta skips and refuses merges like appends. Delta also refuses a merge if others have changed the merged rows
+        Delta skips and rejects merges like appends. Delta also rejects a merge if others have changed the merged rows
         since the merge read them. An append gets the label through its options; a MERGE gets it through the session's
         settings.
         """

@@ -1,7 +1,7 @@
 """Adapts rows to a table's types, and checks them against the table's rules.
 
 Types are compared by field names at every level, and by nullability. Rows are checked against the rules before their
-batch is decided, because after the decision, a refused row would stop the query.
+batch is decided, because after the decision, a rejected row would stop the query.
 """
 
 from __future__ import annotations
@@ -257,7 +257,7 @@ _ACTUAL = "__sparkonce_actual"
 def with_reason(
     rows: DataFrame, values: Mapping[str, Column], fields: Sequence[StructField], rules: Rules, where: str
 ) -> DataFrame:
-    """Adds the column `REASON` to rows: why the table would refuse what is inserted for a row; null if it would not."""
+    """Adds the column `REASON` to rows: why the table would reject what is inserted for a row; null if it would not."""
     from pyspark.sql import functions as F
 
     plain = [
@@ -283,7 +283,7 @@ def with_reason(
 def refused_insert(
     merge: Merge, rows: DataFrame, table: DataFrame, fields: Sequence[StructField], rules: Rules, where: str
 ) -> str:
-    """Returns why the table would refuse a row that `when_not_matched` inserts; empty if it would not.
+    """Returns why the table would reject a row that `when_not_matched` inserts; empty if it would not.
 
     Only rows without a match in the table are inserted. Matches are therefore looked up if a row breaks a rule. The
     rules are those for rows whose columns are the columns of the expressions.

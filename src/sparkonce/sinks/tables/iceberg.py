@@ -68,7 +68,7 @@ class IcebergSink(TableSink):
         insert_when: An additional condition for `when_not_matched`.
         order_by: If several rows have the same key, the one with the greatest values in these columns is used. A row
             with lower values than the table's row changes nothing. Without this setting, several rows with the same key
-            are refused.
+            are rejected.
         evolve_schema: True to add the columns that the table lacks, at the start.
         folder: The folder in which rows wait; see `WriteAheadSink`.
         name: A name that is unique within the query and stays the same after a restart.
@@ -149,7 +149,7 @@ class _IcebergTable(Table):
         return self.spark.table(self._name).schema
 
     def rules(self, columns: Collection[str]) -> Rules:
-        """Leaves required columns out, because `TableSink.columns` refuses rows without them. See `Table.rules`."""
+        """Leaves required columns out, because `TableSink.columns` rejects rows without them. See `Table.rules`."""
         conditions: dict[str, Column] = {}
         for one in self.schema():
             if one.name.lower() in columns:
@@ -158,7 +158,7 @@ class _IcebergTable(Table):
         return Rules(fills={}, conditions=conditions)
 
     def append(self, rows: DataFrame, unit: Unit, label: Label) -> None:
-        """See `Table.append`. If two drivers publish at the same time, Iceberg refuses one of the snapshots.
+        """See `Table.append`. If two drivers publish at the same time, Iceberg rejects one of the snapshots.
 
         The label is the snapshot's id for write-audit-publish, which Iceberg publishes once.
         """
@@ -267,7 +267,7 @@ class _IcebergTable(Table):
 
         If others commit first, Iceberg tries again, unless ``alone`` is True.
         """
-        # Iceberg refuses a label only if it belongs to a snapshot in the table's current history. Check the notes
+        # Iceberg rejects a label only if it belongs to a snapshot in the table's current history. Check the notes
         # first, which also cover snapshots that have expired or were rolled back.
         table = self._load()
         staged = table.snapshot(branch)

@@ -378,7 +378,7 @@ _COUNT = "__sparkonce_count"
 
 
 def repeated(on: Sequence[str], files: Sequence[BinaryIO], rows: Callable[[], DataFrame]) -> str:
-    """Returns why rows must be refused because several have the same key; empty if all keys are different.
+    """Returns why rows must be rejected because several have the same key; empty if all keys are different.
 
     For many rows, and for keys of unusual types, reads the Parquet files with Spark by calling ``rows``.
     """

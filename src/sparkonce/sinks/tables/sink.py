@@ -201,7 +201,7 @@ class TableSink(WriteAheadSink, abc.ABC):
         return tuple(new)
 
     def checked(self, rows: DataFrame, mark: str = "") -> DataFrame:
-        """Returns the same rows, with a computation that fails for rows that the table would refuse after the decision.
+        """Returns the same rows, with a computation that fails for rows that the table would reject after the decision.
 
         If ``mark`` is set, the column of this name gets the reason instead of a failure; null for rows that are
         accepted.
@@ -289,7 +289,7 @@ def _active_session() -> SparkSession | None:
 
 
 def _has_variant(field: pa.Field) -> bool:
-    """Returns True if a type contains a variant. Its Arrow fields may be null, which Spark's Parquet reader refuses.
+    """Returns True if a type contains a variant. Its Arrow fields may be null, which Spark's Parquet reader rejects.
 
     PySpark marks the variant's metadata field (``to_arrow_type`` in ``pyspark.sql.pandas.types``).
     """

@@ -111,7 +111,7 @@ class Table(abc.ABC):
     def refusal(self, rows: DataFrame, plan: MergePlan | None) -> str:
         """Returns why the table would refuse to append or, with a plan, merge any rows; empty if it would not.
 
-        Only analyzes the plan, without running it, so the rows may be empty. Spark may refuse it with an
+        Only analyzes the plan, without running it, so the rows may be empty. Spark may reject it with an
         AnalysisException.
         """
 

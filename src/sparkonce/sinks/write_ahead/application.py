@@ -37,13 +37,10 @@ log = logging.getLogger("sparkonce")
 class CallSettings:
     """The settings of the calls.
 
-    Attributes:
-        apply: The user's function.
-        is_applied: The user's second function, if there is one.
-        applies: What a repeated call does to the target.
-        per: What one call gets: one slot's rows, or those of all handles of a batch.
-        parallel: How many calls run in parallel; with 1, they run in slot order.
-        wait_s: How long one commit waits for its calls, in seconds.
+    Attributes: apply: The user's function. is_applied: The user's second function, if there is one. applies: What a
+        repeated call does to the target. per: What one call gets: one slot's rows, or those of all handles of a batch.
+        parallel: How many calls run in parallel; with 1, they run in slot order. wait_s: How long one commit waits for
+        its calls, in seconds.
     """
 
     apply: Apply
@@ -74,7 +71,7 @@ class Unit:
 
 
 class Application:
-    """Calls the function, and remembers why it has refused rows or left them unread, by transaction name."""
+    """Calls the function, and remembers why it has rejected rows or left them unread, by transaction name."""
 
     def __init__(self, folder: WriteAheadFolder, sink: str, settings: CallSettings) -> None:
         self._folder = folder
@@ -307,7 +304,7 @@ class RetryLaterError(Exception):
 
 
 class RefusedError(Exception):
-    """Raise this in your function if the target refuses these rows, and will keep refusing them.
+    """Raise this in your function if the target rejects these rows, and will keep rejecting them.
 
     The query stops immediately, with the reason. The rows are kept: once you have removed the cause and restarted the
     query, the function gets them again.

@@ -70,7 +70,7 @@ class WriteAheadCommitter(HandleCommitter[TransactionName]):
         """Applies all rows that are not yet applied.
 
         Raises:
-            UnknownOutcomeError: If the function has already refused the rows in this run. The query must then stop.
+            UnknownOutcomeError: If the function has already rejected the rows in this run. The query must then stop.
         """
         self._stop_if_refused(wanted)
         known = {name: entry for name, handle in wanted.items() if (entry := Entry.of_handle(handle)) is not None}

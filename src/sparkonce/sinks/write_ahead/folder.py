@@ -100,7 +100,7 @@ class WriteAheadFolder(abc.ABC):
 
     @abc.abstractmethod
     def keep(self, name: TransactionName, file: BinaryIO) -> bool:
-        """Stores a filled file durably where a driver finds it. Returns False if it was aborted in the meantime."""
+        """Stores a filled file durably where a driver finds it. Returns False if it has been aborted since."""
 
     # --- a driver's -------------------------------------------------------------------------------------------------
 

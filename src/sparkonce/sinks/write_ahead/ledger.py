@@ -80,7 +80,8 @@ class Ledger:
         """Durably records that a commit starts with these files, a group that never changes.
 
         The groups of a batch form a short log: each group is recorded once, under the first free number. Each
-        transaction is therefore in a single group, whichever driver commits it. Returns False if the number is taken.
+        transaction is therefore in a single group, no matter which driver commits it. Returns False if the number is
+        taken.
         """
         return put_note(self.files, _begun(query, batch, number), text_of(entries))
 

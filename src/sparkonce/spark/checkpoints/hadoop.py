@@ -4,7 +4,7 @@ A put writes a temporary file and then renames it, which fails if the name is ta
 atomically, and responds once the rename is in its journal.
 
 Each call of a Hadoop client has a deadline, and Java exceptions become ``OSError``. Python workers, which have no JVM,
-use `HdfsFiles` with the same settings, or are refused.
+use `HdfsFiles` with the same settings, or are rejected.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ Answer = TypeVar("Answer")
 
 
 class StoreError(OSError):
-    """A call that Hadoop's client refused, or that failed.
+    """A call that Hadoop's client rejected, or that failed.
 
     Attributes:
         kinds: The short names of the Java exception and its causes.

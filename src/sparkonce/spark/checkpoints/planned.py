@@ -27,7 +27,7 @@ _NONE_YET = "-"
 def check_planned(
     spark: SparkSession, query: str, batch: int, checkpoint: SparkCheckpoint, recorded: Sequence[str], cache: JvmCache
 ) -> None:
-    """Refuses a batch whose rows are not the ones that the checkpoint's offsets describe."""
+    """Rejects a batch whose rows are not the ones that the checkpoint's offsets describe."""
     try:
         planned = _planned(cache.get("execution", partial(execution_of, spark, query)), batch)
     except Exception as error:  # noqa: BLE001 - Spark's internal classes may change; then only the file counts

@@ -109,7 +109,7 @@ def _calls(end: _EndOfRun, file: Path) -> list[tuple[str, int]]:
 
 
 def _refuse_connect(options: Mapping[str, Any]) -> None:
-    """Refuses Spark Connect: its queries cannot be intercepted, and would really start."""
+    """Rejects Spark Connect: its queries cannot be intercepted, and would really start."""
     named = [name for name in ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED") if name in os.environ]
     if "spark.remote" in options:
         named.append("spark.remote")

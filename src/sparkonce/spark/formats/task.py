@@ -169,7 +169,7 @@ def _of_value(data: bytes) -> int:
 
 
 def _mixed(numbers: _Hashes) -> _Hashes:
-    """Spreads each number over all bits: the last step of SplitMix64."""
+    """Mixes the bits of each number, as the last step of SplitMix64 does."""
     numbers = (numbers ^ (numbers >> np.uint64(30))) * _FIRST
     numbers = (numbers ^ (numbers >> np.uint64(27))) * _SECOND
     return numbers ^ (numbers >> np.uint64(31))

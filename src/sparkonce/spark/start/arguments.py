@@ -84,7 +84,7 @@ def new_writer(
 
 
 def check_name(df: object, name: object) -> None:
-    """Refuses the name of a query that is already running, before anything is requested or written."""
+    """Rejects the name of a query that is already running, before anything is requested or written."""
     if name is None or not isinstance(df, DataFrame):
         return
     if running := next((one for one in df.sparkSession.streams.active if one.name == name), None):

@@ -88,7 +88,7 @@ class CheckpointLocation(NamedTuple):
 def check_query(
     files: CheckpointFiles, running: str, location: Callable[[], CheckpointLocation | None] = lambda: None
 ) -> None:
-    """Refuses a checkpoint that does not belong to the running query."""
+    """Rejects a checkpoint that does not belong to the running query."""
     found = SparkCheckpoint(files).query_id()
     checkpoint = files.location
     if found != running:

@@ -175,7 +175,7 @@ def _addresses(servers: object) -> set[str]:
 
 
 def warn_of_repeats(shares: Sequence[Share], facts: Mapping[str, Facts]) -> None:
-    """Warns if two sinks write the same rows to one topic or table, which then has each row twice."""
+    """Warns if two sinks write the same rows to one topic or table, which would then contain each row twice."""
     for share in shares:
         targets: dict[tuple[tuple[str, str], ...], list[str]] = {}
         dead_letters = set(share.dead_letters.values())

@@ -1,6 +1,6 @@
 """A local folder that the files sink writes to, and rows in other folders: dead letters, and waiting rows.
 
-Dead letters are rows that Kafka is made to refuse. Such a row has a timestamp before 1970, which Kafka does not store,
+Dead letters are rows that Kafka is made to reject. Such a row has a timestamp before 1970, which Kafka does not store,
 but is otherwise normal. The rows of the write-ahead, RabbitMQ and Pravega sinks wait in a folder.
 """
 
@@ -155,7 +155,7 @@ def dead_letters_sink(folder: str) -> TwoPhaseCommitSink:
 
 
 def read_dead_letters(folder: Path) -> pa.Table:
-    """Returns the refused rows that a reader sees (see `sparkonce_lab.history.OBSERVED`), without locations."""
+    """Returns the rejected rows that a reader sees (see `sparkonce_lab.history.OBSERVED`), without locations."""
     import pyarrow.parquet as pq
 
     from sparkonce_lab.systems.observed import of_texts

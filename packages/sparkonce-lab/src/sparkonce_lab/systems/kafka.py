@@ -65,7 +65,7 @@ class KafkaSystem(VerifiedSystem):
             "SASL_SSL"}``.
         megabytes: The size of the disk for all nodes together. It is in memory, and uses only as much of it as is
             written.
-        refuse_every: Of this many rows per key, Kafka is made to refuse one, which goes to a sink of dead letters; 0
+        refuse_every: Of this many rows per key, Kafka is made to reject one, which goes to a sink of dead letters; 0
             for none.
         cluster: A running cluster, which is not stopped here.
         requests: The requests that the proxy recognizes. Defaults to those that the verifier strikes.
@@ -284,7 +284,7 @@ class KafkaSystem(VerifiedSystem):
         return [int(message.value() or b"-1") for message in found]
 
     def read(self) -> pa.Table:
-        """Reads the rows. Refused rows count as read if they are among the dead letters."""
+        """Reads the rows. Rejected rows count as read if they are among the dead letters."""
         import pyarrow as pa
 
         from sparkonce_lab.systems.observed import of_texts

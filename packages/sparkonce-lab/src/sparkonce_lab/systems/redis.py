@@ -215,7 +215,7 @@ class RedisSystem(ServerSystem, VerifiedSystem):
                 if len(self.clients) == 1:
                     yield from zip(wanted, client.mget(wanted) if wanted else (), strict=True)
                     continue
-                several = client.pipeline(transaction=False)  # A cluster refuses MGET for keys of several hash slots.
+                several = client.pipeline(transaction=False)  # A cluster rejects MGET for keys of several hash slots.
                 for key in wanted:
                     several.get(key)
                 yield from zip(wanted, several.execute(), strict=True)

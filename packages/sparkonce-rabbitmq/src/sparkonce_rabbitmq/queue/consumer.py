@@ -287,7 +287,7 @@ def queue_is_there(server: RabbitMQ, queue: str) -> None:
     """Checks that the queue exists, and that this user may log in.
 
     Raises:
-        PreflightError: If the queue does not exist, or the server refuses the login.
+        PreflightError: If the queue does not exist, or the server rejects the login.
         OutageError: If the server is unreachable.
     """
     try:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _HEARTBEAT_S = 30
 
 _CLOSED_BY_BROKER = re.compile(r"ConnectionClosedByBroker: \((403|530)\)")
-"""pika's errors for a server that closes the connection because it refuses the user or the virtual host."""
+"""pika's errors for a server that closes the connection because it rejects the user or the virtual host."""
 
 ACCESS_REFUSED, NOT_FOUND, LOCKED, FAILED = 403, 404, 405, 406
 """The codes that a server uses to close a channel permanently, unless the queue is temporarily down; see `is_final`."""
@@ -44,13 +44,13 @@ def amqp_parameters(server: RabbitMQ) -> pika.ConnectionParameters:
 
 
 def is_refused_login(error: BaseException) -> bool:
-    """Returns True if the server refuses the login. pika raises the same errors if the connection is lost."""
+    """Returns True if the server rejects the login. pika raises the same errors if the connection is lost."""
     refused = isinstance(error, ProbableAuthenticationError | ProbableAccessDeniedError)
     return refused and _CLOSED_BY_BROKER.search(str(error)) is not None
 
 
 def is_final(error: ChannelClosedByBroker) -> bool:
-    """Returns True if a retry cannot help after the server refused a queue. A queue whose node is down may return."""
+    """Returns True if a retry cannot help after the server rejected a queue. A queue whose node is down may return."""
     if error.reply_code == NOT_FOUND:
         return _NO_QUEUE in error.reply_text
     return error.reply_code in (ACCESS_REFUSED, LOCKED)

@@ -67,7 +67,7 @@ Node = tuple[str, int]
 
 
 class StreamRefusedError(Exception):
-    """The server refused a request."""
+    """The server rejected a request."""
 
     def __init__(self, request: str, code: int) -> None:
         super().__init__(f"{request}: {WORDS.get(code, f'the server answers with code {code}')}")
@@ -78,7 +78,7 @@ class StreamConnection:
     """An open connection to a node.
 
     Every method raises OSError if the connection breaks, or if the server does not send the response in time, even if
-    it sends other frames. The connection is then unusable. If the server refuses a request, the method raises the error
+    it sends other frames. The connection is then unusable. If the server rejects a request, the method raises the error
     that `refusal` returns.
 
     Args:
@@ -135,7 +135,7 @@ class StreamConnection:
         return list(self._ask(asked, schema.SuperStreamPartitionsResponse, f"super stream {super_stream!r}").streams)
 
     def refusal(self, code: int, what: str) -> Exception:
-        """Returns the error for a request that the server refuses with this code."""
+        """Returns the error for a request that the server rejects with this code."""
         return StreamRefusedError(what, code)
 
     # --- how ----------------------------------------------------------------------------------------------------------
@@ -222,8 +222,8 @@ class StreamConnection:
 class PublisherConnection(StreamConnection):
     """A connection that publishes to one stream, one frame at a time.
 
-    A frame is sent only after all messages of the previous one are confirmed. If the server refuses a frame, it
-    therefore never accepts a later one, whose higher ids would hide the refused messages.
+    A frame is sent only after all messages of the previous one are confirmed. If the server rejects a frame, it
+    therefore never accepts a later one, whose higher ids would hide the rejected messages.
     """
 
     def sequence(self, stream: str, publisher: str) -> int:
@@ -281,7 +281,7 @@ def connect_to(kind: type[Kind], server: RabbitMQ, stream: str, *, leader: bool 
     replica.
 
     Raises:
-        Exception: See `StreamConnection.refusal`, if there is no such stream, or the login is refused.
+        Exception: See `StreamConnection.refusal`, if there is no such stream, or the login is rejected.
         OSError: If no node is reachable.
     """
     connection = kind(server)

@@ -127,7 +127,7 @@ def encode(rows: pa.RecordBatch, body: Body, most_bytes: int) -> pa.RecordBatch:
 
 
 def _check_short(rows: pa.RecordBatch) -> None:
-    """Refuses rows that RabbitMQ would accept into the stream, but could not deliver to AMQP 0-9-1 readers."""
+    """Rejects rows that RabbitMQ would accept into the stream, but could not deliver to AMQP 0-9-1 readers."""
     for name in SHORT_PROPERTIES:
         if name in rows.schema.names:
             sizes = pc.binary_length(_binary(rows.column(name)))

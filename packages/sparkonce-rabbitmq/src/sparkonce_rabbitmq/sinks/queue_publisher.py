@@ -83,7 +83,7 @@ class _Publishing:
         """Publishes the messages.
 
         Raises:
-            RefusedError: If the server will keep refusing a message.
+            RefusedError: If the server will keep rejecting a message.
             OSError: If it is unknown whether all messages arrived.
         """
         self._connection = pika.SelectConnection(

@@ -71,7 +71,7 @@ def check_rows(rows: pa.RecordBatch) -> None:
 
 
 class QueueRowsWriter(WriteAheadWriter):
-    """Writes one task attempt's rows, after checking that each can be published: nothing may refuse them later."""
+    """Writes one task attempt's rows, after checking that each can be published: nothing may reject them later."""
 
     def write(self, rows: pa.RecordBatch) -> None:
         check_rows(rows)

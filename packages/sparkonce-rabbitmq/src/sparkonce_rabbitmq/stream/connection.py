@@ -22,7 +22,7 @@ class ConsumerConnection(StreamConnection):
     """An open connection with at most one subscription.
 
     Raises:
-        PreflightError: If the server refuses the login or the virtual host, or is not trusted.
+        PreflightError: If the server rejects the login or the virtual host, or is not trusted.
         OSError, OutageError: If the server does not respond.
     """
 

@@ -53,7 +53,7 @@ def refusal(error: Any) -> Answer:
 
 
 def head_object(client: Any, bucket: str, key: str) -> Present | Answer:
-    """Returns the object at a key, or the refusal of HeadObject."""
+    """Returns the object at a key, or HeadObject's error response."""
     answer = ask(client.head_object, Bucket=bucket, Key=key)
     if isinstance(answer, Answer):
         return answer
@@ -77,7 +77,7 @@ MOST_A_PAGE = 1_000
 
 
 def list_uploads(client: Any, bucket: str, prefix: str, page: int) -> Iterator[tuple[str, str] | Answer]:
-    """Yields the key and ID of every open upload below a prefix. Ends with an `Answer` if the store refuses a page.
+    """Yields the key and ID of every open upload below a prefix. Ends with an `Answer` if the store rejects a page.
 
     A page has at most 1,000 uploads.
     """
@@ -129,7 +129,7 @@ DONE = ""
 """The code of an answer that reports success."""
 
 NOT_SENT = 0
-"""The status of a request that boto3 itself refused."""
+"""The status of a request that boto3 itself did not send."""
 
 LOOK = frozenset({NO_SUCH_UPLOAD, OCCUPIED, DONE})
 """Answers to a completion that do not show the outcome: only the object at the key does."""
@@ -137,7 +137,7 @@ LOOK = frozenset({NO_SUCH_UPLOAD, OCCUPIED, DONE})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """A refusal by the server, or the absence of an answer.
+    """An error response from the server, or the absence of a response.
 
     Attributes:
         status: HTTP's status; None if no answer came, `NOT_SENT` if boto3 sent nothing.
@@ -250,7 +250,7 @@ RIGHTS: Mapping[str, str] = {
 
 
 def read(answer: Answer, request: str) -> Finished:
-    """Returns the outcome of a refused request, judged by the refusal alone. ``request`` is the S3 operation."""
+    """Returns the outcome of a rejected request, based on the error response alone. ``request`` is the S3 operation."""
     if answer.status is None:
         return Finished(outcome=_RETRY, reason=f"{request}: no answer: {answer.reason}")
     code = answer.code if answer.code in _MEANINGS else _BY_STATUS.get(answer.status, answer.code)
@@ -268,7 +268,7 @@ def outcome_by_object(code: str, found: Present | Answer, fields: Fields) -> Fin
 
     Args:
         code: The answer to the completion, one of `LOOK`.
-        found: The object, or HeadObject's refusal.
+        found: The object, or HeadObject's error response.
         fields: The handle's fields.
     """
     if isinstance(found, Present):

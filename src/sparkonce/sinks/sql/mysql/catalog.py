@@ -1,8 +1,8 @@
 """The target table as described by the server, and the Spark types that its columns store without changing a value.
 
-A server in strict mode refuses a value that does not fit. However, it silently rounds microseconds, reads NULL as "now"
+A server in strict mode rejects a value that does not fit. However, it silently rounds microseconds, reads NULL as "now"
 in a TIMESTAMP column and as "the next one" in an AUTO_INCREMENT column, and reads the text ``1`` as the first value of
-an ENUM (measured with MariaDB 10.11). Such values are therefore refused here.
+an ENUM (measured with MariaDB 10.11). Such values are therefore rejected here.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def checks_of(connection: Connection, table: str, columns: Sequence[str]) -> dic
 
 
 def may_refuse(connection: Connection, target: Target, columns: Sequence[str], staged: Sequence[str]) -> bool:
-    """Returns True if a table may refuse a row that these staging tables have accepted.
+    """Returns True if a table may reject a row that these staging tables have accepted.
 
     On MariaDB, staging tables also have the CHECKs that use only written columns, unless those were added later.
     """

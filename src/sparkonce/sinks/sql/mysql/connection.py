@@ -1,7 +1,7 @@
 """A PyMySQL connection in strict mode and UTC, with a deadline for each reply, and LOAD DATA from memory.
 
-PyMySQL answers LOAD DATA LOCAL by opening any file that the server names. This connection always sends the rows,
-whichever file the server names, and treats a request for a file at any other time as an error.
+PyMySQL answers LOAD DATA LOCAL by opening any file that the server names. This connection sends the rows no matter
+which file the server names, and treats a request for a file at any other time as an error.
 
 `Flavour` lists the differences between MariaDB and MySQL. MariaDB's side is tested against MariaDB 10.11. MySQL's side
 follows its manual (8.0 and 8.4) and is untested.

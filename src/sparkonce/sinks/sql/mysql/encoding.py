@@ -101,7 +101,7 @@ def _escape(texts: pa.Array, escapes: Sequence[tuple[str, str]]) -> pa.Array:
 
 
 def nested_text(values: pa.Array, name: str) -> pa.Array:
-    """Returns arrays and structs as JSON; null stays null. Refuses what JSON does not support."""
+    """Returns arrays and structs as JSON; null stays null. Rejects what JSON does not support."""
     if not all_finite(values):
         what = f"Column {name!r} contains an array or a struct with NaN or an infinity, and JSON has no such numbers."
         raise PrepareError(what, next_step="Filter or replace them in the query.")
@@ -190,7 +190,7 @@ def _check_texts(values: pa.Array, column: MySQLColumn) -> None:
 
 
 def _check_form(values: pa.Array, column: MySQLColumn) -> None:
-    """Refuses a string that the server would read as a different one."""
+    """Rejects a string that the server would read as a different one."""
     texts = values
     match column.type:
         case "time":

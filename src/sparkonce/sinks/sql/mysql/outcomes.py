@@ -29,7 +29,7 @@ LOCKED = frozenset({1205, 1213})
 """Another transaction holds the row or the table."""
 
 CHECKED = (3819, 4025)
-"""The errors of a CHECK that refuses a row, on MySQL and on MariaDB."""
+"""The errors of a CHECK that rejects a row, on MySQL and on MariaDB."""
 
 ABOUT_ROWS = frozenset(
     {1048, DUPLICATE_KEY, 1264, 1265, 1292, 1366, 1406, NO_PARENT, NO_PARTITION, 1644, 1690, *CHECKED}

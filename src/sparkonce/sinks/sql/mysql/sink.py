@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _PORT = 3306
 REPLY_S = 300.0
-"""The longest wait of a slot for one reply, for example to 4 MiB of rows, in seconds."""
+"""The longest time that a slot waits for one reply, for example to 4 MiB of rows, in seconds."""
 
 ANSWER_S = 10.0
 """The time limit of one call of the committer, except for a merge, in seconds."""
@@ -40,7 +40,7 @@ class MySQLSink(SqlSink):
 
     Args:
         settings: PyMySQL's settings, for example ``{"host": "db", "user": "etl", "password": "…", "database":
-            "shop"}``. They must lead every process to the same server, the primary.
+            "shop"}``. With them, every process must reach the same server, the primary.
         table: The target, an InnoDB table in ``database``. The name is used literally, including dots and spaces.
         name: A name that is unique within the query and stays the same after a restart.
         mode: ``append`` inserts rows; a row whose key already exists is an error. ``upsert`` replaces the row with the

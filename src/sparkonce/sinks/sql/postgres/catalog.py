@@ -86,7 +86,7 @@ class CatalogTable:
         target.rules.check_columns(schema.names)
 
     def staged(self, schema: pa.Schema, target: Target) -> CatalogTable:
-        """Returns the table as its staging tables are: with columns that only determine whether a row deletes."""
+        """Returns the table with the columns of its staging tables, which also determine whether a row deletes."""
         there = (column.name for column in self.columns)
         more = [
             PostgresColumn(name=name, type=kind, declared=kind.shown, required=False, filled=True, computed=False)
@@ -129,7 +129,7 @@ def read_signature(connection: Connection, target: Target) -> tuple[str, str, st
 
 
 def list_changes(target: Target, schema: str, staged: Sequence[str]) -> sql.Composed:
-    """Returns a query for changes to the target after which it no longer fits these staging tables.
+    """Returns a query that finds changes after which the target no longer matches these staging tables.
 
     It runs after the rows were merged, in the same transaction, whose lock keeps the columns unchanged. A partition
     that is added later contains none of these rows.
@@ -333,7 +333,7 @@ def row_triggers(connection: Connection, oid: int) -> int:
 def list_refusers(
     connection: Connection, target: Target, columns: Sequence[str] | None = None, staged: Sequence[str] = ()
 ) -> list[str]:
-    """Describes everything that may refuse a row after its staging table has accepted it, with counts.
+    """Describes everything that may reject a row after its staging table has accepted it, with counts.
 
     The catalog is read each time: a constraint may be added while a query runs.
     """

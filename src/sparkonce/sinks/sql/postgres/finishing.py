@@ -77,7 +77,7 @@ class MarkerState:
 
 
 def read_marker(connection: Connection, name: TransactionName, location: Location) -> MarkerState:
-    """Reads what the server has of one transaction. Raises `psycopg.Error` if the server does not answer."""
+    """Reads what the server knows about one transaction. Raises `psycopg.Error` if the server does not answer."""
     table = commits(location.schema)
     query = sql.SQL(
         "SELECT (SELECT state FROM {0} WHERE name = {1}), "
@@ -295,7 +295,7 @@ def _target_of(location: Location, name: str, text: str) -> tuple[Target, tuple[
 def move(connection: Connection, location: Location, stage: StagedCopy, tables: StagedTables, is_trial: bool) -> str:
     """Locks staging tables, checks that each holds as many rows as were prepared, and moves them to the target.
 
-    Never returns LOST: the rows may still be restored, and the decision covers the rows of other slots.
+    Never returns LOST, because the rows may still be restored, and the decision also covers other slots' rows.
     """
     staged = [table for table, _ in tables.values()]
     tabled = [quoted(location.schema, table) for table in staged]

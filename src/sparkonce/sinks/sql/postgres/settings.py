@@ -88,7 +88,7 @@ class Conninfo:
 
 
 def _hint(conninfo: str | Mapping[str, Any]) -> str:
-    """Returns the next step for settings that libpq refuses, without repeating their values."""
+    """Returns the next step for settings that libpq rejects, without repeating their values."""
     if isinstance(conninfo, str) and conninfo.startswith("jdbc:"):
         return "Leave 'jdbc:' out: libpq takes the same URL, with user and password in it or as user=… password=…."
     if not isinstance(conninfo, str) and "database" in conninfo:
@@ -97,7 +97,7 @@ def _hint(conninfo: str | Mapping[str, Any]) -> str:
 
 
 def check_identifier(setting: str, name: str) -> None:
-    """Raises `ConfigurationError` for a name that PostgreSQL would truncate or refuse."""
+    """Raises `ConfigurationError` for a name that PostgreSQL would truncate or reject."""
     if not isinstance(name, str) or not name or "\0" in name or len(name.encode()) > _IDENTIFIER_LIMIT_BYTES:
         raise ConfigurationError(
             f"{setting}={name!r} is not a valid name in PostgreSQL: 1 to {_IDENTIFIER_LIMIT_BYTES} bytes, none of "

@@ -46,7 +46,7 @@ def create_staging(
 ) -> str:
     """Creates a task attempt's staging table: the written columns, and the target's checks that use only them.
 
-    With these checks, the server refuses a row that violates one before the batch is decided. The comment shows
+    With these checks, the server rejects a row that violates one before the batch is decided. The comment shows
     whether the target has changed since.
     """
     known = {column.name: column for column in table.columns}

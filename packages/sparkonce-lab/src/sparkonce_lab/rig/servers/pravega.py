@@ -67,7 +67,7 @@ class PravegaServer(Server):
     def is_up(self) -> bool:
         """Returns True if the controller runs, and the segment store has started all containers.
 
-        Until then, the store refuses writers, which may give up.
+        Until then, the store rejects writers, which may give up.
         """
         log = self.log.read_text() if self.pid is not None else ""
         return "Pravega Sandbox is running locally now" in log and log.count("has been registered.") >= _CONTAINERS
