@@ -134,8 +134,8 @@ def history(
 def check(location: Location, moved: Moved = False, conf: Conf = None, form: FormatOption = OutputFormat.TABLE) -> None:
     """Check whether a start on this checkpoint would be accepted, and what it would do. Also works for a backup.
 
-    Servers are not queried. The start itself also rejects a log that knows less than they do. Exits with 1 if a start
-    would be refused.
+    Servers are not queried, although a start also fails if they remember commits that the log lacks. Exits with 1 if a
+    start would fail.
 
     For example: sparkonce checkpoint check /backup/checkpoints/totals --moved
     """

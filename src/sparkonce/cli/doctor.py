@@ -30,7 +30,7 @@ def doctor(
 ) -> None:
     """Check this machine, a checkpoint, the systems in a file and its sinks, as a start would.
 
-    Exits with 1 if something would be rejected.
+    Exits with 1 if a check fails.
 
     For example: sparkonce doctor /data/checkpoints/totals --config systems.yaml
     """
