@@ -472,7 +472,7 @@ def test_offsets_that_may_not_be_told_are_a_warning_and_rows_go_on(
 def test_nothing_is_written_to_a_broker_without_a_proof(
     witness, cluster, keys, tmp_path, monkeypatch, listener, authority, words
 ):
-    """The driver notices first. Then the writer's own settings are tried separately, and librdkafka is refused too."""
+    """The driver notices first. Then the writer's own settings are tried separately, and librdkafka is rejected too."""
     monkeypatch.setattr(preflight_module, "TIMEOUT_S", FAILS_WITHIN_S)
     rights = Rights(witness, cluster, keys, "proof")
     rights.give(*rights.least)

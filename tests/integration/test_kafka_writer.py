@@ -246,7 +246,7 @@ def test_a_row_that_the_topics_settings_refuse_is_named_with_them(kafka, owner):
 
 @both_ways
 def test_a_row_that_is_refused_while_others_are_handed_over_is_told_too(kafka, owner, monkeypatch):
-    """librdkafka then refuses more rows with "Erroneous state", before it reports which row was rejected."""
+    """librdkafka then rejects more rows with "Erroneous state", before it reports which row was rejected."""
     topic = kafka.create_topic(partitions=2, max_message_bytes="5000")
     writer = open_writer(KafkaSink(kafka.settings, topic=topic), owner)
     writer.begin()
@@ -328,7 +328,7 @@ def test_a_refusal_that_no_callback_tells_still_fails_prepare(kafka, owner, monk
 
 
 def test_statistics_tell_the_producer_id_where_the_log_does_not(kafka, owner, way, monkeypatch, caplog):
-    # Earlier tests may still be making producers, which would warn in this test.
+    # Earlier tests may still be creating producers, which would log warnings in this test.
     names = lambda: {thread.name for thread in threading.enumerate()}  # noqa: E731
     eventually(lambda: "sparkonce-kafka-initialise" not in names(), "no producer is being made")
     monkeypatch.setattr(batch_producer, "_ACQUIRED", re.compile("other words"))

@@ -287,7 +287,7 @@ def test_keys_of_s3_that_expire_are_asked_for_again(bucket, users, tmp_path, mon
     ],
 )
 def test_keys_of_the_checkpoint_that_were_given_need_a_start(bucket, users, tmp_path, phase, refused, seen):
-    """Decided transactions are still committed. The store only refuses the next decision."""
+    """Decided transactions are still committed. The store only rejects the next decision."""
 
     def visible() -> list[str]:
         return sorted(line for file in out.glob("*.txt") for line in file.read_text().splitlines())

@@ -77,7 +77,7 @@ GONE = refusal(404, "NoSuchUpload")
     ids=["429 without a body", "throttling", "conflict", "failed late", "gone"],
 )
 def test_a_store_that_refuses_once_is_asked_again(bucket, between, answer):
-    """Each kind of request is refused once. boto3 does not retry, so our own error table decides about each answer."""
+    """Each kind of request is rejected once. boto3 does not retry, so our own error table decides about each answer."""
     fields = seal(bucket.store())
     store = bucket.store(endpoint_url=between.url, attempts=1)
     refused: set[tuple[str, bool]] = set()

@@ -336,7 +336,7 @@ def test_what_a_start_refuses(place, names):
 
 @pytest.mark.slow
 def test_what_is_seen_at_a_start_by_asking(place, names):
-    # Mistakes that the arguments alone do not reveal, only a check of the servers, the plan, and the folders.
+    # Mistakes that only a check of the servers, the plan, and the folders reveals, not the arguments alone.
     after_start = [
         Mistake(
             "a notebook's cell with `start(rows, query_name='orders')` is run twice", "runs already in", run="named"

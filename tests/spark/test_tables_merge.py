@@ -216,7 +216,7 @@ def test_a_driver_that_is_killed_while_another_writes(tables, tmp_path, kind, po
 
 @pytest.mark.slow
 def test_updates_of_two_writers_at_once_are_all_there(job, say):
-    """Each reads the rows that the other changes. The slower one is refused, and reads again."""
+    """Each reads the rows that the other changes. The slower one is rejected, and reads again."""
     rounds, refused = 6, list[str]()
     handles = [job.prepared([(1, 1, "x"), (100 + batch, 1, "x")], batch) for batch in range(rounds)]
 
@@ -556,7 +556,7 @@ def test_an_expression_has_to_set_a_column_that_must_not_be_null(tables, tmp_pat
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["delta", "iceberg"])
 def test_columns_that_another_writer_changes_while_a_batch_is_decided(tables, tmp_path, kind):
-    """The next batch is refused before its decision; this one stops, and is merged once the column is back."""
+    """The next batch is rejected before its decision; this one stops, and is merged once the column is back."""
     job = KINDS[kind](tables, tmp_path)
     table = job.sink().table(tables).sql_name
     if isinstance(job, DeltaMerge):

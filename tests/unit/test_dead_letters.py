@@ -50,7 +50,7 @@ def test_a_row_is_told_as_json():
 
 
 def test_values_that_python_does_not_have_are_told():
-    """They are exactly the rows that a system refuses."""
+    """They are exactly the rows that a system rejects."""
 
     def _not_utf8() -> pa.Array:
         raw = pa.array([b"ok", b"\xff\xfe"])

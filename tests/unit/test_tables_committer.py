@@ -164,7 +164,7 @@ def test_the_version_of_a_table_on_a_local_disk_is_durable_before_it_is_noted(
 
 @pytest.mark.parametrize("depth", [0, 1])
 def test_a_variant_is_refused_at_any_depth_before_its_batch_is_decided(tmp_path, depth):
-    """Spark's Parquet reader refuses what PySpark sends for such a value, so the batch could never be committed."""
+    """Spark's Parquet reader rejects what PySpark sends for such a value, so the batch could never be committed."""
     parts = [pa.field("value", pa.binary()), pa.field("metadata", pa.binary(), metadata={"variant": "true"})]
     kind = pa.struct(parts) if depth == 0 else pa.list_(pa.struct(parts))
     with pytest.raises(SchemaError, match=r"Column 'v' has a variant.* Next: Write it as a string"):

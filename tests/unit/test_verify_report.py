@@ -348,7 +348,7 @@ def test_page_and_numbers_are_written(tmp_path):
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium here")
 def test_a_browser_shows_it(pages, tmp_path):
-    # What is under the pointer at the beginning of the first driver's life, and which step's fault it belongs to.
+    # The tooltip at the start of the first driver's lifetime, and the step to whose fault it belongs.
     probe = """<script>
     document.querySelector('#timeline').scrollIntoView();
     const box = document.querySelector('svg.strip .phase').getBoundingClientRect();

@@ -52,7 +52,7 @@ def write(files: CheckpointFiles, token: Token, batches: range) -> None:
 
 @pytest.fixture
 def files(tmp_path, monkeypatch) -> LocalFiles:
-    monkeypatch.setattr(timeline, "_CLOSED_WITHIN_S", 60.0)  # a busy disk may take longer than a run waits for it
+    monkeypatch.setattr(timeline, "_CLOSED_WITHIN_S", 60.0)  # on a busy disk, a write may exceed a run's normal wait
     return LocalFiles(tmp_path)
 
 
