@@ -22,7 +22,7 @@ class Brokers:
 
     Attributes:
         holds: The ids that each broker coordinates. Broker 1 also coordinates all others.
-        reject: The next answers of a broker or to a kind of request, in order, which replace the real ones.
+        refuse: The next answers of a broker or to a kind of request, in order, which replace the real ones.
         not_here: The answer of a broker that does not coordinate an id.
         leaves_out: The ids that a coordinator lookup does not mention.
         changes_ids: True if the brokers remove spaces from the ids in requests.

@@ -134,7 +134,7 @@ class SinkFacts:
         transaction_timeout: For our sinks, the timeout, as set or as found in the last run.
         longest_timeout: The broker's ``transaction.max.timeout.ms``, if the broker was queried.
         unasked: Why the broker was not queried, as a message.
-        rejected: For our sinks, a message about the fate of a row that the system rejects; empty if unknown.
+        refused: For our sinks, a message about the fate of a row that the system rejects; empty if unknown.
     """
 
     format: str

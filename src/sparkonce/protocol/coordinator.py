@@ -3,7 +3,7 @@
 Every step requests exactly one effect and then waits for the event that answers it::
 
     IDLE ─BatchAsked─► READING ─► CLAIMING ─► CHECKING ─► judge the batch
-                                                             ├─ rejected ─────────────────────► STOPPED
+                                                             ├─ refused ─────────────────────► STOPPED
                                                              ├─ decided ──► FINISHING ─► REPLAYING ──┐
                                                              └─ not decided ─► SWEEPING ─► WRITING   │
                                                                                               │      │

@@ -93,7 +93,7 @@ class Reports:
         fatal: Why the producer failed permanently, for example because it was fenced; empty if it works.
         acknowledged: The number of rows reported as delivered since the producer's task began. A producer that sends
             single rows does not count them.
-        rejected: The number of rows that were not delivered.
+        refused: The number of rows that were not delivered.
         refusals: The topic and the broker's reason for the first of these rows.
         advice: The next step for the first of these rows; empty if there is none.
         last_error: The latest error of the whole client, such as a lost connection; empty if there was none.
