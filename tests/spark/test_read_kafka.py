@@ -125,7 +125,7 @@ def test_a_poll_returns_a_whole_fetch_unless_the_user_says_otherwise(spark, kafk
         [source] = source_facts(stream._jdf.queryExecution().analyzed())
         return source.options["kafka.max.poll.records"], source.options["kafka.fetch.max.wait.ms"]
 
-    assert polled({}) == ("100000", "1")
+    assert polled({}) == ("10000", "1")
     assert polled({"max.poll.records": 500, "fetch.wait.max.ms": 20}) == ("500", "20")
 
 

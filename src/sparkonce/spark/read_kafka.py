@@ -32,13 +32,14 @@ _OURS: Mapping[str, str] = {
 MAX_OFFSETS_PER_TRIGGER = 1_000_000
 """The default batch limit. At 5,000 rows a second, such a batch takes three of a transaction's fifteen minutes."""
 
-FAST: Mapping[str, str] = {"max.poll.records": "100000", "fetch.max.wait.ms": "1"}
+FAST: Mapping[str, str] = {"max.poll.records": "10000", "fetch.max.wait.ms": "1"}
 """Consumer settings without which Spark's source waits for the broker most of the time.
 
 After each poll, `InternalKafkaConsumer.fetch` asks for the partition's first and last offsets. Kafka's default is to
-poll 500 records, so every 500 records take two more round trips. Here, a poll returns all records of a fetch, whose
-size ``max.partition.fetch.bytes`` limits. A poll also sends the next fetch, for which the broker waits up to 500 ms if
-the partition has no more records, and it answers the two questions only after that.
+poll 500 records, so every 500 records take two more round trips. Ten thousand records of 100 bytes are a whole fetch,
+and the smallest ones take only a few MiB for each partition that an executor reads. A poll also sends the next fetch.
+If the partition has no more records, the broker waits up to 500 ms before it answers, and handles the consumer's next
+requests only after that.
 """
 
 
