@@ -1,4 +1,4 @@
-"""A secret in a sink's settings, and the places where it must never appear: checkpoint, log, messages, errors.
+"""A secret in a sink's settings, and where it must never appear: in the checkpoint, the log, messages, and errors.
 
 The secret is in the pickled sinks that Spark sends to its executors, which need it to connect. Those are never stored.
 """
@@ -46,7 +46,7 @@ def said_of(error: BaseException) -> str:
 
 
 def check(make: Make, checkpoint: Path, caplog: pytest.LogCaptureFixture, **wrong: dict[str, Any]) -> None:
-    """Runs a job, makes each misconfigured sink fail, and looks for the secret in everything that is written or logged.
+    """Runs a job, makes each misconfigured sink fail, and searches everything that is written or logged for the secret.
 
     Args:
         make: Makes a sink that has the secret. Keyword arguments change a setting.

@@ -87,7 +87,7 @@ def _group(item: pytest.Item) -> str:
 
 @pytest.fixture(scope="session")
 def broker() -> Iterator[Cluster]:
-    """A Kafka cluster of one node, the same for all tests: use topics and ids of your own."""
+    """A Kafka cluster of one node that all tests share: use separate topics and ids."""
     with Cluster(overrides={"auto.create.topics.enable": "false"}) as cluster:
         yield cluster
 

@@ -52,7 +52,7 @@ class _Warned(logging.Handler):
 
 
 def said(mistake: Mistake, names: Mapping[str, Any], do: Callable[[], str] | None = None) -> str:
-    """Makes the mistake, and returns the class of the error with its message, or ``Warning`` with what was logged.
+    """Makes the mistake, and returns the class of the error with its message, or ``Warning`` with the logged message.
 
     Args:
         mistake: The mistake.

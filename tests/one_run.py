@@ -33,7 +33,7 @@ def _aborted_if_it_fails(writer: SinkWriter) -> Iterator[None]:
 def open_writer(
     sink: TwoPhaseCommitSink, *rows: pa.RecordBatch, run: Owner | None = None, batch: int = 0, slot: int = 0
 ) -> Any:
-    """A writer that has begun and written; one that fails is aborted, as in a task."""
+    """A writer that has begun and written. If it fails, it is aborted, as in a task."""
     writer = sink.writer(WriterContext(owner=run or owner(sink), batch=batch, slot=slot, copy="1.1.0"))
     with _aborted_if_it_fails(writer):
         writer.begin()

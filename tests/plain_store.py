@@ -1,4 +1,4 @@
-"""A store as plain as an object store: files are put if absent, and never renamed. It is a folder of this disk."""
+"""A local folder with only the operations of an object store: files are put if absent, and never renamed."""
 
 from __future__ import annotations
 

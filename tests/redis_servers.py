@@ -1,4 +1,4 @@
-"""Redis for tests: connections of their own, the keys of a whole cluster, and a query that writes to it."""
+"""Redis for tests: separate connections, the keys of a whole cluster, and a query that writes to it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A view of an S3 bucket that is independent of the sink, through a boto3 client of the test's own."""
+"""A view of an S3 bucket that is independent of the sink, through a separate boto3 client."""
 
 from __future__ import annotations
 

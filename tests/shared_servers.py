@@ -1,6 +1,6 @@
 """Servers that all tests of a process share. Each starts with the first test that needs it, and stops with the process.
 
-A test may kill a server and start it again. A test begins by clearing the server, or uses names of its own there.
+A test may kill a server and start it again. A test begins by clearing the server, or uses its own names there.
 """
 
 from __future__ import annotations

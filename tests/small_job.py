@@ -43,7 +43,7 @@ def values_of(*batches: int) -> list[str]:
 
 
 class Killed(BaseException):
-    """Simulates the death of the driver's process. Nothing may catch it and continue."""
+    """Simulates the death of the driver's process. No code may catch it and continue."""
 
 
 class SmallJob:
@@ -145,7 +145,7 @@ class SmallJob:
         self.run(2, 3)
 
     def put_sparks_files(self, batch: int) -> None:
-        """Puts what Spark has in its checkpoint while this batch runs."""
+        """Writes the files that Spark has in its checkpoint while this batch runs."""
         self.files_of_checkpoint.replace("metadata", json.dumps({"id": self.query}).encode())
         for number in range(batch + 1):
             self.files_of_checkpoint.put(f"offsets/{number}", f'v1\n{{}}\n{{"t": {{"0": {number}}}}}'.encode())

@@ -1,8 +1,8 @@
 """A process that has everything imported, and forks children from itself: a child starts in milliseconds.
 
 Its standard input is a Unix socket. A message with a socket attached is a pickled function of that socket: a child runs
-it, whose process id is the answer. A message without one is names of modules: they are imported, and the answer is 0.
-Children end with the connection to their parent, and it ends with its own.
+it, and the answer is the child's process id. A message without a socket contains names of modules: they are imported,
+and the answer is 0. Children end with the connection to their parent, and it ends with its own.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ class Daemon:
         return [pid for pid in session_of(self._process.pid) if words.encode() in command_of(pid)]
 
     def kill(self) -> None:
-        """Kills everything that runs there (SIGKILL), as the loss of a machine does."""
+        """Kills everything that runs there (SIGKILL), as if the machine were lost."""
         while pids := self.processes():
             for pid in pids:
                 kill(pid)

@@ -123,7 +123,7 @@ def test_kubernetes_gets_a_pod_with_the_driver(tmp_path):
     sent: list[dict[str, Any]] = []
 
     class Api(BaseHTTPRequestHandler):
-        """Keeps each object that is sent, with the ``path`` that it was sent to, and has none."""
+        """Stores each object that is sent, with the ``path`` that it was sent to. It initially has none."""
 
         protocol_version = "HTTP/1.1"
 

@@ -64,7 +64,7 @@ def raced(racers: list[Callable[[], Landed | Taken]]) -> list[Landed | Taken | B
 
 
 def check_race(standing: bytes | None, data: Sequence[bytes], answers: Sequence[Any]) -> bool:
-    """Checks that exactly one put succeeded and that no racer was told otherwise. Returns True if the winner knows it.
+    """Checks that one put succeeded, and no other was reported as successful. Returns True if the success was reported.
 
     A put whose answer is lost, or too slow on a busy machine, is retried. The retry finds its own bytes, or the outcome
     stays unknown.
@@ -469,7 +469,7 @@ class Refusing:
         files: The client that is rejected.
         clean: A client that is not rejected.
         during: A context in which puts are rejected.
-        passes: True if callers wait for the refusal to end.
+        passes: True if callers wait until puts are accepted again.
     """
 
     files: CheckpointFiles
@@ -479,7 +479,7 @@ class Refusing:
 
 
 class RefusalSuite(abc.ABC):
-    """The promises of a store that rejects: read-only, full, over its quota."""
+    """The promises of a store that rejects puts because it is read-only, full, or over its quota."""
 
     @pytest.fixture
     @abc.abstractmethod

@@ -20,7 +20,7 @@ def zygote(tmp_path_factory) -> Iterator[Zygote]:
 
 @pytest.fixture(autouse=True)
 def elsewhere(request, monkeypatch) -> None:
-    """A check's other process is a fork, except in test_folder.py, where it is the one that users get."""
+    """A check's other process is a fork, except in test_folder.py, which starts the same process as for users."""
     if request.node.name == "test_another_process_commits" and request.path.name != "test_folder.py":
         forked = partial(commit_in_a_fork, request.getfixturevalue("zygote"))
         monkeypatch.setattr(scene, "commit_elsewhere", forked)

@@ -52,7 +52,7 @@ def connect(path: str, _program: str, limits: Limits) -> Connection:
 
 @contextmanager
 def transaction(connection: Connection) -> Iterator[None]:
-    """Runs within the open transaction, or in its own."""
+    """Runs within the open transaction, or in a separate one."""
     if connection.in_transaction:
         yield
         return
@@ -281,7 +281,7 @@ SQLITE_DIALECT = Dialect(
 
 
 class SqliteTable(SqlSink):
-    """The sink: a file, and a table that is there."""
+    """The sink: a database file, and an existing table."""
 
     limits = Limits()
 

@@ -117,7 +117,7 @@ class TestHdfsNativeBehindFaults(NetworkSuite):
 
 
 class TestHdfsThatRefuses(RefusalSuite):
-    """The refusals of a name node. An administrator's commands need a JVM."""
+    """The errors that a name node returns. An administrator's commands need a JVM."""
 
     @pytest.fixture(params=["by the JVM", "native"])
     def is_native(self, request) -> bool:

@@ -167,7 +167,7 @@ class HdfsPair:
         return self._nodes[0]
 
     def take_over(self) -> None:
-        """Makes the standby active, whatever the active name node does, which the journal fences."""
+        """Makes the standby active, no matter what the active name node does. The journal fences the active one."""
         self._nodes.reverse()
         self.active.ask("active")
 
@@ -223,7 +223,7 @@ def frozen(pair: HdfsPair) -> None:
 
 @pytest.mark.parametrize("how", [killed, frozen])
 def test_races_while_the_active_name_node_dies(pair, jvm, how):
-    """A writer that was told that its put succeeded finds its data afterwards, and no other writer was told so."""
+    """If a put is reported as successful, its data is there afterwards, and no other put is reported as successful."""
 
     def found_at_last(files: CheckpointFiles, name: str) -> bytes | None:
         def ask() -> list[bytes | None]:

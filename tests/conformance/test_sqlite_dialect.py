@@ -60,7 +60,7 @@ class TestSqliteStaged(SinkConformance):
         return {**facts, "prefix": f"{facts['prefix']}-eu"}
 
     def expire(self, handle: Handle) -> bool:
-        """SQLite never gives anything up, but somebody may delete a staging table."""
+        """SQLite never times out a transaction, but somebody may delete a staging table."""
         name = str(handle["name"])
         _, _, query, _, _, _, copy = name.rsplit(".", 6)
         with closing(sqlite3.connect(self.path)) as database, database:

@@ -33,7 +33,7 @@ class Server(MemoryServer):
 
 
 class Sink(MemorySink):
-    """A sink whose halves can be swapped for broken ones."""
+    """A sink whose writer and committer can be replaced by broken ones."""
 
     server: Server
     writer_class: type[_Writer] = _Writer
@@ -80,7 +80,7 @@ def verdict(suite: Honest, check: str) -> str:
 
 
 def caught(broken: type, *checks: str) -> None:
-    """Each of these checks fails over a broken server, sink, writer or committer."""
+    """Each of these checks fails with a broken server, sink, writer or committer."""
     for check in checks:
         assert verdict(suite_over(broken), f"test_{check}").startswith("failed: "), (broken, check)
 

@@ -37,7 +37,7 @@ class TestIdempotent(TestTransactional):
 
 
 class TestNeither(TestTransactional):
-    """A target with neither property is exactly-once too, as long as nothing interrupts it."""
+    """Even a target with neither property is exactly-once, as long as nothing interrupts it."""
 
     target = AppendingTarget
     options = {"applies": Applies.NEITHER}  # noqa: RUF012

@@ -90,7 +90,7 @@ class KeyedTarget(Target):
 
 
 class AppendingTarget(Target):
-    """Appends a line for each number, however often it arrives."""
+    """Appends a line for each number, no matter how often it arrives."""
 
     def apply(self, numbers: list[int], token: ApplyToken) -> None:
         descriptor = os.open(self.folder / "rows", os.O_WRONLY | os.O_CREAT | os.O_APPEND)

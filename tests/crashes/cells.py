@@ -18,7 +18,7 @@ BEFORE = {
     Phase.SWEEPING.name: PREPARED,
     Phase.REPLAYING.name: Phase.IDLE.name,
 }
-"""Points that only a run's first batch reaches, with where the previous run was killed to make them hard."""
+"""Points that only a run's first batch reaches, each with the point at which the previous run was killed."""
 
 KILL = "kill"
 """SIGKILL of driver and worker."""
@@ -27,7 +27,7 @@ RESTART = "server killed"
 CUT = "cut"
 """RST on every connection."""
 HOLE = "black hole"
-"""For a while, nothing gets through and nothing is rejected. Then the connections are cut."""
+"""For a while, nothing gets through, and no connection is refused. Then the connections are cut."""
 PAUSE = "server paused"
 """SIGSTOP of the server for a while."""
 ZOMBIE = "paused run"

@@ -46,7 +46,7 @@ from striking.points import CONCLUDED
 from zygote import Zygote
 
 WARM_BATCHES = 5
-"""Enough batches that the log is tidied in every one that follows."""
+"""So many batches that the log is tidied in each of the following ones."""
 STARTS = 3
 """How often a run without faults may stop before a query counts as not recovering."""
 _POLL_S = 0.05
@@ -123,7 +123,7 @@ class Run:
         os.kill(self._pid, signal.SIGCONT)
 
     def kill(self) -> None:
-        """Kills it wherever it is, unless it has ended. While its connection is open, its process id is its own."""
+        """Kills it at any point, unless it has ended. While its connection is open, its process id cannot be reused."""
         if not self.finish_within(0):
             os.kill(self._pid, signal.SIGKILL)
             self.finish()
@@ -381,7 +381,7 @@ class Job:
         return self._new_run(batch + 1, point, batch)
 
     def _recover(self) -> None:
-        """Starts the query without faults until everything begun is done, and for one more batch.
+        """Runs the query without faults until everything that was begun is done, and for one more batch.
 
         It sweeps before that.
 
@@ -427,7 +427,7 @@ class Job:
     def _count(self, watcher: Watcher) -> tuple[int, int, int]:
         """Counts missing, duplicate and unexpected rows.
 
-        Only missing rows are waited for: the others do not go away.
+        Waits only for missing rows, since surplus ones will not disappear.
         """
         expected = self._expected()
         give_up_at = time.monotonic() + self.target.shows_within_s

@@ -107,7 +107,7 @@ class Target:
         return self.system.visible()
 
     def glance(self) -> Sequence[int]:
-        """What the continuous reader sees, which may lag a little behind `visible`."""
+        """The rows that the continuous reader sees, which may lag slightly behind `visible`."""
         return self.visible()
 
     def inject(self, fault: Fault) -> None:

@@ -118,7 +118,7 @@ KAFKA = KafkaTarget(
 class UpsertTarget(Target):
     """Every batch writes the same keys. Triggers record what is written, in the same transaction.
 
-    Visible is everything that was written, plus a number that no batch has for each key without its newest value.
+    Everything that was written is visible, plus, for each key without its newest value, a number that no batch has.
     """
 
     def new_place(self) -> None:

@@ -58,7 +58,7 @@ class FindsNothing(FolderCommitter):
 
 
 class FindsTheNewestRunOnly(FolderCommitter):
-    """Whatever a worker of an older run prepares late remains open."""
+    """A transaction that an older run's worker prepares late remains open."""
 
     def list_lingering(self, owners: Sequence[Owner]) -> Sequence[Handle]:
         return super().list_lingering([max(owners, key=lambda owner: owner.token)])

@@ -54,7 +54,7 @@ class Connection:
 
 
 class ToySink(FolderSink):
-    """A correct sink, unless it is given a broken half."""
+    """A correct sink, unless it is given a broken writer or committer."""
 
     remembers = False  # otherwise, the driver itself would catch some of these errors
 

@@ -1,4 +1,4 @@
-"""What the tests of the Kafka committer do and check without using the code under test."""
+"""Actions and checks for the tests of the Kafka committer that do not use the code under test."""
 
 from __future__ import annotations
 

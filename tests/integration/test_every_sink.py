@@ -1,4 +1,4 @@
-"""Whole queries into each sink, with its real server and the real driver, without Spark.
+"""Complete queries into each sink, with its real server and the real driver, but without Spark.
 
 If a server has lost part of a decided batch, that part is written again, or the query stops and reports exactly what is
 missing. While a server is unreachable, a run waits. After a server was restored from an older state, a query stops and
@@ -72,7 +72,7 @@ SUITES: dict[str, tuple[Any, ...]] = {
     "rabbitmq": (test_rabbitmq.TestStream, RabbitSystem, RabbitServer),
     "kafka": (Kafka,),
 }
-"""A conformance suite, its system, and what starts a server of its own in a folder."""
+"""A conformance suite, its system, and a function that starts a separate server in a folder."""
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def suite(request, tmp_path) -> Iterator[Any]:
 
 
 def on(*names: str, slow: Sequence[str] = (), own: bool = True) -> pytest.MarkDecorator:
-    """Runs a test on these of `SUITES`, with servers of their own unless it leaves them as they are."""
+    """Runs a test on these of `SUITES`, with separate servers if the test changes them."""
     cases = []
     for name in (*names, *slow):
         marks = [pytest.mark.kafka, KILLS_BROKER] if name == "kafka" else []
@@ -468,7 +468,7 @@ def test_manifests_that_were_not_written_are_not_missed(suite):
 
 @on("redis")
 def test_a_ledger_that_may_have_expired_is_not_missed(suite):
-    """A ledger may have expired after half its time to live, and after less if an earlier run gave it less."""
+    """A ledger may have expired after half of its time to live, or sooner if an earlier run set a shorter time."""
     query = Query(suite, staging_ttl_s=1, ledger_ttl_s=2)
     query.run(0, 1)
     (client,) = suite.system.clients

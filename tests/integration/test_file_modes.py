@@ -1,4 +1,4 @@
-"""Who may read what a query writes, whatever its umask, and that no link is followed on the way."""
+"""Who may read the files that a query writes under any umask, and that no planted link is followed."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_a_link_in_the_place_of_rows_is_not_followed(tmp_path):
 
 @pytest.mark.parametrize("what", ["to a file", "to nothing"])
 def test_a_link_in_the_place_of_a_published_file_is_not_followed(tmp_path, monkeypatch, what):
-    """The name of a task attempt is random, but whoever plants the link knows it here."""
+    """The name of a task attempt is random, but in this test, the attacker knows it."""
     monkeypatch.setattr(secrets, "token_hex", lambda count=32: "ab" * count)
     out, victim = tmp_path / "out", tmp_path / "victim"
     job = SmallJob(

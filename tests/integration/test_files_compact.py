@@ -106,7 +106,7 @@ class Killed(BaseException):
 
 
 class Steps:
-    """A store that calls `at` with a number before and after each change; if that raises `Killed`, nothing follows."""
+    """A store that calls `at` with a number before and after each change. If `at` raises `Killed`, it stops."""
 
     def __init__(self, inner: FileStore, at: Callable[[int], None]) -> None:
         self._inner, self._at = inner, at

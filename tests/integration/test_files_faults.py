@@ -32,7 +32,7 @@ PARTS = pa.table({"x": [1, 2, 3], "p": ["a", "b", "c"]})
 
 
 class KilledError(BaseException):
-    """Nothing in the code under test may catch it, as nothing survives SIGKILL."""
+    """The code under test must not catch it, just as nothing survives SIGKILL."""
 
 
 def killed(*_: object, **__: object) -> None:

@@ -53,7 +53,7 @@ def test_a_commit_after_the_broker_timed_it_out_is_lost(witness, topic, committe
 
 
 def test_only_what_is_open_at_exactly_this_epoch_is_begun(witness, topic, committer):
-    """The broker's time counts, whatever the executor's clock said and however old the id is."""
+    """The broker's time counts, no matter what the executor's clock said or how old the id is."""
     before_ms = time.time_ns() // 1_000_000
     handles = witness.prepare_all(topic, ["open", "aborted", "committed"])
     opened, aborted, committed = (replace(one.handle, opened_ms=1) for one in handles)

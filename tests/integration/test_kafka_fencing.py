@@ -1,4 +1,4 @@
-"""Protocol rule 9: whatever a sweep has aborted remains aborted, no matter what its writer does when it wakes up."""
+"""Protocol rule 9: a transaction that a sweep has aborted remains aborted, no matter what its writer does later."""
 
 from __future__ import annotations
 

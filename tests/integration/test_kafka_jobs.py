@@ -372,7 +372,7 @@ def test_what_is_deleted_of_a_decided_batch_is_written_again(short, but, caplog)
 
 
 def test_a_run_that_dies_before_the_abort_leaves_it_to_the_next(short, monkeypatch):
-    """A later run need not notice that rows are gone, since the log says that these handles are void."""
+    """A later run need not notice that rows are gone, since according to the log, these handles are void."""
 
     def dies(*_: object) -> Sequence[Any]:
         raise KeyboardInterrupt

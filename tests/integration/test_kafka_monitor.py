@@ -131,7 +131,7 @@ def test_what_is_the_querys_own_is_not_named(witness, topic, poll):
 
 
 def test_a_marker_that_is_missing_is_said_when_it_stays_so(witness, topic, monitor, poll, monkeypatch):
-    """No test broker loses transactions, so its coordinator is made to report the transaction as committed."""
+    """No test broker loses transactions, so the test makes its coordinator report the transaction as committed."""
     ask = monitor._client.describe_transactions
     mine = witness.prepare(topic, transactional_id=own())
 

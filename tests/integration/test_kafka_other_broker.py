@@ -1,7 +1,7 @@
 """A job on another implementation of the broker (franz-go's kfake), which rejects requests or loses replies.
 
-This proves nothing about Apache Kafka. It is a second opinion on the meaning of answers, and rejects requests that
-Kafka rarely rejects.
+This proves nothing about Apache Kafka. But it is a second opinion on the meaning of answers, and it rejects requests
+that Kafka rarely rejects.
 """
 
 from __future__ import annotations

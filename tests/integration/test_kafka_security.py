@@ -58,7 +58,7 @@ pytestmark = pytest.mark.kafka
 Settings = dict[str, Any]
 
 FAILS_WITHIN_S = 1.0
-"""How long a preflight that is expected to fail keeps trying, since it does not give up earlier."""
+"""How long a preflight retries before it fails. A test that expects the failure has to wait that long."""
 
 # After a failed TLS handshake or a rejected login, kafka-python leaves it to the garbage collector to close the socket.
 leaves_sockets = pytest.mark.filterwarnings("ignore:unclosed <ssl.SSLSocket:ResourceWarning")

@@ -1,4 +1,4 @@
-"""``sparkonce transactions list --system mysql``: everything open of ours is listed, and nothing is changed."""
+"""``sparkonce transactions list --system mysql``: it lists all open transactions of sparkonce, without changing any."""
 
 from __future__ import annotations
 

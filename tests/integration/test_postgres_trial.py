@@ -1,4 +1,4 @@
-"""What a table rejects is detected before the decision, by a merge that is rolled back."""
+"""Rows that a table rejects are detected before the decision, by a merge that is rolled back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rig's RabbitMQ: other tests rely on what it stores, and that it leaves nothing behind."""
+"""Tests the rig's RabbitMQ: other tests rely on its storage, and on its leaving nothing behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading RabbitMQ streams from a real server: each message once, or an error, whatever the server forgets."""
+"""Reading RabbitMQ streams from a real server: each message once, or an error, no matter what the server forgets."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def test_a_commit_that_stopped_between_chunks_is_finished_by_another_driver(quer
 
 
 def test_only_what_is_staged_whole_is_begun_and_since_when_the_server_says(query, client):
-    """The server's time counts, whatever the executor's clock said."""
+    """The server's time counts, no matter what the executor's clock said."""
     before_ms = time.time_ns() // 1_000_000
     staying, aborted, committed, expired = (query.prepare(rows(10), slot=slot) for slot in range(4))
     unprepared = query.open(rows(10), slot=4)
@@ -323,7 +323,7 @@ def test_everything_of_ours_dies_in_time_but_a_batch_that_is_being_committed(que
 
 
 def test_one_step_does_little(query, client):
-    """The most that is done between two commands of other clients."""
+    """The largest amount of work between two commands of other clients."""
     handle = query.prepare(pa.record_batch({"number": [1] * 100_000, "amount": [1] * 100_000}))
     chunks = client.lrange(staged(handle), 0, -2)
     assert len(chunks) == 100_000 * 2 // CHUNK_VALUES

@@ -118,7 +118,7 @@ def test_every_command_of_the_page_is_tried_here():
 
 @pytest.mark.parametrize("command", WRITING)
 def test_the_rights_in_the_docs_are_enough(new_job, command):
-    """Writes, is killed before and after a decision, sweeps, commits."""
+    """Runs a query that writes, is killed before and after a decision, sweeps, and commits."""
     settings, row = WRITING[command]
     job = new_job(row, **settings)
     job.job.live()

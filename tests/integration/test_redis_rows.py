@@ -161,7 +161,7 @@ def test_what_redis_would_refuse_is_refused_before_the_decision(write, client, s
 
 
 def test_the_keys_in_which_the_sink_keeps_its_own_are_not_written(write, client):
-    """The ledger and staged rows of any query, and the server's identity, are protected however the key is built."""
+    """The ledger and staged rows of any query, and the server's identity, are protected, however the key is built."""
     rows = {"who": ["user", "sparkonce"], "what": ["{redis.x}:ledger", "{redis.x}:ledger"], "value": ["1", "2"]}
     with pytest.raises(PrepareError, match=r"such as b'sparkonce:\{redis\.x\}:ledger'"):
         write(rows, key_template="{who}:{what}")

@@ -1,6 +1,6 @@
 """Passwords and certificates change during a run.
 
-It continues where they are re-read, and otherwise must be restarted.
+The query continues if the client re-reads the secrets; otherwise, it must be restarted.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Completing uploads: by whichever driver, however often, and whatever has happened in the meantime."""
+"""Completing uploads: by any driver, repeatedly, and after anything else that may have happened."""
 
 from __future__ import annotations
 

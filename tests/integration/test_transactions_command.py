@@ -132,7 +132,7 @@ def test_another_applications_transaction_that_blocks_readers_is_named_and_descr
 
 
 def test_a_transaction_whose_marker_is_missing_is_told_from_one_that_is_open(scene, billing, monkeypatch):
-    """No test broker loses transactions, so its coordinator is made to report the transaction as committed."""
+    """No test broker loses transactions, so the test makes its coordinator report the transaction as committed."""
     ask = TransactionClient.describe_transactions
 
     def says(*given: Any, **named: Any) -> list[Any]:

@@ -439,7 +439,7 @@ class Parquet(Files):
 
 
 def read_parquet(files: list[str], columns: dict[str, Case]) -> dict[str, list[Any]]:
-    """Read by DuckDB, which rejects strings that are not UTF-8."""
+    """DuckDB reads the files, and rejects strings that are not UTF-8."""
 
     def form(one: Case) -> str:
         if pa.types.is_date32(one.arrow):

@@ -146,7 +146,7 @@ FIRES: dict[str, list[dict[str, str]]] = {
 @NEEDS_PROMETHEUS
 @pytest.mark.parametrize("alert", [*FIRES, ""])
 def test_each_alert_fires_by_its_own_series_and_by_no_other(alert, tmp_path):
-    """promtool evaluates the rules at a given time. Where no alert is named, nothing may fire."""
+    """promtool evaluates the rules at a given time. If no alert is named, none may fire."""
     quiet = [
         series("phase", "1x30", phase="stopped", instance="an old driver"),
         series("phase", "1x30", phase="idle"),

@@ -56,14 +56,14 @@ METHODS: dict[str, tuple[type, str]] = {
 POINTS = ("before", "started", "begun", "called", "applied", "noted", "deleted")
 """Points in a commit, in order.
 
-The first is before anything is done. At the next ones, the rows are protected from aborts, the begin is recorded, the
-function is called but has done nothing, and the function has returned. Then the commit is recorded, and the rows are
-deleted.
+At the first step, nothing is done yet. At the next ones, the rows are protected from aborts, the start of the call is
+recorded, the function is called but has done nothing, and the function has returned. Then the commit is recorded, and
+the rows are deleted.
 """
 
 
 class KilledError(BaseException):
-    """Nothing in the code under test may catch it. Processes are really killed in tests/crashes."""
+    """The code under test must not catch it. Processes are really killed in tests/crashes."""
 
 
 def target_of(root: Path, grade: Applies) -> Target:
@@ -372,7 +372,7 @@ def test_a_function_that_hangs_does_not_hang_the_driver(tmp_path):
         answers = committer.commit(handles)
         assert [answer.outcome for answer in answers] == [Outcome.RETRY] * 2
         assert "has not returned after 0.01 s" in answers[0].reason
-    # nor does another run in this process call it concurrently
+    # another run in this process does not call the function concurrently, either
     assert commit(sink, handles[0]) == [Outcome.RETRY]
     go_on.set()
     while {answer.outcome for answer in committer.commit(handles)} - COMMITTED:
@@ -549,7 +549,7 @@ def test_only_rows_that_no_commit_has_begun_with_are_lost(tmp_path, monkeypatch,
 
 @pytest.mark.parametrize("per", PERS)
 def test_rows_of_one_call_are_lost_together(tmp_path, per):
-    """Two calls might have another effect than one. Rows that can be applied in a separate call are applied."""
+    """Two calls might not have the same effect as one. Rows that can be applied in a separate call are applied."""
     sink, handles = stage(tmp_path, per)
     delete_rows(sink, handles[1:])
     first = [Outcome.COMMITTED, Outcome.ALREADY_COMMITTED] if per == "slot" else [Outcome.LOST] * 2
@@ -591,7 +591,7 @@ def test_no_commit_begins_with_rows_that_another_driver_has_given_up(tmp_path, m
 
 
 def test_rows_that_a_commit_has_begun_with_are_not_given_up(tmp_path, monkeypatch):
-    """Another driver finds all of them, and is faster."""
+    """Another driver finds all of them, and finishes first."""
     sink, handles = stage(tmp_path, "batch")
     path, give_up = path_of(sink, handles[1], RowsState.PREPARED), Ledger.give_up
     away = path.rename(tmp_path / "away")
@@ -705,7 +705,7 @@ def test_a_driver_that_begins_late_finds_what_another_has_begun(tmp_path, per, m
 
 
 def test_rows_are_durably_taken_before_it_is_noted_and_it_is_noted_before_the_call(tmp_path, monkeypatch):
-    """Whatever part of a note survives a power failure, the function was not called without one."""
+    """No matter which part of a note survives a power failure, the function is never called without one."""
     sink, handles = stage(tmp_path, "slot")
     steps: list[str] = []
     fsync = os.fsync

@@ -25,7 +25,7 @@ FINAL = {Outcome.COMMITTED, Outcome.ALREADY_COMMITTED}
 
 
 class Query:
-    """Does what a query does to a system, without Spark, with one slot per batch."""
+    """Writes to a system as a query does, without Spark, with one slot per batch."""
 
     def __init__(self, system: VerifiedSystem) -> None:
         self.system = system

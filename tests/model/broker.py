@@ -1,4 +1,4 @@
-"""The other system, as far as the protocol sees it: transactional ids, epochs, and what readers see.
+"""The other system, as the protocol sees it: transactional ids, epochs, and the rows that readers see.
 
 A broker is a plain tuple, so that worlds can be hashed. Each operation returns the broker after it and the answer.
 
@@ -45,7 +45,7 @@ class Entry(NamedTuple):
 
 
 class Broker(NamedTuple):
-    """The ids, what readers see, and the (id, epoch)s that were aborted by request, not by a timeout."""
+    """The ids, the rows that readers see, and the (id, epoch) pairs that were aborted by request, not by a timeout."""
 
     entries: tuple[Entry, ...] = ()
     visible: tuple[Rows, ...] = ()

@@ -3,9 +3,9 @@
 Each prefix of the log's records above its floor is a copy that could have been made and restored. The broker is queried
 twice: as a database, which knows each transaction's batch, and as Kafka, which knows its lane.
 
-This shows that the newest log is never rejected, whatever happened, and that if the server knows batches, a copy that
-would write visible rows again always is. If the server knows lanes, this holds for logs that were never cleaned up;
-otherwise, only for copies that name a lane that has committed again since.
+This shows that the newest log is never rejected, no matter what happened. If the server knows batches, it also shows
+that a copy that would write visible rows again is always rejected. If the server knows lanes, this holds for logs that
+were never cleaned up; otherwise, only for copies that name a lane that has committed again since.
 
 Left out: copies from before the last clean-up, batches without rows, brokers that forget, and what other drivers do
 between listing the traces and reading the log.

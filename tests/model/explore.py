@@ -50,7 +50,7 @@ def _without_collector() -> Iterator[None]:
 
 @_without_collector()
 def breadth_first(model: Model, *, traced: bool = True, limit: int | None = None, strands: bool = True) -> Found:
-    """Visits every world, nearest first, until something is broken.
+    """Visits every world, nearest first, until a rule is broken.
 
     Args:
         model: The moves.

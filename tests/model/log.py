@@ -17,7 +17,7 @@ _encoded_floor = cache(codec.encode_floor)
 
 
 class Keys(NamedTuple):
-    """The record at each position (None: deleted), the highest floor, and everything that valid decisions ever named.
+    """The record at each position (None if deleted), the highest floor, and all that valid decisions have ever named.
 
     Attributes:
         records: The records by position. The position after the last is free.

@@ -1,7 +1,7 @@
 """Wrong protocols, each with one rule removed. The search has to find the consequence of each.
 
 ``wanted`` is the damage itself (duplicate rows, missing rows) rather than the broken rule, if removing one rule
-suffices for damage. If another rule still prevents it, it is the first thing that must not happen.
+suffices for damage. If another rule still prevents the damage, ``wanted`` is the first violation.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Visits every world within a bound, once. Crashes and pauses are free; see `model.world`."""
+"""Visits every world within a bound once. Crashes and pauses are unlimited; see `model.world`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""In every order of events, a living run sweeps whatever losing attempts leave open, but nothing that a batch needs.
+"""In every order of events, a live run sweeps all that losing attempts leave open, but nothing that a batch needs.
 
 A check that finds nothing proves something only if it finds known errors: each mutant removes one rule.
 """

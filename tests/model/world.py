@@ -12,8 +12,8 @@ crashed just then (`Model.stranded`), so crashes need no moves of their own and 
 
 What may happen as often as the configuration has faults: see `Fault`.
 
-What is invisible to others is done immediately: the check of the servers, the questions before a decision if there is
-no objection, the messages to sinks and position reporters. For each of them, the model checks that it is allowed yet.
+Steps that others cannot see are done immediately: the check of the servers, the questions before a decision if there is
+no objection, and the messages to sinks and position reporters. The model checks that each of them is already allowed.
 
 What is left out:
 
@@ -218,7 +218,7 @@ class Model:
         self._safe: set[Any] = set()
 
     def first(self) -> World:
-        """The initial world. The last driver is the one of `stranded`."""
+        """The initial world. The last driver is reserved for `stranded`."""
         return (0, 0, -1, 0, self.config.faults, 0, 0, *([0] * (self.config.runs + 1)))
 
     def transitions(self) -> set[tuple[Phase, type]]:
@@ -310,7 +310,7 @@ class Model:
         )
 
     def _tell(self, world: World, run: int, driver: Driver, event: on.Event, label: Label, **parts: int) -> Move:
-        """Passes an event to the coordinator, and carries out immediately whatever is invisible to others."""
+        """Passes an event to the coordinator, and immediately carries out the steps that others cannot see."""
         world = self._with(world, **parts)
         while True:
             try:

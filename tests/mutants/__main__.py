@@ -55,7 +55,7 @@ ROOT = HERE.parents[1]
 WORK = ROOT / ".mutants"
 
 LIMITS_S = {"unit": 30, "model": 120, "simulation": 150, "conformance": 120, "integration": 150, "crashes": 300}
-"""The harnesses that are run, the cheapest first, and the most seconds that a mutant may take there."""
+"""The harnesses, cheapest first, with the time limit in seconds for a mutant in each."""
 ALL_REACHED = {
     "model": ("protocol/*", ["tests/model/test_mutants.py::test_its_world_is_sound", "tests/model/test_sweeps.py"]),
     "simulation": ("protocol/* driver/* log.py sinks/*/* executor.py", ["tests/simulation/test_schedules.py"]),
@@ -149,7 +149,7 @@ class Table:
         return True
 
     def meet(self, mutant: Mutant, harnesses: Sequence[str], own: str, known: Row) -> Row:
-        """Lets a mutant meet the harnesses until one catches it."""
+        """Runs the harnesses on a mutant until one detects it."""
         row = dict.fromkeys(COLUMNS, "") | {"source": mutant.source, "mutant": mutant.name, "own": own}
         if mutant.source in ("model", "simulation"):
             harnesses = harnesses[:1]
@@ -167,7 +167,7 @@ class Table:
         return row | {"not_run": "" if row["harness"] or own else ", ".join(filter(None, not_run))}
 
     def reaching(self, harness: str, mutant: Mutant) -> list[str]:
-        """Lists the tests of a harness that reach a changed line, the likeliest to see a fault there first."""
+        """Lists the tests of a harness that reach a changed line, those most likely to detect a fault there first."""
         if harness in ALL_REACHED:
             patterns, tests = ALL_REACHED[harness]
             if not any(fnmatch(file, one) for file, _ in mutant.places for one in patterns.split()):
@@ -193,8 +193,7 @@ class Table:
         Returns:
             The tests that failed or crashed the process, and whether the run finished in time.
 
-        Raises:
-            RuntimeError: If the mutant could not be made.
+        Raises: RuntimeError: If the mutant could not be created.
         """
         reader, writer = os.pipe()
         if (pid := os.fork()) == 0:

@@ -35,7 +35,7 @@ GENERATED = {
     "operate/*.py": 9,
     "sinks/*/preflight.py": 5,
 }
-"""How many faults are generated for which modules. Those whose names have the smallest digests are chosen."""
+"""The number of faults to generate for each group of modules: those whose names have the smallest digests."""
 
 NOT_IN = ("settings.py", "orphans.py", "sink.py", "progress.py", "stops.py")
 
@@ -61,7 +61,7 @@ class Mutant:
 
 
 def generated(known: Collection[str]) -> Iterator[Mutant]:
-    """Yields the faults of these names, as far as the source still has their sites; without names those to choose."""
+    """Yields the faults with these names whose code still exists; without names, all faults to choose from."""
     for name in sorted(known or _chosen(), key=_digest):
         with suppress(KeyError, OSError):
             Fault.of(name)

@@ -1,4 +1,4 @@
-"""The size of a schedule's world, and what may go wrong in it."""
+"""The size of a schedule's world, and the faults that may occur in it."""
 
 from __future__ import annotations
 

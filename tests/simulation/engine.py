@@ -23,7 +23,7 @@ Words = tuple[object, ...]
 """A description of the request, turned into text only if needed."""
 
 BATCHES_APART_MS = 3_600_000
-"""By servers' clocks, in addition to the time that passes in a schedule."""
+"""According to the servers' clocks, in addition to the time that passes in a schedule."""
 
 _STARTED_AT_S = 1_000_000.0
 
@@ -36,7 +36,7 @@ class NoAnswerError(Exception):
 
 
 class RefusedError(Exception):
-    """The server has done nothing, and returns an error that its committer's table does not list, or calls unknown."""
+    """The server has done nothing, and returns an error that the committer's table lacks, or maps to UNKNOWN."""
 
 
 class Broken(BaseException):
@@ -267,7 +267,7 @@ class Simulation:
         self._unheard(apply)
 
     def _unheard(self, apply: Callable[[], Any]) -> None:
-        """Nobody receives the response, even if it is a refusal."""
+        """Nobody receives the response, even if it is an error."""
         with suppress(*self.refusals):
             self._answer(apply)
 

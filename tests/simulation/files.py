@@ -78,7 +78,7 @@ class Files(System):
         self.simulation.oracle.shown((self.name, str(name)), (inode.batch, inode.slot, self.name, inode.parts))
 
     def rename(self, source: str, target: str) -> None:
-        """Removing a sealed file's held name, without its having another name, aborts it."""
+        """Removing a sealed file's held name aborts the file if it has no other name."""
         inode = self.names.pop(source, None)
         if inode is None:
             raise FileNotFoundError(errno.ENOENT, source)

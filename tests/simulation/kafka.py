@@ -161,7 +161,7 @@ class Kafka(System):
         return watch
 
     def delete_rows(self) -> Callable[[], None] | None:
-        """Deletes rows of an open transaction; None if nothing is open that nobody is committing."""
+        """Deletes rows of an open transaction; returns None if there is none that is not being committed."""
         busy = {
             one["transactional_id"]
             for party, handles in self.at_commit

@@ -96,7 +96,7 @@ class MariaDB(System):
         return end
 
     def end_connection(self, branch: Branch) -> None:
-        """Whatever was not prepared is rolled back, and the rest is no longer held."""
+        """Branches that were not prepared are rolled back, and no connection holds the others anymore."""
         branch.holder = 0
         if not branch.prepared:
             self.branches.pop(branch.name.copy, None)

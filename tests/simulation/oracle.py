@@ -167,7 +167,7 @@ class Oracle:
                     self.broken(Violation.UNDONE, key)
 
     def done(self, batch: int) -> None:
-        """A run has told Spark that the batch is committed."""
+        """A run has reported to Spark that the batch is committed."""
         config = self._simulation.config
         for sink in config.sinks:
             for slot in range(config.slots):
@@ -184,7 +184,7 @@ class Oracle:
         self.gone.add(key)
 
     def has_taken_long(self, handles: Sequence[Handle]) -> None:
-        """A batch took so long to write that its run has to check whether its transactions still exist."""
+        """Writing a batch took so long that its run has to check whether its transactions still exist."""
         keys = (self._identify[handle.sink](handle) for handle in handles if handle.transaction)
         self._outlived.update(key for key in keys if key in self.gone)
 
@@ -199,7 +199,7 @@ class Oracle:
     def all_done(self, batches: int, lost: frozenset[Place]) -> None:
         """Every row of these batches is visible, except those that a run has rightly reported as lost.
 
-        Lost rows end everything: no later batch is requested.
+        Lost rows end the schedule: no later batch is requested.
         """
         last = min((batch for batch, _, _ in lost), default=batches)
         for batch in range(last):
@@ -283,7 +283,7 @@ class Oracle:
             self.broken(Violation.WRONG_STOP, repr(error)[:300])
 
     def _may_stop(self, start: Start, error: BaseException) -> bool:
-        """Returns True if what really happened since it began is a valid reason."""
+        """Returns True if the events since the run began are a valid reason for its stop."""
         config = self._simulation.config
         deposed = any(run != start.run for run in self._claims[start.claims :])
         since = self._simulation.gone_wrong(start.requests)

@@ -216,7 +216,7 @@ class Connection:
         return _Rows([])
 
     def finish_staged(self, names: Sequence[TransactionName], commit: bool) -> None:
-        """What one message of a driver does to staged copies; without any, it ends the transaction."""
+        """The effect of one message from a driver on staged copies. Without copies, it ends the transaction."""
         if not names:
             self.server.free(self)
             return

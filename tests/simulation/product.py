@@ -170,7 +170,7 @@ class _Pool:
 
 
 def _first_line(error: BaseException) -> str:
-    """Anything after which a run continues. This checks that it may."""
+    """An error after which a run continues. This checks that it may continue."""
     if not isinstance(error, errors.SparkonceError | staged.SparkError):
         UNDER_WAY[0].oracle.failed(error)
     return FIRST_LINE(error)
@@ -245,7 +245,7 @@ def _clocks_and_pools() -> Iterator[tuple[Any, str, Any]]:
 
 
 def _hash_of(what: str) -> Callable[[Any], int]:
-    """A unique value is enough, and is needed more often than anything else."""
+    """A unique value is enough. Nothing else is needed as often."""
     get = attrgetter(what)
     return lambda value: hash(get(value))
 

@@ -61,8 +61,8 @@ class Outcome:
 def run(config: Config, dice: Dice, *, tell: bool = False) -> Outcome:
     """A schedule. Runs within `simulation.product.replaced`.
 
-    Things go wrong for a while; then every driver and task is paused, and a fresh run is left undisturbed; then the
-    paused parties resume, and late requests arrive.
+    Faults occur for a while; then every driver and task is paused, and a fresh run is left undisturbed; then the paused
+    parties resume, and late requests arrive.
     """
     simulation = Simulation(config, dice, [] if tell else None)
     built = {name: SYSTEMS[name](simulation, name) for name in config.sinks}

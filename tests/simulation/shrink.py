@@ -12,7 +12,7 @@ _World = tuple[Config, tuple[int, ...]]
 
 
 class Shrinker:
-    """Delta debugging of a list of numbers, of which 0 is the least eventful, and of the world in which they are used.
+    """Delta debugging of a list of numbers, where 0 is the least eventful, and of the world in which they are used.
 
     Args:
         fails: Returns True if a schedule still fails in the same way.
@@ -42,7 +42,7 @@ class Shrinker:
 
 
 def _smaller(config: Config, decisions: tuple[int, ...]) -> Iterator[_World]:
-    """Yields smaller ones, smallest first. Beyond the last decision, all are 0."""
+    """Yields smaller lists of decisions, the smallest first. Decisions after the last one count as 0."""
     size = len(decisions)
     while size:
         for at in range(0, len(decisions), size):

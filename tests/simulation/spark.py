@@ -1,4 +1,4 @@
-"""Spark, as far as the product sees it: which batch is requested, tasks and their attempts, worker processes."""
+"""Spark as the product sees it: which batch is requested, tasks and their attempts, worker processes."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ if TYPE_CHECKING:
     from simulation.systems import System
 
 Run = tuple[Callable[..., Token | None], Callable[[], None]]
-"""Carries out a batch and returns the token of its run; and ends the run."""
+"""One function carries out a batch and returns the token of its run; the other ends the run."""
 
 QUERY = "5f6a2c1e-0000-4000-8000-000000000000"
 MOST_ATTEMPTS = 3
 SOON_S = 0.05
-"""When a run sweeps, if a thread does it: no deadline passes meanwhile."""
+"""When a run sweeps, if a thread does it. No deadline passes during the sweep."""
 _LONG = 0.2
-"""How often a batch is a long one, in worlds that have them."""
+"""How often a batch is long, in worlds with long batches."""
 _LONG_TIMES = (0.7, 1.1)
-"""How long it takes then, in transaction lifetimes: long enough for its run to check whether they are still open."""
+"""How long such a batch takes, in transaction lifetimes: so long that its run checks if they are still open."""
 
 
 class Process:
@@ -526,7 +526,7 @@ class TaskAttempt:
         self._process: Process | None = None
 
     def die(self) -> None:
-        """Kills it, along with its process if it already has one."""
+        """Kills the attempt, along with its process if it already has one."""
         if self._process is not None:
             self._process.die()
         self._stage.failed(self._slot, PrepareError("its process died"))

@@ -1,4 +1,4 @@
-"""What sinks whose rows wait in the checkpoint until their batch is decided have in common.
+"""Common code for sinks whose rows wait in the checkpoint until their batch is decided.
 
 The product's own writer, committer, ledger and folder run here, on a store that loses, repeats and delays requests. A
 model of the target implements `Staged.show`, which is called for each row that its readers see.

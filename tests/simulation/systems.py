@@ -1,4 +1,4 @@
-"""What a model of a system must provide: a sink with the product's own committer, and writers that are models."""
+"""The interface of a system's model: a sink with the product's own committer, and modeled writers."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class System(abc.ABC):
         """Returns what is neither committed nor aborted."""
 
     def expire(self) -> Callable[[], None] | None:
-        """The server itself gives something up; None if it never does, or has nothing to give up."""
+        """The server itself ends a transaction; None if it never does, or has none to end."""
         return None
 
     def age(self) -> None:  # noqa: B027 - optional

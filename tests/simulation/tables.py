@@ -1,4 +1,4 @@
-"""Tables that batches are merged into: what Delta's and Iceberg's have in common.
+"""The common parts of Delta and Iceberg tables that batches are merged into.
 
 Each row of a batch increments the row with its key, or deletes it. The table's content must therefore result from its
 batches, one after the other, each once, and from what others write in between. Several rows with the same key within a
@@ -42,7 +42,7 @@ _OTHERS_AT_ONCE = 100
 
 
 class Table(Staged):
-    """A table: what its two kinds have in common."""
+    """The common parts of both kinds of tables."""
 
     refusals = (SparkError,)
 

@@ -122,7 +122,7 @@ _FAILED = says(_UNKNOWN_SERVER_ERROR)
 _NOTHING_LISTED = Reply(error_code=0, transaction_states=[])
 
 Meaning = tuple[Words, Callable[[], Any], Any]
-"""A request in words, what it does, and how it is rejected."""
+"""A request's description, its effect, and its error response."""
 
 
 @cache

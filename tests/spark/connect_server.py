@@ -67,7 +67,7 @@ class ConnectServer(Child):
         return f"sc://127.0.0.1:{self.port}"
 
     def kill(self, *, spare: int | None = None) -> None:
-        """Kills all of its processes at the same time (SIGKILL), or all but one, which is then an orphan."""
+        """Kills all of its processes at the same time (SIGKILL), or all except one, which becomes an orphan."""
         if spare is None:
             super().kill()
             return

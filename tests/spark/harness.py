@@ -105,7 +105,7 @@ class Run(Child):
 
 
 def kill_executor(worker: int) -> None:
-    """Ends the executor of a Python worker, and the daemon that would take the worker along, but not the worker."""
+    """Ends the executor of a Python worker, and the daemon that would end the worker, but not the worker itself."""
     daemon = _parent(worker)
     jvm = _parent(daemon)
     assert b"CoarseGrainedExecutorBackend" in command_of(jvm), command_of(jvm)
@@ -424,7 +424,7 @@ def strike(
 
 
 def observe(point: str, job: AnyJob, *, read: bool = True) -> Observation:
-    """Queries the systems, and then the log: whatever is not decided then was not decided when it was seen."""
+    """Queries the systems first, then the log: a batch that is undecided in the log was undecided when it was seen."""
     now = job.phase()
     phase, batch = (now.told["phase"], now.told["batch"]) if now is not None else ("", -1)
     visible, opened = job.visible() if read else {}, job.open()

@@ -149,7 +149,7 @@ def listen(config: Config, phase: Phase, batch: int) -> None:
 
 
 class Commit:
-    """The function of ``foreachBatch``: tags the rows, and reports what stops the query. Spark Connect pickles it."""
+    """The function of ``foreachBatch``: tags the rows, and reports the query's error. Spark Connect pickles it."""
 
     def __init__(self, config: Config, listener: Callable[[Phase, int], None], **more: Any) -> None:
         from sparkonce import ExactlyOnce

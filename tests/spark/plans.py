@@ -34,7 +34,7 @@ def stateless(spark: SparkSession, config: Config) -> DataFrame:
 
 
 def distinct(spark: SparkSession, config: Config) -> DataFrame:
-    """Outputs each id once, wherever in the topic it is repeated.
+    """Outputs each id once, no matter where in the topic it is repeated.
 
     The ids seen so far are state, distributed by a shuffle.
     """

@@ -1,4 +1,4 @@
-"""Queries of Spark Connect are killed at every phase: each system shows a whole batch or nothing of it.
+"""Queries of Spark Connect are killed at every phase: each system shows all of a batch or none of it.
 
 Eight queries share one server. Each is held at another point, and then their processes are killed, or the whole server
 is, or their client, or the queries are stopped. The next start commits or undoes whatever is left. Without its client,
@@ -40,7 +40,7 @@ def jobs(kafka, tmp_path) -> Iterator[Sequence[Job]]:
     [("stop", 0), *((fault, turn) for fault in ("worker", "server", "client") for turn in (0, 1))],
 )
 def test_each_row_is_there_once_whatever_is_killed(jobs, tmp_path, fault, turn):
-    """The turn is how far the second kills are moved on, so that they meet what other first kills have left."""
+    """The number of positions by which the second kills are shifted, so that they follow different first kills."""
     kills = [(first, KILLS[number - turn][1]) for number, (first, _) in enumerate(KILLS)]
     server = ConnectServer(tmp_path / "first", cores=CORES)
     try:
@@ -77,7 +77,7 @@ def test_each_row_is_there_once_whatever_is_killed(jobs, tmp_path, fault, turn):
 
 
 def test_lost_transactions_of_a_decided_batch_are_written_again(kafka, tmp_path):
-    """Half of the batch is committed. A plan that gives other rows stops instead, and names what is lost."""
+    """Half of the batch is committed. A query whose plan returns other rows stops instead, and names the lost rows."""
     with ExitStack() as stack:
 
         def new_job(name: str, plan: str = "spark.plans:distinct", timeout_ms: int = 10_000) -> Job:

@@ -113,7 +113,7 @@ def test_what_is_decided_is_finished_without_asking_source_or_executors(stream, 
 
 @pytest.mark.parametrize("more", [0, 2])
 def test_a_partition_that_the_source_brings_along_is_refused_or_told(stream, said, more):
-    """The rows would go to their original partitions, whatever their key, or nowhere if there is no such partition."""
+    """The rows would go to their original partitions, regardless of their keys, or nowhere if it does not exist."""
     wide = new_name("wide")
     create_topic(stream.bootstrap, wide, stream.partitions + more)
     rows = source(stream, topics=wide)

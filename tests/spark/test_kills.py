@@ -1,5 +1,4 @@
-"""A query into Kafka, PostgreSQL and files is killed at each of `striking.points`. Each system shows all of a batch
-or nothing.
+"""A query into Kafka, PostgreSQL and files is killed at each of `striking.points`. Systems show all of a batch or none.
 
 Starting Spark takes most of the time, so seven of these queries share a driver with two that lose transactions. Each
 query is held at a different point while the systems are read. Then a SIGKILL ends the driver with its JVM and workers,

@@ -1,4 +1,4 @@
-"""Queries whose checkpoint is in an S3 bucket, also those of Spark Connect, and theirs on HDFS.
+"""Queries whose checkpoint is in an S3 bucket, including Spark Connect queries, and Spark Connect queries on HDFS.
 
 Needs Hadoop's connector, 600 MB of jars, and so is not in CI::
 

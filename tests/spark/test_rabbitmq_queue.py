@@ -1,4 +1,4 @@
-"""Queries that read RabbitMQ queues. Each message appears in the output once, whatever dies."""
+"""Queries that read RabbitMQ queues. Each message appears in the output once, no matter which process dies."""
 
 from __future__ import annotations
 

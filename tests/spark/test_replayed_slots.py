@@ -1,8 +1,9 @@
 """Queries are killed in a batch, and the next run could give the batch other slots.
 
-A replay with other slots looks like other rows, and cannot be healed. Grouped partitions keep their slots, whatever the
-cores. With adaptive execution, on by default for stateless queries since Spark 4.1, a replay may have other slots: the
-first run writes a batch with one slot per shuffle partition, and the next run is allowed to merge them.
+A replay with other slots looks like other rows, and cannot be healed. Grouped partitions keep their slots, no matter
+how many cores there are. With adaptive execution, on by default for stateless queries since Spark 4.1, a replay may
+have other slots: the first run writes a batch with one slot per shuffle partition, and the next run is allowed to merge
+them.
 """
 
 from __future__ import annotations

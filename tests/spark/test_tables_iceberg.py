@@ -112,7 +112,7 @@ def test_a_driver_that_is_killed_before_and_after_the_commit(job, method, kind):
 
 
 def test_what_a_killed_driver_staged_is_swept(job):
-    """The next run removes it, whether or not the rows were committed in the meantime, and removes nobody else's."""
+    """The next run removes it, whether or not the rows were committed by then, and removes no other branch."""
     handle = job.prepare()
     job.commit_killed(_IcebergTable, "_publish", handle)
     assert job.commit(handle) == [Outcome.COMMITTED]

@@ -1,4 +1,4 @@
-"""MERGE into Delta and Iceberg: each batch is applied once, next to other writers, whenever drivers die.
+"""MERGE into Delta and Iceberg: each batch is applied once, next to other writers, no matter when drivers die.
 
 Most merges add to existing values, so the sums show a merge that was lost or done twice. The second part tests what
 happens to rows, to columns, and to several rows with one key.

@@ -1,4 +1,4 @@
-"""A query that is watched: by Prometheus, by its timeline, by OpenTelemetry, and in Spark's own UI."""
+"""A query that is monitored: by Prometheus, its timeline, OpenTelemetry, and Spark's own UI."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class Hold:
         self.left = 0
 
     def wait(self, alive: Callable[[], object] | None = None, *, limit_s: float = LIMIT_S) -> Arrival:
-        """Waits for the first held arrival. ``alive`` is called meanwhile, and raises if it can no longer come."""
+        """Waits for the first held arrival. ``alive`` is called meanwhile, and raises if none can come anymore."""
         self.gate.wait_for(lambda: bool(self.arrivals), self.words, alive, limit_s=limit_s)
         return self.arrivals[0]
 

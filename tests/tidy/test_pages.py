@@ -1,4 +1,4 @@
-"""Pages of one kind have the same order, complete tables, and a question on the front page that leads to them."""
+"""Pages of one kind have the same order and complete tables, and a question on the front page links to them."""
 
 from __future__ import annotations
 

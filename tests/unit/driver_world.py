@@ -38,7 +38,7 @@ NEVER = 10_000
 
 
 class Crash(BaseException):
-    """Simulates the death of the driver's process. Nothing may catch it and continue."""
+    """Simulates the death of the driver's process. No code may catch it and continue."""
 
 
 def crash_at(*phases: Phase) -> Listener:

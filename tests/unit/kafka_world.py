@@ -1,4 +1,4 @@
-"""Brokers without Kafka: they answer the driver's requests about transactions, or reject them."""
+"""Fake brokers, which answer the driver's requests about transactions, or reject them."""
 
 from __future__ import annotations
 

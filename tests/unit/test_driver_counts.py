@@ -115,7 +115,7 @@ def test_a_commit_is_asked_for_thousands_of_times(world, clock):
 @pytest.mark.slow
 @pytest.mark.parametrize("batches", [400, pytest.param(MANY, marks=pytest.mark.slow)])
 def test_a_run_of_many_batches_keeps_what_a_short_one_keeps(world, batches):
-    """What the log, the driver and the protocol hold is measured, without what the server in memory holds."""
+    """Measures the memory of the log, the driver and the protocol, without that of the in-memory server."""
 
     def held() -> int:
         gc.collect()

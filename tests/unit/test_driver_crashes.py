@@ -1,4 +1,4 @@
-"""Every row is there once, in whatever phase the driver dies, and however often."""
+"""Every row is there once, no matter in which phase and how often the driver dies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A system that is down or full for a while. The run waits, whatever phase it is in."""
+"""A system that is down or full for a while. The run waits in every phase."""
 
 from __future__ import annotations
 

@@ -301,7 +301,7 @@ def test_a_sink_that_was_not_swept_after_its_batch_is_swept_a_while_later(world,
 
 @pytest.mark.parametrize("said", ["no answer", "an error", "not now"])
 def test_names_of_transactions_are_left_after_an_abort_that_was_not_answered(world, clock, monkeypatch, said):
-    """The request may still arrive, and abort whatever transaction has the name by then."""
+    """The request may still arrive, and abort the transaction that has the name by then."""
     abort, unanswered = _Committer.abort, [True]
 
     def loses_a_reply(committer: _Committer, handles: Sequence[Handle]) -> Sequence[Finished]:

@@ -178,7 +178,7 @@ def test_a_server_that_went_back_says_so_when_it_is_asked_what_it_remembers(worl
 
 
 def test_a_log_that_another_driver_tidies_meanwhile_is_no_old_copy(world, monkeypatch):
-    """What the log has forgotten by the time the run continues reading is among the traces."""
+    """The traces include a record that the log has deleted by the time the run continues reading."""
     monkeypatch.setattr(horizon, "KEEP_BATCHES", 2)
     monkeypatch.setattr(horizon, "TIDY_EVERY_BATCHES", 1)
     world.run(world.start(), 0)

@@ -1,4 +1,4 @@
-"""Which batches a start checks on the servers, and its messages.
+"""Which batches a starting run checks on the servers, and its messages.
 
 Uses a memory sink whose server can be made to forget.
 """

@@ -136,7 +136,7 @@ def test_what_is_not_listed_is_unknown():
 
 @pytest.mark.parametrize("path", ["orders", "./orders", "file:orders"])
 def test_a_relative_path_is_refused_at_once(path):
-    """Workers have different working directories, and would write to a wrong place or fail."""
+    """Workers have different working directories, and would write to the wrong folder or fail."""
     with pytest.raises(ConfigurationError, match="is relative to this process's working folder") as told:
         FilesSink(path)
     assert str(Path.cwd() / "orders") in str(told.value)

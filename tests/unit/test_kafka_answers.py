@@ -1,4 +1,4 @@
-"""What brokers' answers mean: at the start, before a decision, for committed transactions, and for readers."""
+"""The meaning of brokers' answers: at the start, before a decision, for committed transactions, and for readers."""
 
 from __future__ import annotations
 

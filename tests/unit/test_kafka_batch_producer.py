@@ -226,7 +226,7 @@ def test_the_columns_say_if_rows_go_one_by_one(monkeypatch, columns, by_row):
 
 
 def test_a_broker_that_tells_of_single_rows_is_heard_for_each(told):
-    """KIP-467: a request with a bad row is rejected, and its other rows have an error of their own."""
+    """KIP-467: a request with a bad row is rejected, and its other rows get a different error."""
     codes = [KafkaError.INVALID_RECORD, 0, KafkaError._INVALID_DIFFERENT_RECORD]
     rows = [librdkafka.Message(err=code, partition=2, len=5, key_len=size) for size, code in enumerate(codes)]
     waiting = iter([ctypes.pointer(row) for row in rows])

@@ -138,7 +138,7 @@ def test_an_error_reaches_the_task_that_waits_and_the_next_task_tries_again(benc
 
 @pytest.mark.parametrize("in_advance", [False, True])
 def test_a_lane_whose_initialisation_failed_is_never_initialised_again(bench, *, in_advance):
-    """The request may still arrive, after a transaction that a later one carried was committed."""
+    """The request may still arrive after a later transaction of the same lane was committed."""
     if in_advance:
         bench.carry(0)
     before = len(bench.asked)

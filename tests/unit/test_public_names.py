@@ -31,7 +31,7 @@ HEAVY = [
     *("pyspark", "pyarrow", "confluent_kafka", "kafka", "pymysql", "numpy", "pandas", "fastavro"),
     *("typer", "rich", "jinja2"),
 ]
-"""Clients and engines, each of which is only imported where it is used."""
+"""Clients and engines, each of which is only imported by the code that uses it."""
 
 
 def imported(statement: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""An AMQP 0-9-1 server that goes down during a login has not rejected the login."""
+"""If an AMQP 0-9-1 server goes down during a login, the login does not count as rejected."""
 
 from __future__ import annotations
 

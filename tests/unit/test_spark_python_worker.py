@@ -1,4 +1,4 @@
-"""What a worker hides from the garbage collector, and runs that close before their process ends."""
+"""Objects that a worker hides from the garbage collector, and runs that close before their process ends."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def test_columns_that_pyspark_does_not_bring_are_named():
 
 
 def test_columns_that_no_sink_could_write_are_named():
-    """One check for every sink: some found them only in the first batch, in Spark's words."""
+    """One check for every sink: some found the problem only in the first batch, with Spark's message."""
     two = StructType().add("s", "string").add("S", "string")
     assert arrow_schema(two).names == ["s", "S"]
     with pytest.raises(SchemaError, match="The column 'S' appears more than once"):

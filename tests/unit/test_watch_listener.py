@@ -1,4 +1,4 @@
-"""A query's one listener, on a run without Spark: what it passes on, and what a batch pays for it."""
+"""A query's listener, on a run without Spark: what it forwards, and what it costs a batch."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A small run that went well, as lists that a test can spoil: two systems, four batches of which one is empty."""
+"""A small run without anomalies, as lists that a test can alter: two systems, and four batches, one of them empty."""
 
 from __future__ import annotations
 

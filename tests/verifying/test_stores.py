@@ -1,4 +1,4 @@
-"""The verifier, with the checkpoint in HDFS and in S3: it finds nothing in sparkonce, whatever strikes the store."""
+"""The verifier, with the checkpoint in HDFS and in S3: it finds no anomalies, whichever fault strikes the store."""
 
 from __future__ import annotations
 

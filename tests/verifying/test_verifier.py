@@ -1,4 +1,4 @@
-"""The verifier as a whole: it finds nothing in sparkonce, and finds what is wrong with each broken one."""
+"""The whole verifier: it finds no anomalies in sparkonce, and finds the fault of each broken version."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ STEPS = (
 )
 
 LONG_MS, LONGER_MS = 20_000, 75_000
-"""More than a start waits; more than a commit is tried."""
+"""Longer than a start waits, and longer than a commit is retried."""
 
 
 @pytest.mark.slow
@@ -95,7 +95,7 @@ def test_nothing_is_found_after_every_fault_that_there_is(tmp_path, say):
 
 
 def test_a_row_that_one_sink_doubles_is_found_there_and_nothing_elsewhere(tmp_path, say, monkeypatch):
-    """The driver is killed when a batch is prepared. The other two sinks are as they should be."""
+    """The driver is killed when a batch is prepared. The other two sinks are correct."""
     for variable, value in broken_by(["rows-twice"]).items():
         monkeypatch.setenv(variable, value)
     step = Step(number=1, fault=Fault.DRIVER_KILLED, phase=Phase.DECIDING.name, batches=1)

@@ -1,4 +1,4 @@
-"""The location of the checkpoint and the decision log: a local disk, or a store of the user's."""
+"""The location of the checkpoint and the decision log: a local disk, or the user's own store."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def checkpoint_disk(folder: Path, say: Callable[[str], None]) -> Iterator[Stored
 
 @contextmanager
 def checkpoint_away(files: CheckpointFiles, folder: Path, say: Callable[[str], None]) -> Iterator[StoredCheckpoint]:
-    """Checks a store of the user's. At the end, copies what checkpoint and log contain about batches to a new folder.
+    """Checks the user's own store. At the end, copies what checkpoint and log contain about batches to a new folder.
 
     The checkpoint itself is not removed.
     """

@@ -75,7 +75,7 @@ def _check_cut(spark: SparkSession, setting: str, given: Any, stream: str, examp
     cuts = spark._jvm.io.pravega.client.stream.StreamCut
     try:
         cut = getattr(cuts, "from")(given)
-    except Exception:  # noqa: BLE001 - any error of py4j, or whatever Pravega raises for an invalid string
+    except Exception:  # noqa: BLE001 - any error from py4j, or from Pravega for an invalid string
         raise ConfigurationError(
             f"{setting}={given!r} is not the text of a stream cut.", next_step=f"Give {example}.", setting=setting
         ) from None

@@ -257,7 +257,7 @@ _ACTUAL = "__sparkonce_actual"
 def with_reason(
     rows: DataFrame, values: Mapping[str, Column], fields: Sequence[StructField], rules: Rules, where: str
 ) -> DataFrame:
-    """Adds the column `REASON` to rows: why the table would reject what is inserted for a row; null if it would not."""
+    """Adds the column `REASON` to rows: why the table would reject the inserted row, or null if it would accept it."""
     from pyspark.sql import functions as F
 
     plain = [

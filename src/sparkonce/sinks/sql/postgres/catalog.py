@@ -96,7 +96,7 @@ class CatalogTable:
         return replace(self, columns=(*self.columns, *more))
 
     def encoders(self, schema: pa.Schema, read: ReadText) -> list[Encode]:
-        """Returns the encoder of each column. Raises `SchemaError` if one no longer fits the table."""
+        """Returns the encoder of each column. Raises `SchemaError` if a column no longer fits the table."""
         columns = {column.name: column for column in self.columns}
         made = []
         for field in schema:

@@ -41,7 +41,7 @@ _WITH_VALUES = ("22", "42601")
 _ABOUT_ROWS = ("22", "23", "P0001")
 
 _CONTEXTS = ("COPY ", "PL/pgSQL function ")
-"""The beginnings of context lines that name a location but no value. For binary COPY, none contains a value."""
+"""The beginnings of context lines that contain a location but no value. For binary COPY, no such line contains one."""
 
 _RETRY, _UNKNOWN = Outcome.RETRY, Outcome.UNKNOWN
 _DECIDED = (
