@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from eventually import eventually
 from secured import make_keys
 from shared_servers import USES_RABBIT, rabbit_server
-from sparkonce.errors import OutageError, PreflightError, SchemaError, SupersededError
+from sparkonce.errors import CorruptRecordError, OutageError, PreflightError, SchemaError, SupersededError
 from sparkonce.guarantees import Guarantee
 from sparkonce.storage.local import LocalFiles
 from sparkonce.write_ahead import ApplyToken, RefusedError
@@ -114,6 +115,33 @@ def test_stored_messages_are_acknowledged_at_once(rabbit, drivers):
     rabbit.publish(queue, numbered(0, 50))
     driver = drivers(queue, acknowledge="stored")
     eventually(lambda: len(driver.kept()) == 50, "all are kept")
+    assert left(rabbit, driver, queue) == 0
+
+
+@pytest.mark.parametrize("acknowledge", ["finished", "stored"])
+def test_a_damaged_checkpoint_is_restored_from_its_newest_copy(rabbit, drivers, tmp_path, acknowledge):
+    """As the error says. Some messages of the copy are still in the queue, and others are only in the copy."""
+    queue = rabbit.declare()
+    for first in (0, 50):
+        rabbit.publish(queue, numbered(first, first + 50))
+        driver = drivers(queue, acknowledge=acknowledge)
+        eventually(lambda driver=driver, end=first + 50: len(driver.kept()) == end, "all are kept")
+        if first == 0:
+            driver.finish()
+        if first == 0 or acknowledge == "stored":
+            assert left(rabbit, driver, queue) == 0
+        driver.consumer.stop()
+    shutil.copytree(tmp_path / "checkpoint", tmp_path / "copy")
+    shutil.rmtree(tmp_path / "checkpoint" / "sparkonce-queue" / "segments")
+    with pytest.raises(CorruptRecordError, match="with all of its folders, from its newest copy"):
+        eventually(drivers(queue).consumer.check, "it stops")
+    shutil.rmtree(tmp_path / "checkpoint")
+    shutil.copytree(tmp_path / "copy", tmp_path / "checkpoint")
+    rabbit.publish(queue, numbered(100, 110))
+    driver = drivers(queue)
+    eventually(lambda: len(driver.kept()) >= 110, "the new ones are kept")
+    assert driver.kept() == numbered(0, 110)
+    driver.finish()
     assert left(rabbit, driver, queue) == 0
 
 

@@ -7,12 +7,14 @@ import itertools
 import pytest
 
 from sparkonce import errors
+from sparkonce.log import DecisionLog
 from sparkonce.protocol import horizon
 from sparkonce.protocol.handles import Finished, Outcome
 from sparkonce.protocol.state import Phase
 from sparkonce.protocol.view import Amend
 from sparkonce.sinks.memory import MemoryServer
 from sparkonce.sinks.memory.server import reply_lost
+from sparkonce.storage.local import LocalFiles
 from unit.driver_world import Clock, Crash, FlakyLog, World, crash_at, numbers, stopped_clock
 
 # The phases of a run's first batch if nothing goes wrong.
@@ -69,6 +71,26 @@ def test_a_crash_while_the_log_is_cleaned_up(tmp_path, monkeypatch, phase):
     world.run(world.start(), *range(11, 25))
     assert world.visible() == numbers(*range(25))
     assert len(world.kinds()) <= 15
+
+
+def test_each_file_of_the_log_can_be_restored_from_a_copy(tmp_path, monkeypatch):
+    """As the error says, while a batch is decided and not committed."""
+    monkeypatch.setattr(horizon, "KEEP_BATCHES", 10)
+    monkeypatch.setattr(horizon, "TIDY_EVERY_BATCHES", 2)
+    world = World(tmp_path)
+    world.run(world.start(), *range(13))
+    world.crash(13, Phase.FINISHING)
+    log = world.checkpoint / "sparkonce"
+    floor = max((log / "floors").iterdir())
+    for file in (floor, *(one for one in (log / "records").iterdir() if one.name >= floor.name)):
+        copy = file.read_bytes()
+        file.write_bytes(copy[:-1])
+        with pytest.raises(errors.CorruptRecordError, match="Restore the file from a copy of the checkpoint"):
+            world.start(log=DecisionLog(LocalFiles(world.checkpoint), decides=True))
+        file.write_bytes(copy)
+    world.run(world.start(), 13, 14)
+    assert world.visible() == numbers(*range(15))
+    assert world.unfinished() == []
 
 
 @pytest.mark.parametrize(("first", "second"), list(itertools.product(HEALING, repeat=2)))

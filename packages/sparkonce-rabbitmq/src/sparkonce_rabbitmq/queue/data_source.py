@@ -19,7 +19,7 @@ from sparkonce.errors import CheckpointMismatchError
 from sparkonce.session import Limited
 from sparkonce_rabbitmq.queue.messages import SPARK_SCHEMA, identified_by
 from sparkonce_rabbitmq.queue.progress import NEXT, QUEUE, Progress
-from sparkonce_rabbitmq.queue.segments import Segments
+from sparkonce_rabbitmq.queue.segments import RESTORE, Segments
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -128,7 +128,7 @@ class QueueReader(Limited, DataSourceStreamReader):  # type: ignore[misc]
         if {start[QUEUE], end[QUEUE]} != {self._known()}:
             raise CheckpointMismatchError(
                 f"The messages in {self._options.segments().files.location} belong to another query.",
-                next_step="Restore the checkpoint with all of its folders, from one point in time.",
+                next_step=RESTORE,
             )
         self._position = end[NEXT]
         numbers = list(range(start[NEXT], end[NEXT]))

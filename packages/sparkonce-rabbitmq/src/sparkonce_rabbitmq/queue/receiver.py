@@ -20,7 +20,7 @@ from sparkonce.errors import CorruptRecordError, SupersededError
 from sparkonce.source import PutUnknownError
 from sparkonce_rabbitmq.queue.messages import Identify, QueueMessage, id_of, rows_of
 from sparkonce_rabbitmq.queue.progress import FinishedSegments, Progress
-from sparkonce_rabbitmq.queue.segments import Segment, Segments, arrow_stream, new_token, superseded
+from sparkonce_rabbitmq.queue.segments import RESTORE, Segment, Segments, arrow_stream, new_token, superseded
 
 
 class Memory:
@@ -270,10 +270,7 @@ class Receiver:
         self._next = behind
 
     def _broken(self, why: str) -> CorruptRecordError:
-        return CorruptRecordError(
-            f"{self._segments.files.location} {why}.",
-            next_step="Restore the checkpoint with all of its folders, from one point in time.",
-        )
+        return CorruptRecordError(f"{self._segments.files.location} {why}.", next_step=RESTORE)
 
     def _put(self, segment: Segment) -> None:
         self._segments.put(self._next, segment)

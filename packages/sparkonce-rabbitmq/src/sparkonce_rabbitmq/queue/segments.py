@@ -25,6 +25,11 @@ _VERSION = 1
 _TOKEN_BYTES = 16
 _HEAD = len(_MAGIC) + 1 + hashlib.sha256().digest_size
 _DIGITS = 12
+RESTORE = (
+    "Restore the checkpoint with all of its folders, from its newest copy: messages that were acknowledged after a "
+    "copy was made are no longer in the queue."
+)
+"""The next step if the stored messages of a query are not whole."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +122,7 @@ class Segments:
         if data is None:
             raise CorruptRecordError(
                 f"{self.files.location}/{path} is missing: it holds messages that a batch still has to read.",
-                next_step="Restore the checkpoint with all of its folders, from one point in time.",
+                next_step=RESTORE,
             )
         return Segment.decode(data, f"{self.files.location}/{path}")
 
