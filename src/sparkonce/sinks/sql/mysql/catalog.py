@@ -163,10 +163,12 @@ def may_refuse(connection: Connection, target: Target, columns: Sequence[str], s
     (count,) = connection.row(_REFUSERS, (table, table, table, "UPDATE" if keys else "", table, table))
     if count or connection.flavour is not MARIADB:
         return bool(count or connection.rows(_ANY_CHECK, (table,)))
+    if not (every := connection.rows(_CHECKS, (table,))):
+        return False
     checks = checks_of(connection, table, columns)
     found = {tuple(map(str, row)) for row in connection.rows(_CHECKS_OF_STAGES.format(stages), staged)}
     is_newer = any((stage, *check) not in found for stage in staged for check in checks.items())
-    return is_newer or len(connection.rows(_CHECKS, (table,))) > len(checks)
+    return is_newer or len(every) > len(checks)
 
 
 def unique_keys(connection: Connection, table: str) -> tuple[dict[str, list[str]], set[str]]:
