@@ -18,7 +18,6 @@ from shared_servers import s3_server
 from sparkonce import FilesSink, Guarantee
 from sparkonce.errors import PreflightError, PrepareError
 from sparkonce.protocol.handles import Outcome
-from sparkonce.sinks.files.s3 import preflight
 from sparkonce.sinks.files.s3.store import S3Store
 from sparkonce_lab.rig.process import free_port
 from sparkonce_lab.rig.servers.s3 import S3Server
@@ -61,35 +60,6 @@ def test_a_good_bucket_is_said_which_it_is_and_left_clean(bucket):
     store = bucket.store()
     expected = {"endpoint": bucket.server.url, "bucket": bucket.name, "folder": "out/"}
     assert store.check() == store.check() == expected
-    assert leftovers(bucket) == ([], [])
-
-
-def test_what_a_killed_trial_left_is_removed_once_nobody_can_be_at_it(bucket, monkeypatch):
-    trial = {"Bucket": bucket.name, "Key": "out/.sparkonce/check-0123456789abcdef"}
-    bucket.client.create_multipart_upload(**trial)
-    bucket.client.put_object(**trial, Body=b"sparkonce")
-    bucket.client.put_object(Bucket=bucket.name, Key="out/.sparkonce/checked", Body=b"somebody's")
-    bucket.store().check()
-    assert [len(left) for left in leftovers(bucket)] == [1, 2], "another query may be starting"
-    monkeypatch.setattr(preflight, "_FORSAKEN_AFTER_S", 0.0)
-    bucket.store().check()
-    assert leftovers(bucket) == ([], ["out/.sparkonce/checked"])
-
-
-def test_a_store_that_takes_damaged_parts_is_a_condition(bucket, between):
-    def take_all(request: Request) -> str | Reply:
-        return Reply(200, b"", (("ETag", '"any"'),)) if request.is_part and request.body == b"Sparkonce" else GO_ON
-
-    store = bucket.store(endpoint_url=between.url)
-    store.check()
-    assert not [one for one in store.conditions() if "SHA-256" in one], "this one refuses them"
-    between.act = take_all
-    store.check()
-    assert [one for one in store.conditions() if "SHA-256" in one]
-    for answer, code in ((refusal(503, "SlowDown"), "SlowDown"), (refusal(429, "TooMany"), "TooMany")):
-        between.act = lambda request, answer=answer: answer if request.body == b"Sparkonce" else GO_ON
-        with pytest.raises(PreflightError, match=code):
-            bucket.store(endpoint_url=between.url, attempts=1).check()
     assert leftovers(bucket) == ([], [])
 
 

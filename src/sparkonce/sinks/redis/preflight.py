@@ -126,7 +126,6 @@ class Preflight:
             )
 
     def _check_eviction(self, node: str, info: Mapping[str, str]) -> None:
-        limit = int(info.get("maxmemory", "0"))
         if objection := why_not_stage(node, info):
             raise PreflightError(
                 f"{objection}.",
@@ -134,37 +133,16 @@ class Preflight:
                 f"guarantee=Guarantee.{Guarantee.AT_LEAST_ONCE.name}.",
                 setting="maxmemory-policy",
             )
-        used = int(info.get("used_memory", "0"))
-        if limit and used > 0.8 * limit:
-            log.warning(
-                "%s uses %d of maxmemory=%d bytes. A batch needs room twice: staged, and applied. When memory is full, "
-                "the query waits, and stops at its deadline.",
-                *(node, used, limit),
-            )
 
     def _check_durability(self, node: str, info: Mapping[str, str]) -> None:
-        if info.get("aof_enabled", "0") != "1":
-            log.warning(
-                "%s has appendonly=no: a crash loses staged rows, and rows that readers have seen, since its last "
-                "snapshot. Exactly-once holds only while it does not crash. Next: Set appendonly yes and appendfsync "
-                "always.",
-                node,
-            )
-            return
         answer = self._nodes.everywhere("CONFIG", "GET", "appendfsync").get(node)
-        if isinstance(answer, Refusal) or not answer:
+        fsync = "unknown: CONFIG is not allowed" if isinstance(answer, Refusal) or not answer else answer[1].decode()
+        appends = info.get("aof_enabled", "0") == "1"
+        if not appends or fsync != "always":
             log.warning(
-                "%s does not report appendfsync (CONFIG is not allowed). Exactly-once needs always; with everysec, "
-                "Redis' default, a crash loses rows that were confirmed in the last second.",
-                node,
-            )
-            return
-        value = answer[1].decode()
-        if value != "always":
-            log.warning(
-                "%s has appendfsync=%s: a crash loses rows that were confirmed in the last %s, even if readers have "
-                "seen them. Next: Set appendfsync always for the full guarantee.",
-                *(node, value, "second or two" if value == "everysec" else "half minute or so"),
+                "%s has appendonly=%s (appendfsync=%s): a crash may lose staged rows, and rows that readers have seen. "
+                "Next: Set appendonly yes and appendfsync always for the full guarantee.",
+                *(node, "yes" if appends else "no", fsync),
             )
 
     # --- this user --------------------------------------------------------------------------------------------------

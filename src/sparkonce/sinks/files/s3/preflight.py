@@ -7,7 +7,6 @@ import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from sparkonce.errors import PreflightError
@@ -19,7 +18,6 @@ from sparkonce.sinks.files.s3.settings import S3Settings
 log = logging.getLogger(__name__)
 
 DAY_S = 86_400.0
-_FORSAKEN_AFTER_S = DAY_S
 
 ALWAYS: tuple[str, ...] = (
     "nobody else writes, moves or deletes the sink's objects, nor aborts its multipart uploads, before the next batch "
@@ -39,15 +37,7 @@ _NOT_LISTED = (
     "a batch may wait for its commit. What a killed run left before MinIO was restarted stays until then"
 )
 
-_TAKES_DAMAGED = (
-    "nothing damages a request in transit, as a faulty proxy might: the store accepts a body that differs from the "
-    "SHA-256 in its signature"
-)
 _TRIAL = b"sparkonce"
-_DAMAGED = b"Sparkonce"
-_NOT_A_CHECK = (None, 408, 429)
-"""HTTP statuses that prove nothing about the uploaded bytes: no response, a timeout, and throttling."""
-
 _METHODS: Mapping[str, str] = {
     "HeadBucket": "head_bucket",
     "ListObjectsV2": "list_objects_v2",
@@ -82,15 +72,13 @@ def check(client: Any, settings: S3Settings, bucket: str, prefix: str) -> Findin
     trial = _Trial(client, settings, bucket)
     trial.ask("HeadBucket", Bucket=bucket)
     trials = f"{prefix}{HIDDEN}/check-"
-    objects = trial.ask("ListObjectsV2", Bucket=bucket, Prefix=trials)
-    uploads = trial.ask("ListMultipartUploads", Bucket=bucket, Prefix=trials)
-    _remove_forsaken(trial, bucket, objects.get("Contents", ()), uploads.get("Uploads", ()))
+    trial.ask("ListObjectsV2", Bucket=bucket, Prefix=trials)
+    trial.ask("ListMultipartUploads", Bucket=bucket, Prefix=trials)
     key = f"{trials}{secrets.token_hex(8)}"
     upload = trial.ask("CreateMultipartUpload", Bucket=bucket, Key=key, **settings.object_options())["UploadId"]
     try:
         _try_upload(trial, settings, bucket, key, upload)
         is_listed = (key, upload) in list_uploads(client, bucket, trials, MOST_A_PAGE)
-        damaged = _takes_damaged(trial, {"Bucket": bucket, "Key": key, "UploadId": upload})
     except BaseException:
         with suppress(PreflightError):  # The first error shows what is wrong.
             trial.ask("AbortMultipartUpload", Bucket=bucket, Key=key, UploadId=upload)
@@ -99,37 +87,8 @@ def check(client: Any, settings: S3Settings, bucket: str, prefix: str) -> Findin
     found = inspect_bucket(client, bucket, prefix)
     if not is_listed:
         log.warning("%s: %s", bucket, _NOT_LISTED)
-        found = Findings(timeout_s=min(found.timeout_s or DAY_S, DAY_S), notes=(_NOT_LISTED, *found.notes))
-    return Findings(timeout_s=found.timeout_s, notes=(*([_TAKES_DAMAGED] if damaged else ()), *found.notes))
-
-
-def _takes_damaged(trial: _Trial, own: Mapping[str, str]) -> bool:
-    """Returns True if the store accepts a part whose bytes were changed after signing."""
-
-    def damage(request: Any, **_: Any) -> None:
-        if request.body == _TRIAL:  # Another thread may be sending something else.
-            request.body = _DAMAGED
-
-    events = trial.client.meta.events
-    events.register("before-send.s3.UploadPart", damage)
-    try:
-        answer = ask(trial.client.upload_part, **own, PartNumber=1, Body=bytearray(_TRIAL))
-    finally:
-        events.unregister("before-send.s3.UploadPart", damage)
-    if isinstance(answer, Answer) and (answer.status in _NOT_A_CHECK or answer.status >= 500):
-        raise trial.refused("UploadPart", answer)
-    return not isinstance(answer, Answer)
-
-
-def _remove_forsaken(trial: _Trial, bucket: str, objects: Sequence[Any], uploads: Sequence[Any]) -> None:
-    """Deletes what a trial left behind when its process was killed. A younger trial may still be running."""
-    before = datetime.now(timezone.utc) - timedelta(seconds=_FORSAKEN_AFTER_S)
-    for one in objects:
-        if one["LastModified"] <= before:
-            trial.ask("DeleteObject", Bucket=bucket, Key=one["Key"])
-    for one in uploads:
-        if one["Initiated"] <= before:
-            trial.ask("AbortMultipartUpload", Bucket=bucket, Key=one["Key"], UploadId=one["UploadId"])
+        return Findings(timeout_s=min(found.timeout_s or DAY_S, DAY_S), notes=(_NOT_LISTED, *found.notes))
+    return found
 
 
 def _try_upload(trial: _Trial, settings: S3Settings, bucket: str, key: str, upload: str) -> None:
@@ -172,17 +131,14 @@ class _Trial:
         answer = ask(getattr(self.client, _METHODS[request]), **arguments)
         if not isinstance(answer, Answer):
             return answer
-        raise self.refused(request, answer)
-
-    def refused(self, request: str, answer: Answer) -> PreflightError:
         if answer.status is None:
-            return PreflightError(
+            raise PreflightError(
                 f"The store of bucket {self._bucket!r} at endpoint_url={self._settings.endpoint_url!r} (None is AWS) "
                 f"does not answer: {answer.reason}",
                 next_step="Correct endpoint_url and region_name, or check whether the store runs.",
                 setting="endpoint_url",
             )
-        return _refused(self._bucket, request, answer)
+        raise _refused(self._bucket, request, answer)
 
 
 def _refused(bucket: str, request: str, answer: Answer) -> PreflightError:
