@@ -294,9 +294,9 @@ class SqliteTable(SqlSink):
         key_columns: tuple[str, ...] = (),
         guarantee: Guarantee = Guarantee.EXACTLY_ONCE,
     ) -> None:
-        super().__init__(name, guarantee, STAGED, "sparkonce", 100)
+        target = Target(table=table, mode=UPSERT if key_columns else APPEND, keys=key_columns)
+        super().__init__(name, guarantee, STAGED, "sparkonce", 100, target)
         self.conninfo = path
-        self.target = Target(table=table, mode=UPSERT if key_columns else APPEND, keys=key_columns)
 
     def columns(self, schema: pa.Schema) -> Sequence[str]:
         with closing(connect(self.conninfo, "", Limits())) as connection:

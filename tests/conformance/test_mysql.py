@@ -36,12 +36,3 @@ class TestMySQLStaged(MySQLSuite):
 class TestMySQLUpsertStaged(MySQLSuite):
     columns = ("number BIGINT PRIMARY KEY", "word VARCHAR(20)")
     options = {"mode": "upsert", "key_columns": ["number"]}  # noqa: RUF012
-
-
-@pytest.mark.slow
-class TestMySQLUpsertTwoPhase(TestMySQLUpsertStaged):
-    commit = "two_phase"
-    # Two attempts of a slot's task write the same keys, so the second one waits for the first one's locks. See
-    # docs/mysql.md.
-    test_copies_of_a_slot_do_not_disturb_each_other = None
-    test_a_later_copy_may_win = None

@@ -151,34 +151,6 @@ def test_a_trial_whose_driver_is_gone_does_not_hold_the_next_drivers_merge_up(ma
     assert visible(mariadb) == [0, 1]
 
 
-@pytest.mark.parametrize(
-    ("step", "then", "expected"),
-    [
-        (
-            "ALTER TABLE {} ADD sparkonce_row BIGINT UNSIGNED NOT NULL AUTO_INCREMENT PRIMARY KEY FIRST",
-            Outcome.COMMITTED,
-            [0, 1],
-        ),
-        ("DROP TABLE {}", Outcome.LOST, []),
-    ],
-)
-def test_a_staging_table_without_the_order_of_its_rows_is_no_mistake_of_ours(mariadb, step, then, expected):
-    mariadb.ask("CREATE TABLE target (number BIGINT PRIMARY KEY) ENGINE=InnoDB")
-    with closing(scene_of(mariadb)) as scene:
-        handle = scene.prepare(0)
-        (table,) = mariadb.stages()
-        mariadb.ask(f"ALTER TABLE {table} DROP sparkonce_row")
-        with pytest.raises(PrepareError, match=f"{table} does not have column sparkonce_row") as caught:
-            scene.committer.check_prepared([handle])
-        (answer,) = scene.committer.commit([handle])
-        assert (answer.outcome, answer.next_step) == (Outcome.UNKNOWN, caught.value.next_step)
-        step = step.format(table)
-        assert step in caught.value.next_step
-        mariadb.ask(step)
-        assert scene.commit(handle) == [then]
-        assert visible(mariadb) == expected
-
-
 def test_rows_of_another_sink_of_the_batch_are_waited_for(mariadb):
     for statement in (PARENT, OPEN, "ALTER TABLE target ADD FOREIGN KEY (number) REFERENCES p (number)"):
         mariadb.ask(statement)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from contextlib import closing
 from decimal import Decimal
 
 import psycopg
@@ -11,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from integration.postgres_scene import new_sink
-from one_run import QUERY, finish, open_writer, outcomes, owner, prepare
+from one_run import QUERY, finish, open_writer, outcomes, prepare
 from shared_servers import needs_postgres
 from sparkonce.errors import PreflightError, PrepareError
 from sparkonce.guarantees import Guarantee
@@ -83,23 +82,6 @@ def test_a_partition_that_comes_while_rows_are_written(postgres, why, commit):
         writer.prepare()
     writer.abort()
     assert (ids(postgres), postgres.stages()) == ([], [])
-
-
-def test_a_partition_that_comes_before_the_decision(postgres):
-    """If a server does not answer, that is no reason to stop, since the commit checks again."""
-    given = new_sink(postgres)
-    run = owner(given)
-    prepare(given, ROWS, run=run)
-    with closing(given.committer()) as committer:
-        assert committer.before_decision(run.facts) == ""
-        postgres.server.kill()
-        try:
-            assert committer.before_decision(run.facts) == ""
-        finally:
-            postgres.server.start()
-            postgres.close()
-        attach(postgres, UNLOGGED)
-        assert f"public.{UNLOGGED}" in committer.before_decision(run.facts)
 
 
 def test_a_partition_that_comes_after_the_decision(postgres):

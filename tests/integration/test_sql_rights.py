@@ -132,11 +132,11 @@ def test_a_right_of_postgresql_that_goes(postgres, tmp_path, mode, right, on, ph
     ("right", "on", "words"),
     [
         *(
-            (right, "markers.sparkonce_commits", f'No permission on the table of markers "markers".*: {right} missing')
+            (right, "markers.sparkonce_commits", "permission denied for table sparkonce_commits")
             for right in ("SELECT", "INSERT", "UPDATE", "DELETE")
         ),
-        ("USAGE", "SCHEMA markers", "commits_schema='markers': no permission on the schema: USAGE missing"),
-        ("USAGE", "SCHEMA public", "schema='public': no permission on the schema: USAGE missing"),
+        ("USAGE", "SCHEMA markers", "permission denied for schema markers"),
+        ("USAGE", "SCHEMA public", "permission denied for schema public"),
     ],
 )
 def test_a_right_of_postgresql_that_is_missing_at_the_start(postgres, tmp_path, right, on, words):
@@ -144,9 +144,8 @@ def test_a_right_of_postgresql_that_is_missing_at_the_start(postgres, tmp_path, 
     new_job(tmp_path / "first", make).run(0)
     postgres.ask(f"TRUNCATE t; REVOKE {right} ON {on} FROM least")
     job = new_job(tmp_path / "second", make)
-    with pytest.raises(PreflightError, match=words) as raised:
+    with pytest.raises(PreflightError, match=f"{words}.* Next: (?i:Grant)"):
         job.run(0)
-    assert f"GRANT {right} ON {on}" in raised.value.next_step.replace('"', "")
     postgres.ask(f"GRANT {right} ON {on} TO least")
     job.run(0)
     assert ids(postgres) == wanted(1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -358,25 +357,3 @@ def test_a_certificate_of_another_role(postgres):
 def test_a_postgresql_that_cannot_prove_who_it_is(keys, certificate, words):
     with SecuredPostgres(keys, certificate) as server:
         refused(server.sink(), words)
-
-
-@needs_postgres
-@pytest.mark.parametrize(
-    ("host", "mode", "said"),
-    [
-        ("127.0.0.1", "verify-full", ""),
-        ("127.0.0.1", "require", ""),
-        (
-            "db.invalid",
-            "verify-ca",
-            "sslmode=verify-ca: the connection to db.invalid is encrypted, and any server that answers",
-        ),
-        ("db.invalid", "prefer", "sslmode=prefer: the connection to db.invalid is encrypted"),
-    ],
-)
-def test_another_machine_that_need_not_prove_who_it_is_is_said(postgres, host, mode, said, caplog):
-    postgres.empty()
-    with caplog.at_level(logging.INFO):
-        postgres.sink(sslmode=mode, host=host, hostaddr="127.0.0.1").preflight(QUERY, None)
-    assert ("sslmode=" in caplog.text) == bool(said)
-    assert said in caplog.text

@@ -1,18 +1,13 @@
 from __future__ import annotations
 
 import pickle
-from types import SimpleNamespace
-from unittest.mock import Mock
 
 import pytest
-from psycopg.errors import ProtocolViolation
 
-from sparkonce.errors import ConfigurationError, PreflightError
+from sparkonce.errors import ConfigurationError
 from sparkonce.protocol.ownership import Token, TransactionName
 from sparkonce.sinks.sql.dialect import Location, SqlTransaction
-from sparkonce.sinks.sql.postgres.connection import warn_of_wire
 from sparkonce.sinks.sql.postgres.dialect import POSTGRES_DIALECT
-from sparkonce.sinks.sql.postgres.preflight import _check_transactions
 from sparkonce.sinks.sql.postgres.settings import BackendName, Conninfo, staging_table
 from sparkonce.sinks.sql.postgres.sink import PostgresSink
 from sparkonce.sinks.sql.settings import Target
@@ -71,45 +66,3 @@ def test_conditions_say_what_each_way_asks_of_the_server_and_its_readers():
     staged, two_phase = (PostgresSink("dbname=x", table="t", commit=one) for one in ("staged", "two_phase"))
     assert any("unique index" in one for one in staged.conditions())
     assert any("max_prepared_transactions" in one for one in two_phase.conditions())
-
-
-def test_a_pooler_of_statements_is_refused_and_a_pooler_without_a_server_is_not_taken_for_one():
-    request = Mock(conninfo="host=pooler")
-    words = "transaction blocks not allowed in statement pooling mode"
-    refusing = Mock(**{"execute.side_effect": ProtocolViolation(words)})
-    with pytest.raises(PreflightError, match="host=pooler takes no transactions: 08P01") as caught:
-        _check_transactions(refusing, request)
-    assert caught.value.next_step.startswith("Set pool_mode=transaction or session in PgBouncer")
-    away = Mock(**{"execute.side_effect": ProtocolViolation("query_wait_timeout")})
-    with pytest.raises(ProtocolViolation):
-        _check_transactions(away, request)
-
-
-def is_warned_of(caplog: pytest.LogCaptureFixture, **given: bytes) -> bool:
-    info = [SimpleNamespace(keyword=name.encode(), val=value) for name, value in given.items()]
-    warn_of_wire(SimpleNamespace(pgconn=SimpleNamespace(info=info, ssl_in_use=True)))
-    return "sslmode=" in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("host", "warned"),
-    [
-        (b"localhost", False),
-        (b"127.0.0.1", False),
-        (b"/var/run/postgresql", False),
-        (b"", False),
-        (b"localhost,127.0.0.1", False),
-        (b"localhost,db2", True),
-        (b"localhost.example", True),
-        (b"db", True),
-    ],
-)
-def test_only_other_machines_are_warned_of(caplog, host, warned):
-    assert is_warned_of(caplog, host=host, sslmode=b"prefer") is warned
-
-
-def test_a_server_that_must_prove_who_it_is_is_not(caplog):
-    assert not is_warned_of(caplog, host=b"db", sslmode=b"verify-full")
-
-    caplog.clear()
-    assert is_warned_of(caplog, host=b"db", sslmode=b"prefer", password=b"\xff")

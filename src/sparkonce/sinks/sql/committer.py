@@ -114,18 +114,6 @@ class SqlCommitter(HandleCommitter[SqlTransaction]):
                 found |= dict.fromkeys(one for one in listed if claims.has(one.name))
         return [self._dialect.fields.handle(self._name, one) for one in found]
 
-    def before_decision(self, facts: Facts) -> str:  # noqa: ARG002 - the table is asked
-        """Checks the table of staged rows. Writers of other rows have checked it under a lock that they still hold."""
-        if self._target is None or self._dialect.fragile is None:
-            return ""
-        try:
-            with self.asking("whether the table is as it was") as session:
-                fragile = self._dialect.fragile(session, self._target)
-        except UnknownOutcomeError as error:
-            log.warning("%s The batch is decided: its commit checks again.", error.message)
-            return ""
-        return fragile and f"rows of table {self._target} may go where they are not safe: {fragile}"
-
     def check_prepared(self, handles: Sequence[Handle]) -> str:
         """Merges the staged rows of all slots and rolls back, to find rows that the table rejects before the decision.
 

@@ -200,8 +200,6 @@ class Dialect:
         settled: Applies an operator's choice for conflicting keys to staged rows that should have been appended.
         refers_to_unit: Returns True if an error is about a foreign key to rows that another sink of the batch may have.
         named: Describes the constraint that an error is about; empty if there is none.
-        fragile: Returns why rows are not safe in a table, for example because it is unlogged; empty if they are. None
-            if they always are.
         not_committed: Returns the names that are not committed here, unless their markers may have been tidied away.
         committed: Lists the committed transactions of a prefix and query, according to the markers.
         tidy: Deletes what finished transactions have left and, if it is due, what much older batches have left.
@@ -240,7 +238,6 @@ class Dialect:
     settled: Callable[[Session, StagedCopy, str], StagedCopy | Finished]
     refers_to_unit: Callable[[Session, Exception, Names, Location], bool]
     named: Callable[[Session, Any, Target], str]
-    fragile: Callable[[Session, Target], str] | None = None
     not_committed: Callable[[Session, Names, Location], Names]
     committed: Callable[[Session, str, str, Location], Iterable[SqlTransaction]]
     tidy: Callable[[Session, Sequence[SqlTransaction], int, bool], None]

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from sparkonce.arguments import one_of
+from sparkonce.errors import ConfigurationError
 from sparkonce.guarantees import Guarantee
 from sparkonce.sink import SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
 from sparkonce.sinks._shared.settings import name_prefix
 from sparkonce.sinks.sql.dialect import DIRECT
-from sparkonce.sinks.sql.settings import STAGED, TWO_PHASE, Limits, Target
+from sparkonce.sinks.sql.settings import STAGED, TWO_PHASE, UPSERT, Limits, Target
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -30,10 +31,20 @@ class SqlSink(TwoPhaseCommitSink):
     schema: pa.Schema | None = None
     decided_conflicts: str = ""
 
-    def __init__(self, name: str, guarantee: Guarantee, commit: str, prefix: str, most_bytes: int) -> None:
+    def __init__(
+        self, name: str, guarantee: Guarantee, commit: str, prefix: str, most_bytes: int, target: Target
+    ) -> None:
         super().__init__(name, guarantee)
         self.commit = one_of("commit", commit, (STAGED, TWO_PHASE))
         self.prefix = name_prefix(prefix, name, most_bytes=most_bytes)
+        self.target = target
+        if target.mode == UPSERT and commit == TWO_PHASE:
+            raise ConfigurationError(
+                "commit='two_phase' with mode='upsert': two slots, or two attempts of one, that have the same key "
+                "would wait for each other's prepared transaction until both give up.",
+                next_step="Leave commit out: commit='staged' writes the whole batch in one transaction.",
+                setting="commit",
+            )
 
     @property
     def kind(self) -> str:

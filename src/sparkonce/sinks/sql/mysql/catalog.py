@@ -55,7 +55,6 @@ _REFUSERS = (
     "AND PARTITION_DESCRIPTION IN ('MAXVALUE', 'DEFAULT')))"
 )
 _QUOTED = re.compile(r"`((?:[^`]|``)*)`")
-_DIGITS = re.compile(r"(?:double|float)\(\d+,(\d+)\)")
 _ENUM_VALUE = re.compile(r"'((?:[^']|'')*)'")
 
 _INTEGERS = frozenset({"tinyint", "smallint", "mediumint", "int", "bigint"})
@@ -87,7 +86,7 @@ class MySQLColumn:
     """A column of the target table.
 
     Attributes:
-        type: The type's name in lower case, such as ``int``.
+        type: The type's name in lower case, such as ``int``; with its digits for ``double(7,2)``, which would round.
         full_type: The type with length and sign, such as ``int(10) unsigned``.
         optional: True if a row may be inserted without it.
         automatic: True if it is AUTO_INCREMENT.
@@ -104,12 +103,6 @@ class MySQLColumn:
     generated: bool = False
     fraction_digits: int = 6
     collation: str = ""
-
-    @property
-    def digits(self) -> int | None:
-        """Returns the decimals to which ``double(7,2)`` or ``float(7,2)`` rounds; None if it does not round."""
-        found = _DIGITS.match(self.full_type)
-        return int(found[1]) if found else None
 
     @property
     def choices(self) -> list[str]:
@@ -187,7 +180,7 @@ def _column(row: Sequence[object]) -> MySQLColumn:
     generated = "generated" in extras and "default_generated" not in extras
     return MySQLColumn(
         name=str(name),
-        type=str(kind).lower(),
+        type=str(full if str(kind).lower() in {"double", "float"} and "(" in str(full) else kind).lower(),
         full_type=str(full),
         nullable=str(nullable) == "YES",
         optional=str(nullable) == "YES" or default is not None or automatic or generated,

@@ -188,8 +188,6 @@ class Flavour:
         recover: Lists prepared transactions, with ids that do not depend on the character set.
         identity: Reads the server's own id, and the comment of the table of markers; None if the server has no id, see
             `sparkonce.sinks.sql.mysql.finishing`.
-        new_value: The value to be inserted, in ``ON DUPLICATE KEY UPDATE``; ``{}`` is the column.
-        row_alias: The text between VALUES and ``ON DUPLICATE KEY UPDATE``.
         recover_right: The privilege that ``XA RECOVER`` needs.
     """
 
@@ -198,8 +196,6 @@ class Flavour:
     why_oldest: str
     recover: str
     identity: str | None
-    new_value: str
-    row_alias: str
     recover_right: str
 
 
@@ -209,8 +205,6 @@ MARIADB = Flavour(
     why_oldest="before 10.5 a prepared transaction is rolled back when its connection ends (MDEV-742)",
     recover="XA RECOVER",
     identity=None,
-    new_value="VALUES({})",
-    row_alias="",
     recover_right="none",
 )
 MYSQL = Flavour(
@@ -221,8 +215,6 @@ MYSQL = Flavour(
     recover="XA RECOVER CONVERT XID",
     identity="SELECT @@server_uuid, (SELECT TABLE_COMMENT FROM information_schema.TABLES "
     "WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME = 'sparkonce_commits')",
-    new_value="sparkonce_new.{}",
-    row_alias=" AS sparkonce_new",
     recover_right="XA_RECOVER_ADMIN",
 )
 

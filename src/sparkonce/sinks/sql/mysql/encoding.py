@@ -137,8 +137,6 @@ def check(values: pa.Array, column: MySQLColumn, kind: str) -> None:
         raise _refused(column, "they contain a date before year 1 or after year 9999")
     elif kind in {"float", "double"} and pc.any(pc.invert(pc.is_finite(values))).as_py():
         raise _refused(column, "they contain NaN or an infinity, and the server has no such numbers")
-    elif kind in {"float", "double"} and column.digits is not None:
-        _check_digits(values, column, column.digits)
     elif kind == "string":
         _check_texts(values, column)
     elif kind == "integer" and column.type == "double" and not _within(values, -_WHOLE_IN_DOUBLE, _WHOLE_IN_DOUBLE):
@@ -160,19 +158,6 @@ def _check_times(values: pa.Array, column: MySQLColumn) -> None:
             column,
             f"they contain a time that the column's {column.fraction_digits} digits of a second would round",
             f"use date_trunc in the DataFrame, or {column.type}(6) in the table.",
-        )
-
-
-def _check_digits(values: pa.Array, column: MySQLColumn, digits: int) -> None:
-    # The server rounds to this many digits without a warning.
-    numbers = pc.fill_null(values.cast(pa.float64()), 0.0).to_numpy(zero_copy_only=False)
-    rounded = (np.rint(numbers * 10.0**digits) / 10.0**digits).astype(values.type.to_pandas_dtype())
-    wrong = rounded != pc.fill_null(values, 0.0).to_numpy(zero_copy_only=False)
-    if wrong.any():
-        raise _refused(
-            column,
-            f"they contain {values[int(np.flatnonzero(wrong)[0])]}, which the column would round",
-            f"use round(…, {digits}) in the DataFrame, or plain {column.type} in the table.",
         )
 
 

@@ -23,7 +23,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sparkonce.errors import PrepareError
 from sparkonce.protocol.handles import Finished, Outcome
 from sparkonce.protocol.ownership import Token, TransactionName
 from sparkonce.sinks._shared.committing import Claims
@@ -405,14 +404,6 @@ def stages(connection: Connection, location: Location, names: Names, commit: boo
             continue
         table = stage_table(name.copy)
         columns = [column.name for column in describe(connection, table)]
-        if ROW not in columns:
-            what = f"Staging table {table} does not have column {ROW}, the order of its rows: it has {columns}."
-            raise PrepareError(
-                what,
-                next_step=f"ALTER TABLE {table} ADD {ROW} BIGINT UNSIGNED NOT NULL AUTO_INCREMENT PRIMARY KEY FIRST "
-                "(rows of one key may then be merged in a different order), or "
-                f"DROP TABLE {table}: then its rows count as lost, and are written again.",
-            )
         written = tuple(columns[columns.index(ROW) + 1 :])
         waiting[name] = StagedCopy(table=table, target=there[name], columns=written)
     return waiting, answers

@@ -53,48 +53,35 @@ _PUT_RIGHT = f"Correct what refuses the row, or {_UPDATE}"
 
 _RETRY, _UNKNOWN = Outcome.RETRY, Outcome.UNKNOWN
 _FORBIDDEN = Meaning(_UNKNOWN, _NOTHING_LOST, _GRANT)
-_BROKEN = Meaning(_RETRY, "The connection broke.", outage=True)
-_TOO_MANY = "Raise it, or use fewer slots."
-_IN_ANOTHER = Meaning(_RETRY, "The connection was in another transaction; it is reopened.")
-_NO_MEMORY = Meaning(_RETRY, "The server is out of memory.")
-_ROLLS_BACK = Meaning(_RETRY, "The server rolls the branch back.")
+_PASSES = (1020, 1037, 1041, 1205, 1206, 1213, 1226, 1317, 1399, 1400, 1969, 3024, *ROLLED_BACK)
+"""Errors whose message says it all: a lock, a deadlock, a limit, a killed statement, no memory."""
+_OUTAGES = (1021, 1040, 1053, 1114, 1158, 1159, 1160, 1161, 1203, 1927)
+"""The same, of a server that is unreachable, stopping, or out of space or connections."""
 
 ERRORS = ErrorTable(
     {
-        1020: Meaning(_RETRY, "The row has changed meanwhile."),
-        1021: Meaning(_RETRY, "The server's disk is full.", "Make room there.", outage=True),
-        **dict.fromkeys((1037, 1041), _NO_MEMORY),
-        1040: Meaning(_RETRY, "max_connections is used up.", _TOO_MANY, outage=True),
+        **dict.fromkeys(_PASSES, Meaning(_RETRY)),
+        **dict.fromkeys(_OUTAGES, Meaning(_RETRY, outage=True)),
         **dict.fromkeys((1044, 1142, 1143, 1370), _FORBIDDEN),
         1045: Meaning(_UNKNOWN, f"The credentials are refused. {_NOTHING_LOST}", "Correct them."),
-        1053: Meaning(_RETRY, "The server is stopping.", outage=True),
         DUPLICATE_KEY: Meaning(
             _UNKNOWN,
             f"A row of the batch has a key that the table, or another row of the batch, has already. {_NOT_APPLIED}",
             "Run sparkonce transactions resolve CHECKPOINT --config FILE --on-conflict nothing, which keeps the "
             "table's rows, or --on-conflict update, which replaces them. Or remove the row that is in the way.",
         ),
-        1114: Meaning(_RETRY, "The tablespace is full.", "Make room there.", outage=True),
         NO_SUCH_TABLE: Meaning(
             _UNKNOWN,
             "A table that the sink needs is gone, the target or sparkonce_commits.",
             "Restore it; without the latter it is unknown which transactions are committed.",
         ),
-        **dict.fromkeys((1158, 1159, 1160, 1161), _BROKEN),
         1180: Meaning(_UNKNOWN, "The commit failed inside the server.", "See its log."),
-        1203: Meaning(_RETRY, "max_user_connections is used up.", _TOO_MANY, outage=True),
-        1205: Meaning(_RETRY, "Another transaction holds a lock on it."),
-        1206: Meaning(_RETRY, "innodb_buffer_pool_size is too small for so many locks."),
-        1213: Meaning(_RETRY, "The server ended a deadlock by a rollback."),
-        1226: Meaning(_RETRY, "The user's hourly limit is used up."),
         1227: Meaning(_UNKNOWN, _NOTHING_LOST, f"{_GRANT} On MySQL it is XA_RECOVER_ADMIN."),
         1290: Meaning(
             _UNKNOWN, "The server is read-only now: it may have become a replica.", "Point the sink to the primary."
         ),
-        1317: Meaning(_RETRY, "Somebody killed the statement."),
         XAER_NOTA: Meaning(_RETRY, "The connection that prepared it has not ended yet."),
         1398: Meaning(_UNKNOWN, "The server does not take the xid."),
-        **dict.fromkeys((1399, 1400), _IN_ANOTHER),
         1401: Meaning(
             _UNKNOWN,
             # If the privilege is missing, MySQL only issues a warning (1227; see its
@@ -102,7 +89,6 @@ ERRORS = ErrorTable(
             "The server failed in the branch. MySQL says the same to a user without XA_RECOVER_ADMIN.",
             "See the server's log, and XA RECOVER; grant the right if it is missing, and nothing is lost.",
         ),
-        **dict.fromkeys(ROLLED_BACK, _ROLLS_BACK),
         NO_PARENT: Meaning(_UNKNOWN, f"A foreign key refuses a row. {_NOT_APPLIED}", _PUT_RIGHT),
         NO_PARTITION: Meaning(
             _UNKNOWN,
@@ -111,9 +97,6 @@ ERRORS = ErrorTable(
         ),
         1644: Meaning(_UNKNOWN, f"A trigger refuses a row. {_NOT_APPLIED}", _PUT_RIGHT),
         1836: Meaning(_UNKNOWN, "The server is read-only now.", "Point the sink to the primary."),
-        1927: Meaning(_RETRY, "Somebody killed the connection.", outage=True),
-        1969: Meaning(_RETRY, "max_statement_time was too short."),
-        3024: Meaning(_RETRY, "max_execution_time was too short."),
         **dict.fromkeys(
             CHECKED,
             Meaning(_UNKNOWN, f"A CHECK, or what makes a column JSON, refuses a row. {_NOT_APPLIED}", _PUT_RIGHT),

@@ -44,11 +44,9 @@ REPLY_LIMIT_S = 15.0
 
 _attempts = Attempts(SERVER_ERRORS, numbered_message)
 
-_LEAST_PACKET_BYTES = 1024 * 1024
-_FEW_CONNECTIONS = 10
 _VARIABLES = (
     "version innodb_flush_log_at_trx_commit sync_binlog log_bin binlog_format read_only super_read_only "
-    "innodb_read_only local_infile max_allowed_packet max_connections wsrep_on"
+    "innodb_read_only local_infile wsrep_on"
 )
 _TOO_WIDE = re.compile(r"error 111[78]\b|errno: (139|185)\b")
 """ER_TOO_MANY_FIELDS, ER_TOO_BIG_ROWSIZE, and InnoDB's own numbers for both."""
@@ -69,7 +67,7 @@ def preflight(sink: MySQLSink, recorded: Facts | None) -> Facts:
         variables = _variables(connection)
         connection.flavour = flavour_of(variables["version"])
         _check_server(connection.flavour, variables, sink)
-        _note_server(connection, variables, sink)
+        _warn_of_server(variables, sink)
         columns = _check_table(connection, sink)
         _check_writing(connection, sink, columns)
         if sink.kind == DIRECT:
@@ -111,8 +109,6 @@ def _check_server(flavour: Flavour, variables: Mapping[str, str], sink: MySQLSin
     if _is_on(variables, "log_bin") and variables.get("binlog_format", "").upper() == "STATEMENT":
         why = "READ COMMITTED, which the sink uses, needs rows in the binary log"
         raise refusal("binlog_format", "STATEMENT", why, "Set it to ROW.")
-    if int(packet := variables["max_allowed_packet"]) < _LEAST_PACKET_BYTES:
-        raise refusal("max_allowed_packet", packet, "rows come in larger packets", "Set it to 1M or more.")
     if sink.kind != DIRECT and variables[durable] not in {"1", "3"}:
         why = "prepared transactions would not survive a crash of the machine"
         raise refusal(durable, variables[durable], why, "Set it to 1.")
@@ -120,31 +116,13 @@ def _check_server(flavour: Flavour, variables: Mapping[str, str], sink: MySQLSin
         raise refusal("wsrep_on", "ON", "Galera has no XA", "Use commit='staged'.")
 
 
-def _note_server(connection: Connection, variables: Mapping[str, str], sink: MySQLSink) -> None:
-    flavour = connection.flavour
-    if not sink.conninfo.get("local_infile", True):
-        log.info("Rows go to %s by INSERT: the setting local_infile is off.", flavour.name)
-    elif not _is_on(variables, "local_infile"):
-        log.warning(
-            "Rows go to %s by INSERT, which is slower: the server has local_infile=OFF. Turn it on for LOAD DATA.",
-            flavour.name,
-        )
-    elif sink.target.keys and sink.kind != STAGED:
-        log.info("Rows go to %s by INSERT … ON DUPLICATE KEY UPDATE.", flavour.name)
-    else:
-        log.info("Rows go to %s by LOAD DATA LOCAL.", flavour.name)
+def _warn_of_server(variables: Mapping[str, str], sink: MySQLSink) -> None:
+    if sink.conninfo.get("local_infile", True) and not _is_on(variables, "local_infile"):
+        log.warning("The server has local_infile=OFF, so rows are inserted, which is slower. Turn it on for LOAD DATA.")
     if sink.kind != DIRECT and _is_on(variables, "log_bin") and variables.get("sync_binlog") != "1":
         log.warning(
             "sync_binlog=%s: after a crash of the machine, replicas may lack committed rows. Set it to 1.",
             variables.get("sync_binlog"),
-        )
-    connected = connection.row("SHOW GLOBAL STATUS LIKE 'Threads_connected'")
-    free = int(variables["max_connections"]) - int(connected[1]) if connected else _FEW_CONNECTIONS
-    if free < _FEW_CONNECTIONS:
-        log.warning(
-            "max_connections=%s leaves %d free: each running slot takes one, and the driver up to 8.",
-            variables["max_connections"],
-            free,
         )
 
 

@@ -42,9 +42,6 @@ FORMAT_ID = 0x53504F31
 PREFIX_LIMIT_BYTES = 64
 """The maximum size of the prefix: it is the xid's ``bqual``, which both servers limit to 64 bytes."""
 
-COMMENT_LIMIT = 2048
-"""The maximum number of characters in a table's comment."""
-
 _GTRID = re.compile(
     rb"(?P<query>[0-9a-f]{12})\.(?P<position>0|[1-9][0-9]{0,18})-(?P<nonce>[0-9a-f]{8})\.(?P<copy>[0-9a-f]{12})"
 )
@@ -187,15 +184,6 @@ class StagingTable:
         rules = UpsertRules(**{setting: str(fields[setting]) for setting in UpsertRules.SETTINGS if setting in fields})
         target = Target(table=str(fields.get("table")), keys=tuple(map(str, keys)), rules=rules)
         return cls(name=name, begun_ms=begun, target=replace(target, mode=UPSERT if keys else APPEND))
-
-
-def longest_comment(prefix: str, target: Target) -> int:
-    """Returns the maximum number of characters in a staging table's comment."""
-    far = 10**18
-    name = TransactionName(
-        prefix=prefix, query="0" * 12, token=Token(far, "0" * 8), batch=far, slot=10**9, copy="0" * 12
-    )
-    return len(StagingTable(name=name, begun_ms=far, target=target).comment())
 
 
 def lock_name(copy: str) -> str:

@@ -6,19 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sparkonce.arguments import need_package, nonempty
-from sparkonce.errors import ConfigurationError
 from sparkonce.guarantees import Guarantee
 from sparkonce.needs import WorkerNeeds, files_of
 from sparkonce.sink import Facts
 from sparkonce.sinks._shared.settings import seconds
-from sparkonce.sinks.sql.mysql.settings import (
-    COMMENT_LIMIT,
-    PREFIX_LIMIT_BYTES,
-    TLS_FILES,
-    address,
-    connection_settings,
-    longest_comment,
-)
+from sparkonce.sinks.sql.mysql.settings import PREFIX_LIMIT_BYTES, TLS_FILES, address, connection_settings
 from sparkonce.sinks.sql.settings import TWO_PHASE, Commit, Limits, Mode, Target
 from sparkonce.sinks.sql.sink import SqlSink
 
@@ -52,10 +44,10 @@ class MySQLSink(SqlSink):
         update_when: For ``upsert``: an additional SQL condition under which a row replaces the table's row, such as
             ``source.version > target.version``. ``source`` is the batch's row, ``target`` the table's.
         delete_when: For ``upsert``: an SQL condition, such as ``source.value IS NULL``, under which a row deletes the
-            table's row with its key. This setting, ``order_by`` and ``update_when`` need ``commit="staged"`` and
-            EXACTLY_ONCE.
+            table's row with its key.
         commit: ``staged`` writes to one table per slot, which the driver merges in one transaction per batch.
-            ``two_phase`` writes to the target in XA transactions, one per slot. docs/mysql.md compares them.
+            ``two_phase`` writes to the target in XA transactions, one per slot. docs/mysql.md compares them. ``upsert``
+            needs ``staged``.
         prefix: The first part of all transaction names, followed by `name`: at most 64 bytes together.
         guarantee: Below EXACTLY_ONCE, rows are visible as soon as their slot has written them.
         commit_timeout_s: How long the merge of a staged batch may take, in seconds.
@@ -83,27 +75,12 @@ class MySQLSink(SqlSink):
         lock_timeout_s: float = 10.0,
     ) -> None:
         need_package("MySQLSink", "PyMySQL", "pymysql", "mysql")
-        super().__init__(name, guarantee, commit, prefix, PREFIX_LIMIT_BYTES)
-        self.conninfo = connection_settings(settings)
         table = nonempty("table", table, example="the name of the target table")
-        self.target = Target.of(
+        target = Target.of(
             table, mode, key_columns, order_by=order_by, update_when=update_when, delete_when=delete_when
         )
-        rules = self.target.rules
-        if rules.to_dict() and (self.commit == TWO_PHASE or guarantee is not Guarantee.EXACTLY_ONCE):
-            setting = next(iter(rules.to_dict()))
-            what = (
-                f"{setting} with commit={commit!r} and guarantee={guarantee.name}: rows are compared when a staged "
-                "batch is merged."
-            )
-            raise ConfigurationError(what, next_step="Leave commit and guarantee out.", setting=setting)
-        if (size := longest_comment(self.prefix, self.target)) > COMMENT_LIMIT:
-            raise ConfigurationError(
-                f"table, key_columns and conditions take {size} characters of a staging table's comment, and "
-                f"{COMMENT_LIMIT} are allowed.",
-                next_step="Make the conditions shorter: compute a column in the DataFrame, and read that.",
-                setting="update_when" if rules.update_when else "delete_when",
-            )
+        super().__init__(name, guarantee, commit, prefix, PREFIX_LIMIT_BYTES, target)
+        self.conninfo = connection_settings(settings)
         self.limits = Limits(
             slot_s=REPLY_S,
             commit_s=seconds("commit_timeout_s", commit_timeout_s, least=1),
@@ -127,8 +104,7 @@ class MySQLSink(SqlSink):
         ]
         if self.commit != TWO_PHASE:
             return [*kept, "readers do not use READ UNCOMMITTED"]
-        by_key = ["rows are partitioned by key: no key is in two slots of a batch"] if self.target.keys else []
-        return [*kept, "readers do not use READ UNCOMMITTED, and may see one slot's rows before another's", *by_key]
+        return [*kept, "readers do not use READ UNCOMMITTED, and may see one slot's rows before another's"]
 
     def columns(self, schema: pa.Schema) -> Sequence[str]:
         """Returns all columns. Arrays and structs are written as JSON.

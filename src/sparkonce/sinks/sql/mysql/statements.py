@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from sparkonce.sinks.sql.mysql.catalog import MySQLColumn
-from sparkonce.sinks.sql.mysql.connection import Flavour
 from sparkonce.sinks.sql.mysql.settings import quote
 from sparkonce.sinks.sql.settings import APPEND, Target, condition, conditions, same_keys, staged_columns
 
@@ -16,14 +15,6 @@ ROW = "sparkonce_row"
 def insert_into(table: str, columns: Sequence[str]) -> str:
     """Returns the beginning of an INSERT statement."""
     return f"INSERT INTO {quote(table)} ({', '.join(quote(column) for column in columns)})"
-
-
-def upsert_tail(flavour: Flavour, columns: Sequence[str], keys: Sequence[str]) -> str:
-    """Returns the end of an ``INSERT … VALUES`` that replaces the other columns of a row with the same key."""
-    value = flavour.new_value
-    return f"{flavour.row_alias} ON DUPLICATE KEY UPDATE " + ", ".join(
-        f"{quote(column)} = {value.format(quote(column))}" for column in updated(columns, keys)
-    )
 
 
 def merge_steps(stages: Sequence[str], target: Target, columns: Sequence[str]) -> list[str]:

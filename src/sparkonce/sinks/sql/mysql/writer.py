@@ -13,7 +13,7 @@ from sparkonce.sinks.sql.mysql.encoding import column_list, insert_values, load_
 from sparkonce.sinks.sql.mysql.finishing import identity, insert
 from sparkonce.sinks.sql.mysql.outcomes import ABOUT_ROWS
 from sparkonce.sinks.sql.mysql.settings import StagingTable, Xid, lock_name, plain_literal, quote, stage_table
-from sparkonce.sinks.sql.mysql.statements import insert_into, stage_columns, upsert_tail
+from sparkonce.sinks.sql.mysql.statements import insert_into, merge_steps, stage_columns
 from sparkonce.sinks.sql.pool import closed_on_error
 from sparkonce.sinks.sql.settings import STAGED, TWO_PHASE, UPSERT
 
@@ -68,21 +68,24 @@ class TableRows:
         self._copy = copy
         self._schema = schema
         self._table = copy.target.table
-        self._replaces = copy.target.mode == UPSERT
         self.reset()
         packet, takes_files = connection.row("SELECT @@max_allowed_packet, @@local_infile")
         self._packet_bytes = min(int(int(packet) * _PACKET_SHARE), _PACKET_BYTES)
         self._takes_files = bool(takes_files) and bool(copy.conninfo.get("local_infile", True))
         known = describe(connection, self._table)
         self._bound = bind(copy.target, known, schema)
-        if copy.commit == STAGED:
-            self._make_stage(begun_ms, {column.name for column in known})
+        names = {column.name for column in known}
+        self._merged: list[str] = []
+        if copy.commit == DIRECT and copy.target.mode == UPSERT:
+            self._merged = [column.name for column in self._bound if column.name in names]
+        if copy.commit == STAGED or self._merged:
+            self._make_stage(begun_ms, names)
         if copy.commit != TWO_PHASE:
             connection.execute("START TRANSACTION")
 
     def write(self, rows: pa.RecordBatch, *, alone: bool = False) -> None:
         """Encodes rows, and sends the text once it is long enough."""
-        if self._replaces or not self._takes_files:
+        if not self._takes_files:
             self._insert(rows)
         else:
             for piece in load_text(rows, self._bound):
@@ -90,9 +93,16 @@ class TableRows:
                 self._bytes += len(piece)
             self._rows += rows.num_rows
             if alone or self._bytes >= FLUSH_BYTES:
-                self.finish()
+                self._load()
 
     def finish(self) -> None:
+        self._load()
+        for step in merge_steps([self._table], self._copy.target, self._merged) if self._merged else ():
+            merged = self._connection.execute(step)
+            if merged.warnings:
+                raise self._incomplete(merged, merged.rows)
+
+    def _load(self) -> None:
         pieces, rows = self._pieces, self._rows
         self.reset()
         if not rows:
@@ -113,7 +123,7 @@ class TableRows:
         self._rows = self._bytes = 0
 
     def _make_stage(self, begun_ms: int, known: set[str]) -> None:
-        """Creates the staging table, to which rows are then written.
+        """Creates the staging table, to which rows are then written. One that this connection merges is temporary.
 
         The table has those checks of the target that use only written columns.
         """
@@ -126,24 +136,23 @@ class TableRows:
             checks = checks_of(self._connection, target.table, [column.name for column in self._bound])
             parts += [f"CONSTRAINT {quote(name)} CHECK ({condition})" for name, condition in checks.items()]
         stage = StagingTable(name=copy, begun_ms=begun_ms, target=target)
-        self._table, self._replaces = stage_table(copy.copy), False
+        self._table = stage_table(copy.copy)
         self._connection.execute(
-            f"CREATE TABLE {quote(self._table)} ({', '.join(parts)}) "
+            f"CREATE {'TEMPORARY ' if self._merged else ''}TABLE {quote(self._table)} ({', '.join(parts)}) "
             f"ENGINE=InnoDB COMMENT={plain_literal(stage.comment())}"
         )
 
     def _insert(self, rows: pa.RecordBatch) -> None:
-        """Sends one statement at a time. Compares row counts, except for upserts, which report a different number."""
+        """Sends one statement at a time, and compares row counts."""
         names = [column.name for column in self._bound]
         head = (insert_into(self._table, names) + " VALUES ").encode()
-        tail = upsert_tail(self._flavour, names, self._copy.target.keys).encode() if self._replaces else b""
         arrived = 0
-        for piece in insert_values(rows, self._bound, self._packet_bytes - len(head) - len(tail)):
-            answer = self._connection.send(b"".join((head, piece, tail)))
+        for piece in insert_values(rows, self._bound, self._packet_bytes - len(head)):
+            answer = self._connection.send(b"".join((head, piece)))
             arrived += answer.rows
             if answer.warnings:
                 raise self._incomplete(answer, rows.num_rows)
-        if not self._replaces and arrived != rows.num_rows:
+        if arrived != rows.num_rows:
             raise self._incomplete(Loaded(arrived, 0), rows.num_rows)
 
     def _incomplete(self, loaded: Loaded, rows: int) -> Exception:

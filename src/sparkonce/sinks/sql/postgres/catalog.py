@@ -45,21 +45,15 @@ class CatalogTable:
 
     Attributes:
         kind: ``pg_class.relkind``.
-        row_security: True if policies apply to this role.
-        signature: A value that changes with the table's columns and their types.
-        definition: A value that also changes with their NOT NULLs and the table's check constraints.
+        definition: A value that changes with the table's columns, their types and NOT NULLs, and its check constraints.
         fragile: The tables (itself or partitions) that may lose rows in a crash, and why; empty if there are none.
-        rules: ``pg_rewrite.ev_type`` of its rules ON INSERT (3) and ON UPDATE (2).
         checks: Its check constraints, each with its name, the columns that it uses and its condition in SQL.
     """
 
     oid: int
     kind: str
-    row_security: bool
-    signature: str
     definition: str
     fragile: str
-    rules: str
     columns: tuple[PostgresColumn, ...]
     checks: tuple[tuple[str, tuple[str, ...], str], ...]
 
@@ -79,11 +73,8 @@ class CatalogTable:
         if missing := [name for name in needed if name not in schema.names]:
             what = "has columns that may not be null, have no default, and are not in the query"
             problems[f"Table {target} {what}: {missing}."] = "Add them to the query, or give them a default."
-        for name in (name for name in target.keys if name not in schema.names):
-            problems[f"Column {name!r} of key_columns is not in the query."] = "Add it."
         if problems:
             raise SchemaError(" ".join(problems), next_step=" ".join(dict.fromkeys(problems.values())))
-        target.rules.check_columns(schema.names)
 
     def staged(self, schema: pa.Schema, target: Target) -> CatalogTable:
         """Returns the table with the columns of its staging tables, which also determine whether a row deletes."""
@@ -119,13 +110,10 @@ def read_table(connection: Connection, target: Target) -> CatalogTable | None:
     return CatalogTable(*known)
 
 
-def read_signature(connection: Connection, target: Target) -> tuple[str, str, str]:
-    """Reads the current `CatalogTable.signature`, `CatalogTable.definition` and `CatalogTable.fragile`.
-
-    All are empty if the table does not exist.
-    """
+def read_definition(connection: Connection, target: Target) -> tuple[str, str]:
+    """Reads the current `CatalogTable.definition` and `CatalogTable.fragile`. Both are empty if there is no table."""
     found = connection.execute(_TABLE, (target.schema, target.table)).fetchone()
-    return ("", "", "") if found is None else (str(found[3]), str(found[4]), str(found[5]))
+    return ("", "") if found is None else (str(found[2]), str(found[3]))
 
 
 def list_changes(target: Target, schema: str, staged: Sequence[str]) -> sql.Composed:
@@ -216,9 +204,6 @@ def check_keys(connection: Connection, target: Target, table: CatalogTable) -> N
             "different strings, such as 'A' and 'a', as equal: two rows of a batch would have one key"
         )
         step = "Give index and columns the same collation."
-    elif table.rules:
-        why = f"the server does not support ON CONFLICT with the rules ON INSERT or UPDATE of table {target}"
-        step = "Drop the rules, or use mode='append'."
     else:
         return
     raise refusal("key_columns", list(target.keys), why, step)
@@ -234,23 +219,16 @@ FROM pg_catalog.pg_class l JOIN pg_catalog.pg_namespace n ON n.oid = l.relnamesp
 WHERE (l.relkind = 'f' OR l.relkind <> 'p' AND l.relpersistence <> 'p')
   AND l.oid IN (SELECT relid FROM pg_catalog.pg_partition_tree(c.oid) UNION ALL SELECT c.oid)
 """)
-_SIGNATURE = """
-    c.oid || (SELECT pg_catalog.string_agg(pg_catalog.format(' %%s %%s %%s', attname, atttypid, atttypmod), ','
-                     ORDER BY attnum)
-              FROM pg_catalog.pg_attribute WHERE attrelid = c.oid AND attnum > 0 AND NOT attisdropped)
-"""
-_DEFINITION = f"""
-    pg_catalog.encode(pg_catalog.sha256(pg_catalog.convert_to(pg_catalog.concat({_SIGNATURE},
-        (SELECT pg_catalog.string_agg(pg_catalog.format(' %%s', attnum), ',' ORDER BY attnum)
-         FROM pg_catalog.pg_attribute WHERE attrelid = c.oid AND attnum > 0 AND attnotnull AND NOT attisdropped),
+_DEFINITION = """
+    pg_catalog.encode(pg_catalog.sha256(pg_catalog.convert_to(pg_catalog.concat(c.oid,
+        (SELECT pg_catalog.string_agg(pg_catalog.format(' %%s %%s %%s %%s', attname, atttypid, atttypmod, attnotnull),
+                                      ',' ORDER BY attnum)
+         FROM pg_catalog.pg_attribute WHERE attrelid = c.oid AND attnum > 0 AND NOT attisdropped),
         (SELECT pg_catalog.string_agg(conname || pg_catalog.pg_get_constraintdef(oid), ',' ORDER BY conname)
          FROM pg_catalog.pg_constraint WHERE conrelid = c.oid AND contype = 'c')), 'UTF8')), 'hex')
 """
 _TABLE = sql.SQL(f"""
-SELECT c.oid::int8, c.relkind::text, pg_catalog.row_security_active(c.oid),
-       {_SIGNATURE}, {_DEFINITION}, ({{}}),
-       (SELECT coalesce(string_agg(ev_type::text, ''), '') FROM pg_catalog.pg_rewrite
-        WHERE ev_class = c.oid AND ev_type IN ('2', '3'))
+SELECT c.oid::int8, c.relkind::text, {_DEFINITION}, ({{}})
 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname = %s AND c.relname = %s
 """).format(_FRAGILE)
@@ -311,60 +289,27 @@ GROUP BY i.indexrelid, i.indisprimary ORDER BY i.indisprimary DESC, i.indexrelid
 """
 
 
-def may_on_schema(connection: Connection, schema: str, right: str) -> bool | None:
-    """Returns True if this role has the privilege on a schema; None if there is no such schema."""
-    row = connection.execute(
-        "SELECT pg_catalog.has_schema_privilege(oid, %s) FROM pg_catalog.pg_namespace WHERE nspname = %s",
-        (right, schema),
-    ).fetchone()
-    return None if row is None else bool(row[0])
-
-
-def row_triggers(connection: Connection, oid: int) -> int:
-    """Counts the triggers, including those of partitions, that may change or omit a row before it is inserted."""
-    (count,) = connection.execute(
-        "SELECT count(DISTINCT tgname) FROM pg_catalog.pg_trigger WHERE tgtype & 7 = 7 AND tgenabled IN ('O', 'A') "
-        "AND tgrelid IN (SELECT relid FROM pg_catalog.pg_partition_tree(%(t)s::regclass) UNION ALL SELECT %(t)s::oid)",
-        {"t": oid},
-    ).fetchall()[0]
-    return int(count)
-
-
-def list_refusers(
-    connection: Connection, target: Target, columns: Sequence[str] | None = None, staged: Sequence[str] = ()
-) -> list[str]:
-    """Describes everything that may reject a row after its staging table has accepted it, with counts.
+def may_refuse(connection: Connection, target: Target, columns: Sequence[str], staged: Sequence[str]) -> bool:
+    """Returns True if the table may reject a row that these staging tables have accepted.
 
     The catalog is read each time: a constraint may be added while a query runs.
     """
+    if target.rules.conditions:
+        return True
     is_upsert = target.mode != "append"
-    row = connection.execute(
-        _REFUSERS,
-        {
-            "schema": target.schema,
-            "table": target.table,
-            "columns": None if columns is None else list(columns),
-            "staged": list(staged),
-            "keys": sorted(target.keys),
-            "upsert": is_upsert,
-            "update": is_upsert and target.on_conflict == "update",
-        },
-    ).fetchone()
-    found = [f"{count} {what}" for what, count in zip(_REFUSERS_WORDS, row or (), strict=bool(row)) if count]
-    return [*found, *(f"the condition {setting}" for setting in target.rules.conditions)]
+    values = {
+        "schema": target.schema,
+        "table": target.table,
+        "columns": list(columns),
+        "staged": list(staged),
+        "keys": sorted(target.keys),
+        "upsert": is_upsert,
+        "update": is_upsert and target.on_conflict == "update",
+    }
+    ((count,),) = connection.execute(_REFUSERS, values).fetchall()
+    return bool(count)
 
 
-_REFUSERS_WORDS = (
-    "unique indexes, exclusion constraints or indexes on expressions",
-    "foreign keys",
-    "triggers",
-    "checks that staging tables lack",
-    "partitioned tables without a default partition",
-    "policies (row-level security)",
-    "generated columns",
-    "rules ON INSERT",
-    "staging tables that were created before the table was changed",
-)
 # The query leaves out the index used for upserts, and indexes on a column filled by a sequence or with random UUIDs: a
 # trial would prove nothing about those.
 _REFUSERS = f"""
@@ -379,7 +324,7 @@ WITH t AS (
                            WHERE r.attnotnull) AS narrower,
            attnotnull AND adbin IS NULL AND attidentity = '' AND attrelid IN (SELECT oid FROM t)
                AND attname <> ALL (%(columns)s::text[]) AS missing,
-           coalesce(attname = ANY (%(columns)s::text[]), true) AS written,
+           attname = ANY (%(columns)s::text[]) AS written,
            attidentity <> '' OR coalesce(pg_catalog.pg_get_expr(adbin, adrelid) ~ '^(nextval|[a-z_.]*uuid)', false)
                AS drawn
     FROM pg_catalog.pg_attribute LEFT JOIN pg_catalog.pg_attrdef ON adrelid = attrelid AND adnum = attnum
@@ -399,20 +344,20 @@ SELECT (SELECT count(*) FROM pg_catalog.pg_index i
             WHERE n <= indnkeyatts) AS k (names, drawn)
         WHERE indrelid IN (SELECT relid FROM tree) AND (indexprs IS NOT NULL OR indpred IS NOT NULL OR
             (indisunique OR indisexclusion) AND NOT drawn
-            AND (NOT %(upsert)s OR names <> %(keys)s OR NOT indimmediate))),
-       (SELECT count(*) FROM con WHERE contype = 'f' AND (conrelid IN (SELECT relid FROM tree)
-            OR %(update)s AND confrelid IN (SELECT relid FROM tree) AND updated <> '{{}}')),
-       (SELECT count(*) FROM pg_catalog.pg_trigger WHERE tgrelid IN (SELECT relid FROM tree) AND NOT tgisinternal
-            AND tgenabled IN ('O', 'A') AND (tgtype & 4 > 0 OR %(update)s AND tgtype & 16 > 0)),
-       (SELECT count(*) FROM con WHERE contype = 'c' AND conrelid IN (SELECT relid FROM tree) AND coninhcount = 0
+            AND (NOT %(upsert)s OR names <> %(keys)s OR NOT indimmediate)))
+       + (SELECT count(*) FROM con WHERE contype = 'f' AND (conrelid IN (SELECT relid FROM tree)
+            OR %(update)s AND confrelid IN (SELECT relid FROM tree) AND updated <> '{{}}'))
+       + (SELECT count(*) FROM pg_catalog.pg_trigger WHERE tgrelid IN (SELECT relid FROM tree) AND NOT tgisinternal
+            AND tgenabled IN ('O', 'A') AND (tgtype & 4 > 0 OR %(update)s AND tgtype & 16 > 0))
+       + (SELECT count(*) FROM con WHERE contype = 'c' AND conrelid IN (SELECT relid FROM tree) AND coninhcount = 0
             AND (conrelid NOT IN (SELECT oid FROM t) OR 0 = ANY (conkey) OR others <> '{{}}'))
-           + (SELECT count(*) FROM col WHERE narrower OR missing),
-       (SELECT count(*) FROM pg_catalog.pg_partitioned_table WHERE partdefid = 0 AND partstrat <> 'h'
-            AND partrelid IN (SELECT relid FROM tree)),
-       (SELECT count(*) FROM t WHERE pg_catalog.row_security_active(oid)),
-       (SELECT count(*) FROM col WHERE attgenerated <> '' AND attrelid IN (SELECT oid FROM t)),
-       (SELECT count(*) FROM pg_catalog.pg_rewrite WHERE ev_class IN (SELECT oid FROM t) AND ev_type = '3'),
-       (SELECT count(*) FROM t c, unnest(%(staged)s::text[]) AS staged
+           + (SELECT count(*) FROM col WHERE narrower OR missing)
+       + (SELECT count(*) FROM pg_catalog.pg_partitioned_table WHERE partdefid = 0 AND partstrat <> 'h'
+            AND partrelid IN (SELECT relid FROM tree))
+       + (SELECT count(*) FROM t WHERE pg_catalog.row_security_active(oid))
+       + (SELECT count(*) FROM col WHERE attgenerated <> '' AND attrelid IN (SELECT oid FROM t))
+       + (SELECT count(*) FROM pg_catalog.pg_rewrite WHERE ev_class IN (SELECT oid FROM t) AND ev_type = '3')
+       + (SELECT count(*) FROM t c, unnest(%(staged)s::text[]) AS staged
         WHERE pg_catalog.obj_description(pg_catalog.to_regclass(staged), 'pg_class') IS DISTINCT FROM {_DEFINITION})
 """
 

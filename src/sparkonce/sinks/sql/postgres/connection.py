@@ -7,9 +7,7 @@ passes the server's session to another client after each transaction does not ca
 from __future__ import annotations
 
 import atexit
-import logging
 import os
-import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -26,32 +24,10 @@ from sparkonce.sinks.sql.settings import Limits
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
-log = logging.getLogger(__name__)
-
-_LOCAL = re.compile(r"localhost|127\.\d+\.\d+\.\d+|::1|[/@].*")
-_ASKED = frozenset({"host", "hostaddr", "sslmode", "gssencmode"})
-
 
 def connect(conninfo: Conninfo) -> Connection:
     """Opens a connection in autocommit mode, because explicit statements begin and end the transactions."""
     return psycopg.connect(**dict(conninfo.settings), autocommit=True, prepare_threshold=None)  # type: ignore[arg-type]
-
-
-def warn_of_wire(connection: Connection) -> None:
-    """Warns if a remote server need not prove its identity, which is libpq's default."""
-    options = {option.keyword.decode(): option.val or b"" for option in connection.pgconn.info}
-    # Decode only these settings, because a password need not be text.
-    parameters = {name: options.get(name, b"").decode(errors="replace") for name in _ASKED}
-    host, mode = parameters["host"] or parameters["hostaddr"], parameters["sslmode"]
-    if mode == "verify-full" or parameters["gssencmode"] == "require":
-        return
-    if not host or all(_LOCAL.fullmatch(one) for one in host.split(",")):
-        return
-    log.warning(
-        "sslmode=%s: the connection to %s is %s, and any server that answers there is trusted. sslmode=verify-full "
-        "with sslrootcert makes it prove its identity.",
-        *(mode, host, "encrypted" if connection.pgconn.ssl_in_use else "not encrypted"),
-    )
 
 
 @contextmanager

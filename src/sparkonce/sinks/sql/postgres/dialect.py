@@ -29,15 +29,12 @@ POSTGRES_DIALECT = Dialect(
     merge=finishing.move,
     commit=finishing.commit_merge,
     drop=finishing.drop,
-    refusers=lambda session, location, stage, tables: bool(
-        catalog.list_refusers(
-            session, stage.target, stage.columns, [quoted(location.schema, table) for table in tables]
-        )
+    refusers=lambda session, location, stage, tables: catalog.may_refuse(
+        session, stage.target, stage.columns, [quoted(location.schema, table) for table in tables]
     ),
     settled=finishing.settled,
     refers_to_unit=finishing.refers_to_unit,
     named=catalog.named,
-    fragile=lambda session, target: catalog.read_signature(session, target)[2],
     not_committed=finishing.not_committed,
     committed=finishing.committed,
     tidy=finishing.tidy,

@@ -169,9 +169,6 @@ _FIRST_DAY, _END_DAY = -2_451_545, 2_145_031_949
 _FIRST_US, _END_US = -211_813_488_000_000_000, 9_223_371_331_200_000_000
 """PostgreSQL's dates and timestamps begin in 4713 BC, and end in the years 5874897 and 294276 (``timestamp.h``)."""
 
-_ALL_FIELDS, _HOUR, _MINUTE, _SECOND = 0x7FFF, 1 << 10, 1 << 11, 1 << 12
-"""The fields in an interval's ``atttypmod``, above its fractional digits (PostgreSQL's ``timestamp.h``)."""
-
 _INTEGERS: Mapping[str, tuple[str, pa.DataType]] = {
     "int2": (">i2", pa.int16()),
     "int4": (">i4", pa.int32()),
@@ -197,6 +194,7 @@ _HINTS: Mapping[str, str] = {
     "struct": "Turn it into a string (to_json) and the column into jsonb, or drop it.",
     "map": "Turn it into a string (to_json) and the column into jsonb, or drop it.",
     "array": "Make the column an array of that type, or the value a string (to_json) and the column jsonb.",
+    "interval": "Write it as text, such as '90 minutes', or as a whole number of seconds.",
     "timestamp": "Cast it in the query: timestamp goes into timestamptz, and timestamp_ntz into timestamp.",
 }
 
@@ -287,8 +285,6 @@ def _encoder(column: str, actual: pa.DataType, wanted: ServerType) -> Encode | N
         fits = name == ("timestamp" if actual.tz is None else "timestamptz")
         unit_us = 10 ** (6 - min(wanted.modifier, 6)) if wanted.modifier >= 0 else 1
         return partial(_timestamps, column=column, unit_us=unit_us, shown=wanted.shown) if fits else None
-    if pa.types.is_duration(actual) and name == "interval":
-        return partial(_durations, column=column, unit_us=_interval_unit_us(column, wanted), shown=wanted.shown)
     return None
 
 
@@ -376,32 +372,6 @@ def _timestamps(values: pa.Array, column: str, unit_us: int, shown: str) -> list
     return fixed((since_1970 - _US_TO_2000).astype(">i8"), nulls)
 
 
-def _interval_unit_us(column: str, wanted: ServerType) -> int:
-    """Returns the smallest unit that an interval column stores. For ``interval hour to minute``, that is a minute."""
-    if wanted.modifier < 0:
-        return 1
-    fields, digits = wanted.modifier >> 16 & _ALL_FIELDS, wanted.modifier & 0xFFFF
-    if fields & _SECOND:
-        return int(10 ** (6 - min(digits, 6)))
-    for bit, unit_us in ((_MINUTE, 60_000_000), (_HOUR, 3_600_000_000)):
-        if fields & bit:
-            return unit_us
-    raise SchemaError(
-        f"Column {column!r} is interval day to second, which is written as hours and less, and "
-        f"{wanted.shown} keeps none of them.",
-        next_step="Make the column interval, or cast the value to a whole number in the query.",
-    )
-
-
-def _durations(values: pa.Array, column: str, unit_us: int, shown: str) -> list[Part]:
-    # Write only microseconds: a day in Spark's interval always has 24 hours, but a day in PostgreSQL's interval may
-    # not.
-    out = np.zeros(len(values), np.dtype([("us", ">i8"), ("days", ">i4"), ("months", ">i4")]))
-    out["us"] = integers(values.cast(pa.duration("us")), "i8", pa.int64())
-    _check_unit(out["us"], unit_us, column, shown)
-    return fixed(out, null_mask(values))
-
-
 def _check_unit(values_us: Fixed, unit_us: int, column: str, shown: str) -> None:
     """Rejects values that the server would round or truncate. A null counts as 0."""
     if unit_us > 1 and bool(np.any(wrong := values_us % unit_us != 0)):
@@ -423,7 +393,7 @@ _TEXTS: Mapping[str, Callable[[pa.Array], list[Part]]] = {
     "jsonb": partial(_bytes, lead=b"\x01"),
 }
 
-_WRITTEN = frozenset({*_INTEGERS, *_FLOATS, *_TEXTS, "bool", "numeric", "uuid", "bytea", "date", "interval"}) | {
+_WRITTEN = frozenset({*_INTEGERS, *_FLOATS, *_TEXTS, "bool", "numeric", "uuid", "bytea", "date"}) | {
     "timestamp",
     "timestamptz",
 }

@@ -61,18 +61,14 @@ _CONFLICT = Meaning(
     "or --on-conflict update, which replaces them. Or remove the rows that are in the way.",
 )
 
-_PAUSED = Meaning(_RETRY, "This driver paused with locks held, and the server ended its session.")
-
 _MEANINGS: Mapping[str, Meaning] = {
     "": Meaning(_RETRY, "No answer: the connection could not be made, or was lost.", outage=True),
     "08": Meaning(_RETRY, "The connection failed.", outage=True),
     "25006": Meaning(
         _RETRY, "The server is a standby now.", "Connect to the primary (target_session_attrs=read-write).", outage=True
     ),
-    **dict.fromkeys(("25P03", "25P04"), _PAUSED),
-    **dict.fromkeys(("40001", "40P01"), Meaning(_RETRY, "Another transaction was in the way.")),
-    "53": Meaning(_RETRY, "The server lacks memory, disk or connections; nothing is lost."),
-    "53100": Meaning(_RETRY, "The server's disk is full; nothing is lost.", "Free space there.", outage=True),
+    **dict.fromkeys(("25P03", "25P04", "40001", "40P01", "53"), Meaning(_RETRY)),
+    "53100": Meaning(_RETRY, outage=True),
     "53200": Meaning(_RETRY, "The server lacks memory; raise max_locks_per_transaction if it says so."),
     "53300": Meaning(
         _RETRY,
@@ -108,41 +104,24 @@ _MEANINGS: Mapping[str, Meaning] = {
     **dict.fromkeys(("23505", "23P01"), _CONFLICT),
 }
 
-STATEMENT_POOLING = "statement pooling mode"
-"""PgBouncer's message for BEGIN.
-
-Its code, 08P01, is also that of all other PgBouncer errors, such as an unreachable server.
-"""
-POOL_TRANSACTIONS = "Set pool_mode=transaction or session in PgBouncer, or connect to the server itself."
-
-FINISHING = ErrorTable(
-    _MEANINGS,
-    phrases=((STATEMENT_POOLING, Meaning(_UNKNOWN, "The pooler does not support transactions.", POOL_TRANSACTIONS)),),
-    class_lengths=_CLASS_LENGTHS,
-)
+FINISHING = ErrorTable(_MEANINGS, class_lengths=_CLASS_LENGTHS)
 
 _STEPS: Mapping[str, str] = {
     **dict.fromkeys(("", "08"), "Check whether the server is up and reachable; the batch is written again."),
     "0A000": "A transaction that uses LISTEN, NOTIFY, temporary objects or foreign tables cannot be prepared: take it "
     "out of the trigger, or use commit='staged'.",
-    "22": "Correct such rows in the query, or filter them.",
-    "22001": "Shorten the text in the query, or widen the column.",
-    "22003": "Widen the column, or filter such rows.",
     "22021": "The text is not UTF-8, or has a character that the database's encoding lacks: use make_valid_utf8 in the "
     "query, or write binary to a bytea column.",
     "22P05": "The database's encoding lacks a character of the text: replace it in the query, or use a database with "
     "the encoding UTF8.",
     "22P03": "The table's columns may have changed while the query ran: start it again.",
     "21000": "Give the unique index the collation of its columns.",
-    "23": "Correct such rows in the query, or the constraint.",
     "23503": "Write the rows that these refer to first, filter such rows in the query, or drop the foreign key.",
     "23505": "Write with mode='upsert' and key_columns, which replaces the rows that are there, or keeps them with "
     "on_conflict='nothing'; or drop such rows in the query (dropDuplicates), or from the table.",
-    "23514": "Correct such rows in the query, the constraint, or attach the partition that they need.",
     "25006": "Connect to the primary (target_session_attrs=read-write).",
     "25P03": "Raise slot_timeout_s, or make batches smaller.",
     "42501": "Grant what docs/postgres.md lists under rights.",
-    "42601": "Correct such rows in the query, or filter them.",
     "53100": "Free space on the server's disk.",
     "53200": "If max_prepared_transactions is used up, raise it above the slots of all queries together, and see "
     "`sparkonce transactions list --system postgres`.",
@@ -153,7 +132,6 @@ _STEPS: Mapping[str, str] = {
     "57014": "Raise slot_timeout_s, or make batches smaller.",
     "57P": "The transaction was ended on the server, by a sweep, an administrator or a restart; the batch is written "
     "again.",
-    "P0": "A trigger or function refuses the rows: correct it, or the rows.",
 }
 
 _STEPS_OF_NUL: Mapping[str, str] = {
@@ -213,8 +191,6 @@ def prepare_error(error: psycopg.Error, what: str, staging: str = "", table: str
     code = code_of(error)
     in_full = "\n".join(filter(None, (error.diag.message_detail, error.diag.message_primary)))
     steps = {**_STEPS, **_STEPS_OF_NUL} if _NUL.search(in_full) else _STEPS
-    step = steps.get(entry_of(code, steps, _CLASS_LENGTHS), "see the server's message; the batch is written again.")
-    if STATEMENT_POOLING in message:
-        step = POOL_TRANSACTIONS
+    step = steps.get(entry_of(code, steps, _CLASS_LENGTHS), "Correct such rows in the query, or what refuses them.")
     kind = OutageError if is_outage(error) else PrepareError
     return kind(f"{what}: {message.rstrip('.')}.", next_step=step, sqlstate=code)

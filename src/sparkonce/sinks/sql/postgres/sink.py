@@ -6,21 +6,20 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sparkonce.arguments import need_package
-from sparkonce.errors import ConfigurationError
+from sparkonce.errors import SchemaError
 from sparkonce.guarantees import Guarantee
 from sparkonce.needs import WorkerNeeds
 from sparkonce.protocol.ownership import NAME_PREFIX_LIMIT_BYTES
 from sparkonce.sink import Facts
 from sparkonce.sinks._shared.settings import seconds
 from sparkonce.sinks.sql.postgres.settings import Conninfo, check_identifier
-from sparkonce.sinks.sql.settings import STAGED, TWO_PHASE, UPSERT, Commit, Limits, Mode, OnConflict, Target
+from sparkonce.sinks.sql.settings import STAGED, Commit, Limits, Mode, OnConflict, Target
 from sparkonce.sinks.sql.sink import SqlSink
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from sparkonce.sinks.sql.dialect import Dialect
-    from sparkonce.sinks.sql.postgres.catalog import CatalogTable
 
 
 class PostgresSink(SqlSink):
@@ -77,11 +76,10 @@ class PostgresSink(SqlSink):
         lock_timeout_s: float = 10.0,
     ) -> None:
         need_package("PostgresSink", "psycopg", "psycopg", "postgres")
-        super().__init__(name, guarantee, commit, prefix, NAME_PREFIX_LIMIT_BYTES)
         self.commits_schema = schema if commits_schema is None else commits_schema
         for setting, value in (("schema", schema), ("table", table), ("commits_schema", self.commits_schema)):
             check_identifier(setting, value)
-        self.target = Target.of(
+        target = Target.of(
             table,
             mode,
             key_columns,
@@ -91,27 +89,16 @@ class PostgresSink(SqlSink):
             update_when=update_when,
             delete_when=delete_when,
         )
-        if mode == UPSERT and commit == TWO_PHASE:
-            raise ConfigurationError(
-                "commit='two_phase' with mode='upsert': two slots, or two attempts of one, that have the same key "
-                "would wait for each other's prepared transaction until both give up.",
-                next_step="Leave commit out: commit='staged' writes the whole batch in one transaction.",
-                setting="commit",
-            )
+        super().__init__(name, guarantee, commit, prefix, NAME_PREFIX_LIMIT_BYTES, target)
         self.limits = Limits(
             slot_s=seconds("slot_timeout_s", slot_timeout_s),
             commit_s=seconds("commit_timeout_s", commit_timeout_s),
             lock_s=seconds("lock_timeout_s", lock_timeout_s),
         )
         self.conninfo = Conninfo.of(conninfo)
-        self._table: CatalogTable | None = None
 
     def __repr__(self) -> str:
         return f"PostgresSink({self.conninfo}, table={self.target}, commit={self.commit!r}, name={self.name!r})"
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Returns the state without the table, which each worker reads itself."""
-        return {**self.__dict__, "_table": None, "schema": None}
 
     def conditions(self) -> Sequence[str]:
         if self.guarantee is not Guarantee.EXACTLY_ONCE:
@@ -134,28 +121,27 @@ class PostgresSink(SqlSink):
         )
 
     def columns(self, schema: pa.Schema) -> Sequence[str]:
-        """Returns all columns of the query. The table must have each of them, with a type that can store its values.
+        """Returns all columns of the query. The preflight compares them with the table.
 
         Raises:
-            SchemaError: If columns do not fit, or required columns of the table are missing. The message names all of
-                them.
+            SchemaError: If the rows lack a column that `key_columns` or a condition names.
         """
-        if self.schema is None or not self.schema.equals(schema):
-            from sparkonce.sinks.sql.postgres.preflight import read_target
+        names = super().columns(schema)
+        if missing := [key for key in self.target.keys if key not in names]:
+            what = f"key_columns names {missing}, and the rows have {schema.names}."
+            raise SchemaError(what, next_step="Add the columns to the query, or name others.")
+        self.target.rules.check_columns(names)
+        self.schema = schema
+        return names
 
-            super().columns(schema)
-            self._table = self._table or read_target(self)
-            self._table.check(schema, self.target)
-            self.schema = schema
-        return tuple(schema.names)
+    def preflight(self, query: str, recorded: Facts | None) -> Facts:  # noqa: ARG002 - the same for all queries
+        """Checks the server, the table and permissions, and creates the table of markers.
 
-    def preflight(self, query: str, recorded: Facts | None) -> Facts:
-        """Checks the server, its limits, the table and permissions, and creates the table of markers."""
+        If `columns` was called before, also checks the rows' columns.
+        """
         from sparkonce.sinks.sql.postgres.preflight import preflight
 
-        facts, self._table = preflight(self, query, recorded)
-        self.schema = None  # so that the next call of `columns` compares the rows with the table that was just read
-        return facts
+        return preflight(self, recorded)
 
     def worker_needs(self) -> WorkerNeeds:
         return WorkerNeeds(modules=("psycopg",), files=self.conninfo.files(), addresses=self.conninfo.addresses())

@@ -13,7 +13,7 @@ from psycopg import sql
 from sparkonce.errors import PrepareError
 from sparkonce.sinks.sql.dialect import DIRECT
 from sparkonce.sinks.sql.postgres import statements
-from sparkonce.sinks.sql.postgres.catalog import MEND_PARTITION, CatalogTable, read_signature, read_table
+from sparkonce.sinks.sql.postgres.catalog import MEND_PARTITION, CatalogTable, read_definition, read_table
 from sparkonce.sinks.sql.postgres.connection import Connection, begin, within
 from sparkonce.sinks.sql.postgres.encoding import HEADER, TRAILER, encode_rows, is_text_read, read_texts
 from sparkonce.sinks.sql.postgres.settings import BackendName, Conninfo, staging_table
@@ -53,7 +53,7 @@ class CopyRows:
             self._encoders = table.encoders(schema, partial(read_texts, connection))
             types = {column.name: column.type for column in table.columns}
             self._is_text_read = any(is_text_read(field.type, types[field.name]) for field in schema)
-            self._signature = table.signature
+            self._definition = table.definition
             connection.execute(self._opening(table))
 
     def write(self, rows: pa.RecordBatch, *, alone: bool = False) -> None:
@@ -77,10 +77,10 @@ class CopyRows:
         connection, job = self._connection, self._job
         if self._copy is not None:
             self._end_copy(self._count)
-        # COPY holds a lock on the table, so its definition cannot have changed since the first row. Had a column's type
-        # changed before that, the server would silently read, for example, the bytes of a bigint as a double.
-        signature, _, fragile = read_signature(connection, job.target)
-        if signature != self._signature:
+        # COPY holds a lock on the table, so its definition cannot have changed since the first row. If a column's type
+        # had changed before that, the server would silently read, for example, the bytes of a bigint as a double.
+        definition, fragile = read_definition(connection, job.target)
+        if definition != self._definition:
             step = "Start the query again if its columns are to change too; the batch is written again."
             raise PrepareError(f"Table {job.target} was changed while the batch was written.", next_step=step)
         if fragile and job.commit != DIRECT:
@@ -160,11 +160,11 @@ _tables_lock = threading.Lock()
 def _table(connection: Connection, copy: Copy) -> CatalogTable:
     """Returns the table from the catalog, which each process reads once, as long as it does not change."""
     key = (copy.conninfo, copy.target)
-    signature, definition, _ = read_signature(connection, copy.target)
+    definition, _ = read_definition(connection, copy.target)
     with _tables_lock:
         found = _tables.get(key)
     if found is None or found.definition != definition:
-        found = read_table(connection, copy.target) if signature else None
+        found = read_table(connection, copy.target) if definition else None
         if found is None:
             raise PrepareError(f"Table {copy.target} no longer exists.", next_step="Put it back.")
         with _tables_lock:
