@@ -188,13 +188,6 @@ def test_other_etags_than_md5_will_do(bucket, between):
     assert [one.outcome for one in store.publish([fields])] == [Outcome.UNKNOWN]
 
 
-def test_versions_are_a_condition(bucket):
-    bucket.client.put_bucket_versioning(Bucket=bucket.name, VersioningConfiguration={"Status": "Enabled"})
-    store = bucket.store()
-    store.check()
-    assert "old versions" in store.conditions()[-1]
-
-
 def test_credentials_of_the_environment_are_found(bucket, monkeypatch):
     settings = bucket.server.settings()
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", settings.pop("aws_access_key_id"))

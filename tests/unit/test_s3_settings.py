@@ -159,18 +159,14 @@ def test_the_rules_are_asked_for():
     class Lifecycle:
         """A store with lifecycle rules, which the other tests' server lacks."""
 
-        def __init__(self, rules: list[dict[str, Any]] | str, versioning: dict[str, str] | None = None) -> None:
+        def __init__(self, rules: list[dict[str, Any]] | str) -> None:
             self._rules = rules
-            self._versioning = versioning or {}
 
         def get_bucket_lifecycle_configuration(self, **_: str) -> dict[str, Any]:
             if isinstance(self._rules, str):
                 told = {"Error": {"Code": self._rules}, "ResponseMetadata": {"HTTPStatusCode": 403}}
                 raise ClientError(told, "GetBucketLifecycleConfiguration")
             return {"Rules": self._rules}
-
-        def get_bucket_versioning(self, **_: str) -> dict[str, str]:
-            return self._versioning
 
     found = inspect_bucket(Lifecycle([aborts(5)]), "b", "out/")
     assert found.timeout_s == 5 * DAY_S
@@ -182,9 +178,6 @@ def test_the_rules_are_asked_for():
 
     found = inspect_bucket(Lifecycle("NoSuchLifecycleConfiguration"), "b", "out/")
     assert "AbortIncompleteMultipartUpload" in found.notes[0]
-
-    (note,) = inspect_bucket(Lifecycle([aborts(5)], {"Status": "Enabled"}), "b", "").notes
-    assert "old versions" in note
 
     assert read_rules([aborts(7), rule(Expiration={"ExpiredObjectDeleteMarker": True})], "").notes == ()
 

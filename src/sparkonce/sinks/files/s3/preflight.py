@@ -160,16 +160,10 @@ def inspect_bucket(client: Any, bucket: str, prefix: str) -> Findings:
     """
     rules = ask(client.get_bucket_lifecycle_configuration, Bucket=bucket)
     if not isinstance(rules, Answer):
-        found = read_rules(rules.get("Rules", ()), prefix)
-    elif rules.code == "NoSuchLifecycleConfiguration":
-        found = read_rules((), prefix)
-    else:
-        found = Findings(notes=(_unread(rules),))
-    versioning = ask(client.get_bucket_versioning, Bucket=bucket)
-    if isinstance(versioning, Answer) or versioning.get("Status") != "Enabled":
-        return found
-    note = f"bucket {bucket} keeps old versions: what the sink puts twice or deletes, small lists of files, stays there"
-    return Findings(timeout_s=found.timeout_s, notes=(*found.notes, note))
+        return read_rules(rules.get("Rules", ()), prefix)
+    if rules.code == "NoSuchLifecycleConfiguration":
+        return read_rules((), prefix)
+    return Findings(notes=(_unread(rules),))
 
 
 def _unread(answer: Answer) -> str:

@@ -243,7 +243,6 @@ RIGHTS: Mapping[str, str] = {
     "HeadObject": "s3:GetObject and s3:ListBucket",
     "GetObject": "s3:GetObject and s3:ListBucket",
     "DeleteObject": "s3:DeleteObject",
-    "GetBucketVersioning": "s3:GetBucketVersioning",
     "GetBucketLifecycleConfiguration": "s3:GetLifecycleConfiguration",
 }
 """The IAM permission that each request needs."""
