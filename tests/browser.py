@@ -22,7 +22,9 @@ KEYS = {"Tab": 9, "Enter": 13, "End": 35, "ArrowLeft": 37}
 class Browser:
     """A browser with one page.
 
-    Attributes: said: The page's console messages and errors. asked: The URL of every request that the page made.
+    Attributes:
+        said: The page's console messages and errors.
+        asked: The URL of every request that the page made.
     """
 
     def __init__(self, profile: Path) -> None:

@@ -110,7 +110,8 @@ class SplitRun(RunDriver):
 def resumed(handover: Handover, log: DecisionLog) -> State:
     """Returns the coordinator's state from a handover.
 
-    Raises: SupersededError: If another run has claimed the query since.
+    Raises:
+        SupersededError: If another run has claimed the query since.
     """
     view = read_log(log)
     if view.end != handover.position:

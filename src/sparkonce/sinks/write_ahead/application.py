@@ -37,10 +37,13 @@ log = logging.getLogger("sparkonce")
 class CallSettings:
     """The settings of the calls.
 
-    Attributes: apply: The user's function. is_applied: The user's second function, if there is one. applies: What a
-        repeated call does to the target. per: What one call gets: one slot's rows, or those of all handles of a batch.
-        parallel: How many calls run in parallel; with 1, they run in slot order. wait_s: How long one commit waits for
-        its calls, in seconds.
+    Attributes:
+        apply: The user's function.
+        is_applied: The user's second function, if there is one.
+        applies: What a repeated call does to the target.
+        per: What one call gets: one slot's rows, or those of all handles of a batch.
+        parallel: How many calls run in parallel; with 1, they run in slot order.
+        wait_s: How long one commit waits for its calls, in seconds.
     """
 
     apply: Apply
