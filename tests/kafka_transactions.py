@@ -25,7 +25,7 @@ def transactions_of(bootstrap: str, query: str, *states: str) -> dict[str, Trans
 def await_markers(bootstrap: str, query: str = "") -> None:
     """Waits until the broker has written all transaction markers, for one query or for all queries.
 
-    The broker acknowledges a commit before it writes the markers, and readers see nothing without them. A single-node
+    The broker acknowledges a commit before it writes the markers, and readers see no rows without them. A single-node
     Kafka 4.3 or 4.4 cluster that crashes in between may lose them (KAFKA-20734), so a test that kills the broker waits
     for them first.
     """

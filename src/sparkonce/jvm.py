@@ -1,6 +1,7 @@
 """Reads, creates and caches JVM objects, checks that a session has a jar, and inspects Spark's types.
 
-A call to the JVM takes a third of a millisecond, and a batch makes many calls, so a run caches whatever it can reuse.
+A call to the JVM takes a third of a millisecond, and a batch makes many calls, so a run caches everything that it can
+reuse.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ Rows = Callable[[int, int], pa.RecordBatch]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """What a child has to do. Pickled."""
+    """The instructions for a child process. Pickled."""
 
     sink: TwoPhaseCommitSink
     rows: Rows

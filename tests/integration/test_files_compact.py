@@ -207,7 +207,7 @@ def test_a_compaction_that_is_overtaken_at_any_step_does_no_harm(tmp_path, monke
     assert point > 15
 
 
-# --- next to others -------------------------------------------------------------------------------------------------
+# --- next to other writers ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

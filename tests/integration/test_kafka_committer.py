@@ -148,7 +148,7 @@ def test_a_network_thread_that_has_died_is_replaced(witness, topic, committer, m
     assert witness.committed(topic) == ["a"]
 
 
-# --- a broker that restarts, hangs or is killed -----------------------------------------------------------------------
+# --- a broker restarts, hangs or is killed ----------------------------------------------------------------------------
 
 
 @pytest.fixture

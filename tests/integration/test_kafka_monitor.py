@@ -76,7 +76,7 @@ def test_who_hides_a_committed_batch_is_named_once(witness, topic, poll, tmp_pat
     (said,) = poll()
     name, number = other.handle["transactional_id"], other.handle["producer_id"]
     assert f"Transaction {name!r} of another application (producer id {number}) has been open since 2" in said
-    assert f"nothing of topic={topic!r} partition=0 from offset 0 on, this query's rows included" in said
+    assert f"no rows of topic={topic!r} partition=0 from offset 0 on, including this query's rows" in said
     assert "transaction.timeout.ms=60000 (1 min)" in said
     assert poll() == []
     end(other)

@@ -288,7 +288,7 @@ def test_rows_without_a_key_of_their_own_cannot_replace_others(postgres):
     assert content(postgres) == [(1, "x")]
 
 
-# --- what the server says of rows ----------------------------------------------------------------------------------
+# --- the server's answers about rows -------------------------------------------------------------------------------
 
 SAYING = {
     "ALTER TABLE t ADD UNIQUE (text)": '23505 duplicate key value violates unique constraint "t_text_key"',

@@ -134,7 +134,7 @@ def test_a_ledger_that_went_back_is_not_taken_for_a_loss(query, everywhere, stat
         assert query.commit(handle) == [Outcome.UNKNOWN]
 
 
-# --- staged rows that end on some nodes, and memory that ends on one -------------------------------------------------
+# --- staged rows that expire on some nodes, and a node that runs out of memory ---------------------------------------
 
 
 @pytest.fixture

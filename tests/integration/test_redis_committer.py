@@ -67,7 +67,7 @@ def apply_chunks(query: Query, client: Any, handle: Handle, count: int) -> None:
     committer.close()
 
 
-# --- once, whatever is repeated ---------------------------------------------------------------------------------------
+# --- once, no matter what is repeated ---------------------------------------------------------------------------------
 
 
 def test_a_commit_that_stopped_between_chunks_is_finished_by_another_driver(query, client):
@@ -161,7 +161,7 @@ def test_any_reply_of_a_commit_is_lost(query, client, monkeypatch, lost):
     assert sums(client) == [EACH] * KEYS
 
 
-# --- what the server rejects while a batch is applied -----------------------------------------------------------------
+# --- errors of the server while a batch is applied --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -197,7 +197,7 @@ def test_a_right_on_rows_that_goes(new_job, right):
     assert job.is_as_if_never_refused(0, 1, 2)
 
 
-# --- rights that are needed in some places only -----------------------------------------------------------------------
+# --- rights that are needed only in some cases ------------------------------------------------------------------------
 
 
 def test_another_database(server, new_job):

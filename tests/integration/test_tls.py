@@ -338,7 +338,7 @@ def test_a_worker_whose_machine_has_other_files_says_so(server, changed, words):
     assert server.ids() == []
 
 
-# --- PostgreSQL alone -----------------------------------------------------------------------------------------------
+# --- only PostgreSQL ------------------------------------------------------------------------------------------------
 
 
 @needs_postgres

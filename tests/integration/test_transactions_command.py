@@ -242,7 +242,7 @@ def test_a_sweep_that_is_told_aborts_what_older_runs_left(scene):
 def test_without_a_checkpoint_a_sweep_needs_a_reason(scene):
     one = scene.open(NEWEST, "decided or not")
     loss = ("--execute", "--yes", "--accept-loss", "why")
-    assert "Nothing of this query is open here." in run("sweep", "--query", QUERY, "--config", scene.config).stdout
+    assert "This query has nothing open here." in run("sweep", "--query", QUERY, "--config", scene.config).stdout
     refused = run("sweep", "--query", QUERY, "--config", scene.config, *loss)
     assert (refused.exit_code, "names no sinks" in refused.stderr) == (1, True)
     systems = scene.config.read_text()

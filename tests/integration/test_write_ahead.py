@@ -240,7 +240,7 @@ def test_a_batch_that_another_driver_finishes_meanwhile_is_not_called_lost(tmp_p
     assert sorted(target.visible()) == sorted(numbers(0, [0, 1, 2]))
 
 
-# --- files that are not what they were ------------------------------------------------------------------------------
+# --- files that have changed ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", ["a flipped bit", "cut off"])

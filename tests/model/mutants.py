@@ -118,7 +118,7 @@ class AbortsWithV4(Model):
 
 
 class CommitsDamaged(Model):
-    """Commits whatever is open."""
+    """Commits everything that is open."""
 
     sees_damage = False
 

@@ -187,7 +187,7 @@ class FakePath:
         return apply()
 
 
-# --- in place of the product's system calls ---------------------------------------------------------------------------
+# --- instead of the product's system calls ----------------------------------------------------------------------------
 
 
 def _link(source: FakePath, target: FakePath) -> None:

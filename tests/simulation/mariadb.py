@@ -188,7 +188,7 @@ DIALECT = replace(
 )
 
 
-# --- in place of the product's statements -----------------------------------------------------------------------------
+# --- instead of the product's statements ------------------------------------------------------------------------------
 
 
 def _marker(name: TransactionName) -> SqlTransaction:

@@ -1,4 +1,4 @@
-"""What must never happen, whatever the schedule."""
+"""Detects what must never happen in any schedule."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A PostgreSQL server: sessions, prepared transactions, markers, staging tables, and locks on markers.
 
-- A prepared transaction outlives its session and the server. Its marker becomes visible together with its rows.
-- COMMIT PREPARED and ROLLBACK PREPARED return 42704 for a name that does not exist, whatever happened to it.
+- A prepared transaction outlives its session and the server. Its marker becomes visible together with its rows. -
+COMMIT PREPARED and ROLLBACK PREPARED return 42704 for a name that does not exist, no matter what happened to it.
 - Staged rows are a marker and a table, committed by their own session. To publish them, a driver locks the marker, and
   one message moves the rows and ends the transaction.
 - A lock is released with its session. A session that is idle in its transaction for too long is ended.
@@ -236,7 +236,7 @@ class _Rows:
         return self._rows
 
 
-# --- in place of the product's statements -----------------------------------------------------------------------------
+# --- instead of the product's statements ------------------------------------------------------------------------------
 
 
 def _names_if_staged(server: Postgres) -> list[TransactionName]:

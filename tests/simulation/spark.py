@@ -135,7 +135,7 @@ class Cluster:
         log.decides_for(self.checkpoint)
 
     def start_run(self) -> None:
-        """Starts a driver, whatever else is running."""
+        """Starts a driver, regardless of what else is running."""
         number = self.runs
         self.runs += 1
         name, batches = f"run {number}", self.simulation.config.batches
@@ -143,7 +143,7 @@ class Cluster:
         self.drivers.append(self.simulation.start(name, work))
 
     def start_operator(self) -> None:
-        """An operator resolves what the query has left open, whatever else is running."""
+        """An operator resolves the query's open transactions, regardless of what else is running."""
         self.operators += 1
         name = f"operator {self.operators}"
         self.drivers.append(self.simulation.start(name, lambda: self._guarded(run_id(name), self._resolve)))

@@ -174,7 +174,7 @@ def schema() -> Any:
     return SimpleNamespace(fields=[SimpleNamespace(name=name) for name in _COLUMNS[:2]])
 
 
-# --- in place of what needs a JVM -------------------------------------------------------------------------------------
+# --- instead of code that needs a JVM ---------------------------------------------------------------------------------
 
 
 def _repeated(_: object, files: object, rows: Callable[[], Rows]) -> str:

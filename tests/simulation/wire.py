@@ -72,7 +72,7 @@ class Wire:
         raise TypeError("it waits for something that never comes")
 
     async def gather(self, requests: Sequence[tuple[Any, Any]], deadline_s: float) -> list[Any]:
-        """One after the other, in whatever time that takes. A broker without a coordinator lists nothing."""
+        """One after the other, no matter how long that takes. A broker without a coordinator lists nothing."""
         return [self._send(request, node) for request, node in requests]
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
 """Queries of Spark Connect are killed at every phase: each system shows all of a batch or none of it.
 
 Eight queries share one server. Each is held at another point, and then their processes are killed, or the whole server
-is, or their client, or the queries are stopped. The next start commits or undoes whatever is left. Without its client,
-a query continues until another client starts it again.
+is, or their client, or the queries are stopped. The next start commits or undoes everything that is left. Without its
+client, a query continues until another client starts it again.
 """
 
 from __future__ import annotations

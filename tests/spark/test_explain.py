@@ -320,7 +320,7 @@ def test_our_kafka_sink(lines, kafka):
     check(explain(lines, longer, reader="read_committed"), "exactly-once", "refused at start")
 
 
-# --- what is read before it is judged ---------------------------------------------------------------------------------
+# --- reading, before anything is judged -------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -225,7 +225,7 @@ def test_a_path_or_a_table():
             DeltaSink(**settings)
 
 
-# --- the table is another one, or gone -------------------------------------------------------------------------------
+# --- the table was replaced or is gone -------------------------------------------------------------------------------
 
 
 class NamedJob(DeltaJob):
@@ -320,7 +320,7 @@ def test_a_batch_is_not_decided_for_a_table_that_is_gone(job, made_anew, says):
     assert decided.batch == 0
 
 
-# --- what the table asks of rows -------------------------------------------------------------------------------------
+# --- the table's requirements for rows -------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Rows are matched to tables by field name at every depth. What a table would reject is detected before a decision."""
+"""Rows are matched to tables by field name at every depth. Rows that a table rejects are found before a decision."""
 
 from __future__ import annotations
 

@@ -298,7 +298,7 @@ def test_the_example_keeps_a_history(tables, tmp_path):
     assert Counter(found) == Counter(history_of(sent))
 
 
-# --- what becomes of rows ---------------------------------------------------------------------------------------------
+# --- the fate of rows -------------------------------------------------------------------------------------------------
 
 WHOLE = [(1, 11, "x"), (9, 99, "y")]
 CASES: dict[str, tuple[dict[str, Any], list[Row], list[Row]]] = {
@@ -514,7 +514,7 @@ def test_a_query_with_several_rows_of_one_key_stops_undecided(tables, tmp_path):
     assert job.rows() == [(-1, 0, ""), *sorted((id_, number, "x") for id_, number in last.items())]
 
 
-# --- rules of the table for what expressions insert ------------------------------------------------------------------
+# --- rules of the table for inserted expressions ---------------------------------------------------------------------
 
 INSERTS: Mapping[str, Any] = {
     "merge_on": ["id"],

@@ -187,7 +187,7 @@ def test_copies_share_one_client_even_if_a_setting_is_a_function(monkeypatch):
         "bearer.auth.custom.provider.config": {},
     }
     registry = SchemaRegistry(made_of_a_function)
-    # Pickled as Spark pickles it for a worker, where the function is a new object each time.
+    # Pickled in the same way as for a Spark worker, where the function is a new object each time.
     text = cloudpickle.dumps(registry)
     for _ in range(5):
         copy = pickle.loads(text)  # noqa: S301

@@ -1,4 +1,4 @@
-"""What a query leaves behind and counts over ten thousand batches, or over ten thousand failed starts."""
+"""The objects and files that a query accumulates over ten thousand batches, or over ten thousand failed starts."""
 
 from __future__ import annotations
 

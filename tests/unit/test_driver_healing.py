@@ -251,7 +251,7 @@ def test_unknown_outcomes_forbid_healing(world):
 
 
 def test_a_run_that_is_deposed_heals_nothing(world):
-    """What looks like a loss may be that the newer run has moved on past the batch."""
+    """An apparent loss may only mean that the newer run has moved past the batch."""
     decided(world, committed=0)
     newer = world.start()
     work = world.work(0)

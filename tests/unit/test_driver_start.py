@@ -78,7 +78,7 @@ def test_a_copy_that_nothing_has_gone_beyond_goes_on(world):
 
 
 def test_another_driver_that_is_ahead_is_no_old_copy(world, monkeypatch):
-    """What the other driver commits during the start is in the log by the time the log is read again."""
+    """A batch that the other driver commits during the start is in the log by the time the log is read again."""
     world.run(world.start(), 0)
     list_traces = _Committer.list_traces
     monkeypatch.setattr(_Committer, "list_traces", SinkCommitter.list_traces)

@@ -212,7 +212,7 @@ def test_another_applications_transaction_is_an_alarm_once_it_blocks_readers_for
     assert [one.urgent for one in found] == urgent
     for alarm in found:
         assert (
-            "billing-3 (open) has been open for 1 min 1 s: read_committed readers of totals-3 see nothing" in alarm.says
+            "billing-3 (open) has been open for 1 min 1 s: read_committed readers of totals-3 see no rows" in alarm.says
         )
         assert "Let its application end it" in alarm.next_step
         assert alarm.command == "sparkonce transactions describe billing-3 --config s.yaml"

@@ -84,7 +84,7 @@ class Decoding:
             row = module.read(self._value, envelope(version.text), reader, self._options)
             decoded = decoded.when(_has_id(self._value, version), row)
         if self._answer is None:
-            # Fail the query whatever on_error says: this may be a good record whose schema is newer than the plan.
+            # Fail the query for any on_error: this may be a good record whose schema is newer than the plan.
             why = F.concat(self._id_text(), F.lit(f" was not one of {self._subjects} when the query started"))
             restart = (
                 f"If it is registered under {self._subjects} by now, start the query again, which then reads it; "

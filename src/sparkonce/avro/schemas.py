@@ -58,7 +58,7 @@ def read_avsc(path: str | Path) -> str:
 
 
 def schema_text(schema: str | Path | Mapping[str, Any], setting: str) -> str:
-    """Returns a schema as JSON text, from JSON text, the path of an ``.avsc`` file, or parsed JSON."""
+    """Returns a schema as JSON text, given JSON text, the path of an ``.avsc`` file, or parsed JSON."""
     if isinstance(schema, Mapping):
         return json.dumps(dict(schema))
     if isinstance(schema, Path) or str(schema).endswith(".avsc"):

@@ -573,7 +573,7 @@ def _show_listing(found: "Listing", todo: Mapping[str, str], form: OutputFormat)
 
 def _show_plan(to: Any, found: "Sequence[OpenTransaction]", todo: Mapping[str, str]) -> None:
     if not found:
-        to.print("Nothing of this query is open here.")
+        to.print("This query has nothing open here.")
         return
     rows = [
         (one.system, one.found.kind, shown_age(one.found.age_s), todo[one.verdict.value], one.found.name, one.why)

@@ -79,7 +79,7 @@ class ArrowBatches:
         return frames
 
     def release(self, session: SparkSession) -> None:
-        """Restores the byte limit for whatever else the session sends to Python, such as the query's own functions."""
+        """Restores the byte limit for all else that the session sends to Python, such as the query's own functions."""
         if self._is_checked and self._is_ours(session.conf):
             self._put(session.conf, WANTED_BYTES, self._most_records)
 

@@ -58,7 +58,7 @@ class SmallFiles(abc.ABC):
     """The small files of one folder, each read and written as a whole.
 
     A path is relative to the folder, with ``/`` as the separator. Missing folders are created by a put. Every call has
-    a deadline, and may be made by several threads at once.
+    a deadline, and may be made by several threads at the same time.
 
     Every method raises OSError if the store cannot be reached or rejects the request. A missing file is not an error.
     """

@@ -357,7 +357,7 @@ class AbortChecks(SinkHooks):
 class SweepChecks(SinkHooks):
     """Checks that a sweep finds everything that a run left open, and nothing of others."""
 
-    # --- what a dead writer leaves ----------------------------------------------------------------------------------
+    # --- remains of dead writers ------------------------------------------------------------------------------------
 
     def test_a_sweep_finds_what_a_dead_writer_left(self) -> None:
         """Finds a prepared transaction whose handle is lost."""

@@ -235,7 +235,7 @@ class Scene:
         self._writers.clear()
 
     def close(self) -> None:
-        """Closes whatever the check opened."""
+        """Closes everything that the check opened."""
         for committer in self._committers:
             committer.close()
 

@@ -210,7 +210,7 @@ def _blocking(state: PageState) -> Iterator[Alarm]:
             title=f"{system.name}: another application's transaction blocks readers",
             says=(
                 f"{one.name} ({one.kind}) has been open for {shown_time(one.age_s)}: read_committed readers of "
-                f"{blocked[0]}{more} see nothing after its first row.{ends}"
+                f"{blocked[0]}{more} see no rows after its first one.{ends}"
             ),
             next_step=next_step_of(one.kind, LogVerdict.FOREIGN, one.name),
             command=_transactions("describe", state, None, one.name),

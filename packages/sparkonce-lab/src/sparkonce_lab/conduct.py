@@ -26,7 +26,7 @@ _CHECK_EVERY_S = 0.5
 _SAMPLE_S = 5.0
 _BACK_OFF_S = (0.5, 1.0, 2.0, 5.0)
 _ARMED_S = 20.0
-"""The longest wait for a phase, in seconds. After that, the fault is injected in whatever phase the driver is."""
+"""The longest wait for a phase, in seconds. After that, the fault is injected in the driver's current phase."""
 _OF_THE_FIRST_BATCH = frozenset(phase.name for phase in FIRST_BATCH)
 
 

@@ -289,7 +289,7 @@ def run_batches(
         try:
             exactly_once(rows.withColumn("batch", F.lit(batch).cast("bigint")), batch)
         except Exception as error:
-            # Report the original error here, because Spark wraps the error in one of its own.
+            # Report the original error here, because Spark wraps it in another error.
             if not stopping.is_set():
                 tell("stop", error=type(error).__name__, message=str(error)[:2000])
             raise

@@ -338,7 +338,7 @@ class _Compactor:
     def _is_due(self, at_ms: int) -> bool:
         return self._wanted.delete_after_s == 0 or at_ms <= self._due_before_ms
 
-    # --- what killed and slower compactions have left ---------------------------------------------------------------
+    # --- files that killed and slower compactions left behind -------------------------------------------------------
 
     def _is_ours(self, name: TransactionName | None) -> bool:
         return name is not None and (name.prefix, name.query) == (_OWN + self._base.prefix, self._base.query)

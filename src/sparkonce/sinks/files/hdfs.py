@@ -306,7 +306,7 @@ def prepare_error(error: BaseException, path: str) -> PrepareError:
     later = of_error(error, path).outcome is Outcome.RETRY and not isinstance(error, _OF_ONE_FILE)
     return (OutageError if later else PrepareError)(
         f"{path} could not be written: {first_line(error)}",
-        next_step="Check whether the cluster runs and has room; nothing of the batch became visible.",
+        next_step="Check whether the cluster runs and has room; none of the batch became visible.",
         path=path,
     )
 

@@ -407,6 +407,6 @@ def preparing(path: object) -> Iterator[None]:
     except OSError as error:
         raise (OutageError if may_pass(error) else PrepareError)(
             f"{path} could not be written: {error.strerror or error}.",
-            next_step=f"{_STEPS.get(error.errno or 0, _LOOK)}; nothing of the batch became visible.",
+            next_step=f"{_STEPS.get(error.errno or 0, _LOOK)}; none of the batch became visible.",
             path=str(path),
         ) from error

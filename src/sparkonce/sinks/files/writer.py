@@ -128,7 +128,7 @@ class FilesWriter(SinkWriter):
         if doubt := self._store.doubt(self._folder):
             raise (OutageError if doubt.outcome is Outcome.RETRY else PrepareError)(
                 f"The driver may not find the files here: {doubt.reason}",
-                next_step="Let every host see the same folder at the sink's path; nothing of the batch became visible.",
+                next_step="Let every host see the same folder at the sink's path; none of the batch became visible.",
             )
         if not self._hold_back:
             self._publish(files)

@@ -172,8 +172,8 @@ class KafkaMonitor(Monitor):
         name = "whose id this user may not see" if one.view is None else repr(one.view.transaction.transactional_id)
         more = f", nor of {len(group) - 1} more partitions" if len(group) > 1 else ""
         blocked = (
-            f"read_committed readers see nothing of topic={self._topic!r} partition={one.partition[1]} from offset "
-            f"{one.offset} on{more}, this query's rows included"
+            f"read_committed readers see no rows of topic={self._topic!r} partition={one.partition[1]} from offset "
+            f"{one.offset} on{more}, including this query's rows"
         )
         if one.is_over and one.view is not None:
             log.warning(

@@ -128,7 +128,7 @@ class Reports:
         self.identity = self.identity or (producer_id, epoch)
 
     def on_error(self, error: KafkaError) -> None:
-        """Records an error of the whole client, unless it has no cause of its own and follows a rejected login."""
+        """Records an error of the whole client, unless it follows a rejected login and has no separate cause."""
         if not self.barred or error.code() != KafkaError._ALL_BROKERS_DOWN:
             self.last_error, self.barred = one_line(error.str()), error.code() in _NOT_ALLOWED
 

@@ -148,7 +148,7 @@ def write_error(error: SparkonceError) -> None:
 class Stopping:
     """Stops queries when a signal arrives, in a separate thread, because the main thread may be inside a Spark call.
 
-    A handler interrupts whatever the main thread is doing, possibly a request to the JVM. So the handler must not call
+    A handler interrupts the main thread at any point, possibly in a request to the JVM. So the handler must not call
     Spark, and only passes the signal to the thread.
     """
 
@@ -204,7 +204,7 @@ class Stopping:
         sys.stderr.write(
             f"{signal.Signals(number).name}: stopping {', '.join(_name(query) for query in queries) or 'no query'}. "
             "A batch that is decided is committed first, or by the next start; one that is not is undone. "
-            "A second signal ends the process at once, and loses nothing.\n"
+            "A second signal ends the process immediately; nothing is lost.\n"
         )
         stop(queries)
 

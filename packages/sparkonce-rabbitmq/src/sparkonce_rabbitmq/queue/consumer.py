@@ -183,7 +183,7 @@ class QueueConsumer:
         logger.warning("Queue %r: %s. Trying again.", self._settings.queue, said(error))
         return None
 
-    # --- on its event loop, where nothing may be raised ---------------------------------------------------------------
+    # --- on its event loop, which must not raise errors ---------------------------------------------------------------
 
     def _opened(self, channel: Any) -> None:
         settings, self._channel = self._settings, channel

@@ -345,7 +345,7 @@ _IDLE_S = 3
 
 _KEY = re.compile(r"for key '(?:[^']*\.)?([^']+)'")
 _PARENT = re.compile(r"REFERENCES (?:`[^`]+`\.)?`((?:[^`]|``)+)`")
-_STAGE_LOST = "Neither the staging table nor the marker of its merge is there: nothing of it is visible."
+_STAGE_LOST = "Neither the staging table nor the marker of its merge is there: none of its rows are visible."
 _UNREADABLE = Finished(
     outcome=Outcome.UNKNOWN,
     reason="The staging table is there, and its comment, which says where the rows go, was changed: restore it.",

@@ -46,7 +46,7 @@ _FULL = re.compile(r"rr(?:or|code|no):? 28\b|No space left|Disk full|Disk quota 
 _NOTHING_LOST = "Nothing is lost."
 _GRANT = "Grant the right."
 _NOT_APPLIED = (
-    "The whole merge was rolled back, and the table shows nothing of it; other sinks of the query may show their rows."
+    "The whole merge was rolled back, and none of its rows are visible; other sinks of the query may show theirs."
 )
 _UPDATE = "UPDATE one in its staging table, of whose rows none may be missing."
 _PUT_RIGHT = f"Correct what refuses the row, or {_UPDATE}"
