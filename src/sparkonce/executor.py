@@ -154,7 +154,7 @@ class _Part:
             ) from error
 
     def _offer(self, batch: pa.RecordBatch, rows: pa.RecordBatch) -> Refused:
-        """Writes the rows that the system accepts, and returns the rest."""
+        """Writes the rows that the system accepts, and returns the others."""
         if not self.takes.mark:
             return self._open().offer(rows)
         marks = batch.column(self.takes.mark)

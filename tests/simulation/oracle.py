@@ -21,10 +21,10 @@ Key = tuple[object, ...]
 """A transaction: its sink, and its name in the system."""
 
 Place = tuple[int, int, str]
-"""Batch, row, sink. A slot has the row with its number, unless `Config.spreads`."""
+"""The batch, the row and the sink. A slot has the row with the slot's number, unless `Config.spreads` is set."""
 
 Rows = tuple[int, int, str, int]
-"""Batch, slot, sink, and the number of the slot's two parts."""
+"""The batch, the slot, the sink, and which of the slot's two parts it is."""
 
 
 class Violation(str, Enum):

@@ -247,7 +247,7 @@ def check_servers(
 def _finished(view: LogView, batch: int, sink: str, accepted: int) -> list[Decision]:
     """Lists the finished batches with rows in a sink that were written with its current facts, oldest first.
 
-    A transaction that was written with other facts may be missing only because the prefix or target has changed.
+    A transaction that was written with different facts may only seem missing because the prefix or target has changed.
     """
     facts = [dict(run.sinks).get(sink) for run in view.runs]
     changed = max((index for index, one in enumerate(facts) if one != facts[-1]), default=-1)

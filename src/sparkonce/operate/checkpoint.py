@@ -1,4 +1,4 @@
-"""Reads a query's state from its checkpoint alone: its log, and whether its next start would be accepted."""
+"""Reads a query's state from its checkpoint alone: its log, and whether its next start would succeed."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class CheckpointStatus:
         newest: The newest batch; None if there is none.
         next_start: The first action of the next start.
         says: The first action of the next start, as a sentence.
-        next_step: The operator's next step, if the next start would be refused.
+        next_step: The operator's next step, if the next start would fail.
     """
 
     location: str
@@ -202,7 +202,7 @@ def read_checkpoint(files: CheckpointFiles, *, moved: bool = False) -> Checkpoin
 
 
 def check_checkpoint(files: CheckpointFiles, *, moved: bool = False) -> Sequence[Check]:
-    """Checks whether a start on this checkpoint would be accepted, for example before an old copy is restored.
+    """Checks whether a start on this checkpoint would succeed, for example before an old copy is restored.
 
     Returns the checks in order. Each check depends on the previous ones, so the first check that fails is the last.
 

@@ -122,7 +122,7 @@ def list_open(systems: Sequence[NamedSystem], files: CheckpointFiles | None = No
 def list_blocking(
     systems: Sequence[NamedSystem], targets: Collection[Target], files: CheckpointFiles | None = None
 ) -> Listing:
-    """Lists every open transaction with rows in the given Kafka topics, whoever owns it.
+    """Lists every open transaction of any application with rows in the given Kafka topics.
 
     Raises the same errors as `list_open`, and ConfigurationError if all Kafka systems respond and none has one of the
     topics.

@@ -1,6 +1,6 @@
 """Handles, which let any process finish one slot's writes to one sink, and the outcomes of finishing them.
 
-An outcome is never a bool, because unknown is not the same as failed.
+An outcome is never a bool, because an unknown outcome is not a failure.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Outcome(str, Enum):
     DAMAGED = "damaged"
     """The transaction is still open, but the server has deleted some of its rows. A commit would publish the rest."""
     UNKNOWN = "unknown"
-    """The server's answer is inconclusive. Nothing may be destroyed: no abort, no delete, no healing."""
+    """The server's answer is inconclusive. Nothing may be aborted, deleted or healed."""
 
 
 COMMITTED = frozenset({Outcome.COMMITTED, Outcome.ALREADY_COMMITTED})

@@ -142,7 +142,7 @@ class LanePool:
 
     A lane that carried a transaction of batch N may be initialized again starting with batch N + 2. By then, batch N +
     1 is decided. A late driver that still tries to commit batch N, and finds the producer fenced, sees in the log that
-    the query has moved past batch N. So it does not mistake the fencing for a loss.
+    the query has moved past batch N, and does not mistake the fencing for a loss.
 
     The lane of the process's newest transaction is not reused, however many batches without rows follow, because the
     server's record of that transaction reveals an old copy of the log.

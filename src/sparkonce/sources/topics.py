@@ -488,7 +488,7 @@ class SourceTopics:
                     f"{before}. The checkpoint's offsets are those of the old topic. Reading on from there would skip "
                     "the first records of the new one."
                 )
-            if ids.is_whole and len(now) > len(before):  # a first id, or one of another cluster's topic
+            if ids.is_whole and len(now) > len(before):  # the first id, or that of another cluster's topic
                 self._known[name] = now
         return ""
 

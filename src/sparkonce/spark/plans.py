@@ -45,7 +45,7 @@ def reads_plainly(plan: Any) -> bool:
     Such rows cost a task little. The rows of other plans, with user functions, state or joins, may cost more.
     """
     operators = list(nodes(plan))
-    # including those of subqueries, which Spark turns into joins
+    # includes the plans of subqueries, which Spark turns into joins
     leaves = [node for node in operators if is_leaf(node)]
     return (
         {class_name(node) for node in operators if not is_leaf(node)} <= _PLAIN

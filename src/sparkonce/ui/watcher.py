@@ -341,7 +341,7 @@ class WatchedSystem(Poller):
             self._judged[query] = (waits.answered_ms, judged)
 
     def _blockers(self) -> list[tuple[KafkaOrphan, Sequence[HeldPartition]]]:
-        """Lists the open transactions in the topics of the page's queries, whoever owns them."""
+        """Lists the open transactions of all applications in the topics of the page's queries."""
         views = [one.view for one in self._checkpoints if one.view is not None]
         targets = set[Target]().union(*map(targets_of, views))
         if self._system.kind is not SystemKind.KAFKA or not targets:

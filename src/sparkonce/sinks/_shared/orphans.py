@@ -23,7 +23,7 @@ AnOrphan = TypeVar("AnOrphan", bound="Orphan")
 class Orphan:
     """An open transaction, session or table. Only the query's log shows whether it is an orphan or a batch in progress.
 
-    A number that the server does not show is -1.
+    Numbers that the server does not report are -1.
 
     Attributes:
         kind: The kind of object, in the sink's terms.

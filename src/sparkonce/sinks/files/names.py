@@ -1,4 +1,4 @@
-"""File names: where a transaction's file is published, what is hidden from readers, and partition folders.
+"""File names: published names, names that are hidden from readers, and partition folders.
 
 Partition folders are named as in Hive and Spark: ``a=1/b=x``.
 """

@@ -82,7 +82,7 @@ class RenamingStore(FileStore):
     def _matches(self, path: Any, fields: Fields) -> bool:
         """Returns True if a file has its size and its checksum."""
 
-    def _is_own(self, held: Any, final: Any, fields: Fields) -> bool:  # noqa: ARG002 - where a file has one name
+    def _is_own(self, held: Any, final: Any, fields: Fields) -> bool:  # noqa: ARG002 - for files with two names
         """Returns True if the file that has the final name is the staged one."""
         return False
 

@@ -199,7 +199,7 @@ class Receiver:
         return tag
 
     def poll(self) -> None:
-        """Learns which batches Spark has finished by now, and deletes segments that nobody reads again.
+        """Looks up which batches Spark has finished, and deletes segments that will not be read again.
 
         Raises:
             SupersededError: If another receiver has taken the queue over.
@@ -225,8 +225,7 @@ class Receiver:
 
         The batch has at most ``most_rows`` rows, but at least one segment with rows.
 
-        Raises:
-            SupersededError: If another query has finished that batch in the meantime and deleted its segments.
+        Raises: SupersededError: If another query has since finished that batch and deleted its segments.
         """
         with self._lock:
             if begin < self._next and begin not in self._rows:

@@ -4,7 +4,7 @@ The stream's leader remembers the highest publishing id of each publisher, and d
 row is therefore in the stream once, no matter how often it is published, provided that **ids are accepted without
 gaps**. There are no gaps because each process that publishes a group of rows first queries the highest id, continues
 directly after it, and sends one frame at a time. Concurrent processes leave no gaps either: each process sends a row
-only after the leader has confirmed all previous rows to it, whichever process had published them.
+only after the leader has confirmed all previous rows to it, no matter which process published them.
 
 All processes compute the same ids. An id consists of the batch's number plus one, the number of the group of slots that
 were committed together, and the row's position in that group, so ids increase in publishing order.

@@ -37,7 +37,7 @@ OPTION = "source"
 _BRIEF_S = 2.0
 """The driver's longest wait for a server that has responded before, in seconds.
 
-After that, the driver tries again at Spark's next call, so that the query can be stopped in the meantime.
+After that, the driver tries again at Spark's next call, so that the query can be stopped between the attempts.
 """
 
 _TASK_PATIENCE_S = 30.0
