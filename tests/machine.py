@@ -1,7 +1,7 @@
 """Installs what the tests start: servers, a browser, libfaketime and Java. It uses apt and Go where it can.
 
-``dev.py`` runs it while it creates the environment, so it may only import the standard library and modules of ours that
-do the same.
+``dev.py`` runs it while it creates the environment, so it may only import the standard library and those of our modules
+that do the same.
 """
 
 from __future__ import annotations

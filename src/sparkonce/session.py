@@ -1,4 +1,4 @@
-"""Tools for authors of sources and sinks that use the driver's Spark session: checks, checkpoints, staged rows.
+"""Tools for authors of sources and sinks that use the driver's Spark session: for checks, checkpoints, and staged rows.
 
 - `check_session`, `require_class`: reject an invalid session, or one that lacks a class's jar
 - `driver_session`: the session of this process, for a sink that writes with it

@@ -235,7 +235,7 @@ def test_a_partitions_folder_that_somebody_deletes_is_not_a_loss(tmp_path, monke
 
 
 def test_a_bare_mount_point_that_was_written_to_once_is_not_a_loss(tmp_path):
-    """The query once started without the disk, so the folder below the mount point is also one of ours."""
+    """The query once started without the disk, so the folder below the mount point also belongs to sparkonce."""
     root, disk, bare = tmp_path / "out", tmp_path / "disk", tmp_path / "bare"
     FilesSink(root).preflight(QUERY, None)
     root.rename(bare)

@@ -262,7 +262,7 @@ def test_a_table_of_markers_that_is_gone_is_not_made_again(postgres):
 def test_a_server_that_was_upgraded_goes_on_as_the_one_that_it_was(postgres):
     """pg_upgrade changes the system_identifier.
 
-    The refusal says what to run, which has no effect in a copy elsewhere.
+    The error contains the statement to run, which has no effect in a copy elsewhere.
     """
     given = new_sink(postgres)
     facts = {**given.preflight(QUERY, None), "system": "7"}

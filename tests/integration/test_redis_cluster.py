@@ -89,7 +89,7 @@ def test_rows_that_are_sent_before_the_end_are_part_of_it(query, everywhere, mon
 
 @pytest.mark.parametrize("prepared", [True, False])
 def test_rows_of_an_abort_that_was_cut_off_are_deleted_by_the_next_sweep(query, everywhere, monkeypatch, prepared):
-    """The ledger says that it is aborted, but the process that recorded this could no longer delete the rows."""
+    """According to the ledger, it is aborted, but the process that recorded this could not delete the rows anymore."""
     monkeypatch.setattr(writing, "BUFFER_BYTES", 0)
     if prepared:
         query.prepare(rows())
@@ -152,7 +152,7 @@ def home_of(handle: Handle) -> int:
 
 
 def await_age(everywhere: Everywhere, query: Query, handle: Handle, age_ms: int) -> None:
-    """Waits until the ledger's node says that the transaction was prepared this long ago."""
+    """Waits until the ledger's node reports that the transaction was prepared this long ago."""
     prepared = entry_of(query, everywhere, handle).prepared_ms
     home = everywhere.clients[home_of(handle)]
 

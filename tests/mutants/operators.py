@@ -69,7 +69,7 @@ def module_of(file: str) -> str:
 
 
 def sites(tree: ast.Module) -> dict[str, Site]:
-    """Lists the faults that can be made in a module by the last parts of their names."""
+    """Maps the last parts of faults' names to the faults that can be injected into a module."""
     found: dict[str, Site] = {}
     numbers: Counter[tuple[str, str]] = Counter()
 

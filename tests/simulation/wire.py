@@ -109,7 +109,7 @@ _CODES: dict[int, Reply] = {}
 
 
 def says(code: int | None) -> Reply:
-    """A response of which only the code is read."""
+    """A response whose code is the only part that is read."""
     if code is None:
         raise TypeError("a broker that answers gives a code")
     found = _CODES.get(code)

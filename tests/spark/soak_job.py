@@ -2,7 +2,8 @@
 
 CONFIG is JSON: ``spark`` is a `spark.pipeline.Config` for the session, ``topic``, ``conninfo`` and ``files`` are the
 targets, and ``measure`` lists the batches after which the query measures itself; it ends after the last. Spark itself
-is configured to keep little about finished batches, jobs and tasks, so that any growth is ours.
+is configured to keep little information about finished batches, jobs and tasks, so that any growth comes from
+sparkonce.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class Token:
 
 
 def short_query(query_id: str) -> str:
-    """Returns the first 12 hexadecimal digits of a query's UUID, enough to tell apart queries that share a prefix."""
+    """Returns the first 12 hexadecimal digits of a query's UUID, enough to distinguish queries that share a prefix."""
     return query_id.replace("-", "").lower()[:12]
 
 

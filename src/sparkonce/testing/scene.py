@@ -29,7 +29,7 @@ _SHOWS_WITHIN_S = 2.0
 def require(holds: bool, sentence: str) -> None:
     """Fails the check with an AssertionError if a condition does not hold.
 
-    The sentence says what the sink must do and what it did.
+    The sentence describes what the sink must do and what it did.
     """
     if not holds:
         raise AssertionError(sentence)

@@ -43,7 +43,7 @@ def why_not_decide(nodes: Nodes) -> str:
 
 
 class Preflight:
-    """The checks of one start. At least ``wait_replicas`` replicas must take part."""
+    """Runs the checks of a start. At least ``wait_replicas`` replicas must take part."""
 
     def __init__(self, nodes: Nodes, guarantee: Guarantee, prefix: str, wait_replicas: int) -> None:
         self._nodes = nodes
