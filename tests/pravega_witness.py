@@ -127,7 +127,7 @@ class PravegaWitness:
 
 
 class InOwnSession(PravegaSink):
-    """The sink with a session of its own, started when a run first accesses Pravega."""
+    """The sink with a separate session, started when a run first accesses Pravega."""
 
     jars: tuple[str, ...] = ()
     jvm_flags = ""

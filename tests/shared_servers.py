@@ -123,7 +123,7 @@ def redis_cluster() -> RedisCluster:
 
 @cache
 def rabbit_server() -> RabbitServer:
-    """Starts a server for tests that create streams and queues of their own. Mark these tests with `USES_RABBIT`.
+    """Starts a server for tests that create their own streams and queues. Mark these tests with `USES_RABBIT`.
 
     Its users are ``guest``, ``reader`` and ``writer``, who may only read or only write. Only ``guest`` can access the
     virtual host ``other``.

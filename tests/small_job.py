@@ -47,7 +47,7 @@ class Killed(BaseException):
 
 
 class SmallJob:
-    """A query with a checkpoint folder of its own.
+    """A query with its own checkpoint folder.
 
     Args:
         checkpoint: The folder.

@@ -37,7 +37,7 @@ class TestIdempotent(TestTransactional):
 
 
 class TestNeither(TestTransactional):
-    """Even a target with neither property is exactly-once, as long as nothing interrupts it."""
+    """Even a target that neither stores tokens nor upserts is exactly-once, as long as nothing interrupts it."""
 
     target = AppendingTarget
     options = {"applies": Applies.NEITHER}  # noqa: RUF012

@@ -1,6 +1,6 @@
 """Targets for the write-ahead sink: a database that stores the token, a keyed table, and an append-only list.
 
-Each target counts its calls in a file of its own, so that calls from other processes are counted too.
+Each target counts its calls in a separate file, so that calls from other processes are counted too.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ pytestmark = pytest.mark.kafka
 
 
 class KafkaJob(SmallJob):
-    """A query into a topic of its own. The test may change `topic`, `settings` and `sink` between two runs.
+    """A query into its own topic. The test may change `topic`, `settings` and `sink` between two runs.
 
     Attributes:
         sink: The sink's arguments.
@@ -327,7 +327,7 @@ SLOTS = 3
 
 
 class ShortLivedJob(KafkaJob):
-    """A query of three slots, each of which writes four rows to a partition of its own."""
+    """A query of three slots, each of which writes four rows to a separate partition."""
 
     def __init__(self, witness: Witness, folder: Path, **config: str) -> None:
         super().__init__(witness, folder, self._four_rows, topic=witness.create_topic(SLOTS, **config), slots=SLOTS)

@@ -72,7 +72,7 @@ def taken_away(job: SmallJob, phase: Phase, take: Callable[[], None], give: Call
 
 
 def least(postgres: PostgresSystem, mode: str) -> Callable[[], PostgresSink]:
-    """The markers have a schema of their own, so the CREATE privilege is limited to them."""
+    """The markers have a separate schema, so the CREATE privilege is limited to them."""
     postgres.ask("CREATE ROLE least LOGIN; CREATE SCHEMA markers")
     postgres.ask("REVOKE ALL ON SCHEMA public FROM PUBLIC; GRANT USAGE ON SCHEMA public TO least")
     postgres.ask("CREATE TABLE t (id bigint PRIMARY KEY, text text)")

@@ -8,7 +8,7 @@ shared state. What a party does between two accesses is invisible to others, so 
 
 What may happen without limit: a run starts at any moment, even while others are running; a driver, or a single task,
 pauses for any length of time, even forever. Pausing forever is a crash: a world is judged as if every driver had
-crashed just then (`Model.stranded`), so crashes need no moves of their own and do not count as faults.
+crashed just then (`Model.stranded`), so crashes need no separate moves and do not count as faults.
 
 What may happen as often as the configuration has faults: see `Fault`.
 

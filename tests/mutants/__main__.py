@@ -248,7 +248,7 @@ def say(text: str) -> None:
 
 
 def caught_by_own(tests: Sequence[str]) -> dict[tuple[str, str], str]:
-    """Finds the tests that pass because they catch a mutant of their own harness."""
+    """Finds the tests that pass because they detect a mutant of their harness."""
     found = {}
     for source, (file, name) in OWN.items():
         for test in tests:

@@ -1,4 +1,4 @@
-"""What models of servers promise, as lists of requests to which models and real servers must respond alike."""
+"""Lists of requests to which a server's model and the real server must respond alike."""
 
 from __future__ import annotations
 

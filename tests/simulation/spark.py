@@ -477,7 +477,7 @@ class Stage:
         self.attempts: list[Any] = []
 
     def _spread(self) -> tuple[tuple[int, ...], ...]:
-        """Returns which of the batch's rows each slot has: one of its own, unless the plan's result differs."""
+        """Returns which of the batch's rows each slot has: its own row, unless the plan's result differs."""
         simulation = self.cluster.simulation
         rows = tuple(range(simulation.config.slots))
         one_each = tuple((row,) for row in rows)

@@ -111,7 +111,7 @@ def stream(spark, kafka, tmp_path) -> Stream:
 
 @pytest.fixture
 def own_session(spark) -> Iterator[SparkSession]:
-    """A session of the test's own, whose settings it may change."""
+    """A separate session, whose settings the test may change."""
     from spark.in_process import new_session
 
     with new_session(spark) as made:

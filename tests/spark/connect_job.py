@@ -1,7 +1,7 @@
 """A client of Spark Connect that starts the queries under test: ``python -m spark.connect_job URL CONFIG…``.
 
-Each query has a session of its own. Reports to the test's gate come from the queries' processes on the server. A line
-on standard input stops all of them.
+Each query has a separate session. Reports to the test's gate come from the queries' processes on the server. A line on
+standard input stops all of them.
 """
 
 from __future__ import annotations

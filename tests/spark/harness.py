@@ -61,7 +61,7 @@ def path_of_tests() -> dict[str, str]:
 
 
 class Run(Child):
-    """One start of the driver of one or more queries, in a process session of its own."""
+    """One start of the driver of one or more queries, in a separate process session."""
 
     def __init__(self, configs: Sequence[Config], log: Path, env: Mapping[str, str] | None = None) -> None:
         own, temporary = {**(env or {}), **path_of_tests()}, Path(configs[0].temporary)
@@ -387,7 +387,7 @@ def start_held(
 ) -> Run:
     """Starts the jobs in one process, and waits until each of them is held. Fails if a job ends before that.
 
-    Each query that is held within a task has a core of its own. The others share ``cores``, since each core is a worker
+    Each query that is held within a task has a separate core. The others share ``cores``, since each core is a worker
     that takes time to start.
     """
     master = f"local[{cores + sum(point in WITHIN_TASKS for point in points)}]"

@@ -54,7 +54,7 @@ def travelling(*modules: ModuleType) -> Iterator[None]:
 
 @contextmanager
 def new_session(spark: SparkSession) -> Iterator[SparkSession]:
-    """A session with settings of its own. Afterwards, the previous session is active again.
+    """A session with separate settings. Afterward, the previous session is active again.
 
     PySpark's `createDataFrame` activates its session, and Spark looks there for formats.
     """

@@ -1,4 +1,4 @@
-"""The query under test, in a process of its own. It reads from Kafka or files and writes to the targets.
+"""The query under test, in a separate process. It reads from Kafka or files and writes to the targets.
 
 ``python -m spark.pipeline CONFIG…``, where CONFIG is the JSON of a `Config`. The query arrives at the test's gate
 before each phase of each batch and when it has ended. It ends on its own when its whole source has been written.

@@ -451,7 +451,7 @@ def test_a_missing_module_is_told(spark, monkeypatch):
 
 @pytest.mark.slow
 def test_with_avros_limits_a_length_that_no_record_has_is_a_dead_letter(tmp_path):
-    """The length could crash a Spark session, so this one is in a process of its own."""
+    """The length could crash a Spark session, so this one is in a separate process."""
     program = """
 import json, logging, sys
 from pyspark.sql import SparkSession

@@ -1,7 +1,7 @@
 """A machine loses power, and the next start finds exactly what its disk contained at that moment.
 
-The checkpoint and the target are on an ext4 file system of their own. Its image is copied in a certain phase, as it is
-on the device, so unsynced data in the kernel's memory is lost. The copy then replaces the disk, and the query is
+The checkpoint and the target are on a separate ext4 file system. Its image is copied in a certain phase, as it is on
+the device, so unsynced data in the kernel's memory is lost. The copy then replaces the disk, and the query is
 restarted.
 """
 
@@ -38,7 +38,7 @@ STATE = "org.apache.spark.sql.execution.streaming.state"
 
 
 class Disk:
-    """A folder on an ext4 file system of its own, in an image file."""
+    """A folder on a separate ext4 file system, in an image file."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self._image, self._copy = folder / "disk", folder / "image", folder / "copy"

@@ -34,7 +34,7 @@ STARTED = (
     "README.md",
     *(f"docs/{name}.md" for name in ("from-spark", "files", "formats", "quickstart", "whole-job", "backfill")),
 )
-"""Pages whose queries and jobs are started. The quick start and the formats page have tests of their own."""
+"""Pages whose queries and jobs are started. The quick start and the formats page have separate tests."""
 
 ASKS = ("docs/rabbitmq.md", "docs/connect.md")
 """Pages whose sources or sessions connect to their server when they are created."""

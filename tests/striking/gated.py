@@ -1,6 +1,6 @@
 """A sink with a gate: its writers and its committer report where they are, and can be held there.
 
-The sink has a module of its own, since Spark pickles it to its workers by reference.
+The sink has a separate module, since Spark pickles it to its workers by reference.
 """
 
 from __future__ import annotations

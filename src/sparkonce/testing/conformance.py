@@ -37,7 +37,7 @@ __all__ = ["SinkConformance"]
 
 
 class CommitChecks(SinkHooks):
-    """Checks that readers see nothing before a commit, and exactly the committed rows after it, even if repeated."""
+    """Checks that readers see no rows before a commit, and exactly the committed rows after it, even if repeated."""
 
     # --- what a reader sees -----------------------------------------------------------------------------------------
 

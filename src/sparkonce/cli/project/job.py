@@ -30,7 +30,7 @@ for number in range(1000):
     producer.produce("orders", json.dumps(order))
 producer.flush()
 
-# %% The job: adds whatever has arrived since the last run to the totals.
+# %% The job: adds everything that has arrived since the last run to the totals.
 spark = (
     SparkSession.builder.config("spark.jars.packages", spark_packages())  # in case Spark starts here
     .config("spark.sql.shuffle.partitions", 2)  # transactions per batch; Spark's default is 200

@@ -345,7 +345,7 @@ class KafkaWriter(SinkWriter):
         )
 
     def _await_refusal(self, pooled: PooledProducer) -> None:
-        """Raises an error if the brokers have rejected rows. librdkafka stops accepting rows before it reports that."""
+        """Raises an error if the brokers have rejected rows. librdkafka stops accepting rows before it reports this."""
         deadline = time.monotonic() + _GRACE_S
         while len(pooled.producer) and not pooled.reports.refused and time.monotonic() < deadline:
             pooled.poll(0.1)

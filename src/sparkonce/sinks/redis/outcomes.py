@@ -1,4 +1,4 @@
-"""Maps Redis's errors, and the ledger's states at a commit, to an outcome and a sentence. Unlisted ones are UNKNOWN.
+"""Maps Redis's errors, and the ledger's states at a commit, to an outcome and a sentence. Others are UNKNOWN.
 
 LOST is certain because Redis logs all writes in one order. A crash (with ``appendfsync everysec``), a failover to a
 replica or a restored backup loses the end of that log, never something in the middle. If a transaction on a single

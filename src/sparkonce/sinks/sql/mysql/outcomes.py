@@ -1,4 +1,4 @@
-"""Maps the server's errors when finishing a transaction to an outcome and a sentence. An unlisted one is UNKNOWN.
+"""Maps the server's errors when finishing a transaction to an outcome and a sentence. Unlisted errors are UNKNOWN.
 
 The table never returns LOST, which takes three observations: the server is the one that prepared the transaction; ``XA
 RECOVER`` does not list it (or its staging table does not exist); and its marker, read after that, is missing. XAER_NOTA

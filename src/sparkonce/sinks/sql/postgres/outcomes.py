@@ -1,4 +1,4 @@
-"""Maps PostgreSQL's errors (SQLSTATE) to an outcome and a sentence. An unlisted one is UNKNOWN.
+"""Maps PostgreSQL's errors (SQLSTATE) to an outcome and a sentence. Unlisted errors are UNKNOWN.
 
 The codes are those of the manual's appendix "PostgreSQL Error Codes". A class of two characters stands for all of its
 codes that are not listed. An error without a code means that a connection was lost or never established.
